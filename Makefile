@@ -1,0 +1,19 @@
+PYTHON ?= .venv/bin/python
+
+.PHONY: check format test slow
+
+check: ## what CI runs: format, lint, types, tests
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m pyright
+	$(PYTHON) -m pytest
+
+format:
+	$(PYTHON) -m ruff format .
+	$(PYTHON) -m ruff check --fix .
+
+test:
+	$(PYTHON) -m pytest
+
+slow: ## every test, the long ones too
+	$(PYTHON) -m pytest -m ''

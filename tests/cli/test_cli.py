@@ -1,0 +1,282 @@
+"""The command line as a user meets it: in a process of its own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import TINY, document, make_folder, picture, run_command
+from vitreous.cli.main import VERBS, split_settings
+from vitreous.recipes.train import train
+
+HEAVY = {"torch", "torchvision", "sklearn", "matplotlib", "torchmetrics", "pydantic", "rich", "numpy"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder of photographs and a run trained on it."""
+    home = tmp_path_factory.mktemp("trained")
+    photos = make_folder(home / "photos", {"train": 12, "val": 4, "test": 6}, size=(24, 16))
+    train(str(photos), out=str(home / "run"), workers=0, **{**TINY, "epochs": 20, "mixup": 0.0, "lr": 2e-3, "save_every": 20})
+    return photos, home / "run"
+
+
+HELP = """
+import sys
+sys.argv = ["vitreous", *{words}, "--help"]
+from vitreous.cli.main import main
+try:
+    main()
+except SystemExit as end:
+    print("CODE", end.code, sorted(set(sys.modules) & {heavy}))
+"""
+
+
+@pytest.mark.parametrize("words", [[], *[[verb] for verb in VERBS]])
+def test_help_is_quick_and_imports_nothing_heavy(words):
+    code = HELP.format(words=words, heavy=HEAVY)
+    started = time.perf_counter()
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.rstrip().endswith("CODE 0 []"), printed[-300:]
+    assert time.perf_counter() - started < 3  # a bound against disasters; the figure is measured in benchmarks/
+    if words:
+        assert "Example: vitreous" in printed
+
+
+def test_version():
+    from vitreous import __version__
+
+    assert run_command("--version").stdout.strip() == f"vitreous {__version__}"
+
+
+@pytest.mark.parametrize(
+    "words,expected",
+    [
+        (["trian", "digits"], "did you mean train?"),
+        (["train", "digits", "--lerning-rate", "1"], "--lr"),
+        (["train", "digits", "--epoch", "3"], "--epochs"),
+        (["train", "digits", "--optimizer", "adamm"], "adamw"),
+        (["train", "digits", "--lr", "fast"], "fast"),
+        (["train"], "DATA"),
+        (["train", "digits", "--epochs", "1", "--steps", "5"], "use one of them"),
+        (["train", "digits", "--image-size", "9"], "use --image-size 8, or --patch-size 3"),
+        (["train", "digits", "--optimizer.beta", "0.9", "0.95"], "did you mean betas?"),
+        (["train", "digits", "--optimizer.betas", "0.9"], "optimizer.betas cannot be 0.9"),
+        (["train", "digits", "--accumulate", "50", "--batch-size", "512"], "use --accumulate 3 or a smaller --batch-size"),
+        (["train", "digits", "--device", "cuda:7"], "there are cpu"),
+        (["train", "digits", "--model", "ViT-X/16"], "unknown model ViT-X/16"),
+        (["train", "digits", "--config", "missing.yaml"], "cannot read the config missing.yaml"),
+        (["evaluate", "runs/nothing"], "no run at runs/nothing"),
+        (["models", "ViT-BB/16"], "did you mean ViT-B/16?"),
+    ],
+)
+def test_usage_errors_exit_2_with_the_way_out(words, expected, tmp_path):
+    result = run_command(*words, cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    assert expected in result.stderr + result.stdout
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_underscores_and_dotted_settings():
+    assert split_settings(["x", "--optimizer.betas", "0.9", "0.95", "--lr", "1", "--model.width=64"]) == (
+        ["x", "--lr", "1"],
+        {"optimizer.betas": ["0.9", "0.95"], "model.width": ["64"]},
+    )
+
+
+@pytest.mark.parametrize("words", [["missing/"], ["empty/"], ["one/"]])
+def test_bad_data_exit_3(words, tmp_path):
+    (tmp_path / "empty").mkdir()
+    make_folder(tmp_path / "one", {"": 3}, classes=("ant",))
+    started = time.perf_counter()
+    result = run_command("train", *words, "--json", cwd=tmp_path)
+    assert result.returncode == 3 and "expected DIR/CLASS" in result.stderr and "Traceback" not in result.stderr
+    assert json.loads(result.stdout)["error"]["code"] == 3
+    assert time.perf_counter() - started < 30
+
+
+def test_a_plan_writes_nothing(trained, tmp_path):
+    plan = document(
+        run_command("train", str(trained[0]), "--dry-run", "--json", "--model", "ViT-32x2/8", "--image_size", "32", cwd=tmp_path)
+    )
+    assert (plan["model"], plan["resolution"], plan["tokens"]) == ("ViT-32x2/8", "32", 16)
+    assert plan["parameters"] > 0 and plan["peak_memory_bytes"] > 0 and plan["seconds_per_step"] > 0
+    assert plan["run"]["model"]["image"] == [32, 32]
+    assert not list(tmp_path.iterdir())
+
+
+def test_train_prints_one_document_and_everything_else_elsewhere(trained, tmp_path):
+    words = [w for k, v in TINY.items() for w in (f"--{k}", str(v))]
+    result = run_command("train", str(trained[0]), "--json", "--out", str(tmp_path / "run"), *words, "--optimizer.betas", "0.8", "0.9")
+    summary = document(result)
+    assert summary["test"]["images"] == 18 and summary["run"] == str(tmp_path / "run")
+    assert "train 100%" in result.stderr and "validation: top-1" in result.stderr
+    assert "betas:\n  - 0.8\n  - 0.9" in (tmp_path / "run" / "config.yaml").read_text()
+    assert "--optimizer.betas 0.8 0.9" in (tmp_path / "run" / "command.txt").read_text()
+
+
+def test_evaluate_gives_the_figures_of_the_run_and_records_the_reading(trained):
+    photos, out = trained
+    summary = json.loads((out / "summary.json").read_text())
+    before = len((out / "evaluations.jsonl").read_text().splitlines())
+    found = document(run_command("evaluate", str(out), "--json"))
+    assert found["test"] == summary["test"]
+    for words in (["--batch-size", "5"], ["--workers", "2"], [str(photos)], [str(photos / "test")]):
+        assert document(run_command("evaluate", str(out), *words, "--json"))["test"] == summary["test"], words
+    assert len((out / "evaluations.jsonl").read_text().splitlines()) == before + 5
+    assert document(run_command("evaluate", str(out), "--split", "val", "--json"))["val"] == summary["val"]
+    assert sum(map(sum, found["confusion"])) == 18
+    table = run_command("evaluate", str(out)).stdout
+    assert "test: top-1" in table and "mostly taken for" in table
+
+
+def test_classes_are_matched_by_name(trained, tmp_path):
+    photos, out = trained
+    part = tmp_path / "part"
+    part.mkdir()
+    for name in ("cat", "bee"):
+        (part / name).symlink_to(photos / "test" / name)
+    found = document(run_command("evaluate", str(out), str(part), "--json"))["per_class"]
+    whole = document(run_command("evaluate", str(out), "--json"))["per_class"]
+    assert [row["recall"] for row in found] == [None, whole[1]["recall"], whole[2]["recall"]]
+    (part / "dog").symlink_to(photos / "test" / "ant")
+    result = run_command("evaluate", str(out), str(part))
+    assert result.returncode == 3 and "does not know the classes dog" in result.stderr
+
+
+def test_an_unreadable_image_stops_or_counts_as_wrong(trained, tmp_path):
+    out = trained[1]
+    make_folder(tmp_path / "photos", {"train": 12, "val": 4, "test": 6}, size=(24, 16))
+    (tmp_path / "photos" / "test" / "ant" / "0.png").write_bytes(b"junk")
+    result = run_command("evaluate", str(out), str(tmp_path / "photos"))
+    assert result.returncode == 3 and "ant/0.png: not an image" in result.stderr and "--bad-images skip" in result.stderr
+    found = document(run_command("evaluate", str(out), str(tmp_path / "photos"), "--bad-images", "skip", "--json"))["test"]
+    assert found["images"] == 18 and found["unreadable"] == 1 and found["top1"] <= 17 / 18
+    (tmp_path / "photos" / "train" / "bee" / "1.png").write_bytes(b"")
+    result = run_command("train", str(tmp_path / "photos"), "--out", str(tmp_path / "run"))
+    assert result.returncode == 3 and "1 of 36 images cannot be read" in result.stderr and "bee/1.png: empty file" in result.stderr
+    words = [w for k, v in TINY.items() for w in (f"--{k}", str(v))]
+    result = run_command("train", str(tmp_path / "photos"), "--out", str(tmp_path / "run"), "--bad-images", "skip", *words)
+    assert result.returncode == 0, result.stderr
+    assert "1 of 36 training images cannot be read and are left out" in result.stderr
+
+
+def test_predict_agrees_with_evaluate_on_files_of_every_kind(trained, tmp_path):
+    """The same picture, as every kind of file, gets the probabilities that evaluation computes for it."""
+    from vitreous.data.loader import Judged
+    from vitreous.data.sources import open_data
+    from vitreous.evaluation.forward import logits_of
+    from vitreous.serving.predict import load
+
+    image, deep = picture(5, (24, 16), 1), np.asarray(picture(5, (24, 16), 1).convert("L")).astype(np.uint16) * 257
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    kinds = {
+        "rgb.png": (image, {}), "rgb.jpg": (image, {}), "rgb.bmp": (image, {}), "rgb.webp": (image, {}), "rgb.tif": (image, {}),
+        "grey.png": (image.convert("L"), {}), "grey.jpg": (image.convert("L"), {}), "one.png": (image.convert("1"), {}),
+        "palette.png": (image.quantize(64), {}), "animation.gif": (image, {"save_all": True, "append_images": [picture(9, (24, 16))]}),
+        "alpha.png": (image.convert("RGBA"), {}), "la.png": (image.convert("LA"), {}), "cmyk.jpg": (image.convert("CMYK"), {}),
+        "deep.png": (Image.fromarray(deep), {}), "deep.tif": (Image.fromarray(deep), {}), "turned.jpg": (image, {"exif": exif}),
+        "named.jpg": (image, {"format": "PNG"}),
+    }  # fmt: skip
+    for label in ("ant", "bee", "cat"):
+        (tmp_path / "all" / label).mkdir(parents=True)
+    for name, (content, options) in kinds.items():
+        content.save(tmp_path / "all" / "bee" / name, **options)
+    for label in ("ant", "cat"):
+        picture(1, (24, 16)).save(tmp_path / "all" / label / "x.png")
+    predictor = load(trained[1])
+    data = open_data(tmp_path / "all")
+    for split in data.splits.values():
+        logits, bad = logits_of(predictor.bundle.model, Judged(split, predictor.bundle.preprocess))
+        assert not bad
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        for one, path in zip(p, split.paths, strict=True):
+            answer = predictor.predict([path], top=3)[0]
+            expected = dict(zip(predictor.bundle.classes, one, strict=True))
+            for name, value in zip(answer.names, answer.probabilities, strict=True):
+                assert value == pytest.approx(expected[name], abs=1e-6), path
+    upright = predictor.predict([tmp_path / "all" / "bee" / name for name in ("rgb.png", "rgb.bmp", "alpha.png", "named.jpg", "rgb.tif")])
+    assert len({answer.probabilities for answer in upright}) == 1
+
+
+def test_predict_prints_a_table_a_document_and_a_csv(trained, tmp_path):
+    photos, out = trained
+    files = sorted((photos / "test").rglob("*.png"))
+    found = document(run_command("predict", str(out), *map(str, files), "--top", "2", "--csv", str(tmp_path / "x.csv"), "--json"))
+    assert [row["path"] for row in found["predictions"]] == list(map(str, files))
+    assert all(len(row["classes"]) == 2 and row["error"] is None for row in found["predictions"])
+    right = sum(row["classes"][0]["class"] == path.parent.name for row, path in zip(found["predictions"], files, strict=True))
+    assert right / len(files) == json.loads((out / "summary.json").read_text())["test"]["top1"]
+    rows = list(csv.DictReader((tmp_path / "x.csv").read_text().splitlines()))
+    assert len(rows) == 2 * len(files) and rows[0]["rank"] == "1"
+    assert "0.png" in run_command("predict", str(out), str(photos / "test")).stdout
+
+
+def test_predict_on_bad_files(trained, tmp_path):
+    (tmp_path / "bad.jpg").write_bytes(b"junk")
+    picture(0).save(tmp_path / "good.png")
+    words = ["predict", str(trained[1]), str(tmp_path / "bad.jpg"), str(tmp_path / "good.png")]
+    result = run_command(*words)
+    assert result.returncode == 3 and "bad.jpg: not an image" in result.stderr
+    found = document(run_command(*words, "--bad-images", "skip", "--json"))["predictions"]
+    assert "not an image" in found[0]["error"] and found[1]["classes"]
+    assert run_command("predict", str(trained[1]), str(tmp_path / "none.jpg")).returncode == 3
+    assert run_command("predict", str(trained[1])).returncode == 2
+
+
+def test_a_damaged_bundle_exits_4(trained, tmp_path):
+    import shutil
+
+    shutil.copytree(trained[1] / "model", tmp_path / "model")
+    (tmp_path / "model" / "weights.safetensors").write_bytes(b"junk")
+    result = run_command("predict", str(tmp_path / "model"), str(trained[0] / "test" / "ant" / "0.png"))
+    assert result.returncode == 4 and "altered" in result.stderr
+
+
+def test_starting_from_a_run_at_a_higher_resolution(trained, tmp_path):
+    words = [w for k, v in TINY.items() if k != "model" for w in (f"--{k}", str(v))]
+    result = run_command("train", str(trained[0]), "--init", str(trained[1]), "--image-size", "32", "--out", str(tmp_path / "fine"), *words)
+    assert result.returncode == 0, result.stderr
+    assert "started from" in result.stderr and "positions resized 2x3 -> 4" in result.stderr
+
+
+def test_models_and_doctor():
+    rows = {row["name"]: row for row in document(run_command("models", "--json"))["models"]}
+    assert len(rows) == 24 and rows["ViT-B/16"] == {
+        "name": "ViT-B/16",
+        "image": "224",
+        "parameters": 86_567_656,
+        "tokens": 197,
+        "gflops": 35.128,
+    }
+    assert "ViT-L/16" in run_command("models", "vit-l*", "--image-size", "384").stdout
+    found = document(run_command("doctor", "--json"))
+    assert found["ok"] and found["train_images_per_second"] > 0 and "cpu" in found["devices"]
+
+
+def test_a_reader_that_goes_away_is_no_error(trained):
+    result = subprocess.run(f"{sys.executable} -m vitreous models | head -1", shell=True, capture_output=True, text=True, env=os.environ)
+    assert "Traceback" not in result.stderr and "model" in result.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes anywhere")
+def test_an_output_that_cannot_be_written_is_refused_before_training(trained, tmp_path):
+    tmp_path.chmod(0o500)
+    assert run_command("train", "digits", "--out", str(tmp_path / "run")).returncode == 6
+
+
+def test_an_output_below_a_file_is_refused_before_training(tmp_path):
+    (tmp_path / "file").write_text("x")
+    result = run_command("train", "digits", "--out", str(tmp_path / "file" / "run"))
+    assert result.returncode == 6 and "choose another --out" in result.stderr

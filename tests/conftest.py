@@ -1,0 +1,72 @@
+"""What many tests need: small image folders, a tiny run, and a command line in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+#: a run of seconds: a small ViT, every kind of randomness, more than two epochs, a short last step
+TINY = {
+    "model": "ViT-32x2/8",
+    "epochs": 2.5,
+    "batch_size": 8,
+    "accumulate": 2,
+    "precision": "fp32",
+    "ema": 0.9,
+    "drop_path": 0.1,
+    "mixup": 0.2,
+    "log_every": 1,
+    "evaluate_every": 4,
+    "save_every": 1,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Small tensors on two cores are slower than on one, and the number of threads changes the last bits."""
+    torch.set_num_threads(1)
+
+
+def picture(seed: int, size: tuple[int, int] = (16, 16), tint: int = 0) -> Image.Image:
+    """A noisy picture (width, height) with a tint that a model can learn."""
+    pixels = np.random.default_rng(seed).integers(0, 128, (size[1], size[0], 3), dtype=np.uint8)
+    pixels[..., tint % 3] += 100
+    return Image.fromarray(pixels)
+
+
+def make_folder(root: Path, counts: dict[str, int], classes=("ant", "bee", "cat"), size=(16, 16)) -> Path:
+    """Images as root/SPLIT/CLASS/*.png, or root/CLASS/*.png where the split is called ''."""
+    for number, (split, count) in enumerate(counts.items()):
+        for label, name in enumerate(classes):
+            home = root / split / name
+            home.mkdir(parents=True)
+            for index in range(count):
+                picture(1000 * number + 100 * label + index, size, label).save(home / f"{index}.png")
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three classes, 12 training, 4 validation and 4 test images each."""
+    return make_folder(tmp_path / "photos", {"train": 12, "val": 4, "test": 4})
+
+
+def run_command(*words: str, timeout: float = 120, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`vitreous WORDS` in a process of its own."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run([sys.executable, "-m", "vitreous", *words], capture_output=True, text=True, timeout=timeout, cwd=cwd, env=env)
+
+
+def document(result: subprocess.CompletedProcess[str]) -> dict:
+    """The one JSON document that `--json` promises on stdout."""
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)

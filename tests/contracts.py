@@ -1,0 +1,57 @@
+"""Promises that every model keeps; a new model is added to `test_contracts.py` and has to keep them too."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from vitreous.config import from_plain, to_plain
+
+
+def randomise(model: nn.Module) -> nn.Module:
+    """Give every parameter a value that matters: zero-initialised heads and tokens hide mistakes."""
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2) if parameter.ndim > 1 else nn.init.uniform_(parameter, 0.5, 1.0)
+    return model
+
+
+def an_answer_ignores_its_batch(model, images):
+    model.eval()
+    together = model(images)
+    alone = torch.cat([model(image[None]) for image in images])
+    assert torch.allclose(together, alone, atol=1e-4)
+
+
+def every_parameter_gets_a_gradient(model, images):
+    model.train()
+    model(images).pow(2).sum().backward()
+    silent = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert not silent, f"no gradient: {silent}"
+
+
+def state_and_config_make_it_again(model, images):
+    model.eval()
+    config = from_plain(type(model.config), to_plain(model.config))
+    assert config == model.config
+    again = type(model)(config).eval()
+    again.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert torch.equal(again(images), model(images))
+
+
+def other_sizes_work(model, larger, oblong):
+    model.eval()
+    for images in (larger, oblong):
+        logits = model(images)
+        assert logits.shape == (len(images), model.config.classes)
+        assert torch.isfinite(logits).all()
+
+
+def export_agrees(model, images):
+    model.eval()
+    exported = torch.export.export(model, (images,)).module()
+    assert torch.allclose(exported(images), model(images), atol=1e-5)
+
+
+ALL = [an_answer_ignores_its_batch, every_parameter_gets_a_gradient, state_and_config_make_it_again, export_agrees]

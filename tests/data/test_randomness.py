@@ -1,0 +1,153 @@
+"""Order and augmentation are functions of (seed, epoch, sample, view) and of nothing else."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import make_folder, picture
+from vitreous.data.augment import Augment
+from vitreous.data.keys import key, permutation, seeded, uniform
+from vitreous.data.loader import Feed, stream
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import open_data
+
+EVERYTHING = Augment(crop=(0.3, 1.0), shift=0.1, rotate=10, zoom=0.1, flip=0.5, rand_layers=2, erase=0.5)
+PLAIN = Preprocess((16, 16))
+
+
+def test_keys_never_meet_and_depend_on_every_part():
+    grid = [key(seed, epoch, np.arange(1000), view) for seed, epoch, view in itertools.product(range(5), range(10), range(2))]
+    assert len(np.unique(np.concatenate(grid))) == 100_000
+    assert key(1, 2) != key(2, 1)
+
+
+def test_uniform_numbers_are_uniform():
+    u = uniform(key(0, np.arange(20_000)), 3)
+    assert u.min() >= 0 and u.max() < 1
+    assert np.abs(np.histogram(u, 10, (0, 1))[0] / u.size - 0.1).max() < 0.005
+    assert np.abs(np.corrcoef(u.T) - np.eye(3)).max() < 0.02
+
+
+def test_seeded_leaves_no_trace():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    first = torch.rand(1)
+    with seeded(1, 2):
+        inside = torch.rand(1)
+    assert torch.equal(torch.cat([first, torch.rand(1)]), expected)
+    with seeded(1, 2):
+        assert torch.equal(torch.rand(1), inside)
+
+
+def test_every_epoch_of_the_stream_is_a_new_order_of_all_samples():
+    samples, epochs = stream(7, 0, 0, 21)
+    for epoch in range(3):
+        assert sorted(samples[7 * epoch : 7 * epoch + 7]) == list(range(7))
+        assert (epochs[7 * epoch : 7 * epoch + 7] == epoch).all()
+    assert len({tuple(permutation(50, 0, epoch)) for epoch in range(10)}) == 10
+    tail, _ = stream(7, 0, 5, 21)
+    assert np.array_equal(tail, samples[5:])
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory):
+    return open_data(make_folder(tmp_path_factory.mktemp("data") / "x", {"train": 8, "val": 1}, size=(24, 20))).splits["train"]
+
+
+def images(feed, *span):
+    return torch.cat([batch["images"].float() for batch in feed.batches(*span)])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_and_batches_and_resuming_change_nothing(split, workers):
+    feed = Feed(split, PLAIN, EVERYTHING, seed=1)
+    whole = images(feed, 0, 60, 7)
+    assert torch.equal(images(Feed(split, PLAIN, EVERYTHING, 1, workers), 0, 60, 7), whole)
+    assert torch.equal(images(Feed(split, PLAIN, EVERYTHING, 1, workers), 31, 60, 4), whole[31:])
+
+
+def test_pictures_in_memory_keep_the_same_promise(split):
+    cached = torch.stack([PLAIN.pixels(split.picture(i, 3)) for i in range(len(split))])
+    feed = Feed(split, PLAIN, EVERYTHING, seed=1, cached=cached)
+    whole = images(feed, 0, 60, 7)
+    assert torch.allclose(images(feed, 31, 60, 4), whole[31:], atol=1e-3)
+    batches = list(feed.batches(0, 60, 7))
+    assert [len(batch["labels"]) for batch in batches] == [7] * 8 + [4]
+    for batch in batches:
+        assert torch.equal(batch["labels"], torch.from_numpy(split.labels)[batch["samples"]])
+
+
+def test_no_two_epochs_samples_or_seeds_are_augmented_alike(split):
+    views = [Feed(split, PLAIN, EVERYTHING, seed).one(sample, epoch) for seed in (0, 1) for epoch in (0, 1) for sample in (0, 1)]
+    assert all(not torch.equal(a, b) for a, b in itertools.combinations(views, 2))
+
+
+def test_augmentation_that_is_off_changes_nothing():
+    pixels = torch.from_numpy(np.stack([np.asarray(picture(i)).transpose(2, 0, 1) for i in range(4)]).copy())
+    same = Augment().batch(pixels, key(0, np.arange(4)))
+    assert torch.allclose(same, pixels.float(), atol=1e-2)
+    assert torch.equal(Augment().picture(picture(1), PLAIN, 5), pixels[1])
+
+
+def test_mirrors_and_shifts_move_whole_pixels():
+    pixels = torch.from_numpy(np.asarray(picture(0)).transpose(2, 0, 1).copy())[None].repeat(64, 1, 1, 1)
+    flipped = Augment(flip=1.0).batch(pixels, key(0, np.arange(64)))
+    assert torch.allclose(flipped, pixels.float().flip(-1), atol=1e-2)
+    moved = Augment(shift=0.125, border="zeros").batch(pixels, key(0, np.arange(64)))
+    seen = set()
+    for image in moved:
+        matches = [
+            (dy, dx)
+            for dy in range(-2, 3)
+            for dx in range(-2, 3)
+            if torch.allclose(image[:, 2:-2, 2:-2], pixels[0].float().roll((dy, dx), (1, 2))[:, 2:-2, 2:-2], atol=0.05)
+        ]
+        assert len(matches) == 1
+        seen.add(matches[0])
+    assert len(seen) > 15
+
+
+def test_a_turn_keeps_shapes_on_oblong_pictures():
+    """A centred disc stays where it is under rotation, whatever the aspect of the picture."""
+    rows, columns = np.mgrid[:20, :40]
+    disc = ((rows - 9.5) ** 2 + (columns - 19.5) ** 2 < 36).astype(np.uint8) * 255
+    pixels = torch.from_numpy(disc)[None, None].repeat(16, 3, 1, 1)
+    turned = Augment(rotate=90, border="zeros").batch(pixels, key(3, np.arange(16)))
+    assert (turned - pixels.float()).abs().mean() < 4
+
+
+@pytest.mark.parametrize("options", [{"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}])
+def test_mixing_gives_distributions_and_depends_on_the_step_alone(options):
+    images, labels = torch.randn(6, 3, 8, 8), torch.arange(6) % 3
+    augment = Augment(**options)
+    mixed, soft = augment.mix(images, labels, 3, seed=0, batch=4)
+    again, _ = augment.mix(images, labels, 3, seed=0, batch=4)
+    other, _ = augment.mix(images, labels, 3, seed=0, batch=5)
+    assert soft.shape == (6, 3) and torch.allclose(soft.sum(1), torch.ones(6))
+    assert torch.equal(mixed, again) and not torch.equal(mixed, other)
+    assert not torch.equal(mixed, images)
+
+
+@pytest.mark.parametrize("fit", ["crop", "squash"])
+def test_preprocessing_sizes(fit):
+    preprocess = Preprocess((16, 24), fit=fit, share=0.9)
+    for size in ((16, 24), (24, 16), (100, 30), (5, 200), (1, 1)):
+        assert preprocess.pixels(Image.new("RGB", size)).shape == (3, 16, 24)
+
+
+def test_a_centre_crop_takes_the_centre():
+    pixels = np.zeros((20, 60, 3), np.uint8)
+    pixels[:, 20:40] = 200
+    assert (Preprocess((20, 20)).pixels(Image.fromarray(pixels)) == 200).all()
+
+
+def test_normalise_is_mean_and_deviation_of_pixels_in_0_to_1():
+    preprocess = Preprocess((2, 2), mean=(0.5, 0.4, 0.3), std=(0.5, 0.2, 0.1))
+    values = preprocess.normalise(torch.full((1, 3, 2, 2), 255, dtype=torch.uint8))
+    assert torch.allclose(values[0, :, 0, 0], torch.tensor([1.0, 3.0, 7.0]), atol=1e-5)

@@ -1,0 +1,101 @@
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics
+
+from tests.conftest import make_folder
+from vitreous.data.loader import Judged
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import open_data
+from vitreous.evaluation.classification import judge, rank_of, wilson
+from vitreous.evaluation.forward import logits_of
+from vitreous.models.zoo import create
+
+NAMES = tuple("abcdefgh")
+
+
+@pytest.fixture
+def answers():
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 8, 400)
+    logits = generator.normal(size=(400, 8)).astype(np.float32)
+    logits[np.arange(400), labels] += 1.5
+    return logits, labels
+
+
+def test_figures_are_those_of_scikit_learn(answers):
+    logits, labels = answers
+    report = judge(logits, labels, NAMES)
+    p = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum(1, keepdims=True)
+    predicted = logits.argmax(1)
+    assert report.figures["top1"] == metrics.accuracy_score(labels, predicted)
+    assert report.figures["top5"] == metrics.top_k_accuracy_score(labels, logits, k=5)
+    assert report.figures["macro_f1"] == pytest.approx(metrics.f1_score(labels, predicted, average="macro"))
+    assert report.figures["nll"] == pytest.approx(metrics.log_loss(labels, p))
+    assert np.array_equal(report.confusion, metrics.confusion_matrix(labels, predicted))
+    for row, (precision, recall) in enumerate(
+        zip(metrics.precision_score(labels, predicted, average=None), metrics.recall_score(labels, predicted, average=None), strict=True)
+    ):
+        assert (report.per_class[row]["precision"], report.per_class[row]["recall"]) == pytest.approx((precision, recall))
+
+
+def test_calibration_error_is_the_loop_over_bins(answers):
+    logits, labels = answers
+    p = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum(1, keepdims=True)
+    confidence, right, error = p.max(1), p.argmax(1) == labels, 0.0
+    for bin_ in range(15):
+        inside = (confidence >= bin_ / 15) & (confidence < (bin_ + 1) / 15)
+        if inside.any():
+            error += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    assert judge(logits, labels, NAMES).figures["ece"] == pytest.approx(error)
+
+
+def test_intervals_hold_the_figure_and_are_always_the_same(answers):
+    first, second = judge(*answers, NAMES), judge(*answers, NAMES)
+    assert first.intervals == second.intervals
+    for name, (low, high) in first.intervals.items():
+        assert low <= first.figures[name] <= high, name
+        assert high - low < 0.2
+    assert wilson(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_intervals_cover_as_often_as_they_say():
+    generator = np.random.default_rng(1)
+    hits = generator.binomial(200, 0.9, size=1000)
+    covered = np.mean([low <= 0.9 <= high for low, high in (wilson(int(h), 200) for h in hits)])
+    assert 0.93 <= covered <= 0.97
+
+
+def test_equal_logits_rank_by_position():
+    assert rank_of(np.zeros((3, 4)), np.array([0, 1, 3])).tolist() == [0, 1, 3]
+
+
+def test_unreadable_images_count_as_wrong(answers):
+    logits, labels = answers
+    readable = np.ones(400, bool)
+    readable[:40] = False
+    report, whole = judge(logits, labels, NAMES, readable), judge(logits[40:], labels[40:], NAMES)
+    assert report.images == 400 and report.unreadable == 40
+    assert report.figures["top1"] == pytest.approx(whole.figures["top1"] * 360 / 400)
+    assert report.figures["nll"] == whole.figures["nll"]
+    assert sum(row["images"] for row in report.per_class) == 400
+
+
+def test_few_classes_have_no_top5_and_empty_classes_no_recall():
+    report = judge(np.eye(3)[[0, 1, 1]], np.array([0, 1, 1]), ("a", "b", "c"))
+    assert report.figures["top5"] is None and report.figures["top1"] == 1.0
+    assert report.per_class[2]["recall"] is None
+
+
+def test_logits_are_the_same_bits_for_any_batch_and_any_workers(tmp_path):
+    data = open_data(make_folder(tmp_path / "x", {"train": 2, "val": 50}))
+    torch.manual_seed(0)
+    model = create("ViT-mu/8", 16, 3).eval()
+    torch.nn.init.normal_(model.head.weight)
+    found = []
+    for batch_size, workers in ((64, 0), (7, 0), (150, 2), (1, 1)):
+        logits, bad = logits_of(model, Judged(data.splits["val"], Preprocess((16, 16)), workers), batch_size)
+        assert logits.shape == (150, 3) and not bad
+        found.append(logits)
+    assert all(np.array_equal(found[0], other) for other in found[1:])

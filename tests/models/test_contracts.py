@@ -1,0 +1,51 @@
+import pytest
+import torch
+
+from tests import contracts
+from vitreous.models.config import ViTConfig
+from vitreous.models.vit import ViT
+
+SMALL = {"image": (16, 16), "patch": (4, 4), "classes": 5, "width": 24, "depth": 2, "heads": 3, "hidden": 48}
+MODELS = {
+    "class": {},
+    "mean": {"pool": "mean", "class_token": False, "class_position": False},
+    "mean, norm after pooling": {"pool": "mean", "norm": "pooled"},
+    "attention": {"pool": "attention", "class_token": False, "class_position": False},
+    "registers": {"registers": 3},
+    "pre-training head": {"representation": 24},
+    "layer scale": {"layer_scale": 1e-2, "qkv_bias": False, "gelu": "tanh"},
+    "oblong": {"image": (12, 20), "patch": (4, 2)},
+    "one channel": {"channels": 1},
+    "twelve channels": {"channels": 12},
+    "folded class position": {"class_position": False},
+}
+
+
+def build(changes):
+    torch.manual_seed(0)
+    return contracts.randomise(ViT(ViTConfig(**{**SMALL, **changes})))
+
+
+def images_for(model, scale=(1, 1)):
+    size = [i * s for i, s in zip(model.config.image, scale, strict=True)]
+    return torch.randn(3, model.config.channels, *size)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("promise", contracts.ALL)
+def test_promise(name, promise):
+    model = build(MODELS[name])
+    promise(model, images_for(model))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_other_sizes(name):
+    model = build(MODELS[name])
+    contracts.other_sizes_work(model, images_for(model, (2, 2)), images_for(model, (1, 3)))
+
+
+def test_three_axes():
+    model = contracts.randomise(ViT(ViTConfig(**{**SMALL, "image": (4, 8, 8), "patch": (2, 4, 4), "heads": 2})))
+    for promise in contracts.ALL:
+        promise(model, torch.randn(2, 3, 4, 8, 8))
+    assert model.features(torch.randn(1, 3, 6, 8, 12)).shape == (1, 1 + 3 * 2 * 3, 24)

@@ -1,0 +1,146 @@
+import math
+
+import pytest
+import torch
+
+from vitreous.errors import UsageError
+from vitreous.models.config import ViTConfig
+from vitreous.models.initial import mimetic
+from vitreous.models.vit import macs
+from vitreous.models.zoo import NAMES, configure, create, name_of
+
+#: arXiv:2010.11929 and its code: without a head, with 1000 classes, with 1000 classes and the tanh layer
+COUNTS = {
+    "ViT-Ti/16": (5_524_416, 5_717_416, 5_754_472),
+    "ViT-S/32": (22_493_952, 22_878_952, 23_026_792),
+    "ViT-S/16": (21_665_664, 22_050_664, 22_198_504),
+    "ViT-B/32": (87_455_232, 88_224_232, 88_814_824),
+    "ViT-B/16": (85_798_656, 86_567_656, 87_158_248),
+    "ViT-B/8": (85_807_872, 86_576_872, 87_167_464),
+    "ViT-L/32": (305_510_400, 306_535_400, 307_585_000),
+    "ViT-L/16": (303_301_632, 304_326_632, 305_376_232),
+    "ViT-H/14": (630_764_800, 632_045_800, 633_685_480),
+    "ViT-g/14": (1_011_202_432, 1_012_611_432, None),
+}
+GMACS = {
+    ("ViT-Ti/16", 224): 1.254,
+    ("ViT-B/16", 384): 55.484,
+    ("ViT-L/16", 512): 361.986,
+    ("ViT-H/14", 518): 1016.717,
+    ("ViT-B/8", 224): 78.148,
+}
+
+
+def count(*arguments, **changes):
+    with torch.device("meta"):
+        return sum(p.numel() for p in create(*arguments, **changes).parameters())
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts_are_exact(name):
+    bare, headed, pretraining = COUNTS[name]
+    width = configure(name).width
+    assert count(name, num_classes=0) == bare
+    assert count(name) == headed
+    if pretraining:
+        assert count(name, representation=width) == pretraining
+
+
+def test_parameter_counts_at_other_sizes_and_poolings():
+    assert count("ViT-B/16", 384) == 86_859_496
+    assert count("ViT-L/16", 512) == 305_174_504
+    assert count("ViT-H/14", 518) == 633_470_440
+    mean = {"pool": "mean", "class_token": False, "class_position": False}
+    assert count("ViT-S/16", **mean) == 22_049_896
+    assert count("ViT-B/32", **mean) == 88_222_696
+
+
+@pytest.mark.parametrize("name,size", GMACS)
+def test_cost_is_the_published_formula(name, size):
+    assert macs(configure(name, size)) / 1e9 == pytest.approx(GMACS[name, size], abs=6e-4)
+
+
+@pytest.mark.parametrize("spelling", ["ViT-B/16", "b/16", "vit_base_patch16_224", "vit_b_16", "google/vit-base-patch16-224", "VIT-B/16"])
+def test_spellings(spelling):
+    config = configure(spelling)
+    assert name_of(config) == "ViT-B/16"
+    assert config.image == (224, 224)
+
+
+def test_names_of_any_size():
+    config = configure("ViT-96x3/4", 32)
+    assert (config.width, config.depth, config.heads, config.grid) == (96, 3, 3, (8, 8))
+    assert name_of(config) == "ViT-96x3/4"
+    assert all(name_of(configure(name)) == name for name in NAMES)
+
+
+@pytest.mark.parametrize("wrong,hint", [("ViT-Q/16", "did you mean ViT-"), ("resnet50", "vitreous models"), ("ViT-B/0", "one pixel")])
+def test_unknown_names_are_refused_with_a_way_out(wrong, hint):
+    with pytest.raises(UsageError) as error:
+        configure(wrong)
+    assert hint in error.value.hint
+
+
+def test_unknown_fields_are_refused():
+    with pytest.raises(UsageError, match="a ViT has no widht") as error:
+        create("ViT-B/16", widht=3)
+    assert "did you mean width" in error.value.hint
+
+
+def test_an_image_size_that_does_not_divide_names_sizes_that_do():
+    with pytest.raises(UsageError) as error:
+        create("ViT-B/16", 222)
+    assert str(error.value) == "image size 222 is not a multiple of patch 16\n  use --image-size 224, or --patch-size 6"
+    model = create("ViT-mu/8", 32, 3)
+    with pytest.raises(UsageError, match="image size 36x32"):
+        model(torch.randn(1, 3, 36, 32))
+    with pytest.raises(ValueError, match="takes 3 channels, the images have 1"):
+        model(torch.randn(1, 1, 32, 32))
+
+
+@pytest.mark.parametrize("changes", [{"width": 10, "heads": 3}, {"class_token": False}, {"depth": 0}, {"classes": -1}])
+def test_configs_that_cannot_be_are_refused(changes):
+    with pytest.raises(UsageError):
+        ViTConfig(**changes)
+
+
+def test_verbs_compose_to_the_forward_pass_and_select_tokens():
+    model = create("ViT-mu/8", (32, 48), 5, registers=2).eval()
+    images = torch.randn(2, 3, 32, 48)
+    tokens = model.project(images)
+    assert tokens.shape == (2, 4, 6, 32)
+    placed = model.place(tokens)
+    assert placed.shape == (2, 24, 32)
+    encoded = model.encode(placed)
+    assert torch.equal(encoded, model.features(images))
+    assert encoded.shape == (2, 3 + 24, 32)
+    assert model.encode(placed[:, :10]).shape == (2, 3 + 10, 32)
+    assert torch.equal(model.classify(model.pool(encoded)), model(images))
+
+
+def test_initial_values_are_those_of_the_paper():
+    torch.manual_seed(0)
+    model = create("ViT-S/16", representation=384)
+    block = model.encoder.blocks[0]
+    assert model.projection.weight.std().item() == pytest.approx((16 * 16 * 3) ** -0.5, rel=0.02)
+    assert model.position.table.std().item() == pytest.approx(0.02, rel=0.02)
+    assert model.representation.weight.std().item() == pytest.approx(384**-0.5, rel=0.02)
+    assert block.mlp.part.fc1.weight.abs().max().item() == pytest.approx(math.sqrt(6 / (384 + 1536)), rel=0.01)
+    assert block.mlp.part.fc1.bias.std().item() == pytest.approx(1e-6, rel=0.1)
+    zeros = [model.prefix, model.projection.bias, block.attention.part.qkv.bias, model.head.weight, model.head.bias]
+    assert all(not tensor.any() for tensor in zeros)
+
+
+def test_mimetic_attention_products_are_near_the_identity():
+    torch.manual_seed(0)
+    model = create("ViT-64x1/4", 16)
+    mimetic(model)
+    attention = model.encoder.blocks[0].attention.part
+    q, k, v = attention.qkv.weight.detach().chunk(3)
+    values = v.T @ attention.out.weight.T
+    assert values.diagonal().mean().item() == pytest.approx(-0.4, abs=0.05)
+    assert values[~torch.eye(64, dtype=torch.bool)].std().item() == pytest.approx(0.4 * 64**-0.5, rel=0.25)
+    head = q[:32].T @ k[:32]
+    assert torch.linalg.matrix_rank(head) == 32
+    assert head.diagonal().mean() > 0.3
+    assert torch.isfinite(model(torch.randn(1, 3, 16, 16))).all()

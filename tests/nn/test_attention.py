@@ -1,0 +1,52 @@
+import pytest
+import torch
+
+from vitreous.nn.attention import Attention, KeptAttention, attend
+from vitreous.nn.pool import AttentionPool
+
+
+@pytest.mark.parametrize("shape", [(2, 7, 12), (2, 3, 5, 12), (9, 12)])
+def test_fused_attention_is_weights_times_values_over_any_batch_axes(shape):
+    attention = Attention(12, heads=3)
+    x = torch.randn(shape)
+    weights = attention.weights(x)
+    assert weights.shape == (*shape[:-2], 3, shape[-2], shape[-2])
+    assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-5)
+    _, _, v = attention.split(x)
+    expected = attention.out((weights @ v).transpose(-3, -2).flatten(-2))
+    assert torch.allclose(attention(x), expected, atol=1e-5)
+
+
+def test_kept_attention_has_the_gradients_of_the_formula():
+    q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    assert torch.autograd.gradcheck(KeptAttention.apply, (q, k, v))
+
+
+def test_training_in_bfloat16_on_a_cpu_agrees_with_the_fused_kernel():
+    q, k, v = (torch.randn(2, 3, 17, 8).bfloat16().requires_grad_() for _ in range(3))
+    fused = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    kept = attend(q, k, v)
+    assert kept.grad_fn is not None and "KeptAttention" in type(kept.grad_fn).__name__
+    assert torch.allclose(kept, fused, atol=3e-2)
+    gradient = torch.randn_like(kept)
+    ours, theirs = (torch.autograd.grad(y, (q, k, v), gradient) for y in (kept, fused))
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a, b, atol=5e-2)
+
+
+def test_each_of_the_three_matrices_has_xavier_limits():
+    weight = Attention(64, heads=4).qkv.weight
+    limit = (3 / 64) ** 0.5
+    for part in weight.chunk(3):
+        assert 0.97 * limit < part.abs().max() <= limit
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(ValueError, match="not a multiple of 5 heads"):
+        Attention(12, heads=5)
+
+
+def test_attention_pool_ignores_the_order_of_tokens():
+    pool, tokens = AttentionPool(12, 3, 24), torch.randn(2, 7, 12)
+    assert pool(tokens).shape == (2, 12)
+    assert torch.allclose(pool(tokens), pool(tokens.flip(1)), atol=1e-6)

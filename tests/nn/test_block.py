@@ -1,0 +1,58 @@
+import pytest
+import torch
+from torch import nn
+
+from vitreous.nn.block import Block, Branch, Mlp
+from vitreous.nn.encoder import Encoder, stack
+
+
+def test_layer_scale_of_zero_is_the_identity():
+    block = Block(12, 3, 24, layer_scale=0.0)
+    x = torch.randn(2, 5, 12)
+    assert torch.equal(block(x), x)
+
+
+def test_stochastic_depth_skips_whole_samples_and_keeps_the_mean():
+    branch = Branch(nn.Identity(), 4, drop_path=0.25)
+    nn.init.zeros_(branch.norm.weight)
+    nn.init.ones_(branch.norm.bias)  # the branch adds exactly one
+    torch.manual_seed(0)
+    added = branch(torch.zeros(4000, 3, 4))
+    values = added.flatten(1)
+    assert torch.equal(values.min(1).values, values.max(1).values)  # a sample is kept or skipped as a whole
+    assert set(values[:, 0].unique().tolist()) <= {0.0, 1 / 0.75, torch.tensor(1 / 0.75).item()}
+    assert abs(values[:, 0].mean() - 1) < 0.05
+    assert torch.equal(branch.eval()(torch.zeros(2, 3, 4)), torch.ones(2, 3, 4))
+
+
+def test_dropout_sits_where_the_paper_has_it():
+    """After the attention output, after the GELU and after the second layer of the MLP (appendix B.1); never on q, k, v."""
+    torch.manual_seed(0)
+    mlp = Mlp(4, 64, dropout=0.5)
+    nn.init.ones_(mlp.fc1.bias)
+    nn.init.eye_(mlp.fc2.weight)
+    hidden = mlp(torch.zeros(1, 4))  # GELU(1), each hidden unit dropped or doubled
+    assert set((hidden / torch.nn.functional.gelu(torch.ones(()))).round(decimals=3).flatten().tolist()) <= {0.0, 2.0}
+    branch = Branch(nn.Identity(), 1000, dropout=0.5)
+    zeros = (branch(torch.randn(1, 1000)) - 0 == 0).sum()
+    assert zeros == 0  # the residual itself is never dropped
+
+
+def test_rates_rise_linearly_over_the_stack():
+    blocks = stack(5, lambda rate: Block(8, 2, 16, drop_path=rate), drop_path=0.2)
+    assert [block.mlp.drop_path for block in blocks] == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
+
+
+def test_the_encoder_is_permutation_equivariant():
+    encoder = Encoder(16, stack(3, lambda rate: Block(16, 4, 32))).eval()
+    x, order = torch.randn(2, 9, 16), torch.randperm(9)
+    assert torch.allclose(encoder(x)[:, order], encoder(x[:, order]), atol=1e-5)
+
+
+@pytest.mark.parametrize("gelu,value", [("none", 0.84134475), ("tanh", 0.84119199)])
+def test_both_forms_of_gelu(gelu, value):
+    mlp = Mlp(1, 1, gelu=gelu)
+    for layer in (mlp.fc1, mlp.fc2):
+        nn.init.ones_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    assert mlp(torch.ones(1)).item() == pytest.approx(value, abs=1e-6)

@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitreous.nn.grid import axis_weights, grid_of, patchify, resize, take, unpatchify
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3), st.integers(1, 4))
+def test_unpatchify_undoes_patchify(axes, channels):
+    grid, patch = zip(*axes, strict=True)
+    images = torch.randn(2, channels, *(g * p for g, p in axes))
+    patches = patchify(images, patch)
+    assert patches.shape[:-1] == (2, *grid)
+    assert torch.equal(unpatchify(patches, patch), images)
+
+
+def test_patchify_is_the_loop_of_its_docstring():
+    images = torch.randn(2, 3, 6, 8)
+    patches = patchify(images, (3, 2))
+    for i in range(2):
+        for j in range(4):
+            assert torch.equal(patches[:, i, j], images[:, :, 3 * i : 3 * i + 3, 2 * j : 2 * j + 2].flatten(1))
+
+
+def test_patchify_and_linear_is_the_convolution():
+    images, kernel = torch.randn(2, 3, 8, 12), torch.randn(5, 3, 4, 2)
+    convolved = torch.nn.functional.conv2d(images, kernel, stride=(4, 2))
+    assert torch.allclose(patchify(images, (4, 2)) @ kernel.flatten(1).T, convolved.movedim(1, -1), atol=1e-4)
+
+
+def test_a_remainder_is_refused():
+    with pytest.raises(ValueError, match="image size 222 is not a multiple of patch 16"):
+        grid_of((222, 222), (16, 16))
+
+
+@pytest.mark.parametrize("old,new", [((14, 14), (24, 24)), ((7, 5), (3, 9)), ((16, 16), (9, 20))])
+def test_bicubic_is_torch_interpolation_in_two_dimensions(old, new):
+    table = torch.randn(*old, 8)
+    reference = torch.nn.functional.interpolate(table.movedim(-1, 0)[None], size=new, mode="bicubic", antialias=True)
+    assert torch.allclose(resize(table, new), reference[0].movedim(0, -1), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "side,new,first,last",
+    [
+        (2, 3, [0, 0.5, 1], [2, 2.5, 3]),
+        (3, 5, [0, 0.5, 1, 1.5, 2], [6, 6.5, 7, 7.5, 8]),
+        (2, 4, [0, 1 / 3, 2 / 3, 1], [2, 7 / 3, 8 / 3, 3]),
+    ],
+)
+def test_bilinear_is_the_aligned_zoom_of_googles_loader(side, new, first, last):
+    table = torch.arange(side * side, dtype=torch.float32).view(side, side, 1)
+    zoomed = resize(table, (new, new), "bilinear")[..., 0]
+    np.testing.assert_allclose(zoomed[0], first, atol=1e-6)
+    np.testing.assert_allclose(zoomed[-1], last, atol=1e-6)
+
+
+def test_resize_leaves_an_equal_grid_alone_and_keeps_constants():
+    table = torch.randn(3, 4, 5)
+    assert resize(table, (3, 4)) is table
+    for how in ("bicubic", "bilinear"):
+        assert torch.allclose(resize(torch.ones(3, 4, 2), (7, 2), how), torch.ones(7, 2, 2), atol=1e-6)
+        assert torch.allclose(axis_weights(5, 9, how).sum(1), torch.ones(9, dtype=torch.float64))
+
+
+def test_take_selects_tokens():
+    tokens = torch.randn(2, 5, 3)
+    places = torch.tensor([[4, 0], [1, 1]])
+    assert torch.equal(take(tokens, places), torch.stack([tokens[0, [4, 0]], tokens[1, [1, 1]]]))

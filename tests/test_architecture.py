@@ -1,0 +1,138 @@
+"""The structure: which room may import which, and budgets that may only fall."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "vitreous"
+FILES = sorted(ROOT.rglob("*.py"))
+LINES, FUNCTION, PARAMETERS = 400, 60, 10
+LOOP = 60
+
+#: each row may import from itself and from the rows above it
+ROWS = [
+    {"errors"},
+    {"config", "nn.grid"},
+    {"nn"},
+    {"models", "data"},
+    {"objectives"},
+    {"weights", "evaluation", "inspection"},
+    {"training"},
+    {"recipes", "studies", "serving"},
+    {"cli"},
+]
+
+
+def room(module: str) -> str:
+    """`vitreous.nn.grid` -> `nn.grid`; `vitreous.training.loop` -> `training`."""
+    parts = module.split(".")[1:]
+    return "nn.grid" if parts[:2] == ["nn", "grid"] else parts[0] if parts else ""
+
+
+def row(name: str) -> int:
+    return next(index for index, rooms in enumerate(ROWS) if name in rooms)
+
+
+def imports(path: Path) -> set[str]:
+    """Every module of this package that a file imports, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "vitreous":
+            found |= {f"{node.module}.{alias.name}" if node.module == "vitreous.nn" else node.module for alias in node.names}
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "vitreous"}
+    return found
+
+
+def module_of(path: Path) -> str:
+    return ".".join(["vitreous", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.parent != ROOT or p.stem in ("config", "errors")], ids=module_of)
+def test_imports_go_one_way(path):
+    own = room(module_of(path))
+    for module in imports(path):
+        other = room(module)
+        if module == "vitreous":  # the version
+            continue
+        assert other == own or row(other) < row(own), f"{module_of(path)} ({own}) imports {module} ({other})"
+
+
+def test_data_knows_no_model_and_nn_no_library_but_torch():
+    for path in FILES:
+        home = path.relative_to(ROOT).parts[0]
+        if home == "data":
+            assert not any(room(m) in ("models", "nn") for m in imports(path)), path
+        if home == "nn":
+            names = {
+                n.name.split(".")[0] for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import) for n in node.names
+            }
+            assert names <= {"torch", "math"}, path
+
+
+def test_peers_are_never_imported():
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+            assert not {name.split(".")[0] for name in names} & {"timm", "transformers"}, path
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_budgets(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert node.end_lineno - node.lineno + 1 <= FUNCTION, f"{node.name} is too long"
+            arguments = [
+                a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if a.arg not in ("self", "cls", "ctx")
+            ]
+            assert len(arguments) <= PARAMETERS, f"{node.name} takes {len(arguments)} parameters"
+            if module_of(path).startswith(("vitreous.nn.", "vitreous.models.")) and node.name != "create":
+                assert node.args.kwarg is None, f"{node.name} takes **{node.args.kwarg and node.args.kwarg.arg}"
+
+
+def test_the_loop_is_short():
+    tree = ast.parse((ROOT / "training" / "loop.py").read_text())
+    loop = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "fit")
+    assert loop.end_lineno - loop.body[1].lineno + 1 <= LOOP
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_everything_public_says_what_it_is(path):
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), "the file has no docstring"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            protocol = any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
+            assert ast.get_docstring(node), f"{node.name} has no docstring"
+            members = [] if protocol else [m for m in node.body if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")]
+            known = ("forward", "backward", "picture", "name", "config", "metrics", "summary", "bundle")
+            assert all(ast.get_docstring(m) or m.name in known for m in members), [m.name for m in members if not ast.get_docstring(m)]
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{node.name} has no docstring"
+
+
+DANGEROUS = {"eval", "exec", "pickle", "extractall", "allow_pickle", "weights_only"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_nothing_loads_code(path):
+    """No pickle, no eval, no torch.load, no shell, no unsafe YAML anywhere in the package."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in ("eval", "exec", "torch.load", "os.system", "yaml.load", "torch.export.load", "torch.jit.load"), called
+            assert not any(k.arg in ("allow_pickle", "shell") for k in node.keywords), called
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            assert "pickle" not in ast.unparse(node)

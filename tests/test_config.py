@@ -1,0 +1,51 @@
+from dataclasses import replace
+
+import pytest
+
+from tests.training.test_loop import make
+from vitreous.config import differences, from_yaml, set_path, to_yaml
+from vitreous.errors import UsageError
+from vitreous.training.run import Run
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make(tmp_path)[0].run
+
+
+def test_yaml_brings_back_the_same_run(run):
+    assert from_yaml(Run, to_yaml(run)) == run
+
+
+@pytest.mark.parametrize(
+    "old,new,message",
+    [
+        ("lr: 0.003", "lr: 3e-3", None),
+        ("lr: 0.003", "lr: fast", "optimizer.lr"),
+        ("lr: 0.003", "learning: 0.003", "unknown setting optimizer.learning"),
+        ("seed: 0", "seed: !!python/object/apply:os.system [id]", "not valid YAML"),
+        ("seed: 0", "seed: &a 0\nkeep: *a", "anchors"),
+        ("precision: fp32", "precision: fp8", "precision"),
+    ],
+)
+def test_what_a_config_may_not_say(run, old, new, message):
+    text = to_yaml(run).replace(old, new, 1)
+    assert new in text
+    if message is None:
+        assert from_yaml(Run, text) == run
+        return
+    with pytest.raises(UsageError, match=message):
+        from_yaml(Run, text)
+
+
+def test_all_errors_come_at_once(run):
+    with pytest.raises(UsageError) as error:
+        from_yaml(Run, to_yaml(run).replace("lr: 0.003", "lr: x").replace("seed: 0", "seed: y"))
+    assert "optimizer.lr" in error.value.message and "seed" in error.value.message
+
+
+def test_paths_set_one_value(run):
+    changed = set_path(set_path(run, "optimizer.betas", ["0.8", "0.9"]), "schedule.warmup-steps", ["7"])
+    assert changed.optimizer.betas == (0.8, 0.9) and changed.schedule.warmup_steps == 7
+    assert differences(run, changed) == ["optimizer.betas: (0.9, 0.999) -> (0.8, 0.9)", "schedule.warmup_steps: 2 -> 7"]
+    assert set_path(run, "optimizer.lr", ["1e-4"]) == replace(run, optimizer=replace(run.optimizer, lr=1e-4))

@@ -1,0 +1,178 @@
+"""Checkpoints are there whole or not at all: every crash point of a save, and every kind of damage."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitreous.errors import ResourceError, WeightsError
+from vitreous.training.checkpoint import MANIFEST, Store, flaw
+
+CONTENT = {"model.bin": b"weights " * 500, "optimizer.bin": b"moments " * 900, "state.json": b'{"step": 1}'}
+
+
+def writers(step: int):
+    return {name: (lambda path, body=body: path.write_bytes(body + str(step).encode())) for name, body in CONTENT.items()}
+
+
+def save(store: Store, *steps: int):
+    for step in steps:
+        store.save(step, writers(step), size=10_000)
+
+
+def test_newest_is_the_highest_number_whatever_the_clock_says(tmp_path):
+    store = Store(tmp_path)
+    save(store, 9, 10)
+    os.utime(store.place(9), (2e9, 2e9))
+    assert store.newest() == store.place(10)
+
+
+def test_the_newest_stay_and_never_fewer_than_two(tmp_path):
+    store = Store(tmp_path, keep=1)
+    save(store, 1, 2, 3, 4)
+    assert [place.name for place in store.places()] == ["step-00000004", "step-00000003"]
+
+
+EVENTS = {"os.mkdir", "open", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
+
+
+def crash_points(tmp_path: Path, at: int) -> int:
+    """Three saves in a forked child that dies at its `at`-th event below the folder. Returns how many events there were."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        count = 0
+
+        def tick():
+            nonlocal count
+            count += 1
+            if count == at:
+                os._exit(9)
+
+        def hook(event, arguments):
+            if event in EVENTS and arguments and str(tmp_path) in str(arguments[0]):
+                tick()
+
+        real_sync, real_write = os.fsync, Path.write_bytes
+
+        def torn(self, body):
+            real_write(self, body[: len(body) // 2])
+            tick()
+            return real_write(self, body)
+
+        os.fsync = lambda descriptor: (tick(), real_sync(descriptor))[1]
+        Path.write_bytes = torn
+        sys.addaudithook(hook)
+        save(Store(tmp_path), 1, 2, 3)
+        os.write(writer, str(count).encode())
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader) as pipe:
+        return int(pipe.read() or 0)
+
+
+def test_every_crash_point_of_a_save_leaves_what_was_published(tmp_path):
+    points = crash_points(tmp_path / "counted", at=-1)
+    assert points >= 30, "the hook sees too little to be a test"
+    survived = 0
+    for at in range(1, points + 1):
+        home = tmp_path / str(at)
+        crash_points(home, at)
+        store = Store(home)
+        newest = store.newest()
+        published = list(store.places())
+        assert (newest is None and not published) or flaw(newest) is None
+        assert not list(home.glob(".tmp-*")), "strays are swept"
+        save(store, 7)
+        assert store.newest() == store.place(7)
+        survived += newest is not None
+    assert survived > points // 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["truncate 0", "truncate 1", "truncate half", "truncate -1", "flip", "delete", "swap", "empty manifest", "junk manifest", "link"],
+)
+@pytest.mark.parametrize("name", ["model.bin", "optimizer.bin", "state.json"])
+def test_damage_is_found_and_the_one_before_is_used(tmp_path, damage, name):
+    store = Store(tmp_path)
+    save(store, 1, 2)
+    file = store.place(2) / name
+    content = bytearray(file.read_bytes())
+    if damage.startswith("truncate"):
+        length = {"0": 0, "1": 1, "half": len(content) // 2, "-1": len(content) - 1}[damage.split()[1]]
+        file.write_bytes(content[:length])
+    elif damage == "flip":
+        content[len(content) // 2] ^= 4
+        file.write_bytes(content)
+    elif damage == "delete":
+        file.unlink()
+    elif damage == "swap":
+        other = store.place(2) / ("model.bin" if name != "model.bin" else "optimizer.bin")
+        content, theirs = file.read_bytes(), other.read_bytes()
+        file.write_bytes(theirs)
+        other.write_bytes(content)
+    elif damage == "link":
+        file.rename(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
+    else:
+        (store.place(2) / MANIFEST).write_text("{}" if damage.startswith("empty") else "junk")
+    warnings = []
+    assert store.newest(warnings.append) == store.place(1)
+    assert len(warnings) == 1 and "step-00000002 is not used" in warnings[0]
+
+
+def test_a_manifest_cannot_point_outside(tmp_path):
+    store = Store(tmp_path / "store")
+    save(store, 1)
+    (tmp_path / "secret").write_text("x")
+    manifest = json.loads((store.place(1) / MANIFEST).read_text())
+    manifest["../../secret"] = {"bytes": 1, "sha256": ""}
+    (store.place(1) / MANIFEST).write_text(json.dumps(manifest))
+    assert "missing" in flaw(store.place(1))
+
+
+def test_nothing_valid_is_an_error_and_nothing_at_all_is_none(tmp_path):
+    store = Store(tmp_path)
+    assert store.newest() is None
+    save(store, 1, 2)
+    for place in store.places():
+        (place / "model.bin").unlink()
+    with pytest.raises(WeightsError, match="none of the 2 checkpoints"):
+        store.newest()
+
+
+def test_a_full_disk_keeps_the_old_ones_and_leaves_no_stray(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    save(store, 1)
+
+    def full(path):
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(ResourceError, match="No space left") as error:
+        store.save(2, {**writers(2), "optimizer.bin": full}, size=10)
+    assert error.value.code == 6
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000001"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 5_000_000})())
+    with pytest.raises(ResourceError, match=r"8 MB needed and 20 % to spare, 5 MB free"):
+        store.save(2, writers(2), size=8_000_000)
+    assert store.newest() == store.place(1)
+    monkeypatch.undo()
+    save(store, 2)
+    assert store.newest() == store.place(2)
+
+
+def test_an_invalid_checkpoint_of_the_same_step_is_replaced(tmp_path):
+    store = Store(tmp_path)
+    save(store, 1, 2)
+    (store.place(2) / "model.bin").unlink()
+    save(store, 2)
+    assert store.newest() == store.place(2)

@@ -1,0 +1,138 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from vitreous.models.zoo import create
+from vitreous.objectives.supervised import Supervised
+from vitreous.training.flat import Flat
+from vitreous.training.optimizer import Optimizers
+from vitreous.training.run import Optimizer
+
+
+def batch(count=4):
+    generator = torch.Generator().manual_seed(0)
+    return {"images": torch.randn(count, 3, 16, 16, generator=generator), "labels": torch.arange(count) % 3}
+
+
+def objective():
+    torch.manual_seed(0)
+    model = create("ViT-mu/8", 16, 3, registers=1)
+    nn.init.normal_(model.head.weight, std=0.1)
+    return Supervised(model)
+
+
+def train(ours, flat, optimizers, steps=5, limit=1.0):
+    for step in range(steps):
+        flat.zero()
+        ours({k: v.to(flat.work.dtype) if k == "images" else v for k, v in batch().items()})["loss"].backward()
+        flat.collect()
+        flat.clip(limit)
+        optimizers.step(1.0)
+        flat.publish(step + 1)
+
+
+def plain(options, reference, steps=5, limit=1.0):
+    """The same by PyTorch's usual means: parameter by parameter."""
+    matrices = [p for n, p in reference.named_parameters() if p.ndim == 2 and n.endswith("weight")]
+    others = [p for n, p in reference.named_parameters() if not (p.ndim == 2 and n.endswith("weight"))]
+    groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    if options.name == "adamw":
+        optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps)
+    else:
+        optimizer = torch.optim.SGD([p for g in groups for p in g["params"]], lr=options.lr, momentum=options.momentum)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        reference(batch())["loss"].backward()
+        nn.utils.clip_grad_norm_(reference.parameters(), limit)
+        if options.name == "sgd":
+            with torch.no_grad():
+                for p in matrices:
+                    p.mul_(1 - options.lr * options.weight_decay)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_flat_training_is_plain_training(name):
+    options = Optimizer(name, lr=1e-2, weight_decay=0.1)
+    ours = objective()
+    reference = copy.deepcopy(ours)
+    flat = Flat(ours, torch.float32, torch.device("cpu"))
+    train(ours, flat, Optimizers(options, flat))
+    plain(options, reference)
+    for (key, a), b in zip(ours.named_parameters(), reference.parameters(), strict=True):
+        if name == "adamw" and key.endswith("qkv.bias"):
+            continue  # the gradient of a key's bias is zero but for rounding, which Adam blows up
+        assert torch.allclose(a, b, atol=2e-6), key
+
+
+def test_only_matrices_decay():
+    flat = Flat(objective(), torch.float32, torch.device("cpu"))
+    assert flat.names["matrix"] == [n for n in flat.parameters if ".blocks." in n and n.endswith("weight") and "norm" not in n]
+    assert flat.names["decay"] == ["model.projection.weight", "model.head.weight"]
+    assert {"model.prefix", "model.class_position", "model.position.table", "model.encoder.norm.weight"} <= set(flat.names["plain"])
+
+
+def test_the_working_copy_follows_the_masters_and_the_twin_the_average():
+    ours = objective()
+    flat = Flat(ours, torch.bfloat16, torch.device("cpu"), ema=0.5)
+    train(ours, flat, Optimizers(Optimizer(lr=1e-2), flat), steps=3)
+    master, average = flat.views(flat.master), flat.views(flat.average)
+    twin = dict(flat.twin.named_parameters())
+    for name, parameter in ours.named_parameters():
+        assert parameter.dtype == torch.bfloat16
+        assert torch.equal(parameter, master[name].bfloat16())
+        assert torch.equal(twin[name], average[name]) and not twin[name].requires_grad
+    assert not torch.equal(flat.average, flat.master)
+
+
+def test_the_average_is_polyak_s_with_a_warm_up():
+    ours = objective()
+    flat = Flat(ours, torch.float32, torch.device("cpu"), ema=0.5)
+    optimizers, expected = Optimizers(Optimizer(lr=1e-2), flat), flat.master.clone()
+    for step in range(1, 20):
+        flat.master.add_(1.0)
+        flat.publish(step)
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * flat.master
+    assert torch.allclose(flat.average, expected, atol=1e-5)
+    assert optimizers.base == [[1e-3 * 10] * 3]
+
+
+def test_gradients_of_micro_batches_add_up_in_float32():
+    ours = objective()
+    flat = Flat(ours, torch.bfloat16, torch.device("cpu"))
+    flat.zero()
+    for _ in range(3):
+        flat.grad.fill_(1.0)
+        flat.grad[0] = 2**-9
+        flat.collect()
+    assert flat.master_grad[0] == 3 * 2**-9 and flat.master_grad[1] == 3
+    assert not flat.grad.any()
+
+
+def test_clipping_is_by_the_global_norm():
+    flat = Flat(objective(), torch.float32, torch.device("cpu"))
+    flat.master_grad.normal_()
+    before = flat.master_grad.clone()
+    assert flat.clip(None) == pytest.approx(before.norm().item())
+    assert torch.equal(flat.master_grad, before)
+    flat.clip(0.5)
+    assert flat.master_grad.norm().item() == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
+def test_the_state_of_an_optimiser_comes_back_by_name(name):
+    options = Optimizer(name, lr=1e-2, weight_decay=0.1)
+    ours, theirs = objective(), objective()
+    flat, again = (Flat(o, torch.float32, torch.device("cpu")) for o in (ours, theirs))
+    first, second = Optimizers(options, flat), Optimizers(options, again)
+    train(ours, flat, first, steps=3)
+    again.master.copy_(flat.master)
+    second.load(first.state())
+    train(ours, flat, first, steps=2)
+    train(theirs, again, second, steps=2)
+    assert torch.equal(flat.master, again.master)
+    key = "momentum_buffer" if name != "adamw" else "exp_avg"
+    assert f"{key}/model.encoder.blocks.0.mlp.part.fc1.weight" in first.state()

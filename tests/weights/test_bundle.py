@@ -1,0 +1,74 @@
+import json
+
+import pytest
+import torch
+
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import VitreousError, WeightsError
+from vitreous.models.zoo import create
+from vitreous.weights.adopt import adopt
+from vitreous.weights.bundle import Bundle, load_bundle
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    model = create("ViT-mu/8", 16, 3, registers=1)
+    torch.nn.init.normal_(model.head.weight)
+    made = Bundle(model, ("ant", "bee", "cat"), Preprocess((16, 16), fit="squash"), {"data": "photos"})
+    made.save(tmp_path / "model")
+    return made
+
+
+def test_what_is_saved_comes_back(bundle, tmp_path):
+    again = load_bundle(tmp_path / "model")
+    images = torch.randn(2, 3, 16, 16)
+    assert torch.equal(again.model(images), bundle.model.eval()(images))
+    assert (again.classes, again.preprocess, again.provenance) == (bundle.classes, bundle.preprocess, bundle.provenance)
+    assert all(p.requires_grad for p in again.model.parameters())
+    again.save(tmp_path / "again")
+    for name in ("weights.safetensors", "model.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
+
+
+def test_a_single_flipped_bit_is_noticed(bundle, tmp_path):
+    path = tmp_path / "model" / "weights.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-7] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(WeightsError, match="altered"):
+        load_bundle(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"format": 99}, "format 99"),
+        ({"architecture": {"width": 32, "widht": 3}}, "unknown setting widht"),
+        ({"architecture": {"width": "wide"}}, "width"),
+        ({"preprocess": {"image": [16, 16], "fit": "stretch"}}, "fit"),
+        ({"architecture": {"_target_": "os.system"}}, "unknown setting _target_"),
+    ],
+)
+def test_a_description_that_cannot_be_is_refused(bundle, tmp_path, change, message):
+    path = tmp_path / "model" / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(VitreousError, match=message):
+        load_bundle(tmp_path / "model")
+
+
+def test_a_folder_without_a_bundle_is_refused(tmp_path):
+    with pytest.raises(WeightsError, match="not a model bundle"):
+        load_bundle(tmp_path)
+
+
+def test_weights_of_another_architecture_are_listed(bundle, tmp_path):
+    with pytest.raises(WeightsError, match=r"encoder.blocks.0.mlp.part.fc1.bias is \(128,\), not \(64,\)"):
+        adopt(create("ViT-mu/8", 16, 3, registers=1, hidden=64), tmp_path / "model")
+
+
+def test_a_class_position_is_folded_or_left_at_zero(bundle, tmp_path):
+    images = torch.randn(2, 3, 16, 16)
+    expected = bundle.model.eval()(images)
+    folded = create("ViT-mu/8", 16, 3, registers=1, class_position=False)
+    adopt(folded, tmp_path / "model")
+    assert torch.allclose(folded.eval()(images), expected, atol=1e-5)

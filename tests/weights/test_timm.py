@@ -1,0 +1,126 @@
+"""Parity with timm: random weights copied over, the same logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vitreous.errors import WeightsError
+from vitreous.models.vit import ViT
+from vitreous.models.zoo import create
+from vitreous.weights.adopt import adopt, read_weights
+from vitreous.weights.timm import read
+
+timm = pytest.importorskip("timm")
+
+
+def theirs(name: str, **options):
+    torch.manual_seed(0)
+    model = timm.create_model(name, pretrained=False, **options).eval()
+    for key, parameter in model.named_parameters():  # heads, tokens and biases start at or near zero
+        scale = 0.5 if "norm" in key else 0.05
+        parameter.data += scale * torch.randn_like(parameter)
+    return model
+
+
+def ours(model, **options):
+    config, state = read(model.state_dict(), **options)
+    vit = ViT(config).eval()
+    vit.load_state_dict(state)
+    return vit
+
+
+@torch.inference_mode()
+def difference(a, b, images):
+    x, y = a(images), b(images)
+    assert x.shape == y.shape
+    return ((x - y).abs().max() / y.abs().max().clamp(min=1)).item()
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch16_224", "vit_base_patch16_224"])
+def test_logits_at_the_native_and_two_other_resolutions(name):
+    reference = theirs(name, num_classes=100, dynamic_img_size=True)
+    model = ours(reference)
+    for size in ((224, 224), (288, 288), (160, 256)):
+        assert difference(model, reference, torch.randn(2, 3, *size)) <= 1e-5, size
+
+
+VARIANTS = {
+    "mean pooling, norm after it": ("vit_tiny_patch16_224", {"global_pool": "avg", "class_token": False}),
+    "mean pooling beside a class token": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
+    "attention pooling": ("vit_tiny_patch16_224", {"global_pool": "map", "class_token": False}),
+    "registers, class token without position": ("vit_tiny_patch16_224", {"reg_tokens": 4, "no_embed_class": True}),
+    "registers with positions": ("vit_tiny_patch16_224", {"reg_tokens": 4}),
+    "registers and mean": ("vit_tiny_patch16_224", {"reg_tokens": 4, "no_embed_class": True, "class_token": False, "global_pool": "avg"}),
+    "layer scale": ("vit_tiny_patch16_224", {"init_values": 1e-2}),
+    "no bias on q, k, v": ("vit_tiny_patch16_224", {"qkv_bias": False}),
+    "one channel": ("vit_tiny_patch16_224", {"in_chans": 1}),
+    "no head": ("vit_tiny_patch16_224", {"num_classes": 0}),
+    "patch 32": ("vit_small_patch32_224", {}),
+    "other size": ("vit_tiny_patch16_224", {"img_size": 96}),
+}
+
+
+@pytest.mark.parametrize("case", VARIANTS)
+def test_variants(case):
+    name, options = VARIANTS[case]
+    reference = theirs(name, **options)
+    model = ours(reference)
+    assert difference(model, reference, torch.randn(2, model.config.channels, *model.config.image)) <= 1e-5
+
+
+def test_a_grid_that_is_not_square_needs_the_image_size():
+    reference = theirs("vit_tiny_patch16_224", img_size=(96, 160))
+    with pytest.raises(WeightsError, match="square"):
+        read(reference.state_dict())
+    model = ours(reference, image=(96, 160))
+    assert difference(model, reference, torch.randn(2, 3, 96, 160)) <= 1e-5
+
+
+def test_tanh_gelu_and_heads_are_told():
+    reference = theirs("vit_tiny_patch16_224", act_layer="gelu_tanh", num_heads=6)
+    assert difference(ours(reference, heads=6, gelu="tanh"), reference, torch.randn(1, 3, 224, 224)) <= 1e-5
+
+
+def test_other_families_are_refused_by_name():
+    reference = theirs("vit_tiny_patch16_224", qk_norm=True)
+    with pytest.raises(WeightsError, match=r"no place for blocks.0.attn.k_norm"):
+        read(reference.state_dict())
+
+
+def test_gradients_agree_too():
+    reference = theirs("vit_tiny_patch16_224", num_classes=10, img_size=32)
+    model, images = ours(reference), torch.randn(2, 3, 32, 32)
+    for network in (model, reference):
+        network(images).pow(2).sum().backward()
+    a, b = model.encoder.blocks[3].attention.part.qkv.weight.grad, reference.blocks[3].attn.qkv.weight.grad
+    assert torch.allclose(a, b, rtol=1e-3, atol=1e-4 * b.abs().max().item())
+
+
+def test_adopting_at_another_size_and_head_says_what_became_of_it(tmp_path):
+    reference = theirs("vit_tiny_patch16_224", num_classes=7, dynamic_img_size=True)
+    save_file(reference.state_dict(), tmp_path / "vit.safetensors")
+    model = create("ViT-Ti/16", 96, num_classes=3)
+    report = adopt(model, tmp_path / "vit.safetensors")
+    assert sorted(report.new) == sorted(report.unused) == ["head.bias", "head.weight"]
+    assert report.resized == "14 -> 6"
+    assert "the head is new and zero-initialised" in report.text()
+    assert not model.head.weight.any()
+    images = torch.randn(1, 3, 96, 96)
+    with torch.inference_mode():
+        assert torch.allclose(model.eval().features(images), reference.forward_features(images), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "make,message",
+    [(None, "no weights at"), ("folder", "holds no model.json"), ("pt", "a kind that is not read"), ("junk", "cannot be read")],
+)
+def test_sources_that_are_none(tmp_path, make, message):
+    path = tmp_path / {None: "nothing", "folder": "folder", "pt": "model.pt", "junk": "model.safetensors"}[make]
+    if make == "folder":
+        path.mkdir()
+    elif make:
+        path.write_bytes(b"junk")
+    with pytest.raises(WeightsError, match=message):
+        read_weights(path)

@@ -1,0 +1,42 @@
+"""vitreous: the Vision Transformer system. Everything public, on one page; imported when first used (PEP 562).
+
+create(name, ...)       a model by name, freshly initialised
+train(data, ...)        what `vitreous train` does; returns the run's summary
+evaluate(run, ...)      what `vitreous evaluate` does; returns its document
+load(run)               a trained model, ready for `.predict(["dog.jpg"])`
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitreous.models.config import ViTConfig as ViTConfig
+    from vitreous.models.vit import ViT as ViT
+    from vitreous.models.zoo import create as create
+    from vitreous.recipes.train import train as train
+    from vitreous.serving.predict import load as load
+    from vitreous.training.evaluate import evaluate as evaluate
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ViT": "vitreous.models.vit",
+    "ViTConfig": "vitreous.models.config",
+    "create": "vitreous.models.zoo",
+    "train": "vitreous.recipes.train",
+    "evaluate": "vitreous.training.evaluate",
+    "load": "vitreous.serving.predict",
+}
+__all__ = [*_HOMES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'vitreous' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

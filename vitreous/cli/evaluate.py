@@ -1,0 +1,74 @@
+"""vitreous evaluate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from tyro.conf import Positional
+
+if TYPE_CHECKING:
+    from vitreous.cli.console import Console
+
+
+@dataclass(frozen=True)
+class Options:
+    """Judge a trained model on a split of its own data, or of other data with classes of the same names.
+
+    Example: vitreous evaluate runs/pets photos/ --split test
+    """
+
+    run: Positional[str]
+    """A run folder or a bundle."""
+    data: Positional[str | None] = None
+    """A data set (default: the run's own)."""
+    split: Literal["train", "val", "test"] = "test"
+    """Which part of it."""
+    batch_size: int = 64
+    """Images decoded at a time; changes no figure."""
+    workers: int | None = None
+    """Processes that decode images; changes no figure."""
+    bad_images: Literal["stop", "skip"] = "stop"
+    """Stop at images that cannot be read, or count them as wrong."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Numbers to compute with; auto is fp32."""
+    seed: int = 0
+    """Accepted for uniformity; nothing here is left to chance."""
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """Judge, and print the figures and the table of classes."""
+    from vitreous.cli.train import figures
+    from vitreous.training.evaluate import evaluate
+
+    document = evaluate(
+        options.run,
+        options.data,
+        options.split,
+        options.batch_size,
+        options.workers,
+        options.device,
+        options.precision,
+        options.bad_images,
+        console,
+    )
+    console.say(figures(options.split, document[options.split]))
+    unreadable = document[options.split]["unreadable"]
+    if unreadable:
+        console.say(f"{unreadable} images cannot be read and count as wrong")
+    rows = sorted(document["per_class"], key=lambda row: row["f1"] if row["f1"] is not None else 2.0)
+    shown = rows if len(rows) <= 20 else rows[:20]
+    console.table(
+        ["class", "images", "recall", "precision", "F1", "mostly taken for"],
+        [[r["class"], str(r["images"]), share(r["recall"]), share(r["precision"]), share(r["f1"]), r["taken_for"] or "-"] for r in shown],
+    )
+    if len(rows) > len(shown):
+        console.say(f"… and {len(rows) - len(shown)} classes with a better F1")
+    return document
+
+
+def share(value: float | None) -> str:
+    """A fraction as a percentage."""
+    return "-" if value is None else f"{value:.1%}"

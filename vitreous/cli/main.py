@@ -1,0 +1,114 @@
+"""`vitreous VERB …`: find the verb, parse its options, run it, and turn what goes wrong into a message and a code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+from vitreous.errors import UsageError, VitreousError, nearest
+
+#: verb -> (module, what it does); the module has a frozen dataclass `Options` and a function `run(options, console)`
+VERBS = {
+    "train": ("vitreous.cli.train", "train a model, judge it and save it"),
+    "evaluate": ("vitreous.cli.evaluate", "judge a trained model on a split"),
+    "predict": ("vitreous.cli.predict", "names and probabilities for images"),
+    "models": ("vitreous.cli.models", "list the models, with parameters and cost"),
+    "doctor": ("vitreous.cli.doctor", "what this machine has and can do"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit with its code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = command(words)
+    except KeyboardInterrupt:
+        code = fail(VitreousError("stopped"), words, 130)
+    except BrokenPipeError:  # the reader of a pipe went away: nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 0
+    except VitreousError as error:
+        code = fail(error, words, error.code)
+    except MemoryError:
+        code = fail(VitreousError("out of memory", "use a smaller --batch-size or model"), words, 6)
+    except RuntimeError as error:
+        if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
+            raise
+        code = fail(VitreousError("out of memory", "use a smaller --batch-size or model"), words, 6)
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def command(words: list[str]) -> int:
+    """One verb with its words. Returns the exit code."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0 if words else 2
+    if words[0] in ("-V", "--version"):
+        from vitreous import __version__
+
+        print(f"vitreous {__version__}")
+        return 0
+    if words[0] not in VERBS:
+        raise UsageError(f"unknown verb {words[0]}", nearest(words[0], VERBS) or f"there are {', '.join(VERBS)}")
+    from vitreous.cli.console import Console
+
+    module = import_module(VERBS[words[0]][0])
+    rest, settings = split_settings(words[1:]) if "settings" in module.Options.__dataclass_fields__ else (words[1:], {})
+    options, as_json = parse(module.Options, words[0], rest)
+    if settings:
+        options = dataclasses.replace(options, settings=settings)
+    console = Console(as_json)
+    document = module.run(options, console)
+    console.close()
+    if as_json and document is not None:
+        print(json.dumps(document, ensure_ascii=False))
+    return 0
+
+
+def split_settings(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Take `--path.to.field WORDS…` out of the words: `--optimizer.betas 0.9 0.95`."""
+    rest: list[str] = []
+    settings: dict[str, list[str]] = {}
+    into = rest
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            if "." in name:
+                into = settings.setdefault(name, [])
+                into += [value] if equals else []
+                continue
+            into = rest
+        into.append(word)
+    return rest, settings
+
+
+def parse(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
+    """Words -> the verb's options, and whether `--json` was among them. Exits with 2, and a suggestion, for what cannot be."""
+    import tyro
+
+    as_json = "--json" in words
+    words = [word for word in words if word != "--json"]
+    description = (kind.__doc__ or "") + "\n\n--json prints one JSON document on stdout, everything else on stderr."
+    return tyro.cli(kind, prog=f"vitreous {verb}", description=description, args=words), as_json
+
+
+def overview() -> str:
+    """What `vitreous` alone prints."""
+    rows = "\n".join(f"  {verb:10} {text}" for verb, (_, text) in VERBS.items())
+    return f"usage: vitreous VERB [OPTIONS]\n\n{rows}\n\n`vitreous VERB --help` tells more; `vitreous train digits` is a good start."
+
+
+def fail(error: VitreousError, words: list[str], code: int) -> int:
+    """Say what went wrong: two lines on stderr and, for `--json`, a document on stdout."""
+    from vitreous.cli.console import Console
+
+    Console(False).error(error)
+    if "--json" in words:
+        print(json.dumps({"error": {"message": error.message, "hint": error.hint, "code": code}}, ensure_ascii=False))
+    return code

@@ -1,0 +1,97 @@
+"""vitreous predict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from tyro.conf import Positional
+
+if TYPE_CHECKING:
+    from vitreous.cli.console import Console
+
+
+@dataclass(frozen=True)
+class Options:
+    """Names and probabilities for images.
+
+    Example: vitreous predict runs/pets new/*.jpg --top 3
+    """
+
+    run: Positional[str]
+    """A run folder or a bundle."""
+    images: Positional[tuple[str, ...]]
+    """Image files, or folders of them."""
+    top: int = 3
+    """How many classes to name."""
+    csv: str | None = None
+    """Write a table to this file: path, class and probability of each of the top classes."""
+    bad_images: Literal["stop", "skip"] = "stop"
+    """Stop at images that cannot be read, or name them and go on."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Numbers to compute with; auto is fp32."""
+    seed: int = 0
+    """Accepted for uniformity; nothing here is left to chance."""
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """Predict, print a table, and write the CSV if one was asked for."""
+    from vitreous.data.decode import printable
+    from vitreous.errors import UsageError
+    from vitreous.serving.predict import expand, load
+
+    if not options.images:
+        raise UsageError("no images to predict", "name files or folders after the run")
+    if options.top < 1:
+        raise UsageError(f"--top must be at least 1, not {options.top}")
+    paths = list(expand(options.images))
+    predictor = load(options.run, options.device, options.precision)
+    answers = predictor.predict(paths, options.top, options.bad_images, lambda done: console.progress("predict", done, len(paths)))
+    rows = []
+    for answer in answers:
+        best = [f"{name} {p:.1%}" for name, p in zip(answer.names, answer.probabilities, strict=True)]
+        rows.append([printable(answer.path), "  ".join(best) or f"cannot be read: {answer.error}"])
+    console.table(["image", "classes"], rows)
+    if options.csv:
+        write_csv(options.csv, answers)
+    return {
+        "model": options.run,
+        "predictions": [
+            {
+                "path": printable(a.path),
+                "classes": [{"class": n, "probability": p} for n, p in zip(a.names, a.probabilities, strict=True)],
+                "error": a.error,
+            }
+            for a in answers
+        ],
+    }
+
+
+def write_csv(path: str, answers: list[Any]) -> None:
+    """One row an image and class. A cell that a spreadsheet would take for a formula is quoted with an apostrophe."""
+    import csv
+    import io
+    from pathlib import Path
+
+    from vitreous.data.decode import printable
+    from vitreous.errors import ResourceError
+    from vitreous.weights.bundle import write_text
+
+    def plain(cell: str) -> str:
+        return "'" + cell if cell[:1] in "=+-@" else cell
+
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["path", "rank", "class", "probability", "error"])
+    for answer in answers:
+        where = plain(printable(answer.path))
+        if answer.error:
+            writer.writerow([where, "", "", "", answer.error])
+        for rank, (name, p) in enumerate(zip(answer.names, answer.probabilities, strict=True), 1):
+            writer.writerow([where, rank, plain(name), f"{p:.6f}", ""])
+    try:
+        write_text(Path(path), text.getvalue())
+    except OSError as error:
+        raise ResourceError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,47 @@
+"""vitreous train."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vitreous.recipes.options import TrainOptions as Options
+
+if TYPE_CHECKING:
+    from vitreous.cli.console import Console
+
+__all__ = ["Options", "run"]
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """Train, or with --dry-run tell what training would be; returns the document."""
+    from vitreous.recipes.train import carry_out
+
+    if options.dry_run:
+        return plan(options, console)
+    summary = carry_out(options, console)
+    console.say(figures("validation", summary["val"]))
+    console.say(figures("test", summary["test"]))
+    minutes = summary["wall_seconds"] / 60
+    console.say(f"{summary['model']}, {summary['parameters']:,} parameters, trained in {minutes:.1f} minutes: {summary['run']}")
+    console.say(f"next: vitreous predict {summary['run']} IMAGE …")
+    return summary
+
+
+def figures(name: str, found: dict[str, Any] | None) -> str:
+    """One line of a split's figures."""
+    if found is None:
+        return f"{name}: no such split, nothing was measured"
+    low, high = found["interval"]["top1"]
+    top5 = "" if found["top5"] is None else f", top-5 {found['top5']:.2%}"
+    nll = "" if found["nll"] is None else f", NLL {found['nll']:.3f}, ECE {found['ece']:.3f}"
+    return f"{name}: top-1 {found['top1']:.2%} (95 % interval {low:.1%} to {high:.1%}){top5}{nll}, {found['images']} images"
+
+
+def plan(options: Options, console: Console) -> dict[str, Any]:
+    """The plan: model, resolution, parameters, cost, memory, time from a few timed steps. Writes nothing."""
+    from vitreous.config import to_plain
+    from vitreous.recipes.preview import preview
+
+    run, document = preview(options, console)
+    console.table(["plan", ""], [[name.replace("_", " "), str(value)] for name, value in document.items()])
+    return document | {"run": to_plain(run)}

@@ -1,0 +1,112 @@
+"""Frozen dataclasses to and from YAML and JSON: strict, typed, all errors at once. Knows nothing of vision."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+from vitreous.errors import UsageError, nearest
+
+T = TypeVar("T")
+MAX_BYTES = 1_000_000
+
+
+def to_plain(value: Any) -> Any:
+    """A dataclass as dicts, lists, numbers and strings."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    return value
+
+
+def from_plain(kind: type[T], value: Any) -> T:
+    """Dicts, lists, numbers and strings as a dataclass of that kind.
+
+    Raises UsageError naming every unknown key and every value of a wrong type, by its dotted path.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    unknown = unknown_keys(kind, value)
+    if unknown:
+        path, hint = unknown[0]
+        raise UsageError(f"unknown setting {', '.join(p for p, _ in unknown)}", hint or f"{path} is no field of {kind.__name__}")
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        raise UsageError("invalid settings:" + "".join(f"\n    {line}" for line in lines[:20])) from None
+
+
+def unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]:
+    """Dotted paths in `value` that `kind` has no field for, each with the nearest field's suggestion."""
+    if not dataclasses.is_dataclass(kind) or not isinstance(value, dict):
+        return []
+    import typing
+
+    hints = typing.get_type_hints(kind)
+    found = []
+    for key, item in value.items():
+        if key in hints:
+            found += unknown_keys(hints[key], item, f"{path}{key}.")
+        else:
+            found.append((f"{path}{key}", nearest(str(key), hints)))
+    return found
+
+
+def set_path(value: T, path: str, text: list[str]) -> T:
+    """A copy of a dataclass with the field at a dotted path set from words of a command line, typed by that field.
+
+    Raises UsageError for an unknown path (with the nearest one) or words that do not fit.
+    """
+    import typing
+
+    import yaml
+    from pydantic import TypeAdapter, ValidationError
+
+    head, _, rest = path.partition(".")
+    hints = typing.get_type_hints(type(value)) if dataclasses.is_dataclass(value) else {}
+    head = head.replace("-", "_")
+    if head not in hints:
+        raise UsageError(f"unknown setting {path}", nearest(head, hints) or f"there are {', '.join(hints)}")
+    if rest:
+        return dataclasses.replace(value, **{head: set_path(getattr(value, head), rest, text)})  # type: ignore[type-var]
+    plain = [yaml.safe_load(word) for word in text]
+    several = "tuple" in str(hints[head]) or len(plain) != 1
+    try:
+        typed = TypeAdapter(hints[head]).validate_python(plain if several else plain[0])
+    except ValidationError as error:
+        raise UsageError(f"{path} cannot be {' '.join(text)} ({error.errors()[0]['msg']})") from None
+    return dataclasses.replace(value, **{head: typed})  # type: ignore[type-var]
+
+
+def to_yaml(value: Any) -> str:
+    """A dataclass as YAML, fields in their order."""
+    import yaml
+
+    return yaml.safe_dump(to_plain(value), sort_keys=False, allow_unicode=True)
+
+
+def from_yaml(kind: type[T], text: str) -> T:
+    """YAML as a dataclass. Raises UsageError for a file over 1 MB, aliases, duplicate or unknown keys, wrong types."""
+    import yaml
+
+    if len(text) > MAX_BYTES:
+        raise UsageError(f"a config of {len(text):,} characters is over the limit of {MAX_BYTES:,}")
+    try:
+        if any(isinstance(token, (yaml.AliasToken, yaml.AnchorToken)) for token in yaml.scan(text)):
+            raise UsageError("the config has YAML anchors or aliases", "write the values out")
+        plain = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"not valid YAML: {str(error).splitlines()[0]}") from None
+    return from_plain(kind, plain)
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Where two dataclasses of one kind differ: `optimizer.lr: 0.001 -> 0.003`."""
+    if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
+        names = [field.name for field in dataclasses.fields(old)]
+        return [line for name in names for line in differences(getattr(old, name), getattr(new, name), f"{path}{name}.")]
+    return [] if old == new else [f"{path.removesuffix('.')}: {old} -> {new}"]

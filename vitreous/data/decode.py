@@ -1,0 +1,92 @@
+"""The one way from a file to pixels, used by training, evaluation and prediction alike.
+
+A file passes two gates before a pixel is decoded: it must be a regular file of a known format, and its header must not
+promise more pixels than `MAX_PIXELS`. Then it comes out upright (EXIF), at 8 bits, over a stated background.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import warnings
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from vitreous.errors import DataError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+MAX_PIXELS = 64_000_000
+MAX_BYTES = 512 * 2**20
+BACKGROUND = 255  # white: what shows where a picture is transparent
+MODES = {1: "L", 3: "RGB"}  # channels of the model -> mode of the decoded picture
+
+
+def decode(path: str | os.PathLike[str], channels: int = 3) -> Image.Image:
+    """A file as an upright 8-bit picture, mode `RGB` for 3 channels and `L` for 1.
+
+    EXIF orientation is applied; 16-bit greys are scaled by 1/257; palette and alpha are laid over white; CMYK becomes RGB;
+    of an animation the first frame is taken. The content decides the format, not the name.
+    Raises DataError, with the path and the reason, for anything else: not a regular file, not an image, a format outside
+    `FORMATS`, truncated or corrupt data, more than `MAX_PIXELS`, floating-point pixels, LAB.
+    """
+    if channels not in MODES:
+        raise DataError(f"files decode to 1 or 3 channels, the model takes {channels}")
+    name = printable(path)
+    try:
+        with open_regular(path) as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(file, formats=FORMATS) as image:
+                if image.width * image.height > MAX_PIXELS:
+                    raise DataError(f"{name}: {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}", "scale it down")
+                image.load()
+                return flatten(ImageOps.exif_transpose(image), MODES[channels], name)
+    except UnidentifiedImageError:
+        raise DataError(f"{name}: not an image of a known format", f"known are {', '.join(FORMATS)}") from None
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise DataError(f"{name}: cannot be read as an image ({reason(error)})", "mend or remove the file") from None
+
+
+def open_regular(path: str | os.PathLike[str]):
+    """Open a file for reading without ever waiting on a pipe or a device; refuse what is not a regular file."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and 0 < status.st_size <= MAX_BYTES:
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{printable(path)}: not a regular file")
+    raise DataError(f"{printable(path)}: " + ("empty file" if not status.st_size else f"larger than {MAX_BYTES >> 20} MiB"))
+
+
+def flatten(image: Image.Image, mode: str, name: str) -> Image.Image:
+    """One decoded frame of any mode as 8-bit `RGB` or `L`."""
+    if image.mode in ("F", "LAB"):
+        raise DataError(f"{name}: pixels of mode {image.mode} have no stated range", "convert it to 8 or 16 bits")
+    if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip at 255
+        values = np.asarray(image).astype(np.int64)
+        if values.min() < 0 or values.max() > 65535:
+            raise DataError(f"{name}: 32-bit pixels have no stated range", "convert it to 8 or 16 bits")
+        image = Image.fromarray(((values + 128) // 257).astype(np.uint8))
+    if image.has_transparency_data:
+        picture = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", picture.size, (BACKGROUND,) * 3 + (255,)), picture)
+    return image.convert(mode)
+
+
+def printable(path: str | os.PathLike[str]) -> str:
+    """A path as one line of text, whatever bytes it holds."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in os.fspath(path))
+
+
+def reason(error: Exception) -> str:
+    """The short reason in an exception of Pillow or of the system."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return text.splitlines()[0][:120] if text else type(error).__name__
+
+
+def is_image(path: Path) -> bool:
+    """Whether a name looks like an image; hidden files do not."""
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")

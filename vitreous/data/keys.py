@@ -1,0 +1,44 @@
+"""Randomness as a function of where it is used, never of what ran before: (seed, epoch, sample, view) or (seed, step).
+
+Nothing has to be saved to continue a run, and the number of workers cannot matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+_GOLDEN, _M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def key(*parts: int | np.ndarray) -> np.ndarray:
+    """Integers (or arrays that broadcast) -> uint64 keys: SplitMix64's finaliser (Steele et al., 2014), part after part."""
+    with np.errstate(over="ignore"):
+        state = np.uint64(0)
+        for part in parts:
+            state = state + np.asarray(part).astype(np.uint64) + _GOLDEN
+            state = (state ^ (state >> np.uint64(30))) * _M1
+            state = (state ^ (state >> np.uint64(27))) * _M2
+            state = state ^ (state >> np.uint64(31))
+    return np.asarray(state)
+
+
+def uniform(keys: np.ndarray, draws: int) -> np.ndarray:
+    """(n,) keys -> (n, draws) float64 numbers in [0, 1), 53 bits each."""
+    return (key(keys[:, None], np.arange(draws)[None]) >> np.uint64(11)) * 2.0**-53
+
+
+def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of `count` samples in an epoch: their keys, sorted."""
+    return np.argsort(key(seed, epoch, np.arange(count)), kind="stable")
+
+
+@contextmanager
+def seeded(*parts: int) -> Iterator[None]:
+    """Run a piece of library code that draws from torch's global CPU generator, seeded by a key, and leave no trace."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(key(*parts)) >> 1)
+        yield

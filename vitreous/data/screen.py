@@ -1,0 +1,65 @@
+"""Find the pictures that cannot be read before an hour is spent on them, and keep small data sets in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.data.loader import Judged
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import Arrays, Files, Split
+from vitreous.errors import DataError
+
+CACHE_BYTES = 2**30  # a data set that is smaller than this at the model's size, and has no larger pictures, stays in memory
+PROBED = 64  # pictures whose size stands for all
+
+
+def fits_in_memory(split: Split, preprocess: Preprocess) -> bool:
+    """Whether a split is kept in memory: it is small, and no picture of a sample of it is larger than the model's input."""
+    height, width = preprocess.image
+    if len(split) * preprocess.channels * height * width > CACHE_BYTES:
+        return False
+    for sample in np.linspace(0, len(split) - 1, min(PROBED, len(split))).astype(int):
+        try:
+            picture = split.picture(int(sample), preprocess.channels)
+        except DataError:
+            continue
+        if picture.height > height or picture.width > width:
+            return False
+    return True
+
+
+def screen(split: Split, preprocess: Preprocess, workers: int, keep: bool) -> tuple[Tensor | None, dict[int, DataError]]:
+    """Decode every picture once: all of them as (n, C, *image) uint8 if `keep`, and what could not be read.
+
+    A picture that cannot be read stands as zeros in the tensor.
+    """
+    height, width = preprocess.image
+    pixels = torch.zeros(len(split), preprocess.channels, height, width, dtype=torch.uint8) if keep else None
+    bad: dict[int, DataError] = {}
+    for samples, images in Judged(split, preprocess, workers).batches(256):
+        for sample, image in zip(samples.tolist(), images, strict=True):
+            if isinstance(image, DataError):
+                bad[sample] = image
+            elif pixels is not None:
+                pixels[sample] = image
+    return pixels, bad
+
+
+def without(split: Split, bad: dict[int, DataError]) -> Split:
+    """The split less its unreadable pictures. Raises DataError if none is left."""
+    good = np.array([sample for sample in range(len(split)) if sample not in bad], dtype=np.int64)
+    if not len(good):
+        raise DataError(f"none of {len(split)} images can be read; the first: {next(iter(bad.values())).message}")
+    if isinstance(split, Files):
+        return Files([split.paths[sample] for sample in good], split.labels[good])
+    assert isinstance(split, Arrays)
+    return Arrays(split.pixels[good], split.labels[good])
+
+
+def refuse(bad: dict[int, DataError], total: int) -> DataError:
+    """The error that names unreadable pictures: the first twenty, and how many there are."""
+    listing = "".join(f"\n    {error.message}" for error in list(bad.values())[:20])
+    more = f"\n    and {len(bad) - 20} more" if len(bad) > 20 else ""
+    return DataError(f"{len(bad)} of {total} images cannot be read:{listing}{more}", "mend or remove them, or use --bad-images skip")

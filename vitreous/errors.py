@@ -1,0 +1,66 @@
+"""Errors a user can act on: what was wrong, where, and the option or command that mends it.
+
+Every verb turns a `VitreousError` into two lines on stderr and the exit code below; nothing else may reach a user.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class VitreousError(Exception):
+    """A refusal with a way out. `hint` is the second line of the message, `code` the exit code."""
+
+    code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message, self.hint = message, hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+
+
+class UsageError(VitreousError):
+    """An option, a value or a configuration that cannot be meant."""
+
+    code = 2
+
+
+class DataError(VitreousError):
+    """Images or labels that cannot be used as they are."""
+
+    code = 3
+
+
+class WeightsError(VitreousError):
+    """Weights or a checkpoint that must not be loaded."""
+
+    code = 4
+
+
+class NonFiniteError(VitreousError):
+    """A loss or a gradient that is NaN or infinite."""
+
+    code = 5
+
+
+class ResourceError(VitreousError):
+    """Disk, memory or a worker process that gave out."""
+
+    code = 6
+
+
+class Interrupted(VitreousError):
+    """Stopped by a signal, with everything saved. SIGINT exits 130, SIGTERM 143."""
+
+    def __init__(self, message: str, hint: str = "", code: int = 130) -> None:
+        super().__init__(message, hint)
+        self.code = code
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word most like `word`, as the text `did you mean X?`, or an empty string."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean {found[0]}?" if found else ""

@@ -1,0 +1,1 @@
+"""How good it is: functions of (logits, labels) and of (model, loader)."""

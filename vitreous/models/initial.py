@@ -1,0 +1,40 @@
+"""Initial weights beyond the paper's: attention that starts out as trained attention looks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitreous.models.vit import ViT
+from vitreous.nn.position import sincos
+
+
+def mimetic(model: ViT, query_key: tuple[float, float] = (0.7, 0.7), value_out: tuple[float, float] = (0.4, 0.4)) -> None:
+    """Mimetic initialisation (Trockman and Kolter, arXiv:2305.09828), in place.
+
+    Trained ViTs have W_q W_k^T near a multiple of I, head by head, and W_v W_out near a negative one. So each product is
+    drawn as a Z + b I, or a Z - b I for value and output, with Z Gaussian of variance 1 / D, and factored by its SVD; a
+    head keeps its d largest directions. Positions start as sines and cosines of amplitude 1/2, so that near places are alike.
+    Worth several points on sets as small as CIFAR-10, where attention is slow to form (benchmarks/README.md).
+    """
+    model.position.table.data.copy_(0.5 * sincos(model.config.grid, model.config.width))
+    for block in model.encoder.blocks:
+        attention = block.attention.part
+        width, head = model.config.width, model.config.width // attention.heads
+        q, k, v = attention.qkv.weight.data.chunk(3)  # each (D, D), rows by head
+        for rows in torch.arange(width).split(head):
+            q[rows], k[rows] = factors(near_identity(width, *query_key), head)
+        v[:], out = factors(near_identity(width, value_out[0], -value_out[1]), width)
+        attention.out.weight.data.copy_(out.T)
+
+
+def near_identity(width: int, noise: float, diagonal: float) -> Tensor:
+    """(D, D): noise Z + diagonal I."""
+    return noise * torch.randn(width, width) * width**-0.5 + diagonal * torch.eye(width)
+
+
+def factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """(D, D) -> left and right, each (rank, D), with left^T right the best approximation of the matrix."""
+    u, s, vh = torch.linalg.svd(matrix)
+    root = s[:rank].sqrt()
+    return (u[:, :rank] * root).T, vh[:rank] * root[:, None]

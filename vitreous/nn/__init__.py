@@ -1,0 +1,1 @@
+"""Parts: tensors in, tensors out. Nothing here knows of data, training or files."""

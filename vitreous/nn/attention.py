@@ -1,0 +1,79 @@
+"""Self-attention over axis -2; every axis before it is batch (arXiv:2010.11929, appendix A).
+
+N tokens, D width, h heads, d = D / h.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, Eqs. 5-8. `weights` answers what `forward` looked at; the forward pass never stores it."""
+
+    def __init__(self, width: int, heads: int, bias: bool = True) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width {width} is not a multiple of {heads} heads")
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.out = nn.Linear(width, width)
+        for part in self.qkv.weight.chunk(3):  # Xavier on each D x D matrix: on the fused one it is too small by sqrt 2
+            nn.init.xavier_uniform_(part)
+        nn.init.xavier_uniform_(self.out.weight)
+        for linear in (self.qkv, self.out):
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., N, D) -> (..., N, D)."""
+        q, k, v = self.split(x)
+        return self.out(attend(q, k, v).transpose(-3, -2).flatten(-2))
+
+    def weights(self, x: Tensor) -> Tensor:
+        """(..., N, D) -> (..., h, N, N): the probabilities, rows are queries and sum to one."""
+        q, k, _ = self.split(x)
+        return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(..., N, D) -> queries, keys and values, each (..., h, N, d)."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)  # (..., N, 3, h, d) -> 3 x (..., N, h, d)
+        return q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v on (..., h, N, d), by the fastest way the device has.
+
+    PyTorch's fused kernel everywhere, but for training on a CPU in bfloat16, where its backward pass takes about eight
+    times as long as two batched products with the probabilities kept.
+    """
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and torch.is_grad_enabled() and q.requires_grad:
+        return KeptAttention.apply(q, k, v)
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+class KeptAttention(torch.autograd.Function):
+    """Attention by batched products that keeps its probabilities P for the backward pass.
+
+    With S = q k^T / sqrt(d), P = softmax(S), y = P v:  dv = P^T dy,  dP = dy v^T,  dS = P (dP - sum(dP P)),
+    dq = dS k / sqrt(d),  dk = dS^T q / sqrt(d).
+    """
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = q.contiguous() * q.shape[-1] ** -0.5, k.contiguous(), v.contiguous()
+        p = torch.matmul(q, k.transpose(-2, -1)).softmax(-1)
+        ctx.save_for_backward(q, k, v, p)
+        return p @ v
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, p = ctx.saved_tensors
+        grad = grad.contiguous()
+        dv = p.transpose(-2, -1) @ grad
+        ds = torch._softmax_backward_data(grad @ v.transpose(-2, -1), p, -1, p.dtype)
+        return ds @ k * q.shape[-1] ** -0.5, ds.transpose(-2, -1) @ q, dv

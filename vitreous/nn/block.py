@@ -1,0 +1,88 @@
+"""The residual block and what it is made of (arXiv:2010.11929, Eqs. 2-3).
+
+N tokens, D width, M hidden width of the MLP.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.nn.attention import Attention
+
+
+class Mlp(nn.Module):
+    """Two layers with a GELU between them; `gelu` is torch's name of the form, `none` (erf) or `tanh` (Google's code)."""
+
+    def __init__(self, width: int, hidden: int, dropout: float = 0.0, gelu: str = "none") -> None:
+        super().__init__()
+        self.gelu, self.dropout = gelu, dropout
+        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        for linear in (self.fc1, self.fc2):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.normal_(linear.bias, std=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D)."""
+        hidden = F.gelu(self.fc1(x), approximate=self.gelu)
+        return self.fc2(F.dropout(hidden, self.dropout, self.training))
+
+
+class Branch(nn.Module):
+    """x + drop_path(scale(dropout(part(norm(x))))): the pre-norm residual branch that every block is made of.
+
+    `layer_scale` is the initial value of LayerScale (arXiv:2103.17239), None for no such parameter. `drop_path` is the
+    probability that a sample's branch is skipped in training (stochastic depth, arXiv:1603.09382); the kept ones are
+    divided by 1 - drop_path.
+    """
+
+    def __init__(
+        self,
+        part: nn.Module,
+        width: int,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        layer_scale: float | None = None,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        self.dropout, self.drop_path = dropout, drop_path
+        self.norm = nn.LayerNorm(width, eps=eps)
+        self.part = part
+        self.scale = None if layer_scale is None else nn.Parameter(torch.full((width,), layer_scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ..., D) -> (B, ..., D)."""
+        y = F.dropout(self.part(self.norm(x)), self.dropout, self.training)
+        if self.scale is not None:
+            y = y * self.scale
+        if self.training and self.drop_path > 0:
+            keep = 1 - self.drop_path
+            y = y * y.new_empty(len(y), *[1] * (y.dim() - 1)).bernoulli_(keep).div_(keep)
+        return x + y
+
+
+class Block(nn.Module):
+    """Pre-norm residual block: attention, then MLP (Eqs. 2-3). Options are those of `Branch`, `Attention` and `Mlp`."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        layer_scale: float | None = None,
+        eps: float = 1e-6,
+        gelu: str = "none",
+        qkv_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        residual = (width, dropout, drop_path, layer_scale, eps)
+        self.attention = Branch(Attention(width, heads, qkv_bias), *residual)
+        self.mlp = Branch(Mlp(width, hidden, dropout, gelu), *residual)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., N, D) -> (..., N, D)."""
+        return self.mlp(self.attention(x))

@@ -1,0 +1,27 @@
+"""The Transformer encoder: a stack of blocks and a final norm (arXiv:2010.11929, Eqs. 2-4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+
+class Encoder(nn.Module):
+    """Blocks one after the other, then a LayerNorm over every token. `norm=False` leaves the norm to what comes after."""
+
+    def __init__(self, width: int, blocks: Sequence[nn.Module], eps: float = 1e-6, norm: bool = True) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(width, eps=eps) if norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., N, D) -> (..., N, D)."""
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+def stack(depth: int, block: Callable[[float], nn.Module], drop_path: float = 0.0) -> list[nn.Module]:
+    """`depth` blocks, each made from its own stochastic depth rate, which rises linearly from 0 to `drop_path`."""
+    return [block(drop_path * i / max(depth - 1, 1)) for i in range(depth)]

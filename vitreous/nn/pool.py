@@ -1,0 +1,31 @@
+"""From a sequence of tokens to one vector."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.nn.attention import attend
+from vitreous.nn.block import Mlp
+
+
+class AttentionPool(nn.Module):
+    """Multi-head attention pooling (arXiv:2106.04560, section 3.2): a learned query attends to all tokens, then x + MLP(LN x)."""
+
+    def __init__(self, width: int, heads: int, hidden: int, eps: float = 1e-6, gelu: str = "none") -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Parameter(torch.empty(1, width))
+        self.q, self.kv, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+        self.norm, self.mlp = nn.LayerNorm(width, eps=eps), Mlp(width, hidden, gelu=gelu)
+        for matrix in (self.query, self.q.weight, *self.kv.weight.chunk(2), self.out.weight):
+            nn.init.xavier_uniform_(matrix)
+        for linear in (self.q, self.kv, self.out):
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, N, D) -> (B, D)."""
+        q = self.q(self.query).expand(len(tokens), 1, -1).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = self.kv(tokens).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 2 x (B, h, N, d)
+        x = self.out(attend(q, k, v).transpose(1, 2).flatten(2))
+        return (x + self.mlp(self.norm(x)))[:, 0]

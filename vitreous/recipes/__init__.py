@@ -1,0 +1,1 @@
+"""Functions that return a frozen `Run`: what to do when the user does not say."""

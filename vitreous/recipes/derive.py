@@ -1,0 +1,200 @@
+"""From what the user said to a complete `Run`: every number that was left out is chosen here, once, and stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vitreous.config import set_path
+from vitreous.data.augment import Augment
+from vitreous.data.preprocess import HALF, Preprocess
+from vitreous.data.sources import Data
+from vitreous.errors import UsageError
+from vitreous.models.config import ViTConfig, nearby
+from vitreous.models.vit import macs
+from vitreous.models.zoo import configure
+from vitreous.recipes.options import TrainOptions
+from vitreous.training.machine import default_workers, pick_device, pick_precision
+from vitreous.training.run import DataOptions, Optimizer, Run, Schedule
+
+SMALL = 64  # pixels: up to this side, pictures are taken as they are
+COMPILE_GAIN = 3e17  # FLOPs of a run on a GPU from which a compilation of a minute or two pays for itself
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the data say: how many training images, their size (height, width) and channels."""
+
+    images: int
+    size: tuple[int, int]
+    channels: int
+
+
+def derive(options: TrainOptions, data: Data, facts: Facts, start: ViTConfig | None = None) -> Run:
+    """The run that the options ask for on this data; `start` is the config of the weights to begin from, if any.
+
+    Raises UsageError for options that do not go together or a size that no patch divides.
+    """
+    if options.epochs is not None and options.steps is not None:
+        raise UsageError("--epochs and --steps say the same thing", "use one of them")
+    device = pick_device(options.device or "auto")
+    model = architecture(options, facts, len(data.classes), start)
+    recipe = digits if data.name == "digits" and start is None else small if max(model.image) <= SMALL and start is None else photos
+    base = recipe(model, facts, options)
+    run = replace(
+        base,
+        data=replace(base.data, source=data.name, classes=data.classes, fingerprint=data.fingerprint()),
+        device=device,
+        precision=pick_precision(options.precision or "auto", device),  # type: ignore[arg-type]
+    )
+    run = apply(run, options)
+    if options.compile is None and device.startswith("cuda"):
+        run = replace(run, compile=6 * macs(run.model) * run.total > COMPILE_GAIN)
+    return periods(run, options)
+
+
+def architecture(options: TrainOptions, facts: Facts, classes: int, start: ViTConfig | None) -> ViTConfig:
+    """The model: as named, as the weights have it, or as suits the pictures."""
+    native = facts.size if max(facts.size) <= SMALL else None
+    if start is not None:
+        if options.model and configure(options.model).width != start.width:
+            raise UsageError(f"--model {options.model} does not fit the weights of --init {options.init}", "leave --model out")
+        image = (options.image_size,) * 2 if options.image_size else start.image
+        return replace(start, image=image, classes=classes, representation=None)
+    name = options.model or ("ViT-Ti/16" if native is None else "ViT-64x6/2" if max(native) <= 16 else "ViT-128x6/4")
+    model = configure(name)
+    patch = (options.patch_size,) * 2 if options.patch_size else model.patch
+    image = (options.image_size,) * 2 if options.image_size else nearby(native or (224, 224), patch)
+    model = replace(model, image=image, patch=patch, classes=classes, channels=facts.channels)
+    if native is not None:  # small data: mean pooling learns faster than a class token
+        model = replace(model, pool="mean", class_token=False, class_position=False)
+    return model
+
+
+def common(model: ViTConfig, facts: Facts, options: TrainOptions) -> dict[str, Any]:
+    """What every recipe starts from."""
+    return {
+        "data": DataOptions("", tuple(map(str, range(model.classes))), facts.images, ""),
+        "model": model,
+        "preprocess": Preprocess(
+            image=(model.image[0], model.image[1]), channels=model.channels, mean=HALF[0][: model.channels], std=HALF[1][: model.channels]
+        ),
+    }
+
+
+def digits(model: ViTConfig, facts: Facts, options: TrainOptions) -> Run:
+    """`vitreous train digits`: the embedded set, a minute on two cores. Figures: benchmarks/README.md."""
+    return Run(
+        **common(model, facts, options),
+        augment=Augment(shift=0.125, rotate=12, zoom=0.12, border="zeros"),
+        optimizer=Optimizer("muon", lr=3e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.05),
+        schedule=Schedule(warmup_steps=50),
+        mimetic=True,
+        smoothing=0.1,
+        batch_size=128,
+        epochs=100,
+        ema=0.99,
+    )
+
+
+def small(model: ViTConfig, facts: Facts, options: TrainOptions) -> Run:
+    """Pictures up to 64 pixels from scratch, as CIFAR. Figures: benchmarks/README.md."""
+    batch = max(1, min(128, facts.images // 4))
+    epochs = min(300.0, max(8.0, 4e5 / facts.images))
+    steps = max(1, round(epochs * facts.images / batch))
+    return Run(
+        **common(model, facts, options),
+        augment=Augment(shift=0.125, flip=0.5),
+        optimizer=Optimizer("muon", lr=2e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.05),
+        schedule=Schedule(warmup_steps=round(0.05 * steps)),
+        mimetic=True,
+        smoothing=0.1,
+        batch_size=batch,
+        epochs=epochs,
+        ema=0.998,
+    )
+
+
+def photos(model: ViTConfig, facts: Facts, options: TrainOptions) -> Run:
+    """Photographs, from scratch or from weights. The rate follows the batch: lr = 1e-3 x batch / 1024 from scratch, a tenth
+    of it from weights, never below 1e-5 (DeiT's linear rule, arXiv:2012.12877)."""
+    started = options.init is not None
+    batch = max(1, min(64, facts.images // 4))
+    epochs = min(100.0, max(5.0, (2e4 if started else 1e5) / facts.images))
+    steps = max(1, round(epochs * facts.images / batch))
+    size = (options.batch_size or batch) * (options.accumulate or 1)
+    return Run(
+        **common(model, facts, options),
+        augment=Augment(crop=(0.3 if started else 0.2, 1.0), flip=0.5, rand_layers=0 if started else 2),
+        optimizer=Optimizer("adamw", lr=max(1e-5, (1e-4 if started else 1e-3) * max(size, 64) / 256), weight_decay=0.05),
+        schedule=Schedule(warmup_steps=round(0.05 * steps)),
+        mimetic=not started,
+        smoothing=0.1,
+        batch_size=batch,
+        epochs=epochs,
+        ema=0.998 if steps > 1000 else None,
+    )
+
+
+#: option -> path in the run, for options that set one value as it is
+PATHS = {
+    "batch_size": "batch_size",
+    "accumulate": "accumulate",
+    "epochs": "epochs",
+    "optimizer": "optimizer.name",
+    "lr": "optimizer.lr",
+    "weight_decay": "optimizer.weight_decay",
+    "clip_grad": "optimizer.clip",
+    "warmup_steps": "schedule.warmup_steps",
+    "decay": "schedule.decay",
+    "label_smoothing": "smoothing",
+    "drop_path": "model.drop_path",
+    "dropout": "model.dropout",
+    "patch_dropout": "patch_dropout",
+    "mixup": "augment.mixup",
+    "cutmix": "augment.cutmix",
+    "rand_augment": "augment.rand_layers",
+    "erase": "augment.erase",
+    "init": "init",
+    "seed": "seed",
+    "workers": "data.workers",
+    "split_seed": "data.split_seed",
+    "compile": "compile",
+    "log_every": "log_every",
+    "evaluate_every": "evaluate_every",
+    "save_every": "save_every",
+    "keep": "keep",
+}
+
+
+def apply(run: Run, options: TrainOptions) -> Run:
+    """The run with every option that was given set, and every `--path.to.field` after them."""
+    plain: dict[str, Any] = {path: getattr(options, name) for name, path in PATHS.items() if getattr(options, name) is not None}
+    if options.ema is not None:
+        plain["ema"] = options.ema or None
+    for path in sorted(plain, key=lambda p: p != "batch_size"):
+        run = put(run, path, plain[path])
+    if options.steps is not None:
+        run = replace(run, epochs=options.steps * run.step_size / run.data.images)
+    if options.warmup_steps is None and (options.epochs or options.steps or options.batch_size or options.accumulate):
+        run = replace(run, schedule=replace(run.schedule, warmup_steps=round(0.05 * run.steps)))
+    for path, words in options.settings.items():
+        run = set_path(run, path, words)
+    return run
+
+
+def put(run: Run, path: str, value: Any) -> Run:
+    """A copy of the run with one field, at a dotted path, set."""
+    head, _, rest = path.partition(".")
+    return replace(run, **{head: replace(getattr(run, head), **{rest: value}) if rest else value})
+
+
+def periods(run: Run, options: TrainOptions) -> Run:
+    """How often to log, evaluate and save: by the length of the run, unless said."""
+    chosen = {
+        "log_every": options.log_every or max(1, min(50, run.steps // 20)),
+        "evaluate_every": options.evaluate_every or max(1, run.steps // 6),
+        "save_every": options.save_every or max(1, run.steps // 6),
+    }
+    workers = options.workers if options.workers is not None else 0 if run.data.cache else default_workers()
+    return replace(run, **chosen, data=replace(run.data, workers=workers))

@@ -1,0 +1,60 @@
+"""A run looked at before it is made: what it is, what it costs, and how long it will take here."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from vitreous.models.vit import macs
+from vitreous.models.zoo import name_of
+from vitreous.nn.grid import by
+from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.train import plan
+from vitreous.training.folder import Folder
+from vitreous.training.loop import State, fit
+from vitreous.training.machine import peak_memory, settle_allocator
+from vitreous.training.run import Run
+from vitreous.training.session import Listener, Session
+
+TIMED = 4  # steps, after one to warm up
+
+
+def preview(options: TrainOptions, listener: Listener) -> tuple[Run, dict[str, Any]]:
+    """The run that the options give, and its plan; a few steps are timed on the real data and thrown away."""
+    folder, run, inputs, _ = plan(options, listener)
+    settle_allocator()
+    times: list[float] = []
+
+    def tick(state: State) -> None:
+        times.append(time.perf_counter())
+        state.halt = len(times) > TIMED
+
+    with tempfile.TemporaryDirectory() as scratch:
+        session = Session(run, inputs, Folder(Path(scratch)), listener)
+        state = session.build()
+        fit(state, session.batches(state), [(1, tick)])
+    steps = [after - before for before, after in pairwise(times)] or [float("nan")]
+    seconds = sorted(steps)[len(steps) // 2]
+    document = {
+        "model": name_of(run.model),
+        "resolution": by(run.model.image),
+        "tokens": run.model.prefix + math.prod(run.model.grid),
+        "parameters": sum(p.numel() for p in state.objective.parameters()),
+        "gflops_per_image": round(2 * macs(run.model) / 1e9, 4),
+        "device": run.device,
+        "precision": run.precision,
+        "images": run.data.images,
+        "batch_size": run.batch_size,
+        "steps": run.steps,
+        "epochs": run.epochs,
+        "peak_memory_bytes": peak_memory(run.device),
+        "seconds_per_step": round(seconds, 4),
+        "images_per_second": round(run.step_size / seconds, 1),
+        "minutes": round(seconds * run.steps / 60, 1),
+        "out": str(folder.path),
+    }
+    return run, document

@@ -1,0 +1,1 @@
+"""A trained model put to use."""

@@ -1,0 +1,1 @@
+"""The one loop, optimisers, schedules, checkpoints. Knows no objective and no model by name."""

@@ -1,0 +1,143 @@
+"""Checkpoints that are there whole or not at all.
+
+    FOLDER/step-00000310/   files as the caller writes them, and manifest.json with each one's size and SHA-256
+
+One save: a hidden temporary folder, every file written and fsynced, the manifest, a rename, an fsync of the parent. Old
+ones go only after the new one is there. The newest is the highest number whose manifest verifies; times and the mere
+presence of files count for nothing. No tensor is known here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitreous.errors import ResourceError, WeightsError
+from vitreous.weights.bundle import sha256
+
+MANIFEST = "manifest.json"
+Writer = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Store:
+    """The checkpoints of one run, of which `keep` stay (never fewer than two)."""
+
+    folder: Path
+    keep: int = 2
+
+    def save(self, step: int, writers: dict[str, Writer], size: int) -> Path:
+        """Write one file per writer as checkpoint `step`; `size` is about how many bytes they will take.
+
+        Raises ResourceError, with what was needed and what is free, if it cannot be written; the older ones stay.
+        """
+        temporary = self.folder / f".tmp-{step}-{uuid.uuid4().hex}"
+        try:
+            temporary.mkdir(parents=True)
+            free = shutil.disk_usage(self.folder).free
+            if free < 1.2 * size:
+                raise OSError(f"{size / 1e6:.0f} MB needed and 20 % to spare, {free / 1e6:.0f} MB free")
+            for name, write in writers.items():
+                write(temporary / name)
+                fsync(temporary / name)
+            manifest = {name: {"bytes": (temporary / name).stat().st_size, "sha256": sha256(temporary / name)} for name in writers}
+            (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+            fsync(temporary / MANIFEST)
+            fsync(temporary)
+            place = self.place(step)
+            if place.exists():  # left behind, invalid: it was not resumed from
+                self.discard(place)
+            os.rename(temporary, place)
+            fsync(self.folder)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise ResourceError(f"checkpoint of step {step} not saved in {self.folder}: {error}", "free some disk space") from None
+        self.prune()
+        return place
+
+    def newest(self, warn: Callable[[str], None] = lambda text: None) -> Path | None:
+        """The newest checkpoint that verifies, or None where there is none at all.
+
+        Invalid ones are passed over with a warning. Raises WeightsError if there are checkpoints and none is valid.
+        """
+        self.sweep()
+        places = list(self.places())
+        for place in places:
+            fault = flaw(place)
+            if fault is None:
+                return place
+            warn(f"checkpoint {place.name} is not used: {fault}")
+        if places:
+            raise WeightsError(f"none of the {len(places)} checkpoints in {self.folder} is valid", "start again with another --out")
+        return None
+
+    def place(self, step: int) -> Path:
+        """Where the checkpoint of a step is."""
+        return self.folder / f"step-{step:08d}"
+
+    def places(self) -> Iterator[Path]:
+        """Every published checkpoint, newest first."""
+        found = [p for p in self.folder.glob("step-*") if p.name[5:].isdecimal()] if self.folder.is_dir() else []
+        return iter(sorted(found, key=lambda p: int(p.name[5:]), reverse=True))
+
+    def prune(self) -> None:
+        """Remove what is older than the newest `keep` valid ones."""
+        valid = 0
+        for place in list(self.places()):
+            if valid >= max(self.keep, 2):
+                self.discard(place)
+            else:
+                valid += quick_flaw(place) is None
+
+    def discard(self, place: Path) -> None:
+        """Remove a checkpoint: out of sight in one step, then file by file."""
+        hidden = place.with_name(f".tmp-{uuid.uuid4().hex}")
+        os.rename(place, hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove what a killed save or removal left behind."""
+        for stray in self.folder.glob(".tmp-*"):
+            shutil.rmtree(stray, ignore_errors=True)
+
+
+def flaw(place: Path) -> str | None:
+    """Why a checkpoint must not be used, or None: its files are compared with the manifest, content and all."""
+    fault = quick_flaw(place)
+    if fault is None:
+        for name, entry in json.loads((place / MANIFEST).read_text()).items():
+            if sha256(place / name) != entry["sha256"]:
+                return f"{name} was altered (SHA-256 differs)"
+    return fault
+
+
+def quick_flaw(place: Path) -> str | None:
+    """The same by presence and size alone."""
+    try:
+        manifest = json.loads((place / MANIFEST).read_text())
+        entries = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read ({type(error).__name__})"
+    if not entries:
+        return f"{MANIFEST} is empty"
+    for name, (size, _) in entries.items():
+        file = place / name
+        if Path(name).name != name or file.is_symlink() or not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes, not {size}"
+    return None
+
+
+def fsync(path: Path) -> None:
+    """Bring a file or a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

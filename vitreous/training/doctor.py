@@ -1,0 +1,55 @@
+"""The verb `doctor`: what this machine has, and how fast it takes a training step."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from vitreous.models.vit import ViT, macs
+from vitreous.models.zoo import configure
+from vitreous.objectives.supervised import Supervised
+from vitreous.training.flat import Flat
+from vitreous.training.machine import environment, has_bf16, pick_device, pick_precision, settle_allocator
+from vitreous.training.optimizer import Optimizers
+from vitreous.training.run import Optimizer
+from vitreous.training.session import DTYPES
+
+SECONDS = 2.0
+
+
+def examine(device: str = "auto") -> dict[str, Any]:
+    """Versions, devices, precisions, and the images a second of a ViT-Ti/16 training step at 224 pixels, as a run takes it.
+
+    Raises UsageError for a device that is not there.
+    """
+    device = pick_device(device)
+    precision = pick_precision("auto", device)
+    settle_allocator()
+    config = configure("ViT-Ti/16")
+    objective = Supervised(ViT(config))
+    flat = Flat(objective, DTYPES[precision], torch.device(device))
+    optimizers = Optimizers(Optimizer(), flat)
+    images = torch.randn(8, 3, 224, 224, device=device, dtype=DTYPES[precision])
+    batch = {"images": images, "labels": torch.zeros(8, dtype=torch.int64, device=device)}
+    times = [time.perf_counter()]
+    while len(times) < 3 or times[-1] - times[1] < SECONDS:  # the first step warms up
+        flat.zero()
+        objective(batch)["loss"].backward()
+        flat.collect()
+        optimizers.step(0.0)
+        flat.publish(len(times))
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        times.append(time.perf_counter())
+    rate = 8 * (len(times) - 2) / (times[-1] - times[1])
+    return {
+        **environment(),
+        "device": device,
+        "bf16": has_bf16(device),
+        "precision": precision,
+        "train_images_per_second": round(rate, 1),
+        "train_gflops": round(rate * 6 * macs(config) / 1e9, 1),
+        "ok": True,
+    }

@@ -1,0 +1,128 @@
+"""The verb `evaluate`: a trained model judged on a split, and the reading recorded in its run."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.loader import Judged
+from vitreous.data.screen import refuse
+from vitreous.data.sources import Arrays, Data, Files, Split, open_data
+from vitreous.errors import DataError, UsageError
+from vitreous.evaluation.classification import Report, judge
+from vitreous.evaluation.forward import CHUNK, logits_of
+from vitreous.models.zoo import name_of
+from vitreous.training.folder import Folder
+from vitreous.training.machine import default_workers, pick_device
+from vitreous.training.session import DTYPES, Listener, Silent
+from vitreous.weights.bundle import Bundle, load_bundle
+
+READINGS = "evaluations.jsonl"
+
+
+def open_bundle(run: str | os.PathLike[str]) -> Bundle:
+    """The bundle of a run folder, or the bundle that the folder is. Raises WeightsError or UsageError."""
+    path = Path(run)
+    if not path.exists():
+        raise UsageError(f"no run at {path}", "`vitreous train` makes one; runs/latest is the newest")
+    if (path / "config.yaml").is_file() and not (path / "model").is_dir():
+        raise UsageError(f"the run in {path} did not finish", f"continue it: vitreous train --resume --out {path}")
+    return load_bundle(path / "model" if (path / "model").is_dir() else path)
+
+
+def evaluate(
+    run: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    split: str = "test",
+    batch_size: int = CHUNK,
+    workers: int | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    bad_images: str = "stop",
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Judge a run's model on a split of its own data set, or of another one with classes of the same names.
+
+    Figures, intervals, per-class table and confusion matrix come back as a document with the keys of `summary.json`, and
+    each reading is added to the run's `evaluations.jsonl`. Images that cannot be read stop the evaluation with a DataError
+    that names them; with `bad_images="skip"` they count as wrong. `precision` auto is fp32. `batch_size` pictures are
+    decoded at a time; like `workers` it cannot change a figure.
+    """
+    bundle, folder, listener = open_bundle(run), Folder(Path(run)), listener or Silent()
+    source, split_seed = os.fspath(data) if data is not None else None, 0
+    if folder.config.is_file():
+        trained = folder.run().data
+        source, split_seed = source or trained.source, trained.split_seed
+    if source is None:
+        raise UsageError(f"{run} is a bundle without a run: there are no data to judge it on", "name a data set after it")
+    opened = open_data(source, split_seed)
+    if data is not None and opened.unsplit and split == "test":
+        opened = everything(opened)  # a folder of classes, named for the purpose, is judged whole
+    chosen = matched(opened.split(split), opened, bundle.classes)
+    model = bundle.model.to(pick_device(device)).eval()
+    started, done = time.perf_counter(), 0
+
+    def each(images: int) -> None:
+        nonlocal done
+        done += images
+        listener.progress("evaluate", done, len(chosen), f"{done / (time.perf_counter() - started):.0f} images/s")
+
+    reader = Judged(chosen, bundle.preprocess, default_workers() if workers is None else workers)
+    logits, bad = logits_of(model, reader, batch_size, DTYPES["fp32" if precision == "auto" else precision], each)
+    if bad and bad_images == "stop":
+        raise refuse(bad, len(chosen))
+    report = judge(logits, chosen.labels, bundle.classes, np.array([s not in bad for s in range(len(chosen))]))
+    seconds = time.perf_counter() - started
+    document = describe(bundle, report, split, source, str(run), seconds)
+    if folder.config.is_file():
+        with open(folder.path / READINGS, "a", encoding="utf-8") as file:
+            file.write(
+                json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": source, "split": split, **report.summary()}) + "\n"
+            )
+    return document
+
+
+def describe(bundle: Bundle, report: Report, split: str, source: str, run: str, seconds: float) -> dict[str, Any]:
+    """The document of an evaluation."""
+    keys = ["steps", "epochs", "seed", "exaflops", "flops_utilisation", "peak_memory_bytes", "train", "val", "test"]
+    return {
+        "model": name_of(bundle.model.config),
+        "parameters": sum(p.numel() for p in bundle.model.parameters()),
+        "data": source,
+        **dict.fromkeys(keys),
+        "wall_seconds": seconds,
+        "images_per_second": report.images / seconds,
+        split: report.summary(),
+        "run": run,
+        "bundle": run,
+        "split": split,
+        "classes": list(bundle.classes),
+        "per_class": report.per_class,
+        "confusion": report.confusion.tolist(),
+    }
+
+
+def everything(data: Data) -> Data:
+    """All images of a folder of classes, as the test split."""
+    parts = list(data.splits.values())
+    labels = np.concatenate([part.labels for part in parts])
+    if all(isinstance(part, Files) for part in parts):
+        whole: Split = Files([path for part in parts for path in part.paths], labels)  # type: ignore[attr-defined]
+    else:
+        whole = Arrays(np.concatenate([part.pixels for part in parts]), labels)  # type: ignore[attr-defined]
+    return Data(data.name, data.classes, {"test": whole})
+
+
+def matched(split: Split, data: Data, classes: tuple[str, ...]) -> Split:
+    """The split with labels in the model's order, by class name. Raises DataError for a class the model does not know."""
+    unknown = [name for name in data.classes if name not in classes]
+    if unknown:
+        raise DataError(f"the model does not know the classes {', '.join(unknown[:20])}", f"it knows {', '.join(classes[:20])}")
+    order = np.array([classes.index(name) for name in data.classes], dtype=np.int64)
+    labels = order[split.labels]
+    return Files(split.paths, labels) if isinstance(split, Files) else Arrays(split.pixels, labels)  # type: ignore[attr-defined]

@@ -1,0 +1,115 @@
+"""The run folder: what is where, who may write, and what a resumed run finds."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitreous.config import from_yaml, to_yaml
+from vitreous.errors import ResourceError, UsageError
+from vitreous.training.checkpoint import Store
+from vitreous.training.run import Run
+from vitreous.weights.bundle import write_text
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One training run on disk."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def bundle(self) -> Path:
+        return self.path / "model"
+
+    def store(self, keep: int) -> Store:
+        """The checkpoints of the run."""
+        return Store(self.path / "checkpoints", keep)
+
+    def create(self, run: Run, command: str, documents: dict[str, Any]) -> None:
+        """Make the folder for a new run. Raises UsageError if something is there, ResourceError if it cannot be written."""
+        self.refuse_existing()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_text(self.path / "command.txt", command + "\n")
+            for name, document in documents.items():
+                write_text(self.path / f"{name}.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+            write_text(self.config, to_yaml(run))
+            point_latest(self.path)
+        except OSError as error:
+            raise ResourceError(f"cannot write the run folder {self.path}: {error.strerror}", "choose another --out") from None
+
+    def refuse_existing(self) -> None:
+        """Raise UsageError if something is there already."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UsageError(f"{self.path} already exists", "use --resume to continue it, or another --out")
+
+    def run(self) -> Run:
+        """The run that the folder was made for. Raises UsageError if there is none."""
+        if not self.config.is_file():
+            raise UsageError(f"{self.path} is no run folder: it has no config.yaml", "start a run without --resume")
+        return from_yaml(Run, self.config.read_text("utf-8"))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep others from writing while this process does. Raises UsageError, naming the process that has the folder."""
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this system
+            yield
+            return
+        with open(self.path / ".lock", "a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                raise UsageError(f"{self.path} is in use by process {file.read().strip()}", "wait for it, or use another --out") from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add one line to the metrics."""
+        with open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def rewind(self, step: int, but: str | None = None) -> None:
+        """Keep the metrics up to a step, less lines that hold `but`: what goes will be written again. A torn last line goes too."""
+        if self.metrics.exists():
+            lines = [line for line in self.metrics.read_text("utf-8").splitlines(keepends=True) if whole(line)]
+            kept = [line for line in lines if json.loads(line)["step"] <= step and not (but and but in line)]
+            write_text(self.metrics, "".join(kept))
+
+
+def whole(line: str) -> bool:
+    """Whether a line of metrics was written to its end."""
+    return line.endswith("}\n")
+
+
+def point_latest(path: Path) -> None:
+    """Let `latest`, beside the run, lead to it."""
+    link, temporary = path.parent / "latest", path.parent / f".latest-{os.getpid()}"
+    if link.is_symlink() or not link.exists():
+        try:
+            temporary.symlink_to(path.name)
+            os.replace(temporary, link)
+        except OSError:  # a file system without links: only a convenience is lost
+            temporary.unlink(missing_ok=True)

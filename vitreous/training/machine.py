@@ -1,0 +1,100 @@
+"""What the machine can do: devices, precisions, processor features, the allocator."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+
+import torch
+
+from vitreous.errors import UsageError
+
+
+def devices() -> list[str]:
+    """The devices that a run can name."""
+    found = ["cpu"] + [f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
+    return found + ["mps"] * torch.backends.mps.is_available()
+
+
+def pick_device(name: str = "auto") -> str:
+    """The device that `auto`, `cpu`, `cuda`, `cuda:1` or `mps` stands for. Raises UsageError with those that there are."""
+    found = devices()
+    if name == "auto":
+        return found[-1] if found[-1] == "mps" else found[min(1, len(found) - 1)]
+    name = "cuda:0" if name == "cuda" else name
+    if name not in found:
+        raise UsageError(f"no device {name} here", f"there are {', '.join(found)}")
+    return name
+
+
+def has_bf16(device: str) -> bool:
+    """Whether the device multiplies bfloat16 in hardware (a CPU: AVX512-BF16 or AMX)."""
+    if device.startswith("cuda"):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device == "mps":
+        return True
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def pick_precision(name: str, device: str) -> str:
+    """`auto` is bf16 where the device has it, else fp32."""
+    if name == "auto":
+        return "bf16" if has_bf16(device) else "fp32"
+    return name
+
+
+def settle_allocator() -> None:
+    """Have glibc keep freed memory: a training step frees and asks for the same large tensors over and over, and each
+    time that they go back to the system their pages are faulted in anew, 10 to 20 % of a step. Elsewhere, nothing."""
+    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+
+
+def default_workers() -> int:
+    """Processes that decode images: one a core, at most eight."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 8)
+
+
+def peak_memory(device: str) -> int:
+    """The most memory this process held so far, in bytes: on the device for CUDA, else resident."""
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def environment() -> dict[str, object]:
+    """Versions and hardware, as `environment.json` keeps them."""
+    import torchvision
+
+    import vitreous
+
+    return {
+        "vitreous": vitreous.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "platform": platform.platform(),
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "devices": devices(),
+        "cuda": [torch.cuda.get_device_name(d) for d in devices() if d.startswith("cuda")],
+    }
+
+
+def processor() -> str:
+    """The processor's own name."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,119 @@
+"""The bundle: a folder with `weights.safetensors` and `model.json`, everything needed to use a trained model.
+
+`model.json` says what the model is (architecture), what it takes (preprocessing, channels) and what it answers (class
+names), with the SHA-256 of the weights. Nothing in it can run code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitreous.config import from_plain, to_plain
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import WeightsError
+from vitreous.models.config import ViTConfig
+from vitreous.models.vit import ViT
+from vitreous.models.zoo import name_of
+
+FORMAT = 1
+WEIGHTS, DESCRIPTION = "weights.safetensors", "model.json"
+
+
+@dataclass
+class Bundle:
+    """A model with what belongs to it: class names in the order of the logits, preprocessing, where it came from."""
+
+    model: ViT
+    classes: tuple[str, ...]
+    preprocess: Preprocess
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, folder: Path) -> None:
+        """Write the bundle into `folder`, which is made if need be; each file appears whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = folder / WEIGHTS
+        state = {name: tensor.detach().float().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
+        save_file(state, temporary := weights.with_suffix(".tmp"))
+        os.replace(temporary, weights)
+        description = {
+            "format": FORMAT,
+            "name": name_of(self.model.config),
+            "architecture": to_plain(self.model.config),
+            "classes": list(self.classes),
+            "preprocess": to_plain(self.preprocess),
+            "provenance": self.provenance,
+            "sha256": {WEIGHTS: sha256(weights)},
+        }
+        write_text(folder / DESCRIPTION, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+
+
+def load_bundle(folder: Path) -> Bundle:
+    """Read a bundle. Raises WeightsError where a file is missing, altered, of a later format, or does not fit its model."""
+    try:
+        description = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+        found = description["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WeightsError(f"{folder} is not a model bundle ({error})", f"a bundle has {WEIGHTS} and {DESCRIPTION}") from None
+    if found != FORMAT:
+        raise WeightsError(f"{folder} has bundle format {found}, this version reads {FORMAT}", "install a newer vitreous")
+    weights = folder / WEIGHTS
+    if not weights.is_file() or sha256(weights) != description.get("sha256", {}).get(WEIGHTS):
+        raise WeightsError(f"{weights} is missing or was altered after it was saved", "restore it from a copy")
+    try:
+        config = from_plain(ViTConfig, description["architecture"])
+        preprocess = from_plain(Preprocess, description["preprocess"])
+    except (KeyError, ValueError) as error:
+        raise WeightsError(f"{folder / DESCRIPTION}: {error}") from None
+    with torch.device("meta"):
+        model = ViT(config)
+    fill(model, read_safetensors(weights), os.fspath(weights))
+    return Bundle(model.eval(), tuple(description["classes"]), preprocess, description.get("provenance", {}))
+
+
+def fill(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> None:
+    """Give a model exactly these weights, in float32. Raises WeightsError with every difference in name or shape."""
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    other = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    wrong = [f"missing {name}" for name in own.keys() - other.keys()]
+    wrong += [f"unknown {name}" for name in other.keys() - own.keys()]
+    wrong += [f"{name} is {other[name]}, not {own[name]}" for name in own.keys() & other.keys() if own[name] != other[name]]
+    if wrong:
+        raise WeightsError(f"{origin} does not fit the model:" + "".join(f"\n    {line}" for line in sorted(wrong)[:20]))
+    model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file. Raises WeightsError for a file that is not one."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{path} cannot be read as safetensors ({error})") from None
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file so that it is there whole or not at all, also after a crash."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
