@@ -56,8 +56,10 @@ def unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]
     return found
 
 
-def set_path(value: T, path: str, text: list[str]) -> T:
+def set_path(value: T, path: str, text: list[str], whole: str = "") -> T:
     """A copy of a dataclass with the field at a dotted path set from words of a command line, typed by that field.
+
+    `whole` is the path that messages speak of, where it is longer.
 
     Raises UsageError for an unknown path (with the nearest one) or words that do not fit.
     """
@@ -67,18 +69,19 @@ def set_path(value: T, path: str, text: list[str]) -> T:
     from pydantic import TypeAdapter, ValidationError
 
     head, _, rest = path.partition(".")
+    whole = whole or path
     hints = typing.get_type_hints(type(value)) if dataclasses.is_dataclass(value) else {}
     head = head.replace("-", "_")
     if head not in hints:
-        raise UsageError(f"unknown setting {path}", nearest(head, hints) or f"there are {', '.join(hints)}")
+        raise UsageError(f"unknown setting {whole}", nearest(head, hints) or f"there are {', '.join(hints)}")
     if rest:
-        return dataclasses.replace(value, **{head: set_path(getattr(value, head), rest, text)})  # type: ignore[type-var]
+        return dataclasses.replace(value, **{head: set_path(getattr(value, head), rest, text, whole)})  # type: ignore[type-var]
     plain = [yaml.safe_load(word) for word in text]
     several = "tuple" in str(hints[head]) or len(plain) != 1
     try:
         typed = TypeAdapter(hints[head]).validate_python(plain if several else plain[0])
     except ValidationError as error:
-        raise UsageError(f"{path} cannot be {' '.join(text)} ({error.errors()[0]['msg']})") from None
+        raise UsageError(f"{whole} cannot be {' '.join(text)} ({error.errors()[0]['msg']})") from None
     return dataclasses.replace(value, **{head: typed})  # type: ignore[type-var]
 
 

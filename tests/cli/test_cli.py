@@ -61,7 +61,7 @@ def test_version():
     "words,expected",
     [
         (["trian", "digits"], "did you mean train?"),
-        (["train", "digits", "--lerning-rate", "1"], "--lr"),
+        (["train", "digits", "--lerning-rate", "1"], "--learning-rate"),
         (["train", "digits", "--epoch", "3"], "--epochs"),
         (["train", "digits", "--optimizer", "adamm"], "adamw"),
         (["train", "digits", "--lr", "fast"], "fast"),

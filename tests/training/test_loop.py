@@ -172,16 +172,13 @@ def test_runs_that_cannot_be_are_refused(tmp_path, changes):
         make(tmp_path, **changes)
 
 
-def test_a_compiled_run_agrees(tmp_path):
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_run_agrees(tmp_path, monkeypatch, backend):
     eager = losses(*make(tmp_path, epochs=0.5))
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module: compile_(module, backend=backend))
     torch._dynamo.reset()
-    session, state = make(tmp_path, epochs=0.5)
-    state.run = replace(state.run, compile=True)
-    torch.compiler.set_stance("force_eager")  # the graph is captured elsewhere; here the wiring is what is tested
-    try:
-        assert losses(session, state) == pytest.approx(eager, abs=1e-4)
-    finally:
-        torch.compiler.set_stance("default")
+    assert losses(*make(tmp_path, epochs=0.5, compile=True)) == pytest.approx(eager, abs=1e-3)
 
 
 def test_a_trained_run_has_learned_and_left_everything_it_promises(tmp_path):

@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = fail(error, words, error.code)
     except MemoryError:
         code = fail(VitreousError("out of memory", "use a smaller --batch-size or model"), words, 6)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        code = fail(VitreousError(f"{place}{error.strerror or error}", "free some space, or use another place"), words, 6)
     except RuntimeError as error:
         if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
             raise

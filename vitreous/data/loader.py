@@ -7,6 +7,7 @@ end of an epoch, and a batch may reach over it.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -136,9 +137,15 @@ def collate(rows: list[tuple[int, int, Any]]) -> tuple[Tensor, Tensor, list[Any]
     return torch.tensor(samples), torch.tensor(epochs), list(images)
 
 
+def leave_signals(worker: int) -> None:
+    """In a worker: end on SIGTERM, and leave Ctrl-C to the main process, whatever handlers were inherited."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def load(reader: Feed | Judged, spans: Spans, workers: int) -> Iterator[tuple[Tensor, Tensor, list[Any]]]:
     """Decode the spans in order, in `workers` processes. Raises ResourceError where a worker dies or hangs."""
-    options = {"timeout": HANG, "prefetch_factor": 4} if workers else {}
+    options = {"timeout": HANG, "prefetch_factor": 4, "worker_init_fn": leave_signals} if workers else {}
     loader = DataLoader(Decoding(reader), batch_sampler=spans, num_workers=workers, collate_fn=collate, **options)
     try:
         yield from loader

@@ -16,6 +16,7 @@ from vitreous.models.zoo import configure
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.machine import default_workers, pick_device, pick_precision
 from vitreous.training.run import DataOptions, Optimizer, Run, Schedule
+from vitreous.weights.adopt import Start
 
 SMALL = 64  # pixels: up to this side, pictures are taken as they are
 COMPILE_GAIN = 3e17  # FLOPs of a run on a GPU from which a compilation of a minute or two pays for itself
@@ -30,15 +31,15 @@ class Facts:
     channels: int
 
 
-def derive(options: TrainOptions, data: Data, facts: Facts, start: ViTConfig | None = None) -> Run:
-    """The run that the options ask for on this data; `start` is the config of the weights to begin from, if any.
+def derive(options: TrainOptions, data: Data, facts: Facts, start: Start | None = None) -> Run:
+    """The run that the options ask for on this data; `start` is what the weights to begin from are, if any.
 
     Raises UsageError for options that do not go together or a size that no patch divides.
     """
     if options.epochs is not None and options.steps is not None:
         raise UsageError("--epochs and --steps say the same thing", "use one of them")
     device = pick_device(options.device or "auto")
-    model = architecture(options, facts, len(data.classes), start)
+    model = architecture(options, facts, len(data.classes), start.config if start else None)
     recipe = digits if data.name == "digits" and start is None else small if max(model.image) <= SMALL and start is None else photos
     base = recipe(model, facts, options)
     run = replace(
@@ -47,6 +48,8 @@ def derive(options: TrainOptions, data: Data, facts: Facts, start: ViTConfig | N
         device=device,
         precision=pick_precision(options.precision or "auto", device),  # type: ignore[arg-type]
     )
+    if start is not None and start.preprocess is not None:
+        run = replace(run, preprocess=replace(start.preprocess, image=run.preprocess.image))
     run = apply(run, options)
     if options.compile is None and device.startswith("cuda"):
         run = replace(run, compile=6 * macs(run.model) * run.total > COMPILE_GAIN)
@@ -92,7 +95,7 @@ def digits(model: ViTConfig, facts: Facts, options: TrainOptions) -> Run:
         mimetic=True,
         smoothing=0.1,
         batch_size=128,
-        epochs=100,
+        epochs=80,
         ema=0.99,
     )
 
@@ -100,15 +103,16 @@ def digits(model: ViTConfig, facts: Facts, options: TrainOptions) -> Run:
 def small(model: ViTConfig, facts: Facts, options: TrainOptions) -> Run:
     """Pictures up to 64 pixels from scratch, as CIFAR. Figures: benchmarks/README.md."""
     batch = max(1, min(128, facts.images // 4))
-    epochs = min(300.0, max(8.0, 4e5 / facts.images))
+    epochs = round(min(300.0, max(10.0, 4.5e5 / facts.images)), 1)
     steps = max(1, round(epochs * facts.images / batch))
     return Run(
         **common(model, facts, options),
-        augment=Augment(shift=0.125, flip=0.5),
-        optimizer=Optimizer("muon", lr=2e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.05),
+        augment=Augment(shift=0.0625, flip=0.5),
+        optimizer=Optimizer("muon", lr=2e-3, matrix_lr=0.007, betas=(0.9, 0.95), weight_decay=0.05),
         schedule=Schedule(warmup_steps=round(0.05 * steps)),
         mimetic=True,
-        smoothing=0.1,
+        smoothing=0.05,
+        patch_dropout=0.5,
         batch_size=batch,
         epochs=epochs,
         ema=0.998,
@@ -172,6 +176,10 @@ def apply(run: Run, options: TrainOptions) -> Run:
     plain: dict[str, Any] = {path: getattr(options, name) for name, path in PATHS.items() if getattr(options, name) is not None}
     if options.ema is not None:
         plain["ema"] = options.ema or None
+    if options.device is not None:
+        plain["device"] = pick_device(options.device)
+    if options.precision is not None:
+        plain["precision"] = pick_precision(options.precision, plain.get("device", run.device))
     for path in sorted(plain, key=lambda p: p != "batch_size"):
         run = put(run, path, plain[path])
     if options.steps is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from tyro.conf import Positional, Suppress
+from tyro.conf import Positional, Suppress, arg
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TrainOptions:
     """Batches to an optimiser step."""
     optimizer: Literal["adamw", "sgd", "muon"] | None = None
     """Muon moves the matrices of the blocks, and AdamW the rest."""
-    lr: float | None = None
+    lr: Annotated[float | None, arg(aliases=["--learning-rate"])] = None
     """Peak learning rate."""
     weight_decay: float | None = None
     """Decoupled weight decay of matrices, multiplied by the learning rate."""

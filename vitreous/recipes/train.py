@@ -14,18 +14,19 @@ from vitreous.config import differences, from_yaml
 from vitreous.data.screen import fits_in_memory, refuse, screen, without
 from vitreous.data.sources import Arrays, Data, open_data
 from vitreous.errors import DataError, UsageError
-from vitreous.models.zoo import name_of
+from vitreous.models.zoo import configure, name_of
 from vitreous.recipes.derive import Facts, apply, derive
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.evaluate import evaluate
 from vitreous.training.folder import Folder
-from vitreous.training.machine import environment
+from vitreous.training.machine import default_workers, environment
 from vitreous.training.run import Run
 from vitreous.training.session import Inputs, Listener, Session, Silent
-from vitreous.weights.adopt import starting_config
+from vitreous.weights.adopt import starting_point
 from vitreous.weights.bundle import write_text
 
 LATEST = "runs/latest"
+PARALLEL = 2_000  # pictures from which it pays to start processes for a first look at them
 SCREENED = 20_000  # files up to which a data set is decoded once before training, to name what cannot be read
 
 
@@ -43,12 +44,13 @@ def train(data: str, listener: Listener | None = None, **options: Any) -> dict[s
 
 def carry_out(options: TrainOptions, listener: Listener) -> dict[str, Any]:
     """The same from an options object."""
-    place = Folder(Path(options.out or LATEST))
-    if options.resume and place.summary.is_file():
-        listener.note(f"{place.path} is already complete")
-        return json.loads(place.summary.read_text("utf-8"))
-    if options.out and not options.resume:
-        place.refuse_existing()
+    if options.resume:
+        folder = continued(options)
+        if folder.summary.is_file():
+            listener.note(f"{folder.path} is already complete")
+            return json.loads(folder.summary.read_text("utf-8"))
+    elif options.out:
+        Folder(Path(options.out)).refuse_existing()
     folder, run, inputs, opened = plan(options, listener)
     if not options.resume:
         documents = {"environment": environment(), "data": facts_of(run, opened)}
@@ -65,15 +67,9 @@ def carry_out(options: TrainOptions, listener: Listener) -> dict[str, Any]:
 def plan(options: TrainOptions, listener: Listener) -> tuple[Folder, Run, Inputs, Data]:
     """Everything that is decided before the first step: the folder, the run, its pictures and the data set."""
     if options.resume:
-        folder = Folder(Path(options.out or LATEST))
+        folder = continued(options)
         stored = folder.run()
-        changed = differences(stored, apply(stored, options))
-        if options.data != stored.data.source:
-            changed.append(f"data: {stored.data.source} -> {options.data}")
-        if changed:
-            listing = "".join(f"\n    {line}" for line in changed)
-            raise UsageError(f"a resumed run keeps its settings; these differ:{listing}", "leave them out")
-        opened, run, inputs = pictures(stored.data.source, stored, options, listener)
+        opened, _, inputs = pictures(stored.data.source, stored, options, listener)
         if opened.fingerprint() != stored.data.fingerprint:
             raise DataError(f"{options.data} is not what it was when the run began", "restore the files, or start a new run")
         return folder, stored, inputs, opened
@@ -81,6 +77,31 @@ def plan(options: TrainOptions, listener: Listener) -> tuple[Folder, Run, Inputs
     opened, run, inputs = pictures(options.data, base, options, listener)
     out = options.out or f"runs/{time.strftime('%Y-%m-%d-%H%M%S')}-{label(run, opened)}"
     return Folder(Path(out)), run, inputs, opened
+
+
+def continued(options: TrainOptions) -> Folder:
+    """The folder of the run to continue. Raises UsageError for options that its settings contradict, listing them."""
+    folder = Folder(Path(options.out or LATEST))
+    stored = folder.run()
+    changed = differences(stored, apply(stored, options))
+    changed += contradictions(stored, options)
+    if Path(options.data) != Path(stored.data.source):
+        changed.append(f"data: {stored.data.source} -> {options.data}")
+    if changed:
+        listing = "".join(f"\n    {line}" for line in changed)
+        raise UsageError(f"a resumed run keeps its settings; these differ:{listing}", "leave them out")
+    return folder
+
+
+def contradictions(run: Run, options: TrainOptions) -> list[str]:
+    """Where options that say what the model is disagree with the model of a run that is already made."""
+    own = {"model": name_of(run.model), "image_size": run.model.image[0], "patch_size": run.model.patch[0]}
+    said = {
+        "model": options.model and name_of(configure(options.model)),
+        "image_size": options.image_size,
+        "patch_size": options.patch_size,
+    }
+    return [f"{name}: {own[name]} -> {said[name]}" for name in own if said[name] not in (None, own[name])]
 
 
 def pictures(source: str, base: Run | None, options: TrainOptions, listener: Listener) -> tuple[Data, Run, Inputs]:
@@ -91,17 +112,20 @@ def pictures(source: str, base: Run | None, options: TrainOptions, listener: Lis
         listener.note(note)
     split = opened.split("train")
     if base is None:
-        start = starting_config(options.init, len(opened.classes), None) if options.init else None
-        run = derive(options, opened, facts(opened, start.channels if start else None), start)
+        start = starting_point(options.init) if options.init else None
+        run = derive(options, opened, facts(opened, start.config.channels if start else None), start)
         run = replace(run, data=replace(run.data, split_seed=seed, bad_images=options.bad_images))
         run = replace(run, data=replace(run.data, cache=fits_in_memory(split, run.preprocess)))
         if run.data.cache and options.workers is None:
             run = replace(run, data=replace(run.data, workers=0))
     else:
+        if contradictions(base, options):
+            raise UsageError(f"the config has a model already; {', '.join(contradictions(base, options))}", "leave one of them out")
         run = apply(base, options)
     cached, bad = None, {}
     if run.data.cache or run.data.bad_images == "skip" or (len(split) <= SCREENED and not isinstance(split, Arrays)):
-        cached, bad = screen(split, run.preprocess, run.data.workers, keep=run.data.cache)
+        workers = options.workers if options.workers is not None else default_workers() * (len(split) > PARALLEL)
+        cached, bad = screen(split, run.preprocess, workers, keep=run.data.cache)
     if bad:
         if run.data.bad_images == "stop":
             raise refuse(bad, len(split))

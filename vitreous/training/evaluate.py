@@ -12,7 +12,7 @@ import numpy as np
 
 from vitreous.data.loader import Judged
 from vitreous.data.screen import refuse
-from vitreous.data.sources import Arrays, Data, Files, Split, open_data
+from vitreous.data.sources import Arrays, Data, Files, Split, natural, open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.classification import Report, judge
 from vitreous.evaluation.forward import CHUNK, logits_of
@@ -109,12 +109,10 @@ def describe(bundle: Bundle, report: Report, split: str, source: str, run: str, 
 
 def everything(data: Data) -> Data:
     """All images of a folder of classes, as the test split."""
-    parts = list(data.splits.values())
-    labels = np.concatenate([part.labels for part in parts])
-    if all(isinstance(part, Files) for part in parts):
-        whole: Split = Files([path for part in parts for path in part.paths], labels)  # type: ignore[attr-defined]
-    else:
-        whole = Arrays(np.concatenate([part.pixels for part in parts]), labels)  # type: ignore[attr-defined]
+    parts = [part for part in data.splits.values() if isinstance(part, Files)]
+    rows = [(label, natural(os.fspath(path)), path) for part in parts for label, path in zip(part.labels, part.paths, strict=True)]
+    rows.sort(key=lambda row: row[:2])
+    whole = Files([path for _, _, path in rows], np.array([label for label, _, _ in rows], dtype=np.int64))
     return Data(data.name, data.classes, {"test": whole})
 
 

@@ -164,7 +164,7 @@ class Session:
         now = time.perf_counter()
         rate = (state.images - self.logged_images) / max(now - self.logged, 1e-9)
         loss = state.losses / max(state.counted, 1)
-        self.folder.append(
+        self.record(
             {
                 "step": state.step,
                 "epoch": state.images / self.run.data.images,
@@ -182,6 +182,13 @@ class Session:
         epoch = f"epoch {state.images / self.run.data.images:.1f}/{self.run.epochs:g}"
         self.listener.progress("train", state.images, self.run.total, f"{epoch}  loss {loss:.3f}  {rate:.0f} images/s{val}")
 
+    def record(self, line: dict[str, Any]) -> None:
+        """A line of metrics. One that cannot be written is told, and does not stop the run."""
+        try:
+            self.folder.append(line)
+        except OSError as error:
+            self.listener.note(f"metrics of step {line['step']} not written ({error.strerror}); training goes on")
+
     def evaluate(self, state: State) -> None:
         """Judge the averaged weights on the validation split, in the run's precision."""
         if self.inputs.val is None or state.step == self.run.steps:
@@ -193,7 +200,7 @@ class Session:
             return
         self.pending = False
         figures = {f"val/{name}": value for name, value in self.last.figures.items()}
-        self.folder.append({"step": state.step, "epoch": state.images / self.run.data.images, **figures})
+        self.record({"step": state.step, "epoch": state.images / self.run.data.images, "seconds": self.seconds(), **figures})
         self.logged, self.logged_images = time.perf_counter(), state.images
 
     def judged(self, state: State, split: Split, dtype: torch.dtype) -> Report:
@@ -280,11 +287,14 @@ class Session:
         Bundle(model, run.data.classes, run.preprocess, provenance).save(self.folder.bundle)
         val = None
         if self.inputs.val is not None:
-            self.last = self.judged(state, self.inputs.val, torch.float32)
+            try:
+                self.last = self.judged(state, self.inputs.val, torch.float32)
+            except Interrupted:
+                raise self.interrupted(state) from None
             val = self.last.summary()
             figures = {f"val/{name}": value for name, value in self.last.figures.items()}
             self.folder.rewind(state.step, but=f'"step": {state.step}, "epoch": {json.dumps(run.epochs)}, "val/')
-            self.folder.append({"step": state.step, "epoch": run.epochs, **figures})
+            self.folder.append({"step": state.step, "epoch": run.epochs, **figures, "seconds": self.seconds()})
         rates = sorted(self.rates) or [0.0]
         return {
             "model": name_of(run.model),

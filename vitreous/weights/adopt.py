@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from vitreous.data.preprocess import Preprocess
 from vitreous.errors import WeightsError
 from vitreous.models.config import ViTConfig
 from vitreous.models.vit import ViT
@@ -43,10 +44,10 @@ def read_weights(source: str | os.PathLike[str]) -> tuple[ViTConfig, dict[str, T
     Raises WeightsError for anything else.
     """
     path = Path(source)
-    for folder in (path / "model", path):
-        if (folder / DESCRIPTION).is_file():
-            model = load_bundle(folder).model
-            return model.config, model.state_dict()
+    folder = bundle_in(path)
+    if folder:
+        model = load_bundle(folder).model
+        return model.config, model.state_dict()
     if not path.exists():
         raise WeightsError(f"no weights at {path}", "name a run folder, a bundle, or a .safetensors file")
     if path.is_dir():
@@ -84,7 +85,23 @@ def adopt(model: ViT, source: str | os.PathLike[str]) -> Adoption:
     return Adoption(os.fspath(source), kept, dropped, unused, resized)
 
 
-def starting_config(source: str | os.PathLike[str], classes: int, image: tuple[int, ...] | None) -> ViTConfig:
-    """The config of a model that starts from a source: its own, with another head and, if given, another image size."""
-    config, _ = read_weights(source)
-    return replace(config, classes=classes, image=image or config.image, representation=None)
+@dataclass(frozen=True)
+class Start:
+    """Where a model starts: the config of the weights and, if they are a bundle, the preprocessing they were trained with."""
+
+    config: ViTConfig
+    preprocess: Preprocess | None = None
+
+
+def starting_point(source: str | os.PathLike[str]) -> Start:
+    """What a new run has to know of the weights that it starts from. Raises WeightsError as `read_weights` does."""
+    folder = bundle_in(Path(source))
+    if folder:
+        bundle = load_bundle(folder)
+        return Start(bundle.model.config, bundle.preprocess)
+    return Start(read_weights(source)[0])
+
+
+def bundle_in(path: Path) -> Path | None:
+    """The bundle of a run folder, or the folder itself if it is one."""
+    return next((folder for folder in (path / "model", path) if (folder / DESCRIPTION).is_file()), None)

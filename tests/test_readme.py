@@ -1,0 +1,70 @@
+"""README.md tells the truth: its commands run, its Python runs, and CI runs its test command."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import make_folder
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+TWO = [
+    "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/vitreous train digits",
+    "python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/python -m pytest",
+]
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Where the first hour happens: a folder of photographs, and nothing else."""
+    home = tmp_path_factory.mktemp("home")
+    make_folder(home / "photos", {"train": 12, "val": 4, "test": 4}, classes=("cat", "dog"), size=(64, 48))
+    return home
+
+
+def test_the_two_commands_stand_as_promised():
+    assert [block.strip() for block in blocks("bash")[:2]] == TWO
+
+
+@pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a checkout")
+def test_ci_runs_the_test_command_of_the_readme():
+    script = (ROOT / ".ci" / "run").read_text()
+    extraction = next(line for line in script.splitlines() if line.startswith("command="))
+    found = subprocess.run(["bash", "-c", f'{extraction}\necho "$command"'], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert found.strip() == TWO[1]
+
+
+def test_the_first_hour(home):
+    """Every `$ vitreous …` of the README in order; the figures of `train digits` hold."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    lines = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+    assert any(line.startswith("vitreous train digits") for line in lines)
+    for line in lines:
+        words = shlex.split(line)
+        assert words[0] in ("vitreous", "python"), line
+        command = [sys.executable, "-m", "vitreous", *words[1:]] if words[0] == "vitreous" else [sys.executable, *words[1:]]
+        result = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=280)
+        assert result.returncode == 0, f"{line}\n{result.stderr}"
+    summary = json.loads((home / "runs" / "digits" / "summary.json").read_text())
+    assert summary["test"]["top1"] >= 0.975 and summary["val"]["top1"] >= 0.96
+
+
+@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def test_python(home, number):
+    """The blocks run after the first hour, where it ran."""
+    if not (home / "runs" / "digits").exists():
+        test_the_first_hour(home)
+    result = subprocess.run([sys.executable, "-c", blocks("python")[number]], cwd=home, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stderr
