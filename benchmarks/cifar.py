@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 import tempfile
@@ -123,17 +122,31 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         a = ours(arguments.folder, Path(scratch))
     b = theirs(arguments.folder, a["minutes"], arguments.lr)
+    low, high = a["interval"]
+    own = [
+        f"`vitreous train FOLDER --model {MODEL}`",
+        f"{a['parameters']:,}",
+        f"{a['minutes']:.1f}",
+        f"{a['epochs']:g}",
+        f"{a['rate']:.0f}",
+    ]
+    peer = [
+        f"timm ViT, AdamW {arguments.lr:g}, bf16 autocast",
+        f"{b['parameters']:,}",
+        f"{b['minutes']:.1f}",
+        f"{b['epochs']:.1f}",
+        f"{b['rate']:.0f}",
+    ]
     rows = [
         f"# CIFAR-10 (JPEG copy) from scratch, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}, timm {b['version']}, Python {platform.python_version()}.",
+        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}, timm {b['version']}.",
         "`python benchmarks/cifar.py FOLDER`; one run each, seed 0, one after the other, whole processes timed.",
         "",
-        f"| | parameters | minutes, all in | epochs | images/s, training | test top-1 |",
+        "| | parameters | minutes, all in | epochs | images/s, training | test top-1 |",
         "|---|---|---|---|---|---|",
-        f"| `vitreous train FOLDER --model {MODEL}` | {a['parameters']:,} | {a['minutes']:.1f} | {a['epochs']:g} | {a['rate']:.0f} | {a['test']:.2%}"
-        f" (95 %: {a['interval'][0]:.1%} to {a['interval'][1]:.1%}) |",
-        f"| timm ViT, AdamW {arguments.lr:g}, bf16 autocast | {b['parameters']:,} | {b['minutes']:.1f} | {b['epochs']:.1f} | {b['rate']:.0f} | {b['test']:.2%} |",
+        "| " + " | ".join([*own, f"{a['test']:.2%} (95 %: {low:.1%} to {high:.1%})"]) + " |",
+        "| " + " | ".join([*peer, f"{b['test']:.2%}"]) + " |",
         "",
         "Accuracy on the held-out tenth of the training images against minutes:",
         "",

@@ -146,7 +146,7 @@ def main() -> None:
         head = [f"# Training step, {time.strftime('%Y-%m-%d')}", ""]
         head += [f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}, timm {timm.__version__}."]
         head += [
-            f"`python benchmarks/step.py`; forward, backward, clipping, AdamW; in turn, {ROUNDS} rounds of {STEPS} steps after {WARM} to warm up.",
+            f"`python benchmarks/step.py`; forward, backward, clipping, AdamW; {ROUNDS} rounds of {STEPS} steps in turn.",
             "",
         ]
         arguments.out.write_text("\n".join(head + sections))

@@ -22,6 +22,11 @@ def test_kept_attention_has_the_gradients_of_the_formula():
     assert torch.autograd.gradcheck(KeptAttention.apply, (q, k, v))
 
 
+def test_without_pytorch_s_kernel_the_gradients_are_the_same(monkeypatch):
+    monkeypatch.delattr(torch, "_softmax_backward_data")
+    test_kept_attention_has_the_gradients_of_the_formula()
+
+
 def test_training_in_bfloat16_on_a_cpu_agrees_with_the_fused_kernel():
     q, k, v = (torch.randn(2, 3, 17, 8).bfloat16().requires_grad_() for _ in range(3))
     fused = torch.nn.functional.scaled_dot_product_attention(q, k, v)

@@ -54,7 +54,7 @@ class Augment:
 
         One affine map per picture, drawn from its key, read bilinearly; then the pixel operations.
         """
-        batch = warp(pixels.float(), self.maps(keys, tuple(pixels.shape[-2:])), self.border)
+        batch = warp(pixels.float(), self.maps(keys, (pixels.shape[-2], pixels.shape[-1])), self.border)
         if self.rand_layers or self.erase:
             late = v2().Compose(pixel_operations(self))
             for row, sample_key in enumerate(keys):
@@ -123,7 +123,7 @@ def pipeline(augment: Augment, image: tuple[int, int]):
     if augment.rotate or augment.shift or augment.zoom:
         shift = (augment.shift, augment.shift) if augment.shift else None
         zoom = (1 - augment.zoom, 1 + augment.zoom) if augment.zoom else None
-        steps.append(v2().RandomAffine(augment.rotate, shift, zoom, interpolation=v2().InterpolationMode.BILINEAR))
+        steps.append(v2().RandomAffine((-augment.rotate, augment.rotate), shift, zoom, interpolation=v2().InterpolationMode.BILINEAR))
     if augment.flip:
         steps.append(v2().RandomHorizontalFlip(augment.flip))
     return v2().Compose([*steps, *pixel_operations(augment)[:1], to_tensor, *pixel_operations(augment)[1:]])

@@ -28,7 +28,10 @@ LAYOUT = "expected DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/
 class Split(Protocol):
     """Pictures with labels, in a fixed order."""
 
-    labels: np.ndarray  # (n,) int64, positions in the data set's class list
+    @property
+    def labels(self) -> np.ndarray:
+        """(n,) int64, positions in the data set's class list."""
+        ...
 
     def __len__(self) -> int: ...
 

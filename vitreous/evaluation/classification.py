@@ -121,7 +121,7 @@ def bootstrap(
         draws["macro_f1"].append(macro_f1(confusion, confusion.sum(1)))
         draws["nll"].append(float(nll[rows].mean()))
         draws["ece"].append(calibration_error(confidence[rows], right[rows]))
-    return {name: tuple(map(float, np.percentile(values, [2.5, 97.5]))) for name, values in draws.items()}
+    return {name: (float(np.percentile(values, 2.5)), float(np.percentile(values, 97.5))) for name, values in draws.items()}
 
 
 def table(confusion: np.ndarray, support: np.ndarray, classes: tuple[str, ...]) -> list[dict[str, Any]]:

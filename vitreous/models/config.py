@@ -65,8 +65,8 @@ def check_image(config: ViTConfig, image: tuple[int, ...]) -> None:
         grid_of(image, config.patch)
     except ValueError as error:
         ways = [f"--image-size {by(nearby(image, config.patch))}"]
-        dividing = [p for p in range(1, min(image) + 1) if all(i % p == 0 for i in image)]
-        patch = min(dividing, key=lambda p: abs(p - max(config.patch)))
+        dividing = [p for p in range(2, min(image) + 1) if all(i % p == 0 for i in image)]
+        patch = min(dividing, key=lambda p: abs(p - max(config.patch)), default=1)
         ways.append(f"--patch-size {patch}")
         raise UsageError(str(error), "use " + ", or ".join(ways)) from None
 

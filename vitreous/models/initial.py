@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vitreous.models.vit import ViT
+from vitreous.nn.attention import Attention
 from vitreous.nn.position import sincos
 
 
@@ -18,8 +19,7 @@ def mimetic(model: ViT, query_key: tuple[float, float] = (0.7, 0.7), value_out: 
     Worth several points on sets as small as CIFAR-10, where attention is slow to form (benchmarks/README.md).
     """
     model.position.table.data.copy_(0.5 * sincos(model.config.grid, model.config.width))
-    for block in model.encoder.blocks:
-        attention = block.attention.part
+    for attention in (part for part in model.encoder.modules() if isinstance(part, Attention)):
         width, head = model.config.width, model.config.width // attention.heads
         q, k, v = attention.qkv.weight.data.chunk(3)  # each (D, D), rows by head
         for rows in torch.arange(width).split(head):

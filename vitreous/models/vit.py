@@ -40,7 +40,7 @@ class ViT(nn.Module):
         self.projection = nn.Linear(config.channels * math.prod(config.patch), width)
         self.position = Learned(config.grid, width, config.resize)
         self.prefix = nn.Parameter(torch.empty(config.prefix, width).normal_(std=0.02)) if config.prefix else None
-        if config.class_token:
+        if self.prefix is not None and config.class_token:
             nn.init.zeros_(self.prefix.data[0])
         has_position = config.class_token and config.class_position
         self.class_position = nn.Parameter(torch.empty(1, width).normal_(std=0.02)) if has_position else None

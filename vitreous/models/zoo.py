@@ -40,7 +40,7 @@ def configure(name: str, image_size: int | tuple[int, ...] | None = None) -> ViT
     match = _CANONICAL.fullmatch(name) or _TIMM.fullmatch(name)
     sizes = {key.lower(): key for key in SIZES} | WORDS
     size = match and match["size"].lower()
-    if not match or not size or (size not in sizes and "x" not in size):
+    if not match or not size or (size not in sizes and not size[0].isdigit()):
         raise UsageError(f"unknown model {name}", nearest(name, NAMES) or "`vitreous models` lists them")
     if size in sizes:
         width, depth, heads, hidden = SIZES[sizes[size]]

@@ -71,7 +71,7 @@ def resize(table: Tensor, grid: tuple[int, ...], how: str = "bicubic") -> Tensor
     for axis, (old, new) in enumerate(zip(table.shape[:-1], grid, strict=True)):
         if old != new:
             weights = axis_weights(old, new, how).to(table)  # (new, old)
-            table = torch.tensordot(weights, table, dims=([1], [axis])).movedim(0, axis)
+            table = (weights @ table.movedim(axis, -2)).movedim(-2, axis)
     return table
 
 

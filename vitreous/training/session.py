@@ -211,7 +211,7 @@ class Session:
                 raise Interrupted("evaluation cut short")
 
         reader = Judged(split, self.run.preprocess, self.run.data.workers)
-        logits, bad = logits_of(state.flat.twin.model, reader, precision=dtype, each=each)
+        logits, bad = logits_of(averaged(state), reader, precision=dtype, each=each)
         readable = [sample not in bad for sample in range(len(split))]
         return judge(logits, split.labels, self.run.data.classes, torch.tensor(readable).numpy())
 
@@ -282,7 +282,7 @@ class Session:
     def finish(self, state: State) -> dict[str, Any]:
         """Write the bundle, judge it in float32, and sum the run up."""
         run = self.run
-        model = state.flat.twin.model
+        model = averaged(state)
         provenance = {"init": run.init, "data": run.data.source, "epochs": run.epochs, "seed": run.seed}
         Bundle(model, run.data.classes, run.preprocess, provenance).save(self.folder.bundle)
         val = None
@@ -323,6 +323,13 @@ class Session:
         """Floating-point operations of the model so far, in 1e18: three forward passes a picture, two to a multiply-add.
         Patches that were left out are counted."""
         return 6 * macs(self.run.model) * state.images / 1e18
+
+
+def averaged(state: State) -> ViT:
+    """The model that computes with the averaged weights."""
+    model = state.flat.twin.get_submodule("model")
+    assert isinstance(model, ViT)
+    return model
 
 
 def kept(batch: int, patches: int, dropped: float, seed: int, position: int) -> Tensor:

@@ -55,7 +55,7 @@ def read(
     if unknown:
         raise WeightsError(f"not a plain ViT: no place for {', '.join(sorted(unknown)[:8])}", "other families of timm are not read yet")
     config = configuration(state, image, heads, gelu)
-    ours = {rename(name): tensor.float() for name, tensor in state.items() if name not in SEPARATE}
+    ours = {str(rename(name)): tensor.float() for name, tensor in state.items() if name not in SEPARATE}
     ours["projection.weight"] = ours["projection.weight"].flatten(1)
     if "pooling.query" in ours:
         ours["pooling.query"] = ours["pooling.query"][0]
