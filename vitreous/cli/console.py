@@ -40,7 +40,8 @@ class Console:
         if now - self.told >= PLAIN_EVERY or done >= total:
             self.told = now
             left = (now - self.began) / max(done, 1) * (total - done)
-            print(f"{label} {done / max(total, 1):4.0%}  {text}  {left:.0f} s left", file=sys.stderr, flush=True)
+            rest = f"  {left:.0f} s left" if now > self.began and done < total else ""
+            print(f"{label} {done / max(total, 1):4.0%}  {text}{rest}", file=sys.stderr, flush=True)
 
     def draw(self, label: str, done: int, total: int, text: str) -> None:
         """The bar."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
@@ -18,7 +18,7 @@ class Options:
     Example: vitreous evaluate runs/pets photos/ --split test
     """
 
-    run: Positional[str]
+    run: Annotated[Positional[str], arg(metavar="RUN")]
     """A run folder or a bundle."""
     data: Positional[str | None] = None
     """A data set (default: the run's own)."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
@@ -18,9 +18,9 @@ class Options:
     Example: vitreous predict runs/pets new/*.jpg --top 3
     """
 
-    run: Positional[str]
+    run: Annotated[Positional[str], arg(metavar="RUN")]
     """A run folder or a bundle."""
-    images: Positional[tuple[str, ...]]
+    images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...")]
     """Image files, or folders of them."""
     top: int = 3
     """How many classes to name."""

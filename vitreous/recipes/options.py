@@ -17,7 +17,7 @@ class TrainOptions:
     Every other value of the run can be set by its path, as config.yaml has it: --optimizer.betas 0.9 0.95
     """
 
-    data: Positional[str]
+    data: Annotated[Positional[str], arg(metavar="DATA")]
     """`digits`, a folder with train/, val/, test/ of CLASS/*, or a folder of CLASS/*."""
     model: str | None = None
     """ViT-B/16, S/32, vit_base_patch16_224, or ViT-WIDTHxDEPTH/PATCH; `vitreous models` lists them."""
