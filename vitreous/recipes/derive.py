@@ -95,7 +95,7 @@ def digits(model: ViTConfig, facts: Facts, options: TrainOptions) -> Run:
         mimetic=True,
         smoothing=0.1,
         batch_size=128,
-        epochs=80,
+        epochs=100,
         ema=0.99,
     )
 
