@@ -123,9 +123,6 @@ def test_everything_public_says_what_it_is(path):
             assert ast.get_docstring(node), f"{node.name} has no docstring"
 
 
-DANGEROUS = {"eval", "exec", "pickle", "extractall", "allow_pickle", "weights_only"}
-
-
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_nothing_loads_code(path):
     """No pickle, no eval, no torch.load, no shell, no unsafe YAML anywhere in the package."""
