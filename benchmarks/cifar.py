@@ -27,8 +27,8 @@ from vitreous.data.loader import stream
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.screen import screen
 from vitreous.data.sources import open_data
+from vitreous.machine import processor
 from vitreous.models.zoo import configure
-from vitreous.training.machine import processor
 
 MODEL = "ViT-128x6/4"
 

@@ -18,7 +18,7 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 
 from vitreous.data.sources import digits
-from vitreous.training.machine import processor
+from vitreous.machine import processor
 
 
 def trained(seed: int, scratch: str) -> tuple[float, float, float]:

@@ -32,11 +32,11 @@ def build(contender: str, name: str, size: int, batch_size: int):
     from timm.models.vision_transformer import VisionTransformer
     from torch import nn
 
+    from vitreous.machine import settle_allocator
     from vitreous.models.vit import ViT
     from vitreous.models.zoo import configure
     from vitreous.objectives.supervised import Supervised
     from vitreous.training.flat import Flat
-    from vitreous.training.machine import settle_allocator
     from vitreous.training.optimizer import Optimizers
     from vitreous.training.run import Optimizer
 
@@ -141,7 +141,7 @@ def main() -> None:
         import timm
         import torch
 
-        from vitreous.training.machine import processor
+        from vitreous.machine import processor
 
         head = [f"# Training step, {time.strftime('%Y-%m-%d')}", ""]
         head += [f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}, timm {timm.__version__}."]

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from vitreous.cli.answering import Answering
+
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Answering):
     """Judge a trained model on a split of its own data, or of other data with classes of the same names.
 
     Example: vitreous evaluate runs/pets photos/ --split test
@@ -28,14 +30,6 @@ class Options:
     """Images decoded at a time; changes no figure."""
     workers: int | None = None
     """Processes that decode images; changes no figure."""
-    bad_images: Literal["stop", "skip"] = "stop"
-    """Stop at images that cannot be read, or count them as wrong."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1 or mps."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Numbers to compute with; auto is fp32."""
-    seed: int = 0
-    """Accepted for uniformity; nothing here is left to chance."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
@@ -51,6 +45,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         options.workers,
         options.device,
         options.precision,
+        options.engine,
         options.bad_images,
         console,
     )

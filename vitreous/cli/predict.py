@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
+
+from vitreous.cli.answering import Answering
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Answering):
     """Names and probabilities for images.
 
     Example: vitreous predict runs/pets new/*.jpg --top 3
@@ -26,14 +28,6 @@ class Options:
     """How many classes to name."""
     csv: str | None = None
     """Write a table to this file: path, class and probability of each of the top classes."""
-    bad_images: Literal["stop", "skip"] = "stop"
-    """Stop at images that cannot be read, or name them and go on."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1 or mps."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Numbers to compute with; auto is fp32."""
-    seed: int = 0
-    """Accepted for uniformity; nothing here is left to chance."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
@@ -47,7 +41,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.top < 1:
         raise UsageError(f"--top must be at least 1, not {options.top}")
     paths = list(expand(options.images))
-    predictor = load(options.run, options.device, options.precision)
+    predictor = load(options.run, options.device, options.precision, options.engine, paths)
     answers = predictor.predict(paths, options.top, options.bad_images, lambda done: console.progress("predict", done, len(paths)))
     rows = []
     for answer in answers:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import stat
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -36,17 +39,36 @@ def decode(path: str | os.PathLike[str], channels: int = 3) -> Image.Image:
         raise DataError(f"files decode to 1 or 3 channels, the model takes {channels}")
     name = printable(path)
     try:
-        with open_regular(path) as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(file, formats=FORMATS) as image:
-                if image.width * image.height > MAX_PIXELS:
-                    raise DataError(f"{name}: {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}", "scale it down")
-                image.load()
-                return flatten(ImageOps.exif_transpose(image), MODES[channels], name)
+        with open_regular(path) as file, silence(), Image.open(file, formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise DataError(f"{name}: {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}", "scale it down")
+            image.load()
+            return flatten(ImageOps.exif_transpose(image), MODES[channels], name)
     except UnidentifiedImageError:
         raise DataError(f"{name}: not an image of a known format", f"known are {', '.join(FORMATS)}") from None
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise DataError(f"{name}: cannot be read as an image ({reason(error)})", "mend or remove the file") from None
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """No warnings from any thread while one of them is in here: Python's own way of muting is not made for threads."""
+    with _muting:
+        if not _inside:
+            _muted.append(warnings.catch_warnings())
+            _muted[0].__enter__()
+            warnings.simplefilter("ignore")
+        _inside.append(None)
+    try:
+        yield
+    finally:
+        with _muting:
+            _inside.pop()
+            if not _inside:
+                _muted.pop().__exit__(None, None, None)
+
+
+_muting, _inside, _muted = Lock(), list[None](), list[warnings.catch_warnings]()
 
 
 def open_regular(path: str | os.PathLike[str]):

@@ -6,46 +6,39 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitreous.data.loader import Judged
-from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError
+from vitreous.evaluation.engine import Engine
 
-CHUNK = 64  # images of one forward pass in evaluation
+CHUNK = 64  # images that an engine is given at a time
 
 
-@torch.inference_mode()
 def logits_of(
-    model: nn.Module,
+    engine: Engine,
     reader: Judged,
     batch_size: int = CHUNK,
-    precision: torch.dtype = torch.float32,
     each: Callable[[int], None] = lambda images: None,
 ) -> tuple[np.ndarray, dict[int, DataError]]:
     """The (n, K) float32 logits of every picture of a split, in order, and the pictures that could not be read.
 
-    Every forward pass has exactly CHUNK images, filled up with zeros at the end: products of another shape may round
-    otherwise. `batch_size` pictures are decoded at a time; it changes nothing but memory. The row of an unreadable
-    picture is zeros. `each` is told how many images each step was.
+    The engine is given CHUNK pictures at a time, however many are decoded at a time: `batch_size` changes nothing but memory.
+    The row of an unreadable picture is that of a black one. `each` is told how many images each step was.
     """
-    device = next(model.parameters()).device
     rows: list[np.ndarray] = []
     bad: dict[int, DataError] = {}
     for samples, images in chunks(reader.batches(batch_size), CHUNK):
-        blank = torch.zeros(reader.preprocess.channels, *reader.preprocess.image, dtype=torch.uint8)
         bad |= {s: image for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
-        filled = [blank if isinstance(image, DataError) else image for image in images]
-        batch = torch.stack(filled + [blank] * (CHUNK - len(filled))).to(device)
-        rows.append(forward(model, batch, reader.preprocess, precision)[: len(images)])
+        rows.append(answer(engine, images))
         each(len(images))
     return np.concatenate(rows) if rows else np.zeros((0, 0), np.float32), bad
 
 
-def forward(model: nn.Module, pixels: Tensor, preprocess: Preprocess, precision: torch.dtype = torch.float32) -> np.ndarray:
-    """(B, C, *image) uint8 -> (B, K) float32 logits."""
-    with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
-        return model(preprocess.normalise(pixels)).float().cpu().numpy()
+def answer(engine: Engine, images: list[Tensor | DataError]) -> np.ndarray:
+    """(n, K) float32 logits of pictures, each (C, *image) uint8; an unreadable one is taken to be black."""
+    blank = torch.zeros(engine.preprocess.channels, *engine.preprocess.image, dtype=torch.uint8)
+    return engine(torch.stack([blank if isinstance(image, DataError) else image for image in images])).numpy()
 
 
 def chunks(batches: Iterable[tuple[Tensor, list]], size: int) -> Iterator[tuple[list[int], list]]:

@@ -87,7 +87,7 @@ class ViT(nn.Module):
         if prefix is not None:
             if self.class_position is not None:
                 prefix = torch.cat([prefix[:1] + self.class_position, prefix[1:]])
-            prefix = F.dropout(prefix.expand(len(tokens), -1, -1), self.config.dropout, self.training)
+            prefix = F.dropout(prefix.expand(tokens.shape[0], -1, -1), self.config.dropout, self.training)
             tokens = torch.cat([prefix, tokens], dim=1)
         return self.encoder(tokens)
 

@@ -30,8 +30,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., N, D) -> (..., N, D)."""
+        return self.out(self.inner(x))
+
+    def inner(self, x: Tensor) -> Tensor:
+        """(..., N, D) -> (..., N, D): the heads' answers side by side, before the output layer mixes them."""
         q, k, v = self.split(x)
-        return self.out(attend(q, k, v).transpose(-3, -2).flatten(-2))
+        return attend(q, k, v).transpose(-3, -2).flatten(-2)
 
     def weights(self, x: Tensor) -> Tensor:
         """(..., N, D) -> (..., h, N, N): the probabilities, rows are queries and sum to one."""

@@ -25,8 +25,11 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
-        hidden = F.gelu(self.fc1(x), approximate=self.gelu)
-        return self.fc2(F.dropout(hidden, self.dropout, self.training))
+        return self.fc2(F.dropout(self.inner(x), self.dropout, self.training))
+
+    def inner(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., M): the hidden layer."""
+        return F.gelu(self.fc1(x), approximate=self.gelu)
 
 
 class Branch(nn.Module):
@@ -59,7 +62,7 @@ class Branch(nn.Module):
             y = y * self.scale
         if self.training and self.drop_path > 0:
             keep = 1 - self.drop_path
-            y = y * y.new_empty(len(y), *[1] * (y.dim() - 1)).bernoulli_(keep).div_(keep)
+            y = y * y.new_empty(y.shape[0], *[1] * (y.dim() - 1)).bernoulli_(keep).div_(keep)
         return x + y
 
 

@@ -25,7 +25,7 @@ class AttentionPool(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, N, D) -> (B, D)."""
-        q = self.q(self.query).expand(len(tokens), 1, -1).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        q = self.q(self.query).expand(tokens.shape[0], 1, -1).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         k, v = self.kv(tokens).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 2 x (B, h, N, d)
         x = self.out(attend(q, k, v).transpose(1, 2).flatten(2))
         return (x + self.mlp(self.norm(x)))[:, 0]

@@ -10,11 +10,11 @@ from vitreous.data.augment import Augment
 from vitreous.data.preprocess import HALF, Preprocess
 from vitreous.data.sources import Data
 from vitreous.errors import UsageError
+from vitreous.machine import default_workers, pick_device, pick_precision
 from vitreous.models.config import ViTConfig, nearby
 from vitreous.models.vit import macs
 from vitreous.models.zoo import configure
 from vitreous.recipes.options import TrainOptions
-from vitreous.training.machine import default_workers, pick_device, pick_precision
 from vitreous.training.run import DataOptions, Optimizer, Run, Schedule
 from vitreous.weights.adopt import Start
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from vitreous.machine import peak_memory, settle_allocator
 from vitreous.models.vit import macs
 from vitreous.models.zoo import name_of
 from vitreous.nn.grid import by
@@ -16,7 +17,6 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.train import plan
 from vitreous.training.folder import Folder
 from vitreous.training.loop import State, fit
-from vitreous.training.machine import peak_memory, settle_allocator
 from vitreous.training.run import Run
 from vitreous.training.session import Listener, Session
 

@@ -14,12 +14,12 @@ from vitreous.config import differences, from_yaml
 from vitreous.data.screen import fits_in_memory, refuse, screen, without
 from vitreous.data.sources import Arrays, Data, open_data
 from vitreous.errors import DataError, UsageError
+from vitreous.machine import default_workers, environment
 from vitreous.models.zoo import configure, name_of
 from vitreous.recipes.derive import Facts, apply, derive
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.evaluate import evaluate
 from vitreous.training.folder import Folder
-from vitreous.training.machine import default_workers, environment
 from vitreous.training.run import Run
 from vitreous.training.session import Inputs, Listener, Session, Silent
 from vitreous.weights.adopt import starting_point

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from vitreous.data.decode import decode, printable
+from vitreous.data.loader import complete
 from vitreous.data.sources import list_images
 from vitreous.errors import DataError
-from vitreous.evaluation.forward import CHUNK, forward
+from vitreous.evaluation.engine import Engine, make_engine
+from vitreous.evaluation.forward import CHUNK, answer
+from vitreous.machine import default_workers
 from vitreous.training.evaluate import open_bundle
-from vitreous.training.machine import pick_device
-from vitreous.training.session import DTYPES
 from vitreous.weights.bundle import Bundle
 
 
@@ -35,8 +37,7 @@ class Predictor:
     """A bundle ready to answer."""
 
     bundle: Bundle
-    device: str = "cpu"
-    precision: str = "fp32"
+    engine: Engine
 
     def predict(
         self,
@@ -47,51 +48,60 @@ class Predictor:
     ) -> list[Prediction]:
         """The `top` classes of every image file, in the order given.
 
+        Files are decoded by as many threads as there are cores, CHUNK at a time, then answered together.
         Raises DataError for a file that cannot be read; with `bad_images="skip"` its prediction has an `error` instead.
         """
         answers: list[Prediction] = []
-        for start in range(0, len(images), CHUNK):
-            answers += self.some(images[start : start + CHUNK], top, bad_images)
-            each(len(answers))
+        with ThreadPoolExecutor(default_workers()) as pool:
+            for start in range(0, len(images), CHUNK):
+                paths = images[start : start + CHUNK]
+                pictures = list(pool.map(self.read, paths))
+                if bad_images == "stop":
+                    complete(pictures)
+                probabilities = softmax(answer(self.engine, pictures))
+                answers += [self.named(*row, top) for row in zip(paths, pictures, probabilities, strict=True)]
+                each(len(answers))
         return answers
 
-    def some(self, paths: Sequence[str | os.PathLike[str]], top: int, bad_images: str) -> list[Prediction]:
-        """Predictions for at most one forward pass of files."""
-        pixels, errors = [], {}
-        for row, path in enumerate(paths):
-            try:
-                pixels.append(self.bundle.preprocess.pixels(decode(path, self.bundle.preprocess.channels)))
-            except DataError as error:
-                if bad_images == "stop":
-                    raise
-                errors[row] = error.message
-        probabilities = iter(self.probabilities(torch.stack(pixels)) if pixels else [])
-        found = []
-        for row, path in enumerate(paths):
-            if row in errors:
-                found.append(Prediction(os.fspath(path), error=errors[row]))
-                continue
-            p = next(probabilities)
-            best = np.argsort(-p, kind="stable")[:top]
-            found.append(Prediction(os.fspath(path), tuple(self.bundle.classes[i] for i in best), tuple(float(p[i]) for i in best)))
-        return found
+    def read(self, path: str | os.PathLike[str]) -> Tensor | DataError:
+        """A file as (C, *image) uint8, or why it cannot be read."""
+        try:
+            return self.bundle.preprocess.pixels(decode(path, self.bundle.preprocess.channels))
+        except DataError as error:
+            return error
 
-    @torch.inference_mode()
-    def probabilities(self, pixels: torch.Tensor) -> np.ndarray:
-        """(B, C, *image) uint8 -> (B, K) float64 probabilities."""
-        logits = forward(self.bundle.model, pixels.to(self.device), self.bundle.preprocess, DTYPES[self.precision])
-        p = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
-        return p / p.sum(1, keepdims=True)
+    def named(self, path: str | os.PathLike[str], picture: Tensor | DataError, p: np.ndarray, top: int) -> Prediction:
+        """One image's answer from its (K,) probabilities."""
+        if isinstance(picture, DataError):
+            return Prediction(os.fspath(path), error=picture.message)
+        best = np.argsort(-p, kind="stable")[:top]
+        return Prediction(os.fspath(path), tuple(self.bundle.classes[i] for i in best), tuple(float(p[i]) for i in best))
 
 
-def load(run: str | os.PathLike[str], device: str = "auto", precision: str = "auto") -> Predictor:
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """(B, K) float32 logits -> (B, K) float64 probabilities."""
+    p = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True)
+
+
+def load(
+    run: str | os.PathLike[str],
+    device: str = "auto",
+    precision: str = "auto",
+    engine: str = "auto",
+    examples: Sequence[str | os.PathLike[str]] = (),
+) -> Predictor:
     """A trained model, from its run folder or bundle, ready for `.predict(["dog.jpg"])`.
 
+    `device`, `precision` and `engine` are those of `make_engine`; int8 is calibrated on the files `examples`.
     Raises UsageError where there is no run, WeightsError where the bundle is damaged.
     """
-    bundle, device = open_bundle(run), pick_device(device)
-    bundle.model.to(device).eval()
-    return Predictor(bundle, device, "fp32" if precision == "auto" else precision)
+    bundle = open_bundle(run)
+
+    def pictures() -> list[Tensor]:
+        return [bundle.preprocess.pixels(decode(path, bundle.preprocess.channels)) for path in examples]
+
+    return Predictor(bundle, make_engine(bundle.model, bundle.preprocess, device, precision, engine, pictures))
 
 
 def expand(images: Sequence[str]) -> Iterator[Path]:

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
+from vitreous.machine import DTYPES, environment, has_bf16, pick_device, pick_precision, settle_allocator
 from vitreous.models.vit import ViT, macs
 from vitreous.models.zoo import configure
 from vitreous.objectives.supervised import Supervised
 from vitreous.training.flat import Flat
-from vitreous.training.machine import environment, has_bf16, pick_device, pick_precision, settle_allocator
 from vitreous.training.optimizer import Optimizers
 from vitreous.training.run import Optimizer
-from vitreous.training.session import DTYPES
 
 SECONDS = 2.0
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from vitreous.data.keys import permutation
 from vitreous.data.loader import Judged
+from vitreous.data.preprocess import Preprocess
 from vitreous.data.screen import refuse
 from vitreous.data.sources import Arrays, Data, Files, Split, natural, open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.classification import Report, judge
+from vitreous.evaluation.engine import make_engine
 from vitreous.evaluation.forward import CHUNK, logits_of
+from vitreous.machine import default_workers
 from vitreous.models.zoo import name_of
 from vitreous.training.folder import Folder
-from vitreous.training.machine import default_workers, pick_device
-from vitreous.training.session import DTYPES, Listener, Silent
+from vitreous.training.session import Listener, Silent
 from vitreous.weights.bundle import Bundle, load_bundle
 
 READINGS = "evaluations.jsonl"
@@ -43,6 +48,7 @@ def evaluate(
     workers: int | None = None,
     device: str = "auto",
     precision: str = "auto",
+    engine: str = "auto",
     bad_images: str = "stop",
     listener: Listener | None = None,
 ) -> dict[str, Any]:
@@ -50,8 +56,8 @@ def evaluate(
 
     Figures, intervals, per-class table and confusion matrix come back as a document with the keys of `summary.json`, and
     each reading is added to the run's `evaluations.jsonl`. Images that cannot be read stop the evaluation with a DataError
-    that names them; with `bad_images="skip"` they count as wrong. `precision` auto is fp32. `batch_size` pictures are
-    decoded at a time; like `workers` it cannot change a figure.
+    that names them; with `bad_images="skip"` they count as wrong. `device`, `precision` and `engine` are those of
+    `make_engine`. `batch_size` pictures are decoded at a time; like `workers` it cannot change a figure.
     """
     bundle, folder, listener = open_bundle(run), Folder(Path(run)), listener or Silent()
     source, split_seed = os.fspath(data) if data is not None else None, 0
@@ -64,7 +70,7 @@ def evaluate(
     if data is not None and opened.unsplit and split == "test":
         opened = everything(opened)  # a folder of classes, named for the purpose, is judged whole
     chosen = matched(opened.split(split), opened, bundle.classes)
-    model = bundle.model.to(pick_device(device)).eval()
+    answers = make_engine(bundle.model, bundle.preprocess, device, precision, engine, lambda: examples(opened, bundle.preprocess))
     started, done = time.perf_counter(), 0
 
     def each(images: int) -> None:
@@ -73,7 +79,7 @@ def evaluate(
         listener.progress("evaluate", done, len(chosen), f"{done / (time.perf_counter() - started):.0f} images/s")
 
     reader = Judged(chosen, bundle.preprocess, default_workers() if workers is None else workers)
-    logits, bad = logits_of(model, reader, batch_size, DTYPES["fp32" if precision == "auto" else precision], each)
+    logits, bad = logits_of(answers, reader, batch_size, each)
     if bad and bad_images == "stop":
         raise refuse(bad, len(chosen))
     report = judge(logits, chosen.labels, bundle.classes, np.array([s not in bad for s in range(len(chosen))]))
@@ -85,6 +91,16 @@ def evaluate(
                 json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": source, "split": split, **report.summary()}) + "\n"
             )
     return document
+
+
+def examples(data: Data, preprocess: Preprocess) -> Iterator[Tensor]:
+    """Pictures to calibrate int8 on, in a random order that is always the same: of the training split where there is one."""
+    split = data.splits.get("train") or next(iter(data.splits.values()))
+    for sample in permutation(len(split), 0, 0):
+        try:
+            yield preprocess.pixels(split.picture(int(sample), preprocess.channels))
+        except DataError:
+            continue
 
 
 def describe(bundle: Bundle, report: Report, split: str, source: str, run: str, seconds: float) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.training.flat import Flat
+from vitreous.training.muon import Muon
 from vitreous.training.run import Optimizer
 
 
@@ -27,7 +28,7 @@ class Optimizers:
                 self.places[group] = (nn.Parameter(flat.master[span]), flat.master_grad[span])
         for parameter, gradient in self.places.values():
             parameter.grad = gradient
-        self.optimizers = list(build(options, {place: parameter for place, (parameter, _) in self.places.items()}))
+        self.optimizers = list(build(options, {place: parameter for place, (parameter, _) in self.places.items()}, flat.work.dtype))
         self.base = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
 
     @torch.no_grad()
@@ -77,8 +78,8 @@ class Optimizers:
         return {name: value[a - start : b - start].view(self.flat.parameters[name].shape) for name, (a, b) in spans.items()}
 
 
-def build(options: Optimizer, parameters: dict[str, nn.Parameter]):
-    """The optimisers that the options name, over the places that there are."""
+def build(options: Optimizer, parameters: dict[str, nn.Parameter], dtype: torch.dtype):
+    """The optimisers that the options name, over the places that there are; `dtype` is what the run multiplies in."""
     hidden = [p for place, p in parameters.items() if place not in ("matrix", "decay", "plain")]
     groups = [
         {"params": [p], "weight_decay": 0.0 if place == "plain" else options.weight_decay}
@@ -86,7 +87,7 @@ def build(options: Optimizer, parameters: dict[str, nn.Parameter]):
         if place in ("matrix", "decay", "plain")
     ]
     if hidden:
-        yield torch.optim.Muon(hidden, lr=options.matrix_lr, weight_decay=options.weight_decay, momentum=0.95)
+        yield Muon(hidden, options.matrix_lr, options.weight_decay, dtype=dtype)
     if options.name == "sgd":
         for group in groups:  # torch's SGD adds the decay to the gradient; here it is decoupled for every optimiser
             group["decoupled"], group["weight_decay"] = group["weight_decay"], 0.0

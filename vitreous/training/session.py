@@ -25,7 +25,9 @@ from vitreous.data.loader import Batch, Feed, Judged
 from vitreous.data.sources import Split
 from vitreous.errors import Interrupted, ResourceError
 from vitreous.evaluation.classification import Report, judge
+from vitreous.evaluation.engine import TorchEngine
 from vitreous.evaluation.forward import logits_of
+from vitreous.machine import DTYPES, peak_memory, settle_allocator
 from vitreous.models.initial import mimetic
 from vitreous.models.vit import ViT, macs
 from vitreous.models.zoo import name_of
@@ -33,7 +35,6 @@ from vitreous.objectives.supervised import Supervised
 from vitreous.training.flat import Flat
 from vitreous.training.folder import Folder
 from vitreous.training.loop import State, fit
-from vitreous.training.machine import peak_memory, settle_allocator
 from vitreous.training.optimizer import Optimizers
 from vitreous.training.run import Run
 from vitreous.weights.adopt import adopt
@@ -41,7 +42,6 @@ from vitreous.weights.bundle import Bundle, write_text
 
 STATE, MODEL, AVERAGE, OPTIMIZER = "state.json", "model.safetensors", "ema.safetensors", "optimizer.safetensors"
 FAILURES = 3  # checkpoints in a row that may fail before the run stops
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Listener(Protocol):
@@ -192,10 +192,10 @@ class Session:
     def evaluate(self, state: State) -> None:
         """Judge the averaged weights on the validation split, in the run's precision."""
         if self.inputs.val is None or state.step == self.run.steps:
-            return  # the last one is made in float32 by `finish`
+            return  # the last one is made by `finish`, as `evaluate` would
         self.pending = True
         try:
-            self.last = self.judged(state, self.inputs.val, DTYPES[self.run.precision])
+            self.last = self.judged(state, self.inputs.val, self.run.precision)
         except Interrupted:
             return
         self.pending = False
@@ -203,7 +203,7 @@ class Session:
         self.record({"step": state.step, "epoch": state.images / self.run.data.images, "seconds": self.seconds(), **figures})
         self.logged, self.logged_images = time.perf_counter(), state.images
 
-    def judged(self, state: State, split: Split, dtype: torch.dtype) -> Report:
+    def judged(self, state: State, split: Split, precision: str) -> Report:
         """The figures of the averaged weights on a split. Raises Interrupted when a signal came in."""
 
         def each(images: int) -> None:
@@ -211,7 +211,8 @@ class Session:
                 raise Interrupted("evaluation cut short")
 
         reader = Judged(split, self.run.preprocess, self.run.data.workers)
-        logits, bad = logits_of(averaged(state), reader, precision=dtype, each=each)
+        engine = TorchEngine(averaged(state), self.run.preprocess, self.run.device, precision)
+        logits, bad = logits_of(engine, reader, each=each)
         readable = [sample not in bad for sample in range(len(split))]
         return judge(logits, split.labels, self.run.data.classes, torch.tensor(readable).numpy())
 
@@ -280,7 +281,7 @@ class Session:
         )
 
     def finish(self, state: State) -> dict[str, Any]:
-        """Write the bundle, judge it in float32, and sum the run up."""
+        """Write the bundle, judge it as `evaluate` would, and sum the run up."""
         run = self.run
         model = averaged(state)
         provenance = {"init": run.init, "data": run.data.source, "epochs": run.epochs, "seed": run.seed}
@@ -288,7 +289,7 @@ class Session:
         val = None
         if self.inputs.val is not None:
             try:
-                self.last = self.judged(state, self.inputs.val, torch.float32)
+                self.last = self.judged(state, self.inputs.val, "auto")
             except Interrupted:
                 raise self.interrupted(state) from None
             val = self.last.summary()

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.models.test_contracts import build
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError
+from vitreous.evaluation import engine as engines
+from vitreous.evaluation.engine import IDLE, TorchEngine, cut, make_engine, one_each
+from vitreous.machine import has_bf16
+
+PREPROCESS = Preprocess((16, 16))
+
+
+def pixels(count):
+    return torch.randint(0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@given(st.integers(1, 500), st.integers(1, 64), st.integers(1, 96))
+def test_parts_are_small_even_and_keep_the_threads_busy(images, most, threads):
+    size, together = cut(images, most, threads)
+    assert 1 <= size <= most
+    if not together:
+        rounds = math.ceil(math.ceil(images / size) / threads)
+        assert images / (rounds * threads * size) >= 1 - IDLE
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 16, 41])
+def test_an_engine_answers_as_the_model_does(count, monkeypatch):
+    """However the batch is cut: all threads together, or each on parts of its own."""
+    monkeypatch.setattr(engines, "TOKENS", 17 * 4)
+    model = build({}).eval()
+    with torch.inference_mode():
+        wanted = model(PREPROCESS.normalise(pixels(count)))
+    found = TorchEngine(model, PREPROCESS, precision="fp32")(pixels(count))
+    assert found.dtype == torch.float32
+    assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
+    half = TorchEngine(model, PREPROCESS, precision="bf16")(pixels(count))
+    assert (half - wanted).norm() / wanted.norm() < 1e-2
+
+
+def test_engine_threads_compute_alone_and_leave_the_others_theirs():
+    before = torch.get_num_threads()
+    assert list(one_each(2).map(lambda _: torch.get_num_threads(), range(8))) == [1] * 8
+    torch.set_num_threads(before)
+    assert torch.get_num_threads() == before
+    assert list(one_each(2).map(lambda _: torch.get_num_threads(), range(8))) == [1] * 8
+
+
+def test_auto_is_what_the_machine_has():
+    made = make_engine(build({}), PREPROCESS)
+    assert isinstance(made, TorchEngine)
+    assert made.precision == ("bf16" if has_bf16(made.device) else "fp32")
+
+
+@pytest.mark.parametrize("words", [{"precision": "int8"}, {"device": "cuda:9"}])
+def test_words_that_do_not_go_together(words):
+    with pytest.raises(UsageError):
+        make_engine(build({}), PREPROCESS, **words)
+
+
+def test_openvino_answers_as_the_model_does():
+    pytest.importorskip("openvino")
+    model = build({}).eval()
+    with torch.inference_mode():
+        wanted = model(PREPROCESS.normalise(pixels(5)))
+    made = make_engine(model, PREPROCESS, engine="openvino", precision="fp32")
+    for count in (1, 5):
+        assert torch.allclose(made(pixels(5)[:count]), wanted[:count], rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
+
+
+def test_openvino_int8_is_calibrated_on_pictures():
+    pytest.importorskip("nncf")
+    model = build({"width": 48, "hidden": 96}).eval()
+    with pytest.raises(UsageError, match="at least 8"):
+        make_engine(model, PREPROCESS, engine="openvino", precision="int8", pictures=lambda: pixels(3))
+    made = make_engine(model, PREPROCESS, engine="openvino", precision="int8", pictures=lambda: pixels(32))
+    with torch.inference_mode():
+        wanted = model(PREPROCESS.normalise(pixels(32)))
+    error = (made(pixels(32)) - wanted).norm() / wanted.norm()
+    assert 1e-6 < error < 0.2  # eight bits: near, and not the same
+
+
+def test_without_openvino_the_way_out_is_named(monkeypatch):
+    import sys
+
+    from vitreous.errors import ResourceError
+
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(ResourceError, match="not installed") as caught:
+        make_engine(build({}), PREPROCESS, engine="openvino")
+    assert "vitreous[export]" in caught.value.hint

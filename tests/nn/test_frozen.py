@@ -1,0 +1,96 @@
+"""Every fast path gives the slow path's answer: float32 to 1e-5, bfloat16 to 1e-2, relative."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests import contracts
+from tests.models.test_contracts import MODELS, build, images_for
+from vitreous.models.zoo import NAMES, create
+from vitreous.nn.frozen import Packed, can_pack, frozen
+
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+PATHS = [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False), (torch.bfloat16, True)]
+
+
+def relative(found, wanted):
+    return ((found.float() - wanted).norm() / wanted.norm()).item()
+
+
+def paths():
+    """The fast paths that this machine and this PyTorch have."""
+    return [(dtype, packed) for dtype, packed in PATHS if not packed or can_pack(dtype)]
+
+
+@torch.inference_mode()
+def agrees(model, images):
+    wanted = model.eval()(images)
+    for dtype, packed in paths():
+        found = frozen(model, dtype, packed)(images.to(dtype))
+        assert found.dtype == torch.float32
+        assert relative(found, wanted) < LIMITS[dtype], (dtype, packed)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("scale", [(1, 1), (1, 3)], ids=["square", "not"])
+def test_every_option_of_a_model(name, scale):
+    model = build(MODELS[name])
+    agrees(model, images_for(model, scale))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_model_of_the_zoo(name):
+    """At its own width, heads and patch, two blocks deep, on a square image and on one that is not."""
+    torch.manual_seed(0)
+    patch = int(name.split("/")[1])
+    model = create(name, 2 * patch, 1000, depth=2)
+    torch.nn.init.normal_(model.head.weight, std=0.02)
+    agrees(model, torch.randn(3, 3, 2 * patch, 2 * patch))
+    agrees(model, torch.randn(3, 3, patch, 3 * patch))
+
+
+def test_packed_products_are_used_where_there_are_some():
+    model = build({"pool": "attention"})
+    count = sum(isinstance(part, Packed) for part in frozen(model, torch.float32, True).modules())
+    linears = sum(isinstance(part, torch.nn.Linear) for part in model.modules())
+    assert count == (linears if can_pack(torch.float32) else 0)
+
+
+@pytest.mark.parametrize("gone", ["_reorder_linear_weight", "_linear_pointwise"])
+def test_a_torch_without_the_operators_takes_plain_products(gone, monkeypatch):
+    """The packed operators are not public: a release may drop, rename or change them."""
+    names = [name for name in ("_reorder_linear_weight", "_linear_pointwise") if name != gone]
+    kept = type("mkldnn", (), {name: getattr(torch.ops.mkldnn, name) for name in names if hasattr(torch.ops.mkldnn, name)})
+    monkeypatch.setattr(torch.ops, "mkldnn", kept)
+    can_pack.cache_clear()
+    try:
+        assert not can_pack(torch.float32)
+        agrees(build({}), images_for(build({})))
+        assert not any(isinstance(part, Packed) for part in frozen(build({}), torch.float32, True).modules())
+    finally:
+        can_pack.cache_clear()
+
+
+def test_a_torch_whose_operators_answer_otherwise_takes_plain_products(monkeypatch):
+    wrong = type("mkldnn", (), {"_reorder_linear_weight": lambda w, n: w, "_linear_pointwise": lambda x, w, b, *rest: x @ w.T})
+    monkeypatch.setattr(torch.ops, "mkldnn", wrong)
+    can_pack.cache_clear()
+    try:
+        assert not can_pack(torch.float32)
+    finally:
+        can_pack.cache_clear()
+
+
+def test_the_model_stays_as_it_was():
+    model = contracts.randomise(build({"layer_scale": 0.5})).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    frozen(model, torch.bfloat16)
+    assert model.training and all(p.requires_grad and p.dtype == torch.float32 for p in model.parameters())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_weights_that_stay_are_shared():
+    model = build({})
+    twin = frozen(model)
+    assert twin.projection.weight.data_ptr() == model.projection.weight.data_ptr()

@@ -1,0 +1,121 @@
+"""A model ready to answer: uint8 pixels in, float32 logits out, by the fastest way the machine has.
+
+On a CPU the weights are cast and packed once (`nn.frozen`), and a batch is cut into parts that stay in cache; parts are
+handed to one thread per core, which wastes less than all cores sharing each product. On a GPU the batch goes in whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from threading import Barrier
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError
+from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_allocator
+from vitreous.models.vit import ViT
+from vitreous.nn.frozen import frozen
+
+TOKENS = 1600  # of one part, about: more fall out of the caches, fewer leave the cores waiting for each other
+IDLE = 0.1  # share of the cores that may wait before a batch is computed by all of them together
+
+
+#: the pictures that int8 is calibrated on, each (C, *image) uint8, made when they are needed
+Pictures = Callable[[], Iterable[Tensor]]
+
+
+class Engine(Protocol):
+    """What `evaluate` and `predict` ask for answers."""
+
+    preprocess: Preprocess
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """(B, C, *image) uint8 -> (B, K) float32 logits, on the CPU."""
+        ...
+
+
+class TorchEngine:
+    """PyTorch. `precision` is `auto` (bf16 where the device has it), `fp32` or `bf16`.
+
+    An answer does not depend on the images beside it but in its last bits: products of another height may round otherwise.
+    """
+
+    def __init__(self, model: ViT, preprocess: Preprocess, device: str = "cpu", precision: str = "auto") -> None:
+        self.preprocess, self.device = preprocess, device
+        self.precision = pick_precision(precision, device)
+        self.dtype = DTYPES[self.precision]
+        self.model = frozen(model.to(device), self.dtype, packs(device))
+        self.tokens = math.prod(model.config.grid) + model.config.prefix
+        settle_allocator()
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """(B, C, *image) uint8 -> (B, K) float32 logits, on the CPU."""
+        if self.device != "cpu":
+            return self.part(pixels.to(self.device, non_blocking=True)).cpu()
+        threads = torch.get_num_threads()
+        size, together = cut(len(pixels), max(1, round(TOKENS / self.tokens)), threads)
+        parts = pixels.split(size)
+        return torch.cat(list(map(self.part, parts) if together else one_each(threads).map(self.part, parts)))
+
+    @torch.inference_mode()
+    def part(self, pixels: Tensor) -> Tensor:
+        """One forward pass."""
+        return self.model(self.preprocess.normalise(pixels, self.dtype)).float()
+
+
+def cut(images: int, most: int, threads: int) -> tuple[int, bool]:
+    """How a batch is computed: images of a part, at most `most`, and whether all threads work on each part together.
+
+    Else each thread computes parts of its own, of even size, unless that left more than `IDLE` of them waiting.
+    """
+    rounds = math.ceil(images / (most * threads))  # parts that each thread computes
+    size = max(1, math.ceil(images / (rounds * threads)))
+    busy = images / (size * threads * rounds)
+    return (size, False) if threads > 1 and busy >= 1 - IDLE else (most, True)
+
+
+@cache
+def one_each(threads: int) -> ThreadPoolExecutor:
+    """A pool whose threads compute alone, one core each."""
+    ready = Barrier(threads)
+
+    def begin() -> None:
+        torch.get_num_threads()  # the first call in a thread takes over the global number, so it has to come before
+        torch.set_num_threads(1)
+        ready.wait()
+
+    pool = ThreadPoolExecutor(threads, "engine", begin)
+    list(pool.map(int, range(threads)))  # starts them all
+    torch.set_num_threads(threads)  # the global number, which threads that start later take over
+    return pool
+
+
+def make_engine(
+    model: ViT,
+    preprocess: Preprocess,
+    device: str = "auto",
+    precision: str = "auto",
+    engine: str = "auto",
+    pictures: Pictures | None = None,
+) -> Engine:
+    """The engine that the words stand for; `auto` is the fastest that gives the model's own answers.
+
+    `precision` auto is bf16 where the device multiplies it in hardware, else fp32; int8 is for `openvino` alone, which is
+    calibrated on `pictures`. Raises UsageError for words that do not go together.
+    """
+    device = pick_device(device)
+    if engine == "openvino":
+        from vitreous.evaluation.openvino import OpenVinoEngine
+
+        if device != "cpu":
+            raise UsageError("--engine openvino computes on the CPU", "use --device cpu, or leave --engine out")
+        return OpenVinoEngine(model, preprocess, precision, pictures)
+    if precision == "int8":
+        raise UsageError("--precision int8 needs --engine openvino", "add it, or use bf16 or fp32")
+    return TorchEngine(model, preprocess, device, precision)

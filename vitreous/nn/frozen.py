@@ -1,0 +1,161 @@
+"""Parts that only infer: weights cast, packed and fused once, for forward passes that are never differentiated.
+
+N tokens, D width. What changes is how a product is carried out, never what is computed:
+
+    Linear     its weight lies in the layout that the processor's product wants (oneDNN), if `packed`
+    Branch     LayerScale is folded into the weights of its last product, which in float32 adds the residual as it writes
+    Mlp        the GELU is applied by the first product as it writes, if `packed`
+    LayerNorm  computes in float32, whatever the products compute in
+
+In bfloat16 only products are; norms, positions and the sum that runs through the blocks stay float32, which costs little and
+takes a third off the error.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.nn.attention import Attention
+from vitreous.nn.block import Branch, Mlp
+
+
+def frozen(module: nn.Module, dtype: torch.dtype = torch.float32, packed: bool = False) -> nn.Module:
+    """A copy of `module` for inference with its products in `dtype`, its modules changed as the table above says.
+
+    `packed` asks for oneDNN's packed products; where this PyTorch has none for `dtype`, plain ones are taken. A layer called
+    `head` stays float32, so that answers are. Weights that keep their type and layout are shared with `module`. The copy
+    takes images of any floating type and is in evaluation mode.
+    """
+    with torch.no_grad():
+        return copied(module, dtype, packed and can_pack(dtype)).eval().requires_grad_(False)
+
+
+def copied(module: nn.Module, dtype: torch.dtype, packed: bool) -> nn.Module:
+    """The copy, module by module."""
+    if isinstance(module, nn.Linear):
+        return product(module, dtype, packed)
+    if type(module) is Branch and type(module.part) in LAST:
+        return FrozenBranch(module, dtype, packed)
+    kind = FROZEN.get(type(module), type(module)) if packed or not isinstance(module, Mlp) else type(module)
+    twin = kind.__new__(kind)
+    twin.__dict__.update(module.__dict__)
+    twin._parameters, twin._buffers, twin._modules = dict(module._parameters), dict(module._buffers), {}
+    for name, child in module._modules.items():
+        twin._modules[name] = None if child is None else copied(child, torch.float32 if name == "head" else dtype, packed)
+    if isinstance(module, Mlp) and packed:
+        twin._modules["fc1"] = Packed(module.fc1, dtype, gelu=module.gelu)
+    for name, parameter in module._parameters.items():
+        twin._parameters[name] = None if parameter is None else nn.Parameter(parameter.detach(), requires_grad=False)
+    return twin
+
+
+class FrozenMlp(Mlp):
+    """An Mlp whose first product applies the GELU."""
+
+    def inner(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., M)."""
+        return self.fc1(x)
+
+
+class FrozenNorm(nn.LayerNorm):
+    """A LayerNorm in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D) float32."""
+        return super().forward(x.float())
+
+
+FROZEN = {Mlp: FrozenMlp, nn.LayerNorm: FrozenNorm}
+
+
+class FrozenBranch(nn.Module):
+    """x + scale(part(norm(x))) with the scale in the last product's weights."""
+
+    def __init__(self, branch: Branch, dtype: torch.dtype, packed: bool) -> None:
+        super().__init__()
+        last = LAST[type(branch.part)]
+        self.norm = copied(branch.norm, dtype, packed)
+        self.part = copied(branch.part, dtype, packed)
+        self.last = product(getattr(branch.part, last), dtype, packed, branch.scale)
+        delattr(self.part, last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., N, D) -> (..., N, D) float32."""
+        return self.last.onto(self.part.inner(self.norm(x)), x)  # type: ignore[operator]
+
+
+#: the parts that `FrozenBranch` knows, and the name of the linear layer that comes after `inner`
+LAST = {Attention: "out", Mlp: "fc2"}
+
+
+def product(linear: nn.Linear, dtype: torch.dtype, packed: bool, scale: Tensor | None = None) -> Plain | Packed:
+    """A linear layer for inference, its outputs multiplied by `scale` (out,) if there is one."""
+    return (Packed if packed else Plain)(linear, dtype, scale)
+
+
+class Plain(nn.Module):
+    """y = (x W^T + b) scale in `dtype`, by PyTorch's own product."""
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None = None) -> None:
+        super().__init__()
+        weight, bias = scaled(linear, dtype, scale)
+        self.weight, self.bias = nn.Parameter(weight, requires_grad=False), bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+
+    def onto(self, x: Tensor, residual: Tensor) -> Tensor:
+        """(..., in), (..., out) -> (..., out): residual + y."""
+        y = self(x)
+        return y.add_(residual) if y.dtype == residual.dtype else residual + y
+
+
+class Packed(nn.Module):
+    """y = gelu((x W^T + b) scale), by oneDNN with the weight in its own layout; `gelu` is torch's name of a form, or None.
+
+    The operators are PyTorch's own but not of its public interface: `can_pack` tries them before anything relies on them.
+    """
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None = None, gelu: str | None = None) -> None:
+        super().__init__()
+        weight, self.bias = scaled(linear, dtype, scale)
+        self.dtype = dtype
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+        self.after = ("none", "") if gelu is None else ("gelu", gelu)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, self.after[0], [], self.after[1])
+
+    def onto(self, x: Tensor, residual: Tensor) -> Tensor:
+        """(..., in), (..., out) -> (..., out): residual + y."""
+        if residual.dtype != self.dtype:
+            return residual + self(x)
+        return torch.ops.mkldnn._linear_pointwise.binary(x.to(self.dtype), residual, self.weight, self.bias, "add")
+
+
+def scaled(linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a linear layer in `dtype`, its outputs multiplied by `scale`."""
+    weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+    if scale is not None:
+        weight, bias = weight * scale.detach()[:, None], None if bias is None else bias * scale.detach()
+    return weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+@cache
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this PyTorch has oneDNN's packed products, by the names and with the arguments used here, and they are right."""
+    linear, x, residual = nn.Linear(32, 48), torch.linspace(-2, 2, 5 * 32).view(1, 5, 32), torch.ones(1, 5, 48)
+    try:
+        with torch.inference_mode():
+            made = Packed(linear, dtype, gelu="none")(x), Packed(linear, dtype).onto(x, residual.to(dtype))
+            y = linear(x)
+    except (AttributeError, RuntimeError, TypeError, NotImplementedError):
+        return False
+    wanted = F.gelu(y), residual + y
+    return all(torch.allclose(a.float(), b, atol=1e-5 if dtype == torch.float32 else 0.05) for a, b in zip(made, wanted, strict=True))
