@@ -89,7 +89,7 @@ def peak_memory(device: str) -> int:
 
 def environment() -> dict[str, object]:
     """Versions and hardware, as `environment.json` keeps them."""
-    import torchvision
+    from importlib.metadata import version
 
     import vitreous
 
@@ -97,7 +97,7 @@ def environment() -> dict[str, object]:
         "vitreous": vitreous.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        "torchvision": version("torchvision"),
         "platform": platform.platform(),
         "processor": processor(),
         "threads": torch.get_num_threads(),

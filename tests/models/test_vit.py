@@ -146,3 +146,25 @@ def test_mimetic_attention_products_are_near_the_identity():
     assert torch.linalg.matrix_rank(head) == 32
     assert head.diagonal().mean() > 0.3
     assert torch.isfinite(model(torch.randn(1, 3, 16, 16))).all()
+
+
+def test_hollow_models_have_shapes_and_load_no_compiler():
+    """In a process of its own: a command that only reads a bundle must not wait two seconds for imports it has no use for."""
+    import subprocess
+    import sys
+
+    script = """
+import sys
+from dataclasses import replace
+from vitreous.models.hollow import hollow
+from vitreous.models.vit import ViT
+from vitreous.models.zoo import configure
+config = replace(configure("ViT-mu/16"), pool="attention", registers=2, representation=5, layer_scale=0.1)
+model, real = hollow(config), ViT(config)
+assert all(p.is_meta for p in model.parameters())
+assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in real.named_parameters()}
+model.load_state_dict(real.state_dict(), assign=True)
+assert all(a.equal(b) for a, b in zip(model.parameters(), real.parameters()))
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -28,13 +28,13 @@ class Options:
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Print the table; multiply-adds count as two operations."""
+    from dataclasses import replace
     from fnmatch import fnmatchcase
 
-    import torch
-
     from vitreous.errors import UsageError, nearest
+    from vitreous.models.hollow import hollow
     from vitreous.models.vit import macs
-    from vitreous.models.zoo import NAMES, create
+    from vitreous.models.zoo import NAMES, configure
     from vitreous.nn.grid import by
 
     names = [name for name in NAMES if fnmatchcase(name.lower(), options.pattern.lower())]
@@ -43,8 +43,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     rows = []
     for name in names:
         try:
-            with torch.device("meta"):
-                model = create(name, options.image_size, options.num_classes)
+            model = hollow(replace(configure(name, options.image_size), classes=options.num_classes))
         except UsageError as error:
             if len(names) == 1:
                 raise

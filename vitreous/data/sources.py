@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -131,14 +132,26 @@ def open_data(source: str | os.PathLike[str], split_seed: int = 0) -> Data:
 
 def digits(split_seed: int = 0) -> Data:
     """scikit-learn's handwritten digits (1,797 greys of 8 x 8), split 80/10/10 within each class."""
-    from sklearn.datasets import load_digits
-
-    loaded = load_digits()
-    pixels = np.rint(loaded.images * (255 / 16)).astype(np.uint8)
-    labels = loaded.target.astype(np.int64)
+    table = digits_table()
+    pixels = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    labels = table[:, -1].astype(np.int64)
     parts = hold_out(labels, split_seed, {"val": 0.1, "test": 0.1})
     splits: dict[str, Split] = {name: Arrays(pixels[rows], labels[rows]) for name, rows in parts.items()}
     return Data("digits", tuple(map(str, range(10))), splits)
+
+
+def digits_table() -> np.ndarray:
+    """(1797, 65) float64: 64 pixels from 0 to 16, then the label. Read from scikit-learn's own file, since importing its
+    data sets takes longer than an epoch; through its function where the file is not found."""
+    spec = find_spec("sklearn")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        file = Path(place) / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return np.column_stack([images, labels])
 
 
 def hold_out(labels: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:

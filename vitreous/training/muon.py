@@ -8,58 +8,40 @@ it does a hundred times slower than float32.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that is iterated
 ITERATIONS = 5
 TOGETHER = 2**24  # elements that go through the iteration at once, at most
 
 
-class Muon(torch.optim.Optimizer):
-    """Steps of `lr` times sqrt(max(1, rows / columns)) along the orthogonal part of the Nesterov momentum; decoupled decay.
+@torch.no_grad()
+def muon(
+    matrices: list[Tensor], grads: list[Tensor], momenta: list[Tensor], lr: float, weight_decay: float, momentum: float, dtype: torch.dtype
+) -> None:
+    """One step, in place: `lr` times sqrt(max(1, rows / columns)) along the orthogonal part of the Nesterov momentum.
 
-    `dtype` is what the iteration multiplies in; parameters and momentum keep their own.
+    Decay is decoupled. `dtype` is what the iteration multiplies in; matrices and momenta keep their own.
     """
-
-    def __init__(
-        self,
-        matrices: Iterable[nn.Parameter],
-        lr: float,
-        weight_decay: float = 0.1,
-        momentum: float = 0.95,
-        dtype: torch.dtype = torch.bfloat16,
-    ) -> None:
-        super().__init__(list(matrices), {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
-        self.dtype = dtype
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move every matrix that has a gradient."""
-        for group in self.param_groups:
-            for matrices in alike([p for p in group["params"] if p.grad is not None]):
-                directions = []
-                for matrix in matrices:
-                    grad, state = matrix.grad, self.state[matrix]
-                    assert grad is not None
-                    momentum = state.setdefault("momentum_buffer", torch.zeros_like(matrix)).lerp_(grad, 1 - group["momentum"])
-                    directions.append(grad.lerp(momentum, group["momentum"]))
-                rows, columns = matrices[0].shape
-                rate = group["lr"] * max(1.0, rows / columns) ** 0.5
-                for matrix, update in zip(matrices, orthogonal(torch.stack(directions), self.dtype), strict=True):
-                    matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=rate)
+    for places in alike(matrices):
+        directions = [grads[i].lerp(momenta[i].lerp_(grads[i], 1 - momentum), momentum) for i in places]
+        rows, columns = matrices[places[0]].shape
+        rate = lr * max(1.0, rows / columns) ** 0.5
+        for i, update in zip(places, orthogonal(torch.stack(directions), dtype), strict=True):
+            matrices[i].mul_(1 - lr * weight_decay).sub_(update, alpha=rate)
 
 
-def alike(matrices: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Matrices of one shape, so many at a time that they have at most `TOGETHER` elements, or one."""
-    shapes: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
-    for matrix in matrices:
-        shapes[matrix.shape].append(matrix)
-    for same in shapes.values():
-        count = max(1, TOGETHER // same[0].numel())
-        yield from (same[i : i + count] for i in range(0, len(same), count))
+def alike(matrices: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Places of matrices of one shape, so many at a time that they have at most `TOGETHER` elements, or one."""
+    shapes: dict[torch.Size, list[int]] = defaultdict(list)
+    for place, matrix in enumerate(matrices):
+        shapes[matrix.shape].append(place)
+    for shape, places in shapes.items():
+        count = max(1, TOGETHER // shape.numel())
+        yield from (places[i : i + count] for i in range(0, len(places), count))
 
 
 def orthogonal(matrices: Tensor, dtype: torch.dtype, eps: float = 1e-7) -> Tensor:

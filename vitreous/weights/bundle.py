@@ -22,6 +22,7 @@ from vitreous.config import from_plain, to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import WeightsError
 from vitreous.models.config import ViTConfig
+from vitreous.models.hollow import hollow
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import name_of
 
@@ -74,8 +75,7 @@ def load_bundle(folder: Path) -> Bundle:
         preprocess = from_plain(Preprocess, description["preprocess"])
     except (KeyError, ValueError) as error:
         raise WeightsError(f"{folder / DESCRIPTION}: {error}") from None
-    with torch.device("meta"):
-        model = ViT(config)
+    model = hollow(config)
     fill(model, read_safetensors(weights), os.fspath(weights))
     return Bundle(model.eval(), tuple(description["classes"]), preprocess, description.get("provenance", {}))
 
