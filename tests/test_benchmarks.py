@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-import pytest
-
 HOME = Path(__file__).parent.parent / "benchmarks"
 
 
@@ -15,13 +13,6 @@ def script(name: str):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def test_every_contender_of_the_step_benchmark_takes_a_step():
-    pytest.importorskip("timm")
-    module = script("step")
-    for contender in module.CONTENDERS:
-        module.build(contender, "ViT-32x1/8", 16, 2)()
 
 
 def test_neighbours_are_judged_on_the_same_split():

@@ -6,6 +6,9 @@ import ctypes
 import os
 import platform
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from threading import Barrier
 
 import torch
 
@@ -65,6 +68,22 @@ def settle_allocator() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
         libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+
+
+@cache
+def team(count: int) -> ThreadPoolExecutor:
+    """A pool of `count` threads that share PyTorch's threads evenly: each computes with cores of its own."""
+    total, ready = torch.get_num_threads(), Barrier(count)
+
+    def begin() -> None:
+        torch.get_num_threads()  # the first call in a thread takes over the global number, so it has to come before
+        torch.set_num_threads(max(1, total // count))
+        ready.wait()
+
+    pool = ThreadPoolExecutor(count, "team", begin)
+    list(pool.map(int, range(count)))  # starts them all
+    torch.set_num_threads(total)  # the global number, which threads that start later take over
+    return pool
 
 
 def default_workers() -> int:

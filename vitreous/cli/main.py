@@ -18,6 +18,7 @@ VERBS = {
     "evaluate": ("vitreous.cli.evaluate", "judge a trained model on a split"),
     "predict": ("vitreous.cli.predict", "names and probabilities for images"),
     "models": ("vitreous.cli.models", "list the models, with parameters and cost"),
+    "bench": ("vitreous.cli.bench", "how fast it is here, beside other libraries"),
     "doctor": ("vitreous.cli.doctor", "what this machine has and can do"),
 }
 

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from threading import Barrier
 from typing import Protocol
 
 import torch
@@ -18,7 +15,7 @@ from torch import Tensor
 
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
-from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_allocator
+from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_allocator, team
 from vitreous.models.vit import ViT
 from vitreous.nn.frozen import frozen
 
@@ -61,7 +58,7 @@ class TorchEngine:
         threads = torch.get_num_threads()
         size, together = cut(len(pixels), max(1, round(TOKENS / self.tokens)), threads)
         parts = pixels.split(size)
-        return torch.cat(list(map(self.part, parts) if together else one_each(threads).map(self.part, parts)))
+        return torch.cat(list(map(self.part, parts) if together else team(threads).map(self.part, parts)))
 
     @torch.inference_mode()
     def part(self, pixels: Tensor) -> Tensor:
@@ -78,22 +75,6 @@ def cut(images: int, most: int, threads: int) -> tuple[int, bool]:
     size = max(1, math.ceil(images / (rounds * threads)))
     busy = images / (size * threads * rounds)
     return (size, False) if threads > 1 and busy >= 1 - IDLE else (most, True)
-
-
-@cache
-def one_each(threads: int) -> ThreadPoolExecutor:
-    """A pool whose threads compute alone, one core each."""
-    ready = Barrier(threads)
-
-    def begin() -> None:
-        torch.get_num_threads()  # the first call in a thread takes over the global number, so it has to come before
-        torch.set_num_threads(1)
-        ready.wait()
-
-    pool = ThreadPoolExecutor(threads, "engine", begin)
-    list(pool.map(int, range(threads)))  # starts them all
-    torch.set_num_threads(threads)  # the global number, which threads that start later take over
-    return pool
 
 
 def make_engine(

@@ -6,6 +6,8 @@ Its bfloat16 is about as fast as this project's own path; what it adds is int8, 
 from __future__ import annotations
 
 import logging
+from contextlib import redirect_stdout
+from io import StringIO
 from itertools import islice
 from typing import Any
 
@@ -83,4 +85,5 @@ def quantize(graph: Any, pictures: list[Tensor]) -> Any:
     nncf = library("nncf")
     nncf.set_log_level(logging.ERROR)
     examples = nncf.Dataset([picture[None].numpy() for picture in pictures])
-    return nncf.quantize(graph, examples, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(pictures))
+    with redirect_stdout(StringIO()):  # it draws its progress where a document may be expected
+        return nncf.quantize(graph, examples, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(pictures))

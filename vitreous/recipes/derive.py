@@ -16,6 +16,7 @@ from vitreous.models.vit import macs
 from vitreous.models.zoo import configure
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.run import DataOptions, Optimizer, Run, Schedule
+from vitreous.training.shards import default_shards
 from vitreous.weights.adopt import Start
 
 SMALL = 64  # pixels: up to this side, pictures are taken as they are
@@ -53,6 +54,8 @@ def derive(options: TrainOptions, data: Data, facts: Facts, start: Start | None 
     run = apply(run, options)
     if options.compile is None and device.startswith("cuda"):
         run = replace(run, compile=6 * macs(run.model) * run.total > COMPILE_GAIN)
+    if options.shards is None and not (run.compile or run.model.dropout or run.model.drop_path):
+        run = replace(run, shards=default_shards(device, run.batch_size))
     return periods(run, options)
 
 
@@ -164,6 +167,7 @@ PATHS = {
     "workers": "data.workers",
     "split_seed": "data.split_seed",
     "compile": "compile",
+    "shards": "shards",
     "log_every": "log_every",
     "evaluate_every": "evaluate_every",
     "save_every": "save_every",

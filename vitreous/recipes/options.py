@@ -87,6 +87,8 @@ class TrainOptions:
     """Numbers to compute with; weights are kept in fp32."""
     compile: bool | None = None
     """torch.compile the model."""
+    shards: int | None = None
+    """Parts of a batch computed side by side on a CPU (default: one a core, at most 8)."""
     log_every: int | None = None
     """Steps between two lines of metrics."""
     evaluate_every: int | None = None

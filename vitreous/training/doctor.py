@@ -14,8 +14,9 @@ from vitreous.objectives.supervised import Supervised
 from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers
 from vitreous.training.run import Optimizer
+from vitreous.training.shards import Shards, default_shards
 
-SECONDS = 2.0
+SECONDS, BATCH = 2.0, 16
 
 
 def examine(device: str = "auto") -> dict[str, Any]:
@@ -28,21 +29,21 @@ def examine(device: str = "auto") -> dict[str, Any]:
     settle_allocator()
     config = configure("ViT-Ti/16")
     objective = Supervised(ViT(config))
-    flat = Flat(objective, DTYPES[precision], torch.device(device))
-    optimizers = Optimizers(Optimizer(), flat)
-    images = torch.randn(8, 3, 224, 224, device=device, dtype=DTYPES[precision])
-    batch = {"images": images, "labels": torch.zeros(8, dtype=torch.int64, device=device)}
+    flat = Flat(objective, DTYPES[precision], torch.device(device), shards=default_shards(device, BATCH))
+    optimizers, shards = Optimizers(Optimizer(), flat), Shards(objective, flat)
+    images = torch.randn(BATCH, 3, 224, 224, device=device, dtype=DTYPES[precision])
+    batch = {"images": images, "labels": torch.zeros(BATCH, dtype=torch.int64, device=device)}
     times = [time.perf_counter()]
     while len(times) < 3 or times[-1] - times[1] < SECONDS:  # the first step warms up
         flat.zero()
-        objective(batch)["loss"].backward()
+        shards.backward(batch, 1.0)
         flat.collect()
         optimizers.step(0.0)
         flat.publish(len(times))
         if device.startswith("cuda"):
             torch.cuda.synchronize()
         times.append(time.perf_counter())
-    rate = 8 * (len(times) - 2) / (times[-1] - times[1])
+    rate = BATCH * (len(times) - 2) / (times[-1] - times[1])
     return {
         **environment(),
         "device": device,

@@ -2,7 +2,7 @@
 
     master (n,) float32   what the optimiser moves
     work   (n,) dtype     what the module computes with; the masters themselves where dtype is float32
-    grad   (n,) dtype     where the backward pass adds, gathered into `master_grad` (n,) float32
+    grads  (n,) dtype     where backward passes add, one a shard, gathered into `master_grad` (n,) float32
     average (n,) float32  Polyak average of the masters, or the masters themselves
 
 The module's parameters become views of `work`, so a step costs a handful of operations on long vectors, whatever the
@@ -22,7 +22,7 @@ ALIGN = 64  # elements; every tensor starts on a cache line
 class Flat:
     """Parameters grouped by what the optimiser does to them: `matrix` (hidden matrices), `decay`, `plain`."""
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype, device: torch.device, ema: float | None = None) -> None:
+    def __init__(self, module: nn.Module, dtype: torch.dtype, device: torch.device, ema: float | None = None, shards: int = 1) -> None:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.names: dict[str, list[str]] = {"matrix": [], "decay": [], "plain": []}
         for name, parameter in named:
@@ -41,7 +41,8 @@ class Flat:
         for name, view in self.views(self.master).items():
             view.copy_(self.parameters[name].detach())
         self.work = self.master if dtype == torch.float32 else self.master.to(dtype)
-        self.grad = torch.zeros_like(self.work)
+        self.grads = [torch.zeros_like(self.work) for _ in range(shards)]
+        self.grad = self.grads[0]
         self.master_grad = self.grad if dtype == torch.float32 else torch.zeros_like(self.master)
         self.ema = ema
         self.average = self.master if ema is None else self.master.clone()
@@ -63,14 +64,15 @@ class Flat:
 
     def zero(self) -> None:
         """Forget the gradients."""
-        self.grad.zero_()
-        self.master_grad.zero_()
+        for grad in (*self.grads, self.master_grad):
+            grad.zero_()
 
     def collect(self) -> None:
-        """Add what one backward pass left in `grad` to the float32 sum."""
-        if self.master_grad is not self.grad:
-            self.master_grad.add_(self.grad)
-            self.grad.zero_()
+        """Add what backward passes left in `grads` to the float32 sum, in their order."""
+        for grad in self.grads:
+            if grad is not self.master_grad:
+                self.master_grad.add_(grad)
+                grad.zero_()
 
     def clip(self, limit: float | None) -> Tensor:
         """The norm of the whole gradient, which is scaled down to `limit` where it is longer."""

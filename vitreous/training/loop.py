@@ -15,6 +15,7 @@ from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers
 from vitreous.training.run import Run
 from vitreous.training.schedule import factor
+from vitreous.training.shards import Shards
 
 
 @dataclass
@@ -45,19 +46,16 @@ def fit(state: State, batches: Iterator[dict[str, Tensor]], hooks: Sequence[tupl
     NonFiniteError before any weight is touched if a loss or a gradient is NaN or infinite.
     """
     run = state.run
-    forward = torch.compile(state.objective) if run.compile else state.objective
     state.objective.train()
+    shards = Shards(state.objective, state.flat, torch.compile(state.objective) if run.compile else None)
     while state.step < run.steps and not state.halt:
         size, seen, loss, samples = min(run.step_size, run.total - state.images), 0, 0.0, []
         state.flat.zero()
         while seen < size:
             batch = next(batches)
             torch.manual_seed(int(key(run.seed, state.step, seen)) >> 1)
-            share = len(batch["samples"]) / size
-            part = forward(batch)["loss"] * share
-            part.backward()
+            loss += shards.backward(batch, len(batch["samples"]) / size)
             state.flat.collect()
-            loss += float(part.detach())
             seen += len(batch["samples"])
             samples.append(batch["samples"])
         norm = float(state.flat.clip(run.optimizer.clip))

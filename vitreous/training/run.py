@@ -76,6 +76,7 @@ class Run:
     ema: float | None = None  # decay of the averaged copy of the weights, which is then what is judged and saved
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool = False
+    shards: int = 1  # parts of a batch that are computed side by side on a CPU, each with a share of the cores
     device: str = "cpu"
     seed: int = 0
     log_every: int = 20  # steps
@@ -84,7 +85,10 @@ class Run:
     keep: int = 2  # checkpoints
 
     def __post_init__(self) -> None:
-        whole = {name: getattr(self, name) for name in ("batch_size", "accumulate", "log_every", "evaluate_every", "save_every", "keep")}
+        whole = {
+            name: getattr(self, name)
+            for name in ("batch_size", "accumulate", "log_every", "evaluate_every", "save_every", "keep", "shards")
+        }
         for name, value in whole.items():
             if value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}")
@@ -92,6 +96,8 @@ class Run:
             raise UsageError("epochs must be above 0, learning rate and warm-up steps not below 0")
         if self.ema is not None and not 0 <= self.ema < 1:
             raise UsageError(f"ema must be at least 0 and below 1, not {self.ema}")
+        if self.shards > 1 and (self.compile or self.model.dropout or self.model.drop_path):
+            raise UsageError(f"{self.shards} shards go with neither compile, dropout nor drop_path", "use --shards 1")
         if not 0 <= self.patch_dropout < 1:
             raise UsageError(f"patch_dropout must be at least 0 and below 1, not {self.patch_dropout}")
         if self.model.classes != len(self.data.classes):

@@ -141,7 +141,7 @@ class Session:
         if run.init:
             self.listener.note(adopt(model, run.init).text())
         objective = Supervised(model, run.smoothing)
-        flat = Flat(objective, DTYPES[run.precision], torch.device(run.device), run.ema)
+        flat = Flat(objective, DTYPES[run.precision], torch.device(run.device), run.ema, run.shards)
         return State(run, objective, flat, Optimizers(run.optimizer, flat))
 
     def batches(self, state: State) -> Iterator[Batch]:

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import time
+from functools import partial
+
+import pytest
+from PIL import Image
+
+from tests.cli.test_cli import document, run_command
+from vitreous.bench import report
+from vitreous.bench.contenders import TASKS, contenders, peaks
+from vitreous.bench.race import race
+from vitreous.bench.run import bench
+from vitreous.bench.work import Contender, Work
+from vitreous.errors import DataError, UsageError
+
+WORK = Work("inference", "ViT-32x1/8", 16, 2)
+
+
+def steady(work, rate=100.0):
+    """Does `rate` images a second."""
+    return lambda: time.sleep(0.01) or rate * 0.01
+
+
+def broken(work):
+    raise ValueError("nothing here\nand more")
+
+
+def dying(work):
+    os._exit(7)
+
+
+def late(work):
+    calls = []
+
+    def turn():
+        calls.append(None)
+        if len(calls) > 1:
+            raise RuntimeError("tired")
+        return 1.0
+
+    return turn
+
+
+FIELD = [
+    Contender("vitreous", "default", partial(steady, rate=300.0), ours=True),
+    Contender("peer", "default", steady),
+    Contender("peer", "best", partial(steady, rate=200.0)),
+    Contender("broken", "default", broken),
+    Contender("dying", "default", dying),
+    Contender("late", "default", late),
+    Contender("absent", "default", steady, needs="no_such_package"),
+]
+
+
+@pytest.fixture(scope="module")
+def lanes():
+    return race(WORK, FIELD, 2, 0.05)
+
+
+def test_whoever_fails_says_why_and_the_others_go_on(lanes):
+    assert [lane.contender.label for lane in lanes] == [c.label for c in FIELD[:-1]]
+    assert [lane.failure for lane in lanes] == [None, None, None, "ValueError: nothing here", "its process ended", "RuntimeError: tired"]
+    assert [len(lane.rates) for lane in lanes] == [2, 2, 2, 0, 0, 0]
+    assert all(lane.memory > 10 * 2**20 for lane in lanes[:3])
+
+
+def test_ratios_are_to_the_first_peer_and_fractions_of_the_peak_in_the_same_race(lanes):
+    from vitreous.models.vit import macs
+    from vitreous.models.zoo import configure
+
+    limit = race(WORK, [Contender("peak", "fp32", partial(steady, rate=1e9))], 2, 0.05)
+    found = report.document([report.Race(WORK, lanes, limit)])
+    rows = found["rows"]
+    assert rows[0]["ratio"] == pytest.approx(3.0, rel=0.2) and rows[1]["ratio"] == 1.0
+    assert rows[0]["ratio_to"] == "peer, default"
+    operations = 2 * macs(configure("ViT-32x1/8", 16))
+    assert rows[0]["fraction_of_peak"] == pytest.approx(rows[0]["images_per_second"] * operations / found["peak"]["fp32"])
+    page = report.markdown([report.Race(WORK, lanes, limit)], "vitreous bench", 2)
+    assert "| vitreous, default |" in page and "failed: ValueError: nothing here" in page and "`vitreous bench`" in page
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    home = tmp_path_factory.mktemp("photographs")
+    for index in range(3):
+        Image.new("RGB", (40 + index, 30), (index * 80, 10, 200)).save(home / f"{index}.jpg")
+    return str(home)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_contender_that_is_installed_does_its_work(task, photographs):
+    """But for the compiled ones and OpenVINO's, which take minutes to build and are tried by the benchmark itself."""
+    work = Work(task, "ViT-32x1/8", 16, 2, "cpu", photographs)
+    for contender in contenders(task, "cpu"):
+        slow = "compiled" in contender.settings or "openvino" in contender.label
+        if not slow and importlib.util.find_spec(contender.needs):
+            assert contender.build(work)() > 0, contender.label
+
+
+def test_the_peak_counts_operations():
+    for contender in peaks("cpu"):
+        assert contender.build(WORK)() == 2 * 2048**3
+
+
+@pytest.mark.parametrize(
+    "options, error, words",
+    [
+        ({"tasks": ["flight"]}, UsageError, "no task flight"),
+        ({"tasks": ["predict"]}, UsageError, "--images"),
+        ({"tasks": ["loader"], "images": "nowhere"}, DataError, "no images in nowhere"),
+        ({"only": ["nobody"]}, UsageError, "nobody matches nobody"),
+        ({"rounds": 0}, UsageError, "at least 1"),
+        ({"image_size": 17}, UsageError, "not a multiple"),
+        ({"models": ["ViT-X/16"]}, UsageError, "unknown model"),
+    ],
+)
+def test_what_cannot_be_measured(options, error, words):
+    with pytest.raises(error) as caught:
+        bench(**options)
+    assert words in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_the_verb_prints_a_document_and_writes_a_page(tmp_path):
+    words = ["--models", "ViT-32x1/8", "--image-size", "16", "--batch-sizes", "2", "--rounds", "1", "--seconds", "0.05"]
+    result = run_command("bench", *words, "--only", "vitreous, fp32", "--out", str(tmp_path), "--json")
+    found = document(result)
+    assert [row["task"] for row in found["rows"]] == ["inference", "train"]
+    keys = {
+        "task",
+        "model",
+        "image_size",
+        "batch_size",
+        "contender",
+        "settings",
+        "images_per_second",
+        "fraction_of_peak",
+        "peak_memory_bytes",
+    }
+    assert all({*keys, "peak_memory_bytes"} <= set(row) and row["images_per_second"] > 0 for row in found["rows"])
+    assert found["peak"]["fp32"] > 1e9
+    (page,) = tmp_path.iterdir()
+    assert page.name.endswith("threads.md") and "inference-train" in page.name
+    assert "vitreous bench --models" in page.read_text()
+    json.dumps(found)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.training.test_flat import batch, objective
+from vitreous.errors import UsageError
+from vitreous.models.config import ViTConfig
+from vitreous.training.flat import Flat
+from vitreous.training.shards import Shards, default_shards
+
+
+def gradient(count, rows, dtype=torch.float32):
+    """Loss and gradient of a batch, computed in so many shards."""
+    whole = objective()
+    flat = Flat(whole, dtype, torch.device("cpu"), shards=count)
+    flat.zero()
+    given = {name: value.to(dtype) if name == "images" else value for name, value in batch(rows).items()}
+    loss = Shards(whole, flat).backward(given, 0.5)
+    flat.collect()
+    return loss, flat.master_grad.clone()
+
+
+@pytest.mark.parametrize("dtype, limit", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("count, rows", [(2, 8), (3, 7), (4, 2)])
+def test_shards_have_the_gradient_of_the_whole(count, rows, dtype, limit):
+    """Uneven parts, and fewer images than shards, too."""
+    loss, grad = gradient(1, rows)
+    found, ours = gradient(count, rows, dtype)
+    assert found == pytest.approx(loss, rel=limit)
+    assert (ours - grad).norm() < limit * grad.norm()
+
+
+def test_shards_are_the_same_bits_every_time():
+    assert torch.equal(gradient(2, 8)[1], gradient(2, 8)[1])
+
+
+def test_shards_see_the_weights_move():
+    whole = objective()
+    flat = Flat(whole, torch.bfloat16, torch.device("cpu"), shards=2)
+    shards = Shards(whole, flat)
+    flat.master.mul_(0.5)
+    flat.publish(1)
+    for forward in shards.forwards:
+        assert all(torch.equal(p, flat.views(flat.work)[name]) for name, p in forward.named_parameters())
+
+
+def test_a_gpu_and_a_small_batch_have_one():
+    assert default_shards("cuda:0", 512) == 1
+    assert default_shards("cpu", 8) == 1
+    assert default_shards("cpu", 10_000) == min(8, torch.get_num_threads())
+
+
+def test_shards_do_not_draw_at_random(tmp_path):
+    from dataclasses import replace
+
+    from tests.training.test_loop import make
+
+    session, _ = make(tmp_path)
+    with pytest.raises(UsageError, match="dropout"):
+        replace(session.run, shards=2, model=replace(session.run.model, drop_path=0.1))
+
+
+def test_a_sharded_run_learns_as_a_whole_one(tmp_path):
+    from tests.training.test_loop import make
+    from vitreous.training.loop import fit
+
+    ends, small = [], ViTConfig(image=(16, 16), patch=(8, 8), classes=3, width=32, depth=2, heads=2, hidden=64)
+    for shards in (1, 2):
+        session, state = make(tmp_path / str(shards), shards=shards, model=small)
+        fit(state, session.batches(state))
+        ends.append(state.flat.master.clone())
+    assert (ends[0] - ends[1]).norm() < 1e-3 * ends[0].norm()

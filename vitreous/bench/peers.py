@@ -1,0 +1,220 @@
+"""Other libraries at the same work. None is a dependency: each is imported inside, and only where it is installed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.bench.peak import synchronise
+from vitreous.bench.work import Turn, Work
+from vitreous.data.sources import list_images
+from vitreous.machine import DTYPES, default_workers, has_bf16
+from vitreous.models.zoo import configure
+
+CLASSES = 1000
+
+
+def timm_model(work: Work) -> nn.Module:
+    """timm's ViT of the same shape."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    c = configure(work.model, work.image_size)
+    return VisionTransformer(work.image_size, c.patch[0], num_classes=CLASSES, embed_dim=c.width, depth=c.depth, num_heads=c.heads)
+
+
+def transformers_config(work: Work) -> Any:
+    """The same shape, for transformers."""
+    from transformers import ViTConfig
+
+    c = configure(work.model, work.image_size)
+    shape: dict[str, Any] = {
+        "hidden_size": c.width, "num_hidden_layers": c.depth, "num_attention_heads": c.heads, "intermediate_size": c.hidden,
+        "image_size": work.image_size, "patch_size": c.patch[0], "num_labels": CLASSES,
+    }  # fmt: skip
+    return ViTConfig(**shape)
+
+
+def transformers_model(work: Work) -> Any:
+    """transformers' ViT of the same shape."""
+    from transformers import ViTForImageClassification
+
+    return ViTForImageClassification(transformers_config(work))
+
+
+def torchvision_model(work: Work) -> nn.Module:
+    """torchvision's ViT of the same shape."""
+    from torchvision.models import VisionTransformer
+
+    c = configure(work.model, work.image_size)
+    return VisionTransformer(work.image_size, c.patch[0], c.depth, c.heads, c.width, c.hidden, num_classes=CLASSES)
+
+
+MODELS = {"timm": timm_model, "transformers": transformers_model, "torchvision": torchvision_model}
+
+
+def batch(work: Work, precision: str = "fp32") -> Tensor:
+    """Normalised images: unlike vitreous, which is given bytes, peers are spared that work."""
+    size = (work.batch_size, 3, work.image_size, work.image_size)
+    return torch.randn(size, device=work.device).to(DTYPES[precision])
+
+
+def inference(work: Work, peer: str, precision: str = "fp32", compiled: bool = False) -> Turn:
+    """A forward pass, by PyTorch; `compiled` by inductor with its weights frozen."""
+    model = MODELS[peer](work).eval().requires_grad_(False).to(work.device, DTYPES[precision])
+    images = batch(work, precision)
+    if compiled:
+        import torch._inductor.config as inductor
+
+        inductor.freezing = True
+        model = torch.compile(model)
+
+    @torch.inference_mode(not compiled)
+    @torch.no_grad()
+    def turn() -> float:
+        model(images)
+        synchronise(work.device)
+        return work.batch_size
+
+    return turn
+
+
+def onnxruntime(work: Work) -> Turn:
+    """onnxruntime in float32 on timm's model."""
+    import onnxruntime as ort
+
+    images = batch(work)
+    with tempfile.TemporaryDirectory() as scratch:
+        file = os.path.join(scratch, "model.onnx")
+        torch.onnx.export(timm_model(work).eval(), (images,), file, dynamo=True, external_data=False, verbose=False)
+        session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
+    given = {session.get_inputs()[0].name: images.numpy()}
+
+    def turn() -> float:
+        session.run(None, given)
+        return work.batch_size
+
+    return turn
+
+
+def openvino(work: Work, precision: str) -> Turn:
+    """OpenVINO by hand on timm's model: fp32, bf16, or int8 by nncf's post-training quantisation."""
+    import openvino as ov
+
+    images = batch(work)
+    graph = ov.convert_model(torch.export.export(timm_model(work).eval(), (images,)))
+    if precision == "int8":
+        import nncf
+
+        examples = nncf.Dataset([images.numpy()] * max(1, 32 // work.batch_size))
+        graph = nncf.quantize(graph, examples, model_type=nncf.ModelType.TRANSFORMER)
+    hint = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}[precision]
+    compiled = ov.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": hint})
+
+    def turn() -> float:
+        compiled([images.numpy()])
+        return work.batch_size
+
+    return turn
+
+
+def train(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
+    """A step of timm's model: forward, backward, clipping, AdamW (fused but for the default)."""
+    model = timm_model(work).to(work.device)
+    images, labels = batch(work), torch.randint(0, CLASSES, (work.batch_size,), device=work.device)
+    half = precision == "bf16"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05, fused=True if half else None)
+    forward = torch.compile(model) if compiled else model
+
+    def turn() -> float:
+        with torch.autocast(work.device.split(":")[0], torch.bfloat16) if half else nullcontext():
+            loss = F.cross_entropy(forward(images).float(), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        synchronise(work.device)
+        return work.batch_size
+
+    return turn
+
+
+class Pictures(torch.utils.data.Dataset):
+    """Files through a transform, as everybody writes it."""
+
+    def __init__(self, files: list[Path], transform: Any) -> None:
+        self.files, self.transform = files, transform
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Tensor:
+        from PIL import Image
+
+        with Image.open(self.files[index]) as image:
+            return self.transform(image.convert("RGB"))
+
+
+def predict_timm(work: Work) -> Turn:
+    """Files to the five best classes by timm's model and transform, a DataLoader, and bfloat16 where the machine has it."""
+    from timm.data import create_transform  # type: ignore[attr-defined]
+
+    dtype = torch.bfloat16 if has_bf16(work.device) else torch.float32
+    model = timm_model(work).eval().to(work.device, dtype)
+    files = list_images(Path(work.images or "."))
+    pictures = Pictures(files, create_transform((3, work.image_size, work.image_size), interpolation="bicubic", crop_pct=0.9))
+    data = torch.utils.data.DataLoader(pictures, 32, num_workers=default_workers(), persistent_workers=True)
+
+    @torch.inference_mode()
+    def turn() -> float:
+        rows = []
+        for images in data:
+            best = model(images.to(work.device, dtype)).float().softmax(-1).topk(5)
+            rows += zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return len(rows)
+
+    return turn
+
+
+def predict_transformers(work: Work) -> Turn:
+    """Files to the five best classes by the transformers pipeline, as it comes."""
+    from transformers import ViTImageProcessor, pipeline
+
+    size = {"height": work.image_size, "width": work.image_size}
+    make: Any = pipeline
+    pipe = make("image-classification", model=transformers_model(work), image_processor=ViTImageProcessor(size=size))
+    files = [str(file) for file in list_images(Path(work.images or "."))]
+
+    def turn() -> float:
+        return len(pipe(files, top_k=5))
+
+    return turn
+
+
+def loader(work: Work, peer: str) -> Turn:
+    """Files to augmented, normalised batches: random resized crop and flip, by timm's or torchvision's transform and a DataLoader."""
+    if peer == "timm":
+        from timm.data import create_transform  # type: ignore[attr-defined]
+
+        transform = create_transform(work.image_size, is_training=True, color_jitter=0.0, interpolation="bicubic")
+    else:
+        from torchvision.transforms import v2
+
+        steps = [v2.RandomResizedCrop(work.image_size, interpolation=v2.InterpolationMode.BICUBIC), v2.RandomHorizontalFlip(), v2.ToImage()]
+        transform = v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)])
+    pictures = Pictures(list_images(Path(work.images or ".")), transform)
+    endless = torch.utils.data.RandomSampler(pictures, replacement=True, num_samples=10**9)
+    batches = iter(
+        torch.utils.data.DataLoader(pictures, work.batch_size, sampler=endless, num_workers=default_workers(), prefetch_factor=4)
+    )
+
+    def turn() -> float:
+        return len(next(batches))
+
+    return turn

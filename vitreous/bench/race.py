@@ -1,0 +1,115 @@
+"""Contenders in turn: each in a process of its own, so that its memory is its own, and round by round, so that a change of the
+machine's speed meets all alike."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing as mp
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from vitreous.bench.work import Contender, Work
+
+PATIENCE = 900.0  # seconds that a contender may take to get ready or to do its turn
+PAUSE = 0.05  # seconds between two contenders, in which the threads of the last one go to sleep
+
+
+@dataclass
+class Lane:
+    """One contender's figures: units a second of every round, seconds to get ready and to warm up, peak memory in bytes."""
+
+    contender: Contender
+    rates: list[float] = field(default_factory=list)
+    ready: float = 0.0
+    first: float = 0.0
+    memory: int = 0
+    failure: str | None = None
+
+    @property
+    def median(self) -> float:
+        """Of the rounds."""
+        return statistics.median(self.rates)
+
+
+def race(
+    work: Work, contenders: Sequence[Contender], rounds: int, seconds: float, each: Callable[[int, str], None] = lambda done, label: None
+) -> list[Lane]:
+    """Let the contenders that are installed do the work in turn: one round to warm up, then `rounds` that count.
+
+    In a round a contender works for at least `seconds` and one turn. One that fails keeps its reason and the rest go on.
+    `each` is told how many rounds are done, and by whom.
+    """
+    lanes = [Lane(contender) for contender in contenders if importlib.util.find_spec(contender.needs)]
+    context, pipes, processes = mp.get_context("spawn"), [], []
+    try:
+        for lane in lanes:
+            pipe, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs, lane.contender, work), daemon=True)
+            process.start()
+            theirs.close()
+            pipes.append(pipe)
+            processes.append(process)
+            lane.ready, lane.first = ask(lane, pipe, None) or (0.0, 0.0)
+        for round_ in range(1 + rounds):
+            for lane, pipe in zip(lanes, pipes, strict=True):
+                answer = ask(lane, pipe, seconds if round_ else seconds / 2) if lane.failure is None else None
+                if answer and round_:
+                    units, elapsed, lane.memory = answer
+                    lane.rates.append(units / elapsed)
+                each(round_, lane.contender.label)
+                time.sleep(PAUSE)
+    finally:
+        for pipe, process in zip(pipes, processes, strict=True):
+            pipe.close()
+            process.join(5)
+            process.kill()
+    return lanes
+
+
+def ask(lane: Lane, pipe: Connection, order: float | None) -> Any:
+    """Give a contender its order (None: get ready) and take the answer; a failure is noted in its lane."""
+    try:
+        if order is not None:
+            pipe.send(order)
+        if not pipe.poll(PATIENCE):
+            lane.failure = f"no answer in {PATIENCE:.0f} s"
+            return None
+        kind, answer = pipe.recv()
+    except (EOFError, OSError):
+        kind, answer = "failed", "its process ended"
+    if kind == "failed":
+        lane.failure = answer
+        return None
+    return answer
+
+
+def serve(pipe: Connection, contender: Contender, work: Work) -> None:
+    """A contender's process: build, do one turn, then work when told to, until the pipe closes."""
+    import logging
+    import os
+    import warnings
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from vitreous.machine import peak_memory
+
+    try:
+        started = time.perf_counter()
+        turn = contender.build(work)
+        ready = time.perf_counter()
+        turn()
+        pipe.send(("ready", (ready - started, time.perf_counter() - ready)))
+        while True:
+            seconds, units, started = pipe.recv(), 0.0, time.perf_counter()
+            while not units or time.perf_counter() - started < seconds:
+                units += turn()
+            pipe.send(("done", (units, time.perf_counter() - started, peak_memory(work.device))))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    except Exception as error:  # a peer may fail in any way; the race goes on without it
+        pipe.send(("failed", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]))

@@ -1,0 +1,87 @@
+"""The verb `bench`: races over tasks, models and batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+
+from vitreous.bench.contenders import TASKS, contenders, peaks
+from vitreous.bench.race import race
+from vitreous.bench.report import Race
+from vitreous.bench.work import Work
+from vitreous.data.sources import list_images
+from vitreous.errors import DataError, UsageError
+from vitreous.machine import pick_device
+from vitreous.models.config import nearby
+from vitreous.models.zoo import configure
+
+FILES = ("loader", "predict")  # tasks that read photographs
+
+
+def bench(
+    tasks: Sequence[str] = ("inference", "train"),
+    models: Sequence[str] = ("ViT-S/16",),
+    batch_sizes: Sequence[int] = (16,),
+    image_size: int | None = None,
+    images: str | None = None,
+    only: Sequence[str] = ("*",),
+    rounds: int = 5,
+    seconds: float = 1.0,
+    device: str = "auto",
+    each: Callable[[str, int, int, str], None] = lambda title, done, total, label: None,
+) -> list[Race]:
+    """Race whoever is installed and matches a pattern of `only` (`vitreous*`, `timm, best*`) at every task, model and batch size.
+
+    `predict` takes all files at once, so it runs once a model, whatever the batch sizes. Raises UsageError for what
+    cannot be, DataError for a folder without images.
+    """
+    device = pick_device(device)
+    wrong = [task for task in tasks if task not in TASKS]
+    if wrong:
+        raise UsageError(f"no task {', '.join(wrong)}", f"there are {', '.join(TASKS)}")
+    if rounds < 1 or seconds <= 0 or min(batch_sizes, default=0) < 1:
+        raise UsageError("rounds and batch sizes must be at least 1, seconds above 0")
+    if set(tasks) & set(FILES):
+        check(images)
+    works = [
+        Work(task, model, size_of(model, image_size), batch_size, device, images)
+        for task in tasks
+        for model in models
+        for batch_size in (batch_sizes[:1] if task == "predict" else batch_sizes)
+    ]
+    found = []
+    for work in works:
+        chosen = [c for c in contenders(work.task, device) if any(fnmatchcase(c.label, f"{p}*") for p in only)]
+        if not chosen:
+            raise UsageError(f"nobody matches {', '.join(only)}", "they are " + "; ".join(c.label for c in contenders(work.task, device)))
+        limits = peaks(device)
+
+        def tell(done: int, label: str, work: Work = work) -> None:
+            each(work.title(), done, rounds, label)
+
+        lanes = race(work, [*limits, *chosen], rounds, seconds, tell)
+        found.append(Race(work, lanes[len(limits) :], lanes[: len(limits)]))
+    return found
+
+
+def size_of(model: str, image_size: int | None) -> int:
+    """The image size to measure at: as said, else the model's own."""
+    own = configure(model)
+    if image_size is None:
+        return own.image[0]
+    if image_size % own.patch[0]:
+        raise UsageError(
+            f"image size {image_size} is not a multiple of patch {own.patch[0]} for {model}",
+            f"use {nearby((image_size,) * 2, own.patch)[0]}",
+        )
+    return image_size
+
+
+def check(images: str | None) -> None:
+    """That there are photographs to read."""
+    from pathlib import Path
+
+    if images is None:
+        raise UsageError("loader and predict read photographs", "name a folder of them with --images")
+    if not Path(images).is_dir() or not list_images(Path(images)):
+        raise DataError(f"no images in {images}", "name a folder of photographs with --images")

@@ -1,0 +1,41 @@
+"""What is measured: pieces of work, and who does them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+#: does one unit of the work and returns how many images (for a peak: how many operations) that was
+Turn = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One piece of work that contenders do in turn. `images` is a folder of photographs, for the tasks that read files."""
+
+    task: str
+    model: str
+    image_size: int
+    batch_size: int
+    device: str = "cpu"
+    images: str | None = None
+
+    def title(self) -> str:
+        """For people."""
+        return f"{self.task}, {self.model} at {self.image_size}, batch {self.batch_size}"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Who does it, with which settings: a builder, and the package that it needs."""
+
+    name: str
+    settings: str
+    build: Callable[[Work], Turn]
+    needs: str = "torch"
+    ours: bool = False
+
+    @property
+    def label(self) -> str:
+        """`timm, fp32 (default)`."""
+        return f"{self.name}, {self.settings}"

@@ -1,0 +1,72 @@
+"""vitreous bench."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from vitreous.cli.console import Console
+
+
+@dataclass(frozen=True)
+class Options:
+    """How fast this machine is with vitreous, and with every other library that is installed, in turn at the same work.
+
+    Example: vitreous bench --tasks inference train --models ViT-Ti/16 ViT-S/16 --batch-sizes 1 16
+    """
+
+    tasks: tuple[Literal["inference", "train", "loader", "predict"], ...] = ("inference", "train")
+    """What to measure; loader and predict read the photographs of --images."""
+    models: tuple[str, ...] = ("ViT-S/16",)
+    """Models, with random weights."""
+    batch_sizes: tuple[int, ...] = (16,)
+    """Images of one forward pass or step."""
+    image_size: int | None = None
+    """Pixels (default: the model's own)."""
+    images: str | None = None
+    """A folder of photographs."""
+    only: tuple[str, ...] = ("*",)
+    """Contenders to let in, by the beginning of their names, with * and ?: vitreous, 'timm, default'."""
+    rounds: int = 5
+    """Rounds that count, after one to warm up."""
+    seconds: float = 1.0
+    """How long a contender works in a round, at least."""
+    out: str | None = None
+    """Write a dated page into this folder, the hardware in its name."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps."""
+    seed: int = 0
+    """Accepted for uniformity; weights and images are always the same."""
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """Race, print a table for each piece of work, and write the page if one was asked for."""
+    import shlex
+    import sys
+    from pathlib import Path
+
+    from vitreous.bench import report
+    from vitreous.bench.run import bench
+    from vitreous.errors import ResourceError
+    from vitreous.weights.bundle import write_text
+
+    races = bench(
+        options.tasks, options.models, options.batch_sizes, options.image_size, options.images, options.only,
+        options.rounds, options.seconds, options.device, console.progress,
+    )  # fmt: skip
+    document = report.document(races)
+    console.say(document["hardware"])
+    console.say("product peak: " + ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in document["peak"].items()))
+    for race in races:
+        console.say()
+        console.table([race.work.title(), *report.HEAD[1:]], [report.cells(row) for row in report.rows(race)])
+    if options.out:
+        file = Path(options.out) / report.file_name(races)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, report.markdown(races, shlex.join(["vitreous", *sys.argv[1:]]), options.rounds))
+        except OSError as error:
+            raise ResourceError(f"cannot write {file}: {error.strerror}") from None
+        console.note(f"written to {file}")
+    return document
