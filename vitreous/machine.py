@@ -50,6 +50,13 @@ def pick_precision(name: str, device: str) -> str:
     return name
 
 
+def warning(precision: str, device: str) -> str | None:
+    """What to tell somebody who asks for a precision that the device only emulates."""
+    if precision == "bf16" and not has_bf16(device):
+        return f"{device} has no bfloat16 products: they are emulated, up to a hundred times slower than --precision fp32"
+    return None
+
+
 def packs(device: str) -> bool:
     """Whether oneDNN's packed products are worth having: on CPUs with AVX-512 or AMX, where they reach twice what PyTorch's own
     do in float32 on AMD and save a tenth in bfloat16; with AVX2 alone both are at the limit, and the fused GELU is slower."""

@@ -12,7 +12,7 @@ from tests.models.test_contracts import build
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.evaluation import engine as engines
-from vitreous.evaluation.engine import IDLE, TorchEngine, cut, make_engine
+from vitreous.evaluation.engine import IDLE, How, TorchEngine, cut, make_engine
 from vitreous.machine import has_bf16, team
 
 PREPROCESS = Preprocess((16, 16))
@@ -61,10 +61,20 @@ def test_auto_is_what_the_machine_has():
     assert made.precision == ("bf16" if has_bf16(made.device) else "fp32")
 
 
-@pytest.mark.parametrize("words", [{"precision": "int8"}, {"device": "cuda:9"}])
+@pytest.mark.parametrize(
+    "words", [{"precision": "int8"}, {"device": "cuda:9"}, {"merge_tokens": -1}, {"engine": "openvino", "merge_tokens": 2}]
+)
 def test_words_that_do_not_go_together(words):
     with pytest.raises(UsageError):
-        make_engine(build({}), PREPROCESS, **words)
+        make_engine(build({}), PREPROCESS, How(**words))
+
+
+def test_merging_tokens_changes_the_answer_a_little_and_not_for_attention_pooling():
+    model = build({}).eval()
+    whole, fewer = (make_engine(model, PREPROCESS, How(precision="fp32", merge_tokens=n))(pixels(8)) for n in (0, 1))
+    assert 0 < (fewer - whole).norm() / whole.norm() < 0.5
+    with pytest.raises(UsageError, match="attention pooling"):
+        make_engine(build({"pool": "attention"}), PREPROCESS, How(merge_tokens=1))
 
 
 def test_openvino_answers_as_the_model_does():
@@ -72,7 +82,7 @@ def test_openvino_answers_as_the_model_does():
     model = build({}).eval()
     with torch.inference_mode():
         wanted = model(PREPROCESS.normalise(pixels(5)))
-    made = make_engine(model, PREPROCESS, engine="openvino", precision="fp32")
+    made = make_engine(model, PREPROCESS, How(engine="openvino", precision="fp32"))
     for count in (1, 5):
         assert torch.allclose(made(pixels(5)[:count]), wanted[:count], rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
 
@@ -81,8 +91,8 @@ def test_openvino_int8_is_calibrated_on_pictures():
     pytest.importorskip("nncf")
     model = build({"width": 48, "hidden": 96}).eval()
     with pytest.raises(UsageError, match="at least 8"):
-        make_engine(model, PREPROCESS, engine="openvino", precision="int8", pictures=lambda: pixels(3))
-    made = make_engine(model, PREPROCESS, engine="openvino", precision="int8", pictures=lambda: pixels(32))
+        make_engine(model, PREPROCESS, How(engine="openvino", precision="int8"), pictures=lambda: pixels(3))
+    made = make_engine(model, PREPROCESS, How(engine="openvino", precision="int8"), pictures=lambda: pixels(32))
     with torch.inference_mode():
         wanted = model(PREPROCESS.normalise(pixels(32)))
     error = (made(pixels(32)) - wanted).norm() / wanted.norm()
@@ -96,5 +106,5 @@ def test_without_openvino_the_way_out_is_named(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(ResourceError, match="not installed") as caught:
-        make_engine(build({}), PREPROCESS, engine="openvino")
+        make_engine(build({}), PREPROCESS, How(engine="openvino"))
     assert "vitreous[export]" in caught.value.hint

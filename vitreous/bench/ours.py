@@ -15,7 +15,7 @@ from vitreous.data.augment import Augment
 from vitreous.data.loader import Feed
 from vitreous.data.preprocess import HALF, Preprocess
 from vitreous.data.sources import Files, list_images
-from vitreous.evaluation.engine import make_engine
+from vitreous.evaluation.engine import How, make_engine
 from vitreous.machine import DTYPES, default_workers, pick_precision, settle_allocator
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import create
@@ -41,7 +41,7 @@ def answering(work: Work) -> tuple[ViT, Preprocess]:
 def inference(work: Work, precision: str = "auto", engine: str = "auto") -> Turn:
     """Bytes to logits."""
     pixels = torch.randint(0, 256, (work.batch_size, 3, work.image_size, work.image_size), dtype=torch.uint8)
-    made = make_engine(*answering(work), work.device, precision, engine, lambda: pixels[torch.arange(32) % len(pixels)])
+    made = make_engine(*answering(work), How(work.device, precision, engine), lambda: pixels[torch.arange(32) % len(pixels)])
 
     def turn() -> float:
         made(pixels)
@@ -79,7 +79,7 @@ def predict(work: Work, precision: str = "auto") -> Turn:
     files, (model, preprocess) = list_images(Path(work.images or ".")), answering(work)
     with tempfile.TemporaryDirectory() as scratch:
         Bundle(model, tuple(map(str, range(CLASSES))), preprocess).save(Path(scratch) / "model")
-        predictor = load(Path(scratch) / "model", work.device, precision)
+        predictor = load(Path(scratch) / "model", How(work.device, precision))
 
     def turn() -> float:
         return len(predictor.predict(files))

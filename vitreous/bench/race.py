@@ -48,7 +48,7 @@ def race(
     try:
         for lane in lanes:
             pipe, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, lane.contender, work), daemon=True)
+            process = context.Process(target=serve, args=(theirs, lane.contender, work))
             process.start()
             theirs.close()
             pipes.append(pipe)

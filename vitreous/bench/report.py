@@ -84,7 +84,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     """A row for people."""
     label = f"{row['contender']}, {row['settings']}"
     if row["failure"]:
-        return [label, f"failed: {row['failure'][:80]}", "", "", "", ""]
+        return [label, f"failed: {row['failure'][:40]}", "", "", "", ""]
     low, high = row["spread"]
     fraction = "" if row["fraction_of_peak"] is None else f"{row['fraction_of_peak']:.0%}"
     rate = f"{row['images_per_second']:.1f} ({low:.1f} to {high:.1f})"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from vitreous.evaluation.engine import How
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,5 +21,13 @@ class Answering:
     """Numbers to compute with; auto is bf16 where the device has it, else fp32; int8 needs --engine openvino."""
     engine: Literal["auto", "torch", "openvino"] = "auto"
     """What computes; auto is torch. openvino needs the extra `export`."""
+    merge_tokens: int = 0
+    """Tokens that each block merges with the one most like it (ToMe): faster, and less exact."""
     seed: int = 0
     """Accepted for uniformity; nothing here is left to chance."""
+
+    def how(self) -> How:
+        """What of it the engine needs."""
+        from vitreous.evaluation.engine import How
+
+        return How(self.device, self.precision, self.engine, self.merge_tokens)

@@ -43,9 +43,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         options.split,
         options.batch_size,
         options.workers,
-        options.device,
-        options.precision,
-        options.engine,
+        options.how(),
         options.bad_images,
         console,
     )

@@ -34,6 +34,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Predict, print a table, and write the CSV if one was asked for."""
     from vitreous.data.decode import printable
     from vitreous.errors import UsageError
+    from vitreous.machine import pick_device, warning
     from vitreous.serving.predict import expand, load
 
     if not options.images:
@@ -41,7 +42,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.top < 1:
         raise UsageError(f"--top must be at least 1, not {options.top}")
     paths = list(expand(options.images))
-    predictor = load(options.run, options.device, options.precision, options.engine, paths)
+    if slow := warning(options.precision, pick_device(options.device)):
+        console.note(slow)
+    predictor = load(options.run, options.how(), paths)
     answers = predictor.predict(paths, options.top, options.bad_images, lambda done: console.progress("predict", done, len(paths)))
     rows = []
     for answer in answers:

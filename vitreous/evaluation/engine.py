@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -18,6 +19,7 @@ from vitreous.errors import UsageError
 from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_allocator, team
 from vitreous.models.vit import ViT
 from vitreous.nn.frozen import frozen
+from vitreous.nn.merge import Merging
 
 TOKENS = 1600  # of one part, about: more fall out of the caches, fewer leave the cores waiting for each other
 IDLE = 0.1  # share of the cores that may wait before a batch is computed by all of them together
@@ -38,16 +40,21 @@ class Engine(Protocol):
 
 
 class TorchEngine:
-    """PyTorch. `precision` is `auto` (bf16 where the device has it), `fp32` or `bf16`.
+    """PyTorch. `precision` is `auto` (bf16 where the device has it), `fp32` or `bf16`; `merge_tokens` of each block are merged.
 
     An answer does not depend on the images beside it but in its last bits: products of another height may round otherwise.
     """
 
-    def __init__(self, model: ViT, preprocess: Preprocess, device: str = "cpu", precision: str = "auto") -> None:
+    def __init__(self, model: ViT, preprocess: Preprocess, device: str = "cpu", precision: str = "auto", merge_tokens: int = 0) -> None:
         self.preprocess, self.device = preprocess, device
         self.precision = pick_precision(precision, device)
         self.dtype = DTYPES[self.precision]
         self.model = frozen(model.to(device), self.dtype, packs(device))
+        if merge_tokens:
+            if model.config.pool == "attention":
+                raise UsageError("tokens of a model with attention pooling cannot be merged", "leave --merge-tokens out")
+            mean = model.config.pool == "mean"
+            self.model.encoder = Merging(self.model.encoder, merge_tokens, model.config.prefix, mean)  # type: ignore[arg-type]
         self.tokens = math.prod(model.config.grid) + model.config.prefix
         settle_allocator()
 
@@ -77,26 +84,32 @@ def cut(images: int, most: int, threads: int) -> tuple[int, bool]:
     return (size, False) if threads > 1 and busy >= 1 - IDLE else (most, True)
 
 
-def make_engine(
-    model: ViT,
-    preprocess: Preprocess,
-    device: str = "auto",
-    precision: str = "auto",
-    engine: str = "auto",
-    pictures: Pictures | None = None,
-) -> Engine:
-    """The engine that the words stand for; `auto` is the fastest that gives the model's own answers.
+@dataclass(frozen=True)
+class How:
+    """How answers are computed, in the words of the command line. `auto` is the fastest that gives the model's own answers.
 
-    `precision` auto is bf16 where the device multiplies it in hardware, else fp32; int8 is for `openvino` alone, which is
-    calibrated on `pictures`. Raises UsageError for words that do not go together.
+    `precision` auto is bf16 where the device multiplies it in hardware, else fp32; int8 is for the engine `openvino` alone.
+    `merge_tokens`: tokens that every block merges (ToMe), faster and less exact.
     """
-    device = pick_device(device)
-    if engine == "openvino":
+
+    device: str = "auto"
+    precision: str = "auto"
+    engine: str = "auto"
+    merge_tokens: int = 0
+
+
+def make_engine(model: ViT, preprocess: Preprocess, how: How | None = None, pictures: Pictures | None = None) -> Engine:
+    """The engine that the words stand for; int8 is calibrated on `pictures`. Raises UsageError for words that do not go together."""
+    how = how or How()
+    device = pick_device(how.device)
+    if how.merge_tokens < 0:
+        raise UsageError(f"--merge-tokens must be at least 0, not {how.merge_tokens}")
+    if how.engine == "openvino":
         from vitreous.evaluation.openvino import OpenVinoEngine
 
-        if device != "cpu":
-            raise UsageError("--engine openvino computes on the CPU", "use --device cpu, or leave --engine out")
-        return OpenVinoEngine(model, preprocess, precision, pictures)
-    if precision == "int8":
+        if device != "cpu" or how.merge_tokens:
+            raise UsageError("--engine openvino computes on the CPU, and merges no tokens", "use --device cpu without --merge-tokens")
+        return OpenVinoEngine(model, preprocess, how.precision, pictures)
+    if how.precision == "int8":
         raise UsageError("--precision int8 needs --engine openvino", "add it, or use bf16 or fp32")
-    return TorchEngine(model, preprocess, device, precision)
+    return TorchEngine(model, preprocess, device, how.precision, how.merge_tokens)

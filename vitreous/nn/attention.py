@@ -48,15 +48,17 @@ class Attention(nn.Module):
         return q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v on (..., h, N, d), by the fastest way the device has.
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias) v on (..., h, N, d), by the fastest way the device has.
+
+    `bias` is added to the logits; its shape goes over (..., h, N, N).
 
     PyTorch's fused kernel everywhere, but for training on a CPU in bfloat16, where its backward pass takes about eight
     times as long as two batched products with the probabilities kept.
     """
-    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and torch.is_grad_enabled() and q.requires_grad:
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and torch.is_grad_enabled() and q.requires_grad and bias is None:
         return KeptAttention.apply(q, k, v)
-    return F.scaled_dot_product_attention(q, k, v)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 class KeptAttention(torch.autograd.Function):

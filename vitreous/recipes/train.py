@@ -14,7 +14,8 @@ from vitreous.config import differences, from_yaml
 from vitreous.data.screen import fits_in_memory, refuse, screen, without
 from vitreous.data.sources import Arrays, Data, open_data
 from vitreous.errors import DataError, UsageError
-from vitreous.machine import default_workers, environment
+from vitreous.evaluation.engine import How
+from vitreous.machine import default_workers, environment, warning
 from vitreous.models.zoo import configure, name_of
 from vitreous.recipes.derive import Facts, apply, derive
 from vitreous.recipes.options import TrainOptions
@@ -44,30 +45,35 @@ def train(data: str, listener: Listener | None = None, **options: Any) -> dict[s
 
 def carry_out(options: TrainOptions, listener: Listener) -> dict[str, Any]:
     """The same from an options object."""
-    if options.resume:
-        folder = continued(options)
-        if folder.summary.is_file():
-            listener.note(f"{folder.path} is already complete")
-            return json.loads(folder.summary.read_text("utf-8"))
+    begun = continued(options) if options.resume else None
+    if begun:
+        if begun.summary.is_file():
+            listener.note(f"{begun.path} is already complete")
+            return json.loads(begun.summary.read_text("utf-8"))
     elif options.out:
         Folder(Path(options.out)).refuse_existing()
-    folder, run, inputs, opened = plan(options, listener)
-    if not options.resume:
+    folder, run, inputs, opened = plan(options, listener, begun)
+    if not begun:
         documents = {"environment": environment(), "data": facts_of(run, opened)}
         folder.create(run, shlex.join(["vitreous", *sys.argv[1:]]), documents)
+    if slow := warning(run.precision, run.device):
+        listener.note(slow)
     with folder.locked():
         summary = Session(run, inputs, folder, listener).train()
         if "test" in opened.splits:
-            judged = evaluate(folder.path, workers=run.data.workers, device=run.device, bad_images=run.data.bad_images, listener=listener)
+            judged = evaluate(folder.path, workers=run.data.workers, how=How(run.device), bad_images=run.data.bad_images, listener=listener)
             summary["test"] = judged["test"]
         write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
     return summary
 
 
-def plan(options: TrainOptions, listener: Listener) -> tuple[Folder, Run, Inputs, Data]:
-    """Everything that is decided before the first step: the folder, the run, its pictures and the data set."""
+def plan(options: TrainOptions, listener: Listener, begun: Folder | None = None) -> tuple[Folder, Run, Inputs, Data]:
+    """Everything that is decided before the first step: the folder, the run, its pictures and the data set.
+
+    `begun` is the folder of a run to continue, if `continued` found it already.
+    """
     if options.resume:
-        folder = continued(options)
+        folder = begun or continued(options)
         stored = folder.run()
         opened, _, inputs = pictures(stored.data.source, stored, options, listener)
         if opened.fingerprint() != stored.data.fingerprint:

@@ -15,7 +15,7 @@ from vitreous.data.decode import decode, printable
 from vitreous.data.loader import complete
 from vitreous.data.sources import list_images
 from vitreous.errors import DataError
-from vitreous.evaluation.engine import Engine, make_engine
+from vitreous.evaluation.engine import Engine, How, make_engine
 from vitreous.evaluation.forward import CHUNK, answer
 from vitreous.machine import default_workers
 from vitreous.training.evaluate import open_bundle
@@ -86,14 +86,12 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def load(
     run: str | os.PathLike[str],
-    device: str = "auto",
-    precision: str = "auto",
-    engine: str = "auto",
+    how: How | None = None,
     examples: Sequence[str | os.PathLike[str]] = (),
 ) -> Predictor:
     """A trained model, from its run folder or bundle, ready for `.predict(["dog.jpg"])`.
 
-    `device`, `precision` and `engine` are those of `make_engine`; int8 is calibrated on the files `examples`.
+    `how` says what computes: device, precision, engine. int8 is calibrated on the files `examples`.
     Raises UsageError where there is no run, WeightsError where the bundle is damaged.
     """
     bundle = open_bundle(run)
@@ -101,7 +99,7 @@ def load(
     def pictures() -> list[Tensor]:
         return [bundle.preprocess.pixels(decode(path, bundle.preprocess.channels)) for path in examples]
 
-    return Predictor(bundle, make_engine(bundle.model, bundle.preprocess, device, precision, engine, pictures))
+    return Predictor(bundle, make_engine(bundle.model, bundle.preprocess, how, pictures))
 
 
 def expand(images: Sequence[str]) -> Iterator[Path]:

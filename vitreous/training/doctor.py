@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from vitreous.machine import DTYPES, environment, has_bf16, pick_device, pick_precision, settle_allocator
+from vitreous.machine import DTYPES, environment, has_bf16, packs, pick_device, pick_precision, settle_allocator
 from vitreous.models.vit import ViT, macs
 from vitreous.models.zoo import configure
+from vitreous.nn.frozen import can_pack
 from vitreous.objectives.supervised import Supervised
 from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers
@@ -49,6 +51,9 @@ def examine(device: str = "auto") -> dict[str, Any]:
         "device": device,
         "bf16": has_bf16(device),
         "precision": precision,
+        "products": "packed by oneDNN" if packs(device) and can_pack(DTYPES[precision]) else "PyTorch's own",
+        "engines": ["torch", *(["openvino"] if find_spec("openvino") else [])],
+        "shards": default_shards(device, BATCH),
         "train_images_per_second": round(rate, 1),
         "train_gflops": round(rate * 6 * macs(config) / 1e9, 1),
         "ok": True,

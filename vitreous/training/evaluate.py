@@ -19,9 +19,9 @@ from vitreous.data.screen import refuse
 from vitreous.data.sources import Arrays, Data, Files, Split, natural, open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.classification import Report, judge
-from vitreous.evaluation.engine import make_engine
+from vitreous.evaluation.engine import How, make_engine
 from vitreous.evaluation.forward import CHUNK, logits_of
-from vitreous.machine import default_workers
+from vitreous.machine import default_workers, pick_device, warning
 from vitreous.models.zoo import name_of
 from vitreous.training.folder import Folder
 from vitreous.training.session import Listener, Silent
@@ -46,9 +46,7 @@ def evaluate(
     split: str = "test",
     batch_size: int = CHUNK,
     workers: int | None = None,
-    device: str = "auto",
-    precision: str = "auto",
-    engine: str = "auto",
+    how: How | None = None,
     bad_images: str = "stop",
     listener: Listener | None = None,
 ) -> dict[str, Any]:
@@ -56,8 +54,8 @@ def evaluate(
 
     Figures, intervals, per-class table and confusion matrix come back as a document with the keys of `summary.json`, and
     each reading is added to the run's `evaluations.jsonl`. Images that cannot be read stop the evaluation with a DataError
-    that names them; with `bad_images="skip"` they count as wrong. `device`, `precision` and `engine` are those of
-    `make_engine`. `batch_size` pictures are decoded at a time; like `workers` it cannot change a figure.
+    that names them; with `bad_images="skip"` they count as wrong. `how` says what computes:
+    device, precision, engine. `batch_size` pictures are decoded at a time; like `workers` it cannot change a figure.
     """
     bundle, folder, listener = open_bundle(run), Folder(Path(run)), listener or Silent()
     source, split_seed = os.fspath(data) if data is not None else None, 0
@@ -70,7 +68,10 @@ def evaluate(
     if data is not None and opened.unsplit and split == "test":
         opened = everything(opened)  # a folder of classes, named for the purpose, is judged whole
     chosen = matched(opened.split(split), opened, bundle.classes)
-    answers = make_engine(bundle.model, bundle.preprocess, device, precision, engine, lambda: examples(opened, bundle.preprocess))
+    how = how or How()
+    if slow := warning(how.precision, pick_device(how.device)):
+        listener.note(slow)
+    answers = make_engine(bundle.model, bundle.preprocess, how, lambda: examples(opened, bundle.preprocess))
     started, done = time.perf_counter(), 0
 
     def each(images: int) -> None:

@@ -2,7 +2,8 @@
 
     master (n,) float32   what the optimiser moves
     work   (n,) dtype     what the module computes with; the masters themselves where dtype is float32
-    grads  (n,) dtype     where backward passes add, one a shard, gathered into `master_grad` (n,) float32
+    grads  (n,) dtype     where backward passes add, one a shard, gathered into `master_grad` (n,) float32, which is there only
+                          from a backward pass to the end of its step, unless it is the same vector
     average (n,) float32  Polyak average of the masters, or the masters themselves
 
 The module's parameters become views of `work`, so a step costs a handful of operations on long vectors, whatever the
@@ -43,7 +44,7 @@ class Flat:
         self.work = self.master if dtype == torch.float32 else self.master.to(dtype)
         self.grads = [torch.zeros_like(self.work) for _ in range(shards)]
         self.grad = self.grads[0]
-        self.master_grad = self.grad if dtype == torch.float32 else torch.zeros_like(self.master)
+        self.total = self.grad if dtype == torch.float32 else None  # what `master_grad` gives
         self.ema = ema
         self.average = self.master if ema is None else self.master.clone()
         self.twin = copy.deepcopy(module).to(device).eval().requires_grad_(False)  # computes with the average
@@ -64,15 +65,25 @@ class Flat:
 
     def zero(self) -> None:
         """Forget the gradients."""
-        for grad in (*self.grads, self.master_grad):
+        for grad in self.grads:
             grad.zero_()
+        if self.total is not self.grad:
+            self.total = None  # its memory is the activations' until the backward pass has freed them
 
     def collect(self) -> None:
         """Add what backward passes left in `grads` to the float32 sum, in their order."""
         for grad in self.grads:
-            if grad is not self.master_grad:
-                self.master_grad.add_(grad)
-                grad.zero_()
+            if grad is self.total:
+                continue
+            self.total = grad.float() if self.total is None else self.total.add_(grad)
+            grad.zero_()
+
+    @property
+    def master_grad(self) -> Tensor:
+        """(n,) float32: the sum of the gradients collected since `zero`."""
+        if self.total is None:
+            self.total = torch.zeros_like(self.master)
+        return self.total
 
     def clip(self, limit: float | None) -> Tensor:
         """The norm of the whole gradient, which is scaled down to `limit` where it is longer."""

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.models.test_contracts import build, images_for
+from vitreous.nn.frozen import frozen
+from vitreous.nn.merge import Merging, merge
+
+
+def loop(tokens, metric, sizes, count, protected):
+    """What `merge` does, one image and one pair after the other."""
+    found = []
+    for x, m, s in zip(tokens, metric, sizes, strict=True):
+        m = m / m.norm(dim=-1, keepdim=True)
+        first, second = list(range(protected, len(x), 2)), list(range(protected + 1, len(x), 2))
+        pairs = {a: max(second, key=lambda b: (m[a] @ m[b]).item()) for a in first}
+        gone = sorted(first, key=lambda a: -(m[a] @ m[pairs[a]]).item())[: min(count, (len(x) - protected) // 2)]
+        total, weight = {b: x[b] * s[b] for b in second}, {b: s[b].clone() for b in second}
+        for a in gone:
+            total[pairs[a]] = total[pairs[a]] + x[a] * s[a]
+            weight[pairs[a]] += s[a]
+        rows = [x[p] for p in range(protected)] + [x[a] for a in first if a not in gone] + [total[b] / weight[b] for b in second]
+        found.append(sorted(tuple(row.tolist()) for row in rows))
+    return found
+
+
+@given(st.integers(2, 14), st.integers(0, 2), st.integers(0, 9), st.integers(0, 2**31))
+def test_merging_is_the_loop(length, protected, count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    tokens, metric = (torch.randn(2, length + protected, d, generator=generator) for d in (5, 3))
+    sizes = torch.randint(1, 4, (2, length + protected, 1), generator=generator).float()
+    merged, total = merge(tokens, metric, sizes, count, protected)
+    assert merged.shape[1] == tokens.shape[1] - min(count, length // 2)
+    assert torch.allclose(total.sum(1), sizes.sum(1))
+    assert torch.allclose(merged[:, :protected], tokens[:, :protected])
+    wanted = loop(tokens, metric, sizes, count, protected)
+    for found, rows in zip(merged, wanted, strict=True):
+        assert torch.allclose(torch.tensor(sorted(tuple(row.tolist()) for row in found)), torch.tensor(rows), atol=1e-5)
+    assert torch.allclose((merged * total).sum(1), (tokens * sizes).sum(1), atol=1e-4)
+
+
+def merging(model, count):
+    twin = frozen(model)
+    twin.encoder = Merging(twin.encoder, count, model.config.prefix, model.config.pool == "mean")
+    return twin
+
+
+POOLS = [{}, {"pool": "mean", "class_token": False, "class_position": False}, {"pool": "mean", "norm": "pooled"}, {"registers": 2}]
+
+
+@pytest.mark.parametrize("changes", POOLS)
+@torch.inference_mode()
+def test_no_merging_is_the_model(changes):
+    model = build(changes).eval()
+    images = images_for(model)
+    assert torch.allclose(merging(model, 0)(images), model(images), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("changes", POOLS)
+@torch.inference_mode()
+def test_tokens_that_are_the_same_merge_without_a_trace(changes):
+    """Proportional attention: one token of size two does what two equal tokens do, pooled too."""
+    model = build(changes).eval()
+    model.position.table.zero_()
+    images = torch.randn(2, 3, 1, 1).expand(2, 3, 16, 16).contiguous()  # one colour: all patches are the same token
+    assert torch.allclose(merging(model, 3)(images), model(images), atol=1e-4, rtol=1e-4)
