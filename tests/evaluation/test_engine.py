@@ -96,7 +96,7 @@ def test_openvino_int8_is_calibrated_on_pictures():
     with torch.inference_mode():
         wanted = model(PREPROCESS.normalise(pixels(32)))
     error = (made(pixels(32)) - wanted).norm() / wanted.norm()
-    assert 1e-6 < error < 0.2  # eight bits: near, and not the same
+    assert 1e-6 < error < 0.06  # eight bits: near, and not the same; 0.16 where sums overflow for want of VNNI
 
 
 def test_without_openvino_the_way_out_is_named(monkeypatch):

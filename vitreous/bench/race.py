@@ -91,8 +91,10 @@ def serve(pipe: Connection, contender: Contender, work: Work) -> None:
     """A contender's process: build, do one turn, then work when told to, until the pipe closes."""
     import logging
     import os
+    import signal
     import warnings
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then closes the pipe
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

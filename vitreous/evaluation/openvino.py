@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import ResourceError, UsageError
 from vitreous.evaluation.engine import Pictures
-from vitreous.machine import pick_precision
+from vitreous.machine import capabilities, pick_precision
 from vitreous.models.vit import ViT
 
 PICTURES = 128  # that int8 is calibrated on, at most
@@ -85,5 +85,7 @@ def quantize(graph: Any, pictures: list[Tensor]) -> Any:
     nncf = library("nncf")
     nncf.set_log_level(logging.ERROR)
     examples = nncf.Dataset([picture[None].numpy() for picture in pictures])
+    roomy = nncf.OverflowFix.DISABLE if capabilities().get("avx512_vnni") or capabilities().get("avx_vnni") else nncf.OverflowFix.ENABLE
+    options = nncf.AdvancedQuantizationParameters(overflow_fix=roomy)  # without VNNI, sums of two products overflow 16 bits
     with redirect_stdout(StringIO()):  # it draws its progress where a document may be expected
-        return nncf.quantize(graph, examples, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(pictures))
+        return nncf.quantize(graph, examples, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(pictures), advanced_parameters=options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,8 +97,10 @@ def load(
     """
     bundle = open_bundle(run)
 
-    def pictures() -> list[Tensor]:
-        return [bundle.preprocess.pixels(decode(path, bundle.preprocess.channels)) for path in examples]
+    def pictures() -> Iterator[Tensor]:
+        for path in examples:
+            with suppress(DataError):
+                yield bundle.preprocess.pixels(decode(path, bundle.preprocess.channels))
 
     return Predictor(bundle, make_engine(bundle.model, bundle.preprocess, how, pictures))
 
