@@ -11,7 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from PIL import Image
+
+settings.register_profile("steady", deadline=None, derandomize=True)  # the same examples everywhere, however slow
+settings.load_profile("steady")
 
 #: a run of seconds: a small ViT, every kind of randomness, more than two epochs, a short last step
 TINY = {
