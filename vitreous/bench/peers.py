@@ -1,4 +1,5 @@
 """Other libraries at the same work. None is a dependency: each is imported inside, and only where it is installed."""
+# pyright: reportMissingImports=false
 
 from __future__ import annotations
 
