@@ -34,8 +34,8 @@ def frozen(module: nn.Module, dtype: torch.dtype = torch.float32, packed: bool =
         return copied(module, dtype, packed and can_pack(dtype)).eval().requires_grad_(False)
 
 
-def copied(module: nn.Module, dtype: torch.dtype, packed: bool) -> nn.Module:
-    """The copy, module by module."""
+def copied(module: nn.Module, dtype: torch.dtype, packed: bool, without: str = "") -> nn.Module:
+    """The copy, module by module; a child called `without` is left out."""
     if isinstance(module, nn.Linear):
         return product(module, dtype, packed)
     if type(module) is Branch and type(module.part) in LAST:
@@ -45,9 +45,10 @@ def copied(module: nn.Module, dtype: torch.dtype, packed: bool) -> nn.Module:
     twin.__dict__.update(module.__dict__)
     twin._parameters, twin._buffers, twin._modules = dict(module._parameters), dict(module._buffers), {}
     for name, child in module._modules.items():
-        twin._modules[name] = None if child is None else copied(child, torch.float32 if name == "head" else dtype, packed)
-    if isinstance(module, Mlp) and packed:
-        twin._modules["fc1"] = Packed(module.fc1, dtype, gelu=module.gelu)
+        if isinstance(module, Mlp) and packed and name == "fc1":
+            twin._modules[name] = Packed(module.fc1, dtype, gelu=module.gelu)
+        elif name != without:
+            twin._modules[name] = None if child is None else copied(child, torch.float32 if name == "head" else dtype, packed)
     for name, parameter in module._parameters.items():
         twin._parameters[name] = None if parameter is None else nn.Parameter(parameter.detach(), requires_grad=False)
     return twin
@@ -79,9 +80,8 @@ class FrozenBranch(nn.Module):
         super().__init__()
         last = LAST[type(branch.part)]
         self.norm = copied(branch.norm, dtype, packed)
-        self.part = copied(branch.part, dtype, packed)
+        self.part = copied(branch.part, dtype, packed, without=last)
         self.last = product(getattr(branch.part, last), dtype, packed, branch.scale)
-        delattr(self.part, last)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., N, D) -> (..., N, D) float32."""
