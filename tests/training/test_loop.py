@@ -19,9 +19,10 @@ from vitreous.errors import NonFiniteError, ResourceError, UsageError
 from vitreous.models.config import ViTConfig
 from vitreous.recipes.train import train
 from vitreous.training.folder import Folder
+from vitreous.training.lighter import kept, shrunk
 from vitreous.training.loop import fit
 from vitreous.training.run import DataOptions, Optimizer, Run, Schedule
-from vitreous.training.session import Inputs, Session, kept
+from vitreous.training.session import Inputs, Session
 
 GOLDEN = Path(__file__).parent / "golden.json"
 
@@ -72,6 +73,7 @@ CURVES = {
     "bf16": {"precision": "bf16"},
     "accumulate": {"batch_size": 4, "accumulate": 2},
     "mixed": {"augment": Augment(mixup=0.8, cutmix=1.0), "patch_dropout": 0.5},
+    "progressive": {"progressive": 0.5},
 }
 
 
@@ -133,14 +135,33 @@ def test_nothing_that_is_not_finite_reaches_the_weights(tmp_path, where):
     assert all(torch.equal(after[name], value) for name, value in before["optimizer"].items())
 
 
+def fine(tmp_path, **changes):
+    """A session with patches of 4 x 4, so a grid of 4 x 4."""
+    model = ViTConfig(image=(16, 16), patch=(4, 4), classes=3, width=32, depth=2, heads=2, hidden=64)
+    return make(tmp_path, model=model, **changes)
+
+
 def test_patch_dropout_keeps_distinct_patches_and_ends_on_time(tmp_path):
-    places = kept(6, 16, 0.5, 0, 3)
+    session, state = fine(tmp_path, patch_dropout=0.5, patch_dropout_until=0.5)
+    images = torch.zeros(6, 3, 16, 16)
+    places = kept(images, session.run, 3)
     assert places.shape == (6, 8)
     assert all(len(set(row)) == 8 for row in places.tolist())
-    assert not torch.equal(places, kept(6, 16, 0.5, 0, 4))
-    session, state = make(tmp_path, patch_dropout=0.5, patch_dropout_until=0.5)
+    assert not torch.equal(places, kept(images, session.run, 4))
     with_keep = ["keep" in batch for batch in session.batches(state)]
     assert with_keep == [True] * 11 + [False] * 10
+
+
+def test_progressive_resolution_grows_by_whole_patches_and_ends_on_time(tmp_path):
+    session, state = fine(tmp_path, progressive=0.5, progressive_until=0.5, patch_dropout=0.5, patch_dropout_until=0.25)
+    batches = list(session.batches(state))
+    assert [batch["images"].shape[-1] for batch in batches] == [8] * 6 + [12] * 5 + [16] * 10
+    assert [batch["keep"].shape[1] for batch in batches if "keep" in batch] == [2] * 6
+    image = torch.rand(1, 3, 16, 16)
+    assert shrunk(image, session.run, 0).mean().item() == pytest.approx(image.mean().item(), abs=0.01)  # every pixel counts
+    assert shrunk(image, session.run, session.run.total) is image
+    curve = losses(session, state)
+    assert curve[-1] < curve[0]
 
 
 def test_checkpoints_that_fail_do_not_stop_a_run_at_once(tmp_path, monkeypatch):
@@ -166,7 +187,9 @@ def test_accumulation_beyond_an_epoch_is_refused(tmp_path):
     )
 
 
-@pytest.mark.parametrize("changes", [{"batch_size": 0}, {"epochs": 0}, {"ema": 1.0}, {"patch_dropout": 1.0}, {"log_every": 0}])
+@pytest.mark.parametrize(
+    "changes", [{"batch_size": 0}, {"epochs": 0}, {"ema": 1.0}, {"patch_dropout": 1.0}, {"progressive": 0.0}, {"log_every": 0}]
+)
 def test_runs_that_cannot_be_are_refused(tmp_path, changes):
     with pytest.raises(UsageError):
         make(tmp_path, **changes)

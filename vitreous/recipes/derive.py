@@ -158,6 +158,7 @@ PATHS = {
     "drop_path": "model.drop_path",
     "dropout": "model.dropout",
     "patch_dropout": "patch_dropout",
+    "progressive": "progressive",
     "mixup": "augment.mixup",
     "cutmix": "augment.cutmix",
     "rand_augment": "augment.rand_layers",

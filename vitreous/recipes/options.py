@@ -65,6 +65,8 @@ class TrainOptions:
     """Dropout, as the paper places it."""
     patch_dropout: float | None = None
     """Share of the patches left out in the first part of the training: faster, and a regulariser."""
+    progressive: float | None = None
+    """Side of the first pictures as a share of the model's; they grow to it: faster."""
     mixup: float | None = None
     """Alpha of MixUp; 0 for none."""
     cutmix: float | None = None

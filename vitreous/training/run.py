@@ -70,6 +70,8 @@ class Run:
     smoothing: float = 0.0
     patch_dropout: float = 0.0  # share of the patches left out, in the first `patch_dropout_until` of the run
     patch_dropout_until: float = 0.7
+    progressive: float = 1.0  # side of the first pictures as a share of the model's; grows until `progressive_until` of the run
+    progressive_until: float = 0.7
     batch_size: int = 128
     accumulate: int = 1
     epochs: float = 30.0
@@ -100,6 +102,8 @@ class Run:
             raise UsageError(f"{self.shards} shards go with neither compile, dropout nor drop_path", "use --shards 1")
         if not 0 <= self.patch_dropout < 1:
             raise UsageError(f"patch_dropout must be at least 0 and below 1, not {self.patch_dropout}")
+        if not 0 < self.progressive <= 1 or (self.progressive < 1 and len(self.model.image) != 2):
+            raise UsageError(f"progressive must be above 0 and at most 1 (1 for other than pictures), not {self.progressive}")
         if self.model.classes != len(self.data.classes):
             raise UsageError(f"the model has {self.model.classes} classes, the data {len(self.data.classes)}")
         batches = -(-self.data.images // self.batch_size)

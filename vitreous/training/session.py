@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import threading
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -34,6 +32,7 @@ from vitreous.models.zoo import name_of
 from vitreous.objectives.supervised import Supervised
 from vitreous.training.flat import Flat
 from vitreous.training.folder import Folder
+from vitreous.training.lighter import kept, shrunk
 from vitreous.training.loop import State, fit
 from vitreous.training.optimizer import Optimizers
 from vitreous.training.run import Run
@@ -148,14 +147,15 @@ class Session:
         """Micro-batches from the state's position on, on the device, normalised, mixed, in the run's precision."""
         run, start = self.run, state.images
         feed = Feed(self.inputs.train, run.preprocess, run.augment, run.seed, run.data.workers, self.inputs.cached)
-        position, patches = start, math.prod(run.model.grid)
+        position = start
         for batch in feed.batches(start, run.total, run.batch_size):
             images = run.preprocess.normalise(batch["images"].to(run.device, non_blocking=True))
             labels = batch["labels"].to(run.device, non_blocking=True)
             images, labels = run.augment.mix(images, labels, run.model.classes, run.seed, position)
+            images = shrunk(images, run, position)
             ready = {"images": images.to(DTYPES[run.precision]), "labels": labels, "samples": batch["samples"]}
-            if run.patch_dropout and position < run.patch_dropout_until * run.total:
-                ready["keep"] = kept(len(images), patches, run.patch_dropout, run.seed, position).to(run.device)
+            if (keep := kept(images, run, position)) is not None:
+                ready["keep"] = keep
             position += len(batch["samples"])
             yield ready
 
@@ -322,7 +322,7 @@ class Session:
 
     def exaflops(self, state: State) -> float:
         """Floating-point operations of the model so far, in 1e18: three forward passes a picture, two to a multiply-add.
-        Patches that were left out are counted."""
+        Patches and pixels that were left out are counted."""
         return 6 * macs(self.run.model) * state.images / 1e18
 
 
@@ -331,13 +331,6 @@ def averaged(state: State) -> ViT:
     model = state.flat.twin.get_submodule("model")
     assert isinstance(model, ViT)
     return model
-
-
-def kept(batch: int, patches: int, dropped: float, seed: int, position: int) -> Tensor:
-    """(batch, K) int64: for each picture of the batch at a position of the stream, the patches that patch dropout leaves."""
-    count = max(1, round(patches * (1 - dropped)))
-    order = key(seed, position, np.arange(batch)[:, None], np.arange(patches)[None]).argsort(1, kind="stable")
-    return torch.from_numpy(np.sort(order[:, :count], 1))
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:

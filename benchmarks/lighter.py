@@ -1,0 +1,99 @@
+"""Work left out, and what it costs: accuracy against time on CIFAR-10 or any other folder of small pictures.
+
+    python benchmarks/lighter.py FOLDER --epochs 1 2 4 --out benchmarks/DATE-lighter-HARDWARE.md
+
+Each run is `vitreous train FOLDER --model ViT-96x4/4` with the options in its row, whole and of its own, on one thread; time is
+the processor time of its training, so that it does not matter what else the machine does. Then the longest run with everything
+kept is judged with 0, 2, 4, ... tokens merged in each block (ToMe).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from vitreous.machine import processor
+
+MODEL = "ViT-96x4/4"
+SETTINGS = {
+    "everything kept": ["--patch-dropout", "0"],
+    "patch dropout 0.5": ["--patch-dropout", "0.5"],
+    "progressive from 0.5": ["--patch-dropout", "0", "--progressive", "0.5"],
+    "both": ["--patch-dropout", "0.5", "--progressive", "0.5"],
+}
+MERGED = (0, 1, 2, 4, 6, 8)
+
+
+def vitreous(*words: str) -> tuple[dict, float]:
+    """The document of a command and the processor seconds it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "vitreous", *words, "--json"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return json.loads(done.stdout), after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("--epochs", type=float, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    trained, merged = [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        for epochs in arguments.epochs:
+            for name, options in SETTINGS.items():
+                out = f"{scratch}/{len(trained)}"
+                words = ["--model", MODEL, "--epochs", f"{epochs:g}", "--shards", "1", "--workers", "0", "--evaluate-every", "1000000"]
+                document, seconds = vitreous("train", arguments.folder, "--out", out, *words, *options)
+                trained.append((name, epochs, seconds / 60, document["test"]["top1"], out))
+                print(trained[-1], flush=True)
+        longest = next(out for name, epochs, _, _, out in trained if name == "everything kept" and epochs == max(arguments.epochs))
+        for count in MERGED:
+            document, seconds = vitreous("evaluate", longest, "--merge-tokens", str(count), "--workers", "0")
+            merged.append((count, document["images_per_second"], document["test"]["top1"]))
+            print(merged[-1], flush=True)
+    text = "\n".join(page(trained, merged))
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)
+
+
+def page(trained: list, merged: list) -> list[str]:
+    """The page, line by line."""
+    lines = [
+        f"# Work left out: accuracy against time, CIFAR-10 (JPEG copy), {time.strftime('%Y-%m-%d')}",
+        "",
+        f"{processor()}, one thread, torch {torch.__version__}. `python benchmarks/lighter.py FOLDER`; {MODEL}, one run each, seed 0.",
+        "",
+        "Training: processor minutes of the whole command, reading the pictures and the final judging included.",
+        "",
+        "| | epochs | minutes | test top-1 |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {name} | {epochs:g} | {minutes:.1f} | {top1:.2%} |" for name, epochs, minutes, top1, _ in trained]
+    base = merged[0][1]
+    lines += [
+        "",
+        "Inference: tokens merged in each block of the longest run with everything kept (64 tokens, 4 blocks), `evaluate --merge-tokens`;",
+        "the rate is that of the whole command, pictures decoded by the same thread.",
+        "",
+        "| merged in each block | images/s | ratio | test top-1 |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {count} | {rate:.0f} | {rate / base:.2f} x | {top1:.2%} |" for count, rate, top1 in merged]
+    return [*lines, ""]
+
+
+if __name__ == "__main__":
+    main()
