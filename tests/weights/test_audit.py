@@ -1,0 +1,100 @@
+"""The package's own source: what could run code out of data is in the one place made for it, or nowhere."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent / "vitreous"
+FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
+
+#: what may be called or imported in these files only; nowhere, where there are none
+ALLOWED = {
+    "torch.load": {"weights/unpickle.py"},
+    "pickletools": {"weights/pickled.py"},  # tells a pickle's instructions apart, and follows none
+}
+CALLS = {"eval", "exec", "__import__"}
+ATTRIBUTES = {
+    *("torch.load", "torch.jit.load", "torch.export.load", "torch.hub.load", "torch.package.PackageImporter", "torch.classes.load_library"),
+    *("os.system", "os.popen", "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "numpy.load", "np.load"),
+    *("torch.serialization.add_safe_globals", "shutil.unpack_archive", "importlib.util.spec_from_file_location"),
+}
+MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "pickletools"}
+METHODS = {"extractall", "extract", "unsafe_load", "find_class"}
+
+
+def findings(tree: ast.AST) -> set[str]:
+    """The names of dangerous things in a source."""
+    found, alias = set(), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                alias[name.asname or name.name.split(".")[0]] = name.name if name.asname else name.name.split(".")[0]
+                found |= {name.name.split(".")[0]} & MODULES
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {node.module.split(".")[0]} & MODULES
+            for name in node.names:
+                alias[name.asname or name.name] = f"{node.module}.{name.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Attribute, ast.Name)):
+            head, dot, rest = ast.unparse(node).partition(".")
+            full = alias.get(head, head) + dot + rest
+            found |= {full} & ATTRIBUTES
+            if isinstance(node, ast.Name):
+                found |= {node.id} & CALLS
+            elif node.attr in METHODS:
+                found.add(node.attr)
+        if isinstance(node, ast.Call):
+            for keyword in node.keywords:
+                off = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                if keyword.arg in ("allow_pickle", "shell", "trust_remote_code") and not off:
+                    found.add(f"{keyword.arg}=True")
+                if keyword.arg == "weights_only" and ast.unparse(keyword.value) != "True":
+                    found.add("weights_only=False")
+    return found
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_in_the_package_runs_what_it_reads(name):
+    found = {what for what in findings(ast.parse(FILES[name].read_text("utf-8"))) if name not in ALLOWED.get(what, set())}
+    assert not found
+
+
+def test_the_one_torch_load_takes_weights_only():
+    tree = ast.parse(FILES["weights/unpickle.py"].read_text("utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"]
+    assert [{k.arg: ast.unparse(k.value) for k in call.keywords}["weights_only"] for call in calls] == ["True"]
+
+
+@pytest.mark.parametrize(
+    "source,what",
+    [
+        ("import pickle", "pickle"),
+        ("from pickle import loads as read", "pickle"),
+        ("import torch as t\nt.load('x')", "torch.load"),
+        ("from torch import load\nload('x', weights_only=True)", "torch.load"),
+        ("import torch\nread = torch.load", "torch.load"),
+        ("import torch\ntorch.jit.load('x')", "torch.jit.load"),
+        ("from torch import jit\njit.load('x')", "torch.jit.load"),
+        ("from torch.export import load\nload('x')", "torch.export.load"),
+        ("f(allow_pickle=True)", "allow_pickle=True"),
+        ("f(allow_pickle=yes)", "allow_pickle=True"),
+        ("f('ls', shell=True)", "shell=True"),
+        ("f(weights_only=False)", "weights_only=False"),
+        ("eval('1')", "eval"),
+        ("run = exec", "exec"),
+        ("import yaml\nyaml.load(x)", "yaml.load"),
+        ("from os import system\nsystem('ls')", "os.system"),
+        ("archive.extractall()", "extractall"),
+        ("import numpy as np\nnp.load('x')", "numpy.load"),
+    ],
+)
+def test_the_audit_sees_what_it_looks_for(source, what):
+    assert what in findings(ast.parse(source))
+
+
+@pytest.mark.parametrize("source", ["model.eval()", "re.compile('x')", "f(allow_pickle=False)", "yaml.safe_load(x)", "import zipfile"])
+def test_the_audit_lets_the_harmless_pass(source):
+    assert findings(ast.parse(source)) == set()

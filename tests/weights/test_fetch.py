@@ -1,0 +1,312 @@
+"""Weights from elsewhere: a small Hub and a small web site on this machine, and what goes wrong with them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from vitreous.errors import UsageError, WeightsError
+from vitreous.weights import fetch as module
+from vitreous.weights.fetch import fetch
+
+COMMIT, OLD = "c0ffee" + "0" * 34, "0" * 40
+INDEX = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}).encode()
+#: repository -> its files
+REPOSITORIES = {
+    "org/whole": {"model.safetensors": b"whole", "pytorch_model.bin": b"pickle", "config.json": b"{}", "preprocessor_config.json": b"[]"},
+    "org/bare": {"model.safetensors": b"bare"},
+    "org/sharded": {
+        "model.safetensors.index.json": INDEX,
+        "model-00001-of-00002.safetensors": b"one",
+        "model-00002-of-00002.safetensors": b"two",
+        "config.json": b"{}",
+    },
+    "org/pickled": {"pytorch_model.bin": b"pickle", "config.json": b"{}"},
+    "org/files": {"sub/other.npz": b"other", "config.json": b"{}"},
+    "org/half": {"model.safetensors.index.json": INDEX, "model-00001-of-00002.safetensors": b"one"},
+    "org/outside": {"model.safetensors.index.json": json.dumps({"weight_map": {"a": "../../../etc/passwd.safetensors"}}).encode()},
+    "org/odd": {"model.safetensors.index.json": b"[" * 5000},
+    "timm/vit_tiny.tag": {"model.safetensors": b"timm", "config.json": b"{}"},
+    "org/private": {"model.safetensors": b"private"},
+}
+CONTENT = bytes(range(256)) * 5000
+HASH = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Site(BaseHTTPRequestHandler):
+    """The Hub's `resolve` addresses, and /web/ for everything else."""
+
+    requests: list[str]
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing on stderr."""
+
+    def answer(self, status: int, content: bytes = b"", length: int | None = None, **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content) if length is None else length))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def do_HEAD(self) -> None:
+        """The same as GET, without the content."""
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        """One file, or the reason why not."""
+        self.requests.append(f"{self.command} {self.path}")
+        found = re.fullmatch(r"/(\w+/[\w.]+)/resolve/([^/]+)/(.+)", self.path)
+        return self.hub(*found.groups()) if found else self.web(self.path.removeprefix("/web/"))
+
+    def hub(self, repository: str, revision: str, file: str) -> None:
+        """What the Hub answers, with its headers."""
+        if repository == "org/gated":
+            return self.answer(403, X_Error_Code="GatedRepo", X_Error_Message="Access to model org/gated is restricted")
+        allowed = repository != "org/private" or self.headers.get("Authorization") == "Bearer hf_secret"
+        if repository not in REPOSITORIES or not allowed:
+            return self.answer(401, X_Error_Code="RepoNotFound", X_Error_Message="Repository not found")
+        if revision not in ("main", COMMIT):
+            return self.answer(404, X_Error_Code="RevisionNotFound", X_Repo_Commit=COMMIT)
+        if file not in REPOSITORIES[repository]:
+            return self.answer(404, X_Error_Code="EntryNotFound", X_Repo_Commit=COMMIT)
+        content = REPOSITORIES[repository][file]
+        return self.answer(200, content, ETag=f'"{hashlib.sha1(content).hexdigest()}"', X_Repo_Commit=COMMIT)
+
+    def web(self, name: str) -> None:
+        """Files that come whole, cut, elsewhere, or not."""
+        host = f"http://{self.headers['Host']}/web"
+        elsewhere = {"moved": f"{host}/a.npz", "round": f"{host}/round", "plain": "http://example.invalid/a", "file": "file:///etc/passwd"}
+        if name in elsewhere:
+            return self.answer(302, Location=elsewhere[name])
+        if name == "cut.npz":
+            self.answer(200, CONTENT[:1000], len(CONTENT))
+            return self.connection.close()
+        if name == "vast.npz":
+            return self.answer(200, CONTENT, 1 << 50)
+        if name == "silent.npz":
+            self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n" + CONTENT)
+            return None
+        if name == "garbage":
+            self.wfile.write(b"\x80\2]q\0.\r\n\r\n")
+            return None
+        return self.answer(200, CONTENT) if name in ("a.npz", "a.exe", "b.npz") else self.answer(404, b"<html>not here</html>")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ThreadingHTTPServer]:
+    Site.requests = []
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Site)
+    made.handle_error = lambda *arguments: None  # a client that hangs up is what some tests are about
+    threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+CLIENT = """
+import json, os, sys
+from vitreous.errors import VitreousError
+from vitreous.weights.fetch import fetch
+for source in json.load(sys.stdin):
+    try:
+        print(json.dumps(os.fspath(fetch(source))))
+    except VitreousError as error:
+        print(json.dumps([error.code, str(error)]))
+"""
+
+
+def client(home: Path, port: int, *sources: str, **environment: str) -> list:
+    """Fetch from the small Hub -> paths, or errors as [code, text].
+
+    In a process of its own, since the Hub's client reads its settings when it is imported.
+    """
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_") and not key.lower().endswith("_proxy")}
+    settings = {"HF_HOME": str(home), "HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT],
+        input=json.dumps(sources),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=clean | settings | environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+needs_hub = pytest.mark.skipif(importlib.util.find_spec("huggingface_hub") is None, reason="huggingface_hub is not installed")
+
+
+def names(folder: str) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+@needs_hub
+def test_repositories_arrive_whole_once_and_are_there_without_a_network(server, tmp_path):
+    sources = ["org/whole", "org/bare", "org/sharded", "org/pickled", f"org/whole@{COMMIT}", "org/files:sub/other.npz", "org/bare@main"]
+    sources = [f"hf:{name}" for name in sources] + ["timm:vit_tiny.tag"]
+    Site.requests.clear()
+    found = client(tmp_path, server.server_port, *sources)
+    assert all(isinstance(path, str) and path.startswith(os.fspath(tmp_path)) for path in found), found
+    whole, bare, sharded, pickled, pinned, file, again, timm = found
+    assert names(whole) == {key: value for key, value in REPOSITORIES["org/whole"].items() if key != "pytorch_model.bin"}
+    for folder, repository in {bare: "org/bare", sharded: "org/sharded", pickled: "org/pickled", timm: "timm/vit_tiny.tag"}.items():
+        assert names(folder) == REPOSITORIES[repository]
+        assert Path(folder).name == COMMIT
+    assert (pinned, again) == (whole, bare)
+    assert Path(file).read_bytes() == b"other"
+    assert sum(line.startswith("GET") for line in Site.requests) == 3 + 1 + 4 + 2 + 2 + 2  # no file twice
+    before = len(Site.requests)
+    missing = "hf:org/never"
+    *offline, error = client(tmp_path, server.server_port, *sources, missing, HF_HUB_OFFLINE="1")
+    assert (offline, len(Site.requests)) == (found, before)
+    assert error[0] == 4 and "HF_HUB_OFFLINE" in error[1]
+    *unplugged, error = client(tmp_path, 9, *sources, missing)  # nothing listens there
+    assert unplugged == found
+    assert error[0] == 4 and "http://127.0.0.1:9/org/never cannot be reached" in error[1] and "HF_ENDPOINT" in error[1]
+
+
+@needs_hub
+def test_what_the_hub_refuses_is_told_with_the_way_out(server, tmp_path):
+    cases = {
+        "hf:org/nowhere": (4, "no such repository, or it is private"),
+        "hf:org/private": (4, "HF_TOKEN"),
+        "hf:org/gated": (4, "accept its terms at http://127.0.0.1"),
+        f"hf:org/whole@{OLD}": (4, f"no revision {OLD}"),
+        "hf:org/whole@v2": (4, "no revision v2"),
+        "hf:org/whole:missing.npz": (4, "no file missing.npz"),
+        "hf:org/files": (4, "neither model.safetensors nor pytorch_model.bin"),
+        "hf:org/half": (4, "lists model-00002-of-00002.safetensors, which is not there"),
+        "hf:org/outside": (4, "other files than .safetensors beside it"),
+        "hf:org/odd": (4, "no index of weights"),
+        "hf:org/x--y": (4, "names no repository"),
+        "hf:whole": (2, "write hf:org/name"),
+        "hf:org/whole:../../x": (2, "write hf:org/name"),
+        "hf:": (2, "write hf:org/name"),
+    }
+    found = client(tmp_path, server.server_port, *cases)
+    for (source, (code, word)), answer in zip(cases.items(), found, strict=True):
+        assert isinstance(answer, list) and answer[0] == code and word in answer[1], (source, answer)
+    (path,) = client(tmp_path, server.server_port, "hf:org/private", HF_TOKEN="hf_secret")
+    assert names(path) == {"model.safetensors": b"private"}
+
+
+def test_without_the_hubs_client_the_way_to_it_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UsageError, match=r"pip install vitreous\[hub\]"):
+        fetch("hf:org/name")
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "runs/a", "C:/weights.pt", "../x", "ftp://host/file", "file:///etc/passwd", "https:x"]
+)
+def test_anything_else_is_a_path(name):
+    assert fetch(name) == Path(name)
+
+
+class Heard:
+    """A listener that remembers."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple] = []
+
+    def note(self, text: str) -> None:
+        self.heard.append((text,))
+
+    def progress(self, label: str, done: int, total: int, text: str = "") -> None:
+        self.heard.append((label, done, total))
+
+
+@pytest.fixture
+def web(server, tmp_path, monkeypatch) -> str:
+    monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    Site.requests.clear()
+    return f"http://127.0.0.1:{server.server_port}/web"
+
+
+def test_a_pinned_file_is_downloaded_once(web, tmp_path):
+    listener = Heard()
+    path = fetch(f"{web}/a.npz#sha256={HASH.upper()}", listener)
+    assert path == tmp_path / "cache" / "vitreous" / "weights" / f"{HASH}.npz"
+    assert path.read_bytes() == CONTENT
+    assert listener.heard[-1] == ("download", len(CONTENT), len(CONTENT))
+    assert fetch(f"{web}/a.npz#sha256={HASH}") == fetch(f"{web}/b.npz#sha256={HASH}") == path
+    assert Site.requests == ["GET /web/a.npz"]
+    assert [item.name for item in path.parent.iterdir()] == [path.name]
+
+
+def test_a_cached_file_that_was_altered_is_downloaded_again(web):
+    path = fetch(f"{web}/a.npz#sha256={HASH}")
+    path.write_bytes(CONTENT[:-1] + b"x")
+    assert fetch(f"{web}/a.npz#sha256={HASH}").read_bytes() == CONTENT
+    assert len(Site.requests) == 2
+
+
+@pytest.mark.parametrize("name", ["moved", "silent.npz", "a.exe"])
+def test_redirects_and_answers_without_a_length_arrive(web, name):
+    path = fetch(f"{web}/{name}#sha256={HASH}")
+    assert (path.suffix, path.read_bytes()) == (".npz" if name.endswith(".npz") else "", CONTENT)
+
+
+@pytest.mark.parametrize(
+    "name,word",
+    [
+        ("a.npz", f"has the SHA-256 {HASH}, not {'0' * 64}"),
+        ("cut.npz", "ended after 1,000 of 1,280,000 bytes"),
+        ("vast.npz", "serves 1,125,899,906,842,624 bytes, more than"),
+        ("gone.npz", "answers 404"),
+        ("plain", "http://example.invalid/a is not https"),
+        ("file", "'file:///etc/passwd' is not allowed"),
+        ("round", "answers 302"),
+        ("garbage", "could not be downloaded"),
+    ],
+)
+def test_what_does_not_arrive_as_it_should_leaves_nothing_behind(web, tmp_path, name, word):
+    with pytest.raises(WeightsError, match=re.escape(word)):
+        fetch(f"{web}/{name}#sha256={'0' * 64}")
+    assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
+
+
+def test_the_size_is_held_against_what_arrives_too(web, monkeypatch):
+    monkeypatch.setattr(module, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(module, "CHUNK", 1 << 16)
+    with pytest.raises(WeightsError, match="more than 1,048,576"):
+        fetch(f"{web}/silent.npz#sha256={HASH}")
+
+
+@pytest.mark.parametrize("pin", ["", "#", "#sha256=", "#sha256=abc", f"#md5={HASH[:32]}", f"#{HASH}", f"#sha256={HASH[:-1]}g"])
+def test_an_address_without_a_hash_is_refused_before_anything_is_asked(web, pin):
+    with pytest.raises(UsageError, match="not pinned") as caught:
+        fetch(f"{web}/a.npz{pin}")
+    assert "sha256sum" in caught.value.hint
+    assert Site.requests == []
+
+
+@pytest.mark.parametrize("host", ["example.com", "127.0.0.1.example.com", "localhost.example.com", "192.168.0.1", ""])
+def test_plain_http_is_for_this_machine_alone(host):
+    with pytest.raises(WeightsError, match="is not https"):
+        fetch(f"http://{host}/a.npz#sha256={HASH}")
+
+
+def test_no_network_and_no_place_are_told(web, tmp_path, monkeypatch):
+    with pytest.raises(WeightsError, match=r"could not be downloaded .*refused"):
+        fetch(f"http://127.0.0.1:9/a.npz#sha256={HASH}")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "file"))
+    with pytest.raises(WeightsError, match="XDG_CACHE_HOME"):
+        fetch(f"{web}/a.npz#sha256={HASH}")

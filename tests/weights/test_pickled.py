@@ -1,0 +1,391 @@
+"""PyTorch files: the tensors are read, and nothing in them is ever run."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import pickletools
+import struct
+import subprocess
+import sys
+import time
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.weights.test_files import Marker, edited, npy, refusals, same, zipped
+from vitreous.errors import WeightsError
+from vitreous.weights import pickled
+from vitreous.weights.files import Entry, open_weights
+
+
+def saved(content, zip: bool = True, protocol: int = 2) -> bytes:
+    """What torch.save writes."""
+    file = io.BytesIO()
+    torch.save(content, file, _use_new_zipfile_serialization=zip, pickle_protocol=protocol)
+    return file.getvalue()
+
+
+def remade(content: bytes, replaced: dict[str, bytes | None], method: int = zipfile.ZIP_STORED) -> bytes:
+    """A zip with members replaced, added, or (None) left out; each name is that within the archive's folder."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    folder = next(iter(members)).split("/")[0]
+    members |= {f"{folder}/{name}": value for name, value in replaced.items()}
+    return zipped({name: value for name, value in members.items() if value is not None}, method)
+
+
+def program(name: str, command: str) -> bytes:
+    """A pickle, as text, that calls something by name; in no protocol that Python writes today."""
+    return f"c{name.replace('.', chr(10))}\n(S'{command}'\ntR.".encode()
+
+
+def attacks(marker: Path) -> dict[str, tuple[bytes, str]]:
+    """File name -> a file that makes `marker` if it is unpickled, and a word of the refusal."""
+    evil, weights = Marker(marker), torch.arange(6.0)
+    good, zip_file, legacy = saved({"w": weights}), saved({"w": weights, "x": evil}), saved({"w": weights, "x": evil}, zip=False)
+    payload = pickle.dumps({"w": evil}, protocol=2)
+    named = f"{os.system.__module__}.system"
+    text = program("os.system", f"touch {marker}")
+    cases = {
+        "zip.pt": (zip_file, named),
+        "legacy.pt": (legacy, named),
+        "legacy.pth": (legacy, named),
+        "zip.bin": (zip_file, named),
+        "renamed-zip.safetensors": (zip_file, named),
+        "renamed-legacy.safetensors": (legacy, named),
+        "renamed-raw.safetensors": (payload, named),
+        "renamed.npz": (zip_file, named),
+        "no suffix": (zip_file, named),
+        "text.pkl": (text, "os.system"),
+        "text.bin": (text, "os.system"),
+        "text.safetensors": (text, "does not fit"),
+        "text without a suffix": (text, "no weights file"),
+        "instance.pkl": (f"(S'touch {marker}'\nios\nsystem\n.".encode(), "instruction STRING"),
+        "object.pkl": (b"\x80\2(cos\nsystem\nX\1\0\0\0xo.", "os.system"),
+        "extension.pkl": (b"\x80\2\x82\1.", "instruction EXT1"),
+        "persistent.pkl": (b"Pxyz\n.", "instruction PERSID"),
+        "second.pt": (pickle.dumps(pickled.MAGIC, 2) + payload, named),
+        "nested in npz.npz": (zipped({"a.npy": npy(np.zeros(2)), "evil.pkl": payload}), "evil.pkl"),
+        "array.npz": (zipped({"a.npy": payload}), "no array"),
+        "two pickles.pt": (remade(good, {"sub/data.pkl": payload}), "sub/data.pkl"),
+        "the same name twice.pt": (remade(good, {"data.pkx": payload}).replace(b"data.pkx", b"data.pkl"), "twice"),
+        "capitals.pt": (remade(good, {"data.pkl": None, "DATA.PKL": payload}), "DATA.PKL"),
+        "capitals too.pt": (remade(good, {"DATA.PKL": payload}), "DATA.PKL"),
+        "another folder.pt": (zipped({"a/data.pkl": payload, "b/data.pkl": payload}), "b/data.pkl"),
+        "script.pt": (remade(good, {"constants.pkl": payload}), "TorchScript"),
+        "code.pt": (remade(good, {"code/__torch__.py": b"import os"}), "TorchScript"),
+        "extra.pt": (remade(good, {"extra": payload}), "extra"),
+        "deflated.pt": (remade(zip_file, {}, zipfile.ZIP_DEFLATED), "compressed"),
+        "wrong checksum.pt": (zip_file.replace(b"touch", b"tOuch", 1), "checksum"),
+        "encrypted.pt": (edited(zip_file, 8, b"\1\x08"), "encrypted"),
+        "encrypted in the directory.pt": (edited(zip_file, 8, b"\1\x08", local=False), "encrypted"),
+        "encrypted in the member.pt": (edited(zip_file, 8, b"\1\x08", directory=False), "describes otherwise"),
+        "another method.pt": (edited(zip_file, 10, b"\x63\0"), "method 99"),
+        "after the pickle.pt": (remade(good, {"data.pkl": zipped_pickle(good) + payload}), "after its pickle"),
+        "module.pt": (saved(torch.nn.Linear(2, 2)), "torch.nn.modules.linear.Linear"),
+        "array inside.pt": (saved({"w": np.zeros(3)}), "_reconstruct"),
+        "function inside.pt": (saved({"w": weights, "f": torch.nn.functional.relu}), "torch.nn.functional.relu"),
+        "code by name.pt": (saved({"w": weights, "f": eval}), "eval"),
+    }
+    for protocol in (1, 2, 3, 4, 5):
+        cases[f"raw {protocol}.pkl"] = (pickle.dumps({"w": evil}, protocol), named)
+        cases[f"zip {protocol}.pt"] = (saved({"w": weights, "x": evil}, protocol=protocol), named if protocol > 1 else "instruction INT")
+    return cases
+
+
+def zipped_pickle(content: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
+
+
+def test_code_is_refused_by_name_and_never_run(tmp_path):
+    marker = tmp_path / "marker"
+    cases = attacks(marker)
+    for name, (content, _) in cases.items():
+        (tmp_path / name).write_bytes(content)
+    found = refusals([tmp_path / name for name in cases])
+    assert {name: found[name] for name, (_, word) in cases.items() if word not in found[name]} == {}
+    assert not marker.exists()
+
+
+def test_the_attacks_are_real(tmp_path):
+    """Unpickled as pickle does it, the payloads run: what is refused above is not harmless by mistake."""
+    marker = tmp_path / "marker"
+    for payload in (attacks(marker)["raw 2.pkl"][0], attacks(marker)["text.pkl"][0]):
+        pickle.loads(payload)
+        assert marker.exists()
+        marker.unlink()
+
+
+STORAGE = b"(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0%dX\3\0\0\0cpu%stQ"
+
+
+def whole(number: int) -> bytes:
+    return b"\x8a\x09" + number.to_bytes(9, "little", signed=True)
+
+
+def picture(shape: tuple[int, ...], stride: tuple[int, ...], elements: int = 4, offset: int = 0, key: int = 0) -> bytes:
+    """The instructions that make a float32 tensor out of a storage."""
+    lists = [b"(" + b"".join(whole(number) for number in numbers) + b"t" for numbers in (shape, stride)]
+    storage = STORAGE % (key, whole(elements))
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + whole(offset) + lists[0] + lists[1] + b"\x89ccollections\nOrderedDict\n)RtR"
+
+
+def checkpoint(*tensors: bytes, storage: bytes = bytes(16), method: int = zipfile.ZIP_STORED) -> bytes:
+    """A PyTorch zip whose tensors are a, b, ..., in one storage."""
+    items = b"".join(b"X\1\0\0\0" + bytes([97 + index]) + made for index, made in enumerate(tensors))
+    members = {"x/data.pkl": b"\x80\2}(" + items + b"u.", "x/byteorder": b"little", "x/data/0": storage, "x/version": b"3\n"}
+    return zipped(members, method)
+
+
+def malformed() -> dict[str, tuple[bytes, str]]:
+    """File name -> a file without code that must not be read, and a word of the refusal."""
+    good, legacy = saved({"w": torch.arange(6.0)}), saved({"w": torch.arange(6.0)}, zip=False)
+    start = b"".join(pickle.dumps(value, 2) for value in (pickled.MAGIC, pickled.PROTOCOL, {"little_endian": True}))
+    deep = b"".join(b"q" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(200))
+    return {
+        "stride 0": (saved({"a": torch.zeros(1).expand(10**12)}), "shape 1000000000000 that repeats"),
+        "stride 0, written": (checkpoint(picture((10**6, 10**6), (0, 0))), "repeats one number"),
+        "beyond its storage": (checkpoint(picture((5,), (1,))), "in a storage of 4 numbers"),
+        "beyond by its offset": (checkpoint(picture((4,), (1,), offset=1)), "in a storage of 4"),
+        "beyond by its stride": (checkpoint(picture((2, 2), (3, 1))), "in a storage of 4"),
+        "overlapping itself": (checkpoint(picture((3, 2), (1, 1))), "in a storage of 4"),
+        "a huge size": (checkpoint(picture((1 << 62, 1 << 62), (1, 1))), "in a storage of 4"),
+        "a negative size": (checkpoint(picture((-1,), (1,))), "damaged pickle"),
+        "a negative stride": (checkpoint(picture((2,), (-1,), offset=3)), "damaged pickle"),
+        "17 axes": (checkpoint(picture((1,) * 17, (1,) * 17)), "damaged pickle"),
+        "storage larger than its member": (checkpoint(picture((5,), (1,), 5)), "16 bytes for a storage of 5"),
+        "storage of 4 TB": (checkpoint(picture((1 << 40,), (1,), 1 << 40)), "16 bytes for a storage of 1,099,511,627,776"),
+        "storage smaller than its member": (checkpoint(picture((3,), (1,), 3)), "16 bytes for a storage of 3"),
+        "no such storage": (checkpoint(picture((4,), (1,), key=7)), "none for a storage"),
+        "storage in two sizes": (checkpoint(picture((4,), (1,)), picture((2,), (1,), 2)), "two sizes"),
+        "storage that unpacks to a hundredfold": (checkpoint(picture((4,), (1,)), storage=bytes(1 << 20), method=8), "compressed"),
+        "one storage as a thousand tensors": (
+            zipped({"x/data.pkl": b"\x80\2}(" + repeated(500) + b"u.", "x/data/0": bytes(4 << 20)}),
+            "has tensors that would take 2,097,152,000",
+        ),
+        "no elements": (checkpoint(picture((0, 3), (3, 1))), "without elements"),
+        "no tensors": (saved({"epoch": 3, "weights": {"w": torch.zeros(1)}}), "but epoch, weights"),
+        "a single tensor": (saved(torch.zeros(3)), "no state dict"),
+        "a list of tensors": (saved([torch.zeros(3)]), "no state dict"),
+        "tensors by number": (saved({1: torch.zeros(3)}), "by number"),
+        "a path as a name": (saved({"../../w": torch.zeros(3)}), "no name"),
+        "complex": (saved({"w": torch.zeros(3, dtype=torch.complex64)}), "ComplexFloatStorage"),
+        "sparse": (saved({"w": torch.eye(3).to_sparse()}), "_rebuild_sparse_tensor"),
+        "negated when it is read": (saved({"w": torch.zeros(2, dtype=torch.complex64).conj().imag}), "makes torch._utils"),
+        "protocol 4": (saved({"w": torch.zeros(3)}, protocol=4), "pickle protocol 4"),
+        "other byte order": (remade(good, {"byteorder": b"big"}), "other byte order"),
+        "half": (good[: len(good) // 2], "cut short"),
+        "no pickle": (remade(good, {"data.pkl": None}), "neither numpy arrays nor"),
+        "a pickle of nothing": (remade(good, {"data.pkl": b""}), "damaged pickle"),
+        "a pickle cut": (remade(good, {"data.pkl": zipped_pickle(good)[:-9]}), "damaged pickle"),
+        "a pickle of 5 MB": (remade(good, {"data.pkl": b"\x80\2" + b"N" * (5 << 20) + b"."}), "a pickle over"),
+        "a pickle of a million lists": (remade(good, {"data.pkl": b"\x80\2" + b"]" * 1_000_000 + b"."}), "instructions"),
+        "an empty stack": (remade(good, {"data.pkl": b"\x80\2R."}), "damaged pickle"),
+        "a mark that is not there": (remade(good, {"data.pkl": b"\x80\2t."}), "damaged pickle"),
+        "a memo that is not there": (remade(good, {"data.pkl": b"\x80\2h\7."}), "damaged pickle"),
+        "a memo without end": (remade(good, {"data.pkl": b"\x80\2Nr\xff\xff\xff\x7f."}), "no state dict"),
+        "a text of 4 GB": (remade(good, {"data.pkl": b"\x80\2X\xff\xff\xff\xffabc."}), "damaged pickle"),
+        "a key whose hash takes for ever": (remade(good, {"data.pkl": b"\x80\2})" + deep + b"Ns."}), "a key that is a tuple"),
+        "a dict for the key": (remade(good, {"data.pkl": b"\x80\2}}Ns."}), "a key that is a dict"),
+        "items for a number": (remade(good, {"data.pkl": b"\x80\2K\1K\1K\1s."}), "damaged pickle"),
+        "attributes": (remade(good, {"data.pkl": b"\x80\2}}X\5\0\0\0itemsK\1sb."}), "sets the attributes"),
+        "a call of a storage": (remade(good, {"data.pkl": b"\x80\2ctorch\nFloatStorage\n)R."}), "calls what does not"),
+        "a call of a number": (remade(good, {"data.pkl": b"\x80\2K\1)R."}), "calls what does not"),
+        "legacy, cut": (legacy[:-1], "tensors need"),
+        "legacy, and more": (legacy + b"\0", "tensors need"),
+        "legacy, other size": (legacy[:-32] + struct.pack("<q", 7) + legacy[-24:], "another size"),
+        "legacy, no storages": (start + b"\x80\2}." + b"\x80\2]X\1\0\0\0aa.", "lists other storages"),
+        "legacy, other version": (pickle.dumps(pickled.MAGIC, 2) + pickle.dumps(7, 2) + pickle.dumps({}, 2), "another version"),
+        "legacy, no magic": (pickle.dumps({"w": [1.0, 2.0]}, 2), "not one that torch.save writes"),
+        "legacy, cut early": (start, "damaged pickle"),
+    }
+
+
+def repeated(count: int) -> bytes:
+    """So many tensors, t0, t1, ..., of the same million numbers."""
+    names = [f"t{index}".encode() for index in range(count)]
+    return b"".join(b"X" + struct.pack("<I", len(name)) + name + picture((1 << 20,), (1,), 1 << 20) for name in names)
+
+
+def test_what_cannot_be_is_refused_before_anything_is_allocated(tmp_path):
+    cases = malformed()
+    slow = {"a pickle of a million lists"}
+    for name, (content, _) in cases.items():
+        (tmp_path / f"{name}.pt").write_bytes(content)
+    found = refusals([tmp_path / f"{name}.pt" for name in cases if name not in slow])
+    found |= refusals([tmp_path / f"{name}.pt" for name in slow], 3000)  # as many instructions as there may be, in Python
+    assert {name: found[f"{name}.pt"] for name, (_, word) in cases.items() if word not in found[f"{name}.pt"]} == {}
+
+
+def test_every_prefix_and_many_mutations_of_a_pickle_end_in_a_refusal_or_the_same_tensors(tmp_path):
+    import random
+
+    rng, path = random.Random(0), tmp_path / "fuzzed.pt"
+    good = saved({"model": {"a": torch.arange(6.0).reshape(2, 3).t(), "b": torch.nn.Parameter(torch.ones(2))}, "epoch": 3})
+    text, accepted = zipped_pickle(good), 0
+    for trial in range(600):
+        made = bytearray(text)
+        if trial < len(text):
+            del made[trial:]
+        else:
+            for _ in range(rng.randint(1, 3)):
+                made[rng.randrange(len(made))] = rng.choice([rng.randrange(256), *b"}]()tsub.RQhq"])
+        path.write_bytes(remade(good, {"data.pkl": bytes(made)}))
+        try:
+            source = open_weights(path)
+        except WeightsError:
+            continue
+        accepted += 1
+        assert all(entry.bytes <= 4 * (6 + 2) for entry in source.entries.values())
+    assert 0 < accepted < 200
+
+
+def states() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(6, 4, generator=generator)
+    return {
+        "module.weight": weight,
+        "turned": weight.t(),
+        "part": weight[1:3, ::2],
+        "half": weight.half(),
+        "brain": weight.bfloat16(),
+        "count": torch.tensor(7),
+        "flags": weight > 0,
+        "codes": torch.arange(5, dtype=torch.int8),
+    }
+
+
+def test_plain_and_nested_files_of_every_format_are_seen_as_they_are(tmp_path):
+    tensors = states()
+    entries = {name: Entry(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()}
+    beside = {"epoch": 3, "args": {"lr": 1e-3, "betas": (0.9, 0.95), "note": None, "list": [True, "a"]}, "size": torch.Size([2, 3])}
+    beside |= {"optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"params": [0]}]}, "dtype": torch.float32}
+    contents = {"": OrderedDict(tensors), **{key: {key: tensors, **beside} for key in pickled.SECTIONS}}
+    for section, content in contents.items():
+        for zip in (True, False):
+            path = tmp_path / "any"
+            path.write_bytes(saved(content, zip))
+            source = open_weights(path)
+            assert (source.kind, source.section, source.entries) == ("pickle", section, entries)
+    path.write_bytes(saved({"student": tensors, "model": {"w": torch.zeros(1)}, "teacher": tensors, "ema": 0.999}))
+    assert open_weights(path).section == "teacher"  # the better weights first; a number called ema is no state dict
+    path.write_bytes(saved({"w": torch.zeros(1), "model": 3}))
+    assert open_weights(path).section == ""
+
+
+def test_a_large_checkpoint_is_seen_in_little_time(tmp_path):
+    path = tmp_path / "large.pt"
+    torch.save({"model": {f"blocks.{i}.weight": torch.zeros(2, 3) for i in range(1000)}}, path)
+    began = time.perf_counter()
+    assert len(open_weights(path).entries) == 1000
+    assert time.perf_counter() - began < 2
+
+
+# The four reads below start the child process, which imports torch.
+
+
+def test_a_state_dict_is_read_to_the_bit(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    path = tmp_path / "plain.pt"
+    torch.save(module.state_dict(), path)
+    assert same(open_weights(path).read(), dict(module.state_dict()))
+
+
+def test_a_nested_file_with_parameters_and_views_is_read_to_the_bit_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    tensors = states()
+    path, scratch = tmp_path / "a checkpoint.bin", tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", os.fspath(scratch))
+    torch.save({"model": tensors | {"p": torch.nn.Parameter(tensors["brain"]), "bad": torch.tensor(float("nan"))}, "epoch": 3}, path)
+    (tmp_path / "torch.py").write_text("raise SystemExit('the torch of the working folder')")
+    monkeypatch.chdir(tmp_path)
+    source = open_weights(path.name)
+    read = source.read([name for name in source.entries if name != "bad"])
+    assert same(read, tensors | {"p": tensors["brain"]})
+    assert all(value.is_contiguous() and not value.requires_grad for value in read.values())
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_legacy_file_is_read_to_the_bit_and_nan_is_refused(tmp_path):
+    path = tmp_path / "legacy.pth"
+    torch.save({"teacher": states() | {"bad": torch.tensor([1.0, float("nan")])}}, path, _use_new_zipfile_serialization=False)
+    source, read = open_weights(path), pickled.read
+    kept = {}
+
+    def once(*arguments):
+        kept.update(read(*arguments))
+        return dict(kept)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pickled, "read", once)
+        with pytest.raises(WeightsError, match="a value in bad that is NaN or infinite"):
+            source.read()
+    del kept["bad"]
+    assert same(kept, states())
+
+
+def test_a_flipped_bit_in_a_storage_is_noticed(tmp_path):
+    """torch itself does not look at the checksums of a zip."""
+    path = tmp_path / "damaged.pt"
+    content = bytearray(saved({"w": torch.full((1000,), 1.5)}))
+    at = content.index(struct.pack("<f", 1.5) * 1000) + 2003
+    content[at] ^= 64
+    path.write_bytes(content)
+    source = open_weights(path)
+    with pytest.raises(WeightsError, match=r"checksum of \w+/data/0 is wrong"):
+        source.read()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not hold a process to its limit of addresses")
+def test_the_child_has_a_limit_of_memory_and_the_parent_of_time(tmp_path, monkeypatch):
+    path, script = tmp_path / "plain.pt", tmp_path / "child.py"
+    torch.save({"w": torch.zeros(3)}, path)
+    monkeypatch.setattr(pickled, "SCRIPT", script)
+    script.write_text(f"import sys; sys.path.insert(0, {os.fspath(Path(pickled.__file__).parent)!r})\n" + GREEDY)
+    with pytest.raises(WeightsError, match="MemoryError"):
+        open_weights(path).read()
+    monkeypatch.setattr(pickled, "SECONDS", 1)
+    script.write_text("import time; time.sleep(60)")
+    with pytest.raises(WeightsError, match="not read within 1 s"):
+        open_weights(path).read()
+    script.write_text("import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(WeightsError, match="ended with code -9"):
+        open_weights(path).read()
+
+
+GREEDY = """
+import json, unpickle
+unpickle.convert = lambda order: bytearray(12 << 30)
+raise SystemExit(unpickle.main())
+"""
+
+
+def test_the_child_refuses_what_is_no_plain_tensor(tmp_path):
+    """Were the look to be wrong: torch refuses code, too."""
+    marker, path = tmp_path / "marker", tmp_path / "evil.pt"
+    path.write_bytes(saved({"x": Marker(marker)}))
+    with pytest.raises(WeightsError, match="cannot be read"):
+        pickled.read(path, "", {"x": Entry((1,), "float32")})
+    assert not marker.exists()
+
+
+def test_the_interpreter_knows_every_instruction_that_torch_save_writes():
+    known = {*pickled.LITERALS, *pickled.CONSTANTS}
+    written = {code.name for code, _, _ in pickletools.genops(zipped_pickle(saved({"model": states(), "l": [1, 2.5, None, {}, []]})))}
+    others = {"PROTO", "STOP", "MARK", "BINPUT", "BINGET", "GLOBAL", "REDUCE", "BINPERSID", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
+    assert written <= known | others | {"SETITEM", "SETITEMS", "APPEND", "APPENDS", "LONG_BINPUT", "LONG_BINGET", "BUILD"}
+
+
+def test_looking_starts_no_process(tmp_path):
+    path = tmp_path / "plain.pt"
+    torch.save({"w": torch.zeros(3)}, path)
+    script = "import sys; from vitreous.weights.files import open_weights as o; o(sys.argv[1]); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script, os.fspath(path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False\n"

@@ -1,0 +1,275 @@
+"""Weights from elsewhere, brought into a cache on this machine: `hf:org/name`, `timm:name`, `https://...#sha256=...`.
+
+What arrives is only stored here; `open_weights` judges it before any of it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import re
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from vitreous.errors import UsageError, WeightsError
+
+MAX_BYTES = 32 << 30  # of one file
+TIMEOUT = 30  # seconds without a byte
+CHUNK = 1 << 20
+LOCAL = ("127.0.0.1", "::1", "localhost")  # where plain http is allowed: nobody is in between
+SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".bin")
+HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<file>[\w./ -]+))?")
+#: the files of a repository that hold its weights, the safer first, and those that say what they are
+WHOLE, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+DESCRIPTIONS = ("config.json", "preprocessor_config.json")
+MAX_INDEX = 8 << 20  # bytes
+
+
+class Listener(Protocol):
+    """Where a download tells what it does."""
+
+    def note(self, text: str) -> None: ...
+    def progress(self, label: str, done: int, total: int, text: str = "") -> None: ...
+
+
+def fetch(source: str, listener: Listener | None = None) -> Path:
+    """Weights named by a source, as a path on this machine: a folder for a repository of the Hub, else a file.
+
+    `hf:org/name[@revision][:file]` and `timm:name.tag` come from the Hugging Face Hub through its own cache,
+    `https://...#sha256=HEX` once from there and then from the cache of this package; anything else is a path already.
+    Raises UsageError for a source that cannot be meant, WeightsError for what cannot be had or is not what was asked for.
+    """
+    kind, _, rest = source.partition(":")
+    if kind == "timm":
+        return from_hub(source, rest if "/" in rest else f"timm/{rest}", listener)
+    if kind == "hf":
+        return from_hub(source, rest, listener)
+    if kind in ("http", "https") and rest.startswith("//"):
+        return from_web(source, listener)
+    return Path(source)
+
+
+def from_hub(source: str, name: str, listener: Listener | None) -> Path:
+    """The snapshot folder of a repository with its weights and descriptions, or the one file that was named."""
+    found = HUB.fullmatch(name)
+    if not found or ".." in name:
+        raise UsageError(f"{source} names no repository", "write hf:org/name, hf:org/name@revision or hf:org/name:file, or timm:name.tag")
+    try:
+        import huggingface_hub  # noqa: F401
+    except ImportError:
+        raise UsageError(f"{source} needs the Hub's client, which is not installed", "pip install vitreous[hub]") from None
+    repository = Repository(source, found["repo"], found["revision"], listener)
+    if found["file"]:
+        path = repository.get(found["file"])
+        if path is None:
+            raise repository.lost or WeightsError(f"{source}: the repository has no file {found['file']}", f"see {repository.page()}")
+    elif not repository.get(WHOLE) and not repository.shards() and not repository.get(PICKLE):
+        hint = f"see {repository.page()}, and name its file: hf:{found['repo']}:FILE"
+        raise repository.lost or WeightsError(f"{source}: the repository has neither {WHOLE} nor {PICKLE}", hint)
+    else:
+        path = repository.folder
+    for file in DESCRIPTIONS:
+        repository.get(file)
+    return path
+
+
+class Repository:
+    """One repository of the Hub, at one revision: the commit of the first file that arrives, for all that follow.
+
+    Without a network it is what the cache has of it; `lost` is the error to raise where that is not enough.
+    """
+
+    def __init__(self, source: str, name: str, revision: str | None, listener: Listener | None) -> None:
+        self.source, self.name, self.revision, self.listener = source, name, revision, listener
+        self.folder = Path()
+        self.lost: WeightsError | None = None
+
+    def get(self, file: str) -> Path | None:
+        """A file of the repository in the Hub's cache, or None where it has none of that name."""
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+        if self.folder == Path() and self.lost is None:
+            self.reach(file)
+        try:
+            path = Path(hf_hub_download(self.name, file, revision=self.revision, local_files_only=self.lost is not None))
+        except LocalEntryNotFoundError as error:
+            self.lost = self.lost or self.missing(error)
+            return None
+        except EntryNotFoundError:
+            return None
+        except Exception as error:  # those of whichever HTTP library the client is built on, too
+            raise self.missing(error) from None
+        if self.folder == Path():
+            self.folder = path.parents[file.count("/")]
+            self.revision = self.folder.name
+            if self.listener:
+                self.listener.note(f"{self.source} is {self.name} at {self.revision[:12]}, in {self.folder}")
+        return path
+
+    def reach(self, file: str) -> None:
+        """Ask the server once. A download would try for half a minute before it looked into the cache."""
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+        try:
+            get_hf_file_metadata(hf_hub_url(self.name, file, revision=self.revision))
+        except Exception as error:  # an answer is an answer, whatever it says; `get` asks again
+            if getattr(error, "response", None) is None and not isinstance(error, ValueError):
+                self.lost = self.missing(error)
+
+    def shards(self) -> bool:
+        """Bring the files that an index lists; whether there is one. Raises WeightsError for an index that is none."""
+        index = self.get(INDEX)
+        if not index:
+            return False
+        try:
+            if index.stat().st_size > MAX_INDEX:
+                raise ValueError(f"over {MAX_INDEX:,} bytes")
+            files = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+            if not files or not all(re.fullmatch(r"[\w-][\w.-]*\.safetensors", file) for file in files):
+                raise ValueError("it lists other files than .safetensors beside it")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise WeightsError(
+                f"{self.source}: {INDEX} is no index of weights ({error})", "name a file of the repository instead"
+            ) from None
+        for file in files:
+            if not self.get(file):
+                raise WeightsError(f"{self.source}: {INDEX} lists {file}, which is not there", f"see {self.page()}")
+        return True
+
+    def page(self) -> str:
+        """Where people see the repository."""
+        from huggingface_hub import constants
+
+        return f"{constants.ENDPOINT}/{self.name}"
+
+    def missing(self, error: Exception) -> WeightsError:
+        """What to tell about a file that the client could not bring."""
+        from huggingface_hub import errors
+
+        where, token = self.source, "set HF_TOKEN to a token of an account that has access (`hf auth login` stores one)"
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if isinstance(error, errors.GatedRepoError):
+            return WeightsError(f"{where}: access has to be asked for", f"accept its terms at {self.page()}, then {token}")
+        if isinstance(error, errors.RevisionNotFoundError):
+            return WeightsError(f"{where}: the repository has no revision {self.revision}", f"see {self.page()}")
+        if isinstance(error, errors.RepositoryNotFoundError):
+            return WeightsError(f"{where}: there is no such repository, or it is private", f"check the name at {self.page()}, or {token}")
+        if status in (401, 403):
+            return WeightsError(f"{where}: access is refused ({status})", token)
+        if isinstance(error, errors.HFValidationError):
+            return WeightsError(f"{where} names no repository", "write hf:org/name")
+        if offline():
+            return WeightsError(f"{where} is not in the cache, and HF_HUB_OFFLINE forbids to download it", "unset HF_HUB_OFFLINE once")
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        if status is None:
+            hint = "check the network (HF_ENDPOINT names another server), or name a local file"
+            return WeightsError(f"{where} is not in the cache, and {self.page()} cannot be reached ({reason})", hint)
+        return WeightsError(f"{where} could not be downloaded ({reason})", "try again")
+
+
+def offline() -> bool:
+    """Whether the Hub's client was told to stay off the network."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def from_web(source: str, listener: Listener | None) -> Path:
+    """A file by its address and SHA-256: from the cache if it is there and whole, else downloaded into it."""
+    address, _, pin = source.partition("#")
+    kind, _, wanted = pin.partition("=")
+    wanted = wanted.strip().lower()
+    if kind != "sha256" or not re.fullmatch(r"[0-9a-f]{64}", wanted):
+        hint = "add #sha256= and the 64 digits its publisher gives, or download it and run `sha256sum FILE`"
+        raise UsageError(f"{address} is not pinned: what it serves may change", hint)
+    refuse_address(address)
+    suffix = Path(urllib.parse.urlsplit(address).path).suffix
+    target = cache() / (wanted + (suffix if suffix in SUFFIXES else ""))
+    if target.is_file() and digest(target) == wanted:
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        number, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=target.parent)
+    except OSError as error:
+        raise WeightsError(
+            f"nothing can be stored in {target.parent} ({error.strerror})", "set XDG_CACHE_HOME to a writable folder"
+        ) from None
+    try:
+        with os.fdopen(number, "wb") as file:
+            found = download(address, file, listener)
+            file.flush()
+            os.fsync(file.fileno())
+        if found != wanted:
+            hint = "use the hash its publisher gives today only if you trust the change"
+            raise WeightsError(f"{address} has the SHA-256 {found}, not {wanted}", hint)
+        os.replace(temporary, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    return target
+
+
+def cache() -> Path:
+    """The folder of downloaded weights, one file for each hash."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "vitreous" / "weights"
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def refuse_address(address: str) -> None:
+    """Raise WeightsError for an address that others on the way could answer for."""
+    parts = urllib.parse.urlsplit(address)
+    if not parts.hostname or (parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in LOCAL)):
+        raise WeightsError(f"{address} is not https", "name an https:// address")
+
+
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect only to where a download may begin."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        """The next request. Raises WeightsError for another scheme than https."""
+        refuse_address(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def download(address: str, file: IO[bytes], listener: Listener | None) -> str:
+    """Write what an address serves into a file -> its SHA-256, in hex. Raises WeightsError where it does not come whole."""
+    request = urllib.request.Request(address, headers={"User-Agent": "vitreous", "Accept-Encoding": "identity"})
+    found, done = hashlib.sha256(), 0
+    try:
+        with urllib.request.build_opener(Redirects).open(request, timeout=TIMEOUT) as answer:
+            total = int(answer.headers.get("Content-Length") or 0)
+            while True:
+                if max(done, total) > MAX_BYTES:
+                    raise WeightsError(f"{address} serves {max(done, total):,} bytes, more than {MAX_BYTES:,}", "download it yourself")
+                chunk = answer.read(CHUNK)
+                if not chunk:
+                    break
+                file.write(chunk)
+                found.update(chunk)
+                done += len(chunk)
+                if listener:
+                    listener.progress("download", done, max(total, done), f"{done / 1e6:.0f} MB")
+    except urllib.error.HTTPError as error:
+        raise WeightsError(f"{address} answers {error.code} ({error.reason})", "check the address") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:  # URLError and time-outs are OSErrors
+        reason = getattr(error, "reason", None) or error
+        raise WeightsError(
+            f"{address} could not be downloaded ({reason or type(error).__name__})", "check the network, and try again"
+        ) from None
+    if total and done != total:
+        raise WeightsError(f"{address} ended after {done:,} of {total:,} bytes", "try again")
+    return found.hexdigest()

@@ -1,0 +1,200 @@
+"""The zip that npz and PyTorch files are, and npz itself: arrays by name, each behind numpy's header.
+
+An array's shape and dtype come from its header, read as text; nothing in one can be an object.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from vitreous.weights.files import Entry, refuse, regular, shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_MEMBERS, MAX_DIRECTORY = 10_000, 2 << 20  # of a zip, the latter in bytes
+RATIO, SLACK = 20, 64 << 20  # a zip may unpack to 20 times its size, or to 64 MiB
+BUDGET = 16 << 30  # bytes that all arrays of a file may take
+MAX_HEADER = 10_000  # bytes of an array's header, numpy's own limit
+
+#: numpy's header: the text of a dict, its keys in this order; `L` is how Python 2 wrote a whole number
+HEADER = re.compile(r"\{'descr': '([<>|=]?\w+)', 'fortran_order': (True|False), 'shape': \(((?:\d{1,19}L?(?:, ?|(?=\))))*)\),? *\} *\n?")
+#: numpy's name of a dtype -> torch's; numpy has no bfloat16 and stores it as two bytes of anything
+DTYPES = {
+    "<f8": "float64",
+    "<f4": "float32",
+    "<f2": "float16",
+    "|V2": "bfloat16",
+    "<V2": "bfloat16",
+    "<i8": "int64",
+    "<i4": "int32",
+    "<i2": "int16",
+    "|i1": "int8",
+    "|u1": "uint8",
+    "|b1": "bool",
+}
+
+
+class Archive:
+    """A zip whose directory was checked: no member twice, encrypted, overlapping, or larger than its packed size can explain.
+
+    `members` are by name; nothing is unpacked until `read`, and never more than the directory says.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
+        self.path, self.file = path, file
+        self.end = self.directory(size)
+        try:
+            infos = zipfile.ZipFile(file).infolist()
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OSError) as error:
+            refuse(path, f"is a damaged zip ({error})", "download or save it again")
+        self.members: dict[str, zipfile.ZipInfo] = {}
+        for info in infos:
+            self.admit(info)
+        packed, whole = sum(info.compress_size for info in infos), sum(info.file_size for info in infos)
+        if packed > size:
+            refuse(path, "is a zip whose members overlap", "download it again, from where you trust it")
+        if whole > max(SLACK, RATIO * size):
+            refuse(path, f"is a zip of {size:,} bytes that would unpack to {whole:,}", "weights do not shrink so far; save it again")
+
+    def directory(self, size: int) -> int:
+        """Where the zip's directory begins. Refused before it is parsed: a comment, a gap, an excess of members."""
+        self.file.seek(max(0, size - 98))
+        tail = self.file.read(98)
+        if size < 22 or tail[-22:-18] != b"PK\5\6" or tail[-2:] != b"\0\0":
+            refuse(self.path, "is a zip that is cut short, or has something after its end", "download or save it again")
+        length, begin = struct.unpack("<2I", tail[-10:-2])
+        end = size - 22
+        if tail[-42:-38] == b"PK\6\7":  # zip64: the same two numbers, longer, in a record before
+            end = size - 98
+            if tail[:4] != b"PK\6\6":
+                refuse(self.path, "is a zip with a damaged directory", "download or save it again")
+            length, begin = struct.unpack("<2Q", tail[40:56])
+        if begin + length != end:
+            refuse(self.path, "is a zip with something before or inside its directory", "download or save it again")
+        self.file.seek(begin)
+        if length > MAX_DIRECTORY or self.file.read(length).count(b"PK\1\2") > MAX_MEMBERS:
+            refuse(self.path, f"is a zip of more than {MAX_MEMBERS:,} members", "save the model without its optimizer")
+        return begin
+
+    def admit(self, info: zipfile.ZipInfo) -> None:
+        """Take one member in, unless a weights file would not have it."""
+        name, member = info.orig_filename, f"has the member '{shown(info.orig_filename)}'"
+        if name in self.members:
+            refuse(self.path, f"{member} twice", "which of the two is meant cannot be known; save it again")
+        if info.flag_bits & ~0x80E:  # bits 1 and 2: level; 3: sizes follow the data; 11: the name is UTF-8
+            refuse(self.path, f"{member} with the flags {info.flag_bits:#x}: encrypted, or odd", "save it again without a password")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            refuse(self.path, f"{member} packed by method {info.compress_type}", "save it stored or deflated")
+        if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
+            refuse(self.path, f"{member} with two sizes", "download or save it again")
+        self.members[name] = info
+
+    def start(self, info: zipfile.ZipInfo) -> int:
+        """Where a member's bytes begin. Raises WeightsError where its own header contradicts the directory."""
+        self.file.seek(info.header_offset)
+        header = self.file.read(30)
+        signature, flags, method, name, extra = struct.unpack("<4s2x2H16x2H", header) if len(header) == 30 else (b"", 0, 0, 0, 0)
+        text = info.orig_filename.encode("utf-8" if flags & 0x800 else "cp437")
+        begin = info.header_offset + 30 + name + extra
+        if (signature, flags, method) != (b"PK\3\4", info.flag_bits, info.compress_type) or self.file.read(name) != text:
+            refuse(self.path, f"has a member '{shown(info.orig_filename)}' that its directory describes otherwise", "save it again")
+        if begin + info.compress_size > self.end:
+            refuse(self.path, f"has a member '{shown(info.orig_filename)}' that runs into the directory", "download or save it again")
+        self.file.seek(begin)
+        return begin
+
+    def head(self, name: str, count: int) -> bytes:
+        """The first bytes of a member, at most `count`, unpacked."""
+        info = self.members[name]
+        self.start(info)
+        packed = self.file.read(min(count, info.compress_size))
+        if info.compress_type == zipfile.ZIP_STORED:
+            return packed
+        try:
+            return zlib.decompressobj(-15).decompress(packed, count)
+        except zlib.error as error:
+            refuse(self.path, f"has a damaged member '{shown(name)}' ({error})", "download or save it again")
+
+    def read(self, name: str) -> bytearray:
+        """A whole member, unpacked. Raises WeightsError where its size or its checksum is not the directory's."""
+        info = self.members[name]
+        self.start(info)
+        content = bytearray(info.compress_size)
+        self.file.readinto(content)  # type: ignore[attr-defined]
+        if info.compress_type == zipfile.ZIP_DEFLATED:
+            unpacker = zlib.decompressobj(-15)
+            try:
+                content = bytearray(unpacker.decompress(content, info.file_size + 1))
+            except zlib.error as error:
+                refuse(self.path, f"has a damaged member '{shown(name)}' ({error})", "download or save it again")
+        if len(content) != info.file_size or zlib.crc32(content) != info.CRC:
+            refuse(self.path, f"is damaged: the checksum of '{shown(name)}' is wrong", "download or save it again")
+        return content
+
+
+def look(archive: Archive, budget: int = BUDGET) -> dict[str, Entry]:
+    """The arrays of an npz file, from their headers. Raises WeightsError for objects, oddities, and more than `budget` bytes."""
+    entries = {}
+    for member in archive.members:
+        name = member.removesuffix(".npy")
+        if name == member:
+            refuse(archive.path, f"has the member '{shown(member)}', which is no array", "save the weights alone, with numpy.savez")
+        entries[name] = header(archive, member)[0]
+    total = sum(entry.bytes for entry in entries.values())
+    if total > budget:
+        refuse(archive.path, f"would take {total:,} bytes of memory, more than {budget:,}", "save the model without its optimizer")
+    return entries
+
+
+def header(archive: Archive, member: str) -> tuple[Entry, bool, int]:
+    """An array's shape and dtype, whether its first axis varies fastest, and where its numbers begin (bytes).
+
+    Raises WeightsError unless the member is as long as they say.
+    """
+    head, name = archive.head(member, MAX_HEADER + 12), shown(member.removesuffix(".npy"))
+    if head[:6] != b"\x93NUMPY" or head[6:8] not in (b"\1\0", b"\2\0", b"\3\0"):
+        refuse(archive.path, f"has the member '{name}', which is no array", "save the weights alone, with numpy.savez")
+    begin = 10 if head[6] == 1 else 12
+    start = begin + int.from_bytes(head[8:begin], "little")
+    text = head[begin:start].decode("utf-8", "replace") if start <= len(head) else ""
+    found = HEADER.fullmatch(text)
+    if "'|O'" in text or "pickle" in text:
+        refuse(archive.path, f"has objects in '{name}', not numbers: they would have to be unpickled", "save arrays of numbers only")
+    if not found:
+        refuse(archive.path, f"has a header of '{name}' that is not numpy's", "save the weights again, with numpy.savez")
+    if found[1] not in DTYPES:
+        refuse(archive.path, f"has '{name}' as {found[1]}, which a model does not take", "save it as float32")
+    entry = Entry(tuple(int(number) for number in re.findall(r"\d+", found[3])), DTYPES[found[1]])
+    size = archive.members[member].file_size
+    if start + entry.bytes != size:
+        refuse(archive.path, f"has {size - start:,} bytes for '{name}', whose shape {entry.shape} needs {entry.bytes:,}", "save it again")
+    return entry, found[2] == "True", start
+
+
+def read(path: Path, names: list[str]) -> dict[str, Tensor]:
+    """Those arrays as tensors, row by row. Raises WeightsError for a damaged file."""
+    import torch
+
+    tensors = {}
+    with regular(path) as file:
+        archive = Archive(path, file, os.fstat(file.fileno()).st_size)
+        for name in names:
+            if f"{name}.npy" not in archive.members:
+                refuse(path, f"changed while it was read: {shown(name)} is gone", "read it again")
+            entry, fortran, start = header(archive, f"{name}.npy")
+            if not math.prod(entry.shape):
+                refuse(path, f"changed while it was read: {shown(name)} is empty", "read it again")
+            numbers = torch.frombuffer(archive.read(f"{name}.npy")[start:], dtype=getattr(torch, entry.dtype))
+            if fortran:
+                tensors[name] = numbers.reshape(entry.shape[::-1]).permute(*range(len(entry.shape) - 1, -1, -1)).contiguous()
+            else:
+                tensors[name] = numbers.reshape(entry.shape)
+    return tensors
