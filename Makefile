@@ -6,14 +6,14 @@ check: ## what CI runs: format, lint, types, tests
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m pyright
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 format:
 	$(PYTHON) -m ruff format .
 	$(PYTHON) -m ruff check --fix .
 
 test:
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 slow: ## every test, the long ones too
 	$(PYTHON) -m pytest -m ''

@@ -28,7 +28,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.screen import screen
 from vitreous.data.sources import open_data
 from vitreous.machine import processor
-from vitreous.models.zoo import configure
+from vitreous.models.names import configure
 
 MODEL = "ViT-128x6/4"
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from tests.training.test_loop import make
-from vitreous.config import differences, from_yaml, set_path, to_yaml
+from vitreous.config import differences, from_yaml, set_paths, to_yaml
 from vitreous.errors import UsageError
 from vitreous.training.run import Run
 
@@ -45,7 +45,14 @@ def test_all_errors_come_at_once(run):
 
 
 def test_paths_set_one_value(run):
-    changed = set_path(set_path(run, "optimizer.betas", ["0.8", "0.9"]), "schedule.warmup-steps", ["7"])
+    changed = set_paths(run, {"optimizer.betas": ["0.8", "0.9"], "schedule.warmup-steps": ["7"]})
     assert changed.optimizer.betas == (0.8, 0.9) and changed.schedule.warmup_steps == 7
     assert differences(run, changed) == ["optimizer.betas: (0.9, 0.999) -> (0.8, 0.9)", "schedule.warmup_steps: 2 -> 7"]
-    assert set_path(run, "optimizer.lr", ["1e-4"]) == replace(run, optimizer=replace(run.optimizer, lr=1e-4))
+    assert set_paths(run, {"optimizer.lr": ["1e-4"]}) == replace(run, optimizer=replace(run.optimizer, lr=1e-4))
+
+
+def test_fields_that_go_together_are_set_together(run):
+    words = {"model.pool": ["mean"], "model.axial": ["true"], "model.class-token": ["false"]}
+    assert set_paths(run, words).model.axial
+    with pytest.raises(UsageError, match="without prefix tokens"):
+        set_paths(run, {"model.axial": ["true"]})

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 TWO = [
     "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/vitreous train digits",
-    "python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/python -m pytest",
+    "python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile",
 ]
 
 
@@ -46,6 +46,7 @@ def test_ci_runs_the_test_command_of_the_readme():
     assert found.strip() == TWO[1]
 
 
+@pytest.mark.timeout(1200)
 def test_the_first_hour(home):
     """Every `$ vitreous …` of the README in order; the figures of `train digits` hold."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -55,7 +56,7 @@ def test_the_first_hour(home):
         words = shlex.split(line)
         assert words[0] in ("vitreous", "python"), line
         command = [sys.executable, "-m", "vitreous", *words[1:]] if words[0] == "vitreous" else [sys.executable, *words[1:]]
-        result = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=280)
+        result = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=600)
         assert result.returncode == 0, f"{line}\n{result.stderr}"
     summary = json.loads((home / "runs" / "digits" / "summary.json").read_text())
     assert summary["test"]["top1"] >= 0.975 and summary["val"]["top1"] >= 0.96

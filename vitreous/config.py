@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from typing import Any, TypeVar
 
 from vitreous.errors import UsageError, nearest
@@ -22,13 +23,14 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def from_plain(kind: type[T], value: Any) -> T:
-    """Dicts, lists, numbers and strings as a dataclass of that kind.
+def from_plain(kind: type[T] | Any, value: Any) -> T:
+    """Dicts, lists, numbers and strings as a dataclass of that kind, or of the member of a union that `family` in them names.
 
     Raises UsageError naming every unknown key and every value of a wrong type, by its dotted path.
     """
     from pydantic import TypeAdapter, ValidationError
 
+    kind = member(kind, value)
     unknown = unknown_keys(kind, value)
     if unknown:
         path, hint = unknown[0]
@@ -40,12 +42,21 @@ def from_plain(kind: type[T], value: Any) -> T:
         raise UsageError("invalid settings:" + "".join(f"\n    {line}" for line in lines[:20])) from None
 
 
+def member(kind: Any, value: Any) -> Any:
+    """The dataclass that a value is of, where `kind` is a union: the one whose `family` it names, else the first."""
+    kinds = [one for one in typing.get_args(kind) if dataclasses.is_dataclass(one)]
+    if not kinds:
+        return kind
+    if not isinstance(value, dict):
+        return kind
+    return next((one for one in kinds if getattr(one, "family", None) == value.get("family")), kinds[0])
+
+
 def unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]:
     """Dotted paths in `value` that `kind` has no field for, each with the nearest field's suggestion."""
+    kind = member(kind, value)
     if not dataclasses.is_dataclass(kind) or not isinstance(value, dict):
         return []
-    import typing
-
     hints = typing.get_type_hints(kind)
     found = []
     for key, item in value.items():
@@ -56,33 +67,35 @@ def unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]
     return found
 
 
-def set_path(value: T, path: str, text: list[str], whole: str = "") -> T:
-    """A copy of a dataclass with the field at a dotted path set from words of a command line, typed by that field.
+def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
+    """A copy of a dataclass with fields at dotted paths set from words of a command line, each typed by its field.
 
-    `whole` is the path that messages speak of, where it is longer.
-
-    Raises UsageError for an unknown path (with the nearest one) or words that do not fit.
+    The fields of one dataclass are set together, so that what goes together only together can be said. `before` is what stands
+    in front of the paths in messages. Raises UsageError for an unknown path (with the nearest one) or words that do not fit.
     """
-    import typing
-
     import yaml
     from pydantic import TypeAdapter, ValidationError
 
-    head, _, rest = path.partition(".")
-    whole = whole or path
     hints = typing.get_type_hints(type(value)) if dataclasses.is_dataclass(value) else {}
-    head = head.replace("-", "_")
-    if head not in hints:
-        raise UsageError(f"unknown setting {whole}", nearest(head, hints) or f"there are {', '.join(hints)}")
-    if rest:
-        return dataclasses.replace(value, **{head: set_path(getattr(value, head), rest, text, whole)})  # type: ignore[type-var]
-    plain = [yaml.safe_load(word) for word in text]
-    several = "tuple" in str(hints[head]) or len(plain) != 1
-    try:
-        typed = TypeAdapter(hints[head]).validate_python(plain if several else plain[0])
-    except ValidationError as error:
-        raise UsageError(f"{whole} cannot be {' '.join(text)} ({error.errors()[0]['msg']})") from None
-    return dataclasses.replace(value, **{head: typed})  # type: ignore[type-var]
+    changes: dict[str, Any] = {}
+    deeper: dict[str, dict[str, list[str]]] = {}
+    for path, words in settings.items():
+        head, _, rest = path.partition(".")
+        name, whole = head.replace("-", "_"), f"{before}{path}"
+        if name not in hints:
+            raise UsageError(f"unknown setting {whole}", nearest(name, hints) or f"there are {', '.join(hints)}")
+        if rest:
+            deeper.setdefault(name, {})[rest] = words
+            continue
+        plain = [yaml.safe_load(word) for word in words]
+        several = "tuple" in str(hints[name]) or len(plain) != 1
+        try:
+            changes[name] = TypeAdapter(hints[name]).validate_python(plain if several else plain[0])
+        except ValidationError as error:
+            raise UsageError(f"{whole} cannot be {' '.join(words)} ({error.errors()[0]['msg']})") from None
+    for name, inner in deeper.items():
+        changes[name] = set_paths(getattr(value, name), inner, f"{before}{name}.")
+    return dataclasses.replace(value, **changes) if changes else value  # type: ignore[type-var]
 
 
 def to_yaml(value: Any) -> str:

@@ -81,8 +81,8 @@ def test_whoever_fails_says_why_and_the_others_go_on(lanes):
 
 
 def test_ratios_are_to_the_first_peer_and_fractions_of_the_peak_in_the_same_race(lanes):
-    from vitreous.models.vit import macs
-    from vitreous.models.zoo import configure
+    from vitreous.models.cost import macs
+    from vitreous.models.names import configure
 
     limit = race(WORK, [Contender("peak", "fp32", partial(steady, rate=1e9))], 2, 0.05)
     found = report.document([report.Race(WORK, lanes, limit)])

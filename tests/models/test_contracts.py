@@ -2,22 +2,48 @@ import pytest
 import torch
 
 from tests import contracts
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import StemConfig, ViTConfig
 from vitreous.models.vit import ViT
 
 SMALL = {"image": (16, 16), "patch": (4, 4), "classes": 5, "width": 24, "depth": 2, "heads": 3, "hidden": 48}
 MODELS = {
     "class": {},
-    "mean": {"pool": "mean", "class_token": False, "class_position": False},
+    "mean": {"pool": "mean", "class_token": False, "slots": 0},
     "mean, norm after pooling": {"pool": "mean", "norm": "pooled"},
-    "attention": {"pool": "attention", "class_token": False, "class_position": False},
+    "attention": {"pool": "attention", "class_token": False, "slots": 0},
     "registers": {"registers": 3},
     "pre-training head": {"representation": 24},
     "layer scale": {"layer_scale": 1e-2, "qkv_bias": False, "gelu": "tanh"},
     "oblong": {"image": (12, 20), "patch": (4, 2)},
     "one channel": {"channels": 1},
     "twelve channels": {"channels": 12},
-    "folded class position": {"class_position": False},
+    "distilled": {"pool": "distilled", "slots": 2},
+    "learned 2-D": {"position": "axes"},
+    "fixed": {"position": "sincos"},
+    "fixed, big_vision's": {"position": "sincos-big-vision"},
+    "no positions": {"position": "none"},
+    "at each block": {"position_at": "each"},
+    "2-D, at each block": {"position_at": "each", "position": "axes", "registers": 2},
+    "shared by all blocks": {"position_at": "shared"},
+    "fixed, shared by all blocks": {"position_at": "shared", "position": "sincos"},
+    "relative": {"position": "none", "attention": "relative"},
+    "rotary": {"position": "none", "attention": "rotary", "registers": 1},
+    "axial": {"axial": True, "class_token": False, "pool": "mean"},
+    "windows": {
+        "attention": "decomposed",
+        "window": 3,
+        "global_blocks": (1,),
+        "class_token": False,
+        "pool": "mean",
+        "neck": 8,
+        "norm": "none",
+        "resize": "bicubic",
+    },
+    "gated": {"mlp": "swiglu"},
+    "CLIP": {"first_norm": True, "norm": "pooled", "gelu": "quick", "projection_bias": False, "head_bias": False},
+    "hybrid": {"image": (32, 32), "patch": (16, 16), "stem": StemConfig((1, 1, 1), 8)},
+    "hybrid, root alone": {"image": (32, 32), "patch": (16, 16), "stem": StemConfig((), 8)},
+    "folded class position": {"slots": 0},
 }
 
 

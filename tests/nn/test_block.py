@@ -2,12 +2,13 @@ import pytest
 import torch
 from torch import nn
 
+from vitreous.nn.attention import Attention
 from vitreous.nn.block import Block, Branch, Mlp
 from vitreous.nn.encoder import Encoder, stack
 
 
 def test_layer_scale_of_zero_is_the_identity():
-    block = Block(12, 3, 24, layer_scale=0.0)
+    block = Block(12, Attention(12, 3), Mlp(12, 24), layer_scale=0.0)
     x = torch.randn(2, 5, 12)
     assert torch.equal(block(x), x)
 
@@ -39,12 +40,12 @@ def test_dropout_sits_where_the_paper_has_it():
 
 
 def test_rates_rise_linearly_over_the_stack():
-    blocks = stack(5, lambda rate: Block(8, 2, 16, drop_path=rate), drop_path=0.2)
+    blocks = stack(5, lambda index, rate: Block(8, Attention(8, 2), Mlp(8, 16), drop_path=rate), drop_path=0.2)
     assert [block.mlp.drop_path for block in blocks] == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
 
 
 def test_the_encoder_is_permutation_equivariant():
-    encoder = Encoder(16, stack(3, lambda rate: Block(16, 4, 32))).eval()
+    encoder = Encoder(16, stack(3, lambda index, rate: Block(16, Attention(16, 4), Mlp(16, 32)))).eval()
     x, order = torch.randn(2, 9, 16), torch.randperm(9)
     assert torch.allclose(encoder(x)[:, order], encoder(x[:, order]), atol=1e-5)
 

@@ -7,7 +7,10 @@ import torch
 
 from tests import contracts
 from tests.models.test_contracts import MODELS, build, images_for
-from vitreous.models.zoo import NAMES, create
+from vitreous.evaluation.engine import given
+from vitreous.models.config import ViTConfig
+from vitreous.models.names import NAMES, configure
+from vitreous.models.zoo import create
 from vitreous.nn.frozen import Packed, can_pack, frozen
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -27,7 +30,7 @@ def paths():
 def agrees(model, images):
     wanted = model.eval()(images)
     for dtype, packed in paths():
-        found = frozen(model, dtype, packed)(images.to(dtype))
+        found = frozen(model, dtype, packed)(images.to(given(model.config, dtype)))
         assert found.dtype == torch.float32
         assert relative(found, wanted) < LIMITS[dtype], (dtype, packed)
 
@@ -41,13 +44,16 @@ def test_every_option_of_a_model(name, scale):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_model_of_the_zoo(name):
-    """At its own width, heads and patch, two blocks deep, on a square image and on one that is not."""
+    """At its own width, heads and patch, a block or two deep (a unit to a stage), on a square image and on one that is not."""
     torch.manual_seed(0)
-    patch = int(name.split("/")[1])
-    model = create(name, 2 * patch, 1000, depth=2)
-    torch.nn.init.normal_(model.head.weight, std=0.02)
-    agrees(model, torch.randn(3, 3, 2 * patch, 2 * patch))
-    agrees(model, torch.randn(3, 3, patch, 3 * patch))
+    config = configure(name)
+    height, width = config.patch
+    few = {"depth": 2 if config.width < 1000 else 1} if isinstance(config, ViTConfig) else {"blocks": (1, 1, 1, 1), "factor": 1}
+    model = create(name, (2 * height, 2 * width), 1000, **few)
+    for parameter in model.head.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    agrees(model, torch.randn(3, 3, 2 * height, 2 * width))
+    agrees(model, torch.randn(3, 3, height, 3 * width))
 
 
 def test_packed_products_are_used_where_there_are_some():

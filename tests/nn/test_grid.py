@@ -4,7 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitreous.nn.grid import axis_weights, grid_of, patchify, resize, take, unpatchify
+from vitreous.nn.grid import RESIZE, axis_weights, patchify, resize, take, unpatchify
+from vitreous.nn.sizes import grid_of
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3), st.integers(1, 4))
@@ -52,7 +53,7 @@ def test_bicubic_is_torch_interpolation_in_two_dimensions(old, new):
 )
 def test_bilinear_is_the_aligned_zoom_of_googles_loader(side, new, first, last):
     table = torch.arange(side * side, dtype=torch.float32).view(side, side, 1)
-    zoomed = resize(table, (new, new), "bilinear")[..., 0]
+    zoomed = resize(table, (new, new), "zoom")[..., 0]
     np.testing.assert_allclose(zoomed[0], first, atol=1e-6)
     np.testing.assert_allclose(zoomed[-1], last, atol=1e-6)
 
@@ -60,7 +61,7 @@ def test_bilinear_is_the_aligned_zoom_of_googles_loader(side, new, first, last):
 def test_resize_leaves_an_equal_grid_alone_and_keeps_constants():
     table = torch.randn(3, 4, 5)
     assert resize(table, (3, 4)) is table
-    for how in ("bicubic", "bilinear"):
+    for how in RESIZE:
         assert torch.allclose(resize(torch.ones(3, 4, 2), (7, 2), how), torch.ones(7, 2, 2), atol=1e-6)
         assert torch.allclose(axis_weights(5, 9, how).sum(1), torch.ones(9, dtype=torch.float64))
 

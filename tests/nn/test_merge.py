@@ -48,7 +48,7 @@ def merging(model, count):
     return twin
 
 
-POOLS = [{}, {"pool": "mean", "class_token": False, "class_position": False}, {"pool": "mean", "norm": "pooled"}, {"registers": 2}]
+POOLS = [{}, {"pool": "mean", "class_token": False, "slots": 0}, {"pool": "mean", "norm": "pooled"}, {"registers": 2}]
 
 
 @pytest.mark.parametrize("changes", POOLS)

@@ -71,7 +71,7 @@ def test_only_matrices_decay():
     flat = Flat(objective(), torch.float32, torch.device("cpu"))
     assert flat.names["matrix"] == [n for n in flat.parameters if ".blocks." in n and n.endswith("weight") and "norm" not in n]
     assert flat.names["decay"] == ["model.projection.weight", "model.head.weight"]
-    assert {"model.prefix", "model.class_position", "model.position.table", "model.encoder.norm.weight"} <= set(flat.names["plain"])
+    assert {"model.prefix", "model.slots", "model.position.table", "model.encoder.norm.weight"} <= set(flat.names["plain"])
 
 
 def test_the_working_copy_follows_the_masters_and_the_twin_the_average():

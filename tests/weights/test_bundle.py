@@ -69,6 +69,6 @@ def test_weights_of_another_architecture_are_listed(bundle, tmp_path):
 def test_a_class_position_is_folded_or_left_at_zero(bundle, tmp_path):
     images = torch.randn(2, 3, 16, 16)
     expected = bundle.model.eval()(images)
-    folded = create("ViT-mu/8", 16, 3, registers=1, class_position=False)
+    folded = create("ViT-mu/8", 16, 3, registers=1, slots=0)
     adopt(folded, tmp_path / "model")
     assert torch.allclose(folded.eval()(images), expected, atol=1e-5)

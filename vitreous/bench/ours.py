@@ -17,8 +17,7 @@ from vitreous.data.preprocess import HALF, Preprocess
 from vitreous.data.sources import Files, list_images
 from vitreous.evaluation.engine import How, make_engine
 from vitreous.machine import DTYPES, default_workers, pick_precision, settle_allocator
-from vitreous.models.vit import ViT
-from vitreous.models.zoo import create
+from vitreous.models.zoo import Model, create
 from vitreous.objectives.supervised import Supervised
 from vitreous.serving.predict import load
 from vitreous.training.flat import Flat
@@ -30,7 +29,7 @@ from vitreous.weights.bundle import Bundle
 CLASSES = 1000
 
 
-def answering(work: Work) -> tuple[ViT, Preprocess]:
+def answering(work: Work) -> tuple[Model, Preprocess]:
     """A model with random weights whose answers differ, and its preprocessing."""
     torch.manual_seed(0)
     model = create(work.model, work.image_size, CLASSES)

@@ -17,7 +17,7 @@ from vitreous.bench.peak import synchronise
 from vitreous.bench.work import Turn, Work
 from vitreous.data.sources import list_images
 from vitreous.machine import DTYPES, default_workers, has_bf16
-from vitreous.models.zoo import configure
+from vitreous.models.names import configure_vit
 
 CLASSES = 1000
 
@@ -26,7 +26,7 @@ def timm_model(work: Work) -> nn.Module:
     """timm's ViT of the same shape."""
     from timm.models.vision_transformer import VisionTransformer
 
-    c = configure(work.model, work.image_size)
+    c = configure_vit(work.model, work.image_size)
     return VisionTransformer(work.image_size, c.patch[0], num_classes=CLASSES, embed_dim=c.width, depth=c.depth, num_heads=c.heads)
 
 
@@ -34,7 +34,7 @@ def transformers_config(work: Work) -> Any:
     """The same shape, for transformers."""
     from transformers import ViTConfig
 
-    c = configure(work.model, work.image_size)
+    c = configure_vit(work.model, work.image_size)
     shape: dict[str, Any] = {
         "hidden_size": c.width, "num_hidden_layers": c.depth, "num_attention_heads": c.heads, "intermediate_size": c.hidden,
         "image_size": work.image_size, "patch_size": c.patch[0], "num_labels": CLASSES,
@@ -53,7 +53,7 @@ def torchvision_model(work: Work) -> nn.Module:
     """torchvision's ViT of the same shape."""
     from torchvision.models import VisionTransformer
 
-    c = configure(work.model, work.image_size)
+    c = configure_vit(work.model, work.image_size)
     return VisionTransformer(work.image_size, c.patch[0], c.depth, c.heads, c.width, c.hidden, num_classes=CLASSES)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from vitreous.bench.race import Lane
 from vitreous.bench.work import Work
 from vitreous.machine import capabilities, processor
-from vitreous.models.vit import macs
-from vitreous.models.zoo import configure
+from vitreous.models.cost import macs
+from vitreous.models.names import configure
 
 PASSES = {"inference": 1, "predict": 1, "train": 3, "loader": 0}  # forward passes' worth of products that an image costs
 PACKAGES = ("torch", "timm", "transformers", "torchvision", "onnxruntime", "openvino", "nncf")

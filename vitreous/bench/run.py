@@ -13,7 +13,7 @@ from vitreous.data.sources import list_images
 from vitreous.errors import DataError, UsageError
 from vitreous.machine import pick_device
 from vitreous.models.config import nearby
-from vitreous.models.zoo import configure
+from vitreous.models.names import configure_vit
 
 FILES = ("loader", "predict")  # tasks that read photographs
 
@@ -66,7 +66,7 @@ def bench(
 
 def size_of(model: str, image_size: int | None) -> int:
     """The image size to measure at: as said, else the model's own."""
-    own = configure(model)
+    own = configure_vit(model)
     if image_size is None:
         return own.image[0]
     if image_size % own.patch[0]:

@@ -79,7 +79,8 @@ class Console:
         cells = [list(head), *(list(row) for row in rows)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
         numeric = [
-            all(row[i].replace(",", "").replace(".", "").rstrip("%GM").lstrip("-").isdigit() for row in cells[1:]) for i in range(len(head))
+            all(row[i] == "-" or row[i].replace(",", "").replace(".", "").rstrip("%GM").lstrip("-").isdigit() for row in cells[1:])
+            for i in range(len(head))
         ]
         for row in cells:
             self.say("  ".join(c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric, strict=True)).rstrip())

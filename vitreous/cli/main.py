@@ -17,6 +17,7 @@ VERBS = {
     "train": ("vitreous.cli.train", "train a model, judge it and save it"),
     "evaluate": ("vitreous.cli.evaluate", "judge a trained model on a split"),
     "predict": ("vitreous.cli.predict", "names and probabilities for images"),
+    "convert": ("vitreous.cli.convert", "weights of one format as another"),
     "models": ("vitreous.cli.models", "list the models, with parameters and cost"),
     "bench": ("vitreous.cli.bench", "how fast it is here, beside other libraries"),
     "doctor": ("vitreous.cli.doctor", "what this machine has and can do"),

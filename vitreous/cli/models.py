@@ -22,20 +22,21 @@ class Options:
     """Names to list, with * and ?."""
     image_size: int | None = None
     """Pixels (default: the multiple of the patch nearest 224)."""
-    num_classes: int = 1000
-    """Classes of the head."""
+    num_classes: int | None = None
+    """Classes of the head (default: the name's own, 1000 for most)."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Print the table; multiply-adds count as two operations."""
+    import math
     from dataclasses import replace
     from fnmatch import fnmatchcase
 
     from vitreous.errors import UsageError, nearest
+    from vitreous.models.cost import activations, macs
     from vitreous.models.hollow import hollow
-    from vitreous.models.vit import macs
-    from vitreous.models.zoo import NAMES, configure
-    from vitreous.nn.grid import by
+    from vitreous.models.names import NAMES, configure
+    from vitreous.nn.sizes import by
 
     names = [name for name in NAMES if fnmatchcase(name.lower(), options.pattern.lower())]
     if not names:
@@ -43,21 +44,38 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     rows = []
     for name in names:
         try:
-            model = hollow(replace(configure(name, options.image_size), classes=options.num_classes))
+            config = configure(name, options.image_size)
+            if options.num_classes is not None:
+                config = replace(config, classes=options.num_classes)
+            count = sum(p.numel() for p in hollow(config).parameters())
         except UsageError as error:
             if len(names) == 1:
                 raise
             console.note(f"{name} left out: {error.message}")
             continue
-        config = model.config
-        tokens = config.prefix + config.grid[0] * config.grid[1]
-        count = sum(p.numel() for p in model.parameters())
+        kept = activations(config)
         rows.append(
-            {"name": name, "image": by(config.image), "parameters": count, "tokens": tokens, "gflops": round(2 * macs(config) / 1e9, 3)}
+            {
+                "name": name,
+                "image": by(config.image),
+                "parameters": count,
+                "tokens": config.prefix + math.prod(config.grid),
+                "gflops": round(2 * macs(config) / 1e9, 3),
+                "activation_bytes_bf16": None if kept is None else 2 * kept,
+            }
         )
     console.table(
-        ["model", "image", "parameters", "tokens", "GFLOPs"],
-        [[r["name"], r["image"], f"{r['parameters']:,}", str(r["tokens"]), f"{r['gflops']:.1f}"] for r in rows],
+        ["model", "image", "parameters", "tokens", "GFLOPs", "MB/image"],
+        [
+            [r["name"], r["image"], f"{r['parameters']:,}", str(r["tokens"]), f"{r['gflops']:.1f}", megabytes(r["activation_bytes_bf16"])]
+            for r in rows
+        ],
     )
     console.say("GFLOPs of one forward pass, a multiply-add counted as two; training costs three times as much.")
+    console.say("MB/image: what the blocks keep of an image for the backward pass, in bfloat16; twice that in float32.")
     return {"models": rows}
+
+
+def megabytes(count: int | None) -> str:
+    """Bytes as megabytes, for the table."""
+    return "-" if count is None else f"{count / 1e6:.0f}"

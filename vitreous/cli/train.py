@@ -14,6 +14,15 @@ __all__ = ["Options", "run"]
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Train, or with --dry-run tell what training would be; returns the document."""
+    from pathlib import Path
+
+    from vitreous.models.names import configure
+    from vitreous.weights.files import open_weights
+
+    if options.model:
+        configure(options.model)  # what cannot be is refused before PyTorch is imported
+    if options.init and Path(options.init).is_file():
+        open_weights(options.init)
     from vitreous.recipes.train import carry_out
 
     if options.dry_run:

@@ -17,7 +17,8 @@ from torch import Tensor
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_allocator, team
-from vitreous.models.vit import ViT
+from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
+from vitreous.models.zoo import Model
 from vitreous.nn.frozen import frozen
 from vitreous.nn.merge import Merging
 
@@ -45,16 +46,18 @@ class TorchEngine:
     An answer does not depend on the images beside it but in its last bits: products of another height may round otherwise.
     """
 
-    def __init__(self, model: ViT, preprocess: Preprocess, device: str = "cpu", precision: str = "auto", merge_tokens: int = 0) -> None:
+    def __init__(self, model: Model, preprocess: Preprocess, device: str = "cpu", precision: str = "auto", merge_tokens: int = 0) -> None:
         self.preprocess, self.device = preprocess, device
         self.precision = pick_precision(precision, device)
         self.dtype = DTYPES[self.precision]
         self.model = frozen(model.to(device), self.dtype, packs(device))
         if merge_tokens:
-            if model.config.pool == "attention":
-                raise UsageError("tokens of a model with attention pooling cannot be merged", "leave --merge-tokens out")
-            mean = model.config.pool == "mean"
+            c = model.config
+            if not isinstance(c, ViTConfig) or c.told or c.pool == "attention":
+                raise UsageError("tokens merge only in plain ViTs without attention pooling", "leave --merge-tokens out")
+            mean = c.pool == "mean"
             self.model.encoder = Merging(self.model.encoder, merge_tokens, model.config.prefix, mean)  # type: ignore[arg-type]
+        self.images = given(model.config, self.dtype)
         self.tokens = math.prod(model.config.grid) + model.config.prefix
         settle_allocator()
 
@@ -70,7 +73,12 @@ class TorchEngine:
     @torch.inference_mode()
     def part(self, pixels: Tensor) -> Tensor:
         """One forward pass."""
-        return self.model(self.preprocess.normalise(pixels, self.dtype)).float()
+        return self.model(self.preprocess.normalise(pixels, self.images)).float()
+
+
+def given(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
+    """The type of the images that a model frozen in `dtype` takes: convolutions stay float32, so they get all digits."""
+    return torch.float32 if isinstance(config, BiTConfig) or config.stem else dtype
 
 
 def cut(images: int, most: int, threads: int) -> tuple[int, bool]:
@@ -98,7 +106,7 @@ class How:
     merge_tokens: int = 0
 
 
-def make_engine(model: ViT, preprocess: Preprocess, how: How | None = None, pictures: Pictures | None = None) -> Engine:
+def make_engine(model: Model, preprocess: Preprocess, how: How | None = None, pictures: Pictures | None = None) -> Engine:
     """The engine that the words stand for; int8 is calibrated on `pictures`. Raises UsageError for words that do not go together."""
     how = how or How()
     device = pick_device(how.device)

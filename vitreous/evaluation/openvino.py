@@ -19,7 +19,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import ResourceError, UsageError
 from vitreous.evaluation.engine import Pictures
 from vitreous.machine import capabilities, pick_precision
-from vitreous.models.vit import ViT
+from vitreous.models.zoo import Model
 
 PICTURES = 128  # that int8 is calibrated on, at most
 FEWEST = 8
@@ -32,7 +32,7 @@ class OpenVinoEngine:
     Raises ResourceError where OpenVINO is not installed, UsageError for int8 without pictures to calibrate on.
     """
 
-    def __init__(self, model: ViT, preprocess: Preprocess, precision: str = "auto", pictures: Pictures | None = None) -> None:
+    def __init__(self, model: Model, preprocess: Preprocess, precision: str = "auto", pictures: Pictures | None = None) -> None:
         ov = library("openvino")
         self.preprocess, self.precision = preprocess, pick_precision(precision, "cpu")
         graph = convert(ov, model, preprocess)
@@ -49,7 +49,7 @@ class OpenVinoEngine:
 class Whole(nn.Module):
     """Preprocessing and model in one, so that OpenVINO is given bytes."""
 
-    def __init__(self, model: ViT, preprocess: Preprocess) -> None:
+    def __init__(self, model: Model, preprocess: Preprocess) -> None:
         super().__init__()
         self.model, self.preprocess = model, preprocess
 
@@ -68,7 +68,7 @@ def library(name: str) -> Any:
         raise ResourceError(f"--engine openvino needs {name}, which is not installed", "pip install 'vitreous[export]'") from None
 
 
-def convert(ov: Any, model: ViT, preprocess: Preprocess) -> Any:
+def convert(ov: Any, model: Model, preprocess: Preprocess) -> Any:
     """The model as an OpenVINO graph that takes (B, C, *image) uint8 for any B."""
     whole = Whole(model.cpu().eval(), preprocess)
     example = torch.zeros(2, preprocess.channels, *preprocess.image, dtype=torch.uint8)

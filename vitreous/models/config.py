@@ -1,52 +1,94 @@
-"""What a model is, as frozen values: everything that must be stored to build it again."""
+"""What a model is, as frozen values: everything that must be stored to build it again. Needs no PyTorch."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from vitreous.errors import UsageError
-from vitreous.nn.grid import by, grid_of
+from vitreous.errors import UsageError, nearest
+from vitreous.nn.sizes import by, grid_of, nearby
+
+Numerics = Literal["google", "bit", "timm", "transformers"]  # whose ResNet: the rows of nn.resnet.NUMERICS
+
+
+@dataclass(frozen=True)
+class StemConfig:
+    """The ResNet in front of a hybrid: units of each stage (none: the root alone), width of the root (arXiv:2010.11929, 3.1)."""
+
+    blocks: tuple[int, ...] = (3, 4, 9)
+    width: int = 64
+    numerics: Numerics = "google"
+
+    @property
+    def reduction(self) -> int:
+        """Pixels along a side that one place of the last map stands for."""
+        return 4 * 2 ** max(0, len(self.blocks) - 1)
 
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """A Vision Transformer (arXiv:2010.11929, section 3.1 and Table 1).
+    """A Vision Transformer (arXiv:2010.11929, section 3.1 and Table 1) or one of its kin.
 
     `image` and `patch` hold one length per axis, in pixels; any number of axes. Raises UsageError where a patch does
-    not divide the image, heads do not divide the width, or the pooling asks for a token that is not there.
+    not divide the image, heads do not divide the width, or options ask for tokens or a grid that are not there.
     """
 
+    family: Literal["vit"] = "vit"
     image: tuple[int, ...] = (224, 224)
-    patch: tuple[int, ...] = (16, 16)
+    patch: tuple[int, ...] = (16, 16)  # pixels that a token covers, the stem's reduction included
     channels: int = 3
     classes: int = 1000  # 0: no head, the pooled representation is the output
     width: int = 768
     depth: int = 12
     heads: int = 12
     hidden: int = 3072  # of the MLP
+    stem: StemConfig | None = None  # a hybrid: tokens are cut from a ResNet's map
     class_token: bool = True
-    class_position: bool = True  # slot 0 of E_pos in Eq. 1; a sum with the token, so weights are loaded with it folded in
-    registers: int = 0  # further prefix tokens (arXiv:2309.16588)
-    pool: Literal["class", "mean", "attention"] = "class"
-    norm: Literal["tokens", "pooled"] = "tokens"  # the last LayerNorm: on every token, or once, after pooling
+    slots: int = 1  # of the learned positions, for the first prefix tokens: slot 0 of E_pos in Eq. 1
+    registers: int = 0  # further prefix tokens, without positions (arXiv:2309.16588)
+    position: Literal["learned", "axes", "sincos", "sincos-big-vision", "none"] = "learned"  # axes: learned 2-D
+    position_at: Literal["input", "each", "shared"] = "input"  # added once, or before each block: its own or shared (Table 8)
+    attention: Literal["plain", "relative", "rotary", "decomposed"] = "plain"  # what attention itself knows of places
+    axial: bool = False  # blocks along rows, then along columns (D.6)
+    window: int = 0  # tokens along a side of what a block sees; 0: everything
+    global_blocks: tuple[int, ...] = ()  # those that see everything all the same, counted from 0
+    pool: Literal["class", "mean", "attention", "distilled"] = "class"  # distilled: class and distillation token, a head each
+    norm: Literal["tokens", "pooled", "none"] = "tokens"  # the last LayerNorm: on every token, or once, after pooling
+    first_norm: bool = False  # a LayerNorm before the first block (CLIP)
+    neck: int = 0  # channels of the convolutions after the last block (SAM); 0: none
     representation: int | None = None  # width of the tanh layer before the head, for pre-training
     layer_scale: float | None = None
     dropout: float = 0.0
     drop_path: float = 0.0
     qkv_bias: bool = True
-    gelu: Literal["none", "tanh"] = "none"  # torch's names: none is the exact form (erf)
+    projection_bias: bool = True
+    head_bias: bool = True
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    gelu: Literal["none", "tanh", "quick"] = "none"  # torch's names: none is the exact form (erf)
     eps: float = 1e-6
-    resize: Literal["bicubic", "bilinear"] = "bicubic"  # how positions are read at another grid: nn.grid.RESIZE
+    resize: Literal["bicubic-antialias", "bicubic", "bicubic-offset", "bicubic-aligned", "bilinear", "zoom", "zoom-scipy"] = (
+        "bicubic-antialias"
+    )
 
     def __post_init__(self) -> None:
-        if min(self.channels, self.width, self.depth, self.heads, self.hidden) < 1 or min(self.classes, self.registers) < 0:
-            raise UsageError("channels, width, depth, heads and hidden must be at least 1, classes and registers at least 0")
+        if min(self.channels, self.width, self.depth, self.heads, self.hidden) < 1:
+            raise UsageError("channels, width, depth, heads and hidden must be at least 1")
+        if min(self.classes, self.registers, self.slots, self.window, self.neck) < 0:
+            raise UsageError("classes, registers, slots, window and neck must be at least 0")
         if self.width % self.heads:
             raise UsageError(f"width {self.width} is not a multiple of {self.heads} heads", "change heads or width")
-        if self.pool == "class" and not self.class_token:
-            raise UsageError("pool=class needs a class token", "use pool=mean or pool=attention, or class_token=True")
+        if self.pool in ("class", "distilled") and not self.class_token:
+            raise UsageError(f"pool={self.pool} needs a class token", "use pool=mean or pool=attention, or class_token=True")
         check_image(self, self.image)
+        if self.stem and any(p % self.stem.reduction for p in self.patch):
+            raise UsageError(f"patch {by(self.patch)} is not a multiple of {self.stem.reduction}, by which the stem shrinks the image")
+        if self.on_grid and (self.prefix or len(self.image) != 2):
+            raise UsageError("axial and windowed blocks take a grid of patches without prefix tokens", "use class_token=False, pool=mean")
+        if (self.axial and self.attention != "plain") or (self.window and (self.axial or self.attention != "decomposed")):
+            raise UsageError("axial goes with attention=plain, window with attention=decomposed, and not with each other")
+        if self.position_at != "input" and (self.on_grid or self.attention != "plain" or self.position == "none"):
+            raise UsageError("positions before each block need a position, attention=plain and no axial blocks", "use position_at=input")
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -55,8 +97,96 @@ class ViTConfig:
 
     @property
     def prefix(self) -> int:
-        """Tokens in front of the patches: the class token, then registers."""
-        return int(self.class_token) + self.registers
+        """Tokens in front of the patches: class token, distillation token, registers."""
+        return int(self.class_token) + (self.pool == "distilled") + self.registers
+
+    @property
+    def positioned(self) -> int:
+        """Prefix tokens with a learned position of their own: at most `slots`, and none where there is no class token."""
+        return min(self.slots, self.prefix) if self.class_token and self.position in ("learned", "axes") else 0
+
+    @property
+    def on_grid(self) -> bool:
+        """Whether the blocks take tokens as a grid, (B, *grid, D)."""
+        return self.axial or self.window > 0 or self.attention == "decomposed" or self.neck > 0
+
+    @property
+    def told(self) -> bool:
+        """Whether the blocks have to know where their tokens lie."""
+        return self.on_grid or self.position_at != "input" or self.attention != "plain"
+
+    @property
+    def features(self) -> int:
+        """Channels of what the head reads."""
+        return self.representation or (2 if self.pool == "distilled" else 1) * (self.neck or self.width)
+
+
+@dataclass(frozen=True)
+class BiTConfig:
+    """A BiT ResNet-v2 by the units of its stages, (3, 4, 6, 3) for R50, and the `factor` of its name: R50x3 has 3.
+
+    (3, 4, 23, 3) is R101, (3, 8, 36, 3) R152, (3, 24, 36, 3) R200. Any image size works: each stride rounds up. Raises
+    UsageError where a number cannot be meant, or where the heads of axial attention do not divide the width.
+    """
+
+    family: Literal["bit"] = "bit"
+    image: tuple[int, int] = (224, 224)
+    channels: int = 3
+    classes: int = 1000  # 0: no head, the pooled representation is the output
+    blocks: tuple[int, ...] = (3, 4, 6, 3)
+    factor: int = 1
+    width: int = 64  # of the root, before `factor`
+    numerics: Numerics = "bit"
+    axial: bool = False  # attention in rows and columns for every 3x3 of the units; `image` sizes its positions
+
+    def __post_init__(self) -> None:
+        if self.family != "bit":
+            raise UsageError(f"family={self.family} is no BiT", "use family=bit")
+        if min(*self.image, self.channels, self.width, self.factor) < 1 or self.classes < 0:
+            raise UsageError("image, channels, width and factor must be at least 1, classes at least 0")
+        if len(self.image) != 2:
+            raise UsageError(f"a BiT takes images of two axes, not {len(self.image)}", "use image=(height, width)")
+        if not self.blocks or min(self.blocks) < 1:
+            raise UsageError("blocks must name at least one stage, each of at least 1 unit", "R50 is blocks=(3, 4, 6, 3)")
+        known = get_args(Numerics)
+        if self.numerics not in known:
+            raise UsageError(f"unknown numerics {self.numerics}", nearest(self.numerics, known) or f"use one of {', '.join(known)}")
+        if self.axial and self.width * self.factor % 16:
+            raise UsageError(f"width {self.width * self.factor} is not a multiple of 16, twice the 8 heads", "change width or axial")
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """Pixels to a place of the last map, per axis: (32, 32) for four stages."""
+        return (4 * 2 ** (len(self.blocks) - 1),) * 2
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """The last map at the native image size."""
+        height, width = self.image
+        return math.ceil(height / self.patch[0]), math.ceil(width / self.patch[1])
+
+    @property
+    def width_out(self) -> int:
+        """Channels of the last map."""
+        return 4 * self.width * self.factor * 2 ** (len(self.blocks) - 1)
+
+    @property
+    def prefix(self) -> int:
+        """Tokens in front of the map: none."""
+        return 0
+
+    @property
+    def dropout(self) -> float:
+        """None, as in the paper."""
+        return 0.0
+
+    @property
+    def drop_path(self) -> float:
+        """None, as in the paper."""
+        return 0.0
+
+
+ModelConfig = ViTConfig | BiTConfig
 
 
 def check_image(config: ViTConfig, image: tuple[int, ...]) -> None:
@@ -67,11 +197,6 @@ def check_image(config: ViTConfig, image: tuple[int, ...]) -> None:
         ways = [f"--image-size {by(nearby(image, config.patch))}"]
         dividing = [p for p in range(2, min(image) + 1) if all(i % p == 0 for i in image)]
         patch = min(dividing, key=lambda p: abs(p - max(config.patch)), default=1)
-        ways.append(f"--patch-size {patch}")
+        if config.stem is None:
+            ways.append(f"--patch-size {patch}")
         raise UsageError(str(error), "use " + ", or ".join(ways)) from None
-
-
-def nearby(image: tuple[int, ...], patch: tuple[int, ...]) -> tuple[int, ...]:
-    """The nearest size that `patch` divides, axis by axis."""
-    sizes = image if len(image) == len(patch) else (image[0],) * len(patch)
-    return tuple(max(1, round(i / p)) * p for i, p in zip(sizes, patch, strict=True))

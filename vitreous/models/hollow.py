@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from vitreous.models.config import ViTConfig
-from vitreous.models.vit import ViT
+from vitreous.models.config import ModelConfig
+from vitreous.models.zoo import Model, build
 
 DRAWS = {Tensor.normal_, Tensor.uniform_}
 
@@ -24,7 +24,7 @@ class Undrawn(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def hollow(config: ViTConfig) -> ViT:
+def hollow(config: ModelConfig) -> Model:
     """A model whose parameters have shapes and nothing else; `load_state_dict(…, assign=True)` gives it weights."""
     with torch.device("meta"), Undrawn():
-        return ViT(config)
+        return build(config)

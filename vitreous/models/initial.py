@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vitreous.models.vit import ViT
 from vitreous.nn.attention import Attention
-from vitreous.nn.position import sincos
+from vitreous.nn.position import Learned, sincos
 
 
 def mimetic(model: ViT, query_key: tuple[float, float] = (0.7, 0.7), value_out: tuple[float, float] = (0.4, 0.4)) -> None:
@@ -18,7 +18,8 @@ def mimetic(model: ViT, query_key: tuple[float, float] = (0.7, 0.7), value_out: 
     head keeps its d largest directions. Positions start as sines and cosines of amplitude 1/2, so that near places are alike.
     Worth several points on sets as small as CIFAR-10, where attention is slow to form (benchmarks/README.md).
     """
-    model.position.table.data.copy_(0.5 * sincos(model.config.grid, model.config.width))
+    if isinstance(model.position, Learned):
+        model.position.table.data.copy_(0.5 * sincos(model.config.grid, model.config.width))
     for attention in (part for part in model.encoder.modules() if isinstance(part, Attention)):
         width, head = model.config.width, model.config.width // attention.heads
         q, k, v = attention.qkv.weight.data.chunk(3)  # each (D, D), rows by head

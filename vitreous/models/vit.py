@@ -14,11 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.models.config import ViTConfig, check_image
-from vitreous.nn.block import Block
+from vitreous.nn.attention import Attention
+from vitreous.nn.block import Block, Mlp, SwiGLU
 from vitreous.nn.encoder import Encoder, stack
-from vitreous.nn.grid import grid_of, patchify
-from vitreous.nn.pool import AttentionPool
-from vitreous.nn.position import Learned
+from vitreous.nn.grid import patchify
+from vitreous.nn.layout import Axial, Windows
+from vitreous.nn.neck import Neck
+from vitreous.nn.pool import AttentionPool, Heads
+from vitreous.nn.position import Learned, LearnedAxes, Placed, Places, Shared, Waves, everywhere
+from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
+from vitreous.nn.resnet import Stem
 
 
 class ViT(nn.Module):
@@ -35,31 +40,60 @@ class ViT(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.config = config
-        width, representation = config.width, config.representation or config.width
-        self.projection = nn.Linear(config.channels * math.prod(config.patch), width)
-        self.position = Learned(config.grid, width, config.resize)
-        self.prefix = nn.Parameter(torch.empty(config.prefix, width).normal_(std=0.02)) if config.prefix else None
-        if self.prefix is not None and config.class_token:
+        self.config = c = config
+        self.stem = Stem(c.stem.blocks, c.stem.width, c.channels, c.stem.numerics) if c.stem else None
+        self.cell = tuple(p // c.stem.reduction for p in c.patch) if c.stem else c.patch  # what is cut out, of image or map
+        channels = self.stem.width_out if self.stem is not None else c.channels
+        self.projection = nn.Linear(channels * math.prod(self.cell), c.width, bias=c.projection_bias)
+        self.position = position(c) if c.position_at != "each" else None
+        self.prefix = nn.Parameter(torch.empty(c.prefix, c.width).normal_(std=0.02)) if c.prefix else None
+        if self.prefix is not None and c.class_token:
             nn.init.zeros_(self.prefix.data[0])
-        has_position = config.class_token and config.class_position
-        self.class_position = nn.Parameter(torch.empty(1, width).normal_(std=0.02)) if has_position else None
-        self.encoder = Encoder(width, stack(config.depth, self.block, config.drop_path), config.eps, config.norm == "tokens")
-        self.pooling = AttentionPool(width, config.heads, config.hidden, config.eps, config.gelu) if config.pool == "attention" else None
-        self.pooled_norm = nn.LayerNorm(width, eps=config.eps) if config.norm == "pooled" else nn.Identity()
-        self.representation = nn.Linear(width, representation) if config.representation else None
-        self.head = nn.Linear(representation, config.classes) if config.classes else nn.Identity()
+        self.slots = own_positions(c) if c.position_at != "each" else None
+        self.first_norm = nn.LayerNorm(c.width, eps=c.eps) if c.first_norm else nn.Identity()
+        self.encoder = Encoder(c.width, stack(c.depth, self.block, c.drop_path), c.eps, c.norm == "tokens")
+        self.neck = Neck(c.width, c.neck, c.eps) if c.neck else None
+        self.pooling = AttentionPool(c.width, c.heads, c.hidden, c.eps, c.gelu) if c.pool == "attention" else None
+        self.pooled_norm = nn.LayerNorm(c.neck or c.width, eps=c.eps) if c.norm == "pooled" else nn.Identity()
+        self.representation = nn.Linear(c.neck or c.width, c.representation) if c.representation else None
+        self.head = head(c)
         for linear in filter(None, (self.projection, self.representation)):
             deviation = linear.in_features**-0.5 / 0.87962566103423978  # what cutting at two deviations takes away
             nn.init.trunc_normal_(linear.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
-            nn.init.zeros_(linear.bias)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
         for parameter in self.head.parameters():
             nn.init.zeros_(parameter)
 
-    def block(self, drop_path: float) -> Block:
-        """One block of the stack, with its own stochastic depth rate."""
+    def block(self, index: int, drop_path: float) -> nn.Module:
+        """One block of the stack, with its own stochastic depth rate, and where it looks."""
         c = self.config
-        return Block(c.width, c.heads, c.hidden, c.dropout, drop_path, c.layer_scale, c.eps, c.gelu, c.qkv_bias)
+
+        def plain() -> Block:
+            attention = self.attention(index)
+            mlp = SwiGLU(c.width, c.hidden, c.dropout) if c.mlp == "swiglu" else Mlp(c.width, c.hidden, c.dropout, c.gelu)
+            return Block(c.width, attention, mlp, c.dropout, drop_path, c.layer_scale, c.eps)
+
+        if c.axial:
+            return Axial(plain(), plain())
+        if c.position_at == "each":
+            own = position(c)
+            assert own is not None
+            return Placed(plain(), own, own_positions(c))
+        return Shared(plain()) if c.position_at == "shared" else plain()
+
+    def attention(self, index: int) -> nn.Module:
+        """The attention of a block."""
+        c = self.config
+        if c.attention == "relative":
+            return RelativeAttention(c.width, c.heads, c.prefix + math.prod(c.grid), c.qkv_bias)
+        if c.attention == "rotary":
+            return RotaryAttention(c.width, c.heads, len(c.grid), c.qkv_bias)
+        if c.attention == "plain":
+            return Attention(c.width, c.heads, c.qkv_bias)
+        if not c.window or index in c.global_blocks:
+            return GridAttention(c.width, c.heads, (c.grid[0], c.grid[1]), c.qkv_bias)
+        return Windows(GridAttention(c.width, c.heads, (c.window, c.window), c.qkv_bias), (c.window, c.window))
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, classes): logits."""
@@ -67,36 +101,74 @@ class ViT(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, P + N, D): every token after the last norm."""
-        return self.encode(self.place(self.project(images)))
+        tokens = self.project(images)
+        return self.encode(self.place(tokens), self.places(tokens))
 
     def project(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, *grid, D): linear projection of flattened patches, E in Eq. 1."""
+        """(B, C, *image) -> (B, *grid, D): linear projection of flattened patches, E in Eq. 1, of the image or the stem's map."""
         if images.shape[1] != self.config.channels:
             raise ValueError(f"the model takes {self.config.channels} channels, the images have {images.shape[1]}")
         check_image(self.config, tuple(images.shape[2:]))
-        return self.projection(patchify(images, self.config.patch))
+        if self.stem is not None:
+            images = self.stem(images.to(next(self.stem.parameters()).dtype)).movedim(-1, 1)
+        return self.projection(patchify(images, self.cell))
 
     def place(self, tokens: Tensor) -> Tensor:
-        """(B, *grid, D) -> (B, N, D): add positions, resized to whatever grid arrives, and flatten."""
-        placed = self.position(tokens).flatten(1, -2)
-        return F.dropout(placed, self.config.dropout, self.training)
+        """(B, *grid, D) -> (B, N, D): add positions, read at whatever grid arrives, and flatten."""
+        if self.position is not None and self.config.position_at == "input":
+            table = self.position.read(tuple(tokens.shape[1:-1])).to(tokens.device)  # type: ignore[operator]
+            tokens = tokens + (table.to(tokens.dtype) if self.training else table)  # frozen models sum in float32
+        return F.dropout(tokens.flatten(1, -2), self.config.dropout, self.training)
 
-    def encode(self, tokens: Tensor) -> Tensor:
-        """(B, N, D) -> (B, P + N, D): prefix tokens in front, blocks, final norm. Any N, in any order."""
-        prefix = self.prefix
-        if prefix is not None:
-            if self.class_position is not None:
-                prefix = torch.cat([prefix[:1] + self.class_position, prefix[1:]])
-            prefix = F.dropout(prefix.expand(tokens.shape[0], -1, -1), self.config.dropout, self.training)
+    def places(self, tokens: Tensor, index: Tensor | None = None) -> Places:
+        """Where the tokens of a (B, *grid, D) lie, or those with the numbers `index` (B, K) int64 alone: what `encode` may ask for."""
+        return Places(tuple(tokens.shape[1:-1]), self.config.prefix, index)
+
+    def encode(self, tokens: Tensor, places: Places | None = None) -> Tensor:
+        """(B, N, D) -> (B, P + N, D): prefix tokens in front, blocks, final norm. Any N, in any order.
+
+        Models whose blocks know of places need `places`, unless the tokens are those of the native grid. Raises ValueError.
+        """
+        c = self.config
+        if self.prefix is not None:
+            prefix = self.prefix
+            if self.slots is not None and c.position_at == "input":
+                prefix = torch.cat([prefix[: c.positioned] + self.slots, prefix[c.positioned :]])
+            prefix = F.dropout(prefix.expand(tokens.shape[0], -1, -1), c.dropout, self.training)
             tokens = torch.cat([prefix, tokens], dim=1)
-        return self.encoder(tokens)
+        tokens = self.first_norm(tokens)
+        if not c.told:
+            return self.encoder(tokens)
+        if places is None:
+            if tokens.shape[1] != c.prefix + math.prod(c.grid):
+                raise ValueError(f"{tokens.shape[1] - c.prefix} tokens are not those of the native grid", "give their places")
+            places = Places(c.grid, c.prefix)
+        return self.encode_placed(tokens, places)
+
+    def encode_placed(self, tokens: Tensor, places: Places) -> Tensor:
+        """(B, P + N, D) -> (B, P + N, D) through blocks that know where their tokens lie."""
+        c = self.config
+        if c.on_grid:
+            if places.index is not None:
+                raise ValueError("axial and windowed blocks take whole grids: no patch can be left out")
+            x = self.encoder(tokens.unflatten(1, places.grid))
+            return (x if self.neck is None else self.neck(x)).flatten(1, -2)
+        if c.position_at == "shared":
+            assert self.position is not None
+            return self.encoder(tokens, everywhere(self.position, self.slots, places))
+        return self.encoder(tokens, places)
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """(B, P + N, D) -> (B, D): the class token (Eq. 4), the mean of the patch tokens, or attention pooling."""
+        """(B, P + N, D) -> (B, D): the class token (Eq. 4), the mean of the patch tokens, or attention pooling.
+
+        For `distilled`, (B, 2 D): the class and the distillation token, side by side.
+        """
         if self.pooling is not None:
             pooled = self.pooling(tokens)
         elif self.config.pool == "mean":
             pooled = tokens[:, self.config.prefix :].mean(1)
+        elif self.config.pool == "distilled":
+            pooled = tokens[:, :2].flatten(1)
         else:
             pooled = tokens[:, 0]
         return self.pooled_norm(pooled)
@@ -108,16 +180,22 @@ class ViT(nn.Module):
         return self.head(pooled)
 
 
-def macs(config: ViTConfig, image: tuple[int, ...] | None = None) -> int:
-    """Multiply-adds of one forward pass for one image, attention products included, softmax, norms and GELU left out.
+def position(config: ViTConfig) -> nn.Module | None:
+    """What is added to patch tokens to say where they are."""
+    if config.position in ("learned", "axes"):
+        return (Learned if config.position == "learned" else LearnedAxes)(config.grid, config.width, config.resize)
+    return None if config.position == "none" else Waves(config.width, config.position.removeprefix("sincos-"))
 
-    N P^2 C D + L (T (4 D^2 + 2 D M) + 2 T^2 D) + K D with T = P + N tokens. FLOPs are twice this; a training step costs
-    three forward passes.
-    """
-    patches = math.prod(grid_of(image or config.image, config.patch))
-    tokens, width = patches + config.prefix, config.width
-    block = tokens * (4 * width**2 + 2 * width * config.hidden) + 2 * tokens**2 * width
-    pool = tokens * 2 * width**2 + 2 * tokens * width + 2 * width**2 + 2 * width * config.hidden
-    head = (config.representation or 0) * width + config.classes * (config.representation or width)
-    embed = patches * math.prod(config.patch) * config.channels * width
-    return embed + config.depth * block + pool * (config.pool == "attention") + head
+
+def head(config: ViTConfig) -> nn.Module:
+    """(B, features) -> (B, classes)."""
+    if not config.classes:
+        return nn.Identity()
+    if config.pool == "distilled":
+        return Heads(config.width, config.classes, config.head_bias)
+    return nn.Linear(config.features, config.classes, config.head_bias)
+
+
+def own_positions(config: ViTConfig) -> nn.Parameter | None:
+    """(S, D): what is added to the first prefix tokens, drawn from N(0, 0.02^2)."""
+    return nn.Parameter(torch.empty(config.positioned, config.width).normal_(std=0.02)) if config.positioned else None

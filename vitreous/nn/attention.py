@@ -5,6 +5,8 @@ N tokens, D width, h heads, d = D / h.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,9 +30,9 @@ class Attention(nn.Module):
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., N, D) -> (..., N, D)."""
-        return self.out(self.inner(x))
+    def forward(self, x: Tensor, *context: Any) -> Tensor:
+        """(..., N, D) -> (..., N, D). `context` is what `inner` of a kind of attention wants to know beside the tokens."""
+        return self.out(self.inner(x, *context))
 
     def inner(self, x: Tensor) -> Tensor:
         """(..., N, D) -> (..., N, D): the heads' answers side by side, before the output layer mixes them."""

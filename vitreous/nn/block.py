@@ -5,15 +5,16 @@ N tokens, D width, M hidden width of the MLP.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.attention import Attention
-
 
 class Mlp(nn.Module):
-    """Two layers with a GELU between them; `gelu` is torch's name of the form, `none` (erf) or `tanh` (Google's code)."""
+    """Two layers with a GELU between them, of the form `gelu`: torch's names `none` (erf) and `tanh` (Google's code), or `quick`,
+    x sigmoid(1.702 x) (OpenAI's CLIP)."""
 
     def __init__(self, width: int, hidden: int, dropout: float = 0.0, gelu: str = "none") -> None:
         super().__init__()
@@ -29,7 +30,30 @@ class Mlp(nn.Module):
 
     def inner(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., M): the hidden layer."""
-        return F.gelu(self.fc1(x), approximate=self.gelu)
+        x = self.fc1(x)
+        return x * torch.sigmoid(1.702 * x) if self.gelu == "quick" else F.gelu(x, approximate=self.gelu)
+
+
+class SwiGLU(nn.Module):
+    """fc2(silu(a) * b) with [a | b] = fc1(x) (arXiv:2002.05202), the MLP of DINOv2's largest model."""
+
+    def __init__(self, width: int, hidden: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.fc1, self.fc2 = nn.Linear(width, 2 * hidden), nn.Linear(hidden, width)
+        for matrix in (*self.fc1.weight.chunk(2), self.fc2.weight):
+            nn.init.xavier_uniform_(matrix)
+        for linear in (self.fc1, self.fc2):
+            nn.init.normal_(linear.bias, std=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D)."""
+        return self.fc2(F.dropout(self.inner(x), self.dropout, self.training))
+
+    def inner(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., M): the hidden layer."""
+        a, b = self.fc1(x).chunk(2, -1)
+        return F.silu(a) * b
 
 
 class Branch(nn.Module):
@@ -55,9 +79,9 @@ class Branch(nn.Module):
         self.part = part
         self.scale = None if layer_scale is None else nn.Parameter(torch.full((width,), layer_scale))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, ..., D) -> (B, ..., D)."""
-        y = F.dropout(self.part(self.norm(x)), self.dropout, self.training)
+    def forward(self, x: Tensor, *context: Any) -> Tensor:
+        """(B, ..., D) -> (B, ..., D); `context` goes to the part."""
+        y = F.dropout(self.part(self.norm(x), *context), self.dropout, self.training)
         if self.scale is not None:
             y = y * self.scale
         if self.training and self.drop_path > 0:
@@ -67,25 +91,25 @@ class Branch(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm residual block: attention, then MLP (Eqs. 2-3). Options are those of `Branch`, `Attention` and `Mlp`."""
+    """Pre-norm residual block: attention, then MLP (Eqs. 2-3), both of `width`. Options are those of `Branch`.
+
+    `Block(768, Attention(768, 12), Mlp(768, 3072))`
+    """
 
     def __init__(
         self,
         width: int,
-        heads: int,
-        hidden: int,
+        attention: nn.Module,
+        mlp: nn.Module,
         dropout: float = 0.0,
         drop_path: float = 0.0,
         layer_scale: float | None = None,
         eps: float = 1e-6,
-        gelu: str = "none",
-        qkv_bias: bool = True,
     ) -> None:
         super().__init__()
         residual = (width, dropout, drop_path, layer_scale, eps)
-        self.attention = Branch(Attention(width, heads, qkv_bias), *residual)
-        self.mlp = Branch(Mlp(width, hidden, dropout, gelu), *residual)
+        self.attention, self.mlp = Branch(attention, *residual), Branch(mlp, *residual)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., N, D) -> (..., N, D)."""
-        return self.mlp(self.attention(x))
+    def forward(self, x: Tensor, *context: Any) -> Tensor:
+        """(..., N, D) -> (..., N, D); `context` goes to the attention."""
+        return self.mlp(self.attention(x, *context))

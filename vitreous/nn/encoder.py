@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,13 +16,13 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width, eps=eps) if norm else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., N, D) -> (..., N, D)."""
+    def forward(self, x: Tensor, *context: Any) -> Tensor:
+        """(..., N, D) -> (..., N, D); `context` goes to every block."""
         for block in self.blocks:
-            x = block(x)
+            x = block(x, *context)
         return self.norm(x)
 
 
-def stack(depth: int, block: Callable[[float], nn.Module], drop_path: float = 0.0) -> list[nn.Module]:
-    """`depth` blocks, each made from its own stochastic depth rate, which rises linearly from 0 to `drop_path`."""
-    return [block(drop_path * i / max(depth - 1, 1)) for i in range(depth)]
+def stack(depth: int, block: Callable[[int, float], nn.Module], drop_path: float = 0.0) -> list[nn.Module]:
+    """`depth` blocks, each made from its number and its own stochastic depth rate, which rises linearly from 0 to `drop_path`."""
+    return [block(i, drop_path * i / max(depth - 1, 1)) for i in range(depth)]

@@ -14,13 +14,16 @@ takes a third off the error.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.nn.attention import Attention
-from vitreous.nn.block import Branch, Mlp
+from vitreous.nn.block import Branch, Mlp, SwiGLU
+from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
+from vitreous.nn.resnet import LineAttention
 
 
 def frozen(module: nn.Module, dtype: torch.dtype = torch.float32, packed: bool = False) -> nn.Module:
@@ -36,16 +39,19 @@ def frozen(module: nn.Module, dtype: torch.dtype = torch.float32, packed: bool =
 
 def copied(module: nn.Module, dtype: torch.dtype, packed: bool, without: str = "") -> nn.Module:
     """The copy, module by module; a child called `without` is left out."""
+    if isinstance(module, LineAttention):
+        dtype = torch.float32  # its logits are not scaled: bfloat16 would cost more than it saves
     if isinstance(module, nn.Linear):
         return product(module, dtype, packed)
     if type(module) is Branch and type(module.part) in LAST:
         return FrozenBranch(module, dtype, packed)
-    kind = FROZEN.get(type(module), type(module)) if packed or not isinstance(module, Mlp) else type(module)
+    fused = not isinstance(module, Mlp) or (packed and module.gelu != "quick")
+    kind = FROZEN.get(type(module), type(module)) if fused else type(module)
     twin = kind.__new__(kind)
     twin.__dict__.update(module.__dict__)
     twin._parameters, twin._buffers, twin._modules = dict(module._parameters), dict(module._buffers), {}
     for name, child in module._modules.items():
-        if isinstance(module, Mlp) and packed and name == "fc1":
+        if kind is FrozenMlp and isinstance(module, Mlp) and name == "fc1":
             twin._modules[name] = Packed(module.fc1, dtype, gelu=module.gelu)
         elif name != without:
             twin._modules[name] = None if child is None else copied(child, torch.float32 if name == "head" else dtype, packed)
@@ -83,13 +89,13 @@ class FrozenBranch(nn.Module):
         self.part = copied(branch.part, dtype, packed, without=last)
         self.last = product(getattr(branch.part, last), dtype, packed, branch.scale)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *context: Any) -> Tensor:
         """(..., N, D) -> (..., N, D) float32."""
-        return self.last.onto(self.part.inner(self.norm(x)), x)  # type: ignore[operator]
+        return self.last.onto(self.part.inner(self.norm(x), *context), x)  # type: ignore[operator]
 
 
 #: the parts that `FrozenBranch` knows, and the name of the linear layer that comes after `inner`
-LAST = {Attention: "out", Mlp: "fc2"}
+LAST = {Attention: "out", RelativeAttention: "out", RotaryAttention: "out", GridAttention: "out", Mlp: "fc2", SwiGLU: "fc2"}
 
 
 def product(linear: nn.Linear, dtype: torch.dtype, packed: bool, scale: Tensor | None = None) -> Plain | Packed:

@@ -12,26 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-#: How a table of positions is read at another grid: the keyword arguments of `F.interpolate` along one axis.
+from vitreous.nn.sizes import grid_of
+
+#: How a table of positions is read at another grid, by the rule of whoever trained it: arguments of `F.interpolate`.
 RESIZE = {
-    "bicubic": {"mode": "bicubic", "antialias": True, "align_corners": False},  # timm, DINOv2 with registers
-    "bilinear": {"mode": "bilinear", "align_corners": True},  # Google's loader: scipy zoom of order 1
+    "bicubic-antialias": {"mode": "bicubic", "antialias": True, "align_corners": False},  # timm, DINOv2 with registers
+    "bicubic": {"mode": "bicubic", "align_corners": False},  # DeiT, MAE, transformers
+    "bicubic-offset": {"mode": "bicubic", "align_corners": False},  # DINO, DINOv2: the scale is (new + 0.1) / old
+    "bilinear": {"mode": "bilinear", "align_corners": False},  # timm, for Google's files
+    "bicubic-aligned": {"mode": "bicubic", "align_corners": True},  # torchvision
+    "zoom": {"mode": "bilinear", "align_corners": True},  # Google's own: scipy.ndimage.zoom of order 1
+    "zoom-scipy": {"mode": "bilinear", "align_corners": True},  # the same with scipy's rounding: the last row may be 0
 }
-
-
-def grid_of(image: tuple[int, ...], patch: tuple[int, ...]) -> tuple[int, ...]:
-    """The grid that `patch` cuts out of `image`; both hold one length per axis, in pixels.
-
-    Raises ValueError where a patch does not divide its axis: a remainder is never dropped in silence.
-    """
-    if len(image) != len(patch) or any(i <= 0 or i % p for i, p in zip(image, patch, strict=True)):
-        raise ValueError(f"image size {by(image)} is not a multiple of patch {by(patch)}")
-    return tuple(i // p for i, p in zip(image, patch, strict=True))
-
-
-def by(sizes: tuple[int, ...]) -> str:
-    """`224` for a square, `224x192` otherwise: how sizes are written for people."""
-    return str(sizes[0]) if len(set(sizes)) == 1 else "x".join(map(str, sizes))
 
 
 def patchify(images: Tensor, patch: tuple[int, ...]) -> Tensor:
@@ -61,7 +53,31 @@ def take(tokens: Tensor, places: Tensor) -> Tensor:
     return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[-1]))
 
 
-def resize(table: Tensor, grid: tuple[int, ...], how: str = "bicubic") -> Tensor:
+def cut(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
+    """(B, *grid, D) -> (B, *count, *size, D): windows, the grid filled up with zeros after its ends to a multiple of `size`."""
+    batch, *grid, width = tokens.shape
+    missing = [-g % s for g, s in zip(grid, size, strict=True)]
+    if any(missing):
+        tokens = F.pad(tokens, [0, 0, *(number for m in reversed(missing) for number in (0, m))])
+    count, axes = [-(-g // s) for g, s in zip(grid, size, strict=True)], len(size)
+    split = [number for pair in zip(count, size, strict=True) for number in pair]
+    order = [0, *range(1, 1 + 2 * axes, 2), *range(2, 2 + 2 * axes, 2), 1 + 2 * axes]
+    return tokens.reshape(batch, *split, width).permute(order)
+
+
+def join(windows: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """(B, *count, *size, D) -> (B, *grid, D): the inverse of `cut`, without what was filled up."""
+    axes = len(grid)
+    batch, *sizes, width = windows.shape
+    order = [0, *(axis for i in range(axes) for axis in (1 + i, 1 + axes + i)), 1 + 2 * axes]
+    whole = [count * size for count, size in zip(sizes[:axes], sizes[axes:], strict=True)]
+    tokens = windows.permute(order).reshape(batch, *whole, width)
+    for axis, length in enumerate(grid):
+        tokens = tokens.narrow(1 + axis, 0, length)
+    return tokens
+
+
+def resize(table: Tensor, grid: tuple[int, ...], how: str = "bicubic-antialias") -> Tensor:
     """(*old, D) -> (*grid, D): a table of positions read at another grid, one axis after the other.
 
     `how` names a row of `RESIZE`. Interpolation is linear in the table, so each axis is one small matrix and the
@@ -76,6 +92,11 @@ def resize(table: Tensor, grid: tuple[int, ...], how: str = "bicubic") -> Tensor
 
 
 def axis_weights(old: int, new: int, how: str) -> Tensor:
-    """The (new, old) matrix that resizes one axis; every row sums to one."""
+    """The (new, old) matrix that resizes one axis; every row sums to one, but for the row that `zoom-scipy` may lose."""
     identity = torch.eye(old, dtype=torch.float64)[None, None]  # columns are unit vectors; only rows are resized
-    return F.interpolate(identity, size=(new, old), **RESIZE[how])[0, 0]
+    if how == "bicubic-offset":
+        return F.interpolate(identity, scale_factor=((new + 0.1) / old, 1.0), **RESIZE[how])[0, 0]
+    weights = F.interpolate(identity, size=(new, old), **RESIZE[how])[0, 0]
+    if how == "zoom-scipy" and new > 1 and (old - 1) / (new - 1) * (new - 1) > old - 1:
+        weights[-1] = 0.0  # the last coordinate is rounded to beyond the table, where scipy reads zero
+    return weights

@@ -29,3 +29,16 @@ class AttentionPool(nn.Module):
         k, v = self.kv(tokens).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 2 x (B, h, N, d)
         x = self.out(attend(q, k, v).transpose(1, 2).flatten(2))
         return (x + self.mlp(self.norm(x)))[:, 0]
+
+
+class Heads(nn.Module):
+    """Two classifiers, one on the class token and one on the distillation token; their logits' mean (DeiT, arXiv:2012.12877)."""
+
+    def __init__(self, width: int, classes: int, bias: bool = True) -> None:
+        super().__init__()
+        self.label, self.teacher = nn.Linear(width, classes, bias), nn.Linear(width, classes, bias)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """(B, 2 D) -> (B, classes)."""
+        label, teacher = pooled.chunk(2, -1)
+        return (self.label(label) + self.teacher(teacher)) / 2

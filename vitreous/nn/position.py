@@ -1,6 +1,11 @@
-"""Where a token is: position embeddings added to a grid of tokens."""
+"""Where a token is: position embeddings added to a grid of tokens, and what attention is told of places.
+
+P prefix tokens, K patch tokens, D width.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -9,15 +14,32 @@ from torch import Tensor, nn
 from vitreous.nn.grid import resize
 
 
-def sincos(grid: tuple[int, ...], width: int, base: float = 10000.0) -> Tensor:
+class Places(NamedTuple):
+    """Where the tokens of a batch lie: `prefix` tokens in front, then those of a grid, in raster order.
+
+    Where only some patches are there, `index` (B, K) int64 has their numbers in the grid.
+    """
+
+    grid: tuple[int, ...]
+    prefix: int = 0
+    index: Tensor | None = None
+
+    def read(self, table: Tensor) -> Tensor:
+        """(*grid, C) -> (1 or B, K, C): the rows of a table that belong to the patch tokens."""
+        rows = table.flatten(0, -2)
+        return rows[None] if self.index is None else rows[self.index]
+
+
+def sincos(grid: tuple[int, ...], width: int, base: float = 10000.0, form: str = "mae") -> Tensor:
     """(*grid, width): sines and cosines of each axis' coordinate, an equal share of the channels to an axis.
 
-    Along one axis with m = width / axes channels: [sin(w_i x) | cos(w_i x)], w_i = base^(-i / (m / 2)), i = 0 .. m / 2 - 1;
-    the last axis comes first, as in MAE's two-dimensional form. Channels that do not divide stay zero.
+    Along one axis with m = width / axes channels: [sin(w_i x) | cos(w_i x)], i = 0 .. m / 2 - 1, with w_i = base^(-i / (m / 2))
+    in MAE's and DiT's `form` and base^(-i / (m / 2 - 1)) in `big-vision`'s (arXiv:2205.01580); the last axis comes first in both.
+    Channels that do not divide stay zero.
     """
     axes = len(grid)
     half = width // (2 * axes)
-    frequencies = base ** (-torch.arange(half) / half)
+    frequencies = base ** (-torch.arange(half) / (half - 1 if form == "big-vision" else half))
     parts = []
     for axis in reversed(range(axes)):
         angles = torch.arange(grid[axis])[:, None] * frequencies  # (length, half)
@@ -32,11 +54,78 @@ class Learned(nn.Module):
     At another grid the table is resized (section 3.2), so a larger, smaller or non-square image needs no new model.
     """
 
-    def __init__(self, grid: tuple[int, ...], width: int, how: str = "bicubic") -> None:
+    def __init__(self, grid: tuple[int, ...], width: int, how: str = "bicubic-antialias") -> None:
         super().__init__()
         self.how = how
         self.table = nn.Parameter(torch.empty(*grid, width).normal_(std=0.02))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(B, *grid, D) -> (B, *grid, D)."""
-        return tokens + resize(self.table, tuple(tokens.shape[1:-1]), self.how)
+    def read(self, grid: tuple[int, ...]) -> Tensor:
+        """(*grid, D)."""
+        return resize(self.table, grid, self.how)
+
+
+class LearnedAxes(nn.Module):
+    """Learned 2-D positions (arXiv:2010.11929, D.4): a table per axis, an equal share of the channels each.
+
+    e(i, j) = [X[j] | Y[i]]: the last axis comes first. Raises ValueError where the axes do not divide the width.
+    """
+
+    def __init__(self, grid: tuple[int, ...], width: int, how: str = "bicubic-antialias") -> None:
+        super().__init__()
+        if width % len(grid):
+            raise ValueError(f"width {width} is not a multiple of {len(grid)} axes")
+        self.how = how
+        self.tables = nn.ParameterList(torch.empty(length, width // len(grid)).normal_(std=0.02) for length in grid)
+
+    def read(self, grid: tuple[int, ...]) -> Tensor:
+        """(*grid, D)."""
+        parts = []
+        for axis in reversed(range(len(grid))):
+            line = resize(self.tables[axis], (grid[axis],), self.how)
+            parts.append(line.view(*[-1 if a == axis else 1 for a in range(len(grid))], line.shape[-1]).expand(*grid, -1))
+        return torch.cat(parts, -1)
+
+
+class Waves(nn.Module):
+    """Fixed positions, `sincos` of a form; nothing to learn, and the same at any grid."""
+
+    def __init__(self, width: int, form: str = "mae") -> None:
+        super().__init__()
+        self.width, self.form = width, form
+
+    def read(self, grid: tuple[int, ...]) -> Tensor:
+        """(*grid, D)."""
+        return sincos(grid, self.width, form=self.form)
+
+
+def everywhere(position: nn.Module, slots: Tensor | None, places: Places) -> Tensor:
+    """(1 or B, P + K, D): what every token's position is; prefix tokens beyond the `slots` (S, D) have none."""
+    table = places.read(position.read(places.grid))  # type: ignore[operator]
+    front = table.new_zeros(places.prefix, table.shape[-1])
+    if slots is not None:
+        front = torch.cat([slots, front[len(slots) :]])
+    return torch.cat([front.expand(len(table), -1, -1), table], 1)
+
+
+class Placed(nn.Module):
+    """A block with positions of its own, added to what comes in (arXiv:2010.11929, D.4, Table 8)."""
+
+    def __init__(self, block: nn.Module, position: nn.Module, slots: nn.Parameter | None) -> None:
+        super().__init__()
+        self.block, self.position, self.slots = block, position, slots
+
+    def forward(self, x: Tensor, places: Places) -> Tensor:
+        """(B, P + K, D) -> (B, P + K, D)."""
+        return self.block(x + everywhere(self.position, self.slots, places).to(x))
+
+
+class Shared(nn.Module):
+    """A block that adds positions which all blocks share (the last column there), worked out once."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor, added: Tensor) -> Tensor:
+        """(B, P + K, D), positions (1 or B, P + K, D) -> (B, P + K, D)."""
+        return self.block(x + added.to(x))

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.models.vit import ViT
+from vitreous.models.zoo import Model
 from vitreous.nn.grid import take
 
 
@@ -17,13 +18,16 @@ class Supervised(nn.Module):
     those patches are encoded: patch dropout, as MAE and FLIP leave patches out (arXiv:2212.00794).
     """
 
-    def __init__(self, model: ViT, smoothing: float = 0.0) -> None:
+    def __init__(self, model: Model, smoothing: float = 0.0) -> None:
         super().__init__()
         self.model, self.smoothing = model, smoothing
 
     def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        tokens = self.model.place(self.model.project(batch["images"]))
-        if "keep" in batch:
-            tokens = take(tokens, batch["keep"])
-        logits = self.model.classify(self.model.pool(self.model.encode(tokens))).float()
+        model = self.model
+        if "keep" in batch and isinstance(model, ViT):
+            tokens = model.project(batch["images"])
+            kept = take(model.place(tokens), batch["keep"])
+            logits = model.classify(model.pool(model.encode(kept, model.places(tokens, batch["keep"])))).float()
+        else:
+            logits = model(batch["images"]).float()
         return {"loss": F.cross_entropy(logits, batch["labels"], label_smoothing=self.smoothing)}

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vitreous.config import set_path
+from vitreous.config import set_paths
 from vitreous.data.augment import Augment
 from vitreous.data.preprocess import HALF, Preprocess
 from vitreous.data.sources import Data
 from vitreous.errors import UsageError
 from vitreous.machine import default_workers, pick_device, pick_precision
-from vitreous.models.config import ViTConfig, nearby
-from vitreous.models.vit import macs
-from vitreous.models.zoo import configure
+from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.cost import macs
+from vitreous.models.names import configure, name_of
+from vitreous.nn.sizes import nearby
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.run import DataOptions, Optimizer, Run, Schedule
 from vitreous.training.shards import default_shards
@@ -59,25 +60,35 @@ def derive(options: TrainOptions, data: Data, facts: Facts, start: Start | None 
     return periods(run, options)
 
 
-def architecture(options: TrainOptions, facts: Facts, classes: int, start: ViTConfig | None) -> ViTConfig:
-    """The model: as named, as the weights have it, or as suits the pictures."""
+def architecture(options: TrainOptions, facts: Facts, classes: int, start: ModelConfig | None) -> ModelConfig:
+    """The model: as named, as the weights have it, or as suits the pictures.
+
+    Raises UsageError for a --model that is not that of the weights, and a --patch-size for what has none of its own.
+    """
     native = facts.size if max(facts.size) <= SMALL else None
     if start is not None:
-        if options.model and configure(options.model).width != start.width:
+        if options.model and name_of(configure(options.model)) != name_of(start):
             raise UsageError(f"--model {options.model} does not fit the weights of --init {options.init}", "leave --model out")
         image = (options.image_size,) * 2 if options.image_size else start.image
-        return replace(start, image=image, classes=classes, representation=None)
+        changes = {"representation": None, "head_bias": True} if isinstance(start, ViTConfig) else {}
+        return replace(start, image=image, classes=classes, **changes)  # type: ignore[arg-type]
     name = options.model or ("ViT-Ti/16" if native is None else "ViT-64x6/2" if max(native) <= 16 else "ViT-128x6/4")
     model = configure(name)
+    fixed = not isinstance(model, ViTConfig) or model.stem is not None
+    if fixed and options.patch_size:
+        raise UsageError(f"{name} has no patches to choose a size for", "leave --patch-size out")
     patch = (options.patch_size,) * 2 if options.patch_size else model.patch
     image = (options.image_size,) * 2 if options.image_size else nearby(native or (224, 224), patch)
-    model = replace(model, image=image, patch=patch, classes=classes, channels=facts.channels)
-    if native is not None:  # small data: mean pooling learns faster than a class token
-        model = replace(model, pool="mean", class_token=False, class_position=False)
-    return model
+    model = replace(model, image=image, classes=classes, channels=facts.channels)  # type: ignore[arg-type]
+    if isinstance(model, ViTConfig):
+        model = replace(model, patch=patch, head_bias=True)
+        if native is not None and model.pool == "class":  # small data: mean pooling learns faster than a class token
+            model = replace(model, pool="mean", class_token=False)
+    of_model = {path.partition(".")[2]: words for path, words in options.settings.items() if path.startswith("model.")}
+    return set_paths(model, of_model, "model.")
 
 
-def common(model: ViTConfig, facts: Facts, options: TrainOptions) -> dict[str, Any]:
+def common(model: ModelConfig, facts: Facts, options: TrainOptions) -> dict[str, Any]:
     """What every recipe starts from."""
     return {
         "data": DataOptions("", tuple(map(str, range(model.classes))), facts.images, ""),
@@ -88,14 +99,19 @@ def common(model: ViTConfig, facts: Facts, options: TrainOptions) -> dict[str, A
     }
 
 
-def digits(model: ViTConfig, facts: Facts, options: TrainOptions) -> Run:
+def sees_all(model: ModelConfig) -> bool:
+    """Whether it is a ViT each of whose blocks sees every patch."""
+    return isinstance(model, ViTConfig) and not model.on_grid
+
+
+def digits(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     """`vitreous train digits`: the embedded set, a minute on two cores. Figures: benchmarks/README.md."""
     return Run(
         **common(model, facts, options),
         augment=Augment(shift=0.125, rotate=12, zoom=0.12, border="zeros"),
         optimizer=Optimizer("muon", lr=3e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.05),
         schedule=Schedule(warmup_steps=50),
-        mimetic=True,
+        mimetic=sees_all(model),
         smoothing=0.1,
         batch_size=128,
         epochs=100,
@@ -103,7 +119,7 @@ def digits(model: ViTConfig, facts: Facts, options: TrainOptions) -> Run:
     )
 
 
-def small(model: ViTConfig, facts: Facts, options: TrainOptions) -> Run:
+def small(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     """Pictures up to 64 pixels from scratch, as CIFAR. Figures: benchmarks/README.md."""
     batch = max(1, min(128, facts.images // 4))
     epochs = round(min(300.0, max(10.0, 4.5e5 / facts.images)), 1)
@@ -113,16 +129,16 @@ def small(model: ViTConfig, facts: Facts, options: TrainOptions) -> Run:
         augment=Augment(shift=0.0625, flip=0.5),
         optimizer=Optimizer("muon", lr=2e-3, matrix_lr=0.007, betas=(0.9, 0.95), weight_decay=0.05),
         schedule=Schedule(warmup_steps=round(0.05 * steps)),
-        mimetic=True,
+        mimetic=sees_all(model),
         smoothing=0.05,
-        patch_dropout=0.5,
+        patch_dropout=0.5 * sees_all(model),
         batch_size=batch,
         epochs=epochs,
         ema=0.998,
     )
 
 
-def photos(model: ViTConfig, facts: Facts, options: TrainOptions) -> Run:
+def photos(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     """Photographs, from scratch or from weights. The rate follows the batch: lr = 1e-3 x batch / 1024 from scratch, a tenth
     of it from weights, never below 1e-5 (DeiT's linear rule, arXiv:2012.12877)."""
     started = options.init is not None
@@ -135,7 +151,7 @@ def photos(model: ViTConfig, facts: Facts, options: TrainOptions) -> Run:
         augment=Augment(crop=(0.3 if started else 0.2, 1.0), flip=0.5, rand_layers=0 if started else 2),
         optimizer=Optimizer("adamw", lr=max(1e-5, (1e-4 if started else 1e-3) * max(size, 64) / 256), weight_decay=0.05),
         schedule=Schedule(warmup_steps=round(0.05 * steps)),
-        mimetic=not started,
+        mimetic=not started and sees_all(model),
         smoothing=0.1,
         batch_size=batch,
         epochs=epochs,
@@ -191,9 +207,7 @@ def apply(run: Run, options: TrainOptions) -> Run:
         run = replace(run, epochs=options.steps * run.step_size / run.data.images)
     if options.warmup_steps is None and (options.epochs or options.steps or options.batch_size or options.accumulate):
         run = replace(run, schedule=replace(run.schedule, warmup_steps=round(0.05 * run.steps)))
-    for path, words in options.settings.items():
-        run = set_path(run, path, words)
-    return run
+    return set_paths(run, options.settings)
 
 
 def put(run: Run, path: str, value: Any) -> Run:

@@ -20,9 +20,9 @@ class TrainOptions:
     data: Annotated[Positional[str], arg(metavar="DATA")]
     """`digits`, a folder with train/, val/, test/ of CLASS/*, or a folder of CLASS/*."""
     model: str | None = None
-    """ViT-B/16, S/32, vit_base_patch16_224, or ViT-WIDTHxDEPTH/PATCH; `vitreous models` lists them."""
+    """ViT-B/16, R50+ViT-B/16, BiT-R50x1, vit_base_patch16_224, ViT-WIDTHxDEPTH/PATCH; `vitreous models` lists them."""
     init: str | None = None
-    """Weights to start from: a run folder, a bundle, or a .safetensors file with timm's keys."""
+    """Weights to start from: a run folder, a bundle, a file or folder of a known format, hf:org/name, timm:name."""
     out: str | None = None
     """The run folder to make (default: runs/DATE-MODEL-DATA)."""
     resume: bool = False

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.machine import peak_memory, settle_allocator
-from vitreous.models.vit import macs
-from vitreous.models.zoo import name_of
-from vitreous.nn.grid import by
+from vitreous.models.cost import macs
+from vitreous.models.names import name_of
+from vitreous.nn.sizes import by
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.train import plan
 from vitreous.training.folder import Folder

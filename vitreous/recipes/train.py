@@ -16,7 +16,7 @@ from vitreous.data.sources import Arrays, Data, open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.engine import How
 from vitreous.machine import default_workers, environment, warning
-from vitreous.models.zoo import configure, name_of
+from vitreous.models.names import configure, name_of
 from vitreous.recipes.derive import Facts, apply, derive
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.evaluate import evaluate

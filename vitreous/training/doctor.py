@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from vitreous.machine import DTYPES, environment, has_bf16, packs, pick_device, pick_precision, settle_allocator
-from vitreous.models.vit import ViT, macs
-from vitreous.models.zoo import configure
+from vitreous.models.cost import macs
+from vitreous.models.names import configure_vit
+from vitreous.models.vit import ViT
 from vitreous.nn.frozen import can_pack
 from vitreous.objectives.supervised import Supervised
 from vitreous.training.flat import Flat
@@ -29,7 +30,7 @@ def examine(device: str = "auto") -> dict[str, Any]:
     device = pick_device(device)
     precision = pick_precision("auto", device)
     settle_allocator()
-    config = configure("ViT-Ti/16")
+    config = configure_vit("ViT-Ti/16")
     objective = Supervised(ViT(config))
     flat = Flat(objective, DTYPES[precision], torch.device(device), shards=default_shards(device, BATCH))
     optimizers, shards = Optimizers(Optimizer(), flat), Shards(objective, flat)

@@ -22,22 +22,27 @@ from vitreous.evaluation.classification import Report, judge
 from vitreous.evaluation.engine import How, make_engine
 from vitreous.evaluation.forward import CHUNK, logits_of
 from vitreous.machine import default_workers, pick_device, warning
-from vitreous.models.zoo import name_of
+from vitreous.models.names import name_of
 from vitreous.training.folder import Folder
 from vitreous.training.session import Listener, Silent
+from vitreous.weights.adopt import bundle_in, open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
 
 READINGS = "evaluations.jsonl"
 
 
 def open_bundle(run: str | os.PathLike[str]) -> Bundle:
-    """The bundle of a run folder, or the bundle that the folder is. Raises WeightsError or UsageError."""
+    """The bundle of a run folder, or that the folder is, or made of foreign weights. Raises WeightsError or UsageError."""
     path = Path(run)
-    if not path.exists():
+    if ":" not in os.fspath(run) and not path.exists():
         raise UsageError(f"no run at {path}", "`vitreous train` makes one; runs/latest is the newest")
     if (path / "config.yaml").is_file() and not (path / "model").is_dir():
         raise UsageError(f"the run in {path} did not finish", f"continue it: vitreous train --resume --out {path}")
-    return load_bundle(path / "model" if (path / "model").is_dir() else path)
+    folder = bundle_in(path)
+    bundle = load_bundle(folder) if folder else open_weights(run).bundle()
+    if not bundle.classes:
+        raise UsageError(f"{run} has no head: it gives features, not classes", f"train one: vitreous train DATA --init {run}")
+    return bundle
 
 
 def evaluate(

@@ -8,7 +8,7 @@ from typing import Literal
 from vitreous.data.augment import Augment
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import ModelConfig, ViTConfig
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Run:
     """
 
     data: DataOptions
-    model: ViTConfig
+    model: ModelConfig
     preprocess: Preprocess
     augment: Augment = field(default_factory=Augment)
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -102,6 +102,8 @@ class Run:
             raise UsageError(f"{self.shards} shards go with neither compile, dropout nor drop_path", "use --shards 1")
         if not 0 <= self.patch_dropout < 1:
             raise UsageError(f"patch_dropout must be at least 0 and below 1, not {self.patch_dropout}")
+        if (not isinstance(self.model, ViTConfig) or self.model.on_grid) and (self.patch_dropout or self.mimetic):
+            raise UsageError("patch dropout and mimetic initialisation are for ViTs whose blocks see every patch", "leave them out")
         if not 0 < self.progressive <= 1 or (self.progressive < 1 and len(self.model.image) != 2):
             raise UsageError(f"progressive must be above 0 and at most 1 (1 for other than pictures), not {self.progressive}")
         if self.model.classes != len(self.data.classes):

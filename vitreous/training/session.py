@@ -26,9 +26,12 @@ from vitreous.evaluation.classification import Report, judge
 from vitreous.evaluation.engine import TorchEngine
 from vitreous.evaluation.forward import logits_of
 from vitreous.machine import DTYPES, peak_memory, settle_allocator
+from vitreous.models.bit import BiT
+from vitreous.models.cost import macs
 from vitreous.models.initial import mimetic
-from vitreous.models.vit import ViT, macs
-from vitreous.models.zoo import name_of
+from vitreous.models.names import name_of
+from vitreous.models.vit import ViT
+from vitreous.models.zoo import Model, build
 from vitreous.objectives.supervised import Supervised
 from vitreous.training.flat import Flat
 from vitreous.training.folder import Folder
@@ -134,8 +137,8 @@ class Session:
         """The model, its objective, its flat weights and its optimisers, at step 0."""
         run = self.run
         torch.manual_seed(int(key(run.seed)) >> 1)
-        model = ViT(run.model)
-        if run.mimetic:
+        model = build(run.model)
+        if run.mimetic and isinstance(model, ViT):
             mimetic(model)
         if run.init:
             self.listener.note(adopt(model, run.init).text())
@@ -326,10 +329,10 @@ class Session:
         return 6 * macs(self.run.model) * state.images / 1e18
 
 
-def averaged(state: State) -> ViT:
+def averaged(state: State) -> Model:
     """The model that computes with the averaged weights."""
     model = state.flat.twin.get_submodule("model")
-    assert isinstance(model, ViT)
+    assert isinstance(model, ViT | BiT)
     return model
 
 

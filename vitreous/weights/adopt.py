@@ -1,23 +1,77 @@
-"""Start a model from weights: find them, read them, and say what was kept, new, unused and resized."""
+"""Start from weights, wherever they come from: find them, read them, fit them to a model, and say what became of them."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import WeightsError
-from vitreous.models.config import ViTConfig
-from vitreous.models.vit import ViT
-from vitreous.nn.grid import by, resize
-from vitreous.weights import timm
-from vitreous.weights.bundle import DESCRIPTION, fill, load_bundle, read_safetensors
+from vitreous.models.config import ModelConfig
+from vitreous.models.hollow import hollow
+from vitreous.models.zoo import Model
+from vitreous.nn.grid import resize
+from vitreous.nn.sizes import by
+from vitreous.weights.beside import class_names, fields, preprocessing
+from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
+from vitreous.weights.fetch import fetch
+from vitreous.weights.foreign import Found, find, json_in, weights_in
 
 HEAD = ("head.", "representation.")
+TABLES = re.compile(r"(^|\.)(table|tables\.\d+|rows|columns|relative)$")  # names of what is read at another grid
+ENTRY = ("stem.root.conv.weight", "body.root.conv.weight", "projection.weight")  # the first that is there reads the image
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights that were found and understood: `state` reads them, in our names, float32."""
+
+    source: str
+    title: str
+    config: ModelConfig
+    preprocess: Preprocess
+    classes: tuple[str, ...]
+    state: Callable[[], dict[str, Tensor]]
+    unused: list[str] = field(default_factory=list)
+
+    def bundle(self) -> Bundle:
+        """The model with these weights, and what belongs to it."""
+        model = hollow(self.config)
+        fill(model, self.state(), self.source)
+        return Bundle(model.eval(), self.classes, self.preprocess, {"init": self.source})
+
+
+def open_weights(source: str | os.PathLike[str], said: dict[str, Any] | None = None) -> Weights:
+    """Weights from a run folder, a bundle, a file or a folder of a known format, `hf:org/name`, `timm:name` or a pinned URL.
+
+    `said`: what the user says of the model beyond what its files tell, fields of its config. Raises WeightsError, and
+    UsageError for a source that names nothing.
+    """
+    path = fetch(os.fspath(source))
+    folder = bundle_in(path)
+    if folder:
+        bundle = load_bundle(folder)
+        return Weights(os.fspath(source), "a bundle", bundle.model.config, bundle.preprocess, bundle.classes, bundle.model.state_dict)
+    beside: dict[str, Any] = {}
+    if path.is_dir():
+        if (path / "config.yaml").is_file():
+            raise WeightsError(f"{path} holds no {DESCRIPTION}", "name a run folder that finished, or a bundle")
+        files, beside = weights_in(path)
+    else:
+        files = [path]
+        if path.name.startswith(("model.", "pytorch_model.")):
+            beside = json_in(path.parent / "config.json")
+    found: Found = find(files, fields(beside) | (said or {}))
+    preprocess = preprocessing(found.format, found.config, path if path.is_dir() else None, beside)
+    names = class_names(found.config, beside)
+    return Weights(os.fspath(source), found.format.title, found.config, preprocess, names, found.state, found.unused)
 
 
 @dataclass(frozen=True)
@@ -25,81 +79,95 @@ class Adoption:
     """What became of the tensors of a source."""
 
     source: str
+    title: str
     kept: list[str]
     new: list[str]
     unused: list[str]
     resized: str = ""
+    channels: str = ""
 
     def text(self) -> str:
         """One line for people."""
-        line = f"started from {self.source} (kept {len(self.kept)} tensors, new {len(self.new)}, unused {len(self.unused)})"
+        line = f"started from {self.source}, {self.title} (kept {len(self.kept)} tensors, new {len(self.new)}, unused {len(self.unused)})"
         if any(name.startswith(HEAD) for name in self.new):
             line += "; the head is new and zero-initialised"
-        return line + (f"; positions resized {self.resized}" if self.resized else "")
+        line += f"; positions resized {self.resized}" if self.resized else ""
+        return line + (f"; channels {self.channels}" if self.channels else "")
 
 
-def read_weights(source: str | os.PathLike[str]) -> tuple[ViTConfig, dict[str, Tensor]]:
-    """Weights and the config they fit, from a run folder, a bundle, or a safetensors file with timm's keys.
-
-    Raises WeightsError for anything else.
-    """
-    path = Path(source)
-    folder = bundle_in(path)
-    if folder:
-        model = load_bundle(folder).model
-        return model.config, model.state_dict()
-    if not path.exists():
-        raise WeightsError(f"no weights at {path}", "name a run folder, a bundle, or a .safetensors file")
-    if path.is_dir():
-        raise WeightsError(f"{path} holds no {DESCRIPTION}", "name a run folder that finished, or a bundle")
-    if path.suffix != ".safetensors":
-        raise WeightsError(f"{path} is of a kind that is not read yet", "save it as .safetensors first")
-    state = read_safetensors(path)
-    if not timm.is_timm(state):
-        raise WeightsError(f"{path} has tensors of an unknown layout", "timm's plain ViTs are read")
-    return timm.read(state)
-
-
-def adopt(model: ViT, source: str | os.PathLike[str]) -> Adoption:
+def adopt(model: Model, source: str | os.PathLike[str] | Weights) -> Adoption:
     """Give a model, in place, the weights of a source: everything but a head of another shape.
 
-    Positions are resized to the model's grid (arXiv:2010.11929, section 3.2), a representation layer or a head that does
-    not fit is left as it was initialised: at zero. Raises WeightsError where anything else differs, listing it.
+    Positions are resized to the model's grid by the rule in its config (arXiv:2010.11929, section 3.2), other channels are
+    made as `rechannelled` says, and a representation layer or a head that does not fit is left as it was initialised: at zero.
+    Raises WeightsError where anything else differs, listing it.
     """
-    _, state = read_weights(source)
-    own = model.state_dict()
-    state, resized = dict(state), ""
-    if "class_position" in state and "class_position" not in own:
-        state["prefix"] = torch.cat([state["prefix"][:1] + state["class_position"], state["prefix"][1:]])
-        del state["class_position"]
-    elif "class_position" in own and "class_position" not in state:
-        state["class_position"] = torch.zeros_like(own["class_position"])
-    table = state["position.table"]
-    if table.shape[:-1] != model.config.grid:
-        state["position.table"] = resize(table, model.config.grid, model.config.resize)
-        resized = f"{by(tuple(table.shape[:-1]))} -> {by(model.config.grid)}"
+    weights = source if isinstance(source, Weights) else open_weights(source)
+    own, state = model.state_dict(), dict(weights.state())
+    folded(state, own)
+    resized = f"{by(weights.config.grid)} -> {by(model.config.grid)}" if spread(state, own, model.config) else ""
+    channels = ""
+    for name in ENTRY:
+        before, after = weights.config.channels, model.config.channels
+        if name in state and before != after and name in own:
+            state[name] = rechannelled(state[name], before, after)
+            channels = f"{before} -> {after}"
+            break
     dropped = [name for name in own if name.startswith(HEAD) and (name not in state or state[name].shape != own[name].shape)]
     unused = [name for name in state if name.startswith(HEAD) and (name in dropped or name not in own)]
     kept = [name for name in state if name not in unused]
-    fill(model, {name: state[name] for name in kept} | {name: own[name] for name in dropped}, os.fspath(source))
-    return Adoption(os.fspath(source), kept, dropped, unused, resized)
+    fill(model, {name: state[name] for name in kept} | {name: own[name] for name in dropped}, weights.source)
+    return Adoption(weights.source, weights.title, kept, dropped, unused + weights.unused, resized, channels)
+
+
+def spread(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig) -> bool:
+    """Resize tables of positions, in place, to the model's; whether there were any to resize."""
+    found = False
+    for name, tensor in own.items():
+        if not TABLES.search(name) or name not in state or state[name].shape == tensor.shape:
+            continue
+        table, absolute = state[name], "position" in name
+        if table.ndim == tensor.ndim and table.shape[-1] == tensor.shape[-1]:
+            axes = len(tensor.shape) - 1 if absolute else 1
+            flat = table.flatten(axes) if not absolute else table
+            state[name] = resize(flat, tuple(tensor.shape[:axes]), config.resize if absolute else "bilinear").reshape(tensor.shape)
+            found = True
+    return found
+
+
+def folded(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    """Positions of prefix tokens, in place, as the model has them: only their sum with the tokens matters."""
+    if "slots" in state and ("slots" not in own or own["slots"].shape != state["slots"].shape):
+        slots = state.pop("slots")
+        state["prefix"] = torch.cat([state["prefix"][: len(slots)] + slots, state["prefix"][len(slots) :]])
+    if "slots" in own and "slots" not in state:
+        state["slots"] = torch.zeros_like(own["slots"])
+
+
+def rechannelled(weight: Tensor, before: int, after: int) -> Tensor:
+    """The first layer's weights, (D, C p q) or (O, C, k, k), for images with another number of channels.
+
+    One channel takes the sum over the old ones, so a grey picture gives what it gave as three equal channels. More channels
+    take the old ones in turn, times before / after, which keeps the size of the answer: channel c is old channel c mod before.
+    A ResNet standardises its filters on every pass, so there only their directions are kept, and answers differ.
+    """
+    split = weight.unflatten(1, (before, -1)) if weight.ndim == 2 else weight.flatten(2)  # (O, C, rest)
+    made = split.sum(1, keepdim=True) if after == 1 else split[:, torch.arange(after) % before] * (before / after)
+    return made.flatten(1) if weight.ndim == 2 else made.reshape(len(weight), after, *weight.shape[2:])
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a model starts: the config of the weights and, if they are a bundle, the preprocessing they were trained with."""
+    """Where a model starts: the config of the weights and the preprocessing they were trained with."""
 
-    config: ViTConfig
+    config: ModelConfig
     preprocess: Preprocess | None = None
 
 
 def starting_point(source: str | os.PathLike[str]) -> Start:
-    """What a new run has to know of the weights that it starts from. Raises WeightsError as `read_weights` does."""
-    folder = bundle_in(Path(source))
-    if folder:
-        bundle = load_bundle(folder)
-        return Start(bundle.model.config, bundle.preprocess)
-    return Start(read_weights(source)[0])
+    """What a new run has to know of the weights that it starts from, read off their header. Raises WeightsError and UsageError."""
+    weights = open_weights(source)
+    return Start(weights.config, weights.preprocess)
 
 
 def bundle_in(path: Path) -> Path | None:

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from vitreous.config import from_plain, to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import WeightsError
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import ModelConfig
 from vitreous.models.hollow import hollow
-from vitreous.models.vit import ViT
-from vitreous.models.zoo import name_of
+from vitreous.models.names import name_of
+from vitreous.models.zoo import Model
+from vitreous.weights.files import open_weights
 
 FORMAT = 1
 WEIGHTS, DESCRIPTION = "weights.safetensors", "model.json"
@@ -34,7 +34,7 @@ WEIGHTS, DESCRIPTION = "weights.safetensors", "model.json"
 class Bundle:
     """A model with what belongs to it: class names in the order of the logits, preprocessing, where it came from."""
 
-    model: ViT
+    model: Model
     classes: tuple[str, ...]
     preprocess: Preprocess
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -71,12 +71,12 @@ def load_bundle(folder: Path) -> Bundle:
     if not weights.is_file() or sha256(weights) != description.get("sha256", {}).get(WEIGHTS):
         raise WeightsError(f"{weights} is missing or was altered after it was saved", "restore it from a copy")
     try:
-        config = from_plain(ViTConfig, description["architecture"])
+        config = from_plain(ModelConfig, description["architecture"])
         preprocess = from_plain(Preprocess, description["preprocess"])
     except (KeyError, ValueError) as error:
         raise WeightsError(f"{folder / DESCRIPTION}: {error}") from None
     model = hollow(config)
-    fill(model, read_safetensors(weights), os.fspath(weights))
+    fill(model, open_weights(weights).read(), os.fspath(weights))
     return Bundle(model.eval(), tuple(description["classes"]), preprocess, description.get("provenance", {}))
 
 
@@ -92,15 +92,6 @@ def fill(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> None:
     model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
-
-
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file. Raises WeightsError for a file that is not one."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{path} cannot be read as safetensors ({error})") from None
 
 
 def sha256(path: Path) -> str:

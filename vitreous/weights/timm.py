@@ -1,122 +1,179 @@
-"""timm's Vision Transformers: their state dicts as this project's config and weights.
+"""timm's Vision Transformers, plain, distilled, hybrid, CLIP's and SAM's, and its BiT ResNets: their names and shapes.
 
-Read: plain ViTs with class token, mean or attention pooling, registers, LayerScale, positions with or without slots for
-prefix tokens, any patch, channels and source resolution. Not in a state dict, so taken from `heads` and `gelu`: the
-number of heads (one per 64 channels, timm's rule for most, else given) and the form of GELU.
+The original files of DeiT, MAE and DINO have the same names, those of DeiT-III but for its scales. Not in a state dict, so
+taken from the shape or from what is said beside it: the number of heads, the form of GELU, how positions were resized.
 """
 
 from __future__ import annotations
 
-import math
-import re
+from typing import Any
 
-import torch
-from torch import Tensor
+from vitreous.models.config import BiTConfig, ModelConfig, StemConfig, ViTConfig
+from vitreous.weights.folds import CONVOLUTION, POINTWISE, PREFIX, TOKEN, positions
+from vitreous.weights.measure import Size, vit_config
+from vitreous.weights.table import Format, Row, Shapes, count, only, row, table
 
-from vitreous.errors import WeightsError
-from vitreous.models.config import ViTConfig
-from vitreous.models.zoo import SIZES
-
-#: timm's name -> ours, as patterns; what is not here is handled by `read`.
-NAMES = [
-    (r"patch_embed\.proj\.(.+)", r"projection.\1"),
-    (r"blocks\.(\d+)\.norm1\.(.+)", r"encoder.blocks.\1.attention.norm.\2"),
-    (r"blocks\.(\d+)\.attn\.qkv\.(.+)", r"encoder.blocks.\1.attention.part.qkv.\2"),
-    (r"blocks\.(\d+)\.attn\.proj\.(.+)", r"encoder.blocks.\1.attention.part.out.\2"),
-    (r"blocks\.(\d+)\.ls1\.gamma", r"encoder.blocks.\1.attention.scale"),
-    (r"blocks\.(\d+)\.norm2\.(.+)", r"encoder.blocks.\1.mlp.norm.\2"),
-    (r"blocks\.(\d+)\.mlp\.(fc[12])\.(.+)", r"encoder.blocks.\1.mlp.part.\2.\3"),
-    (r"blocks\.(\d+)\.ls2\.gamma", r"encoder.blocks.\1.mlp.scale"),
-    (r"norm\.(.+)", r"encoder.norm.\1"),
-    (r"fc_norm\.(.+)", r"pooled_norm.\1"),
-    (r"attn_pool\.latent", r"pooling.query"),
-    (r"attn_pool\.(q|kv)\.(.+)", r"pooling.\1.\2"),
-    (r"attn_pool\.proj\.(.+)", r"pooling.out.\1"),
-    (r"attn_pool\.(norm\..+|mlp\..+)", r"pooling.\1"),
-    (r"head\.(.+)", r"head.\1"),
-]
-SEPARATE = {"cls_token", "reg_token", "pos_embed"}
+PREFIXES = only(("cls_token", "dist_token", "reg_token"), lambda c: (c.class_token, c.pool == "distilled", c.registers > 0))
+BLOCKS = table(
+    "encoder.blocks.{i}.attention.norm.{x} = blocks.{i}.norm1.{x}",
+    "encoder.blocks.{i}.attention.part{part}.qkv.{x} = blocks.{i}.attn.qkv.{x}",
+    "encoder.blocks.{i}.attention.part{part}.out.{x} = blocks.{i}.attn.proj.{x}",
+    "encoder.blocks.{i}.attention.part{part}.rows = blocks.{i}.attn.rel_pos_h",
+    "encoder.blocks.{i}.attention.part{part}.columns = blocks.{i}.attn.rel_pos_w",
+    "encoder.blocks.{i}.attention.scale = blocks.{i}.ls1.gamma",
+    "encoder.blocks.{i}.mlp.norm.{x} = blocks.{i}.norm2.{x}",
+    "encoder.blocks.{i}.mlp.part.fc1.{x} = blocks.{i}.mlp.fc1.{x}",
+    "encoder.blocks.{i}.mlp.part.fc2.{x} = blocks.{i}.mlp.fc2.{x}",
+    "encoder.blocks.{i}.mlp.scale = blocks.{i}.ls2.gamma",
+)
+UNITS = "stages.{s}.units.{j}.", "stages.{s}.blocks.{j}."
 
 
-def is_timm(state: dict[str, Tensor]) -> bool:
-    """Whether a state dict has the keys of timm's ViTs."""
-    return "patch_embed.proj.weight" in state and "blocks.0.attn.qkv.weight" in state
+def units(ours: str, theirs: str, shortcut_norm: bool) -> tuple[Row, ...]:
+    """Rows of a ResNet's stages, their names after `ours` and `theirs`."""
+    pairs = [(f"{part}{n}", f"{part}{n}") for n in (1, 2, 3) for part in ("conv", "norm")]
+    pairs += [("shortcut.conv", "downsample.conv")] + [("shortcut.norm", "downsample.norm")] * shortcut_norm
+    return table(*(f"{ours}{UNITS[0]}{a}.{{x}} = {theirs}{UNITS[1]}{b}.{{x}}" for a, b in pairs))
 
 
-def read(
-    state: dict[str, Tensor], image: tuple[int, int] | None = None, heads: int | None = None, gelu: str = "none"
-) -> tuple[ViTConfig, dict[str, Tensor]]:
-    """A timm state dict -> the config it fits and our state dict, float32.
-
-    `image` (pixels) is the size that the positions are for; without it their grid is taken to be square. A class token's
-    position is folded into the token, since only their sum matters. Raises WeightsError naming tensors that have no place.
-    """
-    unknown = [name for name in state if name not in SEPARATE and rename(name) is None]
-    if unknown:
-        raise WeightsError(f"not a plain ViT: no place for {', '.join(sorted(unknown)[:8])}", "other families of timm are not read yet")
-    config = configuration(state, image, heads, gelu)
-    ours = {str(rename(name)): tensor.float() for name, tensor in state.items() if name not in SEPARATE}
-    ours["projection.weight"] = ours["projection.weight"].flatten(1)
-    if "pooling.query" in ours:
-        ours["pooling.query"] = ours["pooling.query"][0]
-    prefix = torch.cat([state[name][0].float() for name in ("cls_token", "reg_token") if name in state] or [torch.empty(0, config.width)])
-    positions = state["pos_embed"][0].float()
-    slots = len(positions) - math.prod(config.grid)
-    if slots:
-        prefix = prefix + torch.cat([positions[:slots], torch.zeros(len(prefix) - slots, config.width)])
-    if len(prefix):
-        ours["prefix"] = prefix
-    ours["position.table"] = positions[slots:].reshape(*config.grid, config.width)
-    return config, ours
+def root(staged: bool) -> str:
+    """What the root of a hybrid's ResNet is called, where stages follow it and where it is alone."""
+    return "patch_embed.backbone.stem" if staged else "patch_embed.backbone"
 
 
-def rename(name: str) -> str | None:
-    """timm's name of a tensor -> ours, or None."""
-    for pattern, ours in NAMES:
-        match = re.fullmatch(pattern, name)
-        if match:
-            return match.expand(ours)
+VIT = (
+    row("projection.weight", "patch_embed.proj.weight", CONVOLUTION),
+    row("prefix", PREFIXES, PREFIX),
+    row("slots position.table", "pos_embed", positions((1,))),
+    row("pooling.query", "attn_pool.latent", TOKEN),
+    *table(
+        "projection.bias = patch_embed.proj.bias",
+        "first_norm.{x} = norm_pre.{x}",
+        "encoder.norm.{x} = norm.{x}",
+        "pooled_norm.{x} = fc_norm.{x}",
+        "pooling.q.{x} = attn_pool.q.{x}",
+        "pooling.kv.{x} = attn_pool.kv.{x}",
+        "pooling.out.{x} = attn_pool.proj.{x}",
+        "pooling.norm.{x} = attn_pool.norm.{x}",
+        "pooling.mlp.fc1.{x} = attn_pool.mlp.fc1.{x}",
+        "pooling.mlp.fc2.{x} = attn_pool.mlp.fc2.{x}",
+        "head.{x} = head.{x}",
+        "head.label.{x} = head.{x}",
+        "head.teacher.{x} = head_dist.{x}",
+    ),
+    Row(("stem.root.conv.weight",), lambda c: (f"{root(bool(c.stem.blocks))}.conv.weight",)),
+    Row(("stem.root.norm.{x}",), lambda c: (f"{root(bool(c.stem.blocks))}.norm.{{x}}",)),
+    *units("stem.", "patch_embed.backbone.", True),
+    *BLOCKS,
+)
+
+
+def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
+    """The config that the shapes fit; `said` may hold fields of `ViTConfig` that they do not tell: image (pixels), heads, gelu."""
+    width, channels, *cell = shapes["patch_embed.proj.weight"]
+    stem = stem_of(shapes)
+    patch = tuple(p * (stem.reduction if stem else 1) for p in cell)
+    hidden = shapes["blocks.0.mlp.fc1.weight"][0]
+    gated = shapes["blocks.0.mlp.fc2.weight"][1] != hidden
+    pool = "distilled" if "dist_token" in shapes else "class"
+    if "attn_pool.latent" in shapes:
+        pool = "attention"
+    elif "fc_norm.weight" in shapes or "cls_token" not in shapes:
+        pool = "mean"
+    head = shapes.get("head.weight", (0,))[0]
+    fields = {
+        "channels": shapes[f"{root(bool(stem.blocks))}.conv.weight"][1] if stem else channels,
+        "classes": head,
+        "mlp": "swiglu" if gated else "gelu",
+        "stem": stem,
+        "class_token": "cls_token" in shapes,
+        "registers": shapes["reg_token"][1] if "reg_token" in shapes else 0,
+        "pool": pool,
+        "norm": "tokens" if "norm.weight" in shapes else "pooled" if "fc_norm.weight" in shapes else "none",
+        "first_norm": "norm_pre.weight" in shapes,
+        "layer_scale": 1e-5 if {"blocks.0.ls1.gamma", "blocks.0.gamma_1"} & shapes.keys() else None,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
+        "projection_bias": "patch_embed.proj.bias" in shapes,
+        "head_bias": not head or "head.bias" in shapes,
+        "eps": 1e-5 if "norm_pre.weight" in shapes else 1e-6,  # CLIP's
+    }
+    size = Size(width, count(shapes, "blocks.{i}.norm1.weight"), hidden // 2 if gated else hidden, patch, shapes["pos_embed"][1])
+    return vit_config(size, fields, said)
+
+
+def stem_of(shapes: Shapes) -> StemConfig | None:
+    """The ResNet in front of a hybrid, if there is one."""
+    for staged in (True, False):
+        if f"{root(staged)}.conv.weight" in shapes:
+            blocks = resnet_blocks(shapes, "patch_embed.backbone.stages.", ".blocks.")
+            return StemConfig(blocks, shapes[f"{root(staged)}.conv.weight"][0], "timm")
     return None
 
 
-def configuration(state: dict[str, Tensor], image: tuple[int, int] | None, heads: int | None, gelu: str) -> ViTConfig:
-    """The config that a timm state dict fits, read off its shapes."""
-    width, channels, *patch = state["patch_embed.proj.weight"].shape
-    prefix = sum(state[name].shape[1] for name in ("cls_token", "reg_token") if name in state)
-    tokens = state["pos_embed"].shape[1]
-    grid = tuple(i // p for i, p in zip(image, patch, strict=True)) if image else square(tokens, prefix)
-    if tokens - math.prod(grid) not in range(prefix + 1):
-        raise WeightsError(f"{tokens} positions fit no grid of {grid} with {prefix} prefix tokens", "name the image size they are for")
-    depth = 1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks."))
-    hidden = len(state["blocks.0.mlp.fc1.weight"])
-    known = {(row[0], row[1], row[3]): row[2] for row in SIZES.values()}
-    pooled = "fc_norm.weight" in state
-    pool = "attention" if "attn_pool.latent" in state else "mean" if pooled or "cls_token" not in state else "class"
-    scale = state.get("blocks.0.ls1.gamma")
-    return ViTConfig(
-        image=tuple(g * p for g, p in zip(grid, patch, strict=True)),
-        patch=tuple(patch),
-        channels=channels,
-        classes=len(state["head.weight"]) if "head.weight" in state else 0,
-        width=width,
-        depth=depth,
-        heads=heads or known.get((width, depth, hidden)) or max(1, width // 64),
-        hidden=hidden,
-        class_token="cls_token" in state,
-        class_position=False,
-        registers=state["reg_token"].shape[1] if "reg_token" in state else 0,
-        pool=pool,
-        norm="tokens" if "norm.weight" in state else "pooled",
-        layer_scale=None if scale is None else float(scale.flatten()[0]),
-        qkv_bias="blocks.0.attn.qkv.bias" in state,
-        gelu="tanh" if gelu == "tanh" else "none",
+def resnet_blocks(shapes: Shapes, before: str, between: str) -> tuple[int, ...]:
+    """Units of each stage, from names like `before`0`between`2.conv1.weight."""
+    stages = 0
+    while f"{before}{stages}{between}0.conv1.weight" in shapes:
+        stages += 1
+    return tuple(count(shapes, f"{before}{stage}{between}{{i}}.conv1.weight") for stage in range(stages))
+
+
+BIT = (
+    row("head.weight", "head.fc.weight", POINTWISE),
+    *table("head.bias = head.fc.bias", "body.root.conv.weight = stem.conv.weight", "body.norm.{x} = norm.{x}"),
+    *units("body.", "", False),
+)
+
+
+def configure_bit(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
+    """The config of a BiT; the image size it was trained at is not in its shapes."""
+    width, channels = shapes["stem.conv.weight"][:2]
+    factor = width // 64 if width % 64 == 0 else 1
+    classes = shapes.get("head.fc.weight", (0,))[0]
+    blocks = resnet_blocks(shapes, "stages.", ".blocks.")
+    image = said.get("image") or (224, 224)
+    return BiTConfig(image=image, channels=channels, classes=classes, blocks=blocks, factor=factor, width=width // factor, numerics="timm")
+
+
+def plain(config: ModelConfig) -> bool:
+    """Whether timm has such a ViT: no options of Table 8, no windows, positions for all prefix tokens or none, a head with a bias."""
+    return (
+        isinstance(config, ViTConfig)
+        and len(config.image) == 2
+        and not config.told
+        and config.position == "learned"
+        and config.positioned in (0, config.prefix)
+        and (config.head_bias or not config.classes)
+        and not config.representation
     )
 
 
-def square(tokens: int, prefix: int) -> tuple[int, int]:
-    """The square grid that is left when up to `prefix` of the positions belong to prefix tokens."""
-    for slots in range(prefix, -1, -1):
-        side = math.isqrt(tokens - slots)
-        if side * side == tokens - slots:
-            return side, side
-    raise WeightsError(f"{tokens} positions form no square grid", "name the image size they are for")
+DEIT_III = Format(
+    "timm",
+    "the original DeiT-III",
+    ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.gamma_1", "pos_embed"),
+    (
+        *table(*(f"encoder.blocks.{{i}}.{part}.scale = blocks.{{i}}.gamma_{n}" for part, n in (("attention", 1), ("mlp", 2)))),
+        *VIT,
+    ),
+    configure,
+    holds=lambda c: False,  # read only: `timm` is what is written
+)
+TIMM = Format(
+    "timm",
+    "timm",
+    ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "pos_embed"),
+    VIT,
+    configure,
+    ignored=(r"mask_token", r"decoder_.*", r"head\.(mlp|last_layer)\..*"),  # MAE's decoder, DINO's head
+    strip=("backbone.", "model."),
+    holds=plain,
+)
+TIMM_BIT = Format(
+    "timm",
+    "timm's BiT",
+    ("stem.conv.weight", r"stages.0.blocks.0.norm1.weight", "norm.weight"),
+    BIT,
+    configure_bit,
+    holds=lambda c: isinstance(c, BiTConfig) and not c.axial,
+)

@@ -1,0 +1,209 @@
+"""The paper's other models and the ViT's kin: sizes to the unit, names, cost."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from vitreous.errors import UsageError
+from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
+from vitreous.models.cost import activations, macs
+from vitreous.models.hollow import hollow
+from vitreous.models.names import NAMES, configure, configure_vit, name_of
+from vitreous.models.vit import ViT
+from vitreous.models.zoo import create
+
+#: parameters as published (official modules, or the formula of each paper's code); with 1000 classes but where the name has none
+COUNTS = {
+    "R+ViT-Ti/16": 6_337_704,
+    "R26+ViT-S/32": 36_431_912,
+    "R26+ViT-B/32": 101_383_976,
+    "R50+ViT-B/16": 98_659_112,
+    "R50+ViT-B/32": 110_945_832,
+    "R50+ViT-L/16": 316_483_624,
+    "R50+ViT-L/32": 328_994_856,
+    "DeiT-Ti/16-distilled": 5_910_800,
+    "DeiT-S/16-distilled": 22_436_432,
+    "DeiT-B/16-distilled": 87_338_192,
+    "DeiT-III-S/16": 22_059_496,
+    "DeiT-III-M/16": 38_849_512,
+    "DeiT-III-B/16": 86_585_320,
+    "DeiT-III-L/16": 304_374_760,
+    "DeiT-III-H/14": 632_126_440,
+    # the official files have one vector more, the mask token
+    "DINOv2-S/14": 22_056_576 - 384,
+    "DINOv2-S/14-registers": 22_058_112 - 384,
+    "DINOv2-B/14": 86_580_480 - 768,
+    "DINOv2-L/14-registers": 304_372_736 - 1024,
+    "DINOv2-g/14": 1_136_480_768 - 1536,
+    "DINOv2-g/14-registers": 1_136_486_912 - 1536,
+    "CLIP-B/32": 87_849_216,
+    "CLIP-B/16": 86_192_640,
+    "CLIP-L/14": 303_966_208,
+    "SAM-B/16": 89_670_912,
+    "SAM-L/16": 308_278_272,
+    "SAM-H/16": 637_026_048,
+    "ViT-G/14": 1_844_440_680,
+}
+
+
+def parameters(config):
+    return sum(p.numel() for p in hollow(config).parameters())
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts_are_exact(name):
+    assert parameters(configure(name)) == COUNTS[name]
+
+
+def test_other_sizes_and_heads():
+    assert parameters(configure("DeiT-B/16-distilled", 384)) == 87_630_032
+    assert parameters(configure("CLIP-L/14", 336)) == 304_293_888
+    fixed = {"position": "sincos-big-vision", "pool": "mean", "class_token": False, "depth": 12}
+    assert sum(p.numel() for p in create("S/16", **fixed).parameters()) == 21_974_632  # arXiv:2205.01580
+    assert sum(p.numel() for p in create("S/16", representation=384, **fixed).parameters()) == 22_122_472
+
+
+SPELLINGS = {
+    "dinov2_vitb14": "DINOv2-B/14",
+    "dinov2_vits14_reg": "DINOv2-S/14-registers",
+    "vit_giant_patch14_reg4_dinov2.lvd142m": "DINOv2-g/14-registers",
+    "deit_base_distilled_patch16_384": "DeiT-B/16-distilled",
+    "deit_tiny_patch16_224": "ViT-Ti/16",
+    "deit3_small_patch16_224": "DeiT-III-S/16",
+    "facebook/vit-mae-large": "ViT-L/16",
+    "mae_vit_huge_patch14": "ViT-H/14",
+    "openai/clip-vit-large-patch14": "CLIP-L/14",
+    "vit_base_patch32_clip_224.openai": "CLIP-B/32",
+    "facebook/sam-vit-huge": "SAM-H/16",
+    "samvit_large_patch16.sa1b": "SAM-L/16",
+    "vit_base_r50_s16_224": "R50+ViT-B/16",
+    "vit_tiny_r_s16_p8_224": "R+ViT-Ti/16",
+    "R50x1+ViT-B/16": "R50+ViT-B/16",
+    "r26_s_32": "R26+ViT-S/32",
+    "r50x2+b/16": "R50x2+ViT-B/16",
+    "R101x1+ViT-L/32": "R101x1+ViT-L/32",
+    "resnetv2_152x2_bit": "BiT-R152x2",
+    "google/bit-50": "BiT-R50x1",
+    "R101x3": "BiT-R101x3",
+    "google/vit-large-patch32-384": "ViT-L/32",
+    "vit_base_patch16_224.augreg_in21k": "ViT-B/16",
+    "google/vit-base-patch16-224-in21k": "ViT-B/16",
+    "axial-vit-b/32": "Axial-ViT-B/32",
+    "Axial-ViT-64x2/4": "Axial-ViT-64x2/4",
+    "axialresnet-50": "AxialResNet-50",
+    "ViT-G/14": "ViT-G/14",
+    "so400m/14": "ViT-So400m/14",
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_other_peoples_names(spelling):
+    assert name_of(configure(spelling)) == SPELLINGS[spelling]
+
+
+@pytest.mark.parametrize("wrong", ["R50+ViT-Q/16", "BiT-R51x1", "DINOv2-X/14", "SAM-B/17", "vit_base_patch16_siglip"])
+def test_unknown_names_are_refused(wrong):
+    with pytest.raises(UsageError, match="unknown model"):
+        configure(wrong)
+    with pytest.raises(UsageError, match="no ViT"):
+        configure_vit("BiT-R50x1")
+
+
+def test_names_need_no_pytorch():
+    code = "import sys; from vitreous.models.names import configure; configure('R50+ViT-B/16'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"axial": True}, "without prefix tokens"),
+        ({"axial": True, "class_token": False, "pool": "mean", "attention": "rotary"}, "attention=plain"),
+        ({"window": 7, "class_token": False, "pool": "mean"}, "attention=decomposed"),
+        ({"position_at": "each", "position": "none"}, "need a position"),
+        ({"pool": "distilled", "class_token": False}, "needs a class token"),
+        ({"stem": StemConfig((3, 4, 9)), "patch": (8, 8)}, "not a multiple of 16"),
+    ],
+)
+def test_configs_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
+        ViTConfig(**changes)
+
+
+def by_hooks(config):
+    """Multiply-adds counted from the shapes that pass through: linear layers, convolutions, attention products."""
+    model, total = hollow(config), 0
+
+    def linear(module, inputs, output):
+        nonlocal total
+        total += inputs[0].numel() * module.out_features
+
+    def convolution(module, inputs, output):
+        nonlocal total
+        weight = module.weight
+        total += output.numel() * weight.shape[1] * weight.shape[2] * weight.shape[3]
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(linear)
+        elif hasattr(module, "weight") and module.weight is not None and module.weight.ndim == 4:
+            module.register_forward_hook(convolution)
+    products = []
+    original = torch.nn.functional.scaled_dot_product_attention
+
+    def attention(q, k, v, **rest):
+        products.append(2 * q.numel() * k.shape[-2])
+        return original(q, k, v, **rest)
+
+    torch.nn.functional.scaled_dot_product_attention = attention
+    try:
+        model.eval()(torch.empty(1, config.channels, *config.image, device="meta"))
+    finally:
+        torch.nn.functional.scaled_dot_product_attention = original
+    return total + sum(products)
+
+
+SIZED = ["ViT-S/16", "R26+ViT-S/32", "R+ViT-Ti/16", "DeiT-Ti/16-distilled", "CLIP-B/32", "Axial-ViT-B/32", "DINOv2-S/14-registers"]
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_cost_is_what_passes_through_the_layers(name):
+    config = configure(name, 224)
+    assert macs(config) == by_hooks(config)
+
+
+def test_cost_of_windows_counts_their_filling_and_the_tables():
+    config = configure_vit("SAM-B/16")
+    tables = sum(
+        (70 * 70 if i not in config.global_blocks else 64 * 64) * 2 * (14 if i not in config.global_blocks else 64) * 768 for i in range(12)
+    )
+    assert macs(config) == by_hooks(config) + tables
+
+
+@pytest.mark.parametrize("changes", [{}, {"hidden": 96}, {"mlp": "swiglu"}, {"registers": 3}])
+def test_activations_are_what_autograd_keeps(changes):
+    """Counted by what is saved for the backward pass, each storage once, weights left out: within a tenth."""
+    config = ViTConfig(**{"image": (64, 64), "patch": (4, 4), "width": 64, "depth": 3, "heads": 4, "hidden": 256, **changes})
+    model = ViT(config)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    tokens = model.place(model.project(torch.randn(2, 3, 64, 64)))
+    kept: dict[int, int] = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes() // 4
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        answer = model.encoder(torch.cat([tokens, tokens[:, : config.prefix]], 1))
+    assert sum(kept.values()) / 2 == pytest.approx(activations(config), rel=0.1)
+    assert answer.requires_grad
+
+
+def test_the_list_covers_the_paper():
+    named = {"ViT-L/16", "ViT-H/14", "R50+ViT-L/32", "BiT-R152x4", "Axial-ViT-B/16", "AxialResNet-50"}
+    assert named <= set(NAMES)
+    assert all(isinstance(configure(name), ViTConfig | BiTConfig) for name in NAMES)

@@ -1,0 +1,187 @@
+"""Attention that knows of places, and wrappers that change where a block looks, against the loops they replace."""
+
+import pytest
+import torch
+
+from vitreous.nn.attention import Attention
+from vitreous.nn.block import Block, Mlp, SwiGLU
+from vitreous.nn.grid import cut, join
+from vitreous.nn.layout import Axial, Windows
+from vitreous.nn.position import Learned, LearnedAxes, Placed, Places, Waves, everywhere
+from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
+
+
+def shaken(module):
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+def answer(attention, x, logits):
+    """(N, D) -> (N, D) by loops over heads and queries; `logits(head, i, j, q, k)` is what the softmax is over."""
+    q, k, v = (part[0] for part in attention.split(x[None]))
+    heads = []
+    for head in range(attention.heads):
+        rows = []
+        for i in range(len(x)):
+            weights = torch.stack([logits(head, i, j, q[head, i], k[head, j]) for j in range(len(x))]).softmax(0)
+            rows.append(sum(weights[j] * v[head, j] for j in range(len(x))))
+        heads.append(torch.stack(rows))
+    return attention.out(torch.cat(heads, -1))
+
+
+@pytest.mark.parametrize("keep", [None, [[4, 0, 3], [1, 2, 5]]], ids=["all", "some"])
+def test_relative_positions_are_the_loop(keep):
+    attention, places = shaken(RelativeAttention(8, 2, tokens=7)), Places((2, 3), 1, None if keep is None else torch.tensor(keep))
+    x = torch.randn(2, 7 if keep is None else 4, 8)
+    found = attention(x, places)
+    for row in range(2):
+        numbers = list(range(7)) if keep is None else [0, *(1 + number for number in keep[row])]
+
+        def logits(head, i, j, q, k, numbers=numbers):
+            return (q @ k + q @ attention.table[numbers[i] - numbers[j] + 6, head]) / 2
+
+        assert torch.allclose(found[row], answer(attention, x[row], logits), atol=1e-5)
+    assert torch.allclose(attention.weights(x, places).sum(-1), torch.ones(()))
+
+
+def test_relative_positions_take_other_grids():
+    attention = shaken(RelativeAttention(8, 2, tokens=7))
+    assert attention(torch.randn(1, 13, 8), Places((3, 4), 1)).shape == (1, 13, 8)
+
+
+def test_rotary_logits_depend_on_differences_of_coordinates_alone():
+    """q and k that are the same everywhere: the logit of two patches follows from how far apart they are on each axis."""
+    attention = shaken(RotaryAttention(16, 2))
+    x = torch.cat([torch.randn(1, 1, 16), torch.randn(1, 1, 16).expand(1, 12, 16)], 1)
+    q, k, _ = attention.turned(x, Places((3, 4), 1))
+    logits = (q @ k.mT)[0, :, 1:, 1:].view(2, 3, 4, 3, 4)
+    by_offset: dict[tuple[int, int], list] = {}
+    for i in range(3):
+        for j in range(4):
+            for m in range(3):
+                for n in range(4):
+                    by_offset.setdefault((m - i, n - j), []).append(logits[:, i, j, m, n])
+    assert all(torch.allclose(torch.stack(same), same[0].expand(len(same), -1), atol=1e-5) for same in by_offset.values())
+    assert not torch.allclose(by_offset[0, 0][0], by_offset[0, 1][0], atol=1e-3)
+    plain_q, plain_k, _ = attention.split(x)
+    assert torch.equal(q[..., 0, :], plain_q[..., 0, :]) and torch.equal(k[..., 0, :], plain_k[..., 0, :])  # prefix is not turned
+
+
+def test_rotary_is_timms_form():
+    timm = pytest.importorskip("timm.layers")
+    rope = timm.RotaryEmbeddingCat(dim=8, in_pixels=False, feat_shape=[3, 4], max_res=4, temperature=10000)
+    attention, q = RotaryAttention(16, 2), torch.randn(1, 2, 12, 8)
+    angles = attention.angles((3, 4), 8).view(12, 4)
+    from vitreous.nn.relative import turn
+
+    mine = turn(q, angles.cos(), angles.sin(), 0)
+    theirs = timm.apply_rot_embed_cat(q, rope.get_embed())
+    assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+def test_rotary_of_some_patches_is_that_of_all_of_them():
+    attention, x = shaken(RotaryAttention(16, 2)), torch.randn(2, 7, 16)
+    keep = torch.tensor([[0, 5], [4, 1]])
+    q = attention.turned(x, Places((2, 3), 1))[0]
+    some = torch.stack([x[row][[0, *(keep[row] + 1).tolist()]] for row in range(2)])
+    found = attention.turned(some, Places((2, 3), 1, keep))[0]
+    for row in range(2):
+        assert torch.allclose(found[row], q[row][:, [0, *(keep[row] + 1).tolist()]], atol=1e-6)
+
+
+def test_decomposed_positions_are_the_loop():
+    attention, x = shaken(GridAttention(8, 2, (2, 3))), torch.randn(2, 2, 3, 8)
+    found = attention(x)
+    assert found.shape == (2, 2, 3, 8)
+
+    def logits(head, i, j, q, k):
+        row, column = i // 3 - j // 3, i % 3 - j % 3
+        return q @ k / 2 + q @ attention.rows[row + 1] + q @ attention.columns[column + 2]
+
+    for picture in range(2):
+        assert torch.allclose(found[picture].flatten(0, 1), answer(attention, x[picture].flatten(0, 1), logits), atol=1e-5)
+    assert torch.allclose(attention.weights(x).sum(-1), torch.ones(()))
+    assert attention(torch.randn(1, 4, 5, 8)).shape == (1, 4, 5, 8)  # tables are resized
+
+
+def test_axial_is_rows_then_columns():
+    torch.manual_seed(0)
+    row, column = (Block(8, Attention(8, 2), Mlp(8, 16)) for _ in range(2))
+    x = torch.randn(2, 3, 4, 8)
+    expected = x.clone()
+    for i in range(3):
+        expected[:, i] = row(expected[:, i])
+    for j in range(4):
+        expected[:, :, j] = column(expected[:, :, j])
+    assert torch.allclose(Axial(row, column)(x), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [(2, 2), (3, 2), (5, 7)])
+def test_windows_are_the_loop(size):
+    """Each window by itself, filled up with zeros where the grid ends."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 6, 8)
+    part = shaken(GridAttention(8, 2, size))
+    expected = torch.zeros_like(x)
+    for top in range(0, 5, size[0]):
+        for left in range(0, 6, size[1]):
+            window = torch.zeros(2, *size, 8)
+            inside = x[:, top : top + size[0], left : left + size[1]]
+            window[:, : inside.shape[1], : inside.shape[2]] = inside
+            expected[:, top : top + size[0], left : left + size[1]] = part(window)[:, : inside.shape[1], : inside.shape[2]]
+    assert torch.allclose(Windows(part, size)(x), expected, atol=1e-5)
+
+
+def test_a_window_of_the_whole_grid_is_the_part():
+    part, x = shaken(GridAttention(8, 2, (3, 4))), torch.randn(2, 3, 4, 8)
+    assert torch.allclose(Windows(part, (3, 4))(x), part(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("grid,size", [((4,), (3,)), ((4, 6), (2, 3)), ((5, 3), (2, 2)), ((2, 3, 5), (2, 2, 2))])
+def test_join_undoes_cut(grid, size):
+    x = torch.randn(2, *grid, 3)
+    assert torch.equal(join(cut(x, size), grid), x)
+
+
+def test_axes_have_a_table_each():
+    position = LearnedAxes((2, 3), 8)
+    found = position.read((2, 3))
+    for i in range(2):
+        for j in range(3):
+            assert torch.equal(found[i, j], torch.cat([position.tables[1][j], position.tables[0][i]]))
+    with pytest.raises(ValueError, match="not a multiple"):
+        LearnedAxes((2, 3, 4), 8)
+
+
+def test_fixed_positions_of_big_vision():
+    """arXiv:2205.01580's layout and its exponent, i / (D / 4 - 1)."""
+    found = Waves(8, "big-vision").read((2, 3))
+    assert found[0, 0].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert found[0, 1].tolist() == pytest.approx([0.84147098, 0.0001, 0.54030231, 1, 0, 0, 1, 1], abs=1e-6)
+    expected = [0.90929743, 0.0002, -0.41614684, 0.99999998, 0.84147098, 0.0001, 0.54030231, 1]
+    assert found[1, 2].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_placed_block_adds_before_it():
+    block, position, slots = Block(8, Attention(8, 2), Mlp(8, 16)), Learned((2, 3), 8), torch.nn.Parameter(torch.randn(1, 8))
+    x = torch.randn(2, 2 + 6, 8)  # a class token with a position, a register without
+    added = torch.cat([slots, torch.zeros(1, 8), position.table.view(6, 8)])
+    places = Places((2, 3), 2)
+    assert torch.allclose(Placed(block, position, slots)(x, places), block(x + added), atol=1e-6)
+    keep = torch.tensor([[5, 1], [0, 2]])
+    some = everywhere(position, slots, Places((2, 3), 2, keep))
+    assert torch.equal(some[1], added[[0, 1, 2, 4]])
+
+
+def test_swiglu_is_its_formula():
+    mlp, x = shaken(SwiGLU(4, 6)), torch.randn(3, 4)
+    a, b = mlp.fc1(x)[:, :6], mlp.fc1(x)[:, 6:]
+    assert torch.allclose(mlp(x), mlp.fc2(a * torch.sigmoid(a) * b), atol=1e-6)
+
+
+def test_quick_gelu_is_its_formula():
+    mlp, x = shaken(Mlp(4, 6, gelu="quick")), torch.randn(3, 4)
+    hidden = mlp.fc1(x)
+    assert torch.allclose(mlp(x), mlp.fc2(hidden * torch.sigmoid(1.702 * hidden)), atol=1e-6)

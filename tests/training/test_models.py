@@ -1,0 +1,92 @@
+"""Every kind of model trains, stops, resumes to the same bits, and comes back from its bundle."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.training.test_loop import make
+from vitreous.errors import Interrupted, UsageError
+from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
+from vitreous.training.folder import Folder
+from vitreous.training.session import Session
+from vitreous.weights.bundle import load_bundle
+
+SMALL = {"image": (16, 16), "patch": (8, 8), "classes": 3, "width": 32, "depth": 2, "heads": 2, "hidden": 64}
+PLACED = [{"position": position, "position_at": at} for position in ("learned", "axes") for at in ("input", "each", "shared")]
+#: arXiv:2010.11929, Table 8: every kind of position at every place that it can have
+TABLE_8 = {f"{row['position']} at {row['position_at']}": row for row in PLACED} | {
+    "none": {"position": "none"},
+    "relative": {"position": "none", "attention": "relative"},
+}
+FURTHER = {
+    "fixed": {"position": "sincos"},
+    "rotary": {"position": "none", "attention": "rotary"},
+    "axial": {"axial": True, "class_token": False, "pool": "mean"},
+    "windows": {"attention": "decomposed", "window": 1, "class_token": False, "pool": "mean", "neck": 8},
+    "hybrid": {"stem": StemConfig((1, 1), 8)},
+    "distilled": {"pool": "distilled", "slots": 2},
+    "gated": {"mlp": "swiglu", "layer_scale": 1e-2},
+}
+MODELS = {name: ViTConfig(**{**SMALL, **changes}) for name, changes in (TABLE_8 | FURTHER).items()} | {
+    "BiT": BiTConfig(image=(16, 16), classes=3, blocks=(1, 1), width=8),
+    "AxialResNet": BiTConfig(image=(16, 16), classes=3, blocks=(1, 1), width=16, axial=True),
+}
+
+
+def session(folder, model, **changes):
+    folder.mkdir(parents=True, exist_ok=True)
+    made, _ = make(folder, model=model, epochs=1.0, save_every=100, evaluate_every=100, **changes)
+    return Session(made.run, made.inputs, Folder(folder))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_stops_and_resumes_to_the_same_bits(name, tmp_path):
+    dropped = 0.5 if name in TABLE_8 or name == "rotary" else 0.0
+    whole = session(tmp_path / "whole", MODELS[name], patch_dropout=dropped)
+    summary = whole.train()
+    assert summary["steps"] == 6
+    stopped = session(tmp_path / "stopped", MODELS[name], patch_dropout=dropped)
+    log = stopped.log
+
+    def halfway(state):
+        log(state)
+        if state.step == 3:
+            stopped.signals.received = signal.SIGTERM
+
+    stopped.log = halfway
+    with pytest.raises(Interrupted):
+        stopped.train()
+    session(tmp_path / "stopped", MODELS[name], patch_dropout=dropped).train()
+    weights = [(tmp_path / side / "model" / "weights.safetensors").read_bytes() for side in ("whole", "stopped")]
+    assert weights[0] == weights[1]
+    bundle = load_bundle(tmp_path / "whole" / "model")
+    assert bundle.model.config == MODELS[name]
+    with torch.inference_mode():
+        assert torch.isfinite(bundle.model(torch.randn(2, 3, 16, 16))).all()
+
+
+@pytest.mark.parametrize("name", ["axial", "windows", "BiT"])
+def test_models_that_take_whole_grids_leave_no_patch_out(name, tmp_path):
+    with pytest.raises(UsageError, match="patch dropout"):
+        session(tmp_path, MODELS[name], patch_dropout=0.5)
+
+
+@pytest.mark.parametrize("name", ["learned at each", "relative", "rotary", "BiT", "hybrid"])
+def test_bfloat16_trains_them_too(name, tmp_path):
+    found = session(tmp_path, MODELS[name], precision="bf16").train()
+    assert 0 < found["train"]["loss"] < 2
+
+
+def test_shards_give_the_gradient_of_the_whole_batch(tmp_path):
+    """Relative attention with patches left out: indices are cut with their batch."""
+    model = replace(MODELS["relative"], drop_path=0.0)
+    ends = []
+    for shards in (1, 2):
+        found = session(tmp_path / str(shards), model, patch_dropout=0.5, shards=shards)
+        found.train()
+        ends.append(load_bundle(tmp_path / str(shards) / "model").model.encoder.blocks[0].attention.part.table)
+    assert torch.allclose(ends[0], ends[1], atol=1e-5)

@@ -1,0 +1,142 @@
+"""The verb `convert`: what is written is what was read, and what is asked for is done and told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests import contracts
+from tests.conftest import document, run_command
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError, WeightsError
+from vitreous.models.bit import BiT
+from vitreous.models.config import BiTConfig, ViTConfig
+from vitreous.models.vit import ViT
+from vitreous.weights import files
+from vitreous.weights.adopt import open_weights
+from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.convert import convert
+
+SMALL = {"image": (32, 32), "patch": (8, 8), "classes": 3, "width": 64, "depth": 2, "heads": 2, "hidden": 96}
+
+
+def bundle(place, config):
+    torch.manual_seed(0)
+    model = contracts.randomise(BiT(config) if isinstance(config, BiTConfig) else ViT(config)).eval()
+    names = tuple(f"class {i}" for i in range(config.classes))
+    Bundle(model, names, Preprocess((32, 32), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), share=0.8)).save(place)
+    return model
+
+
+@pytest.mark.parametrize("to", ["timm", "google-npz", "linen-npz", "huggingface", "torchvision"])
+def test_a_plain_vit_goes_anywhere_and_comes_back(to, tmp_path):
+    model = bundle(tmp_path / "a", ViTConfig(**SMALL))
+    made = convert(tmp_path / "a", tmp_path / "b", to)
+    assert made["format"] == "a bundle" and made["to"] == to
+    back = convert(made["out"], tmp_path / "c", said=None if to in ("google-npz", "huggingface") else {"heads": 2})
+    again = load_bundle(tmp_path / "c")
+    assert back["unused"] == back["new"] == []
+    state = again.model.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    if to == "huggingface":  # the one format that has a place for them
+        assert again.classes == ("class 0", "class 1", "class 2")
+        assert again.preprocess == Preprocess((32, 32), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), share=0.8)
+
+
+def test_a_grid_that_is_not_square_is_noted_in_the_file(tmp_path):
+    bundle(tmp_path / "a", ViTConfig(**{**SMALL, "image": (48, 64)}))  # 48 patches and a class token: 49 would be a square
+    made = convert(tmp_path / "a", tmp_path / "b", "timm")
+    weights = open_weights(made["out"])
+    assert isinstance(weights.config, ViTConfig)
+    assert (weights.config.image, weights.config.heads, weights.config.slots) == ((48, 64), 2, 1)
+    with pytest.raises(UsageError, match="google-npz cannot hold"):
+        convert(tmp_path / "a", tmp_path / "c", "google-npz")
+
+
+def test_what_the_reader_computes_otherwise_is_told(tmp_path):
+    bundle(tmp_path / "a", ViTConfig(**SMALL))
+    told: list[str] = []
+    assert convert(tmp_path / "a", tmp_path / "b", "google-npz", tell=told.append)["read_there_with"] == ["gelu none -> tanh"]
+    assert "gelu none -> tanh" in told[-1]
+    assert convert(tmp_path / "a", tmp_path / "c", "huggingface")["read_there_with"] == []
+    bundle(tmp_path / "d", BiTConfig(image=(32, 32), classes=3, blocks=(1, 1), width=32))
+    assert convert(tmp_path / "d", tmp_path / "e", "bit-npz")["read_there_with"] == []
+    assert convert(tmp_path / "d", tmp_path / "f", "timm")["read_there_with"] == ["numerics bit -> timm"]
+
+
+def test_another_size_head_and_channels(tmp_path):
+    bundle(tmp_path / "a", ViTConfig(**SMALL))
+    made = convert(tmp_path / "a", tmp_path / "b", image_size=(32, 48), num_classes=5, channels=1)
+    again = load_bundle(tmp_path / "b")
+    assert (made["resized"], made["channels"]) == ("4 -> 4x6", "3 -> 1")
+    assert sorted(made["new"]) == sorted(made["unused"]) == ["head.bias", "head.weight"]
+    assert again.model(torch.randn(2, 1, 32, 48)).shape == (2, 5)
+    assert again.preprocess.image == (32, 48) and len(again.preprocess.mean) == 1 and len(again.classes) == 5
+
+
+def test_what_cannot_be_leaves_nothing(tmp_path):
+    bundle(tmp_path / "a", ViTConfig(**SMALL))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for kind, change in (
+        (UsageError, {"to": "sam"}),
+        (UsageError, {"to": "timn"}),
+        (UsageError, {"image_size": 33}),
+        (UsageError, {"channels": 0}),
+    ):
+        with pytest.raises(kind):
+            convert(tmp_path / "a", tmp_path / "b", **change)
+    with pytest.raises(UsageError, match="exists already"):
+        convert(tmp_path / "a", tmp_path / "a")
+    with pytest.raises(WeightsError, match="no weights"):
+        convert(tmp_path / "nothing", tmp_path / "b")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_write_that_goes_wrong_leaves_nothing(tmp_path, monkeypatch):
+    bundle(tmp_path / "a", ViTConfig(**SMALL))
+
+    def torn(tensors, place, metadata=None):
+        place.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("vitreous.weights.convert.save_file", torn)
+    with pytest.raises(Exception, match="No space left") as error:
+        convert(tmp_path / "a", tmp_path / "b", "timm")
+    assert error.value.code == 6
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_the_command(tmp_path):
+    bundle(tmp_path / "a", ViTConfig(**SMALL))
+    words = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "huggingface"]
+    found = document(run_command(*words, "--json"))
+    assert found["model"] == "ViT-64x2/8" and found["tensors"] > 0
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["model_type"] == "vit"
+    again = run_command(*words)
+    assert again.returncode == 2 and "exists already" in again.stderr
+    wrong = run_command("convert", str(tmp_path / "b" / "config.json"), str(tmp_path / "c"))
+    assert wrong.returncode == 4 and "Traceback" not in wrong.stderr
+
+
+@pytest.mark.parametrize("family", ["dinov2", "bit-npz"])
+def test_what_wrappers_put_inside_of_names_is_taken_out(family, tmp_path):
+    """DINOv2's training files number chunks before blocks, TensorFlow numbers layers that would have one name."""
+    if family == "dinov2":
+        config = ViTConfig(**{**SMALL, "classes": 0, "layer_scale": 0.1, "resize": "bicubic-offset"})
+    else:
+        config = BiTConfig(image=(32, 32), classes=3, blocks=(1, 2), width=32)
+    model = bundle(tmp_path / "a", config)
+    made = convert(tmp_path / "a", tmp_path / "b", family)
+    source = files.open_weights(made["out"])
+    renamed = {
+        "backbone." + name.replace("blocks.", "blocks.7.") if family == "dinov2" else name.replace("conv2d/", "conv2d_3/"): tensor
+        for name, tensor in source.read().items()
+    }
+    if family == "bit-npz":
+        renamed = {name.replace("head/conv2d_3/", "head/conv2d/"): tensor for name, tensor in renamed.items()}
+    save_file({name: tensor.contiguous() for name, tensor in renamed.items()}, tmp_path / "c.safetensors")
+    state = open_weights(tmp_path / "c.safetensors", {"heads": 2}).state()
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())

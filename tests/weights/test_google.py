@@ -1,0 +1,413 @@
+"""Google's `.npz` files against a plain forward pass in numpy, and against timm's own loader of them.
+
+The forward pass is written from the papers' code (vision_transformer/vit_jax, big_vision), one image at a time, in float64.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.weights.peers import difference, images, randomise, timm_bit, timm_hybrid, timm_vit
+from vitreous.models.config import StemConfig
+from vitreous.weights.adopt import open_weights
+from vitreous.weights.google import unscanned
+
+WIDTH, HEADS, HIDDEN, DEPTH, CLASSES, PATCH = 24, 3, 40, 3, 5, 4
+BLOCK = "Transformer/encoderblock_{}/"
+
+
+def golden(classes=CLASSES, pre_logits=None, token=True, pool=False, stem=None, seed=0):
+    """Arrays of a small ViT under their oldest names; `stem` has the units of each stage of a hybrid's ResNet."""
+    rng = np.random.default_rng(seed)
+    found = {}
+
+    def array(name, *shape, mean=0.0, scale=None):
+        fan_in = np.prod(shape[:-1]) if len(shape) > 1 else 25
+        found[name] = (mean + rng.normal(size=shape) * (scale or fan_in**-0.5)).astype(np.float32)
+
+    def dense(name, *shape):
+        array(f"{name}/kernel", *shape)
+        array(f"{name}/bias", *shape[1:])
+
+    def norm(name, width):
+        array(f"{name}/scale", width, mean=1.0)
+        array(f"{name}/bias", width)
+
+    def attention(name):
+        for part in ("query", "key", "value"):
+            array(f"{name}/{part}/kernel", WIDTH, HEADS, WIDTH // HEADS, scale=WIDTH**-0.5)
+            array(f"{name}/{part}/bias", HEADS, WIDTH // HEADS, scale=0.2)
+        array(f"{name}/out/kernel", HEADS, WIDTH // HEADS, WIDTH)
+        array(f"{name}/out/bias", WIDTH)
+
+    def mlp(name):
+        dense(f"{name}/Dense_0", WIDTH, HIDDEN)
+        dense(f"{name}/Dense_1", HIDDEN, WIDTH)
+
+    channels, patch = 3, PATCH
+    if stem is not None:
+        channels, patch = 32, 2 if not stem else 1
+        array("conv_root/kernel", 7, 7, 3, 32)
+        norm("gn_root", 32)
+        for stage, units in enumerate(stem, 1):
+            inner = 32 * 2 ** (stage - 1)
+            for unit in range(1, units + 1):
+                name = f"block{stage}/unit{unit}/"
+                for number, shape in enumerate(((1, 1, channels, inner), (3, 3, inner, inner), (1, 1, inner, 4 * inner)), 1):
+                    array(f"{name}conv{number}/kernel", *shape)
+                    norm(f"{name}gn{number}", shape[3])
+                if unit == 1:
+                    array(f"{name}conv_proj/kernel", 1, 1, channels, 4 * inner)
+                    norm(f"{name}gn_proj", 4 * inner)
+                channels = 4 * inner
+    dense("embedding", patch, patch, channels, WIDTH)
+    found["embedding/bias"] = found["embedding/bias"].ravel()[:WIDTH].copy()
+    if token:
+        array("cls", 1, 1, WIDTH, scale=0.5)
+    array("Transformer/posembed_input/pos_embedding", 1, 16 + token, WIDTH, scale=0.5)
+    for index in range(DEPTH):
+        block = BLOCK.format(index)
+        norm(f"{block}LayerNorm_0", WIDTH)
+        attention(f"{block}MultiHeadDotProductAttention_1")
+        norm(f"{block}LayerNorm_2", WIDTH)
+        mlp(f"{block}MlpBlock_3")
+    norm("Transformer/encoder_norm", WIDTH)
+    if pool:
+        array("MAPHead_0/probe", 1, 1, WIDTH, scale=0.5)
+        attention("MAPHead_0/MultiHeadDotProductAttention_0")
+        norm("MAPHead_0/LayerNorm_0", WIDTH)
+        mlp("MAPHead_0/MlpBlock_0")
+    if pre_logits:
+        dense("pre_logits", WIDTH, pre_logits)
+    if classes:
+        dense("head", pre_logits or WIDTH, classes)
+    return found
+
+
+def layer_norm(p, name, x):
+    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + 1e-6) * p[f"{name}/scale"] + p[f"{name}/bias"]
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def dense(p, name, x):
+    return x @ p[f"{name}/kernel"] + p[f"{name}/bias"]
+
+
+def mlp(p, name, x):
+    return dense(p, f"{name}/Dense_1", gelu(dense(p, f"{name}/Dense_0", x)))
+
+
+def attention(p, name, queries, x):
+    """Head by head: (M, D) queries and (N, D) tokens -> (M, D)."""
+    out = p[f"{name}/out/bias"].copy()
+    for head in range(HEADS):
+        q = queries @ p[f"{name}/query/kernel"][:, head] + p[f"{name}/query/bias"][head]
+        k = x @ p[f"{name}/key/kernel"][:, head] + p[f"{name}/key/bias"][head]
+        v = x @ p[f"{name}/value/kernel"][:, head] + p[f"{name}/value/bias"][head]
+        logits = q / np.sqrt(WIDTH // HEADS) @ k.T
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        out = out + weights @ v @ p[f"{name}/out/kernel"][head]
+    return out
+
+
+def windows(x, size, stride, fill):
+    """(H, W, C) -> (h, w, size, size, C): what a kernel sees under TensorFlow's SAME padding."""
+    pads = []
+    for length in x.shape[:2]:
+        total = max((-(-length // stride) - 1) * stride + size - length, 0)
+        pads.append((total // 2, total - total // 2))
+    x = np.pad(x, (*pads, (0, 0)), constant_values=fill)
+    seen = np.lib.stride_tricks.sliding_window_view(x, (size, size), (0, 1))[::stride, ::stride]
+    return seen.transpose(0, 1, 3, 4, 2)
+
+
+def convolution(p, name, x, stride=1):
+    """A standardised convolution: each filter to mean 0 and deviation 1, 1e-5 added to the deviation."""
+    kernel = p[f"{name}/kernel"]
+    mean, deviation = kernel.mean((0, 1, 2)), kernel.std((0, 1, 2))
+    return np.tensordot(windows(x, kernel.shape[0], stride, 0.0), (kernel - mean) / (deviation + 1e-5), 3)
+
+
+def group_norm(p, name, x):
+    groups = x.reshape(*x.shape[:2], 32, -1)
+    mean, variance = groups.mean((0, 1, 3), keepdims=True), groups.var((0, 1, 3), keepdims=True)
+    return ((groups - mean) / np.sqrt(variance + 1e-6)).reshape(x.shape) * p[f"{name}/scale"].ravel() + p[f"{name}/bias"].ravel()
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def resnet(p, x):
+    """(H, W, 3) -> (h, w, C): the hybrid's ResNet."""
+    x = relu(group_norm(p, "gn_root", convolution(p, "conv_root", x, 2)))
+    x = windows(x, 3, 2, -np.inf).max((2, 3))
+    stage = 1
+    while f"block{stage}/unit1/conv1/kernel" in p:
+        unit = 1
+        while f"block{stage}/unit{unit}/conv1/kernel" in p:
+            name, stride = f"block{stage}/unit{unit}/", 2 if stage > 1 and unit == 1 else 1
+            y = relu(group_norm(p, f"{name}gn1", convolution(p, f"{name}conv1", x)))
+            y = relu(group_norm(p, f"{name}gn2", convolution(p, f"{name}conv2", y, stride)))
+            y = group_norm(p, f"{name}gn3", convolution(p, f"{name}conv3", y))
+            if f"{name}conv_proj/kernel" in p:
+                x = group_norm(p, f"{name}gn_proj", convolution(p, f"{name}conv_proj", x, stride))
+            x = relu(x + y)
+            unit += 1
+        stage += 1
+    return x
+
+
+def forward(p, image):
+    """(C, H, W) -> tokens after the last norm (T, D), and logits, or what the head would read."""
+    p = {name: array.astype(np.float64) for name, array in p.items()}
+    x = image.transpose(1, 2, 0).astype(np.float64)
+    if "conv_root/kernel" in p:
+        x = resnet(p, x)
+    kernel = p["embedding/kernel"]
+    side = kernel.shape[0]
+    corners = [(i, j) for i in range(0, x.shape[0], side) for j in range(0, x.shape[1], side)]
+    x = np.array([np.tensordot(x[i : i + side, j : j + side], kernel, 3) + p["embedding/bias"] for i, j in corners])
+    if "cls" in p:
+        x = np.concatenate([p["cls"][0], x])
+    x = x + p["Transformer/posembed_input/pos_embedding"][0]
+    for index in range(DEPTH):
+        block = BLOCK.format(index)
+        y = layer_norm(p, f"{block}LayerNorm_0", x)
+        x = x + attention(p, f"{block}MultiHeadDotProductAttention_1", y, y)
+        x = x + mlp(p, f"{block}MlpBlock_3", layer_norm(p, f"{block}LayerNorm_2", x))
+    x = layer_norm(p, "Transformer/encoder_norm", x)
+    if "MAPHead_0/probe" in p:
+        y = attention(p, "MAPHead_0/MultiHeadDotProductAttention_0", p["MAPHead_0/probe"][0], x)
+        pooled = (y + mlp(p, "MAPHead_0/MlpBlock_0", layer_norm(p, "MAPHead_0/LayerNorm_0", y)))[0]
+    else:
+        pooled = x[0] if "cls" in p else x.mean(0)
+    if "pre_logits/kernel" in p:
+        pooled = np.tanh(dense(p, "pre_logits", pooled))
+    return x, dense(p, "head", pooled) if "head/kernel" in p else pooled
+
+
+def oldest(p):
+    return p
+
+
+def linen(p):
+    """The names that flax's linen gives the same modules."""
+    names = (
+        ("MultiHeadDotProductAttention_1", "MultiHeadDotProductAttention_0"),
+        ("LayerNorm_2", "LayerNorm_1"),
+        ("MlpBlock_3", "MlpBlock_0"),
+    )
+    for old, new in names:
+        p = {name.replace(old, new): array for name, array in p.items()}
+    return p
+
+
+def big_vision(p):
+    """linen's, with positions at the root, the class token's folded into it, under `params/`."""
+    p = linen(p)
+    place = p.pop("Transformer/posembed_input/pos_embedding")
+    if "cls" in p:
+        p["cls"], place = p["cls"] + place[:, :1], place[:, 1:]
+    return {f"params/{name}": array for name, array in (p | {"pos_embedding": place}).items()}
+
+
+def scanned(p):
+    """big_vision's, all blocks stacked in one."""
+    p = big_vision(p)
+    found = {name: array for name, array in p.items() if "encoderblock_" not in name}
+    for name in [name for name in p if "encoderblock_0/" in name]:
+        blocks = [p[name.replace("encoderblock_0", f"encoderblock_{index}")] for index in range(DEPTH)]
+        found[name.replace("encoderblock_0", "encoderblock")] = np.stack(blocks)
+    return found
+
+
+def two_towers(p):
+    """The image tower of an image-text model."""
+    text = {"params/txt/head/kernel": np.ones((3, 3), np.float32), "params/t": np.ones(1, np.float32), "params/b": np.ones(1, np.float32)}
+    return {name.replace("params/", "params/img/"): array for name, array in big_vision(p).items()} | text
+
+
+def wide_norms(p):
+    """Group norms as (1, 1, 1, C)."""
+    return {name: array[None, None, None] if re.search(r"gn(\d|_root|_proj)/", name) else array for name, array in p.items()}
+
+
+def optimised(p):
+    return {f"opt/target/{name}": array for name, array in p.items()}
+
+
+LAYOUTS = [oldest, linen, big_vision, scanned, two_towers, optimised]
+MODELS = {
+    "pre_logits": {"pre_logits": 12},
+    "AugReg": {},
+    "no head": {"classes": 0},
+    "mean": {"token": False},
+    "attention": {"token": False, "pool": True},
+}
+HYBRIDS = {"root": (), "one stage": (1,), "two stages": (1, 2)}
+#: pixels along a side of which each makes 16 tokens
+SIDES = {None: 16, (): 32, (1,): 16, (1, 2): 32}
+
+
+def written(path, arrays):
+    with open(path, "wb") as file:
+        np.savez(file, **arrays)
+    return path
+
+
+def compare(found, p, side, limit=1e-4):
+    model, batch = found.bundle().model, images((side, side))
+    with torch.inference_mode():
+        features, logits = model.features(batch), model(batch)
+    for number, image in enumerate(batch.numpy()):
+        expected = forward(p, image)
+        assert difference(features[number].double(), torch.from_numpy(expected[0])) <= limit
+        assert difference(logits[number].double(), torch.from_numpy(expected[1])) <= limit
+
+
+def test_the_plain_forward_pass_has_the_numbers_worked_out_by_hand():
+    tanh = [-0.00363739, -0.15880801, -0.15428599, 0.34571401, 0.84119199, 1.95459769, 2.99636261]
+    assert np.allclose(gelu(np.array([-3, -1, -0.5, 0.5, 1, 2, 3])), tanh, atol=1e-8)
+    filters = {"conv/kernel": np.arange(1.0, 9).reshape(2, 2, 2, 1)}
+    standard = [convolution(filters, "conv", image.reshape(2, 2, 2), 2).item() for image in np.eye(8)]
+    positive = [0.21821694, 0.65465081, 1.09108469, 1.52751857]
+    assert np.allclose(standard, [-value for value in reversed(positive)] + positive, atol=1e-8)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_layout_of_names_is_the_same_model(model, layout, tmp_path):
+    p = golden(**MODELS[model])
+    found = open_weights(written(tmp_path / "vit.npz", layout(p)))
+    assert (found.config.heads, found.config.gelu, found.config.resize) == (HEADS, "tanh", "zoom")
+    assert found.config.representation == MODELS[model].get("pre_logits")
+    compare(found, p, SIDES[None], 1e-5)
+
+
+@pytest.mark.parametrize("norms", [oldest, wide_norms])
+@pytest.mark.parametrize("stem", HYBRIDS)
+def test_hybrids(stem, norms, tmp_path):
+    p = golden(stem=HYBRIDS[stem])
+    found = open_weights(written(tmp_path / "hybrid.npz", norms(p)))
+    assert found.config.stem == StemConfig(HYBRIDS[stem], 32, "google")
+    compare(found, p, SIDES[HYBRIDS[stem]])
+
+
+def test_an_odd_image_is_padded_as_tensorflow_does_it(tmp_path):
+    p = golden(stem=(1,))
+    side = 28  # a map of 7, from 14 places: the padding differs from that of 16
+    p["Transformer/posembed_input/pos_embedding"] = np.tile(p["Transformer/posembed_input/pos_embedding"], (1, 3, 1))[:, :50]
+    compare(open_weights(written(tmp_path / "hybrid.npz", p)), p, side)
+
+
+def test_bfloat16_is_two_bytes_of_anything(tmp_path):
+    p = golden()
+    halves = {name: (array.view(np.uint32) >> 16).astype(np.uint16) for name, array in p.items()}
+    found = open_weights(written(tmp_path / "half.npz", {name: array.view("V2") for name, array in halves.items()}))
+    rounded = {name: (array.astype(np.uint32) << 16).view(np.float32) for name, array in halves.items()}
+    assert any((rounded[name] != p[name]).any() for name in p)
+    assert all(tensor.dtype == torch.float32 for tensor in found.state().values())
+    compare(found, rounded, SIDES[None], 1e-5)
+
+
+def test_a_deviation_close_to_zero_shows_what_is_added_to_it(tmp_path):
+    """Filters of small numbers tell the rules of weight standardisation apart, which usual ones hardly do."""
+    p = golden(stem=(1,))
+    p = {name: array * 1e-4 if "conv" in name else array for name, array in p.items()}
+    found = open_weights(written(tmp_path / "hybrid.npz", p))
+    compare(found, p, 16)
+    other = replace(found, config=replace(found.config, stem=replace(found.config.stem, numerics="timm")))
+    with torch.inference_mode():
+        batch = images((16, 16))
+        assert difference(other.bundle().model(batch), found.bundle().model(batch)) > 1e-3
+
+
+def test_a_stack_of_more_blocks_than_can_be_is_not_unstacked():
+    assert unscanned("Transformer/encoderblock/LayerNorm_0/scale", (10**12, 1)) == [
+        ("Transformer/encoderblock/LayerNorm_0/scale", (10**12, 1))
+    ]
+    assert unscanned("Transformer/encoderblock/LayerNorm_0/scale", ()) == [("Transformer/encoderblock/LayerNorm_0/scale", ())]
+
+
+NEVER = ("attention", oldest)  # the oldest names are of a time before attention pooling
+
+
+def against_timm(model, path, said=None, limit=1e-5, side=16):
+    randomise(model, 1).load_pretrained(str(path))
+    found = open_weights(path, said)
+    batch = images((side, side))
+    with torch.inference_mode():
+        assert difference(found.bundle().model(batch), model(batch)) <= limit
+
+
+@pytest.mark.parametrize(
+    "kind,layout",
+    [(kind, layout) for kind in ("AugReg", "mean", "attention") for layout in (oldest, big_vision, scanned) if (kind, layout) != NEVER],
+)
+def test_timms_loader_reads_the_same_vit(kind, layout, tmp_path):
+    pytest.importorskip("timm")
+    options = {"AugReg": {}, "mean": {"class_token": False, "global_pool": "avg", "fc_norm": False}}
+    options["attention"] = {"class_token": False, "global_pool": "map"}
+    shape = {"img_size": 16, "patch_size": PATCH, "embed_dim": WIDTH, "num_heads": HEADS, "mlp_ratio": HIDDEN / WIDTH}
+    more = {"no_embed_class": True} if layout is not oldest and kind == "AugReg" else {}
+    peer = timm_vit(**shape, num_classes=CLASSES, act_layer="gelu_tanh", **options[kind], **more)
+    against_timm(peer.model, written(tmp_path / "vit.npz", layout(golden(**MODELS[kind]))))
+
+
+@pytest.mark.parametrize("stem", HYBRIDS)
+def test_timms_loader_reads_the_same_hybrid(stem, tmp_path):
+    pytest.importorskip("timm")
+    blocks, side = HYBRIDS[stem], SIDES[HYBRIDS[stem]]
+    shape = {"embed_dim": WIDTH, "num_heads": HEADS, "depth": DEPTH, "mlp_ratio": HIDDEN / WIDTH, "num_classes": CLASSES}
+    peer = timm_hybrid(blocks, 1 if blocks else 2, (side, side), (side, side), act_layer="gelu_tanh", **shape)
+    path = written(tmp_path / "hybrid.npz", wide_norms(golden(stem=blocks)))
+    against_timm(peer.model, path, {"stem": StemConfig(blocks, 32, "timm")}, side=side)
+
+
+def golden_bit(blocks, classes=7):
+    """Arrays of a BiT of half the width under TensorFlow's names."""
+    rng = np.random.default_rng(0)
+    found = {}
+
+    def convolution(name, *shape):
+        found[f"resnet/{name}/kernel"] = (0.1 * rng.normal(size=shape)).astype(np.float32)
+
+    def norm(name, width):
+        found[f"resnet/{name}/gamma"] = (1 + 0.2 * rng.normal(size=width)).astype(np.float32)
+        found[f"resnet/{name}/beta"] = (0.2 * rng.normal(size=width)).astype(np.float32)
+
+    convolution("root_block/standardized_conv2d", 7, 7, 3, 32)
+    channels = 32
+    for stage, units in enumerate(blocks, 1):
+        inner = 32 * 2 ** (stage - 1)
+        for unit in range(1, units + 1):
+            name = f"block{stage}/unit{unit:02d}/"
+            for letter, shape in (("a", (1, 1, channels, inner)), ("b", (3, 3, inner, inner)), ("c", (1, 1, inner, 4 * inner))):
+                norm(f"{name}{letter}/group_norm", shape[2])
+                convolution(f"{name}{letter}/standardized_conv2d", *shape)
+            if unit == 1:
+                convolution(f"{name}a/proj/standardized_conv2d", 1, 1, channels, 4 * inner)
+            channels = 4 * inner
+    norm("group_norm", channels)
+    convolution("head/conv2d", 1, 1, channels, classes)
+    found["resnet/head/conv2d/bias"] = rng.normal(size=classes).astype(np.float32)
+    return found
+
+
+@pytest.mark.parametrize("blocks", [(1,), (2, 1, 1)])
+def test_timms_loader_reads_the_same_bit(blocks, tmp_path):
+    pytest.importorskip("timm")
+    path = written(tmp_path / "bit.npz", golden_bit(blocks))
+    assert open_weights(path).config.numerics == "bit"
+    against_timm(timm_bit(blocks).model, path, side=64)

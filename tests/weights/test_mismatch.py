@@ -1,0 +1,497 @@
+"""Weights that do not fit what they seem to be: every difference is listed, and nothing is loaded in part."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.weights import peers, test_roundtrip
+from tests.weights.peers import images
+from vitreous.errors import WeightsError
+from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
+from vitreous.models.zoo import build
+from vitreous.weights.adopt import adopt, open_weights
+from vitreous.weights.foreign import writers
+
+CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=1, hidden=96)
+
+
+def model(config=CONFIG, seed=0):
+    return peers.randomise(build(config), seed)
+
+
+def tensors(name="timm", config=CONFIG):
+    """A model as a format has it, its names without prefix."""
+    written = writers(config)[name].write(config, model(config).state_dict())
+    return {key: tensor.contiguous() for key, tensor in written.items()}
+
+
+def saved(folder, state, name="weights.safetensors"):
+    save_file({key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}, folder / name)
+    return folder / name
+
+
+def refusal(path, said=None):
+    """What the refusal says, whose exit code is that of weights."""
+    with pytest.raises(WeightsError) as caught:
+        open_weights(path, said).state()
+    assert caught.value.code == 4
+    return caught.value.message
+
+
+def differences(path, said=None):
+    """The list in a refusal."""
+    first, *lines = refusal(path, said).split("\n")
+    assert first.endswith("does not fit it:")
+    return [line.strip() for line in lines]
+
+
+CHANGES = {
+    "missing": (lambda s: s.pop("blocks.1.mlp.fc1.bias"), ["missing blocks.1.mlp.fc1.bias"]),
+    "two missing": (lambda s: (s.pop("norm.bias"), s.pop("cls_token")), None),
+    "extra": (lambda s: s.update({"blocks.0.attn.q_norm.weight": torch.ones(64)}), ["unknown blocks.0.attn.q_norm.weight"]),
+    "wrong shape": (lambda s: s.update({"norm.weight": torch.ones(63)}), ["norm.weight is (63,), not (64,)"]),
+    "transposed": (
+        lambda s: s.update({"blocks.1.mlp.fc1.weight": s["blocks.1.mlp.fc1.weight"].T}),
+        ["blocks.1.mlp.fc1.weight is (64, 96), not (96, 64)"],
+    ),
+    "one axis too few": (lambda s: s.update({"cls_token": s["cls_token"][0]}), ["cls_token is (1, 64), not (1, 1, 64)"]),
+    "no axis": (lambda s: s.update({"norm.weight": torch.tensor(1.0)}), ["norm.weight is (), not (64,)"]),
+    "integers": (
+        lambda s: s.update({"norm.weight": torch.ones(64, dtype=torch.int8)}),
+        ["norm.weight holds int8, not floating-point numbers"],
+    ),
+    "booleans": (
+        lambda s: s.update({"head.bias": torch.ones(5, dtype=torch.bool)}),
+        ["head.bias holds bool, not floating-point numbers"],
+    ),
+    "several": (
+        lambda s: (s.pop("norm.bias"), s.update({"norm.weight": torch.ones(1), "extra": torch.ones(1)})),
+        ["missing norm.bias", "norm.weight is (1,), not (64,)", "unknown extra"],
+    ),
+    "head of other width": (lambda s: s.update({"head.weight": torch.ones(5, 63)}), ["head.weight is (5, 63), not (5, 64)"]),
+    "head without bias": (lambda s: s.update({"head.bias": torch.ones(6)}), ["head.bias is (6,), not (5,)"]),
+    "a gap between blocks": (
+        lambda s: [s.update({k.replace("blocks.1.", "blocks.2."): s.pop(k)}) for k in list(s) if k.startswith("blocks.1.")],
+        None,
+    ),
+    "a block far away": (
+        lambda s: s.update({"blocks.999999999.norm1.weight": torch.ones(64)}),
+        ["unknown blocks.999999999.norm1.weight"],
+    ),
+    "a block that is no number": (lambda s: s.update({"blocks.-1.norm1.weight": torch.ones(64)}), ["unknown blocks.-1.norm1.weight"]),
+    "a block numbered twice": (lambda s: s.update({"blocks.01.norm1.weight": torch.ones(64)}), ["unknown blocks.01.norm1.weight"]),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_every_difference_is_listed(case, tmp_path):
+    change, expected = CHANGES[case]
+    state = tensors()
+    change(state)
+    path = saved(tmp_path, state)
+    if expected is None:
+        assert refusal(path)
+    else:
+        assert differences(path) == sorted(expected)
+
+
+def test_a_gap_is_named_as_one(tmp_path):
+    state = tensors()
+    CHANGES["a gap between blocks"][0](state)
+    assert "blocks.N.norm1.weight is not numbered from 0 on without a gap" in refusal(saved(tmp_path, state))
+
+
+def test_more_differences_than_anybody_reads_are_counted(tmp_path):
+    state = {name: tensor for name, tensor in tensors().items() if ".attn.proj." not in name}
+    state |= {f"extra.{i}": torch.ones(1) for i in range(30)}
+    lines = differences(saved(tmp_path, state))
+    assert len(lines) == 21
+    assert lines[-1] == f"and {30 + 2 * 2 - 20} more"
+    lost = [name for name in tensors() if name not in state]
+    assert lines[:4] == sorted(f"missing {name}" for name in lost)[:4]
+
+
+def test_names_are_shown_on_one_line_without_control_characters(tmp_path):
+    for name in ("extra\u0416" + "x" * 200, "extra\x1b[31m", "extra\u200d"):
+        lines = refusal(saved(tmp_path, tensors() | {name: torch.ones(1)})).replace(str(tmp_path), "")
+        assert lines.isascii() and lines.replace("\n", "").isprintable()
+        assert all(len(line) < 200 for line in lines.split("\n"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_floating_numbers_become_float32(dtype, tmp_path):
+    state = {name: tensor.to(dtype) for name, tensor in tensors().items()}
+    found = open_weights(saved(tmp_path, state)).state()
+    assert {tensor.dtype for tensor in found.values()} == {torch.float32}
+    assert torch.equal(found["encoder.norm.weight"], state["norm.weight"].float())
+    assert torch.isfinite(open_weights(tmp_path / "weights.safetensors").bundle().model(images((32, 32)))).all()
+
+
+def test_a_mixture_of_types_is_read_too(tmp_path):
+    state = {name: tensor.half() if i % 2 else tensor for i, (name, tensor) in enumerate(tensors().items())}
+    found = open_weights(saved(tmp_path, state)).state()
+    assert {tensor.dtype for tensor in found.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_none(value, tmp_path):
+    state = tensors()
+    state["blocks.1.mlp.fc1.bias"][3] = value
+    assert "blocks.1.mlp.fc1.bias" in refusal(saved(tmp_path, state))
+
+
+def test_a_number_beyond_float32_is_none(tmp_path):
+    state = {name: tensor.double() for name, tensor in tensors().items()}
+    state["norm.weight"][0] = 1e300
+    assert "norm.weight" in refusal(saved(tmp_path, state))
+
+
+def test_complex_numbers(tmp_path):
+    torch.save(tensors() | {"norm.weight": torch.ones(64, dtype=torch.complex64)}, tmp_path / "weights.pt")
+    assert "omplex" in refusal(tmp_path / "weights.pt")
+    np.savez(tmp_path / "weights.npz", **{"embedding/kernel": np.ones((4, 4, 3, 8), np.complex64)})
+    assert "<c8" in refusal(tmp_path / "weights.npz")
+
+
+def test_positions_of_another_grid(tmp_path):
+    state = tensors()
+    state["pos_embed"] = torch.ones(1, 21, 64)
+    path = saved(tmp_path, state)
+    assert "21 positions form no square grid of patches" in refusal(path)
+    assert "21 positions form no grid of that image of patches" in refusal(path, {"image": (64, 64)})
+    assert open_weights(path, {"image": (32, 40)}).config.grid == (4, 5)
+    state["pos_embed"] = torch.ones(2, 17, 64)
+    assert differences(saved(tmp_path, state)) == ["pos_embed is (2, 17, 64), not (1, 17, 64)"]
+
+
+def test_a_name_that_is_there_twice(tmp_path):
+    state = tensors() | {"module.norm.weight": torch.zeros(64)}
+    assert "norm.weight a second time" in refusal(saved(tmp_path, state))
+    state = {f"module._orig_mod.{name}": tensor for name, tensor in tensors().items()}
+    assert open_weights(saved(tmp_path, state)).state()
+
+
+def test_what_is_nothing_known(tmp_path):
+    message = refusal(saved(tmp_path, {"layer1.0.conv1.weight": torch.ones(3, 3)}))
+    assert "unknown layout: layer1.0.conv1.weight" in message
+
+
+def test_a_classifier_beside_a_token_for_a_teacher_is_not_dropped_in_silence(tmp_path):
+    config = replace(CONFIG, pool="distilled", slots=2, classes=0)
+    state = tensors("huggingface", config) | {"classifier.weight": torch.ones(5, 64), "classifier.bias": torch.ones(5)}
+    assert differences(saved(tmp_path, state)) == ["unknown classifier.bias", "unknown classifier.weight"]
+
+
+@pytest.mark.parametrize("name", ["timm", "huggingface", "bit-npz"])
+def test_a_resnet_of_billions_of_units_is_not_built(name, tmp_path):
+    config = BiTConfig(image=(64, 64), classes=5, blocks=(1, 1), width=32)
+    state = tensors(name, config)
+    first = {"timm": "stages.0.blocks.0.", "huggingface": "encoder.stages.0.layers.0.", "bit-npz": "resnet/block1/unit01/"}[name]
+    far = (
+        first.replace(".0.blocks.0.", ".0.blocks.999999999.").replace(".layers.0.", ".layers.999999999.").replace("unit01", "unit999999999")
+    )
+    state |= {key.replace(first, far): tensor.clone() for key, tensor in state.items() if key.startswith(first)}
+    lines = differences(saved(tmp_path, state))
+    assert lines and all(line.startswith("unknown") and "999999999" in line for line in lines)
+    state = {key.replace(first, far): tensor for key, tensor in tensors(name, config).items()}
+    assert refusal(saved(tmp_path, state))
+
+
+def sparse(path, shapes):
+    """A safetensors file that claims these shapes, of zeros that take no room."""
+    header, position = {}, 0
+    for name, shape in shapes.items():
+        size = 4 * int(np.prod(shape))
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [position, position + size]}
+        position += size
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+    os.truncate(path, 8 + len(text) + position)
+    return path
+
+
+@pytest.mark.parametrize("width,depth", [(120_000, 1), (40_000, 12), (64, 1_200)])
+def test_a_model_that_no_computer_holds_is_refused_before_it_is_made(width, depth, tmp_path):
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors(config=replace(CONFIG, depth=1)).items()}
+    shapes = {name: tuple(width if size == 64 else size for size in shape) for name, shape in shapes.items()}
+    shapes["blocks.0.attn.qkv.weight"], shapes["blocks.0.attn.qkv.bias"] = (3 * width, width), (3 * width,)
+    block = {name: shape for name, shape in shapes.items() if name.startswith("blocks.0.")}
+    for index in range(1, depth):
+        shapes |= {name.replace("blocks.0.", f"blocks.{index}."): shape for name, shape in block.items()}
+    assert "is not believed" in refusal(sparse(tmp_path / "huge.safetensors", shapes))
+
+
+CLAIMS = {
+    "another width": ({"hidden_size": 128}, "said to have width 128, and its tensors have 64"),
+    "another depth": ({"num_hidden_layers": 3}, "said to have depth 3"),
+    "a depth without end": ({"num_hidden_layers": 10**6}, "said to have depth 1000000"),
+    "a number of hundreds of digits": ({"num_hidden_layers": 10**300}, "no whole number"),
+    "another hidden width": ({"intermediate_size": 97}, "said to have hidden 97"),
+    "another patch": ({"patch_size": 16}, "said to have patch"),
+    "other channels": ({"num_channels": 1}, "said to have channels 1"),
+    "another image": ({"image_size": 64}, "17 positions form no grid of that image"),
+    "heads that do not divide": ({"num_attention_heads": 5}, "not a multiple of 5 heads"),
+    "no heads": ({"num_attention_heads": 0}, "at least 1"),
+    "heads in words": ({"num_attention_heads": "twelve"}, "num_attention_heads twelve, which is no whole number"),
+    "heads as a list": ({"num_attention_heads": [1]}, "no whole number"),
+    "heads as truth": ({"num_attention_heads": True}, "no whole number"),
+    "an image of words": ({"image_size": {"height": 32}}, "no whole number"),
+    "an epsilon of words": ({"layer_norm_eps": "1e-12"}, "no small number"),
+    "an epsilon without end": ({"layer_norm_eps": float("inf")}, "no small number"),
+    "an epsilon that is no number": ({"layer_norm_eps": float("nan")}, "no small number"),
+    "an activation that is not known": ({"hidden_act": "relu"}, "hidden_act relu, which is not computed here"),
+    "an activation that is no word": ({"hidden_act": {"gelu": 1}}, "not computed here"),
+}
+
+
+def folder_of(tmp_path, claims, name="huggingface", config=CONFIG):
+    form = writers(config)[name]
+    saved(tmp_path, {form.prefix(config) + key: tensor for key, tensor in tensors(name, config).items()}, "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(form.describe(config) | claims))
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", CLAIMS)
+def test_a_config_that_claims_what_is_not_so(case, tmp_path):
+    claims, message = CLAIMS[case]
+    assert message in refusal(folder_of(tmp_path, claims, config=replace(CONFIG, classes=0)))
+
+
+@pytest.mark.parametrize("claims", [{"layer_type": "bottleneck"}, {"global_padding": "SAME"}, {"num_groups": 16}, {"hidden_act": "gelu"}])
+def test_a_resnet_that_is_no_bit(claims, tmp_path):
+    config = BiTConfig(image=(64, 64), classes=0, blocks=(1,), width=32)
+    assert "another ResNet than BiT" in refusal(folder_of(tmp_path, claims, config=config))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"a":' * 50_000 + "1" + "}" * 50_000,
+        "[1, 2]",
+        "null",
+        "{",
+        '"gelu"',
+        "\ufeff",
+        "1" * 10_000,
+        '{"a": ' + "1" * 5000 + "}",
+    ],
+    ids=["nested lists", "nested objects", "a list", "null", "cut short", "text", "no text", "digits", "digits inside"],
+)
+def test_a_config_that_is_no_object(text, tmp_path):
+    folder = folder_of(tmp_path, {}, config=replace(CONFIG, classes=0))
+    (folder / "config.json").write_text(text)
+    assert "is not the JSON that belongs beside weights" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"image_mean": "white"},
+        {"image_mean": [None, 1, 2]},
+        {"image_std": [0, 0, 0]},
+        {"image_std": [float("nan")] * 3},
+        {"image_mean": 7},
+        {"size": {"shortest_edge": "x"}, "crop_size": {"height": 3}},
+        {"size": {"shortest_edge": -5}, "crop_size": {"height": 3}},
+        {"resample": [3]},
+    ],
+)
+def test_preprocessing_that_cannot_be_meant(told, tmp_path):
+    folder = folder_of(tmp_path, {}, config=replace(CONFIG, classes=0))
+    (folder / "preprocessor_config.json").write_text(json.dumps(told))
+    assert "cannot be meant" in refusal(folder)
+
+
+def test_odd_things_beside_weights_that_do_no_harm(tmp_path):
+    config = replace(CONFIG, classes=0)
+    claims = {"pretrained_cfg": "x", "vision_config": 3, "id2label": [1], "unheard": {"of": None}, "hidden_act": None}
+    assert open_weights(folder_of(tmp_path, claims, config=config)).state()
+
+
+INDEXES = {
+    "a folder above": {"weight_map": {"norm.weight": "../model.safetensors"}},
+    "a root": {"weight_map": {"norm.weight": "/etc/passwd"}},
+    "a folder below": {"weight_map": {"norm.weight": "below/model.safetensors"}},
+    "this folder": {"weight_map": {"norm.weight": ".."}},
+    "no names": {"weight_map": {}},
+    "no map": {"metadata": {}},
+    "a list": {"weight_map": ["model.safetensors"]},
+    "numbers": {"weight_map": {"norm.weight": 7}},
+    "a file that is not there": {"weight_map": {"norm.weight": "model-00001-of-00002.safetensors"}},
+}
+
+
+@pytest.mark.parametrize("case", INDEXES)
+def test_an_index_that_leads_elsewhere(case, tmp_path):
+    (tmp_path / "sub").mkdir()
+    saved(tmp_path, tensors(), "model.safetensors")
+    (tmp_path / "sub" / "model.safetensors.index.json").write_text(json.dumps(INDEXES[case]))
+    assert refusal(tmp_path / "sub")
+
+
+def test_shards_are_one_model_and_no_tensor_is_in_two(tmp_path):
+    state, half = tensors(), {}
+    for number, name in enumerate(sorted(state)):
+        half.setdefault(number % 2, {})[name] = state[name]
+    for number, part in half.items():
+        saved(tmp_path, part, f"model-{number}.safetensors")
+    index = {"weight_map": {name: f"model-{number}.safetensors" for number, part in half.items() for name in part}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    together = open_weights(tmp_path).state()
+    alone = open_weights(saved(tmp_path, state, "whole.safetensors")).state()
+    assert all(torch.equal(together[name], alone[name]) for name in alone)
+    lost = half[0].pop(min(half[0]))
+    saved(tmp_path, half[0], "model-0.safetensors")
+    assert len(differences(tmp_path)) == 1
+    saved(
+        tmp_path, half[0] | {"norm.weight": state["norm.weight"], "cls_token": lost, "norm.bias": state["norm.bias"]}, "model-0.safetensors"
+    )
+    assert "a second time" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, formats) in test_roundtrip.MODELS.items() if formats])
+def test_nothing_but_a_refusal_comes_of_a_damaged_file(name, tmp_path):
+    """Tensors dropped, renamed and reshaped at random: the model is as the file says, or there is none."""
+    config, formats = test_roundtrip.MODELS[name]
+    chance = random.Random(name)
+    for form in sorted(formats):
+        whole = tensors(form, config)
+        for _ in range(6):
+            state = dict(whole)
+            for key in chance.sample(sorted(state), chance.choice((1, 1, 2, 5))):
+                tensor = state.pop(key)
+                what = chance.choice(("drop", "rename", "flat", "none", "axis", "short"))
+                if what == "rename":
+                    state[key + "x"] = tensor
+                elif what != "drop":
+                    shapes = {
+                        "flat": tensor.flatten(),
+                        "none": torch.tensor(1.0),
+                        "axis": tensor[None],
+                        "short": tensor[: len(tensor) // 2 + 1],
+                    }
+                    state[key] = shapes[what]
+            path = saved(tmp_path, state)
+            said = {"image": config.image} | ({} if isinstance(config, BiTConfig) else {"heads": config.heads})
+            try:
+                found = open_weights(path, said)
+            except WeightsError:
+                pass
+            else:
+                assert found.bundle().model.state_dict().keys() == found.state().keys()
+
+
+def test_nothing_is_loaded_where_anything_differs(tmp_path):
+    target = model(seed=1)
+    before = {name: tensor.clone() for name, tensor in target.state_dict().items()}
+    states = [
+        tensors(config=replace(CONFIG, hidden=64)),
+        tensors(config=replace(CONFIG, depth=3)),
+        tensors(config=replace(CONFIG, width=128)),
+    ]
+    states.append(tensors() | {"norm.bias": torch.full((64,), float("nan"))})
+    for state in states:
+        with pytest.raises(WeightsError):
+            adopt(target, saved(tmp_path, state))
+        assert all(torch.equal(tensor, before[name]) for name, tensor in target.state_dict().items())
+
+
+def test_adopting_lists_what_differs(tmp_path):
+    path = saved(tmp_path, tensors(config=replace(CONFIG, hidden=80)))
+    with pytest.raises(WeightsError) as caught:
+        adopt(model(), path)
+    lines = [line.strip() for line in caught.value.message.split("\n")[1:]]
+    part = "encoder.blocks.{}.mlp.part."
+    assert lines == sorted(
+        f"{part.format(i)}{name} is {old}, not {new}"
+        for i in range(2)
+        for name, old, new in (
+            ("fc1.bias", (80,), (96,)),
+            ("fc1.weight", (80, 64), (96, 64)),
+            ("fc2.weight", (64, 80), (64, 96)),
+        )
+    )
+
+
+def test_adopting_another_head_leaves_it_at_zero_and_says_so(tmp_path):
+    path = saved(tmp_path, tensors())
+    target = build(replace(CONFIG, classes=3))
+    report = adopt(target, path)
+    assert not target.head.weight.any() and not target.head.bias.any()
+    assert report.new == ["head.weight", "head.bias"] and sorted(report.unused) == ["head.bias", "head.weight"]
+    assert "(kept 31 tensors, new 2, unused 2); the head is new and zero-initialised" in report.text()
+    batch = images((32, 32))
+    with torch.inference_mode():
+        assert torch.equal(target.eval().features(batch), model().features(batch))
+    bare = build(replace(CONFIG, classes=0))
+    assert sorted(adopt(bare, path).unused) == ["head.bias", "head.weight"]
+
+
+def test_adopting_at_another_size_resizes_by_the_rule_of_the_config(tmp_path):
+    path = saved(tmp_path, tensors())
+    for how in ("bicubic", "zoom"):
+        target = build(replace(CONFIG, image=(48, 40), resize=how))
+        assert "; positions resized 4 -> 6x5" in adopt(target, path).text()
+        source = build(replace(CONFIG, resize=how)).eval()
+        source.load_state_dict(model().state_dict())
+        batch = images((48, 40))
+        with torch.inference_mode():
+            assert torch.allclose(target.eval()(batch), source(batch), atol=1e-5)
+
+
+def channelled(config, channels, tmp_path):
+    """A model of that many channels with the weights of one of three, and that one."""
+    source = model(config)
+    form = writers(config)["timm"]
+    path = saved(tmp_path, form.write(config, source.state_dict()))
+    target = build(replace(config, channels=channels)).eval()
+    said = {} if isinstance(config, BiTConfig) else {"heads": config.heads}
+    report = adopt(target, open_weights(path, said))
+    assert f"; channels 3 -> {channels}" in report.text() and not report.new
+    return source, target
+
+
+def test_one_channel_answers_a_grey_picture_as_three_did(tmp_path):
+    source, target = channelled(CONFIG, 1, tmp_path)
+    grey = images((32, 32), channels=1)
+    with torch.inference_mode():
+        assert peers.difference(target(grey), source(grey.expand(-1, 3, -1, -1))) <= 1e-6
+
+
+@pytest.mark.parametrize("channels", [2, 4, 12])
+def test_other_channels_take_the_old_in_turn(channels, tmp_path):
+    source, target = channelled(CONFIG, channels, tmp_path)
+    old, new = (m.projection.weight.unflatten(1, (-1, 64)) for m in (source, target))
+    for channel in range(channels):
+        assert torch.equal(new[:, channel], old[:, channel % 3] * (3 / channels))
+    if channels == 12:  # a picture four times over is that picture
+        batch = images((32, 32))
+        with torch.inference_mode():
+            assert peers.difference(target(batch.repeat(1, 4, 1, 1)), source(batch)) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "config", [replace(CONFIG, stem=StemConfig((1,), 32)), BiTConfig(image=(64, 64), classes=5, blocks=(1,), width=32)]
+)
+def test_a_resnets_first_layer_is_made_for_other_channels_too(config, tmp_path):
+    source, target = channelled(config, 12, tmp_path)
+    batch = images((32, 32))
+    with torch.inference_mode():  # filters are standardised: four copies look alike, and each weighs half as much as alone
+        assert torch.isfinite(target(batch.repeat(1, 4, 1, 1))).all()
+    root = (m.stem.root if hasattr(m, "stem") else m.body.root for m in (source, target))
+    old, new = (r.conv.weight for r in root)
+    assert torch.equal(new, old.repeat(1, 4, 1, 1) / 4)
+    source, target = channelled(config, 1, tmp_path)
+    root = (m.stem.root if hasattr(m, "stem") else m.body.root for m in (source, target))
+    old, new = (r.conv.weight for r in root)
+    assert torch.equal(new, old.sum(1, keepdim=True))

@@ -1,0 +1,368 @@
+"""Parity: the weights of other libraries, saved as they save them and opened here, give the same features and logits.
+
+Every number is random, norms and scales too. At the native size, and at one that is neither native nor square wherever the
+other library can do that.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import nn
+
+from tests.weights import peers
+from tests.weights.peers import agree, difference, images, opened, timm_vit
+from vitreous.nn.grid import resize
+from vitreous.weights import others
+from vitreous.weights.adopt import open_weights
+
+pytest.importorskip("timm")
+transformers = pytest.importorskip("transformers")
+
+CLIP = {"pre_norm": True, "norm_layer": partial(nn.LayerNorm, eps=1e-5), "act_layer": "quick_gelu", "said": {"gelu": "quick"}}
+
+
+def swiglu():
+    from timm.layers import SwiGLUPacked
+
+    return timm_vit(mlp_layer=SwiGLUPacked, act_layer=nn.SiLU, mlp_ratio=4, init_values=1e-5, reg_tokens=4, no_embed_class=True)
+
+
+PEERS = {
+    "timm ViT": timm_vit,
+    "timm ViT, patches that are not square": lambda: timm_vit(patch_size=(8, 4), said={"image": (32, 32)}),
+    "timm ViT, tanh GELU": lambda: timm_vit(act_layer="gelu_tanh", said={"gelu": "tanh"}),
+    "timm DeiT, distilled": peers.timm_distilled,
+    "timm DeiT-III": lambda: timm_vit(init_values=1e-6, no_embed_class=True),
+    "timm DINOv2": lambda: timm_vit(init_values=1e-5),
+    "timm DINOv2, registers": lambda: timm_vit(init_values=1e-5, reg_tokens=4, no_embed_class=True),
+    "timm DINOv2, registers and SwiGLU": swiglu,
+    "timm CLIP": lambda: timm_vit(**CLIP),
+    "timm hybrid, root alone": lambda: peers.timm_hybrid((), 2, (32, 32), (48, 40)),
+    "timm hybrid, R26": lambda: peers.timm_hybrid((1, 1, 1, 1), 1, (64, 64), (96, 64)),
+    "timm hybrid, R50 of three stages": lambda: peers.timm_hybrid((1, 2, 3), 1, (32, 32), (64, 48)),
+    "timm BiT": peers.timm_bit,
+    "timm SAM": peers.timm_sam,
+    "timm SAM, other window": lambda: peers.timm_sam(48, 4, global_attn_indexes=(0,)),
+    "transformers ViT": peers.transformers_vit,
+    "transformers ViT, tanh GELU": lambda: peers.transformers_vit(hidden_act="gelu_new"),
+    "transformers ViT, quick GELU": lambda: peers.transformers_vit(hidden_act="quick_gelu"),
+    "transformers ViT, larger epsilon": lambda: peers.transformers_vit(layer_norm_eps=1e-2),
+    "transformers ViT, no bias on q, k, v": lambda: peers.transformers_vit(qkv_bias=False),
+    "transformers ViT, no head": lambda: peers.transformers_vit(classes=0),
+    "transformers DeiT with teacher": peers.transformers_deit,
+    "transformers ViTMAE": peers.transformers_mae,
+    "transformers DINOv2": peers.transformers_dinov2,
+    "transformers DINOv2, registers": lambda: peers.transformers_dinov2(registers=3),
+    "transformers DINOv2, SwiGLU": lambda: peers.transformers_dinov2(swiglu=True),
+    "transformers DINOv2, registers and SwiGLU": lambda: peers.transformers_dinov2(registers=4, swiglu=True),
+    "transformers CLIP, projected": peers.transformers_clip,
+    "transformers CLIP, no projection": lambda: peers.transformers_clip(False),
+    "transformers CLIP, exact GELU": lambda: peers.transformers_clip(hidden_act="gelu"),
+    "transformers SAM": peers.transformers_sam,
+    "transformers SAM, other window": lambda: peers.transformers_sam(48, 4, global_attn_indexes=[0]),
+    "transformers BiT": peers.transformers_bit,
+    "transformers BiT, no head": lambda: peers.transformers_bit(classes=0),
+    "torchvision ViT": peers.torchvision_vit,
+    "torchvision ViT, representation": lambda: peers.torchvision_vit(representation=20),
+}
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_the_same_features_and_logits(name, tmp_path):
+    peer = PEERS[name]()
+    agree(opened(peer.file(tmp_path), peer.said), peer)
+
+
+def test_original_deit_iii(tmp_path):
+    peer = timm_vit(init_values=1e-6, no_embed_class=True)
+    peer = peers.renamed(peer, (r"\.ls(\d)\.gamma", r".gamma_\1"))
+    agree(opened(peer.file(tmp_path), peer.said), peer)
+
+
+@pytest.mark.parametrize("registers", [0, 4])
+@pytest.mark.parametrize("gated", [False, True])
+def test_original_dinov2(registers, gated, tmp_path):
+    """The original names; timm's own conversion of them is the reference. They differ only away from the native size."""
+    from timm.layers import SwiGLUPacked
+    from timm.models.vision_transformer import checkpoint_filter_fn
+
+    options = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU} if gated else {}
+    peer = timm_vit(init_values=1e-5, num_classes=0, reg_tokens=registers, no_embed_class=registers > 0, **options)
+    named = {}
+    for name, tensor in peer.model.state_dict().items():
+        name = name.replace("mlp.fc1", "mlp.w12").replace("mlp.fc2", "mlp.w3") if gated else name
+        named["register_tokens" if name == "reg_token" else name] = tensor.clone()
+    if registers:
+        named["pos_embed"] = torch.cat([0.3 * torch.ones(1, 1, 48), named["pos_embed"]], 1)
+    named["mask_token"] = torch.ones(1, 48)
+    save_file(named, tmp_path / "dinov2.safetensors")
+    peer.model.load_state_dict(checkpoint_filter_fn(dict(named), peer.model))
+    peer.logits, peer.sizes = None, peer.sizes if registers else peer.sizes[:1]
+    found = open_weights(tmp_path / "dinov2.safetensors", peer.said)
+    assert (found.title, found.unused) == ("the original DINOv2", ["mask_token"])
+    agree(found.bundle().model, peer)
+
+
+@pytest.mark.parametrize("projected", [True, False])
+def test_original_clip(projected, tmp_path):
+    from timm.models.vision_transformer import checkpoint_filter_fn
+
+    peer = timm_vit(**CLIP, num_classes=24 if projected else 0)
+    state = peer.model.state_dict()
+    swaps = [("patch_embed.proj", "conv1"), ("norm_pre", "ln_pre"), ("attn.qkv.", "attn.in_proj_"), ("attn.proj", "attn.out_proj")]
+    swaps += [("mlp.fc1", "mlp.c_fc"), ("mlp.fc2", "mlp.c_proj"), ("norm1", "ln_1"), ("norm2", "ln_2")]
+    named = {"text_projection": torch.ones(3, 3), "logit_scale": torch.ones(())}
+    for name, tensor in state.items():
+        for ours, theirs in swaps:
+            name = name.replace(ours, theirs)
+        name = name.replace("blocks.", "transformer.resblocks.") if name.startswith("blocks") else name.replace("norm.", "ln_post.", 1)
+        if name == "cls_token":
+            name, tensor = "class_embedding", tensor[0, 0]
+        elif name == "pos_embed":
+            name, tensor = "positional_embedding", tensor[0]
+        elif name == "head.weight":
+            name, tensor = "proj", tensor.T
+        if name != "head.bias":
+            named[f"visual.{name}"] = tensor.contiguous()
+    save_file(named, tmp_path / "clip.safetensors")
+    peer.model.load_state_dict(checkpoint_filter_fn(dict(named), peer.model))  # the head's bias is zero there
+    ours = opened(tmp_path / "clip.safetensors", {"heads": 4})
+    assert ours.config.head_bias is False
+    batch = images(peers.IMAGE)
+    assert difference(ours(batch), peer.logits(batch) if projected else peer.model(batch)) <= peers.LIMIT
+    assert open_weights(tmp_path / "clip.safetensors").unused == ["logit_scale", "text_projection"]
+
+
+def test_original_sam_with_its_decoder(tmp_path):
+    from timm.models.vision_transformer_sam import checkpoint_filter_fn
+
+    peer = peers.timm_sam()
+    named = {f"image_encoder.{name.replace('mlp.fc', 'mlp.lin')}": tensor for name, tensor in peer.model.state_dict().items()}
+    named |= {"mask_decoder.iou_token.weight": torch.ones(1, 8), "prompt_encoder.no_mask_embed.weight": torch.ones(1, 8)}
+    save_file(named, tmp_path / "sam.safetensors")
+    peer.model.load_state_dict(checkpoint_filter_fn(named, peer.model))
+    found = open_weights(tmp_path / "sam.safetensors", peer.said)
+    assert len(found.unused) == 2
+    agree(found.bundle().model, peer)
+
+
+def test_both_towers_of_clip_and_all_of_sam(tmp_path):
+    text = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40}
+    vision = peers.SMALL | {"intermediate_size": 96}
+    clip = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=24))
+    peers.randomise(clip).save_pretrained(tmp_path / "clip")
+    ours = opened(tmp_path / "clip")
+    batch = images((48, 40))
+    with torch.inference_mode():
+        theirs = clip.visual_projection(clip.vision_model(batch, interpolate_pos_encoding=True).pooler_output)
+        assert difference(ours(batch), theirs) <= peers.LIMIT
+    vision = peers.transformers_sam().model.config
+    decoder = {"hidden_size": 16, "mlp_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "iou_head_hidden_dim": 16}
+    sam = transformers.SamModel(
+        transformers.SamConfig(
+            vision_config=vision, mask_decoder_config=decoder, prompt_encoder_config={"hidden_size": 16, "image_size": 64, "patch_size": 8}
+        )
+    )
+    peers.randomise(sam).save_pretrained(tmp_path / "sam")
+    ours = opened(tmp_path / "sam")
+    batch = images((64, 64))
+    with torch.inference_mode():
+        theirs = sam.vision_encoder(batch).last_hidden_state.flatten(2).transpose(1, 2)
+        assert difference(ours.features(batch), theirs) <= peers.LIMIT
+
+
+def test_a_folder_of_timms_hub_and_one_of_open_clip(tmp_path):
+    peer = timm_vit(**CLIP, num_classes=7)
+    (tmp_path / "timm").mkdir()
+    peer.file(tmp_path / "timm").rename(tmp_path / "timm" / "model.safetensors")
+    said = {"architecture": "vit_base_patch32_clip_quickgelu_224", "num_classes": 7, "pretrained_cfg": {"input_size": [3, 32, 32]}}
+    (tmp_path / "timm" / "config.json").write_text(json.dumps(said))
+    agree(opened(tmp_path / "timm", {"heads": 4}), peer)
+    for quick in (True, False):
+        clip = peers.transformers_clip(hidden_act="quick_gelu" if quick else "gelu", hidden_size=128, num_attention_heads=2)
+        folder = tmp_path / f"open_clip_{quick}"
+        folder.mkdir()
+        model = opened(clip.file(folder))
+        named = others.CLIP.write(model.config, model.state_dict())
+        other = tmp_path / f"open_clip_{quick}_original"
+        other.mkdir()
+        save_file({f"visual.{name}": tensor.contiguous() for name, tensor in named.items()}, other / "open_clip_model.safetensors")
+        tower = {"image_size": 32, "layers": 3, "width": 128, "patch_size": 8}
+        described = {"model_cfg": {"embed_dim": 24, "vision_cfg": tower} | ({"quick_gelu": True} if quick else {})}
+        (other / "open_clip_config.json").write_text(json.dumps(described))
+        agree(opened(other), clip)
+
+
+def table(grid, width=6):
+    return 0.2 * torch.randn(*grid, width, generator=torch.Generator().manual_seed(0))  # near what positions are
+
+
+GRIDS = [((4, 4), (6, 6)), ((6, 6), (4, 4)), ((4, 4), (7, 5)), ((14, 14), (24, 24)), ((7, 7), (3, 9))]
+
+
+@pytest.mark.parametrize("old,new", GRIDS)
+def test_the_rule_of_timm(old, new):
+    from timm.layers import resample_abs_pos_embed
+
+    source = table(old)
+    theirs = resample_abs_pos_embed(source.flatten(0, 1)[None], list(new), list(old), num_prefix_tokens=0)
+    assert (resize(source, new, "bicubic-antialias").flatten(0, 1) - theirs[0]).abs().max() <= 1e-6
+    theirs = resample_abs_pos_embed(source.flatten(0, 1)[None], list(new), list(old), 0, interpolation="bilinear", antialias=False)
+    assert (resize(source, new, "bilinear").flatten(0, 1) - theirs[0]).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("kind,how", [("vit", "bicubic"), ("mae", "bicubic"), ("deit", "bicubic"), ("clip", "bicubic")])
+@pytest.mark.parametrize("new", [(6, 6), (7, 5), (3, 2)])
+def test_the_rules_of_transformers(kind, how, new):
+    peer = {"vit": peers.transformers_vit, "mae": peers.transformers_mae, "deit": peers.transformers_deit, "clip": peers.transformers_clip}
+    check_against_transformers(peer[kind]().model, how, new)
+
+
+@pytest.mark.parametrize("registers,how", [(0, "bicubic"), (3, "bicubic-antialias")])
+@pytest.mark.parametrize("new", [(6, 6), (7, 5), (3, 2)])
+def test_the_rules_of_transformers_dinov2(registers, how, new):
+    check_against_transformers(peers.transformers_dinov2(registers).model, how, new)
+
+
+@torch.inference_mode()
+def check_against_transformers(model, how, new):
+    embeddings = next(part for name, part in model.named_modules() if name.rpartition(".")[2] == "embeddings")
+    own = getattr(embeddings, "position_embedding", None)
+    positions = embeddings.position_embeddings if own is None else own.weight[None]
+    count = positions.shape[1] - 16
+    arriving = torch.zeros(1, count + new[0] * new[1], positions.shape[2])
+    theirs = embeddings.interpolate_pos_encoding(arriving, new[0] * 8, new[1] * 8)
+    ours = resize(positions[0, count:].unflatten(0, (4, 4)), new, how).flatten(0, 1)
+    assert (ours - theirs[0, count:]).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("old,new", GRIDS)
+def test_the_rule_of_dino_scales_by_a_tenth_more(old, new):
+    source = table(old)
+    scale = tuple((n + 0.1) / o for n, o in zip(new, old, strict=True))
+    theirs = F.interpolate(source.permute(2, 0, 1)[None], scale_factor=scale, mode="bicubic", align_corners=False)[0].permute(1, 2, 0)
+    assert theirs.shape[:2] == new
+    assert (resize(source, new, "bicubic-offset") - theirs).abs().max() <= 1e-6
+    assert (resize(source, new, "bicubic") - theirs).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("old,new", [*GRIDS, ((7, 7), (12, 12)), ((16, 16), (37, 37)), ((3, 3), (5, 5))])
+def test_the_rule_of_google_is_scipys_zoom(old, new):
+    from scipy.ndimage import zoom
+
+    source = table(old)
+    theirs = zoom(source.numpy(), (*(n / o for n, o in zip(new, old, strict=True)), 1), order=1)
+    assert np.abs(resize(source, new, "zoom").numpy() - theirs).max() <= 1e-6
+
+
+@pytest.mark.parametrize("old,new", [(28, 48), (28, 14), (8, 26), (24, 22), (32, 31), (28, 42), (14, 24)])
+def test_scipys_zoom_loses_the_last_row_at_some_sizes(old, new):
+    from scipy.ndimage import zoom
+
+    source = table((old, old), 2)
+    theirs = zoom(source.numpy(), (new / old, new / old, 1), order=1)
+    assert np.abs(resize(source, (new, new), "zoom-scipy").numpy() - theirs).max() <= 1e-6
+    lost = not theirs[-1].any() and not theirs[:, -1].any()
+    assert lost is ((old, new) not in ((28, 42), (14, 24)))
+    assert resize(source, (new, new), "zoom")[-1].all()
+
+
+def test_zoom_of_numbers_worked_out_by_hand():
+    small = torch.arange(4.0).reshape(2, 2, 1)
+    assert resize(small, (3, 3), "zoom")[..., 0].tolist() == [[0, 0.5, 1], [1, 1.5, 2], [2, 2.5, 3]]
+    assert torch.allclose(resize(small, (4, 4), "zoom")[0, :, 0], torch.tensor([0, 1 / 3, 2 / 3, 1]), atol=1e-6)
+    line = torch.arange(14.0)[:, None]
+    expected = torch.tensor([0, 0.56521739, 1.13043478, 1.69565217])
+    assert torch.allclose(resize(line, (24,), "zoom")[:4, 0], expected, atol=1e-6)
+
+
+def full_size():
+    """Published sizes, made one at a time: name -> what makes it."""
+    import timm
+
+    def made(name, sizes=((224, 224), (256, 192)), **options):
+        return lambda: peers.timm_peer(timm.create_model(name, num_classes=1000, dynamic_img_size=True, **options), None, sizes=sizes)
+
+    def bit():
+        peer = peers.timm_peer(timm.create_model("resnetv2_50x1_bit", num_classes=1000), None, sizes=((224, 224), (192, 256)))
+        peer.features = lambda x: peer.model.forward_features(x).flatten(2).transpose(1, 2)
+        return peer
+
+    def sam():
+        peer = peers.timm_peer(timm.create_model("samvit_base_patch16", num_classes=0), None, sizes=((1024, 1024),))
+        peer.features, peer.logits = lambda x: peer.model.forward_features(x).flatten(2).transpose(1, 2), None
+        return peer
+
+    whole = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+    sized = whole | {"image_size": 224, "patch_size": 16}
+    return {
+        "timm ViT-S/16": made("vit_small_patch16_224"),
+        "timm ViT-B/16": made("vit_base_patch16_224"),
+        "timm ViT-L/16": made("vit_large_patch16_224"),
+        "timm R50+ViT-B/16": made("vit_base_r50_s16_224"),
+        "timm BiT-R50x1": bit,
+        "timm DeiT-B distilled": made("deit_base_distilled_patch16_224"),
+        "timm SAM-B": sam,
+        "transformers ViT-B/16": lambda: peers.transformers_vit(classes=1000, **sized),
+        "transformers DINOv2-B with registers": lambda: peers.transformers_dinov2(
+            registers=4,
+            **{key: value for key, value in whole.items() if key != "intermediate_size"},
+            image_size=518,
+            patch_size=14,
+        ),
+        "transformers CLIP-L/14": lambda: peers.transformers_clip(
+            hidden_size=1024,
+            num_hidden_layers=24,
+            num_attention_heads=16,
+            intermediate_size=4096,
+            image_size=224,
+            patch_size=14,
+            projection_dim=768,
+        ),
+        "torchvision vit_b_16": lambda: peers.torchvision_vit(
+            image_size=224, patch_size=16, num_layers=12, num_heads=12, hidden_dim=768, mlp_dim=3072, num_classes=1000
+        ),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_published_sizes(tmp_path, capsys):
+    """Heads are told by nobody: they are those of the published model.
+
+    A ResNet of fifty layers rounds by more than 1e-5 in float32, so there float64 has to show that nothing else differs.
+    """
+    for number, (name, make) in enumerate(full_size().items()):
+        peer = make()
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if name.startswith("transformers"):
+            peer.sizes = ((224, 224), (252, 196)) if "14" in name or "DINO" in name else ((224, 224), (256, 192))
+        ours = opened(peer.file(folder), peer.said)
+        for path in sorted(folder.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        with capsys.disabled():
+            deep = "R50" in name
+            print(f"\n{name}: {agree(ours, peer, 5e-5 if deep else peers.LIMIT):.1e}", end="")
+            if deep:
+                ours, peer.model = ours.double(), peer.model.double()
+                print(f", in float64 {agree(ours, peer, 1e-8):.1e}", end="")
+        del peer, ours
+
+
+def test_the_rule_of_torchvision():
+    from torchvision.models.vision_transformer import interpolate_embeddings
+
+    model = peers.torchvision_vit().model
+    state = interpolate_embeddings(48, 8, model.state_dict())
+    positions = model.encoder.pos_embedding.detach()[0, 1:]
+    side = round(len(positions) ** 0.5)
+    ours = resize(positions.unflatten(0, (side, side)), (6, 6), "bicubic-aligned").flatten(0, 1)
+    assert (ours - state["encoder.pos_embedding"][0, 1:]).abs().max() <= 1e-6

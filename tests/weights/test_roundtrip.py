@@ -1,0 +1,243 @@
+"""What is written is what was read: every format, every model that it can hold, and from one format into another and back.
+
+And what is written is what others read: transformers from a folder, timm from a state dict and from Google's files.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.weights import peers
+from tests.weights.peers import LIMIT, agree, difference, images, opened
+from vitreous.errors import UsageError
+from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
+from vitreous.models.zoo import build
+from vitreous.weights.adopt import open_weights
+from vitreous.weights.foreign import FORMATS, find, writer, writers
+
+SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=4, hidden=128)
+BARE = replace(SMALL, class_token=False, pool="mean", slots=0)
+DINO = replace(SMALL, classes=0, layer_scale=1e-5)
+SWIGLU = replace(DINO, mlp="swiglu", hidden=176)
+CLIP = replace(SMALL, first_norm=True, norm="pooled", gelu="quick", eps=1e-5, projection_bias=False, head_bias=False)
+SAM = replace(BARE, image=(64, 64), attention="decomposed", window=3, global_blocks=(1,), neck=24, norm="none", classes=0)
+HYBRID = replace(SMALL, stem=StemConfig((1, 2), 32), patch=(8, 8), gelu="tanh")
+BIT = BiTConfig(image=(64, 64), classes=5, blocks=(2, 1), width=32)
+
+GOOGLE = {"google-npz", "linen-npz"}
+MODELS = {
+    "ViT": (SMALL, {"timm", "huggingface", "torchvision"} | GOOGLE),
+    "ViT, no head": (replace(SMALL, classes=0), {"timm", "huggingface"} | GOOGLE),
+    "ViT, tanh": (replace(SMALL, gelu="tanh"), {"timm", "huggingface", "torchvision"} | GOOGLE),
+    "ViT, one channel": (replace(SMALL, channels=1), {"timm", "huggingface", "torchvision"} | GOOGLE),
+    "ViT, oblong": (replace(SMALL, image=(32, 48), patch=(8, 4)), {"timm", "huggingface"}),
+    "ViT, patches that are not square": (replace(SMALL, image=(32, 16), patch=(8, 4)), {"timm", "huggingface"} | GOOGLE),
+    "ViT, pre_logits": (replace(SMALL, representation=24), {"torchvision"} | GOOGLE),
+    "ViT, no bias on q, k, v": (replace(SMALL, qkv_bias=False), {"timm", "huggingface"}),
+    "ViT, class token without position": (replace(SMALL, slots=0), {"timm", "big-vision-npz"}),
+    "ViT, mean": (BARE, {"timm", "big-vision-npz"} | GOOGLE),
+    "ViT, attention pooling": (replace(BARE, pool="attention"), {"timm", "big-vision-npz"} | GOOGLE),
+    "ViT, mean beside a class token": (replace(SMALL, pool="mean", norm="pooled"), {"timm"}),
+    "ViT, mean of normed tokens beside a class token": (replace(SMALL, pool="mean"), set()),
+    "ViT, registers with positions": (replace(SMALL, registers=2, slots=3), {"timm"}),
+    "ViT, registers without positions": (replace(SMALL, registers=2, slots=0), {"timm"}),
+    "ViT, registers, class token with position": (replace(SMALL, registers=2), set()),
+    "ViT, class token normed alone": (replace(SMALL, norm="pooled"), set()),
+    "DeiT": (replace(SMALL, pool="distilled", slots=2), {"timm", "huggingface"}),
+    "DeiT, no head": (replace(SMALL, pool="distilled", slots=2, classes=0), {"timm", "huggingface"}),
+    "DeiT-III": (replace(SMALL, layer_scale=1e-4, slots=0), {"timm"}),
+    "DINOv2": (DINO, {"timm", "dinov2", "huggingface"}),
+    "DINOv2, registers": (replace(DINO, registers=3), {"dinov2", "huggingface"}),
+    "DINOv2, SwiGLU": (SWIGLU, {"timm", "dinov2", "huggingface"}),
+    "DINOv2, SwiGLU of no whole ratio": (replace(SWIGLU, hidden=100), {"timm", "dinov2"}),
+    "DINOv2, SwiGLU and registers": (replace(SWIGLU, registers=3), {"dinov2", "huggingface"}),
+    "CLIP": (CLIP, {"huggingface", "clip"}),
+    "CLIP, no projection": (replace(CLIP, classes=0), {"huggingface", "clip"}),
+    "CLIP as timm has it": (replace(CLIP, norm="tokens", head_bias=True), {"timm"}),
+    "SAM": (SAM, {"sam", "timm", "huggingface"}),
+    "SAM, everything global": (replace(SAM, window=0, global_blocks=()), {"sam", "timm", "huggingface"}),
+    "hybrid": (HYBRID, {"timm"} | GOOGLE),
+    "hybrid, root alone": (replace(HYBRID, stem=StemConfig((), 32)), {"timm"} | GOOGLE),
+    "BiT": (BIT, {"timm", "huggingface", "bit-npz"}),
+    "BiT, wide": (replace(BIT, width=64, factor=2, blocks=(1,)), {"timm", "huggingface", "bit-npz"}),
+    "BiT, no head": (replace(BIT, classes=0), {"timm", "huggingface", "bit-npz"}),
+    "axial ResNet": (replace(BIT, axial=True), set()),
+    "axial": (replace(BARE, axial=True), set()),
+    "relative": (replace(SMALL, attention="relative"), set()),
+    "rotary": (replace(SMALL, attention="rotary"), set()),
+    "sines": (replace(SMALL, position="sincos", slots=0), set()),
+    "positions by axis": (replace(SMALL, position="axes"), set()),
+    "positions in each block": (replace(SMALL, position_at="each"), set()),
+    "video": (replace(SMALL, image=(4, 32, 32), patch=(2, 8, 8)), set()),
+}
+HEADS = ("classifier", "cls_classifier", "distillation_classifier", "visual_projection")  # beside what the prefix is for
+
+
+def fresh(config, seed=0):
+    """A model of which every number is random."""
+    return peers.randomise(build(config), seed)
+
+
+def write(form, config, state):
+    """Everything that a file of that format has."""
+    start = form.prefix(config)
+    found = form.write(config, state)
+    return {name if start and name.startswith(HEADS) else start + name: tensor.contiguous() for name, tensor in found.items()}
+
+
+def store(form, config, tensors, place):
+    """The file, or the folder, of a format."""
+    if form.suffix == ".npz":
+        path = place.with_suffix(".npz")
+        with open(path, "wb") as file:
+            np.savez(file, **{name: tensor.numpy() for name, tensor in tensors.items()})
+        return path
+    if form.describe is None:
+        path = place.with_suffix(".safetensors")
+        save_file(tensors, path)
+        return path
+    place.mkdir()
+    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+    (place / "config.json").write_text(json.dumps(form.describe(config)))
+    return place
+
+
+def read(form, config, path):
+    """Config and tensors of ours; a file alone is told what it does not say."""
+    told = {"image": config.image} | ({} if form.describe or isinstance(config, BiTConfig) else {"heads": config.heads})
+    weights = open_weights(path, told)
+    assert weights.title == form.title
+    return weights.config, weights.state()
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_model_has_exactly_these_formats(name):
+    config, expected = MODELS[name]
+    assert set(writers(config)) == expected
+    for form in {form.name for form in FORMATS} - expected:
+        with pytest.raises(UsageError, match=f"{form} cannot hold"):
+            writer(form, config)
+    with pytest.raises(UsageError, match="gguf is no format"):
+        writer("gguf", config)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, formats) in MODELS.items() if formats])
+def test_from_one_format_into_another_and_back(name, tmp_path):
+    config, formats = MODELS[name]
+    ours, able = fresh(config).state_dict(), writers(config)
+    for a in sorted(formats):
+        first = write(able[a], config, ours)
+        found, from_a = read(able[a], config, store(able[a], config, first, tmp_path / a))
+        assert same(from_a, ours), a
+        for b in sorted(formats - {a}):
+            second = write(able[b], found, from_a)
+            again, from_b = read(able[b], config, store(able[b], found, second, tmp_path / f"{a}-{b}"))
+            third = write(able[a], again, from_b)
+            assert same(third, first), (a, b)
+            assert {key: tensor.shape for key, tensor in third.items()} == {key: tensor.shape for key, tensor in first.items()}
+
+
+@pytest.mark.parametrize("name", [name for name, (_, formats) in MODELS.items() if "huggingface" in formats])
+def test_transformers_opens_the_folder(name, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = MODELS[name][0]
+    if isinstance(config, BiTConfig):
+        config = replace(config, numerics="transformers")
+    model, form = fresh(config), writer("huggingface", config)
+    folder = store(form, config, write(form, config, model.state_dict()), tmp_path / "model")
+    kind = form.describe(config)["architectures"][0]
+    options = {"add_pooling_layer": False} if kind in ("ViTModel", "DeiTModel") else {}
+    theirs, found = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True, **options)
+    assert not any(found[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), found
+    theirs.eval()
+    batch = images(config.image, channels=config.channels)
+    with torch.inference_mode():
+        answer, features = theirs(batch), model.features(batch)
+        tokens = getattr(theirs, theirs.base_model_prefix, theirs)(batch).last_hidden_state
+        tokens = tokens.flatten(2).transpose(1, 2) if tokens.ndim == 4 else tokens
+        assert difference(features, tokens) <= LIMIT
+        if config.classes:
+            logits = answer.image_embeds if "image_embeds" in answer else answer.logits
+            assert difference(model(batch), logits) <= LIMIT
+
+
+@pytest.mark.parametrize("name", [name for name, (_, formats) in MODELS.items() if "huggingface" in formats])
+def test_what_transformers_saves_again_is_what_was_written(name, tmp_path):
+    """From ours to a folder, through their classes, and back: the same tensors."""
+    transformers = pytest.importorskip("transformers")
+    config = MODELS[name][0]
+    form, ours = writer("huggingface", config), fresh(config).state_dict()
+    folder = store(form, config, write(form, config, ours), tmp_path / "model")
+    kind = form.describe(config)["architectures"][0]
+    options = {"add_pooling_layer": False} if kind in ("ViTModel", "DeiTModel") else {}
+    getattr(transformers, kind).from_pretrained(folder, **options).save_pretrained(tmp_path / "again")
+    assert same(open_weights(tmp_path / "again").state(), ours)
+
+
+TIMM = {
+    "ViT": peers.timm_vit,
+    "no head": lambda: peers.timm_vit(num_classes=0),
+    "mean": lambda: peers.timm_vit(global_pool="avg"),
+    "mean, no class token": lambda: peers.timm_vit(global_pool="avg", class_token=False, fc_norm=False),
+    "attention": lambda: peers.timm_vit(global_pool="map", class_token=False),
+    "registers": lambda: peers.timm_vit(reg_tokens=4, no_embed_class=True, init_values=1e-5),
+    "registers with positions": lambda: peers.timm_vit(reg_tokens=4),
+    "oblong": lambda: peers.timm_vit(img_size=(32, 48), patch_size=(8, 4), said={"image": (32, 48)}, sizes=((32, 48),)),
+    "distilled": peers.timm_distilled,
+    "hybrid": lambda: peers.timm_hybrid((1, 2), 1, (32, 32), (64, 48)),
+    "hybrid, root alone": lambda: peers.timm_hybrid((), 2, (32, 32), (48, 40)),
+    "BiT": peers.timm_bit,
+    "SAM": peers.timm_sam,
+}
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_timm_loads_what_is_written_strictly(name, tmp_path):
+    pytest.importorskip("timm")
+    peer = TIMM[name]()
+    config = opened(peer.file(tmp_path), peer.said).config
+    model = fresh(config, seed=1)
+    peer.model.load_state_dict(writer("timm", config).write(config, model.state_dict()), strict=True)
+    peer.logits = peer.logits if config.classes else None
+    agree(model, peer)
+
+
+@pytest.mark.parametrize(
+    "name,form", [("ViT", "google-npz"), ("hybrid", "google-npz"), ("hybrid, root alone", "google-npz"), ("BiT", "bit-npz")]
+)
+def test_timms_own_loader_reads_the_npz_that_is_written(name, form, tmp_path):
+    pytest.importorskip("timm")
+    peer = TIMM[name]()
+    config = opened(peer.file(tmp_path), peer.said).config
+    model = fresh(config, seed=1)
+    written = write(writer(form, config), config, model.state_dict())
+    peer.model.load_pretrained(str(store(writer(form, config), config, written, tmp_path / "written")))
+    agree(model, peer)
+
+
+@pytest.mark.parametrize("representation", [None, 20])
+def test_torchvision_loads_what_is_written_strictly(representation, tmp_path):
+    peer = peers.torchvision_vit(representation)
+    config = opened(peer.file(tmp_path), peer.said).config
+    model = fresh(config, seed=1)
+    peer.model.load_state_dict(writer("torchvision", config).write(config, model.state_dict()), strict=True)
+    agree(model, peer)
+
+
+@pytest.mark.parametrize("name", ["DINOv2", "DINOv2, registers", "DINOv2, SwiGLU"])
+def test_the_mask_token_that_dinov2s_code_asks_for_is_written_as_zeros(name, tmp_path):
+    config = MODELS[name][0]
+    written = writer("dinov2", config).write(config, fresh(config).state_dict())
+    assert written["mask_token"].shape == (1, config.width) and not written["mask_token"].any()
+    save_file({key: tensor.contiguous() for key, tensor in written.items()}, tmp_path / "dino.safetensors")
+    assert find([tmp_path / "dino.safetensors"], {"heads": 4}).unused == ["mask_token"]

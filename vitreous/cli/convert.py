@@ -1,0 +1,74 @@
+"""vitreous convert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+if TYPE_CHECKING:
+    from vitreous.cli.console import Console
+
+
+@dataclass(frozen=True)
+class Options:
+    """Read weights of any known format and write them as another, checked bit for bit.
+
+    Example: vitreous convert hf:google/vit-base-patch16-224 vit.npz --to google-npz
+    """
+
+    source: Annotated[Positional[str], arg(metavar="IN")]
+    """A run folder, a bundle, a file or folder of a known format, hf:org/name, timm:name, or https://...#sha256=..."""
+    out: Annotated[Positional[str], arg(metavar="OUT")]
+    """The file or folder to make."""
+    to: str = "bundle"
+    """bundle, huggingface, timm, google-npz, linen-npz, big-vision-npz, bit-npz, torchvision, dinov2, clip or sam."""
+    image_size: Annotated[tuple[int, ...] | None, arg(metavar="PIXELS...")] = None
+    """Another resolution: one side, or height and width; positions are resized."""
+    num_classes: int | None = None
+    """Another head, of zeros; 0 for none."""
+    channels: int | None = None
+    """Another number of input channels: one takes the sum of the old, more take them in turn."""
+    heads: int | None = None
+    """Attention heads, where the files do not tell."""
+    gelu: Literal["none", "tanh", "quick"] | None = None
+    """The form of GELU, where the files do not tell: none is the exact one."""
+    source_size: Annotated[tuple[int, ...] | None, arg(metavar="PIXELS...")] = None
+    """Height and width that the positions are for, where they are not a square."""
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """Convert, and say what became of it."""
+    from pathlib import Path
+
+    from vitreous.errors import UsageError
+    from vitreous.weights.files import open_weights
+
+    if Path(options.source).is_file():
+        open_weights(options.source)  # what is no weights file is refused before PyTorch is imported
+    from vitreous.weights.convert import convert
+
+    def sides(values: tuple[int, ...] | None, option: str) -> tuple[int, int] | None:
+        if values is not None and (len(values) not in (1, 2) or min(values) < 1):
+            raise UsageError(f"{option} takes one side or height and width, in pixels")
+        return None if values is None else (values[0], values[-1])
+
+    told = {"heads": options.heads, "gelu": options.gelu, "image": sides(options.source_size, "--source-size")}
+    said = {name: value for name, value in told.items() if value is not None}
+    for name, value in (("--num-classes", options.num_classes), ("--channels", options.channels), ("--heads", options.heads)):
+        if value is not None and value < (name != "--num-classes"):
+            raise UsageError(f"{name} cannot be {value}")
+    size = sides(options.image_size, "--image-size")
+    document = convert(options.source, options.out, options.to, size, options.num_classes, options.channels, said, console.note)
+    rows = [
+        ("model", f"{document['model']}, {document['parameters']:,} parameters"),
+        ("read", f"{document['format']}, {document['source']}"),
+    ]
+    rows += [(word, ", ".join(document[word])) for word in ("new", "unused") if document[word]]
+    rows += [(word, document[word]) for word in ("resized", "channels") if document[word]]
+    rows += [("written", f"{document['to']}, {document['tensors']} tensors, {document['bytes']:,} bytes, read back bit for bit")]
+    for label, text in rows:
+        console.say(f"{label:8} {text if len(text) < 400 else text[:400] + ' ...'}")
+    console.say(f"next: vitreous predict {document['out']} IMAGE ..." if options.to == "bundle" else document["out"])
+    return document

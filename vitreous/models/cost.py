@@ -1,0 +1,62 @@
+"""What a model costs: multiply-adds of an image, and the memory that its activations take in training."""
+
+from __future__ import annotations
+
+import math
+
+from vitreous.models.bit import bit_macs, stem_macs
+from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
+from vitreous.nn.sizes import grid_of
+
+
+def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
+    """Multiply-adds of one forward pass for one image, attention products included, softmax, norms and GELU left out.
+
+    For a plain ViT, N P^2 C D + L (T (4 D^2 + 2 D M) + 2 T^2 D) + K D with T = P + N tokens. FLOPs are twice this; a training
+    step costs three forward passes.
+    """
+    image = image or config.image
+    if isinstance(config, BiTConfig):
+        return bit_macs(config, (image[0], image[1]))
+    grid, width, out = grid_of(image, config.patch), config.width, config.neck or config.width
+    patches = math.prod(grid)
+    tokens = patches + config.prefix
+    embed = patches * math.prod(config.patch) * config.channels * width
+    if config.stem:
+        stem, root = config.stem, config.stem.width
+        channels = 4 * root * 2 ** (len(stem.blocks) - 1) if stem.blocks else root
+        cell = math.prod(p // stem.reduction for p in config.patch)
+        embed = stem_macs(stem.blocks, (image[0], image[1]), root, config.channels) + patches * cell * channels * width
+    mlp = tokens * (3 if config.mlp == "swiglu" else 2) * width * config.hidden
+    attention = sum(attention_macs(config, grid, index) for index in range(config.depth))
+    pool = tokens * 2 * width**2 + 2 * tokens * width + 2 * width**2 + 2 * width * config.hidden
+    neck = patches * (width * config.neck + 9 * config.neck**2)
+    head = (config.representation or 0) * out + config.classes * config.features
+    layers = config.depth * (1 + config.axial)
+    return embed + layers * mlp + attention + pool * (config.pool == "attention") + neck + head
+
+
+def attention_macs(config: ViTConfig, grid: tuple[int, ...], index: int) -> int:
+    """Multiply-adds of a block's attention, or of its two if it is axial: four products of width D, and those of queries and keys."""
+    tokens, width = math.prod(grid) + config.prefix, config.width
+    if config.axial:
+        return 2 * tokens * 4 * width**2 + 2 * tokens * sum(grid) * width
+    if config.window and index not in config.global_blocks:
+        size = config.window
+        seen, tokens = size**2, math.prod(math.ceil(length / size) * size for length in grid)
+        return tokens * (4 * width**2 + 2 * seen * width + 2 * size * width)
+    told = {"relative": (2 * tokens - 1) * width, "decomposed": sum(grid) * width}.get(config.attention, 0)
+    return tokens * (4 * width**2 + 2 * tokens * width + told)
+
+
+def activations(config: ModelConfig, image: tuple[int, ...] | None = None) -> int | None:
+    """Numbers that the blocks of a plain ViT keep of one image for the backward pass, about: L T (9 D + 2 M).
+
+    A block keeps the inputs of its two norms, of its four products and of GELU, and q, k and v; fused attention keeps no
+    probabilities, recomputation would keep less. Two or four bytes each. None for models whose blocks are of another kind.
+    """
+    if isinstance(config, BiTConfig) or config.on_grid or config.stem or config.attention != "plain":
+        return None
+    tokens = math.prod(grid_of(image or config.image, config.patch)) + config.prefix
+    hidden = (4 if config.mlp == "swiglu" else 2) * config.hidden
+    return config.depth * tokens * (9 * config.width + hidden)

@@ -1,0 +1,137 @@
+"""Attention that is told where its tokens lie, and so depends on how far they are from each other.
+
+B batch, P prefix tokens, N tokens in all, D width, h heads, d = D / h.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.nn.attention import Attention, attend
+from vitreous.nn.grid import resize
+from vitreous.nn.position import Places
+
+
+class RelativeAttention(Attention):
+    """Relative 1-D positions (arXiv:2010.11929, D.4, Table 8): logits (q . k + q . R[p_q - p_k]) / sqrt(d).
+
+    The tokens are numbered in raster order, prefix tokens first. `tokens` is their number N at the native size; each head has
+    a table R of 2 N - 1 vectors, drawn from N(0, 0.02^2), which is resized where more or fewer come. With T tokens:
+
+        bias[h, q, k] = q[h, q] @ R[h, number[q] - number[k] + T - 1] / sqrt(d)
+    """
+
+    def __init__(self, width: int, heads: int, tokens: int, bias: bool = True) -> None:
+        super().__init__(width, heads, bias)
+        self.table = nn.Parameter(torch.empty(2 * tokens - 1, heads, width // heads).normal_(std=0.02))
+
+    def inner(self, x: Tensor, places: Places) -> Tensor:
+        """(B, N, D) -> (B, N, D)."""
+        q, k, v = self.split(x)
+        return attend(q, k, v, self.bias(q, places)).transpose(-3, -2).flatten(-2)
+
+    def weights(self, x: Tensor, places: Places) -> Tensor:
+        """(B, N, D) -> (B, h, N, N): the probabilities, rows are queries and sum to one."""
+        q, k, _ = self.split(x)
+        return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1) + self.bias(q, places)).softmax(-1)
+
+    def bias(self, q: Tensor, places: Places) -> Tensor:
+        """(B, h, N, d) -> (B, h, N, N): what is added to the logits."""
+        whole = places.prefix + math.prod(places.grid)
+        table = resize(self.table.flatten(1), (2 * whole - 1,), "bilinear").unflatten(1, self.table.shape[1:])  # (2 T - 1, h, d)
+        numbers = torch.arange(whole, device=q.device)[None]
+        if places.index is not None:
+            front = numbers[:, : places.prefix].expand(len(places.index), -1)
+            numbers = torch.cat([front, places.index + places.prefix], 1)
+        offsets = numbers[:, None, :, None] - numbers[:, None, None, :] + whole - 1  # (1 or B, 1, N, N)
+        products = q @ table.permute(1, 2, 0).to(q) * q.shape[-1] ** -0.5  # (B, h, N, 2 T - 1)
+        return products.gather(-1, offsets.expand(*q.shape[:2], -1, -1))
+
+
+class RotaryAttention(Attention):
+    """Rotary positions (arXiv:2104.09864) over any number of axes: queries and keys of patches are turned by their coordinates.
+
+    Each axis turns its share of the d channels in neighbouring pairs, pair i by coordinate * base^(-i / pairs); so a logit
+    depends on how far two patches are from each other, axis by axis. Prefix tokens are not turned, and grids need no resizing.
+    """
+
+    def __init__(self, width: int, heads: int, axes: int = 2, bias: bool = True, base: float = 10000.0) -> None:
+        super().__init__(width, heads, bias)
+        if (width // heads) % (2 * axes):
+            raise ValueError(f"heads of {width // heads} channels cannot be turned along {axes} axes")
+        self.axes, self.base = axes, base
+
+    def inner(self, x: Tensor, places: Places) -> Tensor:
+        """(B, N, D) -> (B, N, D)."""
+        q, k, v = self.turned(x, places)
+        return attend(q, k, v).transpose(-3, -2).flatten(-2)
+
+    def weights(self, x: Tensor, places: Places) -> Tensor:
+        """(B, N, D) -> (B, h, N, N): the probabilities, rows are queries and sum to one."""
+        q, k, _ = self.turned(x, places)
+        return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1)
+
+    def turned(self, x: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, N, D) -> queries and keys, turned, and values, each (B, h, N, d)."""
+        q, k, v = self.split(x)
+        angles = places.read(self.angles(places.grid, q.shape[-1]).to(x.device))[:, None]  # (1 or B, 1, K, d / 2)
+        cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+        return turn(q, cos, sin, places.prefix), turn(k, cos, sin, places.prefix), v
+
+    def angles(self, grid: tuple[int, ...], channels: int) -> Tensor:
+        """(*grid, d / 2): by how much each pair of a head's d channels is turned, in radians."""
+        pairs = channels // 2 // self.axes
+        frequencies = self.base ** (-torch.arange(pairs) / pairs)
+        parts = []
+        for axis, length in enumerate(grid):
+            line = torch.arange(length)[:, None] * frequencies
+            parts.append(line.view(*[-1 if a == axis else 1 for a in range(len(grid))], pairs).expand(*grid, pairs))
+        return torch.cat(parts, -1)
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, prefix: int) -> Tensor:
+    """(B, h, N, d), angles' (1 or B, 1, K, d / 2) -> (B, h, N, d): every pair (a, b) of a patch becomes its rotation."""
+    a, b = x[..., prefix:, ::2], x[..., prefix:, 1::2]
+    pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+    return torch.cat([x[..., :prefix, :], pairs], -2)
+
+
+class GridAttention(Attention):
+    """Attention over all of a grid's (h, w) axes -3 and -2, with decomposed relative positions (MViTv2, arXiv:2112.01526; ViTDet).
+
+    `size` is the grid that the tables are for, (2 h - 1, d) and (2 w - 1, d), resized where another comes:
+
+        logit[q, k] = q . k / sqrt(d) + q . R_h[row_q - row_k + h - 1] + q . R_w[column_q - column_k + w - 1]
+    """
+
+    def __init__(self, width: int, heads: int, size: tuple[int, int], bias: bool = True) -> None:
+        super().__init__(width, heads, bias)
+        self.rows, self.columns = (nn.Parameter(torch.zeros(2 * length - 1, width // heads)) for length in size)
+
+    def inner(self, x: Tensor) -> Tensor:
+        """(..., h, w, D) -> (..., h, w, D)."""
+        q, k, v = self.split(x.flatten(-3, -2))
+        y = attend(q, k, v, self.bias(q, x.shape[-3], x.shape[-2]))
+        return y.transpose(-3, -2).flatten(-2).unflatten(-2, x.shape[-3:-1])
+
+    def weights(self, x: Tensor) -> Tensor:
+        """(..., h, w, D) -> (..., heads, h w, h w): the probabilities, rows are queries and sum to one."""
+        q, k, _ = self.split(x.flatten(-3, -2))
+        return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1) + self.bias(q, x.shape[-3], x.shape[-2])).softmax(-1)
+
+    def bias(self, q: Tensor, height: int, width: int) -> Tensor:
+        """(..., heads, h w, d) -> (..., heads, h w, h w): what is added to the logits."""
+        grid = q.unflatten(-2, (height, width))  # (..., heads, h, w, d)
+        rows = torch.einsum("...ijc,ikc->...ijk", grid, relative(self.rows, height).to(q))[..., :, None]
+        columns = torch.einsum("...ijc,jkc->...ijk", grid, relative(self.columns, width).to(q))[..., None, :]
+        return (rows + columns).flatten(-4, -3).flatten(-2)
+
+
+def relative(table: Tensor, length: int) -> Tensor:
+    """(2 L - 1, d) -> (length, length, d): row q, column k has the vector of q - k; the table is resized to 2 length - 1."""
+    table = resize(table, (2 * length - 1,), "bilinear")
+    places = torch.arange(length, device=table.device)
+    return table[places[:, None] - places + length - 1]

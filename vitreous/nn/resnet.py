@@ -1,0 +1,344 @@
+"""ResNets of Big Transfer (BiT, arXiv:1912.11370): group norm for batch norm, and weight standardisation in every convolution.
+
+Two arrangements of one bottleneck. The baseline is a ResNet-v2, norms before convolutions (`ResNet`); the stem of hybrid
+Vision Transformers (arXiv:2010.11929, section 3.1) has them after, with the stride in the 3x3 and padding as TensorFlow
+does it (`Stem`). Each stage but the first halves the map, and a remainder is rounded up, so any image size works.
+
+B batch, C channels, H and W image, h and w map; L tokens of a line, heads as an axis, d channels of a head's values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.nn.grid import resize
+
+
+class Numerics(NamedTuple):
+    """The small numbers in which ports differ. `where`: eps is added to the deviation, or to the variance under the root."""
+
+    eps: float
+    where: str
+    norm_eps: float
+
+
+#: Published variants, by whose weights they belong to. Weights run under another row give slightly other answers.
+NUMERICS: dict[str, Numerics] = {
+    "google": Numerics(1e-5, "deviation", 1e-6),  # vision_transformer/vit_jax/models_resnet.py, big_vision/models/bit.py
+    "bit": Numerics(1e-10, "variance", 1e-5),  # big_transfer/bit_pytorch/models.py, big_vision/models/bit_paper.py
+    "timm": Numerics(1e-8, "variance", 1e-5),  # timm 1.0.31: resnetv2_*_bit and the backbones of vit_*_r*
+    "transformers": Numerics(1e-8, "variance", 1e-5),  # transformers 5.23: BitModel, and hybrids built on it
+}
+
+
+def standardize(weight: Tensor, numerics: str) -> Tensor:
+    """(O, I, k, k) -> (O, I, k, k): each filter with mean 0 and deviation 1 (arXiv:1903.10520), the biased deviation over I, k, k.
+
+    The loop it replaces, for eps in the deviation:
+        for filter in weight: filter = (filter - filter.mean()) / (filter.std(correction=0) + eps)
+
+    Half precision is lifted to float32, where 1e-10 is not zero and squares of small weights do not vanish.
+    """
+    eps, where, _ = NUMERICS[numerics]
+    exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    variance, mean = torch.var_mean(exact, dim=(1, 2, 3), correction=0, keepdim=True)
+    deviation = variance.sqrt() + eps if where == "deviation" else (variance + eps).sqrt()
+    return ((exact - mean) / deviation).to(weight.dtype)
+
+
+def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
+    """Zeros before and after an axis of `size` under TensorFlow's SAME, which gives ceil(size / stride) outputs.
+
+    The odd one goes after: a 7 with stride 2 pads an even size by (2, 3), a 3 by (0, 1). Symmetric padding, (3, 3) and
+    (1, 1), would look at other pixels, so weights do not carry over.
+    """
+    total = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
+    return total // 2, total - total // 2
+
+
+def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
+    """(B, C, H, W) -> (B, C, H + rows, W + columns): `same_padding` on both axes."""
+    (top, bottom), (left, right) = (same_padding(size, kernel, stride) for size in x.shape[-2:])
+    return F.pad(x, (left, right, top, bottom), value=value) if top + bottom + left + right else x
+
+
+def group_norm(channels: int, numerics: str) -> nn.GroupNorm:
+    """GroupNorm of 32 groups; where 32 does not divide the channels, of the largest power of two that does."""
+    return nn.GroupNorm(math.gcd(32, channels), channels, NUMERICS[numerics].norm_eps)
+
+
+class StandardizedConv(nn.Module):
+    """Square convolution without bias whose filters are standardised on every pass. `same`: SAME padding, else (k - 1) / 2.
+
+    Drawn LeCun normal, cut at two deviations, flax's default. Standardising leaves only the directions of that.
+    """
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, numerics: str = "google", same: bool = False) -> None:
+        super().__init__()
+        self.kernel, self.stride, self.numerics, self.same = kernel, stride, numerics, same
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, kernel, kernel))
+        deviation = (inputs * kernel**2) ** -0.5 / 0.87962566103423978  # what cutting at two deviations takes away
+        nn.init.trunc_normal_(self.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, I, H, W) -> (B, O, ceil(H / stride), ceil(W / stride))."""
+        uneven = self.same and self.stride > 1  # with stride 1, SAME is symmetric for odd kernels and costs no copy
+        if uneven:
+            x = pad_same(x, self.kernel, self.stride)
+        return F.conv2d(x, standardize(self.weight, self.numerics), None, self.stride, 0 if uneven else (self.kernel - 1) // 2)
+
+
+class Shortcut(nn.Module):
+    """A 1x1 convolution where shape or stride changes, and a norm after it in post-activation units."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, numerics: str, norm: bool) -> None:
+        super().__init__()
+        self.conv = StandardizedConv(inputs, outputs, 1, stride, numerics)
+        self.norm = group_norm(outputs, numerics) if norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, I, H, W) -> (B, O, ceil(H / stride), ceil(W / stride))."""
+        return self.norm(self.conv(x))
+
+
+class PostActivation(nn.Module):
+    """Bottleneck of the hybrid stem: convolution, norm, ReLU; `width` channels inside, 4 `width` outside.
+
+    The stride is in conv2, the 3x3. The scale of norm3 starts at zero, so a fresh unit passes its shortcut on.
+    """
+
+    def __init__(self, inputs: int, width: int, stride: int, numerics: str) -> None:
+        super().__init__()
+        self.shortcut = Shortcut(inputs, 4 * width, stride, numerics, norm=True) if stride > 1 or inputs != 4 * width else None
+        self.conv1, self.norm1 = StandardizedConv(inputs, width, 1, 1, numerics), group_norm(width, numerics)
+        self.conv2, self.norm2 = StandardizedConv(width, width, 3, stride, numerics, same=True), group_norm(width, numerics)
+        self.conv3, self.norm3 = StandardizedConv(width, 4 * width, 1, 1, numerics), group_norm(4 * width, numerics)
+        nn.init.zeros_(self.norm3.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, I, H, W) -> (B, 4 width, ceil(H / stride), ceil(W / stride))."""
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = F.relu(self.norm2(self.conv2(y)))
+        y = self.norm3(self.conv3(y))
+        return F.relu(y + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class PreActivation(nn.Module):
+    """Bottleneck of BiT (ResNet-v2, arXiv:1603.05027): norm, ReLU, convolution; no ReLU after the sum.
+
+    A shortcut that needs a convolution is taken after the first norm and ReLU, any other before. `axial`, the lengths of a
+    row and of a column here, makes conv2 an `AxialAttention`.
+    """
+
+    def __init__(self, inputs: int, width: int, stride: int, numerics: str, axial: tuple[int, int] | None = None) -> None:
+        super().__init__()
+        self.shortcut = Shortcut(inputs, 4 * width, stride, numerics, norm=False) if stride > 1 or inputs != 4 * width else None
+        self.norm1, self.conv1 = group_norm(inputs, numerics), StandardizedConv(inputs, width, 1, 1, numerics)
+        self.norm2 = group_norm(width, numerics)
+        self.conv2 = AxialAttention(width, axial, stride, numerics) if axial else StandardizedConv(width, width, 3, stride, numerics)
+        self.norm3, self.conv3 = group_norm(width, numerics), StandardizedConv(width, 4 * width, 1, 1, numerics)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, I, H, W) -> (B, 4 width, ceil(H / stride), ceil(W / stride))."""
+        o = F.relu(self.norm1(x))
+        y = self.conv1(o)
+        y = self.conv2(F.relu(self.norm2(y)))
+        y = self.conv3(F.relu(self.norm3(y)))
+        return y + (x if self.shortcut is None else self.shortcut(o))
+
+
+class LineAttention(nn.Module):
+    """Multi-head attention along a line with position-sensitive relative positions (Axial-DeepLab, arXiv:2003.07853, Eq. 4).
+
+    The loop it replaces, for one head and the query at i:
+        logits = [q[i] @ k[j] + q[i] @ rq[j - i] + k[j] @ rk[j - i] for j in range(L)]
+        y[i] = sum(p * (v[j] + rv[j - i]) for j, p in enumerate(softmax(logits)))
+
+    Queries and keys have half the width of values. `relative` has a row for each offset from 1 - `length` to `length` - 1,
+    shared by the heads, and is resized for lines of another length. In place of the batch norms around the projection and
+    the output are group norms within the line, as Scenic's axial_resnet.py has them; logits are neither scaled nor normalised.
+    """
+
+    def __init__(self, width: int, length: int, numerics: str, heads: int = 8) -> None:
+        super().__init__()
+        if width % (2 * heads):
+            raise ValueError(f"width {width} is not a multiple of {2 * heads}, twice the heads")
+        self.heads, head = heads, width // heads
+        self.parts = (head // 2, head // 2, head)  # q, k, v of a head
+        self.qkv = nn.Linear(width, 2 * width, bias=False)
+        self.norm_qkv, self.norm_out = group_norm(2 * width, numerics), group_norm(width, numerics)
+        self.relative = nn.Parameter(torch.empty(2 * length - 1, 2 * head))
+        nn.init.normal_(self.qkv.weight, std=width**-0.5)
+        nn.init.normal_(self.relative, std=head**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., L, C) -> (..., L, C)."""
+        q, k, v = self.split(x)
+        rq, rk, rv = self.offsets(x.shape[-2])
+        p = probabilities(q, k, rq, rk)
+        y = p @ v + torch.einsum("...ij,ijd->...id", p, rv)
+        return within_lines(self.norm_out, y.transpose(-3, -2).flatten(-2))
+
+    def weights(self, x: Tensor) -> Tensor:
+        """(..., L, C) -> (..., heads, L, L): the probabilities, rows are queries and sum to one."""
+        q, k, _ = self.split(x)
+        rq, rk, _ = self.offsets(x.shape[-2])
+        return probabilities(q, k, rq, rk)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(..., L, C) -> queries and keys, each (..., heads, L, d / 2), and values, (..., heads, L, d)."""
+        qkv = within_lines(self.norm_qkv, self.qkv(x).to(self.relative.dtype)).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+        q, k, v = qkv.split(self.parts, -1)
+        return q, k, v
+
+    def offsets(self, length: int) -> tuple[Tensor, Tensor, Tensor]:
+        """rq and rk, each (L, L, d / 2), and rv, (L, L, d): entry [i, j] belongs to the offset j - i."""
+        table, place = resize(self.relative, (2 * length - 1,)), torch.arange(length, device=self.relative.device)
+        rq, rk, rv = table[place - place[:, None] + length - 1].split(self.parts, -1)
+        return rq, rk, rv
+
+
+def probabilities(q: Tensor, k: Tensor, rq: Tensor, rk: Tensor) -> Tensor:
+    """softmax over keys j of q_i k_j + q_i rq_ij + k_j rk_ij: (..., heads, L, d / 2) twice, (L, L, d / 2) twice -> (..., heads, L, L)."""
+    logits = q @ k.transpose(-2, -1) + torch.einsum("...id,ijd->...ij", q, rq) + torch.einsum("...jd,ijd->...ij", k, rk)
+    return logits.softmax(-1)
+
+
+def within_lines(norm: nn.GroupNorm, x: Tensor) -> Tensor:
+    """(..., L, C) -> (..., L, C): a group norm with statistics of each line by itself."""
+    return norm(x.flatten(0, -3).transpose(1, 2)).transpose(1, 2).reshape(x.shape)
+
+
+class AxialAttention(nn.Module):
+    """What AxialResNet has in place of a 3x3 convolution (arXiv:2010.11929, appendix D.6): attention in rows, then in columns.
+
+    `lengths` are those of a row and of a column. A stride is an average after attention, at an odd edge of what is there.
+    """
+
+    def __init__(self, width: int, lengths: tuple[int, int], stride: int, numerics: str) -> None:
+        super().__init__()
+        self.stride = stride
+        self.row, self.column = (LineAttention(width, length, numerics) for length in lengths)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, h, w) -> (B, C, ceil(h / stride), ceil(w / stride))."""
+        x = self.row(x.permute(0, 2, 3, 1))  # (B, h, w, C)
+        x = self.column(x.transpose(1, 2)).permute(0, 3, 2, 1)  # (B, w, h, C) -> (B, C, h, w)
+        return F.avg_pool2d(x, self.stride, ceil_mode=True) if self.stride > 1 else x
+
+
+class Root(nn.Module):
+    """7x7 convolution and 3x3 max-pooling, each of stride 2: a quarter of the image's size.
+
+    `hybrid`: SAME padding, of the pooling with -inf, and norm and ReLU between the two. Otherwise BiT's: padding 3, then a
+    border of zeros, which can win the maximum, before a pooling without padding.
+    """
+
+    def __init__(self, channels: int, width: int, numerics: str, hybrid: bool) -> None:
+        super().__init__()
+        self.conv = StandardizedConv(channels, width, 7, 2, numerics, same=hybrid)
+        self.norm = group_norm(width, numerics) if hybrid else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, width, ceil(H / 4), ceil(W / 4))."""
+        x = self.conv(x)
+        x = F.pad(x, (1, 1, 1, 1)) if self.norm is None else pad_same(F.relu(self.norm(x)), 3, 2, -math.inf)
+        return F.max_pool2d(x, 3, 2)
+
+
+class Stage(nn.Module):
+    """Units of one width, of which the first changes shape."""
+
+    def __init__(self, units: list[nn.Module]) -> None:
+        super().__init__()
+        self.units = nn.ModuleList(units)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, I, H, W) -> (B, 4 width, h, w)."""
+        for unit in self.units:
+            x = unit(x)
+        return x
+
+
+def stages(blocks: tuple[int, ...], width: int, unit: Callable[[int, int, int, int], nn.Module]) -> nn.ModuleList:
+    """`blocks` units a stage, the width doubled and the map halved from stage to stage.
+
+    Each is made by unit(inputs, width, stride, scale), where `scale` is how many pixels a place of its input spans.
+    """
+    made, inputs = [], width
+    for number, depth in enumerate(blocks):
+        inner, units = width * 2**number, []
+        for index in range(depth):
+            stride = 2 if number and not index else 1
+            scale = 4 * 2 ** (number - 1 if stride == 2 else number)
+            units.append(unit(inputs, inner, stride, scale))
+            inputs = 4 * inner
+        made.append(Stage(units))
+    return nn.ModuleList(made)
+
+
+class Stem(nn.Module):
+    """The hybrid's ResNet (arXiv:2010.11929, section 3.1): an image becomes a grid of tokens, `reduction` pixels to a token.
+
+    `blocks` are the units of each stage: (3, 4, 9) is the paper's R50 with stage 4 moved into stage 3, at a sixteenth of the
+    size; () is the root alone, at a quarter.
+    """
+
+    def __init__(self, blocks: tuple[int, ...], width: int = 64, channels: int = 3, numerics: str = "google") -> None:
+        super().__init__()
+        self.reduction, self.width_out = shape_of(blocks, width)
+        self.root = Root(channels, width, numerics, hybrid=True)
+        self.stages = stages(blocks, width, lambda inputs, inner, stride, _: PostActivation(inputs, inner, stride, numerics))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, ceil(H / r), ceil(W / r), width_out): channels last, for it is a grid of tokens."""
+        x = self.root(images)
+        for stage in self.stages:
+            x = stage(x)
+        return x.movedim(1, -1)
+
+
+class ResNet(nn.Module):
+    """BiT's ResNet-v2 up to the head (arXiv:1912.11370): root, stages of pre-activation units, norm and ReLU.
+
+    `axial`, the native image size, replaces each 3x3 of the units by axial attention with positions of that size.
+    """
+
+    def __init__(
+        self,
+        blocks: tuple[int, ...],
+        width: int = 64,
+        channels: int = 3,
+        numerics: str = "bit",
+        axial: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__()
+
+        def unit(inputs: int, inner: int, stride: int, scale: int) -> PreActivation:
+            lengths = None if axial is None else (math.ceil(axial[1] / scale), math.ceil(axial[0] / scale))
+            return PreActivation(inputs, inner, stride, numerics, lengths)
+
+        self.reduction, self.width_out = shape_of(blocks, width)
+        self.root = Root(channels, width, numerics, hybrid=False)
+        self.stages = stages(blocks, width, unit)
+        self.norm = group_norm(self.width_out, numerics)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, width_out, ceil(H / r), ceil(W / r))."""
+        x = self.root(images)
+        for stage in self.stages:
+            x = stage(x)
+        return F.relu(self.norm(x))
+
+
+def shape_of(blocks: tuple[int, ...], width: int) -> tuple[int, int]:
+    """Pixels to a place of the last map along each axis, and its channels."""
+    if not blocks:
+        return 4, width
+    return 4 * 2 ** (len(blocks) - 1), 4 * width * 2 ** (len(blocks) - 1)

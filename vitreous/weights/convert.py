@@ -1,0 +1,197 @@
+"""The verb `convert`: weights of any known format as those of another, checked by reading them back."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from vitreous.errors import ResourceError, UsageError, WeightsError
+from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig, check_image
+from vitreous.models.names import name_of
+from vitreous.models.zoo import build
+from vitreous.nn.sizes import by
+from vitreous.weights.adopt import Adoption, Weights, adopt, open_weights
+from vitreous.weights.beside import fields
+from vitreous.weights.bundle import Bundle, write_text
+from vitreous.weights.foreign import find, writer
+from vitreous.weights.note import note
+from vitreous.weights.table import Format, Tensors
+
+BUNDLE = "bundle"
+
+
+def convert(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    to: str = BUNDLE,
+    image_size: int | tuple[int, int] | None = None,
+    num_classes: int | None = None,
+    channels: int | None = None,
+    said: dict[str, Any] | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Read weights, change what is asked for, write them as `to` at `out`, and read them back: bit for bit, or nothing is there.
+
+    `to`: `bundle`, `huggingface` (folders), `timm`, `google-npz` and others (files). `image_size` (pixels), `num_classes` and
+    `channels` give the model another resolution, a new head of zeros, another first layer. `said`: fields of the model's
+    config that the files do not tell. `tell` hears what was found. Returns a document. Raises WeightsError, UsageError for what
+    the format cannot hold or a place that is taken, ResourceError where it cannot be written.
+    """
+    place = Path(out)
+    if place.exists() or place.is_symlink():
+        raise UsageError(f"{place} exists already, and is not overwritten", "name another place")
+    weights = open_weights(source, said)
+    config = wanted(weights.config, image_size, num_classes, channels)
+    form = None if to == BUNDLE else writer(to, config)
+    tell(f"found {weights.title}: {name_of(weights.config)} at {by(weights.config.image)}")
+    bundle, adoption = changed(weights, config)
+    if adoption:
+        tell(adoption.text())
+    state = bundle.model.state_dict()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".convert-") as scratch:
+            made = Path(scratch) / (
+                place.name if form is None or form.describe else place.name + form.suffix * (place.suffix != form.suffix)
+            )
+            written = write(bundle, form, made, state)
+            verify(form, made, state, config)
+            os.replace(made, place.parent / made.name)
+    except OSError as error:
+        raise ResourceError(f"cannot write {place} ({error.strerror or error})", "free some space, or name another place") from None
+    place = place.parent / made.name
+    other = assumed(form, config, state) if form else []
+    if other:
+        tell(f"who reads {to} takes it for another: {', '.join(other)}; answers differ a little")
+    return {
+        "source": weights.source,
+        "format": weights.title,
+        "to": to,
+        "model": name_of(config),
+        "parameters": sum(tensor.numel() for tensor in state.values()),
+        "image_size": list(config.image),
+        "tensors": written,
+        "kept": len(adoption.kept) if adoption else len(state),
+        "new": adoption.new if adoption else [],
+        "unused": adoption.unused if adoption else weights.unused,
+        "read_there_with": other,
+        "resized": adoption.resized if adoption else "",
+        "channels": adoption.channels if adoption else "",
+        "out": str(place),
+        "bytes": sum(file.stat().st_size for file in (place.rglob("*") if place.is_dir() else [place])),
+    }
+
+
+def wanted(config: ModelConfig, image_size: int | tuple[int, int] | None, classes: int | None, channels: int | None) -> ModelConfig:
+    """The config with what was asked for. Raises UsageError for a size that the patch does not divide."""
+    changes: dict[str, Any] = {}
+    if image_size is not None:
+        changes["image"] = (image_size,) * len(config.image) if isinstance(image_size, int) else tuple(image_size)
+        if isinstance(config, ViTConfig):
+            check_image(config, changes["image"])
+    if classes is not None and classes != config.classes:
+        changes |= {"classes": classes} | ({"representation": None, "head_bias": True} if isinstance(config, ViTConfig) else {})
+    if channels is not None:
+        changes["channels"] = channels
+    return replace(config, **changes)
+
+
+def changed(weights: Weights, config: ModelConfig) -> tuple[Bundle, Adoption | None]:
+    """The bundle of the weights, as they are or adopted by a model of another config."""
+    if config == weights.config:
+        return weights.bundle(), None
+    model = build(config)
+    adoption = adopt(model, weights)
+    preprocess = weights.preprocess
+    mean, std = (tuple((values * config.channels)[: config.channels]) for values in (preprocess.mean, preprocess.std))
+    preprocess = replace(preprocess, image=(config.image[-2], config.image[-1]), channels=config.channels, mean=mean, std=std)
+    classes = weights.classes if config.classes == weights.config.classes else tuple(map(str, range(config.classes)))
+    return Bundle(model.eval(), classes, preprocess, {"init": weights.source}), adoption
+
+
+def write(bundle: Bundle, form: Format | None, place: Path, state: Tensors) -> int:
+    """Write the file or the folder; returns how many tensors it has."""
+    if form is None:
+        bundle.save(place)
+        return len(state)
+    config = bundle.model.config
+    start = form.prefix(config)
+    heads = ("classifier", "cls_classifier", "distillation_classifier", "visual_projection")  # beside what the prefix is for
+    tensors = {
+        name if form.describe and name.startswith(heads) else start + name: tensor.contiguous()
+        for name, tensor in form.write(config, state).items()
+    }
+    if form.suffix == ".npz":
+        with open(place, "wb") as file:
+            np.savez(file, allow_pickle=False, **{name: tensor.numpy() for name, tensor in tensors.items()})
+    elif form.describe is None:
+        save_file(tensors, place, metadata={"format": "pt", **note(config)})
+    else:
+        place.mkdir()
+        save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+        described = form.describe(config)
+        if described.get("id2label"):
+            described |= {"id2label": dict(enumerate(bundle.classes)), "label2id": {name: i for i, name in enumerate(bundle.classes)}}
+        write_text(place / "config.json", json.dumps(described, indent=2) + "\n")
+        write_text(place / "preprocessor_config.json", json.dumps(preprocessor(bundle), indent=2) + "\n")
+    return len(tensors)
+
+
+def preprocessor(bundle: Bundle) -> dict[str, Any]:
+    """transformers' words for a bundle's preprocessing."""
+    p = bundle.preprocess
+    height, width = p.image
+    size: dict[str, Any] = {"height": height, "width": width}
+    cropped: dict[str, Any] = {"do_center_crop": False}
+    if p.fit == "crop":
+        cropped = {"do_center_crop": True, "crop_size": size}
+        size = {"shortest_edge": round(min(p.image) / p.share)}
+    kind = "ConvNextImageProcessor" if isinstance(bundle.model.config, BiTConfig) else "ViTImageProcessor"
+    return {
+        "image_processor_type": "BitImageProcessor" if p.fit == "crop" else kind,
+        "do_resize": True,
+        "size": size,
+        **cropped,
+        "resample": {"bilinear": 2, "bicubic": 3}[p.filter],
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(p.mean),
+        "image_std": list(p.std),
+    }
+
+
+def assumed(form: Format, config: ModelConfig, state: Tensors) -> list[str]:
+    """What code that reads the format computes otherwise: `gelu none -> tanh`, and the like. Nothing for most conversions."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in form.write(config, state).items()}
+    said = fields(form.describe(config)) if form.describe else {}
+    theirs = form.configure(shapes, {"image": config.image} | ({"heads": config.heads} if isinstance(config, ViTConfig) else {}) | said)
+    found = [
+        f"{name} {getattr(config, name)} -> {getattr(theirs, name)}"
+        for name in ("gelu", "eps", "numerics")
+        if hasattr(config, name) and getattr(config, name) != getattr(theirs, name)
+    ]
+    stems = [c.stem.numerics for c in (config, theirs) if isinstance(c, ViTConfig) and c.stem]
+    return found + ([f"stem {stems[0]} -> {stems[1]}"] if len(set(stems)) == 2 else [])
+
+
+def verify(form: Format | None, place: Path, state: Tensors, config: ModelConfig) -> None:
+    """Read what was written, and compare every bit. Raises WeightsError for a difference."""
+    if form is None or form.describe:
+        again = open_weights(place).state()
+    else:
+        again = find([place], {"heads": config.heads} if isinstance(config, ViTConfig) else {}).state()
+    wrong = [name for name in state if name not in again or not torch.equal(again[name], state[name])]
+    if wrong or len(again) != len(state):
+        raise WeightsError(
+            f"what was written is not what was read: {', '.join(wrong[:5])}", "nothing was kept; this is a mistake in vitreous"
+        )

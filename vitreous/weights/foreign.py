@@ -1,0 +1,261 @@
+"""Weights in foreign formats: which format a file is in, what model it fits, and the file's tensors as that model's, and back.
+
+Everything is decided from the header: the format by the names, the config by the shapes, and every shape against those that the
+config's own model would be written with. Only then are tensors read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import UsageError, VitreousError, WeightsError
+from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
+from vitreous.models.hollow import hollow
+from vitreous.models.names import name_of
+from vitreous.weights import google, others, timm, transformers
+from vitreous.weights.files import FLOATING, Source, open_weights, shown
+from vitreous.weights.note import noted
+from vitreous.weights.table import Format, Shapes
+from vitreous.weights.transformers import said_by
+
+#: in the order in which they are tried: the first whose sign is there
+FORMATS = [
+    others.SAM,
+    others.SAM_TIMM,
+    others.SAM_TRANSFORMERS,
+    others.DINOV2,
+    timm.DEIT_III,
+    timm.TIMM,
+    timm.TIMM_BIT,
+    *google.FORMATS,
+    transformers.DINOV2,
+    transformers.VIT,
+    transformers.CLIP,
+    transformers.BIT,
+    others.TORCHVISION,
+    others.CLIP,
+]
+WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
+#: what they put inside of a name: DINOv2's training chunks blocks, and TensorFlow numbers layers of one name
+INSIDE = [(re.compile(r"\bblocks\.\d+\.(\d+)\."), r"blocks.\1."), (re.compile(r"standardized_conv2d_\d+/"), "standardized_conv2d/")]
+PARAMETERS = 20_000_000_000  # of a model that is believed
+INDEX = "model.safetensors.index.json"
+UNTOLD = ("dropout", "drop_path", "resize", "gelu", "eps")  # fields of `ViTConfig` that names and shapes do not depend on
+
+
+@dataclass(frozen=True)
+class Found:
+    """A foreign file whose header was understood: no tensor is in memory yet.
+
+    `names`: the format's name of a tensor -> where it lies: file, name there, and the row of a scanned tensor or None.
+    """
+
+    format: Format
+    config: ModelConfig
+    names: dict[str, tuple[Source, str, int | None]]
+    unused: list[str]
+
+    def state(self) -> dict[str, Tensor]:
+        """Our tensors, float32. Raises WeightsError where the file cannot be read or holds NaN or infinities."""
+        tensors: dict[str, Tensor] = {}
+        for source in {id(source): source for source, _, _ in self.names.values()}.values():
+            mine = {name: place for name, place in self.names.items() if place[0] is source}
+            read = source.read(dict.fromkeys(place[1] for place in mine.values()))
+            tensors |= {name: read[other] if index is None else read[other][index] for name, (_, other, index) in mine.items()}
+        for name, tensor in tensors.items():
+            if tensor.dtype == torch.float64 and not tensor.float().isfinite().all():
+                raise WeightsError(f"{self.names[name][0].path} has a value in {name} that is too large for float32")
+        return self.format.read(self.config, hollow(self.config).state_dict(), tensors)
+
+
+def find(files: list[Path], beside: dict[str, Any] | None = None) -> Found:
+    """What weights files, shards of one model, hold; `beside` is what is said of it elsewhere: config.json, the user's options.
+
+    Raises WeightsError for files that are none, of a layout that is not known, or that do not fit the model they describe,
+    listing the differences.
+    """
+    places: dict[str, tuple[Source, str, int | None]] = {}
+    shapes: Shapes = {}
+    told: dict[str, Any] = {}
+    for path in files:
+        source = open_weights(path)
+        for name, entry in source.entries.items():
+            for number, (one, shape) in enumerate(google.unscanned(name, entry.shape)):
+                if one in places:
+                    raise WeightsError(f"{path} has {shown(one)} a second time", "which of the two is meant cannot be known")
+                places[one] = (source, name, number if one != name else None)
+                shapes[one] = shape
+        told |= noted(path, source.metadata)
+    origin = files[0] if len(files) == 1 else files[0].parent
+    for form in FORMATS:
+        names = stripped(form, list(shapes))
+        if all(sign in names for sign in form.sign):
+            outside = outsiders(origin, form, names, shapes)
+            lying = {name: places[other] for name, other in names.items()}
+            sizes = {name: shapes[other] for name, other in names.items()}
+            return fitting(origin, form, lying, sizes, told | (beside or {}), outside)
+    some = ", ".join(shown(name) for name in sorted(shapes)[:4])
+    raise WeightsError(
+        f"{origin} has tensors of an unknown layout: {some}, …",
+        "ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP and SAM are read, and BiT",
+    )
+
+
+def stripped(form: Format, names: list[str]) -> dict[str, str]:
+    """A format's names of tensors -> those in the file, without what stands in front of them."""
+    found: dict[str, str] = {}
+    scoped = [name for name in names if form.scope and bare(name).startswith(form.scope)]
+    for name in scoped or names:
+        short = bare(name).removeprefix(form.scope)
+        start = next((start for start in form.strip if short.startswith(start)), "")
+        found.setdefault(short.removeprefix(start), name)
+    return found
+
+
+def outsiders(origin: Path, form: Format, names: dict[str, str], shapes: Shapes) -> list[str]:
+    """The tensors of other towers. Raises WeightsError where two tensors have one name once what stands in front is taken away."""
+    used = set(names.values())
+    outside = [name for name in shapes if name not in used]
+    scoped = bool(form.scope) and any(bare(name).startswith(form.scope) for name in used)
+    twice = [name for name in outside if not scoped or bare(name).startswith(form.scope)]
+    if twice:
+        raise WeightsError(f"{origin} has {shown(twice[0])} a second time, under another prefix", "save the one that is meant alone")
+    return outside
+
+
+def bare(name: str) -> str:
+    """A name without what wrappers put in front of it and in it."""
+    while start := next((start for start in WRAPPERS if name.startswith(start)), ""):
+        name = name.removeprefix(start)
+    for inside, plain in INSIDE:
+        name = inside.sub(plain, name)
+    return name
+
+
+def fitting(
+    origin: Path,
+    form: Format,
+    places: dict[str, tuple[Source, str, int | None]],
+    shapes: Shapes,
+    beside: dict[str, Any],
+    outside: list[str],
+) -> Found:
+    """The config that the shapes tell, and every tensor's shape and type checked against it."""
+    try:
+        config = form.configure(shapes, beside)
+        expected = form.write(config, believable(config).state_dict())
+    except (KeyError, ValueError, LookupError, StopIteration, IndexError) as error:
+        what = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise WeightsError(f"{origin} looks like {form.title}, but {what}", "the file is damaged, or of a kind that is not read") from None
+    except VitreousError as error:
+        raise WeightsError(f"{origin} looks like {form.title}, but {error.message}") from None
+    left = [name for name in shapes if name not in expected or name in form.adds(config)]
+    wrong = [f"missing {name}" for name in expected if name not in shapes]
+    wrong += [f"unknown {shown(name)}" for name in left if not form.leaves(name)]
+    for name in expected.keys() & shapes.keys():
+        source, other, _ = places[name]
+        dtype = source.entries[other].dtype
+        if shapes[name] != tuple(expected[name].shape):
+            wrong.append(f"{name} is {shapes[name]}, not {tuple(expected[name].shape)}")
+        elif dtype not in FLOATING:
+            wrong.append(f"{name} holds {dtype}, not floating-point numbers")
+    if wrong:
+        listing = "".join(f"\n    {line}" for line in sorted(wrong)[:20]) + (f"\n    and {len(wrong) - 20} more" if len(wrong) > 20 else "")
+        raise WeightsError(f"{origin} looks like {form.title}, {name_of(config)}, but does not fit it:{listing}")
+    return Found(form, config, {name: places[name] for name in expected if name not in left}, [*(places[n][1] for n in left), *outside])
+
+
+def believable(config: ModelConfig) -> torch.nn.Module:
+    """The model of a config, without weights. Raises WeightsError for one that no computer holds, before it is built."""
+    stem = getattr(config, "stem", None)
+    deep = config.blocks if isinstance(config, BiTConfig) else (config.depth, *(stem.blocks if stem else ()))
+    if config.width > 100_000 or sum(deep) > google.DEPTH or math.prod(config.image) > 1 << 28:
+        raise WeightsError(f"a model of width {config.width:,} and depth {sum(deep):,} is not believed")
+    model = hollow(config)
+    if sum(p.numel() for p in model.parameters()) > PARAMETERS:
+        raise WeightsError("a model of that many parameters is not believed")
+    return model
+
+
+def weights_in(folder: Path) -> tuple[list[Path], dict[str, Any]]:
+    """The weights files of a folder as transformers and the hub have it, and its config.json, or open_clip's.
+
+    Raises WeightsError for a folder without weights, and for an index that names files elsewhere.
+    """
+    said = json_in(folder / "config.json") or json_in(folder / "open_clip_config.json")
+    index = json_in(folder / INDEX)
+    if index:
+        listed = index.get("weight_map")
+        names = sorted({str(name) for name in listed.values()}) if isinstance(listed, dict) else []
+        if not names or any(Path(name).name != name for name in names):
+            raise WeightsError(f"{folder / INDEX} names files outside of its folder", "download the model again")
+        return [folder / name for name in names], said
+    for name in ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return [folder / name], said
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".npz", ".pth", ".pt", ".bin"))
+    if len(files) == 1:
+        return files, said
+    raise WeightsError(f"{folder} holds no weights" if not files else f"{folder} holds several weights files", "name one file")
+
+
+def json_in(path: Path) -> dict[str, Any]:
+    """A small JSON object, or an empty one where there is none. Raises WeightsError for a file that is not one."""
+    if not path.is_file():
+        return {}
+    try:
+        if path.stat().st_size > 8 << 20:
+            raise ValueError("larger than 8 MiB")
+        found = json.loads(path.read_text("utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("no object")
+        return found
+    except (ValueError, OSError, RecursionError) as error:
+        raise WeightsError(f"{path} is not the JSON that belongs beside weights ({error})", "download it again") from None
+
+
+def writers(config: ModelConfig) -> dict[str, Format]:
+    """The formats that can hold a model, by the name that `--to` takes."""
+    found: dict[str, Format] = {}
+    state = hollow(config).state_dict()
+    for form in FORMATS:
+        if form.name not in found and form.holds(config) and again(form, config, state):
+            found[form.name] = form
+    return found
+
+
+def again(form: Format, config: ModelConfig, state: dict[str, Tensor]) -> bool:
+    """Whether a model that is written in a format is read as the same model: its shapes tell everything that its config does."""
+    said = said_by(form.describe(config)) if form.describe else {"image": config.image, "heads": getattr(config, "heads", 0)}
+    try:
+        written = form.write(config, state)
+        return essence(form.configure({name: tuple(tensor.shape) for name, tensor in written.items()}, said)) == essence(config)
+    except (LookupError, ValueError, VitreousError):
+        return False
+
+
+def essence(config: ModelConfig) -> dict[str, Any]:
+    """What a config says of its model's structure, without what belongs to training and what is the same in other words."""
+    if isinstance(config, BiTConfig):
+        return {"root": config.width * config.factor} | {name: getattr(config, name) for name in ("channels", "classes", "blocks", "axial")}
+    found: dict[str, Any] = {name: getattr(config, name) for name in ViTConfig.__dataclass_fields__ if name not in UNTOLD}
+    stem = config.stem and (config.stem.blocks, config.stem.width)
+    return found | {"slots": config.positioned, "stem": stem, "layer_scale": config.layer_scale is None}
+
+
+def writer(name: str, config: ModelConfig) -> Format:
+    """The format of a name that can hold a model. Raises UsageError for another, saying which can."""
+    able = writers(config)
+    if name not in able:
+        known = sorted({form.name for form in FORMATS})
+        what = f"cannot hold {name_of(config)} with its options" if name in known else "is no format"
+        raise UsageError(f"{name} {what}", f"use one of {', '.join(sorted([*able, 'bundle']))}")
+    return able[name]

@@ -1,0 +1,249 @@
+"""Google's `.npz`: ViT, hybrids and AugReg as published, flax's and big_vision's later names, and BiT (arXiv:1912.11370).
+
+Modules are numbered by kind of module in two ways: over all kinds in the published files (LayerNorm_0, then
+MultiHeadDotProductAttention_1, LayerNorm_2, MlpBlock_3), over each kind by itself since flax's linen. big_vision adds
+positions before it puts the class token in front, so its class token has the position in it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
+from vitreous.weights.folds import (
+    FLAT,
+    FLAX_CONVOLUTION,
+    FLAX_HEAD_BIASES,
+    FLAX_HEADS,
+    FLAX_OUT,
+    FLAX_PATCH,
+    FLAX_POINTWISE,
+    PREFIX,
+    TOKEN,
+    TRANSPOSED,
+    positions,
+)
+from vitreous.weights.measure import Size, vit_config
+from vitreous.weights.table import COPY, Format, Row, Shapes, count, row, table
+
+PARTS = ("query", "key", "value")
+DEPTH = 1_000  # of a model that is believed
+
+
+def dense(ours: str, theirs: str) -> tuple[Row, ...]:
+    """A dense layer."""
+    return row(f"{ours}.weight", f"{theirs}/kernel", TRANSPOSED), row(f"{ours}.bias", f"{theirs}/bias", COPY)
+
+
+def norm(ours: str, theirs: str, names: tuple[str, str] = ("scale", "bias")) -> tuple[Row, ...]:
+    """A norm."""
+    return table(f"{ours}.weight = {theirs}/{names[0]}", f"{ours}.bias = {theirs}/{names[1]}")
+
+
+def group_norm(ours: str, theirs: str) -> tuple[Row, ...]:
+    """A group norm, whose tensors are (C,) in some files and (1, 1, 1, C) in others."""
+    return row(f"{ours}.weight", f"{theirs}/scale", FLAT), row(f"{ours}.bias", f"{theirs}/bias", FLAT)
+
+
+def attention(ours: str, theirs: str) -> tuple[Row, ...]:
+    """Queries, keys, values and output of attention, by head."""
+    return (
+        row(f"{ours}.qkv.weight", " ".join(f"{theirs}/{part}/kernel" for part in PARTS), FLAX_HEADS),
+        row(f"{ours}.qkv.bias", " ".join(f"{theirs}/{part}/bias" for part in PARTS), FLAX_HEAD_BIASES),
+        row(f"{ours}.out.weight", f"{theirs}/out/kernel", FLAX_OUT),
+        row(f"{ours}.out.bias", f"{theirs}/out/bias", COPY),
+    )
+
+
+def units() -> tuple[Row, ...]:
+    """The ResNet of a hybrid; blocks and units are counted from one."""
+    ours, theirs = "stem.stages.{s}.units.{j}.", "block{S}/unit{J}/"
+    pairs = [(str(n), str(n)) for n in (1, 2, 3)]
+    found = [row(f"{ours}conv{a}.weight", f"{theirs}conv{b}/kernel", FLAX_CONVOLUTION) for a, b in pairs]
+    found += [one for a, b in pairs for one in group_norm(f"{ours}norm{a}", f"{theirs}gn{b}")]
+    found += [row(f"{ours}shortcut.conv.weight", f"{theirs}conv_proj/kernel", FLAX_CONVOLUTION)]
+    root = row("stem.root.conv.weight", "conv_root/kernel", FLAX_CONVOLUTION)
+    return (*found, *group_norm(f"{ours}shortcut.norm", f"{theirs}gn_proj"), root, *group_norm("stem.root.norm", "gn_root"))
+
+
+def rows(attended: str, second: str, mlp: str, place: str) -> tuple[Row, ...]:
+    """The table of one way to count: names of a block's attention, second norm and MLP, and of the positions."""
+    block = "Transformer/encoderblock_{i}"
+    ours = "encoder.blocks.{i}"
+    pool = "MAPHead_0/MultiHeadDotProductAttention_0"
+    return (
+        row("projection.weight", "embedding/kernel", FLAX_PATCH),
+        row("projection.bias", "embedding/bias", COPY),
+        row("prefix", "cls", PREFIX),
+        row("slots position.table", place, positions((1,))),
+        *norm(f"{ours}.attention.norm", f"{block}/LayerNorm_0"),
+        *attention(f"{ours}.attention.part", f"{block}/{attended}"),
+        *norm(f"{ours}.mlp.norm", f"{block}/{second}"),
+        *dense(f"{ours}.mlp.part.fc1", f"{block}/{mlp}/Dense_0"),
+        *dense(f"{ours}.mlp.part.fc2", f"{block}/{mlp}/Dense_1"),
+        *norm("encoder.norm", "Transformer/encoder_norm"),
+        *dense("representation", "pre_logits"),
+        *dense("head", "head"),
+        row("pooling.query", "MAPHead_0/probe", TOKEN),
+        row("pooling.q.weight", f"{pool}/query/kernel", FLAX_HEADS),
+        row("pooling.q.bias", f"{pool}/query/bias", FLAX_HEAD_BIASES),
+        row("pooling.kv.weight", f"{pool}/key/kernel {pool}/value/kernel", FLAX_HEADS),
+        row("pooling.kv.bias", f"{pool}/key/bias {pool}/value/bias", FLAX_HEAD_BIASES),
+        row("pooling.out.weight", f"{pool}/out/kernel", FLAX_OUT),
+        row("pooling.out.bias", f"{pool}/out/bias", COPY),
+        *norm("pooling.norm", "MAPHead_0/LayerNorm_0"),
+        *dense("pooling.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0"),
+        *dense("pooling.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
+        *units(),
+    )
+
+
+def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
+    """The config that the shapes fit, in any of the ways to count. GELU is the tanh form in all of Google's code."""
+    block = "Transformer/encoderblock_0/"
+    *cell, channels, width = shapes["embedding/kernel"]
+    heads = next(shape[1] for name, shape in shapes.items() if name.startswith(block) and name.endswith("/query/kernel"))
+    hidden = next(shape[1] for name, shape in shapes.items() if name.startswith(block) and name.endswith("/Dense_0/kernel"))
+    place = next(shape for name, shape in shapes.items() if name.rpartition("/")[2] == "pos_embedding")
+    stem = stem_of(shapes)
+    fields = {
+        "heads": heads,
+        "channels": shapes["conv_root/kernel"][2] if stem else channels,
+        "classes": shapes["head/kernel"][1] if "head/kernel" in shapes else 0,
+        "stem": stem,
+        "class_token": "cls" in shapes,
+        "pool": "class" if "cls" in shapes else "attention" if "MAPHead_0/probe" in shapes else "mean",
+        "representation": shapes["pre_logits/kernel"][1] if "pre_logits/kernel" in shapes else None,
+        "gelu": "tanh",
+        "resize": "zoom",
+    }
+    patch = tuple(p * (stem.reduction if stem else 1) for p in cell)
+    depth = count(shapes, "Transformer/encoderblock_{i}/LayerNorm_0/scale")
+    return vit_config(Size(width, depth, hidden, patch, place[1]), fields, said)
+
+
+def stem_of(shapes: Shapes) -> StemConfig | None:
+    """The ResNet in front of a hybrid, if there is one."""
+    if "conv_root/kernel" not in shapes:
+        return None
+    blocks: list[int] = []
+    while f"block{len(blocks) + 1}/unit1/conv1/kernel" in shapes:
+        stage, units = len(blocks) + 1, 1
+        while f"block{stage}/unit{units + 1}/conv1/kernel" in shapes:
+            units += 1
+        blocks.append(units)
+    return StemConfig(tuple(blocks), shapes["conv_root/kernel"][3], "google")
+
+
+def holds(config: Any) -> bool:
+    """Whether Google's code has such a ViT: class token, mean or attention pooling, no registers and nothing newer."""
+    return (
+        isinstance(config, ViTConfig)
+        and len(config.image) == 2
+        and not config.told
+        and config.position == "learned"
+        and len(set(config.grid)) == 1  # its loader takes the square root
+        and (config.prefix, config.registers) in ((0, 0), (1, 0))
+        and config.layer_scale is None
+        and config.norm == "tokens"
+        and config.mlp == "gelu"
+        and not config.first_norm
+        and config.qkv_bias
+        and config.projection_bias
+        and config.head_bias
+    )
+
+
+ROOTS = ("params/img/", "params/", "opt/target/", "img/", "target/")
+GOOGLE = Format(
+    "google-npz",
+    "Google's ViT",
+    ("embedding/kernel", r"Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel", "Transformer/posembed_input/pos_embedding"),
+    rows("MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3", "Transformer/posembed_input/pos_embedding"),
+    configure,
+    strip=ROOTS,
+    holds=lambda config: holds(config) and config.positioned == config.prefix,
+    suffix=".npz",
+)
+LINEN = Format(
+    "linen-npz",
+    "Google's ViT, linen's names",
+    ("embedding/kernel", r"Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel", "Transformer/posembed_input/pos_embedding"),
+    rows("MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0", "Transformer/posembed_input/pos_embedding"),
+    configure,
+    strip=ROOTS,
+    holds=lambda config: holds(config) and config.positioned == config.prefix,
+    suffix=".npz",
+)
+BIG_VISION = Format(
+    "big-vision-npz",
+    "big_vision's ViT",
+    ("embedding/kernel", r"Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel", "pos_embedding"),
+    rows("MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0", "pos_embedding"),
+    configure,
+    ignored=(r"txt/.*", r"t", r"b"),  # the text tower, temperature and bias of image-text models
+    strip=ROOTS,
+    holds=lambda config: holds(config) and not config.positioned,
+    suffix=".npz",
+)
+
+UNIT = "resnet/block{S}/unit{JJ}/"
+#: standardized convolution of a unit and the norm before it: ours, theirs
+LETTERS = (("1", "a"), ("2", "b"), ("3", "c"))
+BIT = Format(
+    "bit-npz",
+    "Google's BiT",
+    ("resnet/root_block/standardized_conv2d/kernel", "resnet/group_norm/gamma"),
+    (
+        row("body.root.conv.weight", "resnet/root_block/standardized_conv2d/kernel", FLAX_CONVOLUTION),
+        *(
+            row(f"body.stages.{{s}}.units.{{j}}.conv{n}.weight", f"{UNIT}{letter}/standardized_conv2d/kernel", FLAX_CONVOLUTION)
+            for n, letter in LETTERS
+        ),
+        *(
+            one
+            for n, letter in LETTERS
+            for one in norm(f"body.stages.{{s}}.units.{{j}}.norm{n}", f"{UNIT}{letter}/group_norm", ("gamma", "beta"))
+        ),
+        row("body.stages.{s}.units.{j}.shortcut.conv.weight", f"{UNIT}a/proj/standardized_conv2d/kernel", FLAX_CONVOLUTION),
+        *norm("body.norm", "resnet/group_norm", ("gamma", "beta")),
+        row("head.weight", "resnet/head/conv2d/kernel", FLAX_POINTWISE),
+        row("head.bias", "resnet/head/conv2d/bias", COPY),
+    ),
+    lambda shapes, said: configure_bit(shapes, said),
+    holds=lambda config: isinstance(config, BiTConfig) and not config.axial,
+    suffix=".npz",
+)
+
+
+def configure_bit(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
+    """The config of a BiT; the image size it was trained at is not in its shapes."""
+    channels, width = shapes["resnet/root_block/standardized_conv2d/kernel"][2:]
+    factor = width // 64 if width % 64 == 0 else 1
+    blocks: list[int] = []
+    while f"resnet/block{len(blocks) + 1}/unit01/a/standardized_conv2d/kernel" in shapes:
+        stage, units = len(blocks) + 1, 1
+        while f"resnet/block{stage}/unit{units + 1:02d}/a/standardized_conv2d/kernel" in shapes:
+            units += 1
+        blocks.append(units)
+    classes = shapes["resnet/head/conv2d/kernel"][3] if "resnet/head/conv2d/kernel" in shapes else 0
+    image = said.get("image") or (224, 224)
+    return BiTConfig(image=image, channels=channels, classes=classes, blocks=tuple(blocks), factor=factor, width=width // factor)
+
+
+GROUP_NORM = re.compile(r"(.*/)?gn(\d|_root|_proj)/(scale|bias)")
+
+
+def unscanned(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
+    """A tensor of big_vision's scanned blocks, (L, ...) under `encoderblock`, as the names and shapes of its L blocks.
+
+    Group norms lose their axes of one.
+    """
+    before, scanned, after = name.partition("Transformer/encoderblock/")
+    if scanned and shape and shape[0] <= DEPTH:
+        return [(f"{before}Transformer/encoderblock_{i}/{after}", shape[1:]) for i in range(shape[0])]
+    return [(name, shape[3:] if shape[:3] == (1, 1, 1) and GROUP_NORM.fullmatch(name) else shape)]
+
+
+FORMATS = [GOOGLE, LINEN, BIG_VISION, BIT]

@@ -1,0 +1,55 @@
+"""From the shapes in a file's header to the config of the model that they belong to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from vitreous.models.config import ViTConfig
+from vitreous.models.names import SIZES
+
+
+class Size(NamedTuple):
+    """What every layout tells of a ViT; `patch` in pixels, `tokens` those that have positions."""
+
+    width: int
+    depth: int
+    hidden: int
+    patch: tuple[int, ...]
+    tokens: int
+
+
+def vit_config(size: Size, fields: dict[str, Any], said: dict[str, Any]) -> ViTConfig:
+    """The config of these sizes and fields; what is `said` beside the weights (a config.json, the user) goes before both.
+
+    Heads that nobody tells are those of the published model of that size, else one to 64 channels. Raises ValueError where
+    the positions fit no grid.
+    """
+    said = {name: value for name, value in said.items() if name in ViTConfig.__dataclass_fields__}
+    for name, value in (size._asdict() | {name: fields[name] for name in ("channels", "registers") if name in fields}).items():
+        if said.get(name, value) != value:
+            raise ValueError(f"it is said to have {name} {said[name]}, and its tensors have {value}")
+    known = {(row[0], row[1], row[3]): row[2] for row in SIZES.values()}
+    heads = known.get((size.width, size.depth, size.hidden)) or max(1, size.width // 64)
+    fields = {"width": size.width, "depth": size.depth, "hidden": size.hidden, "patch": size.patch, "heads": heads} | fields | said
+    registers = fields.get("registers", 0)
+    singles = fields.get("class_token", True) + (fields.get("pool") == "distilled")
+    grid, slots = grid_from(size.tokens, (singles, singles + registers, 0), said.get("image"), size.patch)
+    fields["slots"] = slots
+    fields["image"] = tuple(g * p for g, p in zip(grid, size.patch, strict=True))
+    return ViTConfig(**fields)
+
+
+def grid_from(tokens: int, slots: tuple[int, ...], image: tuple[int, ...] | None, patch: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """The grid of patches that positions are for, and how many of them belong to prefix tokens: the first of `slots` that fits.
+
+    `image` in pixels, where it is known; else the grid is a square. Raises ValueError where none fits.
+    """
+    for count in slots:
+        rest = tokens - count
+        if image is not None and rest == math.prod(i // p for i, p in zip(image, patch, strict=True)):
+            return tuple(i // p for i, p in zip(image, patch, strict=True)), count
+        side = math.isqrt(max(rest, 0))
+        if image is None and rest > 0 and side * side == rest:
+            return (side, side), count
+    raise ValueError(f"{tokens} positions form no {'square grid' if image is None else 'grid of that image'} of patches")

@@ -1,0 +1,255 @@
+"""Original files in layouts of their own: torchvision's ViT, DINOv2, CLIP's image encoder, SAM's image encoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.weights.folds import BARE_TOKEN, CONVOLUTION, POINTWISE, PREFIX, TRANSPOSED, positions
+from vitreous.weights.measure import Size, vit_config
+from vitreous.weights.table import COPY, Format, Row, Shapes, count, only, row, table
+from vitreous.weights.timm import BLOCKS
+from vitreous.weights.transformers import CLIP_FIELDS, clip_like, square, usual
+
+OURS = "encoder.blocks.{i}"
+
+LAYER = "encoder.layers.encoder_layer_{i}"
+TORCHVISION = Format(
+    "torchvision",
+    "torchvision's ViT",
+    ("conv_proj.weight", "encoder.layers.encoder_layer_0.self_attention.in_proj_weight"),
+    (
+        row("projection.weight", "conv_proj.weight", CONVOLUTION),
+        row("prefix", "class_token", PREFIX),
+        row("slots position.table", "encoder.pos_embedding", positions((1,))),
+        *table(
+            "projection.bias = conv_proj.bias",
+            f"{OURS}.attention.norm.{{x}} = {LAYER}.ln_1.{{x}}",
+            f"{OURS}.attention.part.qkv.{{x}} = {LAYER}.self_attention.in_proj_{{x}}",
+            f"{OURS}.attention.part.out.{{x}} = {LAYER}.self_attention.out_proj.{{x}}",
+            f"{OURS}.mlp.norm.{{x}} = {LAYER}.ln_2.{{x}}",
+            f"{OURS}.mlp.part.fc1.{{x}} = {LAYER}.mlp.0.{{x}}",
+            f"{OURS}.mlp.part.fc2.{{x}} = {LAYER}.mlp.3.{{x}}",
+            "encoder.norm.{x} = encoder.ln.{x}",
+            "representation.{x} = heads.pre_logits.{x}",
+            "head.{x} = heads.head.{x}",
+        ),
+    ),
+    lambda shapes, said: configure_torchvision(shapes, said),
+    holds=lambda c: usual(c) and square(c) and not c.registers and c.layer_scale is None and c.mlp == "gelu" and bool(c.classes),
+)
+
+
+def configure_torchvision(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
+    """The config of torchvision's ViT."""
+    width, channels, *patch = shapes["conv_proj.weight"]
+    fields = {
+        "channels": channels,
+        "classes": shapes["heads.head.weight"][0],
+        "representation": shapes["heads.pre_logits.weight"][0] if "heads.pre_logits.weight" in shapes else None,
+        "resize": "bicubic-aligned",
+    }
+    depth, hidden = count(shapes, f"{LAYER}.ln_1.weight"), shapes["encoder.layers.encoder_layer_0.mlp.0.weight"][0]
+    return vit_config(Size(width, depth, hidden, tuple(patch), shapes["encoder.pos_embedding"][1]), fields, said)
+
+
+PREFIXES = only(("cls_token", "register_tokens"), lambda c: (True, c.registers > 0))
+
+
+def gated(number: str) -> Row:
+    """The MLP's layers, which have other names where they are gated."""
+    theirs = {"1": "w12", "2": "w3"}[number]
+    return row(
+        f"{OURS}.mlp.part.fc{number}.{{x}}",
+        lambda c: (f"blocks.{{i}}.mlp.{theirs if c.mlp == 'swiglu' else 'fc' + number}.{{x}}",),
+        COPY,
+    )
+
+
+DINOV2 = Format(
+    "dinov2",
+    "the original DINOv2",
+    ("patch_embed.proj.weight", "mask_token", "blocks.0.ls1.gamma", "cls_token"),
+    (
+        row("projection.weight", "patch_embed.proj.weight", CONVOLUTION),
+        row("prefix", PREFIXES, PREFIX),
+        row("slots position.table", "pos_embed", positions((1,))),
+        gated("1"),
+        gated("2"),
+        *table("projection.bias = patch_embed.proj.bias", "encoder.norm.{x} = norm.{x}"),
+        *BLOCKS,
+    ),
+    lambda shapes, said: configure_dinov2(shapes, said),
+    ignored=(r"mask_token", r"(dino_head|ibot_head)\..*"),
+    strip=("backbone.",),
+    adds=lambda c: {"mask_token": (1, c.width)},
+    holds=lambda c: usual(c) and square(c) and c.pool == "class" and c.layer_scale is not None and not c.classes,
+)
+
+
+def configure_dinov2(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
+    """The config of DINOv2, whose two ways to resize positions go with its registers."""
+    width, channels, *patch = shapes["patch_embed.proj.weight"]
+    swiglu = "blocks.0.mlp.w12.weight" in shapes
+    registers = shapes["register_tokens"][1] if "register_tokens" in shapes else 0
+    fields = {
+        "channels": channels,
+        "classes": 0,
+        "registers": registers,
+        "layer_scale": 1e-5,
+        "mlp": "swiglu" if swiglu else "gelu",
+        "resize": "bicubic-antialias" if registers else "bicubic-offset",
+    }
+    hidden = shapes["blocks.0.mlp.w3.weight"][1] if swiglu else shapes["blocks.0.mlp.fc1.weight"][0]
+    return vit_config(Size(width, count(shapes, "blocks.{i}.norm1.weight"), hidden, tuple(patch), shapes["pos_embed"][1]), fields, said)
+
+
+RES = "transformer.resblocks.{i}"
+CLIP = Format(
+    "clip",
+    "the original CLIP's image encoder",
+    ("conv1.weight", "class_embedding", "transformer.resblocks.0.attn.in_proj_weight"),
+    (
+        row("projection.weight", "conv1.weight", CONVOLUTION),
+        row("prefix", "class_embedding", BARE_TOKEN),
+        row("slots position.table", "positional_embedding", positions(())),
+        row("head.weight", "proj", TRANSPOSED),
+        *table(
+            "first_norm.{x} = ln_pre.{x}",
+            "pooled_norm.{x} = ln_post.{x}",
+            f"{OURS}.attention.norm.{{x}} = {RES}.ln_1.{{x}}",
+            f"{OURS}.attention.part.qkv.{{x}} = {RES}.attn.in_proj_{{x}}",
+            f"{OURS}.attention.part.out.{{x}} = {RES}.attn.out_proj.{{x}}",
+            f"{OURS}.mlp.norm.{{x}} = {RES}.ln_2.{{x}}",
+            f"{OURS}.mlp.part.fc1.{{x}} = {RES}.mlp.c_fc.{{x}}",
+            f"{OURS}.mlp.part.fc2.{{x}} = {RES}.mlp.c_proj.{{x}}",
+        ),
+    ),
+    lambda shapes, said: configure_clip(shapes, said),
+    scope="visual.",
+    holds=clip_like,
+    prefix=lambda c: "visual.",
+)
+
+
+def configure_clip(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
+    """The config of CLIP's image encoder."""
+    width, channels, *patch = shapes["conv1.weight"]
+    fields = CLIP_FIELDS | {"channels": channels, "classes": shapes["proj"][1] if "proj" in shapes else 0}
+    hidden = shapes["transformer.resblocks.0.mlp.c_fc.weight"][0]
+    size = Size(width, count(shapes, f"{RES}.ln_1.weight"), hidden, tuple(patch), shapes["positional_embedding"][0])
+    return vit_config(size, fields, said)
+
+
+def sam_rows(patches: str, layer: str, mlp: tuple[str, str], neck: tuple[str, str, str, str]) -> tuple[Row, ...]:
+    """The table of SAM's image encoder: names of the projection, of a block, of its MLP's layers and of the neck's four parts."""
+    part = f"{OURS}.attention.part{{part}}"
+    return (
+        row("projection.weight", f"{patches}.weight", CONVOLUTION),
+        row("position.table", "pos_embed", positions(None)),
+        row("neck.reduce.weight", f"{neck[0]}.weight", POINTWISE),
+        *table(
+            f"projection.bias = {patches}.bias",
+            f"{OURS}.attention.norm.{{x}} = {layer}.{'layer_norm1' if layer.startswith('layers') else 'norm1'}.{{x}}",
+            f"{part}.qkv.{{x}} = {layer}.attn.qkv.{{x}}",
+            f"{part}.out.{{x}} = {layer}.attn.proj.{{x}}",
+            f"{part}.rows = {layer}.attn.rel_pos_h",
+            f"{part}.columns = {layer}.attn.rel_pos_w",
+            f"{OURS}.mlp.norm.{{x}} = {layer}.{'layer_norm2' if layer.startswith('layers') else 'norm2'}.{{x}}",
+            f"{OURS}.mlp.part.fc1.{{x}} = {layer}.mlp.{mlp[0]}.{{x}}",
+            f"{OURS}.mlp.part.fc2.{{x}} = {layer}.mlp.{mlp[1]}.{{x}}",
+            f"neck.norm1.{{x}} = {neck[1]}.{{x}}",
+            f"neck.mix.weight = {neck[2]}.weight",
+            f"neck.norm2.{{x}} = {neck[3]}.{{x}}",
+        ),
+    )
+
+
+def configure_sam(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
+    """The config of SAM's image encoder; a block sees windows if its tables are shorter than those of the whole grid."""
+    projection = next(name for name in shapes if name.startswith("patch_embed.proj") and name.endswith("weight"))
+    width, channels, *patch = shapes[projection]
+    layer = "layers" if "layers.0.attn.qkv.weight" in shapes else "blocks"
+    grid = shapes["pos_embed"][1:3]
+    depth = count(shapes, layer + ".{i}.attn.qkv.weight")
+    lengths = [(shapes[f"{layer}.{i}.attn.rel_pos_h"][0] + 1) // 2 for i in range(depth)]
+    window = min(lengths)
+    fields = SAM_FIELDS | {
+        "channels": channels,
+        "window": window if window < grid[0] else 0,
+        "global_blocks": tuple(i for i, length in enumerate(lengths) if length == grid[0]) if window < grid[0] else (),
+        "neck": next(shape[0] for name, shape in shapes.items() if name in ("neck.0.weight", "neck.conv1.weight")),
+    }
+    hidden = next(shape[0] for name, shape in shapes.items() if name.startswith(f"{layer}.0.mlp.") and name.endswith("1.weight"))
+    if said.get("eps", 1e-6) != 1e-6:
+        raise ValueError("the neck has an epsilon of its own, and only the usual one is read")
+    said = said | {"image": tuple(g * p for g, p in zip(grid, patch, strict=True))}
+    return vit_config(Size(width, depth, hidden, tuple(patch), grid[0] * grid[1]), fields, said)
+
+
+SAM_FIELDS = {
+    "class_token": False,
+    "pool": "mean",
+    "position": "learned",
+    "attention": "decomposed",
+    "norm": "none",
+    "classes": 0,
+    "eps": 1e-6,
+    "resize": "bicubic",
+}
+
+
+def sam_like(config: ModelConfig) -> bool:
+    """Whether it is SAM's image encoder."""
+    return isinstance(config, ViTConfig) and square(config) and config.attention == "decomposed" and config.neck > 0 and not config.classes
+
+
+SAM = Format(
+    "sam",
+    "the original SAM's image encoder",
+    ("patch_embed.proj.weight", "blocks.0.attn.rel_pos_h", "neck.0.weight", "blocks.0.mlp.lin1.weight"),
+    sam_rows("patch_embed.proj", "blocks.{i}", ("lin1", "lin2"), ("neck.0", "neck.1", "neck.2", "neck.3")),
+    configure_sam,
+    ignored=(r"(prompt_encoder|mask_decoder)\..*",),
+    scope="image_encoder.",
+    holds=sam_like,
+    prefix=lambda c: "image_encoder.",
+)
+SAM_TIMM = Format(
+    "timm",
+    "timm's SAM image encoder",
+    ("patch_embed.proj.weight", "blocks.0.attn.rel_pos_h", "neck.0.weight", "blocks.0.mlp.fc1.weight"),
+    sam_rows("patch_embed.proj", "blocks.{i}", ("fc1", "fc2"), ("neck.0", "neck.1", "neck.2", "neck.3")),
+    configure_sam,
+    holds=sam_like,
+)
+SAM_TRANSFORMERS = Format(
+    "huggingface",
+    "transformers' SAM image encoder",
+    ("patch_embed.projection.weight", "layers.0.attn.rel_pos_h", "neck.conv1.weight"),
+    sam_rows(
+        "patch_embed.projection", "layers.{i}", ("lin1", "lin2"), ("neck.conv1", "neck.layer_norm1", "neck.conv2", "neck.layer_norm2")
+    ),
+    configure_sam,
+    ignored=(r"(prompt_encoder|mask_decoder|shared_image_embedding)\..*",),
+    scope="vision_encoder.",
+    holds=sam_like,
+    prefix=lambda c: "vision_encoder.",
+    describe=lambda c: {
+        "architectures": ["SamVisionModel"],
+        "model_type": "sam_vision_model",
+        "hidden_size": c.width,
+        "num_hidden_layers": c.depth,
+        "num_attention_heads": c.heads,
+        "mlp_dim": c.hidden,
+        "image_size": c.image[0],
+        "patch_size": c.patch[0],
+        "num_channels": c.channels,
+        "output_channels": c.neck,
+        "window_size": c.window,
+        "global_attn_indexes": list(c.global_blocks),
+        "layer_norm_eps": c.eps,
+        "hidden_act": "gelu",
+        "num_pos_feats": c.neck // 2,
+    },
+)

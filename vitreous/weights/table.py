@@ -1,0 +1,150 @@
+"""How a foreign format is described: one table of names, and the folds between its tensors and ours.
+
+A `Row` pairs our names with theirs; what varies is a hole in the name:
+
+    {i} {s} {j}   a number: block, stage, unit; in their names {I} {S} {J} count from one, and {JJ} has two digits
+    {x}           weight or bias
+    {part}        nothing, or the `.part` of a block that looks at windows
+
+A table is read in both directions, so that what is read is what is written: their tensors become ours by `fold.into`, ours
+become theirs by `fold.out`. The shapes that a file has to have are those that `out` makes of our model's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+from vitreous.models.config import ModelConfig
+
+Tensors = dict[str, Tensor]
+Shapes = dict[str, tuple[int, ...]]
+Names = tuple[str, ...] | Callable[[Any], tuple[str, ...]]
+
+HOLES = {"i": r"\d+", "s": r"\d+", "j": r"\d+", "x": "weight|bias", "part": r"(?:\.part)?"}
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Their tensors -> ours, and back. Both take the config; tensors come and go in the order of the row's names."""
+
+    into: Callable[[list[Tensor], Any], list[Tensor]]
+    out: Callable[[list[Tensor], Any], list[Tensor]]
+
+
+COPY = Fold(lambda theirs, c: theirs, lambda ours, c: ours)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Our names and theirs; `theirs` may depend on the config. Those of ours that a model lacks are left out."""
+
+    ours: tuple[str, ...]
+    theirs: Names
+    fold: Fold = COPY
+
+
+@dataclass(frozen=True)
+class Format:
+    """A layout that weights come in.
+
+    `sign`: patterns each of which some tensor's name matches, in no other format before it in the list. `configure` reads the
+    config off the shapes and what a config.json beside the weights says. `ignored`: patterns of tensors that belong to more
+    than the encoder (decoders, text towers), left alone and told. `strip`: what may stand in front of a name. `scope`: where
+    some names begin with it, the others are those of another tower, and are left alone.
+    """
+
+    name: str
+    title: str
+    sign: tuple[str, ...]
+    rows: tuple[Row, ...]
+    configure: Callable[[Shapes, dict[str, Any]], ModelConfig]
+    ignored: tuple[str, ...] = ()
+    strip: tuple[str, ...] = ()
+    scope: str = ""
+    holds: Callable[[Any], bool] = lambda config: True
+    suffix: str = ".safetensors"
+    prefix: Callable[[Any], str] = lambda config: ""  # what is put in front of the names when they are written
+    describe: Callable[[Any], dict[str, Any]] | None = None  # the config.json that belongs beside the weights
+    adds: Callable[[Any], Shapes] = lambda config: {}  # what its loaders ask for and no model of ours has: written as zeros
+
+    def placed(self, config: ModelConfig, own: Iterable[str]) -> Iterator[tuple[list[str], list[str], Fold]]:
+        """Our names, theirs and the fold of every group of tensors that a model has. Raises LookupError for one without a row."""
+        own = list(own)
+        known, done = set(own), set()
+        for name in own:
+            if name in done:
+                continue
+            row, holes = self.find(name)
+            ours = [one for one in (each.format(**holes) for each in row.ours) if one in known]
+            done |= set(ours)
+            theirs = row.theirs(config) if callable(row.theirs) else row.theirs
+            yield ours, [each.format(**holes) for each in theirs], row.fold
+
+    def find(self, name: str) -> tuple[Row, dict[str, str]]:
+        """The row of one of our names, and what fills its holes."""
+        for row in self.rows:
+            for template in row.ours:
+                match = pattern(template).fullmatch(name)
+                if match:
+                    holes = match.groupdict()
+                    numbers = {key.upper(): int(value) + 1 for key, value in holes.items() if value.isdigit()}
+                    return row, holes | {key: str(number) for key, number in numbers.items()} | {
+                        key * 2: f"{number:02d}" for key, number in numbers.items()
+                    }
+        raise LookupError(name)
+
+    def write(self, config: ModelConfig, state: Tensors) -> Tensors:
+        """Our tensors as theirs, on any device, meta too. Raises LookupError for one that the format has no place for."""
+        found: Tensors = {}
+        for ours, theirs, fold in self.placed(config, state):
+            found |= zip(theirs, fold.out([state[name] for name in ours], config), strict=True)
+        like = next(iter(state.values()))
+        return found | {name: like.new_zeros(shape) for name, shape in self.adds(config).items()}
+
+    def read(self, config: ModelConfig, own: Iterable[str], tensors: Tensors) -> Tensors:
+        """Their tensors as ours, in float32."""
+        found: Tensors = {}
+        for ours, theirs, fold in self.placed(config, own):
+            parts = fold.into([tensors[name].float() for name in theirs], config)
+            found |= {name: part.contiguous() for name, part in zip(ours, parts, strict=True)}
+        return found
+
+    def leaves(self, name: str) -> bool:
+        """Whether a tensor of theirs is left alone."""
+        return any(re.fullmatch(one, name) for one in self.ignored)
+
+
+@cache
+def pattern(template: str) -> re.Pattern[str]:
+    """A template of our names as a regular expression with a group for each hole."""
+    parts = re.split(r"(\{\w+\})", template)
+    return re.compile("".join(f"(?P<{part[1:-1]}>{HOLES[part[1:-1]]})" if part.startswith("{") else re.escape(part) for part in parts))
+
+
+def table(*lines: str) -> tuple[Row, ...]:
+    """Rows whose tensors are the same in both: `ours = theirs`."""
+    return tuple(Row((ours,), (theirs,)) for ours, theirs in (line.split(" = ") for line in lines))
+
+
+def row(ours: str, theirs: Names | str, fold: Fold) -> Row:
+    """A row, with names in one string, apart by spaces."""
+    return Row(tuple(ours.split()), tuple(theirs.split()) if isinstance(theirs, str) else theirs, fold)
+
+
+def count(shapes: Shapes, template: str) -> int:
+    """How many blocks there are: the numbers that fill {i} in a name are 0, 1, ... and there are no others, else ValueError."""
+    found = {int(match["i"]) for name in shapes if (match := pattern(template).fullmatch(name)) and len(match["i"]) < 6}
+    if found != set(range(len(found))) or not found:
+        raise ValueError(f"{template.format(i='N', x='weight')} is not numbered from 0 on without a gap")
+    return len(found)
+
+
+def only(names: Sequence[str], wanted: Callable[[Any], Sequence[bool]]) -> Callable[[Any], tuple[str, ...]]:
+    """Those of the names whose answer for a config is true."""
+    return lambda config: tuple(name for name, there in zip(names, wanted(config), strict=True) if there)
