@@ -130,7 +130,9 @@ def spread(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig
         if table.ndim == tensor.ndim and table.shape[-1] == tensor.shape[-1]:
             axes = len(tensor.shape) - 1 if absolute else 1
             flat = table.flatten(axes) if not absolute else table
-            state[name] = resize(flat, tuple(tensor.shape[:axes]), config.resize if absolute else "bilinear").reshape(tensor.shape)
+            state[name] = resize(
+                flat, tuple(tensor.shape[:axes]), getattr(config, "resize", "bilinear") if absolute else "bilinear"
+            ).reshape(tensor.shape)
             found = True
     return found
 

@@ -24,7 +24,7 @@ from vitreous.weights.folds import (
     TRANSPOSED,
     positions,
 )
-from vitreous.weights.measure import Size, vit_config
+from vitreous.weights.measure import Size, bit_config, units_of, vit_config
 from vitreous.weights.table import COPY, Format, Row, Shapes, count, row, table
 
 PARTS = ("query", "key", "value")
@@ -127,13 +127,7 @@ def stem_of(shapes: Shapes) -> StemConfig | None:
     """The ResNet in front of a hybrid, if there is one."""
     if "conv_root/kernel" not in shapes:
         return None
-    blocks: list[int] = []
-    while f"block{len(blocks) + 1}/unit1/conv1/kernel" in shapes:
-        stage, units = len(blocks) + 1, 1
-        while f"block{stage}/unit{units + 1}/conv1/kernel" in shapes:
-            units += 1
-        blocks.append(units)
-    return StemConfig(tuple(blocks), shapes["conv_root/kernel"][3], "google")
+    return StemConfig(units_of(shapes, "block{}/unit{}/conv1/kernel"), shapes["conv_root/kernel"][3], "google")
 
 
 def holds(config: Any) -> bool:
@@ -156,37 +150,30 @@ def holds(config: Any) -> bool:
 
 
 ROOTS = ("params/img/", "params/", "opt/target/", "img/", "target/")
-GOOGLE = Format(
-    "google-npz",
-    "Google's ViT",
-    ("embedding/kernel", r"Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel", "Transformer/posembed_input/pos_embedding"),
-    rows("MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3", "Transformer/posembed_input/pos_embedding"),
-    configure,
-    strip=ROOTS,
-    holds=lambda config: holds(config) and config.positioned == config.prefix,
-    suffix=".npz",
-)
-LINEN = Format(
-    "linen-npz",
-    "Google's ViT, linen's names",
-    ("embedding/kernel", r"Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel", "Transformer/posembed_input/pos_embedding"),
-    rows("MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0", "Transformer/posembed_input/pos_embedding"),
-    configure,
-    strip=ROOTS,
-    holds=lambda config: holds(config) and config.positioned == config.prefix,
-    suffix=".npz",
-)
-BIG_VISION = Format(
-    "big-vision-npz",
-    "big_vision's ViT",
-    ("embedding/kernel", r"Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel", "pos_embedding"),
-    rows("MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0", "pos_embedding"),
-    configure,
-    ignored=(r"txt/.*", r"t", r"b"),  # the text tower, temperature and bias of image-text models
-    strip=ROOTS,
-    holds=lambda config: holds(config) and not config.positioned,
-    suffix=".npz",
-)
+PUBLISHED = "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"
+OWN_NAMES = "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"
+PLACE = "Transformer/posembed_input/pos_embedding"
+
+
+def layout(name: str, title: str, parts: tuple[str, str, str], place: str, ignored: tuple[str, ...] = ()) -> Format:
+    """One way to count: names of a block's attention, second norm and MLP, and of the positions, which may lack the class token's."""
+    return Format(
+        name,
+        title,
+        ("embedding/kernel", f"Transformer/encoderblock_0/{parts[2]}/Dense_0/kernel", place),
+        rows(*parts, place),
+        configure,
+        ignored=ignored,
+        strip=ROOTS,
+        holds=lambda config: holds(config) and config.positioned == (config.prefix if place == PLACE else 0),
+        suffix=".npz",
+    )
+
+
+GOOGLE = layout("google-npz", "Google's ViT", PUBLISHED, PLACE)
+LINEN = layout("linen-npz", "Google's ViT, linen's names", OWN_NAMES, PLACE)
+#: beside the image tower of image-text models: the text tower, temperature and bias
+BIG_VISION = layout("big-vision-npz", "big_vision's ViT", OWN_NAMES, "pos_embedding", (r"txt/.*", r"t", r"b"))
 
 UNIT = "resnet/block{S}/unit{JJ}/"
 #: standardized convolution of a unit and the norm before it: ours, theirs
@@ -218,18 +205,11 @@ BIT = Format(
 
 
 def configure_bit(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
-    """The config of a BiT; the image size it was trained at is not in its shapes."""
+    """The config of a BiT."""
     channels, width = shapes["resnet/root_block/standardized_conv2d/kernel"][2:]
-    factor = width // 64 if width % 64 == 0 else 1
-    blocks: list[int] = []
-    while f"resnet/block{len(blocks) + 1}/unit01/a/standardized_conv2d/kernel" in shapes:
-        stage, units = len(blocks) + 1, 1
-        while f"resnet/block{stage}/unit{units + 1:02d}/a/standardized_conv2d/kernel" in shapes:
-            units += 1
-        blocks.append(units)
+    blocks = units_of(shapes, "resnet/block{}/unit{:02d}/a/standardized_conv2d/kernel")
     classes = shapes["resnet/head/conv2d/kernel"][3] if "resnet/head/conv2d/kernel" in shapes else 0
-    image = said.get("image") or (224, 224)
-    return BiTConfig(image=image, channels=channels, classes=classes, blocks=tuple(blocks), factor=factor, width=width // factor)
+    return bit_config((width, channels), blocks, classes, "bit", said)
 
 
 GROUP_NORM = re.compile(r"(.*/)?gn(\d|_root|_proj)/(scale|bias)")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from typing import Any, NamedTuple
 
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import BiTConfig, Numerics, ViTConfig
 from vitreous.models.names import SIZES
 
 
@@ -53,3 +54,32 @@ def grid_from(tokens: int, slots: tuple[int, ...], image: tuple[int, ...] | None
         if image is None and rest > 0 and side * side == rest:
             return (side, side), count
     raise ValueError(f"{tokens} positions form no {'square grid' if image is None else 'grid of that image'} of patches")
+
+
+def bit_config(root: tuple[int, ...], blocks: tuple[int, ...], classes: int, numerics: Numerics, said: dict[str, Any]) -> BiTConfig:
+    """The config of a BiT whose first convolution has `root`, outputs and inputs; the image is 224 where nobody says.
+
+    Raises ValueError where `root` is not two numbers.
+    """
+    width, channels = root
+    factor = width // 64 if width % 64 == 0 else 1
+    return BiTConfig(
+        image=said.get("image") or (224, 224),
+        channels=channels,
+        classes=classes,
+        blocks=blocks,
+        factor=factor,
+        width=width // factor,
+        numerics=numerics,
+    )
+
+
+def units_of(shapes: Container[str], template: str) -> tuple[int, ...]:
+    """Units of each stage of a ResNet, from a name of theirs with holes for stage and unit, both counted from one."""
+    blocks: list[int] = []
+    while template.format(len(blocks) + 1, 1) in shapes:
+        units = 1
+        while template.format(len(blocks) + 1, units + 1) in shapes:
+            units += 1
+        blocks.append(units)
+    return tuple(blocks)

@@ -10,7 +10,7 @@ from typing import Any
 
 from vitreous.models.config import BiTConfig, ModelConfig, StemConfig, ViTConfig
 from vitreous.weights.folds import CONVOLUTION, POINTWISE, PREFIX, TOKEN, positions
-from vitreous.weights.measure import Size, vit_config
+from vitreous.weights.measure import Size, bit_config, vit_config
 from vitreous.weights.table import Format, Row, Shapes, count, only, row, table
 
 PREFIXES = only(("cls_token", "dist_token", "reg_token"), lambda c: (c.class_token, c.pool == "distilled", c.registers > 0))
@@ -126,13 +126,9 @@ BIT = (
 
 
 def configure_bit(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
-    """The config of a BiT; the image size it was trained at is not in its shapes."""
-    width, channels = shapes["stem.conv.weight"][:2]
-    factor = width // 64 if width % 64 == 0 else 1
-    classes = shapes.get("head.fc.weight", (0,))[0]
-    blocks = resnet_blocks(shapes, "stages.", ".blocks.")
-    image = said.get("image") or (224, 224)
-    return BiTConfig(image=image, channels=channels, classes=classes, blocks=blocks, factor=factor, width=width // factor, numerics="timm")
+    """The config of a BiT."""
+    blocks, classes = resnet_blocks(shapes, "stages.", ".blocks."), shapes.get("head.fc.weight", (0,))[0]
+    return bit_config(shapes["stem.conv.weight"][:2], blocks, classes, "timm", said)
 
 
 def plain(config: ModelConfig) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from vitreous.errors import WeightsError
 from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
 from vitreous.weights.folds import BARE_TOKEN, CONVOLUTION, PREFIX, SEPARATE, positions
-from vitreous.weights.measure import Size, vit_config
+from vitreous.weights.measure import Size, bit_config, vit_config
 from vitreous.weights.table import COPY, Format, Row, Shapes, count, only, row, table
 from vitreous.weights.timm import resnet_blocks
 
@@ -340,12 +340,6 @@ BIT = Format(
 
 
 def configure_bit(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
-    """The config of a BiT; the image size it was trained at is not in its shapes."""
-    width, channels = shapes["embedder.convolution.weight"][:2]
-    factor = width // 64 if width % 64 == 0 else 1
-    classes = shapes.get("classifier.1.weight", (0,))[0]
-    blocks_ = resnet_blocks(shapes, "encoder.stages.", ".layers.")
-    image = said.get("image") or (224, 224)
-    return BiTConfig(
-        image=image, channels=channels, classes=classes, blocks=blocks_, factor=factor, width=width // factor, numerics="transformers"
-    )
+    """The config of a BiT."""
+    blocks, classes = resnet_blocks(shapes, "encoder.stages.", ".layers."), shapes.get("classifier.1.weight", (0,))[0]
+    return bit_config(shapes["embedder.convolution.weight"][:2], blocks, classes, "transformers", said)
