@@ -23,6 +23,19 @@ COUNTS = {
     "ViT-H/14": (630_764_800, 632_045_800, 633_685_480),
     "ViT-g/14": (1_011_202_432, 1_012_611_432, None),
 }
+#: the same with the 21,843 classes of ImageNet-21k, and with the tanh layer before them
+COUNTS_21K = {
+    "ViT-Ti/16": (9_740_115, 9_777_171),
+    "ViT-S/32": (30_903_507, 31_051_347),
+    "ViT-S/16": (30_075_219, 30_223_059),
+    "ViT-B/32": (104_252_499, 104_843_091),
+    "ViT-B/16": (102_595_923, 103_186_515),
+    "ViT-B/8": (102_605_139, 103_195_731),
+    "ViT-L/32": (327_899_475, 328_949_075),
+    "ViT-L/16": (325_690_707, 326_740_307),
+    "ViT-H/14": (658_745_683, 660_385_363),
+    "ViT-G/14": (1_842_775_680 + 21_843 * 1665, None),
+}
 GMACS = {
     ("ViT-Ti/16", 224): 1.254,
     ("ViT-B/16", 384): 55.484,
@@ -45,6 +58,14 @@ def test_parameter_counts_are_exact(name):
     assert count(name) == headed
     if pretraining:
         assert count(name, representation=width) == pretraining
+
+
+@pytest.mark.parametrize("name", COUNTS_21K)
+def test_parameter_counts_of_imagenet_21k_are_exact(name):
+    headed, pretraining = COUNTS_21K[name]
+    assert count(name, num_classes=21843) == headed
+    if pretraining:
+        assert count(name, num_classes=21843, representation=configure(name).width) == pretraining
 
 
 def test_parameter_counts_at_other_sizes_and_poolings():

@@ -153,8 +153,8 @@ HEADERS = {
     "half a character as a name": (framed('{"\\ud800":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', BYTES), r"'\ud800'"),
     "a name of 5,000 letters": (framed({"a" * 5000: tensor()}, BYTES), "..."),
     "50 MB of metadata": (lambda: struct.pack("<Q", 50 << 20) + b'{"__metadata__":{"a":"b', "a header of"),
-    "20,001 tensors": (lambda: framed(many(20_001), bytes(4 * 20_001)), "more than 20,000"),
-    "100,000 tensors": (lambda: framed(many(100_000), bytes(400_000)), "more than 20,000 tensors"),
+    "5,001 tensors": (lambda: framed(many(5_001), bytes(4 * 5_001)), "more than 5,000"),
+    "100,000 tensors": (lambda: framed(many(100_000), bytes(400_000)), "more than 5,000 tensors"),
     "400,000 tensors without elements": (lambda: framed(many(400_000, 0)), "a header of"),
     "8 MB of empty lists": (lambda: framed("[" + "[]," * 2_700_000 + "[]]", BYTES), "fields"),
     "8 MB of small metadata": (
@@ -190,10 +190,8 @@ def test_every_malformed_header_is_refused_before_anything_is_allocated(tmp_path
 
 
 def test_a_header_as_large_as_they_may_be_is_read_to_its_end_in_little_time_and_memory(tmp_path):
-    """Of 20,000 tensors the last is wrong: parsing them takes Python 0.2 s, and the promise of 100 ms is for those up to 5,000."""
+    """Of 5,000 tensors the last is wrong."""
     path = tmp_path / "last one wrong.safetensors"
-    path.write_bytes(framed(many(20_000)[:-3] + "9]}}", bytes(80_000)))
-    assert "t19999" in refusals([path], 1000)[path.name]
     path.write_bytes(framed(many(5_000)[:-3] + "9]}}", bytes(20_000)))
     assert "t4999" in refusals([path])[path.name]
 

@@ -20,10 +20,10 @@ from vitreous.errors import WeightsError, nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_TENSORS = 20_000
+MAX_TENSORS = 5_000  # of a file; the largest models here have 2,000, and looking at more takes longer than 0.1 s
 MAX_HEADER = 8 << 20  # bytes of a safetensors header
 MAX_WIDE = 1 << 20  # bytes of a header that is not plain ASCII: one wide character makes Python store four bytes for each
-MAX_FIELDS = 150_000  # commas in a header; each is an object in memory once parsed, and a tensor takes six or seven
+MAX_FIELDS = 60_000  # commas in a header; each is an object in memory once parsed, and a tensor takes six or seven
 MAX_NAME = 512  # characters
 
 #: torch's name of a dtype -> bytes of an element; what a model's weights may be stored as

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_PICKLE = 4 << 20  # bytes; ten thousand tensors take less than half
-MAX_STEPS = 400_000  # instructions; a tensor takes about thirty
+MAX_STEPS = 80_000  # instructions; a tensor takes about thirty
 MAX_AXES = 16
 SHARED = 4  # times the size of the file that its tensors may take together: tied weights are stored once
 #: the keys that a state dict is looked for under, the better weights first
