@@ -95,7 +95,7 @@ def flatten(image: Image.Image, mode: str, name: str) -> Image.Image:
     if image.has_transparency_data:
         picture = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", picture.size, (BACKGROUND,) * 3 + (255,)), picture)
-    return image.convert(mode)
+    return image if image.mode == mode else image.convert(mode)
 
 
 def printable(path: str | os.PathLike[str]) -> str:

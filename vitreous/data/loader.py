@@ -68,7 +68,7 @@ class Feed:
         """Batches of files, decoded and augmented by the workers."""
         for samples, _, images in load(self, Spans(spans, len(self.split), self.seed), self.workers):
             labels = torch.from_numpy(self.split.labels[samples.numpy()])
-            yield {"images": torch.stack(complete(images)), "labels": labels, "samples": samples}
+            yield {"images": images if isinstance(images, Tensor) else torch.stack(complete(images)), "labels": labels, "samples": samples}
 
     def keys(self, samples: np.ndarray, epochs: np.ndarray) -> np.ndarray:
         """(seed, epoch, sample, view) -> the key of each picture's augmentation."""
@@ -92,7 +92,7 @@ class Judged:
         """Sample numbers and, for each, its (C, *image) uint8 picture or why there is none."""
         spans = [(low, min(low + size, len(self.split))) for low in range(0, len(self.split), size)]
         for samples, _, images in load(self, Spans(spans), self.workers):
-            yield samples, images
+            yield samples, list(images)
 
     def one(self, sample: int, _: int) -> Tensor:
         """One decoded picture, (C, *image) uint8."""
@@ -131,10 +131,14 @@ class Decoding(Dataset):
             return *place, error
 
 
-def collate(rows: list[tuple[int, int, Any]]) -> tuple[Tensor, Tensor, list[Any]]:
-    """Rows of `Decoding` -> samples, epochs, and a list of pictures."""
+def collate(rows: list[tuple[int, int, Any]]) -> tuple[Tensor, Tensor, Tensor | list[Any]]:
+    """Rows of `Decoding` -> samples, epochs, and the pictures: (B, C, *image), or a list where one is missing.
+
+    One tensor goes from a worker to the main process in one piece of shared memory, a list in one for each.
+    """
     samples, epochs, images = zip(*rows, strict=True)
-    return torch.tensor(samples), torch.tensor(epochs), list(images)
+    whole = all(isinstance(image, Tensor) and image.shape == images[0].shape for image in images)
+    return torch.tensor(samples), torch.tensor(epochs), torch.stack(images) if whole else list(images)
 
 
 def leave_signals(worker: int) -> None:
@@ -143,7 +147,7 @@ def leave_signals(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def load(reader: Feed | Judged, spans: Spans, workers: int) -> Iterator[tuple[Tensor, Tensor, list[Any]]]:
+def load(reader: Feed | Judged, spans: Spans, workers: int) -> Iterator[tuple[Tensor, Tensor, Tensor | list[Any]]]:
     """Decode the spans in order, in `workers` processes. Raises ResourceError where a worker dies or hangs."""
     options = {"timeout": HANG, "prefetch_factor": 4, "worker_init_fn": leave_signals} if workers else {}
     loader = DataLoader(Decoding(reader), batch_sampler=spans, num_workers=workers, collate_fn=collate, **options)
