@@ -76,7 +76,6 @@ MODELS = {
     "positions in each block": (replace(SMALL, position_at="each"), set()),
     "video": (replace(SMALL, image=(4, 32, 32), patch=(2, 8, 8)), set()),
 }
-HEADS = ("classifier", "cls_classifier", "distillation_classifier", "visual_projection")  # beside what the prefix is for
 
 
 def fresh(config, seed=0):
@@ -86,9 +85,7 @@ def fresh(config, seed=0):
 
 def write(form, config, state):
     """Everything that a file of that format has."""
-    start = form.prefix(config)
-    found = form.write(config, state)
-    return {name if start and name.startswith(HEADS) else start + name: tensor.contiguous() for name, tensor in found.items()}
+    return form.file(config, state)
 
 
 def store(form, config, tensors, place):

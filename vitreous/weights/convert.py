@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from vitreous.errors import ResourceError, UsageError, WeightsError
-from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig, check_image
+from vitreous.models.config import ModelConfig, ViTConfig, check_image
 from vitreous.models.names import name_of
 from vitreous.models.zoo import build
 from vitreous.nn.sizes import by
@@ -124,12 +124,7 @@ def write(bundle: Bundle, form: Format | None, place: Path, state: Tensors) -> i
         bundle.save(place)
         return len(state)
     config = bundle.model.config
-    start = form.prefix(config)
-    heads = ("classifier", "cls_classifier", "distillation_classifier", "visual_projection")  # beside what the prefix is for
-    tensors = {
-        name if form.describe and name.startswith(heads) else start + name: tensor.contiguous()
-        for name, tensor in form.write(config, state).items()
-    }
+    tensors = form.file(config, state)
     if form.suffix == ".npz":
         with open(place, "wb") as file:
             np.savez(file, allow_pickle=False, **{name: tensor.numpy() for name, tensor in tensors.items()})
@@ -155,9 +150,8 @@ def preprocessor(bundle: Bundle) -> dict[str, Any]:
     if p.fit == "crop":
         cropped = {"do_center_crop": True, "crop_size": size}
         size = {"shortest_edge": round(min(p.image) / p.share)}
-    kind = "ConvNextImageProcessor" if isinstance(bundle.model.config, BiTConfig) else "ViTImageProcessor"
     return {
-        "image_processor_type": "BitImageProcessor" if p.fit == "crop" else kind,
+        "image_processor_type": "BitImageProcessor" if p.fit == "crop" else "ViTImageProcessor",
         "do_resize": True,
         "size": size,
         **cropped,

@@ -70,6 +70,7 @@ class Format:
     holds: Callable[[Any], bool] = lambda config: True
     suffix: str = ".safetensors"
     prefix: Callable[[Any], str] = lambda config: ""  # what is put in front of the names when they are written
+    beside: tuple[str, ...] = ()  # how names begin that it is not put in front of: heads
     describe: Callable[[Any], dict[str, Any]] | None = None  # the config.json that belongs beside the weights
     adds: Callable[[Any], Shapes] = lambda config: {}  # what its loaders ask for and no model of ours has: written as zeros
 
@@ -106,6 +107,12 @@ class Format:
             found |= zip(theirs, fold.out([state[name] for name in ours], config), strict=True)
         like = next(iter(state.values()))
         return found | {name: like.new_zeros(shape) for name, shape in self.adds(config).items()}
+
+    def file(self, config: ModelConfig, state: Tensors) -> Tensors:
+        """The same under the names that they have in a file, each in memory of its own order."""
+        start = self.prefix(config)
+        written = self.write(config, state)
+        return {name if name.startswith(self.beside) else start + name: tensor.contiguous() for name, tensor in written.items()}
 
     def read(self, config: ModelConfig, own: Iterable[str], tensors: Tensors) -> Tensors:
         """Their tensors as ours, in float32."""

@@ -217,6 +217,7 @@ VIT = Format(
     strip=("vit.", "deit."),
     holds=lambda c: usual(c) and c.layer_scale is None and c.mlp == "gelu" and not c.registers and not c.representation,
     prefix=lambda c: ("deit." if c.pool == "distilled" else "vit.") if c.classes else "",
+    beside=("classifier", "cls_classifier", "distillation_classifier"),
     describe=describe,
 )
 DINOV2 = Format(
@@ -263,6 +264,7 @@ CLIP = Format(
     strip=("vision_model.",),
     holds=lambda c: clip_like(c),
     prefix=lambda c: "vision_model.",
+    beside=("visual_projection",),
     describe=lambda c: {
         "architectures": ["CLIPVisionModelWithProjection" if c.classes else "CLIPVisionModel"],
         "model_type": "clip_vision_model",
@@ -325,6 +327,7 @@ BIT = Format(
     strip=("bit.",),
     holds=lambda c: isinstance(c, BiTConfig) and not c.axial,
     prefix=lambda c: "bit." if c.classes else "",
+    beside=("classifier",),
     describe=lambda c: {
         "architectures": ["BitForImageClassification" if c.classes else "BitModel"],
         "model_type": "bit",
