@@ -1,6 +1,6 @@
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format test slow
+.PHONY: check format test slow reliability
 
 check: ## what CI runs: format, lint, types, tests
 	$(PYTHON) -m ruff format --check .
@@ -17,3 +17,6 @@ test:
 
 slow: ## every test, the long ones too
 	$(PYTHON) -m pytest -m ''
+
+reliability: ## the whole rig: kills, crash points, signals, damage; docs/reliability.md has what it counts
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.reliability

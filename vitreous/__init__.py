@@ -3,6 +3,7 @@
 create(name, ...)       a model by name, freshly initialised
 train(data, ...)        what `vitreous train` does; returns the run's summary
 evaluate(run, ...)      what `vitreous evaluate` does; returns its document
+soup(runs, out, ...)    what `vitreous soup` does: runs of one model averaged into a bundle
 load(run)               a trained model, ready for `.predict(["dog.jpg"])`
 """
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from vitreous.models.config import ViTConfig as ViTConfig
     from vitreous.models.vit import ViT as ViT
     from vitreous.models.zoo import create as create
+    from vitreous.recipes.soup import soup as soup
     from vitreous.recipes.train import train as train
     from vitreous.serving.predict import load as load
     from vitreous.training.evaluate import evaluate as evaluate
@@ -27,6 +29,7 @@ _HOMES = {
     "create": "vitreous.models.zoo",
     "train": "vitreous.recipes.train",
     "evaluate": "vitreous.training.evaluate",
+    "soup": "vitreous.recipes.soup",
     "load": "vitreous.serving.predict",
 }
 __all__ = [*_HOMES, "__version__"]

@@ -106,7 +106,12 @@ def to_yaml(value: Any) -> str:
 
 
 def from_yaml(kind: type[T], text: str) -> T:
-    """YAML as a dataclass. Raises UsageError for a file over 1 MB, aliases, duplicate or unknown keys, wrong types."""
+    """YAML as a dataclass. Raises UsageError as `read_yaml` does, and for unknown keys and wrong types."""
+    return from_plain(kind, read_yaml(text))
+
+
+def read_yaml(text: str) -> Any:
+    """YAML as dicts, lists, numbers and strings. Raises UsageError for a file over 1 MB, aliases, and what is no YAML."""
     import yaml
 
     if len(text) > MAX_BYTES:
@@ -114,10 +119,9 @@ def from_yaml(kind: type[T], text: str) -> T:
     try:
         if any(isinstance(token, (yaml.AliasToken, yaml.AnchorToken)) for token in yaml.scan(text)):
             raise UsageError("the config has YAML anchors or aliases", "write the values out")
-        plain = yaml.safe_load(text)
+        return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UsageError(f"not valid YAML: {str(error).splitlines()[0]}") from None
-    return from_plain(kind, plain)
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:

@@ -14,7 +14,7 @@ import torch
 
 from vitreous.errors import UsageError
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # by the names that `--precision` takes
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # by the names that `--precision` takes
 
 
 def devices() -> list[str]:

@@ -12,8 +12,9 @@ from PIL import Image
 from tests.conftest import make_folder, picture
 from vitreous.data.augment import Augment
 from vitreous.data.keys import key, permutation, seeded, uniform
-from vitreous.data.loader import Feed, stream
+from vitreous.data.loader import Feed
 from vitreous.data.preprocess import Preprocess
+from vitreous.data.sampling import Order, stream
 from vitreous.data.sources import open_data
 
 EVERYTHING = Augment(crop=(0.3, 1.0), shift=0.1, rotate=10, zoom=0.1, flip=0.5, rand_layers=2, erase=0.5)
@@ -46,13 +47,13 @@ def test_seeded_leaves_no_trace():
 
 
 def test_every_epoch_of_the_stream_is_a_new_order_of_all_samples():
-    samples, epochs = stream(7, 0, 0, 21)
+    samples, epochs, views = stream(Order(7, 0), 0, 21)
     for epoch in range(3):
         assert sorted(samples[7 * epoch : 7 * epoch + 7]) == list(range(7))
         assert (epochs[7 * epoch : 7 * epoch + 7] == epoch).all()
     assert len({tuple(permutation(50, 0, epoch)) for epoch in range(10)}) == 10
-    tail, _ = stream(7, 0, 5, 21)
-    assert np.array_equal(tail, samples[5:])
+    tail, *_ = stream(Order(7, 0), 5, 21)
+    assert np.array_equal(tail, samples[5:]) and not views.any()
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_pictures_in_memory_keep_the_same_promise(split):
 
 
 def test_no_two_epochs_samples_or_seeds_are_augmented_alike(split):
-    views = [Feed(split, PLAIN, EVERYTHING, seed).one(sample, epoch) for seed in (0, 1) for epoch in (0, 1) for sample in (0, 1)]
+    views = [Feed(split, PLAIN, EVERYTHING, seed).one(sample, epoch, 0) for seed in (0, 1) for epoch in (0, 1) for sample in (0, 1)]
     assert all(not torch.equal(a, b) for a, b in itertools.combinations(views, 2))
 
 

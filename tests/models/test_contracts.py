@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests import contracts
-from vitreous.models.config import StemConfig, ViTConfig
+from vitreous.models.config import ConvStemConfig, StemConfig, ViTConfig
 from vitreous.models.vit import ViT
 
 SMALL = {"image": (16, 16), "patch": (4, 4), "classes": 5, "width": 24, "depth": 2, "heads": 3, "hidden": 48}
@@ -43,6 +43,8 @@ MODELS = {
     "CLIP": {"first_norm": True, "norm": "pooled", "gelu": "quick", "projection_bias": False, "head_bias": False},
     "hybrid": {"image": (32, 32), "patch": (16, 16), "stem": StemConfig((1, 1, 1), 8)},
     "hybrid, root alone": {"image": (32, 32), "patch": (16, 16), "stem": StemConfig((), 8)},
+    "convolutions": {"stem": ConvStemConfig(widths=(4, 6), blocks=(1, 0)), "class_token": False, "pool": "mean"},
+    "convolutions, a token a place": {"stem": ConvStemConfig(widths=(4, 6, 8), blocks=(0, 1, 1)), "channels": 1},
     "folded class position": {"slots": 0},
 }
 

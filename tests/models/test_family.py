@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vitreous.errors import UsageError
-from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
+from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
 from vitreous.models.cost import activations, macs
 from vitreous.models.hollow import hollow
 from vitreous.models.names import NAMES, configure, configure_vit, name_of
@@ -90,6 +90,9 @@ SPELLINGS = {
     "google/vit-large-patch32-384": "ViT-L/32",
     "vit_base_patch16_224.augreg_in21k": "ViT-B/16",
     "google/vit-base-patch16-224-in21k": "ViT-B/16",
+    "conv+vit-s/16": "Conv+ViT-S/16",
+    "Conv+Ti/8": "Conv+ViT-Ti/8",
+    "conv+128x4/8": "Conv+ViT-128x4/8",
     "axial-vit-b/32": "Axial-ViT-B/32",
     "Axial-ViT-64x2/4": "Axial-ViT-64x2/4",
     "axialresnet-50": "AxialResNet-50",
@@ -125,11 +128,18 @@ def test_names_need_no_pytorch():
         ({"position_at": "each", "position": "none"}, "need a position"),
         ({"pool": "distilled", "class_token": False}, "needs a class token"),
         ({"stem": StemConfig((3, 4, 9)), "patch": (8, 8)}, "not a multiple of 16"),
+        ({"stem": ConvStemConfig(widths=(8, 16, 32), blocks=(0, 0, 0)), "patch": (14, 14)}, "not a multiple of 4"),
     ],
 )
 def test_configs_that_cannot_be_are_refused(changes, message):
     with pytest.raises(UsageError, match=message):
         ViTConfig(**changes)
+
+
+@pytest.mark.parametrize("widths,blocks", [((), ()), ((8, 16), (1,)), ((8, 0), (0, 0)), ((8, 16), (0, -1))])
+def test_stages_of_convolutions_that_cannot_be_are_refused(widths, blocks):
+    with pytest.raises(UsageError, match="no stages of convolutions"):
+        ConvStemConfig(widths=widths, blocks=blocks)
 
 
 def by_hooks(config):
@@ -165,12 +175,27 @@ def by_hooks(config):
     return total + sum(products)
 
 
-SIZED = ["ViT-S/16", "R26+ViT-S/32", "R+ViT-Ti/16", "DeiT-Ti/16-distilled", "CLIP-B/32", "Axial-ViT-B/32", "DINOv2-S/14-registers"]
+SIZED = [
+    "ViT-S/16",
+    "R26+ViT-S/32",
+    "R+ViT-Ti/16",
+    "Conv+ViT-Ti/16",
+    "DeiT-Ti/16-distilled",
+    "CLIP-B/32",
+    "Axial-ViT-B/32",
+    "DINOv2-S/14-registers",
+]
 
 
 @pytest.mark.parametrize("name", SIZED)
 def test_cost_is_what_passes_through_the_layers(name):
     config = configure(name, 224)
+    assert macs(config) == by_hooks(config)
+
+
+def test_cost_of_convolutions_counts_units_and_cells():
+    stem = ConvStemConfig(widths=(8, 16, 12), blocks=(2, 0, 1))
+    config = ViTConfig(image=(32, 48), patch=(8, 4), channels=2, width=24, depth=2, heads=3, hidden=48, stem=stem)
     assert macs(config) == by_hooks(config)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.training.test_loop import make
 from vitreous.errors import Interrupted, UsageError
-from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
+from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
 from vitreous.training.folder import Folder
 from vitreous.training.session import Session
 from vitreous.weights.bundle import load_bundle
@@ -28,6 +28,7 @@ FURTHER = {
     "axial": {"axial": True, "class_token": False, "pool": "mean"},
     "windows": {"attention": "decomposed", "window": 1, "class_token": False, "pool": "mean", "neck": 8},
     "hybrid": {"stem": StemConfig((1, 1), 8)},
+    "convolutions": {"stem": ConvStemConfig(widths=(4, 8), blocks=(0, 1))},
     "distilled": {"pool": "distilled", "slots": 2},
     "gated": {"mlp": "swiglu", "layer_scale": 1e-2},
 }
@@ -45,7 +46,7 @@ def session(folder, model, **changes):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_stops_and_resumes_to_the_same_bits(name, tmp_path):
-    dropped = 0.5 if name in TABLE_8 or name == "rotary" else 0.0
+    dropped = 0.5 if name in TABLE_8 or name in ("rotary", "convolutions") else 0.0
     whole = session(tmp_path / "whole", MODELS[name], patch_dropout=dropped)
     summary = whole.train()
     assert summary["steps"] == 6

@@ -1,4 +1,4 @@
-"""A run that is killed and continued ends in the same bits as one that never was."""
+"""What a stopped, a finished and a foreign run say to a user; tests/reliability has what they end in."""
 
 from __future__ import annotations
 
@@ -12,43 +12,7 @@ import time
 import pytest
 
 from tests.conftest import TINY, run_command
-from tests.training import kills as rig
-
-TIMES = {"seconds", "images_per_second"}
-
-
-def execute(folder, out, workers, seed, kills):
-    words = [sys.executable, "-m", "tests.training.kills", str(folder), str(out), str(workers), str(seed), str(kills)]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=280)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return int(result.stdout)
-
-
-def outcome(out):
-    """Weights, average, optimiser state and metrics, without what tells the time."""
-    newest = max((out / "checkpoints").glob("step-*"))
-    tensors = {p.name: p.read_bytes() for p in newest.glob("*.safetensors")}
-    metrics = [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in (out / "metrics.jsonl").open()]
-    return newest.name, tensors, (out / "model" / "weights.safetensors").read_bytes(), metrics
-
-
-def test_twenty_kills_at_random_steps_with_any_number_of_workers(folder, tmp_path):
-    execute(folder, tmp_path / "whole", 0, 0, 0)
-    expected = outcome(tmp_path / "whole")
-    assert set(expected[1]) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
-    assert [line["step"] for line in expected[3] if "train/loss" in line] == list(range(1, 37))
-    killed = 0
-    for workers, count in ((0, 12), (1, 4), (2, 4)):
-        out = tmp_path / f"workers {workers}"
-        killed += execute(folder, out, workers, workers, count)
-        found = outcome(out)
-        assert found[0] == expected[0]
-        for name in expected[1]:
-            assert found[1][name] == expected[1][name], f"{name} differs with {workers} workers"
-        assert found[2] == expected[2]
-        assert found[3] == expected[3]
-        assert not list((out / "checkpoints").glob(".tmp-*"))
-    assert killed == 20
+from vitreous.recipes.train import train
 
 
 @pytest.mark.parametrize("number,code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -77,13 +41,13 @@ def test_a_signal_saves_and_says_how_to_go_on(folder, tmp_path, number, code):
 @pytest.fixture
 def finished(folder, tmp_path):
     out = tmp_path / "run"
-    rig.train(str(folder), out=str(out), workers=0, **TINY)
+    train(str(folder), out=str(out), workers=0, **TINY)
     return out
 
 
 def test_a_finished_run_is_left_alone(folder, finished):
     before = {p: p.stat().st_mtime_ns for p in finished.rglob("*") if p.is_file()}
-    again = rig.train(str(folder), out=str(finished), resume=True)
+    again = train(str(folder), out=str(finished), resume=True)
     assert again == json.loads((finished / "summary.json").read_text())
     assert before == {p: p.stat().st_mtime_ns for p in finished.rglob("*") if p.is_file()}
 
@@ -109,10 +73,10 @@ def test_a_folder_in_use_is_refused(folder, tmp_path):
     fcntl = pytest.importorskip("fcntl")
     out = tmp_path / "run"
     words = {**TINY, "epochs": 2.5}
-    rig.train(str(folder), out=str(out), workers=0, **words)
+    train(str(folder), out=str(out), workers=0, **words)
     (out / "summary.json").unlink()
     with open(out / ".lock", "a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.lockf(file, fcntl.LOCK_EX)
         file.write("4711")
         file.flush()
         result = run_command("train", str(folder), "--out", str(out), "--resume")

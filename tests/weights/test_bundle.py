@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ import torch
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.zoo import create
-from vitreous.weights.adopt import adopt
+from vitreous.weights.adopt import adopt, open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
 
 
@@ -30,6 +31,17 @@ def test_what_is_saved_comes_back(bundle, tmp_path):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
 
 
+def test_how_it_answers_comes_back_and_older_bundles_answer_with_one_class(bundle, tmp_path):
+    replace(bundle, loss="sigmoid", several=True).save(tmp_path / "several")
+    again = open_weights(tmp_path / "several").bundle()
+    assert (again.loss, again.several) == ("sigmoid", True)
+    path = tmp_path / "model" / "model.json"
+    old = json.loads(path.read_text())
+    del old["loss"], old["several"]
+    path.write_text(json.dumps(old))
+    assert (load_bundle(tmp_path / "model").loss, load_bundle(tmp_path / "model").several) == ("softmax", False)
+
+
 def test_a_single_flipped_bit_is_noticed(bundle, tmp_path):
     path = tmp_path / "model" / "weights.safetensors"
     content = bytearray(path.read_bytes())
@@ -46,6 +58,8 @@ def test_a_single_flipped_bit_is_noticed(bundle, tmp_path):
         ({"architecture": {"width": 32, "widht": 3}}, "unknown setting widht"),
         ({"architecture": {"width": "wide"}}, "width"),
         ({"preprocess": {"image": [16, 16], "fit": "stretch"}}, "fit"),
+        ({"loss": "hinge"}, "there are softmax, sigmoid, binary"),
+        ({"several": "yes"}, "several yes"),
         ({"architecture": {"_target_": "os.system"}}, "unknown setting _target_"),
     ],
 )

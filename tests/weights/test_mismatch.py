@@ -15,10 +15,12 @@ from safetensors.torch import save_file
 
 from tests.weights import peers, test_roundtrip
 from tests.weights.peers import images
+from vitreous.data.preprocess import Preprocess
 from vitreous.errors import WeightsError
-from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
+from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.weights.adopt import adopt, open_weights
+from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import writers
 
 CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=1, hidden=96)
@@ -497,3 +499,14 @@ def test_a_resnets_first_layer_is_made_for_other_channels_too(config, tmp_path):
     root = (m.stem.root if hasattr(m, "stem") else m.body.root for m in (source, target))
     old, new = (r.conv.weight for r in root)
     assert torch.equal(new, old.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("channels", [1, 12])
+def test_the_first_convolution_is_made_for_other_channels_too(channels, tmp_path):
+    config = replace(CONFIG, stem=ConvStemConfig(widths=(8, 16), blocks=(0, 0)))
+    source, target = model(config).eval(), build(replace(config, channels=channels)).eval()
+    Bundle(source, tuple("abcde"), Preprocess((32, 32))).save(tmp_path / "model")
+    assert not adopt(target, tmp_path / "model").new
+    grey = images((32, 32), channels=1)
+    with torch.inference_mode():
+        assert peers.difference(target(grey.expand(-1, channels, -1, -1)), source(grey.expand(-1, 3, -1, -1))) <= 1e-5

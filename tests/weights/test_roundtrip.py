@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from tests.weights import peers
 from tests.weights.peers import LIMIT, agree, difference, images, opened
 from vitreous.errors import UsageError
-from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
+from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.foreign import FORMATS, find, writer, writers
@@ -64,6 +64,7 @@ MODELS = {
     "SAM, everything global": (replace(SAM, window=0, global_blocks=()), {"sam", "timm", "huggingface"}),
     "hybrid": (HYBRID, {"timm"} | GOOGLE),
     "hybrid, root alone": (replace(HYBRID, stem=StemConfig((), 32)), {"timm"} | GOOGLE),
+    "convolutions": (replace(SMALL, stem=ConvStemConfig(widths=(8, 16), blocks=(0, 1)), class_token=False, pool="mean"), set()),
     "BiT": (BIT, {"timm", "huggingface", "bit-npz"}),
     "BiT, wide": (replace(BIT, width=64, factor=2, blocks=(1,)), {"timm", "huggingface", "bit-npz"}),
     "BiT, no head": (replace(BIT, classes=0), {"timm", "huggingface", "bit-npz"}),

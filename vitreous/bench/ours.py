@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitreous.bench.peak import synchronise
 from vitreous.bench.work import Turn, Work
 from vitreous.data.augment import Augment
 from vitreous.data.loader import Feed
@@ -22,6 +21,7 @@ from vitreous.objectives.supervised import Supervised
 from vitreous.serving.predict import load
 from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers
+from vitreous.training.peak import synchronise
 from vitreous.training.run import Optimizer
 from vitreous.training.shards import Shards, default_shards
 from vitreous.weights.bundle import Bundle

@@ -72,7 +72,8 @@ class Console:
     def say(self, text: str = "") -> None:
         """One line for people: on stdout, or on stderr where stdout belongs to a document."""
         self.close()
-        print(text, file=sys.stderr if self.quiet_stdout else sys.stdout, flush=True)
+        if os.environ.get("RANK", "0") == "0":  # of the processes that torchrun started, one speaks
+            print(text, file=sys.stderr if self.quiet_stdout else sys.stdout, flush=True)
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Columns as wide as they need; numbers to the right."""

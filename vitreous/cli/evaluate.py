@@ -51,15 +51,23 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     unreadable = document[options.split]["unreadable"]
     if unreadable:
         console.say(f"{unreadable} images cannot be read and count as wrong")
-    rows = sorted(document["per_class"], key=lambda row: row["f1"] if row["f1"] is not None else 2.0)
+    several = document["confusion"] is None
+    rank, name = ("ap", "AP") if several else ("f1", "F1")
+    rows = sorted(document["per_class"], key=lambda row: row[rank] if row[rank] is not None else 2.0)
     shown = rows if len(rows) <= 20 else rows[:20]
     console.table(
-        ["class", "images", "recall", "precision", "F1", "mostly taken for"],
-        [[r["class"], str(r["images"]), share(r["recall"]), share(r["precision"]), share(r["f1"]), r["taken_for"] or "-"] for r in shown],
+        ["class", "images", *(["AP"] if several else []), "recall", "precision", "F1", *([] if several else ["mostly taken for"])],
+        [cells(row) for row in shown],
     )
     if len(rows) > len(shown):
-        console.say(f"… and {len(rows) - len(shown)} classes with a better F1")
+        console.say(f"… and {len(rows) - len(shown)} classes with a better {name}")
     return document
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A class's row of the table; a class of images with several labels has an average precision."""
+    shares = [share(row[name]) for name in ("ap", "recall", "precision", "f1") if name in row]
+    return [row["class"], str(row["images"]), *shares, *([row["taken_for"] or "-"] if "taken_for" in row else [])]
 
 
 def share(value: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -17,7 +18,9 @@ VERBS = {
     "train": ("vitreous.cli.train", "train a model, judge it and save it"),
     "evaluate": ("vitreous.cli.evaluate", "judge a trained model on a split"),
     "predict": ("vitreous.cli.predict", "names and probabilities for images"),
+    "soup": ("vitreous.cli.soup", "average the weights of several runs"),
     "convert": ("vitreous.cli.convert", "weights of one format as another"),
+    "recipes": ("vitreous.cli.recipes", "list the recipes, or tell one: its numbers and what was published"),
     "models": ("vitreous.cli.models", "list the models, with parameters and cost"),
     "bench": ("vitreous.cli.bench", "how fast it is here, beside other libraries"),
     "doctor": ("vitreous.cli.doctor", "what this machine has and can do"),
@@ -27,6 +30,7 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # a run that trains has its own way
     try:
         code = command(words)
     except KeyboardInterrupt:
@@ -71,7 +75,7 @@ def command(words: list[str]) -> int:
     console = Console(as_json)
     document = module.run(options, console)
     console.close()
-    if as_json and document is not None:
+    if as_json and document is not None and speaks():
         print(json.dumps(document, ensure_ascii=False))
     return 0
 
@@ -109,8 +113,15 @@ def overview() -> str:
     return f"usage: vitreous VERB [OPTIONS]\n\n{rows}\n\n`vitreous VERB --help` tells more; `vitreous train digits` is a good start."
 
 
+def speaks() -> bool:
+    """Whether this process is the one of those that `torchrun` started that speaks to people."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def fail(error: VitreousError, words: list[str], code: int) -> int:
-    """Say what went wrong: two lines on stderr and, for `--json`, a document on stdout."""
+    """Say what went wrong: two lines on stderr and, for `--json`, a document on stdout. Of several processes, the leading one says it."""
+    if not speaks():
+        return code
     from vitreous.cli.console import Console
 
     Console(False).error(error)

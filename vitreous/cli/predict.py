@@ -24,8 +24,10 @@ class Options(Answering):
     """A run folder or a bundle."""
     images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...")]
     """Image files, or folders of them."""
-    top: int = 3
-    """How many classes to name."""
+    top: int | None = None
+    """How many classes to name at most (default: 3; all above --threshold where an image may have several)."""
+    threshold: float | None = None
+    """Name classes of a probability above it alone (default: 0.5 where an image may have several, else none)."""
     csv: str | None = None
     """Write a table to this file: path, class and probability of each of the top classes."""
 
@@ -39,17 +41,24 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     if not options.images:
         raise UsageError("no images to predict", "name files or folders after the run")
-    if options.top < 1:
+    if options.top is not None and options.top < 1:
         raise UsageError(f"--top must be at least 1, not {options.top}")
+    if options.threshold is not None and not 0 <= options.threshold < 1:
+        raise UsageError(f"--threshold must be at least 0 and below 1, not {options.threshold}")
     paths = list(expand(options.images))
     if slow := warning(options.precision, pick_device(options.device)):
         console.note(slow)
     predictor = load(options.run, options.how(), paths)
-    answers = predictor.predict(paths, options.top, options.bad_images, lambda done: console.progress("predict", done, len(paths)))
+    top = options.top if options.top or predictor.bundle.several else 3
+
+    def each(done: int) -> None:
+        console.progress("predict", done, len(paths))
+
+    answers = predictor.predict(paths, top, options.bad_images, each, options.threshold)
     rows = []
     for answer in answers:
         best = [f"{name} {p:.1%}" for name, p in zip(answer.names, answer.probabilities, strict=True)]
-        rows.append([printable(answer.path), "  ".join(best) or f"cannot be read: {answer.error}"])
+        rows.append([printable(answer.path), f"cannot be read: {answer.error}" if answer.error else "  ".join(best) or "none"])
     console.table(["image", "classes"], rows)
     if options.csv:
         write_csv(options.csv, answers)
@@ -67,7 +76,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def write_csv(path: str, answers: list[Any]) -> None:
-    """One row an image and class. A cell that a spreadsheet would take for a formula is quoted with an apostrophe."""
+    """One row an image and class, one of an image without any. What a spreadsheet would take for a formula gets an apostrophe."""
     import csv
     import io
     from pathlib import Path
@@ -84,7 +93,7 @@ def write_csv(path: str, answers: list[Any]) -> None:
     writer.writerow(["path", "rank", "class", "probability", "error"])
     for answer in answers:
         where = plain(printable(answer.path))
-        if answer.error:
+        if not answer.names:
             writer.writerow([where, "", "", "", answer.error])
         for rank, (name, p) in enumerate(zip(answer.names, answer.probabilities, strict=True), 1):
             writer.writerow([where, rank, plain(name), f"{p:.6f}", ""])

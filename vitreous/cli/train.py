@@ -17,10 +17,13 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from pathlib import Path
 
     from vitreous.models.names import configure
+    from vitreous.recipes.names import known
     from vitreous.weights.files import open_weights
 
     if options.model:
         configure(options.model)  # what cannot be is refused before PyTorch is imported
+    if options.recipe:
+        known(options.recipe)
     if options.init and Path(options.init).is_file():
         open_weights(options.init)
     from vitreous.recipes.train import carry_out
@@ -29,7 +32,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         return plan(options, console)
     summary = carry_out(options, console)
     console.say(figures("validation", summary["val"]))
-    console.say(figures("test", summary["test"]))
+    if "lr_grid" not in summary:
+        console.say(figures("test", summary["test"]))
     minutes = summary["wall_seconds"] / 60
     console.say(f"{summary['model']}, {summary['parameters']:,} parameters, trained in {minutes:.1f} minutes: {summary['run']}")
     console.say(f"next: vitreous predict {summary['run']} IMAGE …")
@@ -40,10 +44,21 @@ def figures(name: str, found: dict[str, Any] | None) -> str:
     """One line of a split's figures."""
     if found is None:
         return f"{name}: no such split, nothing was measured"
+    if "map" in found:
+        return several(name, found)
     low, high = found["interval"]["top1"]
     top5 = "" if found["top5"] is None else f", top-5 {found['top5']:.2%}"
     nll = "" if found["nll"] is None else f", NLL {found['nll']:.3f}, ECE {found['ece']:.3f}"
     return f"{name}: top-1 {found['top1']:.2%} (95 % interval {low:.1%} to {high:.1%}){top5}{nll}, {found['images']} images"
+
+
+def several(name: str, found: dict[str, Any]) -> str:
+    """The same where images have several labels."""
+    ends = found["interval"]["map"]
+    interval = "" if ends is None else f" (95 % interval {ends[0]:.1%} to {ends[1]:.1%})"
+    nll = "" if found["nll"] is None else f", NLL {found['nll']:.3f}"
+    f1 = f"macro F1 {found['macro_f1']:.2%}, micro F1 {found['micro_f1']:.2%}"
+    return f"{name}: mAP {found['map']:.2%}{interval}, {f1}{nll}, {found['images']} images"
 
 
 def plan(options: Options, console: Console) -> dict[str, Any]:

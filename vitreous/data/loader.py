@@ -1,17 +1,12 @@
-"""From a split to batches, in an order that is a function of the seed and of the position alone.
-
-A run sees one endless stream: epoch after epoch, each in its own order. Position `i` of the stream is sample
-`permutation(n, seed, i // n)[i % n]`, so a run continues anywhere by knowing one integer, nothing is dropped at the
-end of an epoch, and a batch may reach over it.
-"""
+"""From a split to batches: the stream's positions, decoded and augmented, in this process or in workers."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,8 +14,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitreous.data.augment import Augment
-from vitreous.data.keys import key, permutation
+from vitreous.data.keys import key
 from vitreous.data.preprocess import Preprocess
+from vitreous.data.sampling import Order, stream
 from vitreous.data.sources import Split
 from vitreous.errors import DataError, ResourceError
 
@@ -28,20 +24,13 @@ Batch = dict[str, Tensor]
 HANG = 120.0  # seconds after which a worker that sends nothing is given up
 
 
-def stream(samples: int, seed: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positions [start, stop) of the stream -> their samples and epochs."""
-    position = np.arange(start, stop)
-    epochs = position // samples
-    order = {int(epoch): _order(samples, seed, int(epoch)) for epoch in np.unique(epochs)}
-    return np.array([order[int(e)][i] for e, i in zip(epochs, position % samples, strict=True)], dtype=np.int64), epochs
-
-
-_order = lru_cache(maxsize=4)(permutation)
-
-
 @dataclass(frozen=True)
 class Feed:
-    """Training batches of one split. `cached`: the pictures in memory, (n, C, *image) uint8; None reads files as they come."""
+    """Training batches of one split. `cached`: the pictures in memory, (n, C, *image) uint8; None reads files as they come.
+
+    `sampling` balanced shows every class as often as any other; `repeats` is how often a picture is shown in an epoch, in so
+    many views (`Order` has both). Raises UsageError for balanced sampling of images with several labels.
+    """
 
     split: Split
     preprocess: Preprocess
@@ -49,10 +38,27 @@ class Feed:
     seed: int
     workers: int = 0
     cached: Tensor | None = None
+    sampling: Literal["even", "balanced"] = "even"
+    repeats: int = 1
+
+    def __post_init__(self) -> None:
+        _ = self.order
+
+    @cached_property
+    def order(self) -> Order:
+        """Which picture stands at which position."""
+        return Order(len(self.split), self.seed, self.split.labels if self.sampling == "balanced" else None, self.repeats)
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
-        """Positions [start, stop) in batches of `size`, the last one shorter: images (B, C, *image) in 0..255, labels, samples."""
-        spans = [(low, min(low + size, stop)) for low in range(start, stop, size)]
+        """Positions [start, stop) in batches of `size`, the last one shorter."""
+        return self.spans((low, min(low + size, stop)) for low in range(start, stop, size))
+
+    def spans(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
+        """A batch for each (start, stop) of positions: images (B, C, *image) in 0..255, labels, samples.
+
+        A span may be empty, and its batch is then. `spans` is read as batches are asked for, a few ahead where there are
+        workers; it may have no end.
+        """
         if self.cached is not None:
             return (self.from_memory(*span) for span in spans)
         return self.from_files(spans)
@@ -60,24 +66,28 @@ class Feed:
     def from_memory(self, start: int, stop: int) -> Batch:
         """One batch of pictures in memory, augmented as a whole."""
         assert self.cached is not None
-        samples, epochs = stream(len(self.split), self.seed, start, stop)
-        images = self.augment.batch(self.cached[torch.from_numpy(samples)], self.keys(samples, epochs))
+        samples, epochs, views = stream(self.order, start, stop)
+        images = self.augment.batch(self.cached[torch.from_numpy(samples)], self.keys(samples, epochs, views))
         return {"images": images, "labels": torch.from_numpy(self.split.labels[samples]), "samples": torch.from_numpy(samples)}
 
-    def from_files(self, spans: Sequence[tuple[int, int]]) -> Iterator[Batch]:
+    def from_files(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
         """Batches of files, decoded and augmented by the workers."""
-        for samples, _, images in load(self, Spans(spans, len(self.split), self.seed), self.workers):
+        places = (list(zip(*(part.tolist() for part in stream(self.order, *span)), strict=True)) for span in spans)
+        for samples, images in load(self, places, self.workers):
             labels = torch.from_numpy(self.split.labels[samples.numpy()])
-            yield {"images": images if isinstance(images, Tensor) else torch.stack(complete(images)), "labels": labels, "samples": samples}
+            if not isinstance(images, Tensor):
+                none = torch.empty(0, self.preprocess.channels, *self.preprocess.image, dtype=torch.uint8)
+                images = torch.stack(complete(images)) if images else none
+            yield {"images": images, "labels": labels, "samples": samples}
 
-    def keys(self, samples: np.ndarray, epochs: np.ndarray) -> np.ndarray:
+    def keys(self, samples: int | np.ndarray, epochs: int | np.ndarray, views: int | np.ndarray) -> np.ndarray:
         """(seed, epoch, sample, view) -> the key of each picture's augmentation."""
-        return key(self.seed, epochs, samples, 0)
+        return key(self.seed, epochs, samples, views)
 
-    def one(self, sample: int, epoch: int) -> Tensor:
+    def one(self, sample: int, epoch: int, view: int) -> Tensor:
         """One decoded and augmented picture, (C, *image) uint8."""
         picture = self.split.picture(sample, self.preprocess.channels)
-        return self.augment.picture(picture, self.preprocess, int(self.keys(np.array(sample), np.array(epoch))))
+        return self.augment.picture(picture, self.preprocess, int(self.keys(sample, epoch, view)))
 
 
 @dataclass(frozen=True)
@@ -90,55 +100,38 @@ class Judged:
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, list[Tensor | DataError]]]:
         """Sample numbers and, for each, its (C, *image) uint8 picture or why there is none."""
-        spans = [(low, min(low + size, len(self.split))) for low in range(0, len(self.split), size)]
-        for samples, _, images in load(self, Spans(spans), self.workers):
+        places = ([(sample,) for sample in range(low, min(low + size, len(self.split)))] for low in range(0, len(self.split), size))
+        for samples, images in load(self, places, self.workers):
             yield samples, list(images)
 
-    def one(self, sample: int, _: int) -> Tensor:
+    def one(self, sample: int) -> Tensor:
         """One decoded picture, (C, *image) uint8."""
         return self.preprocess.pixels(self.split.picture(sample, self.preprocess.channels))
 
 
-@dataclass(frozen=True)
-class Spans:
-    """Spans of positions -> lists of (sample, epoch); without `samples`, positions are samples."""
-
-    spans: Sequence[tuple[int, int]]
-    samples: int = 0
-    seed: int = 0
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for start, stop in self.spans:
-            if self.samples:
-                yield list(zip(*(part.tolist() for part in stream(self.samples, self.seed, start, stop)), strict=True))
-            else:
-                yield [(sample, 0) for sample in range(start, stop)]
-
-    def __len__(self) -> int:
-        return len(self.spans)
-
-
 class Decoding(Dataset):
-    """(sample, epoch) -> the sample, the epoch, and its picture or the DataError that stands for it."""
+    """(sample, epoch, view), or (sample,) -> the sample, and its picture or the DataError that stands for it."""
 
     def __init__(self, reader: Feed | Judged) -> None:
         self.reader = reader
 
-    def __getitem__(self, place: tuple[int, int]) -> tuple[int, int, Tensor | DataError]:
+    def __getitem__(self, place: tuple[int, ...]) -> tuple[int, Tensor | DataError]:
         try:
-            return *place, self.reader.one(*place)
+            return place[0], self.reader.one(*place)
         except DataError as error:
-            return *place, error
+            return place[0], error
 
 
-def collate(rows: list[tuple[int, int, Any]]) -> tuple[Tensor, Tensor, Tensor | list[Any]]:
-    """Rows of `Decoding` -> samples, epochs, and the pictures: (B, C, *image), or a list where one is missing.
+def collate(rows: list[tuple[int, Any]]) -> tuple[Tensor, Tensor | list[Any]]:
+    """Rows of `Decoding` -> samples, and the pictures: (B, C, *image), or a list where one is missing.
 
     One tensor goes from a worker to the main process in one piece of shared memory, a list in one for each.
     """
-    samples, epochs, images = zip(*rows, strict=True)
+    if not rows:
+        return torch.empty(0, dtype=torch.int64), []
+    samples, images = zip(*rows, strict=True)
     whole = all(isinstance(image, Tensor) and image.shape == images[0].shape for image in images)
-    return torch.tensor(samples), torch.tensor(epochs), torch.stack(images) if whole else list(images)
+    return torch.tensor(samples), torch.stack(images) if whole else list(images)
 
 
 def leave_signals(worker: int) -> None:
@@ -147,10 +140,10 @@ def leave_signals(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def load(reader: Feed | Judged, spans: Spans, workers: int) -> Iterator[tuple[Tensor, Tensor, Tensor | list[Any]]]:
-    """Decode the spans in order, in `workers` processes. Raises ResourceError where a worker dies or hangs."""
+def load(reader: Feed | Judged, places: Iterable[list[tuple[int, ...]]], workers: int) -> Iterator[tuple[Tensor, Tensor | list[Any]]]:
+    """Decode lists of places in order, in `workers` processes. Raises ResourceError where a worker dies or hangs."""
     options = {"timeout": HANG, "prefetch_factor": 4, "worker_init_fn": leave_signals} if workers else {}
-    loader = DataLoader(Decoding(reader), batch_sampler=spans, num_workers=workers, collate_fn=collate, **options)
+    loader = DataLoader(Decoding(reader), batch_sampler=places, num_workers=workers, collate_fn=collate, **options)
     try:
         yield from loader
     except RuntimeError as error:

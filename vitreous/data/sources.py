@@ -10,7 +10,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -23,7 +23,7 @@ from vitreous.data.keys import key
 from vitreous.errors import DataError, UsageError, nearest
 
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
-LAYOUT = "expected DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ beside it"
+LAYOUT = "expected DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ beside it, or a CSV file with columns path,label"
 
 
 class Split(Protocol):
@@ -31,7 +31,7 @@ class Split(Protocol):
 
     @property
     def labels(self) -> np.ndarray:
-        """(n,) int64, positions in the data set's class list."""
+        """(n,) int64, positions in the data set's class list; or (n, K) float32, 1 for each class that an image has."""
         ...
 
     def __len__(self) -> int: ...
@@ -87,13 +87,40 @@ class Data:
     classes: tuple[str, ...]
     splits: dict[str, Split]
     notes: list[str] = field(default_factory=list)
-    unsplit: bool = False  # a folder of classes: its splits were drawn here
+    unsplit: bool = False  # a folder of classes, or a table without splits: its splits were drawn here
+    whole: Split | None = None  # the training images before `val` was drawn from them here; None where nothing was drawn
 
     def split(self, name: str) -> Split:
         """The split of that name. Raises DataError, with those that there are."""
         if name not in self.splits:
             raise DataError(f"{self.name} has no {name} split", f"it has {', '.join(self.splits)}: use --split")
         return self.splits[name]
+
+    @property
+    def several(self) -> bool:
+        """Whether an image has several labels, or none: then labels are (n, K)."""
+        return next(iter(self.splits.values())).labels.ndim == 2
+
+    def holding_out(self, share: float | None, split_seed: int) -> Data:
+        """The data with that share of all training images as `val`, drawn within each class; None: as they are.
+
+        What was drawn for validation before goes back into training first. 0 holds nothing out: then a `val` of the data's own
+        stays what it is.
+        """
+        if share is None:
+            return self
+        train, notes = self.whole or self.split("train"), self.notes
+        drawn: dict[str, Split] = {"train": train}
+        if share:
+            parts = hold_out(train.labels, split_seed, {"val": share})
+            drawn = {name: take(train, rows) for name, rows in parts.items()}
+            notes = [f"held out {len(parts['val'])} of {len(train)} training images (split seed {split_seed})"]
+        elif self.whole:
+            notes = ["no image is kept for validation: the run trains on all"]
+        else:
+            drawn |= {name: split for name, split in self.splits.items() if name == "val"}
+        drawn |= {name: split for name, split in self.splits.items() if name == "test"}
+        return replace(self, splits=drawn, notes=notes, whole=None)
 
     def fingerprint(self) -> str:
         """SHA-256 over class names, splits, sample names and labels; file contents are not read."""
@@ -109,8 +136,16 @@ class Data:
         return digest.hexdigest()
 
 
+def take(split: Split, rows: np.ndarray) -> Split:
+    """The samples at these positions, in this order."""
+    if isinstance(split, Files):
+        return Files([split.paths[row] for row in rows], split.labels[rows])
+    assert isinstance(split, Arrays)
+    return Arrays(split.pixels[rows], split.labels[rows])
+
+
 def open_data(source: str | os.PathLike[str], split_seed: int = 0) -> Data:
-    """Open a data set: `digits`, a folder with splits, or a folder with classes.
+    """Open a data set: `digits`, a folder with splits, a folder with classes, or a CSV file.
 
     `split_seed` chooses the held-out tenth(s) where the source has no split of its own. Raises DataError for a missing
     or empty folder, fewer than two classes, or a class that only a held-out split has; UsageError for an unknown name.
@@ -121,13 +156,17 @@ def open_data(source: str | os.PathLike[str], split_seed: int = 0) -> Data:
     path = Path(name)
     if path.is_dir():
         return folder(path, split_seed)
+    if path.suffix.lower() == ".csv" and os.path.lexists(path):
+        from vitreous.data.table import table
+
+        return table(path, split_seed)
     if path.exists():
         raise DataError(f"{printable(path)} is a file, not a data set", LAYOUT)
     if "/" not in name and os.sep not in name and nearest(name, ["digits"]):
         raise DataError(f"no folder and no data set named {printable(name)}", nearest(name, ["digits"]))
     if ":" in name:
         raise UsageError(f"data source {name} is not supported yet", LAYOUT)
-    raise DataError(f"no such folder: {printable(path)}", LAYOUT)
+    raise DataError(f"no such {'file' if path.suffix.lower() == '.csv' else 'folder'}: {printable(path)}", LAYOUT)
 
 
 def digits(split_seed: int = 0) -> Data:
@@ -137,7 +176,8 @@ def digits(split_seed: int = 0) -> Data:
     labels = table[:, -1].astype(np.int64)
     parts = hold_out(labels, split_seed, {"val": 0.1, "test": 0.1})
     splits: dict[str, Split] = {name: Arrays(pixels[rows], labels[rows]) for name, rows in parts.items()}
-    return Data("digits", tuple(map(str, range(10))), splits)
+    rest = np.sort(np.concatenate([parts["train"], parts["val"]]))
+    return Data("digits", tuple(map(str, range(10))), splits, whole=Arrays(pixels[rest], labels[rest]))
 
 
 def digits_table() -> np.ndarray:
@@ -157,8 +197,11 @@ def digits_table() -> np.ndarray:
 def hold_out(labels: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:
     """Row numbers of `train` and of each held-out split, drawn within each class; every part keeps the original order.
 
-    A class gives round(share * its size) samples to each held-out split, and always keeps at least one for training.
+    A class gives round(share * its size) samples to each held-out split, and always keeps at least one for training. Where
+    samples have several labels, (n, K), they are drawn over all of them.
     """
+    if labels.ndim == 2:
+        return hold_out_of_all(labels, seed, shares)
     rows: dict[str, list[np.ndarray]] = {name: [] for name in ("train", *shares)}
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
@@ -169,6 +212,30 @@ def hold_out(labels: np.ndarray, seed: int, shares: dict[str, float]) -> dict[st
             members = members[count:]
         rows["train"].append(members)
     return {name: np.sort(np.concatenate(parts)) for name, parts in rows.items()}
+
+
+def hold_out_of_all(labels: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:
+    """The same for (n, K) labels: round(share * n) samples to each held-out split, but none that is the last of a class."""
+    wanted = [name for name, share in shares.items() for _ in range(round(share * len(labels)))]
+    left = labels.sum(0)
+    drawn: dict[str, list[int]] = {name: [] for name in shares}
+    rest = []
+    for row in np.argsort(key(seed, np.arange(len(labels))), kind="stable"):
+        if wanted and (left[labels[row] > 0] > 1).all():
+            drawn[wanted.pop()].append(row)
+            left -= labels[row]
+        else:
+            rest.append(row)
+    return {name: np.sort(np.array(rows, dtype=np.int64)) for name, rows in (("train", rest), *drawn.items())}
+
+
+def held_out(whole: Split, seed: int) -> tuple[dict[str, Split], str]:
+    """Training images without a split for validation -> `train` and `val`, a tenth of them, and what to say of it."""
+    parts = hold_out(whole.labels, seed, {"val": 0.1})
+    if not len(parts["val"]):
+        return {"train": whole}, "too few images to hold any out for validation"
+    told = f"held out {len(parts['val'])} of {len(whole)} training images for validation (split seed {seed})"
+    return {name: take(whole, rows) for name, rows in parts.items()}, told
 
 
 def folder(root: Path, split_seed: int = 0) -> Data:
@@ -190,22 +257,18 @@ def folder(root: Path, split_seed: int = 0) -> Data:
     if len(classes) < 2:
         raise DataError(f"{printable(homes['train'])} has one class only ({printable(classes[0])}); a classifier needs two", LAYOUT)
     splits: dict[str, Split] = {name: files_of(name, tree, classes) for name, tree in listed.items()}
+    whole = splits["train"]
     if "val" not in splits:
-        train = splits["train"]
-        assert isinstance(train, Files)
-        parts = hold_out(train.labels, split_seed, {"val": 0.1})
-        for name in ("train", "val"):
-            splits[name] = Files([train.paths[row] for row in parts[name]], train.labels[parts[name]])
-        notes.append(f"held out {len(splits['val'])} of {len(train)} training images for validation (split seed {split_seed})")
-        if not len(splits["val"]):
-            del splits["val"]
-            notes[-1] = "too few images to hold any out for validation"
+        drawn, told = held_out(whole, split_seed)
+        splits |= drawn
+        notes.append(told)
     return Data(
         printable(root),
         tuple(classes),
         {name: splits[name] for name in SPLITS if name in splits},
         notes,
         "train" in homes and homes["train"] == root,
+        None if "val" in homes else whole,
     )
 
 

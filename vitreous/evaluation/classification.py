@@ -7,45 +7,27 @@ number of workers cannot change a figure.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from vitreous.evaluation.report import DRAWS, Report
+from vitreous.evaluation.several import judge_several
+
 BINS = 15  # of the calibration error
-DRAWS = 1000  # bootstrap
-
-
-@dataclass(frozen=True)
-class Report:
-    """What `judge` found; `summary` is what people and files are shown."""
-
-    images: int
-    unreadable: int
-    figures: dict[str, float | None]
-    intervals: dict[str, tuple[float, float] | None]
-    per_class: list[dict[str, Any]]
-    confusion: np.ndarray  # (classes, classes) int64, rows are labels
-
-    @property
-    def ends(self) -> dict[str, list[float] | None]:
-        """The intervals as lists, which is what they are in a file."""
-        return {name: None if interval is None else list(interval) for name, interval in self.intervals.items()}
-
-    def summary(self) -> dict[str, Any]:
-        """The figures, the number of images, and the 95 % intervals."""
-        return {**self.figures, "images": self.images, "unreadable": self.unreadable, "interval": self.ends}
 
 
 def judge(logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], readable: np.ndarray | None = None) -> Report:
     """(n, K) logits and (n,) labels -> top-1, top-5, macro F1, negative log-likelihood, calibration error, with intervals.
 
-    Images that are not `readable` (n,) count as wrong in accuracies and recalls, and have no part in NLL and ECE. A label
-    of equal logits ranks by position. top-5 is None for five classes or fewer. NLL in nats; ECE over 15 equal bins of the
-    highest probability (arXiv:1706.04599); intervals cover 95 %: Wilson's for the accuracies, of 1000 seeded bootstrap
-    draws for the others.
+    Labels (n, K), several to an image, are judged by `judge_several`: mAP in the place of top-1. Images that are not `readable`
+    (n,) count as wrong in accuracies and recalls, and have no part in NLL and ECE. A label of equal logits ranks by position.
+    top-5 is None for five classes or fewer. NLL in nats; ECE over 15 equal bins of the highest probability (arXiv:1706.04599);
+    intervals cover 95 %: Wilson's for the accuracies, of 1000 seeded bootstrap draws for the others.
     """
     readable = np.ones(len(labels), dtype=bool) if readable is None else readable
+    if labels.ndim == 2:
+        return judge_several(logits, labels, classes, readable)
     count, scores = len(labels), logits.astype(np.float64)
     ranks = rank_of(scores, labels)
     predicted = scores.argmax(1)

@@ -19,11 +19,36 @@ class StemConfig:
     blocks: tuple[int, ...] = (3, 4, 9)
     width: int = 64
     numerics: Numerics = "google"
+    family: Literal["resnet"] = "resnet"
 
     @property
     def reduction(self) -> int:
         """Pixels along a side that one place of the last map stands for."""
         return 4 * 2 ** max(0, len(self.blocks) - 1)
+
+
+@dataclass(frozen=True)
+class ConvStemConfig:
+    """A few 3x3 convolutions in front of a hybrid (arXiv:2106.14881): channels of each stage, and the residual units in it.
+
+    Each stage but the last halves the map. Raises UsageError for stages that cannot be meant.
+    """
+
+    family: Literal["conv"] = "conv"
+    widths: tuple[int, ...] = (32, 64, 128, 128)
+    blocks: tuple[int, ...] = (0, 0, 0, 1)
+
+    def __post_init__(self) -> None:
+        if not self.widths or len(self.widths) != len(self.blocks) or min(self.widths) < 1 or min(self.blocks) < 0:
+            raise UsageError(
+                f"widths {self.widths} and blocks {self.blocks} are no stages of convolutions",
+                "name a width of at least 1 and a number of units for each stage",
+            )
+
+    @property
+    def reduction(self) -> int:
+        """Pixels along a side that one place of the last map stands for."""
+        return 2 ** (len(self.widths) - 1)
 
 
 @dataclass(frozen=True)
@@ -43,7 +68,7 @@ class ViTConfig:
     depth: int = 12
     heads: int = 12
     hidden: int = 3072  # of the MLP
-    stem: StemConfig | None = None  # a hybrid: tokens are cut from a ResNet's map
+    stem: StemConfig | ConvStemConfig | None = None  # a hybrid: tokens are cut from a map of convolutions
     class_token: bool = True
     slots: int = 1  # of the learned positions, for the first prefix tokens: slot 0 of E_pos in Eq. 1
     registers: int = 0  # further prefix tokens, without positions (arXiv:2309.16588)

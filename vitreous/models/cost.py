@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from vitreous.models.bit import bit_macs, stem_macs
-from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
+from vitreous.models.config import BiTConfig, ConvStemConfig, ModelConfig, ViTConfig
 from vitreous.nn.sizes import grid_of
 
 
@@ -23,10 +23,13 @@ def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
     tokens = patches + config.prefix
     embed = patches * math.prod(config.patch) * config.channels * width
     if config.stem:
-        stem, root = config.stem, config.stem.width
-        channels = 4 * root * 2 ** (len(stem.blocks) - 1) if stem.blocks else root
-        cell = math.prod(p // stem.reduction for p in config.patch)
-        embed = stem_macs(stem.blocks, (image[0], image[1]), root, config.channels) + patches * cell * channels * width
+        stem, size = config.stem, (image[0], image[1])
+        if isinstance(stem, ConvStemConfig):
+            channels, embed = stem.widths[-1], convolution_macs(stem, size, config.channels)
+        else:
+            channels = 4 * stem.width * 2 ** (len(stem.blocks) - 1) if stem.blocks else stem.width
+            embed = stem_macs(stem.blocks, size, stem.width, config.channels)
+        embed += patches * math.prod(p // stem.reduction for p in config.patch) * channels * width
     mlp = tokens * (3 if config.mlp == "swiglu" else 2) * width * config.hidden
     attention = sum(attention_macs(config, grid, index) for index in range(config.depth))
     pool = tokens * 2 * width**2 + 2 * tokens * width + 2 * width**2 + 2 * width * config.hidden
@@ -34,6 +37,16 @@ def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
     head = (config.representation or 0) * out + config.classes * config.features
     layers = config.depth * (1 + config.axial)
     return embed + layers * mlp + attention + pool * (config.pool == "attention") + neck + head
+
+
+def convolution_macs(stem: ConvStemConfig, image: tuple[int, int], channels: int) -> int:
+    """Multiply-adds of a `ConvStem` for one image: a 3x3 from the stage before and one for each unit, at the size before pooling."""
+    total = 0
+    for number, (width, units) in enumerate(zip(stem.widths, stem.blocks, strict=True)):
+        places = math.ceil(image[0] / 2**number) * math.ceil(image[1] / 2**number)
+        total += 9 * places * width * (channels + units * width)
+        channels = width
+    return total
 
 
 def attention_macs(config: ViTConfig, grid: tuple[int, ...], index: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.errors import UsageError, nearest
-from vitreous.models.config import BiTConfig, ModelConfig, StemConfig, ViTConfig
+from vitreous.models.config import BiTConfig, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
 from vitreous.nn.sizes import by, nearby
 
 #: width, depth, heads, hidden: arXiv:2010.11929 Table 1; Ti and S arXiv:2012.12877; M DeiT-III; g and G arXiv:2106.04560;
@@ -74,12 +74,14 @@ HYBRIDS: dict[str, tuple[tuple[int, ...], int | None]] = {
     "R50+ViT-L/16": ((3, 4, 9), None),
     "R50+ViT-L/32": ((3, 4, 6, 3), None),
 }
+CONVS = ("Conv+ViT-128x4/8", "Conv+ViT-Ti/16", "Conv+ViT-S/16")  # arXiv:2106.14881, with the stem of ConvStemConfig
 BITS = ("50x1", "50x2", "50x3", "101x1", "101x3", "152x1", "152x2", "152x4", "200x3")
 
 #: What `vitreous models` lists; other patches and `ViT-WIDTHxDEPTH/PATCH` are built on request.
 NAMES = [
     *(f"ViT-{size}/{patch}" for size in SIZES if size not in ("mu", "e") for patch in PATCHES),
     *HYBRIDS,
+    *CONVS,
     *(f"BiT-R{name}" for name in BITS),
     "AxialResNet-50",
     *(f"{family}-{name}" for family, members in KIN.items() for name in members),
@@ -90,6 +92,7 @@ _TIMM = re.compile(
     r"(?:google/)?vit[-_](?P<size>[a-z]+)[-_](?:patch)?(?P<patch>\d+)(?:[-_](?P<image>\d+))?(?:[-_]in21k)?(?:\..*)?", re.IGNORECASE
 )
 _HYBRID = re.compile(r"r(?P<depth>\d+)(?:x(?P<factor>\d+))?\+(?:vit-)?(?P<rest>\w+/(?P<patch>16|32))", re.IGNORECASE)
+_CONV = re.compile(r"conv\+(?:vit-)?(?P<rest>\w+/\d+)", re.IGNORECASE)
 _RESNET = re.compile(r"(?:bit-)?r(?P<depth>\d+)x(?P<factor>\d+)", re.IGNORECASE)
 #: other people's spellings -> ours, tried in turn
 _SPELLINGS = [
@@ -121,8 +124,8 @@ def configure(name: str, image_size: int | tuple[int, ...] | None = None) -> Mod
     """The config that a name stands for, at `image_size` pixels (the name's own, else the multiple of the patch nearest 224).
 
     Accepted in any case: `ViT-B/16`, `B/16`, `vit_base_patch16_224`, `vit_b_16`, `google/vit-base-patch16-224`, and
-    `ViT-128x6/4` for a width of 128 and a depth of 6 with heads of 32 channels; `R50+ViT-B/16`, `BiT-R50x1`,
-    `Axial-ViT-B/16`, `DeiT-S/16-distilled`, `DINOv2-B/14-registers`, `CLIP-L/14`, `SAM-B/16` and what others call them.
+    `ViT-128x6/4` for a width of 128 and a depth of 6 with heads of 32 channels; `R50+ViT-B/16`, `Conv+ViT-S/16`,
+    `BiT-R50x1`, `Axial-ViT-B/16`, `DeiT-S/16-distilled`, `DINOv2-B/14-registers`, `CLIP-L/14`, `SAM-B/16` and what others call them.
     Raises UsageError for any other.
     """
     known = {key.lower(): key for key in reversed(NAMES)}
@@ -148,6 +151,9 @@ def configure(name: str, image_size: int | tuple[int, ...] | None = None) -> Mod
     if hybrid and hybrid["depth"] in RESNETS:
         stem = StemConfig(staged(hybrid["depth"], int(hybrid["patch"])), 64 * int(hybrid["factor"] or 1))
         return at(plain(hybrid["rest"]), {"stem": stem, "resize": "zoom", "gelu": "tanh"}, size)
+    conv = _CONV.fullmatch(name)
+    if conv:
+        return at(plain(conv["rest"]), {"stem": ConvStemConfig()}, size)
     if name.lower().startswith("axial-vit-"):
         return at(plain(name[len("axial-vit-") :]), NO_TOKENS | {"axial": True}, size)
     for family, members in KIN.items():
@@ -210,6 +216,9 @@ def name_of(config: ModelConfig) -> str:
     plain_name = f"{size}/{by(config.patch)}"
     if config.axial:
         return f"Axial-ViT-{plain_name}"
+    if isinstance(config.stem, ConvStemConfig):
+        usual = config.stem == ConvStemConfig()
+        return f"Conv{'' if usual else '-'.join(map(str, config.stem.widths))}+ViT-{plain_name}"
     if config.stem:
         shape_of = config.stem.blocks, config.stem.width
         hybrid = next((key for key, row in HYBRIDS.items() if (row[0], 64) == shape_of and f"+ViT-{size}/" in key), None)

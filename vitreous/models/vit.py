@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.models.config import ViTConfig, check_image
+from vitreous.models.config import ConvStemConfig, ViTConfig, check_image
 from vitreous.nn.attention import Attention
 from vitreous.nn.block import Block, Mlp, SwiGLU
+from vitreous.nn.convstem import ConvStem
 from vitreous.nn.encoder import Encoder, stack
 from vitreous.nn.grid import patchify
 from vitreous.nn.layout import Axial, Windows
@@ -41,7 +42,8 @@ class ViT(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = c = config
-        self.stem = Stem(c.stem.blocks, c.stem.width, c.channels, c.stem.numerics) if c.stem else None
+        self.dropout = c.dropout  # of patch and prefix tokens; blocks have their own
+        self.stem = stem(c)
         self.cell = tuple(p // c.stem.reduction for p in c.patch) if c.stem else c.patch  # what is cut out, of image or map
         channels = self.stem.width_out if self.stem is not None else c.channels
         self.projection = nn.Linear(channels * math.prod(self.cell), c.width, bias=c.projection_bias)
@@ -118,7 +120,7 @@ class ViT(nn.Module):
         if self.position is not None and self.config.position_at == "input":
             table = self.position.read(tuple(tokens.shape[1:-1])).to(tokens.device)  # type: ignore[operator]
             tokens = tokens + (table.to(tokens.dtype) if self.training else table)  # frozen models sum in float32
-        return F.dropout(tokens.flatten(1, -2), self.config.dropout, self.training)
+        return F.dropout(tokens.flatten(1, -2), self.dropout, self.training)
 
     def places(self, tokens: Tensor, index: Tensor | None = None) -> Places:
         """Where the tokens of a (B, *grid, D) lie, or those with the numbers `index` (B, K) int64 alone: what `encode` may ask for."""
@@ -134,7 +136,7 @@ class ViT(nn.Module):
             prefix = self.prefix
             if self.slots is not None and c.position_at == "input":
                 prefix = torch.cat([prefix[: c.positioned] + self.slots, prefix[c.positioned :]])
-            prefix = F.dropout(prefix.expand(tokens.shape[0], -1, -1), c.dropout, self.training)
+            prefix = F.dropout(prefix.expand(tokens.shape[0], -1, -1), self.dropout, self.training)
             tokens = torch.cat([prefix, tokens], dim=1)
         tokens = self.first_norm(tokens)
         if not c.told:
@@ -178,6 +180,13 @@ class ViT(nn.Module):
         if self.representation is not None:
             pooled = self.representation(pooled).tanh()
         return self.head(pooled)
+
+
+def stem(config: ViTConfig) -> ConvStem | Stem | None:
+    """The convolutions of a hybrid: (B, C, H, W) -> (B, *map, channels)."""
+    if isinstance(config.stem, ConvStemConfig):
+        return ConvStem(config.stem.widths, config.stem.blocks, config.channels)
+    return Stem(config.stem.blocks, config.stem.width, config.channels, config.stem.numerics) if config.stem else None
 
 
 def position(config: ViTConfig) -> nn.Module | None:

@@ -2,161 +2,130 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from vitreous.config import set_paths
-from vitreous.data.augment import Augment
-from vitreous.data.preprocess import HALF, Preprocess
+from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import Data
 from vitreous.errors import UsageError
 from vitreous.machine import default_workers, pick_device, pick_precision
-from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.config import ModelConfig
 from vitreous.models.cost import macs
-from vitreous.models.names import configure, name_of
-from vitreous.nn.sizes import nearby
+from vitreous.objectives.supervised import balanced
+from vitreous.recipes.architecture import SMALL, architecture
+from vitreous.recipes.names import OWN
 from vitreous.recipes.options import TrainOptions
-from vitreous.training.run import DataOptions, Optimizer, Run, Schedule
+from vitreous.recipes.recipe import Facts, Recipe
+from vitreous.recipes.registry import RECIPES, find, own_length
+from vitreous.training.run import Run
 from vitreous.training.shards import default_shards
 from vitreous.weights.adopt import Start
 
-SMALL = 64  # pixels: up to this side, pictures are taken as they are
+__all__ = ["Facts", "apply", "derive"]
+
 COMPILE_GAIN = 3e17  # FLOPs of a run on a GPU from which a compilation of a minute or two pays for itself
+CANONICAL = 4  # parts of a step whose sum is the same for 1, 2 and 4 processes
+
+Note = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What the data say: how many training images, their size (height, width) and channels."""
-
-    images: int
-    size: tuple[int, int]
-    channels: int
-
-
-def derive(options: TrainOptions, data: Data, facts: Facts, start: Start | None = None) -> Run:
+def derive(options: TrainOptions, data: Data, facts: Facts, start: Start | None = None, note: Note = lambda text: None) -> Run:
     """The run that the options ask for on this data; `start` is what the weights to begin from are, if any.
 
-    Raises UsageError for options that do not go together or a size that no patch divides.
+    `note` hears where a recipe's numbers were changed to fit. Raises UsageError for options that do not go together, an unknown
+    recipe, one whose weights are missing, or a size that no patch divides.
     """
     if options.epochs is not None and options.steps is not None:
         raise UsageError("--epochs and --steps say the same thing", "use one of them")
+    named = find(options.recipe) if options.recipe else None
+    if named is not None and named.from_weights and start is None:
+        raise UsageError(f"{named.name} starts from weights, and there are none", "name them with --init")
     device = pick_device(options.device or "auto")
-    model = architecture(options, facts, len(data.classes), start.config if start else None)
-    recipe = digits if data.name == "digits" and start is None else small if max(model.image) <= SMALL and start is None else photos
-    base = recipe(model, facts, options)
+    model = architecture(options, facts, len(data.classes), start.config if start else None, named)
+    recipe = named or usual(data, model, start)
+    base = recipe.make(model, facts, options)
     run = replace(
         base,
+        recipe=recipe.name,
         data=replace(base.data, source=data.name, classes=data.classes, fingerprint=data.fingerprint()),
         device=device,
         precision=pick_precision(options.precision or "auto", device),  # type: ignore[arg-type]
     )
     if start is not None and start.preprocess is not None:
-        run = replace(run, preprocess=replace(start.preprocess, image=run.preprocess.image))
-    run = apply(run, options)
-    if options.compile is None and device.startswith("cuda"):
+        run = replace(run, preprocess=seen(run.preprocess, start.preprocess, recipe))
+    run = apply(resized(run, recipe, options, note), options)
+    run = warmed(run, recipe, own_length(recipe, base), options, note)
+    if data.several and run.loss == "softmax":
+        if options.loss == "softmax":
+            raise UsageError(f"images of {data.name} have several labels, and a softmax gives one", "use --loss sigmoid")
+        run = replace(run, loss="sigmoid")
+    if options.class_weights is not None:
+        labels = data.split("train").labels
+        run = replace(run, class_weights=balanced(labels, run.model.classes) if options.class_weights == "balanced" else ())
+    if options.compile is None and device.startswith("cuda") and not run.reproducible:
         run = replace(run, compile=6 * macs(run.model) * run.total > COMPILE_GAIN)
-    if options.shards is None and not (run.compile or run.model.dropout or run.model.drop_path):
+    if options.shards is None and run.reproducible:
+        run = replace(run, shards=CANONICAL)
+    elif options.shards is None and not (run.compile or run.model.dropout or run.model.drop_path):
         run = replace(run, shards=default_shards(device, run.batch_size))
     return periods(run, options)
 
 
-def architecture(options: TrainOptions, facts: Facts, classes: int, start: ModelConfig | None) -> ModelConfig:
-    """The model: as named, as the weights have it, or as suits the pictures.
-
-    Raises UsageError for a --model that is not that of the weights, and a --patch-size for what has none of its own.
-    """
-    native = facts.size if max(facts.size) <= SMALL else None
+def usual(data: Data, model: ModelConfig, start: Start | None) -> Recipe:
+    """The recipe where none is named."""
     if start is not None:
-        if options.model and name_of(configure(options.model)) != name_of(start):
-            raise UsageError(f"--model {options.model} does not fit the weights of --init {options.init}", "leave --model out")
-        image = (options.image_size,) * 2 if options.image_size else start.image
-        changes = {"representation": None, "head_bias": True} if isinstance(start, ViTConfig) else {}
-        return replace(start, image=image, classes=classes, **changes)  # type: ignore[arg-type]
-    name = options.model or ("ViT-Ti/16" if native is None else "ViT-64x6/2" if max(native) <= 16 else "ViT-128x6/4")
-    model = configure(name)
-    fixed = not isinstance(model, ViTConfig) or model.stem is not None
-    if fixed and options.patch_size:
-        raise UsageError(f"{name} has no patches to choose a size for", "leave --patch-size out")
-    patch = (options.patch_size,) * 2 if options.patch_size else model.patch
-    image = (options.image_size,) * 2 if options.image_size else nearby(native or (224, 224), patch)
-    model = replace(model, image=image, classes=classes, channels=facts.channels)  # type: ignore[arg-type]
-    if isinstance(model, ViTConfig):
-        model = replace(model, patch=patch, head_bias=True)
-        if native is not None and model.pool == "class":  # small data: mean pooling learns faster than a class token
-            model = replace(model, pool="mean", class_token=False)
-    of_model = {path.partition(".")[2]: words for path, words in options.settings.items() if path.startswith("model.")}
-    return set_paths(model, of_model, "model.")
+        return RECIPES["finetune"]
+    return RECIPES["digits" if data.name == "digits" else "small" if max(model.image) <= SMALL else "photos"]
 
 
-def common(model: ModelConfig, facts: Facts, options: TrainOptions) -> dict[str, Any]:
-    """What every recipe starts from."""
-    return {
-        "data": DataOptions("", tuple(map(str, range(model.classes))), facts.images, ""),
-        "model": model,
-        "preprocess": Preprocess(
-            image=(model.image[0], model.image[1]), channels=model.channels, mean=HALF[0][: model.channels], std=HALF[1][: model.channels]
-        ),
-    }
+def seen(own: Preprocess, weights: Preprocess, recipe: Recipe) -> Preprocess:
+    """How pictures become input: as the weights had it, but a recipe with a protocol of its own takes only their mean and deviation."""
+    if recipe.name in OWN:
+        return replace(weights, image=own.image)
+    return replace(own, mean=weights.mean, std=weights.std)
 
 
-def sees_all(model: ModelConfig) -> bool:
-    """Whether it is a ViT each of whose blocks sees every patch."""
-    return isinstance(model, ViTConfig) and not model.on_grid
+def resized(run: Run, recipe: Recipe, options: TrainOptions, note: Note) -> Run:
+    """The run with the images of a step that were asked for, or that an epoch has; the learning rate follows by the recipe's rule.
+
+    A length in steps stays so, and so does a warm-up in epochs. --lr is not touched. Says what changed.
+    """
+    before, batch, accumulate = run.step_size, options.batch_size or run.batch_size, options.accumulate or run.accumulate
+    if options.batch_size is None and batch > run.data.images:
+        note(f"batch {batch} -> {run.data.images}: an epoch has no more images")
+        batch = run.data.images
+    after = batch * accumulate
+    if after == before:
+        return replace(run, batch_size=batch, accumulate=accumulate)
+    steps, warmup = run.steps, run.schedule.warmup_steps
+    run = replace(run, batch_size=batch, accumulate=accumulate)
+    if recipe.by_steps:
+        run = replace(run, epochs=steps * after / run.data.images)
+    if recipe.warmup_in_epochs:
+        run = replace(run, schedule=replace(run.schedule, warmup_steps=round(warmup * before / after)))
+    share = max(after, recipe.floor) / max(before, recipe.floor)
+    factor = {"linear": share, "sqrt": share**0.5, "fixed": 1.0}[recipe.rule]
+    if factor == 1 or options.lr is not None or "optimizer.lr" in options.settings:
+        return run
+    old = run.optimizer
+    new = replace(old, lr=old.lr * factor, matrix_lr=old.matrix_lr * factor)
+    note(f"learning rate {old.lr:.4g} -> {new.lr:.4g}: batch {before} -> {after}, {recipe.name}'s rule is {recipe.rule}")
+    return replace(run, optimizer=new)
 
 
-def digits(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
-    """`vitreous train digits`: the embedded set, a minute on two cores. Figures: benchmarks/README.md."""
-    return Run(
-        **common(model, facts, options),
-        augment=Augment(shift=0.125, rotate=12, zoom=0.12, border="zeros"),
-        optimizer=Optimizer("muon", lr=3e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.05),
-        schedule=Schedule(warmup_steps=50),
-        mimetic=sees_all(model),
-        smoothing=0.1,
-        batch_size=128,
-        epochs=100,
-        ema=0.99,
-    )
+def warmed(run: Run, recipe: Recipe, own: int, options: TrainOptions, note: Note) -> Run:
+    """The run with a warm-up of at most a tenth, where it has less than half of the steps that the recipe has on its own data.
 
-
-def small(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
-    """Pictures up to 64 pixels from scratch, as CIFAR. Figures: benchmarks/README.md."""
-    batch = max(1, min(128, facts.images // 4))
-    epochs = round(min(300.0, max(10.0, 4.5e5 / facts.images)), 1)
-    steps = max(1, round(epochs * facts.images / batch))
-    return Run(
-        **common(model, facts, options),
-        augment=Augment(shift=0.0625, flip=0.5),
-        optimizer=Optimizer("muon", lr=2e-3, matrix_lr=0.007, betas=(0.9, 0.95), weight_decay=0.05),
-        schedule=Schedule(warmup_steps=round(0.05 * steps)),
-        mimetic=sees_all(model),
-        smoothing=0.05,
-        patch_dropout=0.5 * sees_all(model),
-        batch_size=batch,
-        epochs=epochs,
-        ema=0.998,
-    )
-
-
-def photos(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
-    """Photographs, from scratch or from weights. The rate follows the batch: lr = 1e-3 x batch / 1024 from scratch, a tenth
-    of it from weights, never below 1e-5 (DeiT's linear rule, arXiv:2012.12877)."""
-    started = options.init is not None
-    batch = max(1, min(64, facts.images // 4))
-    epochs = min(100.0, max(5.0, (2e4 if started else 1e5) / facts.images))
-    steps = max(1, round(epochs * facts.images / batch))
-    size = (options.batch_size or batch) * (options.accumulate or 1)
-    return Run(
-        **common(model, facts, options),
-        augment=Augment(crop=(0.3 if started else 0.2, 1.0), flip=0.5, rand_layers=0 if started else 2),
-        optimizer=Optimizer("adamw", lr=max(1e-5, (1e-4 if started else 1e-3) * max(size, 64) / 256), weight_decay=0.05),
-        schedule=Schedule(warmup_steps=round(0.05 * steps)),
-        mimetic=not started and sees_all(model),
-        smoothing=0.1,
-        batch_size=batch,
-        epochs=epochs,
-        ema=0.998 if steps > 1000 else None,
-    )
+    Says so; a warm-up that was asked for stays.
+    """
+    said = options.warmup_steps is not None or "schedule.warmup_steps" in options.settings
+    warmup, most = run.schedule.warmup_steps, run.steps // 10
+    if said or recipe.name in OWN or run.steps >= own / 2 or warmup <= most:
+        return run
+    note(f"warm-up {warmup} -> {most} steps: a tenth of the run, which is shorter than {recipe.name}'s {own}")
+    return replace(run, schedule=replace(run.schedule, warmup_steps=most))
 
 
 #: option -> path in the run, for options that set one value as it is
@@ -168,6 +137,17 @@ PATHS = {
     "lr": "optimizer.lr",
     "weight_decay": "optimizer.weight_decay",
     "clip_grad": "optimizer.clip",
+    "layer_decay": "optimizer.layer_decay",
+    "cooldown_steps": "schedule.cooldown_steps",
+    "last_blocks": "tune.last_blocks",
+    "lora": "tune.lora_rank",
+    "loss": "loss",
+    "sampling": "data.sampling",
+    "recompute": "recompute",
+    "reproducible": "reproducible",
+    "parallel": "parallel",
+    "timeout": "timeout",
+    "skip_steps": "skip_steps",
     "warmup_steps": "schedule.warmup_steps",
     "decay": "schedule.decay",
     "label_smoothing": "smoothing",
@@ -195,19 +175,31 @@ PATHS = {
 def apply(run: Run, options: TrainOptions) -> Run:
     """The run with every option that was given set, and every `--path.to.field` after them."""
     plain: dict[str, Any] = {path: getattr(options, name) for name, path in PATHS.items() if getattr(options, name) is not None}
+    for flag in ("recompute", "reproducible"):  # what was not said is not to be switched off
+        plain = plain if getattr(options, flag) else {path: value for path, value in plain.items() if path != flag}
     if options.ema is not None:
         plain["ema"] = options.ema or None
     if options.device is not None:
         plain["device"] = pick_device(options.device)
+    if options.micro_batch not in (None, "auto"):
+        plain["micro_batch"] = images(options.micro_batch)
     if options.precision is not None:
         plain["precision"] = pick_precision(options.precision, plain.get("device", run.device))
     for path in sorted(plain, key=lambda p: p != "batch_size"):
         run = put(run, path, plain[path])
     if options.steps is not None:
         run = replace(run, epochs=options.steps * run.step_size / run.data.images)
-    if options.warmup_steps is None and (options.epochs or options.steps or options.batch_size or options.accumulate):
+    own = run.recipe in ("", *OWN)  # whose warm-up is a twentieth of the run
+    if own and options.warmup_steps is None and (options.epochs or options.steps or options.batch_size or options.accumulate):
         run = replace(run, schedule=replace(run.schedule, warmup_steps=round(0.05 * run.steps)))
     return set_paths(run, options.settings)
+
+
+def images(words: str | None) -> int:
+    """What --micro-batch says, where that is a number. Raises UsageError."""
+    if not (words or "").isdecimal() or int(words or "") < 1:
+        raise UsageError(f"--micro-batch cannot be {words}", "give a number of images, or auto")
+    return int(words or "")
 
 
 def put(run: Run, path: str, value: Any) -> Run:

@@ -18,7 +18,9 @@ class TrainOptions:
     """
 
     data: Annotated[Positional[str], arg(metavar="DATA")]
-    """`digits`, a folder with train/, val/, test/ of CLASS/*, or a folder of CLASS/*."""
+    """`digits`, a folder with train/, val/, test/ of CLASS/*, a folder of CLASS/*, or a CSV file path,label[,split]."""
+    recipe: str | None = None
+    """A recipe by name; `vitreous recipes` lists them (default: one that suits the data)."""
     model: str | None = None
     """ViT-B/16, R50+ViT-B/16, BiT-R50x1, vit_base_patch16_224, ViT-WIDTHxDEPTH/PATCH; `vitreous models` lists them."""
     init: str | None = None
@@ -27,6 +29,10 @@ class TrainOptions:
     """The run folder to make (default: runs/DATE-MODEL-DATA)."""
     resume: bool = False
     """Continue the run in --out (default: runs/latest)."""
+    override: bool = False
+    """With --resume: go on with other settings than the run began with."""
+    allow_data_change: bool = False
+    """With --resume: go on though the data are not what they were."""
     config: str | None = None
     """A config.yaml to take every value from; options given beside it win."""
     dry_run: bool = False
@@ -43,7 +49,11 @@ class TrainOptions:
     """Images of one forward pass, over all devices."""
     accumulate: int | None = None
     """Batches to an optimiser step."""
-    optimizer: Literal["adamw", "sgd", "muon"] | None = None
+    micro_batch: str | None = None
+    """Images that a device computes at a time, or `auto` for what its memory holds; batch and schedule stay."""
+    recompute: bool = False
+    """Gradient checkpointing: less memory, a third more work."""
+    optimizer: Literal["adamw", "sgd", "lamb", "muon"] | None = None
     """Muon moves the matrices of the blocks, and AdamW the rest."""
     lr: Annotated[float | None, arg(aliases=["--learning-rate"])] = None
     """Peak learning rate."""
@@ -51,8 +61,22 @@ class TrainOptions:
     """Decoupled weight decay of matrices, multiplied by the learning rate."""
     warmup_steps: int | None = None
     """Steps of linear warm-up."""
-    decay: Literal["cosine", "linear", "constant"] | None = None
+    decay: Literal["cosine", "linear", "constant", "rsqrt", "steps"] | None = None
     """Shape of the learning rate after the warm-up."""
+    cooldown_steps: int | None = None
+    """Steps at the end over which the rate falls to its end, linearly."""
+    layer_decay: float | None = None
+    """Factor of the learning rate from one block to the one before it."""
+    last_blocks: int | None = None
+    """Train the head and the last K blocks alone; 0: a frozen backbone."""
+    lora: int | None = None
+    """Train adapters of this rank (LoRA) and the head alone; needs vitreous[lora]."""
+    loss: Literal["softmax", "sigmoid", "binary"] | None = None
+    """sigmoid: each class a question of its own, for images with several labels."""
+    class_weights: Literal["even", "balanced"] | None = None
+    """balanced: rare classes weigh more in the loss."""
+    sampling: Literal["even", "balanced"] | None = None
+    """balanced: every class is shown as often as any other."""
     clip_grad: float | None = None
     """Largest norm of the gradient."""
     ema: float | None = None
@@ -85,12 +109,24 @@ class TrainOptions:
     """Seed of the split, where the data have none."""
     device: str | None = None
     """auto, cpu, cuda, cuda:1 or mps."""
-    precision: Literal["auto", "fp32", "bf16"] | None = None
+    precision: Literal["auto", "fp32", "bf16", "fp16"] | None = None
     """Numbers to compute with; weights are kept in fp32."""
     compile: bool | None = None
     """torch.compile the model."""
     shards: int | None = None
     """Parts of a batch computed side by side on a CPU (default: one a core, at most 8)."""
+    reproducible: bool = False
+    """The same bits with 1, 2 or 4 processes, and across a change; slower."""
+    timeout: float | None = None
+    """Seconds that processes wait for each other before they give up (default: 300)."""
+    parallel: Literal["ddp", "fsdp"] | None = None
+    """Under torchrun: the whole model in each process, or a share of it."""
+    skip_steps: int | None = None
+    """Steps that are not finite that may be left out before the run stops."""
+    lr_grid: tuple[float, ...] | None = None
+    """Choose the learning rate on held-out training images, then train on all of them; alone: the paper's grid."""
+    ray: str | None = None
+    """With --lr-grid: the Ray cluster that makes the trials (`auto`, HOST:PORT; `local` starts one here); all its machines see --out."""
     log_every: int | None = None
     """Steps between two lines of metrics."""
     evaluate_every: int | None = None

@@ -15,6 +15,7 @@ from vitreous.models.names import name_of
 from vitreous.nn.sizes import by
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.train import plan
+from vitreous.recipes.transfer import check, forecast, prepare
 from vitreous.training.folder import Folder
 from vitreous.training.loop import State, fit
 from vitreous.training.run import Run
@@ -25,7 +26,8 @@ TIMED = 4  # steps, after one to warm up
 
 def preview(options: TrainOptions, listener: Listener) -> tuple[Run, dict[str, Any]]:
     """The run that the options give, and its plan; a few steps are timed on the real data and thrown away."""
-    folder, run, inputs, _ = plan(options, listener)
+    check(options)
+    folder, run, inputs, opened = plan(options, listener)
     settle_allocator()
     times: list[float] = []
 
@@ -41,6 +43,7 @@ def preview(options: TrainOptions, listener: Listener) -> tuple[Run, dict[str, A
     seconds = sorted(steps)[len(steps) // 2]
     document = {
         "model": name_of(run.model),
+        "recipe": run.recipe,
         "resolution": by(run.model.image),
         "tokens": run.model.prefix + math.prod(run.model.grid),
         "parameters": sum(p.numel() for p in state.objective.parameters()),
@@ -57,4 +60,6 @@ def preview(options: TrainOptions, listener: Listener) -> tuple[Run, dict[str, A
         "minutes": round(seconds * run.steps / 60, 1),
         "out": str(folder.path),
     }
+    if options.lr_grid is not None:
+        document |= forecast(run, prepare(run, opened, inputs, options), seconds)
     return run, document

@@ -6,27 +6,33 @@ import json
 import shlex
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitreous.config import differences, from_yaml
+from vitreous.config import differences, from_yaml, set_paths
 from vitreous.data.screen import fits_in_memory, refuse, screen, without
 from vitreous.data.sources import Arrays, Data, open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.engine import How
-from vitreous.machine import default_workers, environment, warning
+from vitreous.machine import default_workers, environment, pick_device, warning
 from vitreous.models.names import configure, name_of
 from vitreous.recipes.derive import Facts, apply, derive
 from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.transfer import TRIALS, check, opening, prepare, transfer
 from vitreous.training.evaluate import evaluate
 from vitreous.training.folder import Folder
-from vitreous.training.run import Run
+from vitreous.training.ranks import Ranks, together
+from vitreous.training.run import DataOptions, Run
 from vitreous.training.session import Inputs, Listener, Session, Silent
 from vitreous.weights.adopt import starting_point
 from vitreous.weights.bundle import write_text
 
 LATEST = "runs/latest"
+#: settings that a run cannot change: they say what it is, or where it is in its stream of pictures
+FIXED = ("model.", "data.source", "data.classes", "data.split_seed", "seed", "init", "tune.", "loss", "preprocess.")
+FREE = ("timeout:", "data.workers:", "keep:", "device:")  # those that cannot change a result
 PARALLEL = 2_000  # pictures from which it pays to start processes for a first look at them
 SCREENED = 20_000  # files up to which a data set is decoded once before training, to name what cannot be read
 
@@ -44,27 +50,54 @@ def train(data: str, listener: Listener | None = None, **options: Any) -> dict[s
 
 
 def carry_out(options: TrainOptions, listener: Listener) -> dict[str, Any]:
-    """The same from an options object."""
-    begun = continued(options) if options.resume else None
-    if begun:
+    """The same from an options object; by every process that `torchrun` started, of which the leading one speaks and writes."""
+    with together(pick_device(options.device or "auto"), options.timeout or Run.timeout) as ranks:
+        return carried_out(options, listener if ranks.leads else Silent(), ranks)
+
+
+def carried_out(options: TrainOptions, listener: Listener, ranks: Ranks) -> dict[str, Any]:
+    """The same by one process among `ranks`."""
+    begun = None
+    if options.resume:
+        options = replace(options, out=ranks.share(options.out or str(Path(LATEST).resolve())))
+        begun = continued(options, listener)
+        check(options, begun)
         if begun.summary.is_file():
             listener.note(f"{begun.path} is already complete")
             return json.loads(begun.summary.read_text("utf-8"))
-    elif options.out:
-        Folder(Path(options.out)).refuse_existing()
+    else:
+        check(options)
+        if options.out and ranks.leads:
+            Folder(Path(options.out)).refuse_existing()
     folder, run, inputs, opened = plan(options, listener, begun)
-    if not begun:
-        documents = {"environment": environment(), "data": facts_of(run, opened)}
-        folder.create(run, shlex.join(["vitreous", *sys.argv[1:]]), documents)
+    folder = Folder(Path(ranks.share(str(folder.path))))
+    if ranks.leads:
+        trials = {} if options.lr_grid is None or begun else {"trials": opening(prepare(run, opened, inputs, options))}
+        begin(folder, run, {"data": facts_of(run, opened), **trials}, begun)
+    ranks.wait()
     if slow := warning(run.precision, run.device):
         listener.note(slow)
-    with folder.locked():
-        summary = Session(run, inputs, folder, listener).train()
-        if "test" in opened.splits:
-            judged = evaluate(folder.path, workers=run.data.workers, how=How(run.device), bad_images=run.data.bad_images, listener=listener)
-            summary["test"] = judged["test"]
-        write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
+    with folder.locked() if ranks.leads else nullcontext():
+        if (folder.path / TRIALS).is_file():
+            summary = transfer(folder, run, inputs, opened, listener, ranks, options.ray)
+        else:
+            summary = Session(run, inputs, folder, listener, ranks).train()
+            if "test" in opened.splits and ranks.leads:
+                how, workers = How(run.device), run.data.workers
+                judged = evaluate(folder.path, workers=workers, how=how, bad_images=run.data.bad_images, listener=listener)
+                summary["test"] = judged["test"]
+        if ranks.leads:
+            write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def begin(folder: Folder, run: Run, documents: dict[str, Any], begun: Folder | None) -> None:
+    """Make the folder of a new run, or note in an old one what it goes on with."""
+    command = shlex.join(["vitreous", *sys.argv[1:]])
+    if begun is None:
+        folder.create(run, command, {"environment": environment(), **documents})
+    elif differences(begun.run(), run):
+        folder.renew(run, command, documents)
 
 
 def plan(options: TrainOptions, listener: Listener, begun: Folder | None = None) -> tuple[Folder, Run, Inputs, Data]:
@@ -73,29 +106,42 @@ def plan(options: TrainOptions, listener: Listener, begun: Folder | None = None)
     `begun` is the folder of a run to continue, if `continued` found it already.
     """
     if options.resume:
-        folder = begun or continued(options)
+        folder = begun or continued(options, listener)
         stored = folder.run()
-        opened, _, inputs = pictures(stored.data.source, stored, options, listener)
-        if opened.fingerprint() != stored.data.fingerprint:
-            raise DataError(f"{options.data} is not what it was when the run began", "restore the files, or start a new run")
-        return folder, stored, inputs, opened
+        opened, run, inputs = pictures(stored.data.source, stored, options, listener)
+        if (found := opened.fingerprint()) != stored.data.fingerprint:
+            if not options.allow_data_change or opened.classes != stored.data.classes:
+                way = "restore the files, or start a new run" + (
+                    ", or --allow-data-change" if opened.classes == stored.data.classes else ""
+                )
+                raise DataError(f"{options.data} is not what it was when the run began", way)
+            listener.note(f"{options.data} is not what it was when the run began; going on with what is there now")
+            run = replace(run, data=replace(run.data, fingerprint=found, images=len(inputs.train)))
+        return folder, run, inputs, opened
     base = from_yaml(Run, read_config(options.config)) if options.config else None
     opened, run, inputs = pictures(options.data, base, options, listener)
     out = options.out or f"runs/{time.strftime('%Y-%m-%d-%H%M%S')}-{label(run, opened)}"
     return Folder(Path(out)), run, inputs, opened
 
 
-def continued(options: TrainOptions) -> Folder:
-    """The folder of the run to continue. Raises UsageError for options that its settings contradict, listing them."""
+def continued(options: TrainOptions, listener: Listener | None = None) -> Folder:
+    """The folder of the run to continue. Raises UsageError for options that its settings contradict, listing them.
+
+    With `--override` they are told instead, but for those that say what the model, its data and their order are.
+    """
     folder = Folder(Path(options.out or LATEST))
     stored = folder.run()
-    changed = differences(stored, apply(stored, options))
-    changed += contradictions(stored, options)
+    changed = [line for line in differences(stored, apply(stored, options)) if not line.startswith(FREE)]
+    fixed = [line for line in changed if line.startswith(FIXED)] + contradictions(stored, options)
     if Path(options.data) != Path(stored.data.source):
-        changed.append(f"data: {stored.data.source} -> {options.data}")
-    if changed:
-        listing = "".join(f"\n    {line}" for line in changed)
-        raise UsageError(f"a resumed run keeps its settings; these differ:{listing}", "leave them out")
+        fixed.append(f"data: {stored.data.source} -> {options.data}")
+    refused = fixed if options.override else [*dict.fromkeys([*changed, *fixed])]
+    if refused:
+        listing = "".join(f"\n    {line}" for line in refused)
+        word = "cannot change these" if options.override else "keeps its settings; these differ"
+        raise UsageError(f"a resumed run {word}:{listing}", "leave them out" + ("" if fixed else ", or use --override"))
+    if changed and listener:
+        listener.note("going on with other settings: " + "; ".join(changed))
     return folder
 
 
@@ -112,15 +158,15 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
 
 def pictures(source: str, base: Run | None, options: TrainOptions, listener: Listener) -> tuple[Data, Run, Inputs]:
     """Open the data, complete the run (or take `base` with the options applied), and look at every picture where there are few."""
-    seed = options.split_seed if options.split_seed is not None else base.data.split_seed if base else 0
-    opened = open_data(source, seed)
+    seed, share = splitting(base, options)
+    opened = open_data(source, seed).holding_out(share, seed)
     for note in opened.notes:
         listener.note(note)
     split = opened.split("train")
     if base is None:
         start = starting_point(options.init) if options.init else None
-        run = derive(options, opened, facts(opened, start.config.channels if start else None), start)
-        run = replace(run, data=replace(run.data, split_seed=seed, bad_images=options.bad_images))
+        run = derive(options, opened, facts(opened, start.config.channels if start else None), start, listener.note)
+        run = replace(run, data=replace(run.data, split_seed=seed, hold_out=share, bad_images=options.bad_images))
         run = replace(run, data=replace(run.data, cache=fits_in_memory(split, run.preprocess)))
         if run.data.cache and options.workers is None:
             run = replace(run, data=replace(run.data, workers=0))
@@ -128,6 +174,8 @@ def pictures(source: str, base: Run | None, options: TrainOptions, listener: Lis
         if contradictions(base, options):
             raise UsageError(f"the config has a model already; {', '.join(contradictions(base, options))}", "leave one of them out")
         run = apply(base, options)
+        if share != base.data.hold_out:
+            run = replace(run, data=replace(run.data, hold_out=share, images=len(split), fingerprint=opened.fingerprint()))
     cached, bad = None, {}
     if run.data.cache or run.data.bad_images == "skip" or (len(split) <= SCREENED and not isinstance(split, Arrays)):
         workers = options.workers if options.workers is not None else default_workers() * (len(split) > PARALLEL)
@@ -140,6 +188,14 @@ def pictures(source: str, base: Run | None, options: TrainOptions, listener: Lis
         cached = cached[[row for row in range(total) if row not in bad]] if cached is not None else None
         run = replace(run, data=replace(run.data, images=len(split)))
     return opened, run, Inputs(split, opened.splits.get("val"), cached)
+
+
+def splitting(base: Run | None, options: TrainOptions) -> tuple[int, float | None]:
+    """The seed of the split, and the share of all training images that `val` is (None: the data's own, or the usual tenth)."""
+    said = {path.removeprefix("data."): words for path, words in options.settings.items() if path.startswith("data.")}
+    stored = set_paths(base.data if base else DataOptions("", (), 0, ""), said, "data.")
+    seed = options.split_seed if options.split_seed is not None else stored.split_seed
+    return seed, stored.hold_out if options.lr_grid is None else 0.0
 
 
 def facts(opened: Data, channels: int | None) -> Facts:

@@ -18,6 +18,7 @@ from vitreous.data.sources import list_images
 from vitreous.errors import DataError
 from vitreous.evaluation.engine import Engine, How, make_engine
 from vitreous.evaluation.forward import CHUNK, answer
+from vitreous.evaluation.several import THRESHOLD, sigmoid
 from vitreous.machine import default_workers
 from vitreous.training.evaluate import open_bundle
 from vitreous.weights.bundle import Bundle
@@ -25,7 +26,10 @@ from vitreous.weights.bundle import Bundle
 
 @dataclass(frozen=True)
 class Prediction:
-    """One image's answer: the class names, best first, with their probabilities; or why there is none."""
+    """One image's answer: the class names, best first, with their probabilities; or why there is none.
+
+    Where an image may have several classes, there may be no name.
+    """
 
     path: str
     names: tuple[str, ...] = ()
@@ -43,15 +47,22 @@ class Predictor:
     def predict(
         self,
         images: Sequence[str | os.PathLike[str]],
-        top: int = 5,
+        top: int | None = None,
         bad_images: str = "stop",
         each: Callable[[int], None] = lambda done: None,
+        threshold: float | None = None,
     ) -> list[Prediction]:
-        """The `top` classes of every image file, in the order given.
+        """The `top` classes of every image file (5 if not said), in the order given, of a probability above `threshold`.
 
+        Where an image may have several classes, and neither is said: all of a probability above 0.5. With the softmax loss
+        probabilities are shared out among the classes, with the others each is a question of its own.
         Files are decoded by as many threads as there are cores, CHUNK at a time, then answered together.
         Raises DataError for a file that cannot be read; with `bad_images="skip"` its prediction has an `error` instead.
         """
+        several, to_p = self.bundle.several, softmax if self.bundle.loss == "softmax" else sigmoid
+        if threshold is None:
+            threshold = THRESHOLD if several and top is None else -1.0
+        top = top or (len(self.bundle.classes) if several else 5)
         answers: list[Prediction] = []
         with ThreadPoolExecutor(default_workers()) as pool:
             for start in range(0, len(images), CHUNK):
@@ -59,8 +70,8 @@ class Predictor:
                 pictures = list(pool.map(self.read, paths))
                 if bad_images == "stop":
                     complete(pictures)
-                probabilities = softmax(answer(self.engine, pictures))
-                answers += [self.named(*row, top) for row in zip(paths, pictures, probabilities, strict=True)]
+                probabilities = to_p(answer(self.engine, pictures))
+                answers += [self.named(*row, top, threshold) for row in zip(paths, pictures, probabilities, strict=True)]
                 each(len(answers))
         return answers
 
@@ -71,11 +82,11 @@ class Predictor:
         except DataError as error:
             return error
 
-    def named(self, path: str | os.PathLike[str], picture: Tensor | DataError, p: np.ndarray, top: int) -> Prediction:
-        """One image's answer from its (K,) probabilities."""
+    def named(self, path: str | os.PathLike[str], picture: Tensor | DataError, p: np.ndarray, top: int, threshold: float) -> Prediction:
+        """One image's answer from its (K,) probabilities: the `top` of those above the threshold."""
         if isinstance(picture, DataError):
             return Prediction(os.fspath(path), error=picture.message)
-        best = np.argsort(-p, kind="stable")[:top]
+        best = [i for i in np.argsort(-p, kind="stable")[:top] if p[i] > threshold]
         return Prediction(os.fspath(path), tuple(self.bundle.classes[i] for i in best), tuple(float(p[i]) for i in best))
 
 

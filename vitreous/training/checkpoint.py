@@ -14,6 +14,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,16 +37,30 @@ class Store:
 
         Raises ResourceError, with what was needed and what is free, if it cannot be written; the older ones stay.
         """
+        temporary = self.begin(step, size)
+        with self.refusing(step, temporary):
+            for name, write in writers.items():
+                write(temporary / name)
+        return self.publish(step, temporary)
+
+    def begin(self, step: int, size: int) -> Path:
+        """A hidden folder for the files of checkpoint `step`, to be published. Raises ResourceError as `save` does."""
         temporary = self.folder / f".tmp-{step}-{uuid.uuid4().hex}"
-        try:
-            temporary.mkdir(parents=True)
+        with self.refusing(step, temporary):
+            self.folder.mkdir(exist_ok=True)  # without its parents: a run folder that was removed is not made again
+            temporary.mkdir()
             free = shutil.disk_usage(self.folder).free
             if free < 1.2 * size:
                 raise OSError(f"{size / 1e6:.0f} MB needed and 20 % to spare, {free / 1e6:.0f} MB free")
-            for name, write in writers.items():
-                write(temporary / name)
+        return temporary
+
+    def publish(self, step: int, temporary: Path) -> Path:
+        """Make what is in a hidden folder checkpoint `step`, and prune. Raises ResourceError as `save` does."""
+        with self.refusing(step, temporary):
+            names = sorted(path.name for path in temporary.iterdir())
+            for name in names:
                 fsync(temporary / name)
-            manifest = {name: {"bytes": (temporary / name).stat().st_size, "sha256": sha256(temporary / name)} for name in writers}
+            manifest = {name: {"bytes": (temporary / name).stat().st_size, "sha256": sha256(temporary / name)} for name in names}
             (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
             fsync(temporary / MANIFEST)
             fsync(temporary)
@@ -54,11 +69,17 @@ class Store:
                 self.discard(place)
             os.rename(temporary, place)
             fsync(self.folder)
+        self.prune()
+        return place
+
+    @contextmanager
+    def refusing(self, step: int, temporary: Path) -> Iterator[None]:
+        """Turn what the disk refuses into a ResourceError, and leave no hidden folder behind."""
+        try:
+            yield
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise ResourceError(f"checkpoint of step {step} not saved in {self.folder}: {error}", "free some disk space") from None
-        self.prune()
-        return place
 
     def newest(self, warn: Callable[[str], None] = lambda text: None) -> Path | None:
         """The newest checkpoint that verifies, or None where there is none at all.

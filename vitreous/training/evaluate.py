@@ -63,16 +63,18 @@ def evaluate(
     device, precision, engine. `batch_size` pictures are decoded at a time; like `workers` it cannot change a figure.
     """
     bundle, folder, listener = open_bundle(run), Folder(Path(run)), listener or Silent()
-    source, split_seed = os.fspath(data) if data is not None else None, 0
+    source, split_seed, share = os.fspath(data) if data is not None else None, 0, None
     if folder.config.is_file():
         trained = folder.run().data
-        source, split_seed = source or trained.source, trained.split_seed
+        source, split_seed, share = source or trained.source, trained.split_seed, trained.hold_out if data is None else None
     if source is None:
         raise UsageError(f"{run} is a bundle without a run: there are no data to judge it on", "name a data set after it")
-    opened = open_data(source, split_seed)
+    opened = open_data(source, split_seed).holding_out(share, split_seed)
     if data is not None and opened.unsplit and split == "test":
         opened = everything(opened)  # a folder of classes, named for the purpose, is judged whole
-    chosen = matched(opened.split(split), opened, bundle.classes)
+    chosen = matched(opened.split(split), opened, bundle.classes, bundle.several)
+    if opened.several and bundle.loss == "softmax":
+        raise UsageError(f"{run} names one class an image, {source} has several labels an image", "train with --loss sigmoid")
     how = how or How()
     if slow := warning(how.precision, pick_device(how.device)):
         listener.note(slow)
@@ -125,24 +127,33 @@ def describe(bundle: Bundle, report: Report, split: str, source: str, run: str, 
         "split": split,
         "classes": list(bundle.classes),
         "per_class": report.per_class,
-        "confusion": report.confusion.tolist(),
+        "confusion": None if report.confusion is None else report.confusion.tolist(),
     }
 
 
 def everything(data: Data) -> Data:
-    """All images of a folder of classes, as the test split."""
+    """All images of a folder of classes, or of a table without splits, as the test split."""
     parts = [part for part in data.splits.values() if isinstance(part, Files)]
-    rows = [(label, natural(os.fspath(path)), path) for part in parts for label, path in zip(part.labels, part.paths, strict=True)]
-    rows.sort(key=lambda row: row[:2])
-    whole = Files([path for _, _, path in rows], np.array([label for label, _, _ in rows], dtype=np.int64))
-    return Data(data.name, data.classes, {"test": whole})
+    paths, labels = [path for part in parts for path in part.paths], np.concatenate([part.labels for part in parts])
+    first = labels if labels.ndim == 1 else np.zeros(len(labels))
+    order = sorted(range(len(paths)), key=lambda row: (first[row], natural(os.fspath(paths[row]))))
+    return Data(data.name, data.classes, {"test": Files([paths[row] for row in order], labels[order])})
 
 
-def matched(split: Split, data: Data, classes: tuple[str, ...]) -> Split:
-    """The split with labels in the model's order, by class name. Raises DataError for a class the model does not know."""
+def matched(split: Split, data: Data, classes: tuple[str, ...], several: bool = False) -> Split:
+    """The split with labels in the model's order, by class name: (n, K) where images have several labels, or `several` says so.
+
+    Raises DataError for a class the model does not know.
+    """
     unknown = [name for name in data.classes if name not in classes]
     if unknown:
         raise DataError(f"the model does not know the classes {', '.join(unknown[:20])}", f"it knows {', '.join(classes[:20])}")
     order = np.array([classes.index(name) for name in data.classes], dtype=np.int64)
-    labels = order[split.labels]
+    labels = np.zeros((len(split), len(classes)), dtype=np.float32)
+    if split.labels.ndim == 2:
+        labels[:, order] = split.labels
+    elif several:
+        labels[np.arange(len(split)), order[split.labels]] = 1
+    else:
+        labels = order[split.labels]
     return Files(split.paths, labels) if isinstance(split, Files) else Arrays(split.pixels, labels)  # type: ignore[attr-defined]

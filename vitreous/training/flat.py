@@ -7,38 +7,57 @@
     average (n,) float32  Polyak average of the masters, or the masters themselves
 
 The module's parameters become views of `work`, so a step costs a handful of operations on long vectors, whatever the
-number of tensors, and no weight is cast inside the forward pass.
+number of tensors, and no weight is cast inside the forward pass. Parameters that do not require a gradient stay as they are.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from vitreous.training.ranks import Ranks
+
 ALIGN = 64  # elements; every tensor starts on a cache line
+CHUNK = 2**22  # elements of the gradients that processes exchange at a time
+KINDS = ("matrix", "decay", "plain")
+
+
+class Group(NamedTuple):
+    """Parameters that the optimiser treats alike: hidden matrices, other weights, or what is never decayed; and their rate's factor."""
+
+    kind: str
+    factor: float = 1.0
+
+    @property
+    def text(self) -> str:
+        """The group's name in a file."""
+        return self.kind if self.factor == 1 else f"{self.kind}@{self.factor:g}"
 
 
 class Flat:
-    """Parameters grouped by what the optimiser does to them: `matrix` (hidden matrices), `decay`, `plain`."""
+    """Parameters grouped by what the optimiser does to them: by kind (`matrix` first, then `decay`, `plain`) and by rate.
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype, device: torch.device, ema: float | None = None, shards: int = 1) -> None:
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        self.names: dict[str, list[str]] = {"matrix": [], "decay": [], "plain": []}
-        for name, parameter in named:
-            self.names[group_of(name, parameter)].append(name)
-        self.parameters = dict(named)
+    `factor`: name of a parameter -> what its learning rate is multiplied by.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        dtype: torch.dtype,
+        device: torch.device,
+        ema: float | None = None,
+        shards: int = 1,
+        factor: Callable[[str], float] = lambda name: 1.0,
+    ) -> None:
+        self.parameters: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.spans: dict[str, tuple[int, int]] = {}
-        self.groups: dict[str, slice] = {}
-        end = 0
-        for group, names in self.names.items():
-            start = end
-            for name in names:
-                self.spans[name] = (end, end + self.parameters[name].numel())
-                end += -(-self.parameters[name].numel() // ALIGN) * ALIGN
-            self.groups[group] = slice(start, end)
-        self.master = torch.zeros(end, device=device)
+        self.arrange({name: Group(kind_of(name, p), factor(name)) for name, p in self.parameters.items()})
+        self.dtype = dtype
+        self.master = torch.zeros(self.length, device=device)
         for name, view in self.views(self.master).items():
             view.copy_(self.parameters[name].detach())
         self.work = self.master if dtype == torch.float32 else self.master.to(dtype)
@@ -49,7 +68,24 @@ class Flat:
         self.average = self.master if ema is None else self.master.clone()
         self.twin = copy.deepcopy(module).to(device).eval().requires_grad_(False)  # computes with the average
         module.to(device)
+        for name, parameter in module.named_parameters():
+            if name not in self.parameters and parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
         self.bind(module)
+
+    def arrange(self, groups: dict[str, Group]) -> None:
+        """Give every parameter its place: `spans` by name, `groups` and `names` by group."""
+        order = sorted(set(groups.values()), key=lambda group: (KINDS.index(group.kind), group.factor))
+        self.names = {group: [name for name in groups if groups[name] == group] for group in order}
+        self.groups: dict[Group, slice] = {}
+        end = 0
+        for group, names in self.names.items():
+            start = end
+            for name in names:
+                self.spans[name] = (end, end + self.parameters[name].numel())
+                end += -(-self.parameters[name].numel() // ALIGN) * ALIGN
+            self.groups[group] = slice(start, end)
+        self.length = end
 
     def bind(self, module: nn.Module) -> None:
         """Make the module's parameters views of `work`, their gradients views of `grad`, and the twin's of `average`."""
@@ -78,6 +114,31 @@ class Flat:
             self.total = grad.float() if self.total is None else self.total.add_(grad)
             grad.zero_()
 
+    def exchange(self, ranks: Ranks) -> None:
+        """Add up the float32 gradients of all processes."""
+        for part in self.master_grad.split(CHUNK):
+            ranks.sum(part)
+
+    def in_order(self, ranks: Ranks) -> None:
+        """Add up the `grads` of all processes in float32, first to last whoever has them: the same bits for any number of processes.
+
+        for shard in shards of process 0, of process 1, ...:  total = total + gradient of shard
+        """
+        if ranks.world == 1:
+            return self.collect()
+        total = torch.empty_like(self.master)
+        for a in range(0, self.length, CHUNK):
+            mine = torch.stack([grad[a : a + CHUNK] for grad in self.grads])
+            first, *others = torch.cat(ranks.gather(mine))
+            found = first.float()
+            for other in others:
+                found += other
+            total[a : a + CHUNK] = found
+        if self.total is self.grad:
+            self.grad.copy_(total)
+        else:
+            self.total = total
+
     @property
     def master_grad(self) -> Tensor:
         """(n,) float32: the sum of the gradients collected since `zero`."""
@@ -85,27 +146,70 @@ class Flat:
             self.total = torch.zeros_like(self.master)
         return self.total
 
+    def norm(self) -> Tensor:
+        """The norm of the whole gradient."""
+        return self.master_grad.norm()
+
+    def norms(self, vector: Tensor, names: list[str]) -> Tensor:
+        """The norm of each parameter's part of a vector that begins where the first of the names does; they lie in a row."""
+        start = self.spans[names[0]][0]
+        return torch.stack([vector[a - start : b - start].norm() for a, b in (self.spans[name] for name in names)])
+
     def clip(self, limit: float | None) -> Tensor:
         """The norm of the whole gradient, which is scaled down to `limit` where it is longer."""
-        norm = self.master_grad.norm()
+        norm = self.norm()
         if limit is not None:
             self.master_grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
     def publish(self, step: int) -> None:
-        """After the masters moved for the `step`-th time (from 1): renew the working copy and the average.
-
-        The average warms up: its decay is min(ema, (1 + step) / (10 + step)).
-        """
+        """After the masters moved for the `step`-th time (from 1): renew the working copy and the average."""
         if self.work is not self.master:
             self.work.copy_(self.master)
         if self.ema is not None:
-            self.average.lerp_(self.master, 1 - min(self.ema, (1 + step) / (10 + step)))
+            self.average.lerp_(self.master, 1 - warm(self.ema, step))
+
+    def averaged(self) -> nn.Module:
+        """The module that computes with the average."""
+        return self.twin
+
+    def take(self, model: dict[str, Tensor], average: dict[str, Tensor] | None) -> None:
+        """Give masters, working copy and average the values of whole tensors by name."""
+        self.scatter(self.views(self.master), model)
+        if average is not None:
+            self.scatter(self.views(self.average), average)
+        if self.work is not self.master:
+            self.work.copy_(self.master)
+
+    def scatter(self, views: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
+        """Give views, which are those of this process, their values out of whole tensors by name."""
+        copy_into(views, whole)
+
+    def still(self) -> dict[str, Tensor]:
+        """Parameters and buffers that do not move, by name, float32."""
+        return {name: value for name, value in self.twin.state_dict().items() if name not in self.parameters}
+
+    def keep(self, module: nn.Module, tensors: dict[str, Tensor]) -> None:
+        """Give what does not move its values, in the twin and in the module."""
+        own = {name: p.data for name, p in (*module.named_parameters(), *module.named_buffers()) if name in tensors}
+        copy_into({name: value for name, value in self.still().items() if name in tensors}, tensors)
+        self.scatter({name: value.to_local() if hasattr(value, "to_local") else value for name, value in own.items()}, tensors)  # type: ignore[operator]
 
 
-def group_of(name: str, parameter: Tensor) -> str:
-    """`matrix` for the matrices of the blocks, `decay` for other weight matrices, `plain` for all that is never decayed:
-    biases, norms, scales, positions and tokens."""
-    if parameter.ndim < 2 or not name.endswith("weight"):
+def warm(ema: float, step: int) -> float:
+    """The decay of the average at its `step`-th renewal (from 1): min(ema, (1 + step) / (10 + step)), so that it forgets the start."""
+    return min(ema, (1 + step) / (10 + step))
+
+
+def copy_into(views: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    """Give views new values, name by name."""
+    for name, view in views.items():
+        view.copy_(tensors[name])
+
+
+def kind_of(name: str, parameter: Tensor) -> str:
+    """`matrix` for the matrices of the blocks and for convolutions, `decay` for other weights, `plain` for biases, norms, scales,
+    positions and tokens, which are not decayed unless the run says so."""
+    if parameter.ndim < 2 or not (name.endswith("weight") or "lora_" in name):
         return "plain"
-    return "matrix" if ".blocks." in name else "decay"
+    return "matrix" if parameter.ndim == 4 or (".blocks." in name and parameter.ndim == 2) else "decay"

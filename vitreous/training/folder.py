@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from vitreous.errors import ResourceError, UsageError
 from vitreous.training.checkpoint import Store
 from vitreous.training.run import Run
 from vitreous.weights.bundle import write_text
+
+#: what `create` writes before config.yaml, whole or half
+BEGINNING = re.compile(r"command\.txt|(environment|data|trials)\.json|\.(command\.txt|(environment|data|trials)\.json|config\.yaml)\.tmp")
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,24 @@ class Folder:
         except OSError as error:
             raise ResourceError(f"cannot write the run folder {self.path}: {error.strerror}", "choose another --out") from None
 
+    def renew(self, run: Run, command: str, documents: dict[str, Any]) -> None:
+        """Write down what a resumed run goes on with; what it went by before stays as config.N.yaml, and its command above the new one."""
+        with self.locked():
+            number = len(list(self.path.glob("config.*.yaml"))) + 1
+            write_text(self.path / f"config.{number}.yaml", self.config.read_text("utf-8"))
+            before = (self.path / "command.txt").read_text("utf-8")
+            write_text(self.path / "command.txt", before + command + "\n")
+            for name, document in documents.items():
+                write_text(self.path / f"{name}.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+            write_text(self.config, to_yaml(run))
+
     def refuse_existing(self) -> None:
-        """Raise UsageError if something is there already."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        """Raise UsageError if something is there already, but for what `create` leaves when it is killed before the config."""
+        if not self.path.exists():
+            return
+        names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else ["no folder"]
+        cut_off = any("command.txt" in name for name in names) and all(BEGINNING.fullmatch(name) for name in names)
+        if names and not cut_off:
             raise UsageError(f"{self.path} already exists", "use --resume to continue it, or another --out")
 
     def run(self) -> Run:
@@ -77,7 +96,7 @@ class Folder:
             return
         with open(self.path / ".lock", "a+") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with this process; flock would outlive it in its workers
             except OSError:
                 file.seek(0)
                 raise UsageError(f"{self.path} is in use by process {file.read().strip()}", "wait for it, or use another --out") from None

@@ -7,6 +7,8 @@ the position alone, so a resumed run leaves out the same.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -14,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.data.keys import key
+from vitreous.models.config import ViTConfig
+from vitreous.models.cost import macs
 from vitreous.training.run import Run
 
 
@@ -23,18 +27,52 @@ def shrunk(images: Tensor, run: Run, position: int) -> Tensor:
     Each side starts at the share `progressive` of the model's grid and grows, linearly and by whole patches, until
     `progressive_until` of the run. The encoder reads its positions at the smaller grid, as it does at any.
     """
-    share = run.progressive + (1 - run.progressive) * position / max(1, run.progressive_until * run.total)
-    if share >= 1:
-        return images
-    sides = [max(1, math.floor(cells * share)) * length for cells, length in zip(run.model.grid, run.model.patch, strict=True)]
+    sides = list(sides_at(run, position))
     return images if list(images.shape[2:]) == sides else F.interpolate(images, size=sides, mode="bilinear", antialias=True)
+
+
+def step_at(run: Run, position: int) -> int:
+    """Where the step that a position belongs to begins: all of a step is treated alike, whoever computes it."""
+    return position - position % run.step_size
+
+
+def sides_at(run: Run, position: int) -> tuple[int, ...]:
+    """Pixels per axis of the pictures at a place in the run."""
+    share = run.progressive + (1 - run.progressive) * step_at(run, position) / max(1, run.progressive_until * run.total)
+    if share >= 1:
+        return run.model.image
+    return tuple(max(1, math.floor(cells * share)) * length for cells, length in zip(run.model.grid, run.model.patch, strict=True))
 
 
 def kept(images: Tensor, run: Run, position: int) -> Tensor | None:
     """(B, C, *image) -> (B, K) int64: the patches of each picture that patch dropout leaves, None where it leaves all."""
-    if not run.patch_dropout or position >= run.patch_dropout_until * run.total:
+    if not run.patch_dropout or step_at(run, position) >= run.patch_dropout_until * run.total:
         return None
     patches = math.prod(side // length for side, length in zip(images.shape[2:], run.model.patch, strict=True))
-    count = max(1, round(patches * (1 - run.patch_dropout)))
-    order = key(run.seed, position, np.arange(len(images))[:, None], np.arange(patches)[None]).argsort(1, kind="stable")
+    count = left(run, patches)
+    places = position + np.arange(len(images))  # of the pictures in the stream: the same whatever batch they come in
+    order = key(run.seed, places[:, None], np.arange(patches)[None]).argsort(1, kind="stable")
     return torch.from_numpy(np.sort(order[:, :count], 1)).to(images.device)
+
+
+def left(run: Run, patches: int) -> int:
+    """How many of so many patches patch dropout leaves."""
+    return max(1, round(patches * (1 - run.patch_dropout)))
+
+
+def cost(run: Run, position: int) -> float:
+    """Multiply-adds of one picture's forward pass at a place in the run, without the pixels and patches that are left out."""
+    return _cost(run, sides_at(run, position), bool(run.patch_dropout) and position < run.patch_dropout_until * run.total)
+
+
+@lru_cache(maxsize=16)
+def _cost(run: Run, image: tuple[int, ...], dropping: bool) -> float:
+    whole = macs(run.model, image)
+    if not dropping or not isinstance(run.model, ViTConfig):
+        return whole
+    blocks = replace(run.model, image=image, stem=None, patch=run.model.patch)
+    patches = math.prod(blocks.grid)
+    thin = (left(run, patches), *(1,) * (len(image) - 1))  # as many patches in a row: the cost of blocks depends on their number alone
+    spared = replace(blocks, image=tuple(n * p for n, p in zip(thin, blocks.patch, strict=True)))
+    projection = math.prod(blocks.patch) * blocks.channels * blocks.width
+    return whole - (macs(blocks) - patches * projection) + (macs(spared) - math.prod(thin) * projection)

@@ -3,36 +3,60 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from vitreous.data.keys import key
 from vitreous.errors import NonFiniteError
+from vitreous.training.compute import Compute
 from vitreous.training.flat import Flat
+from vitreous.training.lighter import cost
 from vitreous.training.optimizer import Optimizers
+from vitreous.training.parts import parts
+from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run
 from vitreous.training.schedule import factor
-from vitreous.training.shards import Shards
+
+LARGEST, PATIENCE = 2.0**24, 2000  # of the loss's scale in float16; good steps until it doubles
 
 
 @dataclass
-class State:
-    """A run in progress. What a checkpoint keeps of it: the flat vectors, the optimisers' state, and the numbers below."""
+class Numbers:
+    """What a checkpoint keeps of a run in progress beside tensors."""
 
-    run: Run
-    objective: nn.Module
-    flat: Flat
-    optimizers: Optimizers
     step: int = 0
     images: int = 0  # seen so far: the position in the stream
     losses: float = 0.0  # summed over the steps since the last log
     counted: int = 0
+    updates: int = 0  # steps that moved the weights
+    skipped: int = 0  # steps that did not, since they were not finite
+    scale: float = 1.0  # of the loss, in float16
+    good: int = 0  # steps since the scale changed
+    flops: float = 0.0  # of the model so far
+
+
+@dataclass
+class State(Numbers):
+    """A run in progress: the numbers, the flat vectors and the optimisers' state, and what they are of."""
+
+    run: Run = field(kw_only=True)
+    objective: nn.Module = field(kw_only=True)
+    flat: Flat = field(kw_only=True)
+    optimizers: Optimizers = field(kw_only=True)
+    ranks: Ranks = field(default=ALONE, kw_only=True)
     norm: float = math.nan  # of the last gradient
     rate: float = 0.0  # the last learning rate
-    halt: bool = field(default=False)  # ends the loop after this step
+    waited: float = 0.0  # seconds that the loop waited for data
+    halt: bool = False  # ends the loop after this step
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has seen all its pictures."""
+        return self.images >= self.run.total
 
 
 Hook = Callable[[State], None]
@@ -41,36 +65,67 @@ Hook = Callable[[State], None]
 def fit(state: State, batches: Iterator[dict[str, Tensor]], hooks: Sequence[tuple[int, Hook]] = ()) -> None:
     """Train until the run is complete or a hook sets `state.halt`.
 
-    `batches` gives the micro-batches from `state.images` on, `accumulate` to a step, the last of the run shorter; each
-    weighs as many images as it has. A hook runs after every step that its period divides, and after the last. Raises
-    NonFiniteError before any weight is touched if a loss or a gradient is NaN or infinite.
+    `batches` gives this process's parts of the steps from `state.images` on (`training.parts`); each weighs as many images as
+    it has. A hook runs after every step that its period divides, and after the last. Raises NonFiniteError before any
+    weight is touched if a loss or a gradient is NaN or infinite, unless the run may skip the step.
     """
     run = state.run
     state.objective.train()
-    shards = Shards(state.objective, state.flat, torch.compile(state.objective) if run.compile else None)
-    while state.step < run.steps and not state.halt:
-        size, seen, loss, samples = min(run.step_size, run.total - state.images), 0, 0.0, []
+    compute = Compute(state.objective, state.flat, run, state.ranks)
+    batches = timed(batches, state)
+    while not state.done and not state.halt:
         state.flat.zero()
-        while seen < size:
-            batch = next(batches)
-            torch.manual_seed(int(key(run.seed, state.step, seen)) >> 1)
-            loss += shards.backward(batch, len(batch["samples"]) / size)
-            state.flat.collect()
-            seen += len(batch["samples"])
-            samples.append(batch["samples"])
-        norm = float(state.flat.clip(run.optimizer.clip))
-        if not math.isfinite(loss + norm):
-            names = torch.cat(samples)[:20].tolist()
-            raise NonFiniteError(
-                f"step {state.step + 1}: loss {loss}, gradient norm {norm}; the weights were not touched (samples {names})",
-                "lower --lr, or train with --precision fp32",
-            )
-        scale = factor(run.schedule, state.step, run.steps)
-        state.optimizers.step(scale)
-        state.step, state.images = state.step + 1, state.images + size
-        state.flat.publish(state.step)
-        state.losses, state.counted = state.losses + loss, state.counted + 1
-        state.norm, state.rate = norm, run.optimizer.lr * scale
+        compute.shards.scale = state.scale
+        loss, samples = compute.step(parts(run, state.ranks, state.images), batches, state.step, state.images)
+        loss = float(state.ranks.sum(state.flat.master.new_tensor(loss, dtype=torch.float64)))
+        rate = factor(run.schedule, state.step, run.steps)
+        compute.finish(partial(move, state, loss, rate))
+        if not math.isfinite(loss + state.norm):
+            skip(state, loss, samples)
+        size = min(run.step_size, run.total - state.images)
+        state.flops += 6 * cost(run, state.images) * size
+        state.step, state.images, state.rate = state.step + 1, state.images + size, run.optimizer.lr * rate
         for period, hook in hooks:
-            if state.step % period == 0 or state.step == run.steps:
+            if state.step % period == 0 or state.done:
                 hook(state)
+
+
+def move(state: State, loss: float, rate: float) -> None:
+    """From summed gradients to new weights, at `rate` times the base learning rate; nothing where they or the loss are not finite."""
+    flat = state.flat
+    if state.scale != 1:
+        flat.master_grad.mul_(1 / state.scale)
+    state.norm = float(flat.clip(state.run.optimizer.clip))
+    if not math.isfinite(loss + state.norm):
+        return
+    state.optimizers.step(rate)
+    state.updates += 1
+    flat.publish(state.updates)
+    state.losses, state.counted, state.good = state.losses + loss, state.counted + 1, state.good + 1
+    if state.run.precision == "fp16" and state.good == PATIENCE:
+        state.scale, state.good = min(2 * state.scale, LARGEST), 0
+
+
+def skip(state: State, loss: float, samples: Tensor) -> None:
+    """Leave a step out that was not finite: half the scale in float16, else one of the steps that the run may skip."""
+    if state.run.precision == "fp16" and state.scale > 1:
+        state.scale, state.good = state.scale / 2, 0
+        return
+    state.skipped += 1
+    if state.skipped > state.run.skip_steps:
+        names = torch.cat(state.ranks.gather(samples.to(state.flat.master.device)))[:20].tolist()
+        raise NonFiniteError(
+            f"step {state.step + 1}: loss {loss}, gradient norm {state.norm}; the weights were not touched (samples {names})",
+            "lower --lr, or train with --precision fp32",
+        )
+
+
+def timed(batches: Iterator[dict[str, Tensor]], state: State) -> Iterator[dict[str, Tensor]]:
+    """The same batches, with the time that each was waited for added to `state.waited`."""
+    while True:
+        started = time.perf_counter()
+        batch = next(batches, None)
+        state.waited += time.perf_counter() - started
+        if batch is None:
+            return
+        yield batch

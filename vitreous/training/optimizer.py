@@ -6,12 +6,17 @@ that a run without it would wait for nothing.
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from vitreous.training.flat import Flat
+from vitreous.training.flat import Flat, Group, copy_into
+from vitreous.training.lamb import direction, trust
 from vitreous.training.muon import muon
 from vitreous.training.run import Optimizer
 
@@ -19,7 +24,7 @@ MUON_MOMENTUM = 0.95
 
 
 class Optimizers:
-    """AdamW, SGD with momentum, or Muon for the matrices of the blocks with AdamW for the rest.
+    """AdamW, SGD with momentum, LAMB, or Muon for the matrices of the blocks and for convolutions with AdamW for the rest.
 
     AdamW and SGD are element-wise, so each group is one vector to them; Muon orthogonalises, so it takes the matrices, which
     are views of the same memory. The state is flat too: `moments` maps its names to the place where a vector begins, and the
@@ -29,7 +34,7 @@ class Optimizers:
     def __init__(self, options: Optimizer, flat: Flat) -> None:
         self.options, self.flat = options, flat
         self.steps = {group: torch.zeros((), device=flat.master.device) for group in flat.groups}
-        matrix, total = flat.groups["matrix"].stop, len(flat.master)
+        matrix, total = max([span.stop for group, span in flat.groups.items() if group.kind == "matrix"], default=0), flat.length
         spans = {"exp_avg": (0, total), "exp_avg_sq": (0, total)}
         if options.name == "sgd":
             spans = {"momentum_buffer": (0, total)}
@@ -42,20 +47,33 @@ class Optimizers:
         """Move the masters, at `factor` times the base learning rates."""
         options = self.options
         for group, span in self.flat.groups.items():
-            if span.start == span.stop:
-                continue
-            weight, grad = self.flat.master[span], self.flat.master_grad[span]
-            decay = 0.0 if group == "plain" else options.weight_decay
-            if options.name == "muon" and group == "matrix":
-                rate, dtype = options.matrix_lr * factor, self.flat.work.dtype
-                muon(*self.matrices(), lr=rate, weight_decay=decay, momentum=MUON_MOMENTUM, dtype=dtype)
+            weight, grad, rate = self.flat.master[span], self.flat.master_grad[span], factor * group.factor
+            decay = 0.0 if group.kind == "plain" and options.decay_on == "matrices" else options.weight_decay
+            if options.name == "muon" and group.kind == "matrix":
+                lr, dtype = options.matrix_lr * rate, self.flat.dtype
+                muon(*self.matrices(group), lr=lr, weight_decay=decay, momentum=MUON_MOMENTUM, dtype=dtype)
             elif options.name == "sgd":
-                weight.mul_(1 - options.lr * factor * decay)  # decoupled, as everywhere; torch's own would add it to the gradient
-                self.sgd(weight, grad, self.moment("momentum_buffer", span), options.lr * factor)
+                weight.mul_(1 - options.lr * rate * decay)  # decoupled, as everywhere; torch's own would add it to the gradient
+                self.sgd(weight, grad, self.moment("momentum_buffer", span), options.lr * rate)
+            elif options.name == "lamb":
+                self.lamb(group, options.lr * rate, decay)
             else:
-                self.adamw(group, weight, grad, options.lr * factor, decay)
+                self.adamw(group, weight, grad, options.lr * rate, decay)
 
-    def adamw(self, group: str, weight: Tensor, grad: Tensor, lr: float, decay: float) -> None:
+    def lamb(self, group: Group, lr: float, decay: float) -> None:
+        """One step of LAMB on a group. The rate adapts only where there is decay, as in the code that DeiT-III used."""
+        span, names = self.flat.groups[group], self.flat.names[group]
+        weight, grad = self.flat.master[span], self.flat.master_grad[span]
+        first, second = self.moment("exp_avg", span), self.moment("exp_avg_sq", span)
+        update = direction(grad, weight, first, second, self.steps[group], self.options, decay)
+        if decay:
+            factors = trust(self.flat.norms(weight, names), self.flat.norms(update, names))
+            for name, factor in zip(names, factors, strict=True):
+                a, b = self.flat.spans[name]
+                update[a - span.start : b - span.start] *= factor
+        weight.sub_(update, alpha=lr)
+
+    def adamw(self, group: Group, weight: Tensor, grad: Tensor, lr: float, decay: float) -> None:
         """One fused step of AdamW on a group."""
         span, (beta1, beta2) = self.flat.groups[group], self.options.betas
         first, second = self.moment("exp_avg", span), self.moment("exp_avg_sq", span)
@@ -71,11 +89,11 @@ class Optimizers:
             weight_decay=0.0, momentum=self.options.momentum, lr=lr,
         )  # fmt: skip
 
-    def matrices(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """The matrices of the blocks, their gradients and their momenta, as views."""
+    def matrices(self, group: Group) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """The matrices of a group, their gradients and their momenta, as views; filters as matrices (out, in k k)."""
         master, grad = self.flat.views(self.flat.master), self.flat.views(self.flat.master_grad)
-        momenta, names = self.named("momentum_buffer"), self.flat.names["matrix"]
-        return [master[n] for n in names], [grad[n] for n in names], [momenta[n] for n in names]
+        momenta, names = self.named("momentum_buffer"), self.flat.names[group]
+        return tuple([views[n].flatten(1) for n in names] for views in (master, grad, momenta))  # type: ignore[return-value]
 
     def moment(self, name: str, span: slice) -> Tensor:
         """A moment's part for a span of the flat vector."""
@@ -90,10 +108,26 @@ class Optimizers:
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor of the optimisers' state: `exp_avg/NAME` by parameter name, the count of steps as `step/GROUP`."""
-        tensors = {f"step/{group}": count for group, count in self.steps.items()}
+        tensors = {f"step/{group.text}": count for group, count in self.steps.items()}
         return tensors | {f"{name}/{key}": view for name in self.moments for key, view in self.named(name).items()}
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `state` gave."""
-        for name, place in self.state().items():
-            place.copy_(tensors[name])
+    def load(self, tensors: dict[str, Tensor], place: Callable[[dict[str, Tensor], dict[str, Tensor]], None] = copy_into) -> None:
+        """Take back what `state` gave; `place` gives views their values out of whole tensors."""
+        views = self.state()
+        counts = {name: views.pop(name) for name in list(views) if name.startswith("step/")}
+        place(views, tensors)
+        for name, count in counts.items():
+            count.copy_(tensors[name].reshape(()))
+
+
+def factor_of(options: Optimizer, depth: int, name: str) -> float:
+    """What the learning rate of a parameter is multiplied by: layer decay (arXiv:2106.08254), times every rate whose text is in the name.
+
+    With decay d, d^(L + 1) before the blocks, d^(L - i) for block i of L (from 0), 1 after them.
+    """
+    factor = math.prod(rate for text, rate in options.rates if text in name)
+    if options.layer_decay == 1:
+        return factor
+    block = re.search(r"\.blocks\.(\d+)\.", name)
+    before = re.match(r"model\.(projection|position|prefix|slots|stem|first_norm)\b", name)
+    return factor * options.layer_decay ** (depth - int(block[1]) if block else depth + 1 if before else 0)

@@ -20,43 +20,77 @@ class DataOptions:
     images: int  # of the training split, after unreadable ones were dropped
     fingerprint: str
     split_seed: int = 0
+    hold_out: float | None = None  # share of all training images that is `val`; 0: all train; none: the splits as the data have them
     bad_images: Literal["stop", "skip"] = "stop"
     cache: bool = False
     workers: int = 0
+    sampling: Literal["even", "balanced"] = "even"  # balanced: every class as often as any other
+    repeats: int = 1  # times that an epoch shows a picture, of a share 1 / repeats of them (arXiv:1902.05509)
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """How weights move. Decay is decoupled, multiplied by the current learning rate, and acts on matrices alone.
+    """How weights move. Decay is decoupled and multiplied by the current learning rate.
 
-    `matrix_lr` is the learning rate of Muon, which moves the matrices of the blocks; AdamW with `lr` moves the rest.
+    `adamw` with decay_on=all is the paper's Adam (arXiv:2010.11929, B.1: flax's, which decays biases and norms too); by default
+    matrices alone are decayed. `sgd` has momentum; `lamb` is arXiv:1904.00962. `matrix_lr` is the learning rate of Muon, which
+    moves the matrices of the blocks and filters; AdamW with `lr` moves the rest. `layer_decay` d multiplies the rates of block i of L by
+    d^(L - i), of what comes before the blocks by d^(L + 1). `rates` multiplies those of parameters whose name holds the text.
     """
 
-    name: Literal["adamw", "sgd", "muon"] = "adamw"
+    name: Literal["adamw", "sgd", "lamb", "muon"] = "adamw"
     lr: float = 1e-3
     matrix_lr: float = 0.02
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     momentum: float = 0.9
     weight_decay: float = 0.05
+    decay_on: Literal["matrices", "all"] = "matrices"
     clip: float | None = 1.0  # of the global gradient norm
+    layer_decay: float = 1.0
+    rates: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up from 0, then `decay` to `end` times the base rate (arXiv:2010.11929, Tables 3 and 4)."""
+    """Linear warm-up from 0, then `decay` to `end` times the base rate (arXiv:2010.11929, Tables 3 and 4).
+
+    `steps`: a tenth of the rate after each of the `milestones`, shares of the run (arXiv:1912.11370). `rsqrt`: one over the square
+    root of the step, in units of `timescale` (arXiv:2106.04560). The last `cooldown_steps` fall linearly to `end`.
+    """
 
     warmup_steps: int = 0
-    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    decay: Literal["cosine", "linear", "constant", "rsqrt", "steps"] = "cosine"
     end: float = 0.0
+    milestones: tuple[float, ...] = (0.3, 0.6, 0.9)
+    timescale: int = 10_000  # steps
+    cooldown_steps: int = 0
+
+
+@dataclass(frozen=True)
+class Tune:
+    """What of the model moves: all of it, the head and the `last_blocks` (0: the head alone), or adapters of rank `lora_rank`.
+
+    LoRA (arXiv:2106.09685) adds a product of two thin matrices to every layer whose name ends in one of `lora_targets`; the
+    head moves too. In the bundle the products are added up: a model as any other.
+    """
+
+    last_blocks: int | None = None
+    lora_rank: int = 0
+    lora_alpha: float = 16.0
+    lora_dropout: float = 0.0
+    lora_targets: tuple[str, ...] = ("qkv",)
 
 
 @dataclass(frozen=True)
 class Run:
     """Everything that a training run needs to know; `config.yaml` in its folder.
 
-    `batch_size` counts the images of one forward pass over all devices, `accumulate` such batches make an optimiser step.
-    The run sees epochs x images pictures exactly; the last step may be smaller. Raises UsageError for what cannot work.
+    `batch_size` counts the images of one forward pass over all devices, `accumulate` such batches make an optimiser step;
+    `micro_batch` cuts what one device computes at a time to so many, which changes nothing but memory and the last bits.
+    The run sees epochs x images pictures exactly; the last step may be smaller. `reproducible` computes each step in `shards`
+    parts, whoever computes them, and adds their gradients in order: the same bits for any number of processes that divides
+    them. Raises UsageError for what cannot work.
     """
 
     data: DataOptions
@@ -65,7 +99,12 @@ class Run:
     augment: Augment = field(default_factory=Augment)
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
+    tune: Tune = field(default_factory=Tune)
+    recipe: str = ""  # whose numbers these were before the options came
     init: str | None = None
+    head_bias: float = 0.0  # what the head's biases start at: -10 for 21,843 classes and the sigmoid loss (big_vision)
+    loss: Literal["softmax", "sigmoid", "binary"] = "softmax"  # as `objectives.supervised.cross_entropy` has them
+    class_weights: tuple[float, ...] = ()  # of the classes in the loss, 1 on average over the training images; none: all alike
     mimetic: bool = False  # attention matrices that start out as trained ones look (arXiv:2305.09828)
     smoothing: float = 0.0
     patch_dropout: float = 0.0  # share of the patches left out, in the first `patch_dropout_until` of the run
@@ -76,9 +115,15 @@ class Run:
     accumulate: int = 1
     epochs: float = 30.0
     ema: float | None = None  # decay of the averaged copy of the weights, which is then what is judged and saved
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: bool = False
+    recompute: bool = False  # a block's activations are computed again in the backward pass: less memory, a third more work
+    micro_batch: int | None = None
     shards: int = 1  # parts of a batch that are computed side by side on a CPU, each with a share of the cores
+    reproducible: bool = False
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # for several processes: the whole model in each (DDP), or a share of it (FSDP2)
+    timeout: float = 300.0  # seconds that processes wait for each other before they give up
+    skip_steps: int = 0  # steps with a loss or gradient that is not finite that the run may leave out before it stops
     device: str = "cpu"
     seed: int = 0
     log_every: int = 20  # steps
@@ -94,11 +139,18 @@ class Run:
         for name, value in whole.items():
             if value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}")
-        if self.epochs <= 0 or self.optimizer.lr < 0 or self.schedule.warmup_steps < 0:
-            raise UsageError("epochs must be above 0, learning rate and warm-up steps not below 0")
+        if self.epochs <= 0 or self.schedule.warmup_steps < 0 or self.schedule.cooldown_steps < 0 or self.skip_steps < 0:
+            raise UsageError("epochs must be above 0; warm-up, cooldown and skipped steps not below 0")
+        if self.optimizer.lr <= 0:
+            raise UsageError(f"a learning rate of {self.optimizer.lr} throughout trains nothing", "use a --lr above 0")
+        if self.micro_batch is not None and self.micro_batch < 1:
+            raise UsageError(f"micro_batch must be at least 1, not {self.micro_batch}")
+        if self.class_weights and len(self.class_weights) != len(self.data.classes):
+            raise UsageError(f"{len(self.class_weights)} class weights for {len(self.data.classes)} classes", "give one for each class")
         if self.ema is not None and not 0 <= self.ema < 1:
             raise UsageError(f"ema must be at least 0 and below 1, not {self.ema}")
-        if self.shards > 1 and (self.compile or self.model.dropout or self.model.drop_path):
+        random = self.model.dropout or self.model.drop_path or self.tune.lora_dropout
+        if self.shards > 1 and (self.compile or (random and not self.reproducible)):
             raise UsageError(f"{self.shards} shards go with neither compile, dropout nor drop_path", "use --shards 1")
         if not 0 <= self.patch_dropout < 1:
             raise UsageError(f"patch_dropout must be at least 0 and below 1, not {self.patch_dropout}")

@@ -3,47 +3,49 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitreous.data.keys import key
 from vitreous.data.loader import Batch, Feed, Judged
 from vitreous.data.sources import Split
 from vitreous.errors import Interrupted, ResourceError
-from vitreous.evaluation.classification import Report, judge
+from vitreous.evaluation.classification import judge
 from vitreous.evaluation.engine import TorchEngine
-from vitreous.evaluation.forward import logits_of
-from vitreous.machine import DTYPES, peak_memory, settle_allocator
+from vitreous.evaluation.forward import CHUNK, logits_of
+from vitreous.evaluation.report import Report
+from vitreous.machine import DTYPES, settle_allocator
 from vitreous.models.bit import BiT
-from vitreous.models.cost import macs
 from vitreous.models.initial import mimetic
 from vitreous.models.names import name_of
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model, build
 from vitreous.objectives.supervised import Supervised
+from vitreous.training.account import Account
+from vitreous.training.compute import gradients
 from vitreous.training.flat import Flat
 from vitreous.training.folder import Folder
+from vitreous.training.health import Health
 from vitreous.training.lighter import kept, shrunk
 from vitreous.training.loop import State, fit
-from vitreous.training.optimizer import Optimizers
+from vitreous.training.optimizer import Optimizers, factor_of
+from vitreous.training.parts import check, spans
+from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run
+from vitreous.training.saving import Keeper
+from vitreous.training.sharded import Sharded
+from vitreous.training.signals import Signals
+from vitreous.training.tune import merged, prepare
 from vitreous.weights.adopt import adopt
-from vitreous.weights.bundle import Bundle, write_text
-
-STATE, MODEL, AVERAGE, OPTIMIZER = "state.json", "model.safetensors", "ema.safetensors", "optimizer.safetensors"
-FAILURES = 3  # checkpoints in a row that may fail before the run stops
+from vitreous.weights.bundle import Bundle
 
 
 class Listener(Protocol):
@@ -72,46 +74,25 @@ class Inputs:
     cached: Tensor | None = None
 
 
-class Signals:
-    """SIGTERM and SIGINT as a flag that the run looks at; a second SIGINT ends the process at once."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-
-    def __call__(self, number: int, frame: object) -> None:
-        if number == signal.SIGINT and self.received == signal.SIGINT:
-            os._exit(130)
-        self.received = number
-
-    @contextmanager
-    def caught(self) -> Iterator[None]:
-        """Take the signals over, and give them back."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
 class Session:
-    """One run in one folder. `train` goes from wherever the newest checkpoint is to the end."""
+    """One run in one folder, by this process among `ranks`. `train` goes from wherever the newest checkpoint is to the end."""
 
-    def __init__(self, run: Run, inputs: Inputs, folder: Folder, listener: Listener | None = None) -> None:
-        self.run, self.inputs, self.folder = run, inputs, folder
+    def __init__(self, run: Run, inputs: Inputs, folder: Folder, listener: Listener | None = None, ranks: Ranks = ALONE) -> None:
+        check(run, ranks)
+        self.run, self.inputs, self.folder, self.ranks = run, inputs, folder, ranks
         self.listener = listener or Silent()
+        self.device = ranks.device(run.device)
         self.signals = Signals()
-        self.store = folder.store(run.keep)
-        self.failures = 0
+        self.keeper = Keeper(folder.store(run.keep), self.tell)
+        self.health = Health(self.tell)
+        self.account = Account(ranks, self.device, run.precision)
         self.pending = False  # an evaluation was cut short and has to be made after resuming
-        self.before = 0.0  # seconds of earlier processes
-        self.started = self.logged = time.perf_counter()
-        self.logged_images = 0
-        self.rates: list[float] = []
         self.last: Report | None = None
+
+    def tell(self, text: str) -> None:
+        """A note, from the process that speaks."""
+        if self.ranks.leads:
+            self.listener.note(text)
 
     def train(self) -> dict[str, Any]:
         """Train to the end, write the bundle, and return the run's summary, without figures for a test split.
@@ -120,186 +101,210 @@ class Session:
         """
         settle_allocator()
         with self.signals.caught():
+            self.health.data(self.inputs.train, self.inputs.val)
             state = self.build()
             self.restore(state)
-            self.started = self.logged = time.perf_counter()
-            self.logged_images = state.images
+            self.account.begin(state)
             if self.pending:
                 self.evaluate(state)
+                self.stop(state)  # before a step, if it was cut short again
             run = self.run
-            hooks = [(run.log_every, self.log), (run.evaluate_every, self.evaluate), (run.save_every, self.save), (1, self.stop)]
-            fit(state, self.batches(state), hooks)
+            hooks = [
+                (1, self.watch),
+                (run.log_every, self.log),
+                (run.evaluate_every, self.evaluate),
+                (run.save_every, self.save),
+                (1, self.stop),
+            ]
+            try:
+                fit(state, self.batches(state), hooks)
+            finally:
+                self.keeper.settle(self.ranks.leads)
             if state.halt and self.signals.received:
                 raise self.interrupted(state)
             return self.finish(state)
 
     def build(self) -> State:
         """The model, its objective, its flat weights and its optimisers, at step 0."""
-        run = self.run
+        run, device = self.run, torch.device(self.device)
         torch.manual_seed(int(key(run.seed)) >> 1)
         model = build(run.model)
         if run.mimetic and isinstance(model, ViT):
             mimetic(model)
+        if run.head_bias and isinstance(model.head, nn.Linear) and model.head.bias is not None:
+            nn.init.constant_(model.head.bias, run.head_bias)
         if run.init:
-            self.listener.note(adopt(model, run.init).text())
-        objective = Supervised(model, run.smoothing)
-        flat = Flat(objective, DTYPES[run.precision], torch.device(run.device), run.ema, run.shards)
-        return State(run, objective, flat, Optimizers(run.optimizer, flat))
+            self.tell(adopt(model, run.init).text())
+        if said := prepare(model, run.tune):
+            self.tell(said)
+        if run.recompute:
+            recompute(model)
+        objective = Supervised(model, run.smoothing, run.loss, run.class_weights)
+        factor = partial(factor_of, run.optimizer, getattr(run.model, "depth", 0))
+        if self.ranks.joined and run.parallel == "fsdp":
+            flat = Sharded(objective, DTYPES[run.precision], device, self.ranks, run.ema, factor)
+        else:
+            flat = Flat(objective, DTYPES[run.precision], device, run.ema, gradients(run, self.ranks), factor)
+        scale = 2.0**16 if run.precision == "fp16" else 1.0
+        return State(run=run, objective=objective, flat=flat, optimizers=Optimizers(run.optimizer, flat), ranks=self.ranks, scale=scale)
 
     def batches(self, state: State) -> Iterator[Batch]:
-        """Micro-batches from the state's position on, on the device, normalised, mixed, in the run's precision."""
-        run, start = self.run, state.images
-        feed = Feed(self.inputs.train, run.preprocess, run.augment, run.seed, run.data.workers, self.inputs.cached)
-        position = start
-        for batch in feed.batches(start, run.total, run.batch_size):
-            images = run.preprocess.normalise(batch["images"].to(run.device, non_blocking=True))
-            labels = batch["labels"].to(run.device, non_blocking=True)
-            images, labels = run.augment.mix(images, labels, run.model.classes, run.seed, position)
+        """This process's parts of the steps from the state's position on: on the device, normalised, mixed, in the run's precision."""
+        run, data, device = self.run, self.run.data, self.device
+        feed = Feed(self.inputs.train, run.preprocess, run.augment, run.seed, data.workers, self.inputs.cached, data.sampling, data.repeats)
+        starts = (start for start, _ in spans(run, self.ranks, state.images))
+        for batch, position in zip(feed.spans(spans(run, self.ranks, state.images)), starts, strict=False):
+            images = run.preprocess.normalise(batch["images"].to(device, non_blocking=True))
+            labels = batch["labels"].to(device, non_blocking=True)
+            images, labels = run.augment.mix(images, labels, run.model.classes, run.seed, position, data.repeats)
             images = shrunk(images, run, position)
             ready = {"images": images.to(DTYPES[run.precision]), "labels": labels, "samples": batch["samples"]}
             if (keep := kept(images, run, position)) is not None:
                 ready["keep"] = keep
-            position += len(batch["samples"])
             yield ready
+
+    def watch(self, state: State) -> None:
+        """After every step: what was written in the background, and what looks wrong."""
+        self.keeper.poll(state)
+        self.health.step(state)
 
     def log(self, state: State) -> None:
         """One line of training figures, and the progress shown."""
-        now = time.perf_counter()
-        rate = (state.images - self.logged_images) / max(now - self.logged, 1e-9)
+        epoch, figures = state.images / self.run.data.images, self.account.line(state)
+        line = {
+            "step": state.step,
+            "epoch": epoch,
+            "train/loss": state.losses / state.counted if state.counted else None,
+            "lr": state.rate,
+            "gradient_norm": state.norm if math.isfinite(state.norm) else None,
+            "skipped": state.skipped,
+            **figures,
+        }
+        if state.scale != 1:
+            line["loss_scale"] = state.scale
+        self.record(line)
+        self.health.line(figures["waiting"], state, self.inputs.cached is not None)
         loss = state.losses / max(state.counted, 1)
-        self.record(
-            {
-                "step": state.step,
-                "epoch": state.images / self.run.data.images,
-                "train/loss": loss,
-                "lr": state.rate,
-                "gradient_norm": state.norm,
-                "exaflops": self.exaflops(state),
-                "seconds": self.seconds(),
-                "images_per_second": rate,
-            }
-        )
-        self.rates.append(rate)
-        self.logged, self.logged_images, state.losses, state.counted = now, state.images, 0.0, 0
-        val = f"  val top-1 {self.last.figures['top1']:.1%}" if self.last else ""
-        epoch = f"epoch {state.images / self.run.data.images:.1f}/{self.run.epochs:g}"
-        self.listener.progress("train", state.images, self.run.total, f"{epoch}  loss {loss:.3f}  {rate:.0f} images/s{val}")
+        state.losses, state.counted = 0.0, 0
+        val = f"  val {self.last.leading[0]} {self.last.leading[1]:.1%}" if self.last else ""
+        text = f"epoch {epoch:.1f}/{self.run.epochs:g}  loss {loss:.3f}  {figures['images_per_second']:.0f} images/s{val}"
+        if self.ranks.leads:
+            self.listener.progress("train", state.images, self.run.total, text)
 
     def record(self, line: dict[str, Any]) -> None:
         """A line of metrics. One that cannot be written is told, and does not stop the run."""
         try:
-            self.folder.append(line)
+            if self.ranks.leads:
+                self.folder.append(line)
         except OSError as error:
-            self.listener.note(f"metrics of step {line['step']} not written ({error.strerror}); training goes on")
+            self.tell(f"metrics of step {line['step']} not written ({error.strerror}); training goes on")
 
     def evaluate(self, state: State) -> None:
         """Judge the averaged weights on the validation split, in the run's precision."""
-        if self.inputs.val is None or state.step == self.run.steps:
+        if self.inputs.val is None or state.done:
             return  # the last one is made by `finish`, as `evaluate` would
         self.pending = True
         try:
-            self.last = self.judged(state, self.inputs.val, self.run.precision)
+            self.last = self.judged(merged(averaged(state)), self.inputs.val, self.run.precision)
         except Interrupted:
             return
         self.pending = False
         figures = {f"val/{name}": value for name, value in self.last.figures.items()}
-        self.record({"step": state.step, "epoch": state.images / self.run.data.images, "seconds": self.seconds(), **figures})
-        self.logged, self.logged_images = time.perf_counter(), state.images
+        self.record({"step": state.step, "epoch": state.images / self.run.data.images, **figures, "seconds": self.account.seconds})
+        self.health.report(self.last, self.run.data.classes)
+        self.account.mark(state)
 
-    def judged(self, state: State, split: Split, precision: str) -> Report:
-        """The figures of the averaged weights on a split. Raises Interrupted when a signal came in."""
+    def judged(self, model: Model, split: Split, precision: str) -> Report:
+        """The figures of a model on a split, of which every process computes a share, each picture once.
+
+        Raises Interrupted, in all processes, when a signal came in.
+        """
 
         def each(images: int) -> None:
             if self.signals.received:
                 raise Interrupted("evaluation cut short")
 
-        reader = Judged(split, self.run.preprocess, self.run.data.workers)
-        engine = TorchEngine(averaged(state), self.run.preprocess, self.run.device, precision)
-        logits, bad = logits_of(engine, reader, each=each)
-        readable = [sample not in bad for sample in range(len(split))]
-        return judge(logits, split.labels, self.run.data.classes, torch.tensor(readable).numpy())
+        run, ranks, rows = self.run, self.ranks, np.arange(len(split))
+        mine = rows[rows // CHUNK % ranks.world == ranks.rank]
+        engine = TorchEngine(model, self.run.preprocess, self.device, "fp32" if precision == "fp16" else precision)
+        cut, logits, bad = 0.0, np.zeros((0, self.run.model.classes), np.float32), {}
+        try:
+            reader = Judged(split if ranks.world == 1 else Rows(split, mine), self.run.preprocess, self.run.data.workers)
+            logits, bad = logits_of(engine, reader, each=each)
+        except Interrupted:
+            cut = 1.0
+        if ranks.most([cut], self.device)[0]:
+            raise Interrupted("evaluation cut short")
+        readable = np.array([row not in bad for row in range(len(mine))], dtype=bool)
+        if ranks.world > 1:
+            found = [
+                ranks.gather(torch.from_numpy(part).to(self.device))
+                for part in (mine, logits.reshape(len(mine), run.model.classes), readable)
+            ]
+            order, logits, readable = (torch.cat(parts).cpu().numpy() for parts in found)
+            back = np.argsort(order)
+            logits, readable = logits[back], readable[back]
+        return judge(logits, split.labels, self.run.data.classes, readable)
 
     def save(self, state: State) -> None:
-        """A checkpoint. A failure is told and the run goes on; after three in a row ResourceError ends it."""
-        flat = state.flat
-        numbers = {
-            "format": 1,
-            "step": state.step,
-            "images": state.images,
-            "losses": state.losses,
-            "counted": state.counted,
-            "pending": self.pending,
-            "seconds": self.seconds(),
-            "threads": torch.get_num_threads(),
-        }
-        writers: dict[str, Callable[[Path], None]] = {
-            MODEL: lambda path: write_tensors(flat.views(flat.master), path),
-            OPTIMIZER: lambda path: write_tensors(state.optimizers.state(), path),
-            STATE: lambda path: write_text(path, json.dumps(numbers)),
-        }
-        if flat.ema is not None:
-            writers[AVERAGE] = lambda path: write_tensors(flat.views(flat.average), path)
-        try:
-            self.store.save(state.step, writers, size=4 * len(flat.master) * 4)
-            self.failures = 0
-        except ResourceError as error:
-            self.failures += 1
-            if self.failures >= FAILURES:
-                raise
-            self.listener.note(f"{error.message}; training goes on ({self.failures} of {FAILURES} failures)")
+        """A checkpoint."""
+        self.keeper.save(state, {"pending": self.pending, "seconds": self.account.seconds})
 
     def restore(self, state: State) -> None:
         """Continue from the newest valid checkpoint, if there is one."""
-        place = self.store.newest(self.listener.note)
-        if place is not None:
-            numbers = json.loads((place / STATE).read_text())
-            state.step, state.images = numbers["step"], numbers["images"]
-            state.losses, state.counted = numbers["losses"], numbers["counted"]
-            self.pending, self.before = numbers["pending"], numbers["seconds"]
-            flat = state.flat
-            copy_into(flat.views(flat.master), load_file(place / MODEL))
-            if flat.ema is not None:
-                copy_into(flat.views(flat.average), load_file(place / AVERAGE))
-            if flat.work is not flat.master:
-                flat.work.copy_(flat.master)
-            state.optimizers.load(load_file(place / OPTIMIZER))
-            self.listener.note(f"resumed at step {state.step} of {self.run.steps}")
-            if numbers["threads"] != torch.get_num_threads():
-                self.listener.note(
-                    f"{numbers['threads']} threads before, {torch.get_num_threads()} now: results may differ in the last bits"
-                )
-        self.folder.rewind(state.step)
+        stored = self.keeper.restore(state)
+        if stored is not None:
+            self.pending, self.account.before = stored["pending"], stored["seconds"]
+            self.tell(f"resumed at step {state.step} of {self.run.steps}")
+            now = {"threads": torch.get_num_threads(), "world": self.ranks.world}
+            changed = [
+                f"{stored[name]} {word} before, {now[name]} now" for name, word in WORDS.items() if stored.get(name, now[name]) != now[name]
+            ]
+            if changed and not self.run.reproducible:
+                self.tell(f"{'; '.join(changed)}: results may differ in the last bits")
+            state.step = state.images // self.run.step_size if not state.done else state.step
+        if self.ranks.leads:
+            again = judgement(state.step, state.images / self.run.data.images) if self.pending else None
+            self.folder.rewind(state.step, but=again)
 
     def stop(self, state: State) -> None:
-        """After a signal: save, and end the loop."""
-        if self.signals.received and state.step < self.run.steps:
+        """After a signal to any process: save, and end the loop."""
+        received = int(self.ranks.most([self.signals.received or 0], self.device)[0])
+        if received and not state.done:
+            self.signals.received = received
             self.save(state)
             state.halt = True
 
     def interrupted(self, state: State) -> Interrupted:
         """What a stopped run says."""
         code = 128 + int(self.signals.received or 0)
+        kept = "saved" if self.keeper.saved == state.images else "not saved: the newest checkpoint is an older one"
         return Interrupted(
-            f"stopped at step {state.step} of {self.run.steps}, saved", f"continue with --resume --out {self.folder.path}", code
+            f"stopped at step {state.step} of {self.run.steps}, {kept}", f"continue with --resume --out {self.folder.path}", code
         )
 
     def finish(self, state: State) -> dict[str, Any]:
         """Write the bundle, judge it as `evaluate` would, and sum the run up."""
         run = self.run
-        model = averaged(state)
-        provenance = {"init": run.init, "data": run.data.source, "epochs": run.epochs, "seed": run.seed}
-        Bundle(model, run.data.classes, run.preprocess, provenance).save(self.folder.bundle)
+        if self.ranks.leads and not self.folder.path.is_dir():
+            raise ResourceError(f"the run folder {self.folder.path} is gone", "start again, and leave it in place")
+        model = merged(averaged(state))
+        provenance = {"init": run.init, "recipe": run.recipe, "data": run.data.source, "epochs": run.epochs, "seed": run.seed}
+        if self.ranks.leads:
+            several = self.inputs.train.labels.ndim == 2
+            Bundle(model, run.data.classes, run.preprocess, provenance, run.loss, several).save(self.folder.bundle)
         val = None
         if self.inputs.val is not None:
             try:
-                self.last = self.judged(state, self.inputs.val, "auto")
+                self.last = self.judged(model, self.inputs.val, "auto")
             except Interrupted:
                 raise self.interrupted(state) from None
             val = self.last.summary()
             figures = {f"val/{name}": value for name, value in self.last.figures.items()}
-            self.folder.rewind(state.step, but=f'"step": {state.step}, "epoch": {json.dumps(run.epochs)}, "val/')
-            self.folder.append({"step": state.step, "epoch": run.epochs, **figures, "seconds": self.seconds()})
-        rates = sorted(self.rates) or [0.0]
+            if self.ranks.leads:
+                self.folder.rewind(state.step, but=judgement(state.step, run.epochs))
+                self.folder.append({"step": state.step, "epoch": run.epochs, **figures, "seconds": self.account.seconds})
+        loss = json.loads(last_line(self.folder.metrics, "train/loss"))["train/loss"] if self.ranks.leads else None
         return {
             "model": name_of(run.model),
             "parameters": sum(p.numel() for p in model.parameters()),
@@ -307,47 +312,57 @@ class Session:
             "steps": state.step,
             "epochs": run.epochs,
             "seed": run.seed,
-            "wall_seconds": self.seconds(),
-            "images_per_second": rates[len(rates) // 2],
-            "exaflops": self.exaflops(state),
-            "flops_utilisation": None,
-            "peak_memory_bytes": peak_memory(run.device),
-            "train": {"loss": json.loads(last_line(self.folder.metrics, "train/loss"))["train/loss"]},
+            **self.account.totals(state),
+            "skipped": state.skipped,
+            "train": {"loss": loss},
             "val": val,
             "test": None,
             "run": str(self.folder.path),
             "bundle": str(self.folder.bundle),
         }
 
-    def seconds(self) -> float:
-        """Wall time of the run so far, those before a resume included."""
-        return self.before + time.perf_counter() - self.started
 
-    def exaflops(self, state: State) -> float:
-        """Floating-point operations of the model so far, in 1e18: three forward passes a picture, two to a multiply-add.
-        Patches and pixels that were left out are counted."""
-        return 6 * macs(self.run.model) * state.images / 1e18
+WORDS = {"threads": "threads", "world": "processes"}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some samples of a split, as a split."""
+
+    split: Split
+    rows: np.ndarray
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Of those samples."""
+        return self.split.labels[self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def picture(self, sample: int, channels: int):
+        return self.split.picture(int(self.rows[sample]), channels)
+
+    def name(self, sample: int) -> str:
+        return self.split.name(int(self.rows[sample]))
+
+
+def recompute(model: Model) -> None:
+    """Have the encoder compute its blocks again in the backward pass, instead of keeping what they made."""
+    if isinstance(model, ViT):
+        model.encoder.recompute = True
 
 
 def averaged(state: State) -> Model:
     """The model that computes with the averaged weights."""
-    model = state.flat.twin.get_submodule("model")
+    model = state.flat.averaged().get_submodule("model")
     assert isinstance(model, ViT | BiT)
     return model
 
 
-def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """A safetensors file. Raises OSError where it cannot be written."""
-    try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:
-        raise OSError(str(error)) from None
-
-
-def copy_into(views: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
-    """Give views new values, name by name."""
-    for name, view in views.items():
-        view.copy_(tensors[name])
+def judgement(step: int, epoch: float) -> str:
+    """What a line of metrics with the figures of an evaluation has in it."""
+    return f'"step": {step}, "epoch": {json.dumps(epoch)}, "val/'
 
 
 def last_line(path: Path, word: str) -> str:

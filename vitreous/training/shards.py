@@ -16,6 +16,7 @@ from vitreous.machine import team
 from vitreous.training.flat import Flat
 
 Batch = dict[str, Tensor]
+Forward = Callable[[Batch], dict[str, Tensor]]
 MOST, FEWEST = 8, 8  # shards, since each costs memory for a gradient; images of one
 
 
@@ -25,7 +26,7 @@ class Shards:
     Only for objectives whose loss is a mean over samples that do not see each other, and that draw nothing at random.
     """
 
-    def __init__(self, objective: nn.Module, flat: Flat, forward: Callable[[Batch], dict[str, Tensor]] | None = None) -> None:
+    def __init__(self, objective: nn.Module, flat: Flat, forward: Forward | None = None) -> None:
         self.forwards = [objective if forward is None else forward]
         for grad in flat.grads[1:]:
             twin, weights, gradients = copy.deepcopy(objective), flat.views(flat.work), flat.views(grad)
@@ -33,6 +34,7 @@ class Shards:
                 if name in weights:
                     parameter.data, parameter.grad = weights[name], gradients[name]
             self.forwards.append(twin)
+        self.scale = 1.0  # of the loss in the backward pass: float16 gradients would vanish without it
 
     def backward(self, batch: Batch, share: float) -> float:
         """Add the gradient of `share` times the batch's loss to the flat gradients, and return that product.
@@ -42,18 +44,17 @@ class Shards:
         rows = len(next(iter(batch.values())))
         count = min(len(self.forwards), rows)
         if count == 1:
-            return part(self.forwards[0], batch, share)
+            return self.part(self.forwards[0], batch, share)
         ends = [rows * i // count for i in range(count + 1)]
         parts = [{name: value[a:b] for name, value in batch.items()} for a, b in pairwise(ends)]
         shares = [share * (b - a) / rows for a, b in pairwise(ends)]
-        return sum(team(len(self.forwards)).map(part, self.forwards[:count], parts, shares))
+        return sum(team(len(self.forwards)).map(self.part, self.forwards[:count], parts, shares))
 
-
-def part(forward: Callable[[Batch], dict[str, Tensor]], batch: Batch, share: float) -> float:
-    """Forward and backward."""
-    loss = forward(batch)["loss"] * share
-    loss.backward()
-    return float(loss.detach())
+    def part(self, forward: Forward, batch: Batch, share: float) -> float:
+        """Forward and backward of one part by itself."""
+        loss = forward(batch)["loss"] * share
+        (loss * self.scale).backward()
+        return float(loss.detach())
 
 
 def default_shards(device: str, batch_size: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitreous.config import from_plain, read_yaml
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import WeightsError
 from vitreous.models.config import ModelConfig
@@ -19,14 +20,17 @@ from vitreous.models.hollow import hollow
 from vitreous.models.zoo import Model
 from vitreous.nn.grid import resize
 from vitreous.nn.sizes import by
+from vitreous.objectives.supervised import Loss
 from vitreous.weights.beside import class_names, fields, preprocessing
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch
 from vitreous.weights.foreign import Found, find, json_in, weights_in
+from vitreous.weights.pieces import tensors_in
 
 HEAD = ("head.", "representation.")
 TABLES = re.compile(r"(^|\.)(table|tables\.\d+|rows|columns|relative)$")  # names of what is read at another grid
-ENTRY = ("stem.root.conv.weight", "body.root.conv.weight", "projection.weight")  # the first that is there reads the image
+#: the first of these names that is there reads the image
+ENTRY = ("stem.root.conv.weight", "stem.stages.0.conv.weight", "body.root.conv.weight", "projection.weight")
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,14 @@ class Weights:
     classes: tuple[str, ...]
     state: Callable[[], dict[str, Tensor]]
     unused: list[str] = field(default_factory=list)
+    loss: Loss = "softmax"
+    several: bool = False
 
     def bundle(self) -> Bundle:
         """The model with these weights, and what belongs to it."""
         model = hollow(self.config)
         fill(model, self.state(), self.source)
-        return Bundle(model.eval(), self.classes, self.preprocess, {"init": self.source})
+        return Bundle(model.eval(), self.classes, self.preprocess, {"init": self.source}, self.loss, self.several)
 
 
 def open_weights(source: str | os.PathLike[str], said: dict[str, Any] | None = None) -> Weights:
@@ -58,7 +64,10 @@ def open_weights(source: str | os.PathLike[str], said: dict[str, Any] | None = N
     folder = bundle_in(path)
     if folder:
         bundle = load_bundle(folder)
-        return Weights(os.fspath(source), "a bundle", bundle.model.config, bundle.preprocess, bundle.classes, bundle.model.state_dict)
+        parts = bundle.model.config, bundle.preprocess, bundle.classes, bundle.model.state_dict
+        return Weights(os.fspath(source), "a bundle", *parts, loss=bundle.loss, several=bundle.several)
+    if (path / "state.json").is_file():
+        return checkpoint(path)
     beside: dict[str, Any] = {}
     if path.is_dir():
         if (path / "config.yaml").is_file():
@@ -72,6 +81,27 @@ def open_weights(source: str | os.PathLike[str], said: dict[str, Any] | None = N
     preprocess = preprocessing(found.format, found.config, path if path.is_dir() else None, beside)
     names = class_names(found.config, beside)
     return Weights(os.fspath(source), found.format.title, found.config, preprocess, names, found.state, found.unused)
+
+
+def checkpoint(place: Path) -> Weights:
+    """The averaged weights of a training checkpoint, whoever wrote it, described by the config of the run that it lies in.
+
+    Raises WeightsError where there is no such config, or the run trains adapters, whose weights are no model's.
+    """
+    config = place.parent.parent / "config.yaml"
+    if not config.is_file():
+        raise WeightsError(f"{place} is a checkpoint without its run: there is no {config}", "name a bundle, or restore the run folder")
+    run = read_yaml(config.read_text("utf-8"))
+    if run.get("tune", {}).get("lora_rank"):
+        raise WeightsError(f"{place} holds adapters of a run that has not finished", "finish it with --resume, and name the run")
+    model: ModelConfig = from_plain(ModelConfig, run["model"])
+    names = tuple(run["data"]["classes"])
+
+    def state() -> dict[str, Tensor]:
+        held = (tensors_in(place, "ema") or tensors_in(place, "model")) | tensors_in(place, "frozen")
+        return {name.removeprefix("model."): tensor for name, tensor in held.items()}
+
+    return Weights(os.fspath(place), "a checkpoint", model, from_plain(Preprocess, run["preprocess"]), names, state)
 
 
 @dataclass(frozen=True)

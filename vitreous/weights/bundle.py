@@ -11,7 +11,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors.torch import save_file
@@ -24,6 +24,7 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.hollow import hollow
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model
+from vitreous.objectives.supervised import Loss
 from vitreous.weights.files import open_weights
 
 FORMAT = 1
@@ -32,12 +33,18 @@ WEIGHTS, DESCRIPTION = "weights.safetensors", "model.json"
 
 @dataclass
 class Bundle:
-    """A model with what belongs to it: class names in the order of the logits, preprocessing, where it came from."""
+    """A model with what belongs to it: class names in the order of the logits, preprocessing, where it came from.
+
+    `loss` is what the model was trained with: it tells how logits become probabilities. `several`: an image may have several
+    of the classes, or none.
+    """
 
     model: Model
     classes: tuple[str, ...]
     preprocess: Preprocess
     provenance: dict[str, Any] = field(default_factory=dict)
+    loss: Loss = "softmax"
+    several: bool = False
 
     def save(self, folder: Path) -> None:
         """Write the bundle into `folder`, which is made if need be; each file appears whole or not at all."""
@@ -51,6 +58,8 @@ class Bundle:
             "name": name_of(self.model.config),
             "architecture": to_plain(self.model.config),
             "classes": list(self.classes),
+            "loss": self.loss,
+            "several": self.several,
             "preprocess": to_plain(self.preprocess),
             "provenance": self.provenance,
             "sha256": {WEIGHTS: sha256(weights)},
@@ -75,9 +84,13 @@ def load_bundle(folder: Path) -> Bundle:
         preprocess = from_plain(Preprocess, description["preprocess"])
     except (KeyError, ValueError) as error:
         raise WeightsError(f"{folder / DESCRIPTION}: {error}") from None
+    loss = description.get("loss", "softmax")
+    several = description.get("several", False)
+    if loss not in get_args(Loss) or not isinstance(several, bool):
+        raise WeightsError(f"{folder / DESCRIPTION}: loss {loss}, several {several}", f"there are {', '.join(get_args(Loss))}; true, false")
     model = hollow(config)
     fill(model, open_weights(weights).read(), os.fspath(weights))
-    return Bundle(model.eval(), tuple(description["classes"]), preprocess, description.get("provenance", {}))
+    return Bundle(model.eval(), tuple(description["classes"]), preprocess, description.get("provenance", {}), loss, several)
 
 
 def fill(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> None:

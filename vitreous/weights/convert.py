@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from vitreous.errors import ResourceError, UsageError, WeightsError
-from vitreous.models.config import ModelConfig, ViTConfig, check_image
+from vitreous.models.config import ModelConfig, StemConfig, ViTConfig, check_image
 from vitreous.models.names import name_of
 from vitreous.models.zoo import build
 from vitreous.nn.sizes import by
@@ -115,7 +115,7 @@ def changed(weights: Weights, config: ModelConfig) -> tuple[Bundle, Adoption | N
     mean, std = (tuple((values * config.channels)[: config.channels]) for values in (preprocess.mean, preprocess.std))
     preprocess = replace(preprocess, image=(config.image[-2], config.image[-1]), channels=config.channels, mean=mean, std=std)
     classes = weights.classes if config.classes == weights.config.classes else tuple(map(str, range(config.classes)))
-    return Bundle(model.eval(), classes, preprocess, {"init": weights.source}), adoption
+    return Bundle(model.eval(), classes, preprocess, {"init": weights.source}, weights.loss, weights.several), adoption
 
 
 def write(bundle: Bundle, form: Format | None, place: Path, state: Tensors) -> int:
@@ -174,7 +174,7 @@ def assumed(form: Format, config: ModelConfig, state: Tensors) -> list[str]:
         for name in ("gelu", "eps", "numerics")
         if hasattr(config, name) and getattr(config, name) != getattr(theirs, name)
     ]
-    stems = [c.stem.numerics for c in (config, theirs) if isinstance(c, ViTConfig) and c.stem]
+    stems = [c.stem.numerics for c in (config, theirs) if isinstance(c, ViTConfig) and isinstance(c.stem, StemConfig)]
     return found + ([f"stem {stems[0]} -> {stems[1]}"] if len(set(stems)) == 2 else [])
 
 

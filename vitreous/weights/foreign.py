@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import UsageError, VitreousError, WeightsError
-from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
+from vitreous.models.config import BiTConfig, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
 from vitreous.models.hollow import hollow
 from vitreous.models.names import name_of
 from vitreous.weights import google, others, timm, transformers
@@ -223,8 +223,10 @@ def json_in(path: Path) -> dict[str, Any]:
 
 
 def writers(config: ModelConfig) -> dict[str, Format]:
-    """The formats that can hold a model, by the name that `--to` takes."""
+    """The formats that can hold a model, by the name that `--to` takes; none for a stem that nobody else has."""
     found: dict[str, Format] = {}
+    if isinstance(config, ViTConfig) and isinstance(config.stem, ConvStemConfig):
+        return found
     state = hollow(config).state_dict()
     for form in FORMATS:
         if form.name not in found and form.holds(config) and again(form, config, state):
@@ -247,7 +249,7 @@ def essence(config: ModelConfig) -> dict[str, Any]:
     if isinstance(config, BiTConfig):
         return {"root": config.width * config.factor} | {name: getattr(config, name) for name in ("channels", "classes", "blocks", "axial")}
     found: dict[str, Any] = {name: getattr(config, name) for name in ViTConfig.__dataclass_fields__ if name not in UNTOLD}
-    stem = config.stem and (config.stem.blocks, config.stem.width)
+    stem = (config.stem.blocks, config.stem.width) if isinstance(config.stem, StemConfig) else config.stem
     return found | {"slots": config.positioned, "stem": stem, "layer_scale": config.layer_scale is None}
 
 

@@ -1,0 +1,318 @@
+"""Each augmentation does what its source says, to files and to pictures in memory, as a function of the key."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from timm.data import auto_augment as peer
+from torchvision.transforms import v2
+
+from tests.conftest import picture
+from vitreous.config import from_yaml, to_yaml
+from vitreous.data.augment import Augment
+from vitreous.data.crops import InceptionCrop, scaled
+from vitreous.data.keys import key, seeded
+from vitreous.data.preprocess import IMAGENET, Preprocess, to_tensor
+from vitreous.data.randaugment import BIG_VISION, TIMM, RandAugment
+from vitreous.errors import UsageError
+
+SIZE = (20, 24)
+OPTIONS = {
+    "inception": {"crop": (0.05, 1.0), "crop_style": "inception", "crop_filter": "aliased"},
+    "inception bicubic": {"crop": (0.3, 1.0), "crop_style": "inception", "crop_filter": "bicubic"},
+    "bilinear": {"crop": (0.3, 1.0), "crop_filter": "bilinear"},
+    "simple": {"crop_style": "simple"},
+    "big_vision": {"rand_style": "big_vision", "rand_layers": 2, "rand_magnitude": 15},
+    "timm": {"rand_style": "timm", "rand_layers": 4, "rand_spread": 0.5},
+    "three": {"three": True},
+    "jitter": {"jitter": (0.3, 0.3, 0.3)},
+    "erase": {"erase": 1.0, "erase_noise": True},
+}
+DEIT3 = {"three": True, "jitter": (0.3, 0.3, 0.3), "flip": 0.5}
+OPTIONS["all"] = {**OPTIONS["inception"], **OPTIONS["timm"], **DEIT3, **OPTIONS["erase"]}
+
+
+def smooth(size: tuple[int, int], channels: int = 3, seed: int = 0) -> Image.Image:
+    """A picture of slopes and blobs, (width, height), that every operation changes."""
+    coarse = torch.rand(1, channels, 5, 5, generator=torch.Generator().manual_seed(seed)) * 200 + 30
+    fine = F.interpolate(coarse, size[::-1], mode="bicubic").clamp(0, 255)[0].to(torch.uint8)
+    return Image.fromarray(fine[0].numpy() if channels == 1 else fine.permute(1, 2, 0).numpy())
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_picture_is_a_function_of_its_key(name, channels):
+    augment, preprocess = Augment(**OPTIONS[name]), Preprocess(SIZE, channels)
+    file, small = smooth((50, 40), channels), smooth(SIZE[::-1], channels)
+    views = torch.stack([augment.picture(file, preprocess, k) for k in range(12)])
+    assert views.shape == (12, channels, *SIZE) and views.dtype == torch.uint8
+    assert torch.equal(views, torch.stack([augment.picture(file, preprocess, k) for k in range(12)]))
+    different = 3 if name == "three" else 9
+    assert len({view.numpy().tobytes() for view in views}) >= different
+
+    pixels, keys = to_tensor(small)[None].repeat(12, 1, 1, 1), key(0, np.arange(12))
+    batch = augment.batch(pixels, keys)
+    assert batch.shape == pixels.shape and batch.dtype == torch.float32 and batch.min() >= 0 and batch.max() <= 255
+    assert torch.allclose(augment.batch(pixels[5:], keys[5:]), batch[5:], atol=1e-3)
+    assert len({image.numpy().tobytes() for image in batch}) >= different
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_is_kept_in_a_config(name):
+    augment = Augment(**OPTIONS[name])
+    assert from_yaml(Augment, to_yaml(augment)) == augment
+
+
+def of_timm(name: str, magnitude: float, side: int, monkeypatch, **options) -> Image.Image:
+    """timm's operation of a magnitude, its chance fixed: always done, in the direction of `side`."""
+    monkeypatch.setattr(peer.random, "random", lambda: 0.0 if side > 0 else 1.0)
+    operation = peer.AugmentOp(name, prob=1.0, magnitude=magnitude, hparams={"img_mean": (128, 128, 128), **options})
+    return operation(smooth((61, 47)))
+
+
+@pytest.mark.parametrize("filter", [Image.Resampling.BICUBIC, Image.Resampling.BILINEAR])
+@pytest.mark.parametrize("name", peer._RAND_INCREASING_TRANSFORMS)
+def test_timm_style_is_timm(name, filter, monkeypatch):
+    ours = TIMM[name.removesuffix("Increasing").removesuffix("Rel")]
+    for magnitude, side in itertools.product((0, 0.3, 3, 8.6, 10), (1, -1)):
+        shown = ours(smooth((61, 47)), side * magnitude / 10, filter)
+        if name == "PosterizeIncreasing" and magnitude == 10:  # Pillow 13 refuses what earlier ones made black
+            assert shown.getextrema() == ((0, 0),) * 3
+        else:
+            assert shown == of_timm(name, magnitude, side, monkeypatch, interpolation=filter)
+    assert len(TIMM) == len(peer._RAND_INCREASING_TRANSFORMS)
+
+
+@pytest.mark.parametrize("name", sorted(set(BIG_VISION) - {"Cutout"}))
+def test_big_vision_style_is_timms_older_operations(name, monkeypatch):
+    """timm has kept the levels of TensorFlow's RandAugment, up to 10, with translation in pixels."""
+    for magnitude, side in itertools.product((3, 6, 10), (1, -1)):
+        across = 61 if name == "TranslateX" else 47
+        expected = of_timm(name, magnitude, side, monkeypatch, interpolation=Image.Resampling.NEAREST, translate_const=100 * across / 224)
+        assert BIG_VISION[name](smooth((61, 47)), side * magnitude / 10, Image.Resampling.NEAREST) == expected
+    assert len(BIG_VISION) == 16
+
+
+def test_big_vision_levels_go_on_above_ten():
+    image = smooth((61, 47))
+    nearest = Image.Resampling.NEAREST
+    assert BIG_VISION["Contrast"](image, 2.0, nearest) == ImageEnhance.Contrast(image).enhance(3.7)
+    assert BIG_VISION["Posterize"](image, 2.0, nearest) == image
+    assert BIG_VISION["Posterize"](image, 0.0, nearest) == ImageOps.posterize(image, 1)
+    assert BIG_VISION["Rotate"](image, 1.5, nearest) == image.rotate(45, nearest, fillcolor=(128, 128, 128))
+
+
+def test_cutout_is_a_grey_square_anywhere():
+    black = Image.new("RGB", (224, 224))
+    centres = set()
+    for seed in range(40):
+        torch.manual_seed(seed)
+        hole = np.asarray(BIG_VISION["Cutout"](black, 1.0, Image.Resampling.NEAREST)) == 128
+        rows, columns = hole.all(-1).any(1).nonzero()[0], hole.all(-1).any(0).nonzero()[0]
+        assert hole[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all() and hole.sum() == 3 * len(rows) * len(columns)
+        assert 40 <= len(rows) <= 80 and 40 <= len(columns) <= 80
+        centres.add((rows[0], columns[0]))
+    assert len(centres) > 20
+
+
+@pytest.mark.parametrize("probability", [0.5, 1.0])
+def test_rand_augment_draws_operations_levels_and_directions(probability):
+    seen = []
+    table = {name: lambda picture, level, filter, name=name: seen.append((name, level)) or picture for name in "abc"}
+    torch.manual_seed(0)
+    augment = RandAugment(table, 2, 9, Image.Resampling.BICUBIC, probability, spread=0.5, highest=10)
+    for _ in range(1000):
+        augment(picture(0))
+    names, levels = [name for name, _ in seen], np.array([level for _, level in seen])
+    assert abs(len(seen) / 2000 - probability) < 0.04
+    assert all(abs(names.count(name) / len(seen) - 1 / 3) < 0.05 for name in "abc")
+    assert abs((levels > 0).mean() - 0.5) < 0.05
+    strength = np.abs(levels)
+    assert strength.max() == 1.0 and abs(np.median(strength) - 0.9) < 0.01 and abs(strength.std() - 0.05) < 0.01
+
+
+def test_an_inception_box_keeps_area_and_aspect_and_draws_the_height_alike():
+    crop = InceptionCrop((8, 8), (0.05, 1.0), (0.75, 1.33), "aliased")
+    torch.manual_seed(0)
+    boxes = np.array([crop.box(500, 400) for _ in range(3000)])
+    left, top, right, bottom = boxes.T
+    wide, tall = right - left, bottom - top
+    assert (boxes >= 0).all() and right.max() == 500 and bottom.max() == 400 and left.min() == top.min() == 0
+    area, ratio = wide * tall / 200_000, wide / tall
+    assert area.min() >= 0.05 and area.max() <= 1 and ratio.min() > 0.74 and ratio.max() < 1.34
+    assert abs(ratio.mean() - 1.04) < 0.01
+    square = InceptionCrop((8, 8), (0.04, 1.0), (1.0, 1.0), "aliased")
+    heights = np.array([b - t for _, t, _, b in (square.box(1000, 1000) for _ in range(3000))])
+    assert np.abs(np.histogram(heights, 4, (200, 1000))[0] / 3000 - 0.25).max() < 0.03
+    assert crop.box(1000, 3) == (0, 0, 1000, 3)
+
+
+def test_an_inception_crop_in_memory_is_drawn_like_that_of_a_file():
+    keys = key(0, np.arange(20_000))
+    maps = Augment(crop=(0.05, 1.0), ratio=(0.75, 1.33), crop_style="inception").maps(keys, (400, 500)).numpy()
+    wide, tall = maps[:, 0, 0] * 500, maps[:, 1, 1] * 400
+    crop = InceptionCrop((8, 8), (0.05, 1.0), (0.75, 1.33), "aliased")
+    torch.manual_seed(0)
+    boxes = np.array([crop.box(500, 400) for _ in range(5000)])
+    for ours, theirs in ((wide, boxes[:, 2] - boxes[:, 0]), (tall, boxes[:, 3] - boxes[:, 1])):
+        assert np.abs(np.quantile(ours, (0.1, 0.3, 0.5, 0.7, 0.9)) - np.quantile(theirs, (0.1, 0.3, 0.5, 0.7, 0.9))).max() < 10
+    area = wide * tall / 200_000
+    assert area.min() > 0.0499 and area.max() < 1.0001
+    assert (np.abs(maps[:, 0, 2]) + maps[:, 0, 0] < 1.0001).all() and (np.abs(maps[:, 1, 2]) + maps[:, 1, 1] < 1.0001).all()
+    oblong = Augment(crop=(0.9, 1.0), crop_style="inception").maps(keys[:9], (100, 10)).numpy()
+    assert np.allclose(oblong, np.eye(2, 3))
+
+
+def test_aliased_reads_four_neighbours_as_tensorflow_does():
+    image = picture(3, (97, 61))
+    ours = to_tensor(scaled(image, (20, 30), "aliased")).float()
+    expected = F.interpolate(to_tensor(image)[None].float(), (20, 30), mode="bilinear", align_corners=False)[0]
+    assert (ours - expected).abs().max() < 1.01
+    assert (to_tensor(scaled(image, (20, 30), "bilinear")).float() - expected).abs().max() > 20
+
+
+def test_the_filter_of_a_crop_is_used_in_memory_too():
+    pixels, keys = to_tensor(picture(0, (24, 20)))[None], key(0, np.arange(1))
+    options = {"crop": (0.3, 0.5)}
+    default, linear, cubic = (Augment(**options, crop_filter=f).batch(pixels, keys) for f in (None, "bilinear", "bicubic"))
+    assert torch.equal(default, linear) and not torch.equal(default, cubic)
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_simple_crop_is_a_window_of_the_reflected_picture(memory):
+    pixels, augment = to_tensor(picture(1, (24, 20))), Augment(crop_style="simple")
+    padded = F.pad(pixels.float()[None], (4, 4, 4, 4), mode="reflect")[0]
+    if memory:
+        shown = augment.batch(pixels[None].repeat(60, 1, 1, 1), key(0, np.arange(60)))
+    else:
+        shown = torch.stack([augment.picture(picture(1, (24, 20)), Preprocess(SIZE), k) for k in range(60)]).float()
+    places = [(y, x) for y, x in itertools.product(range(9), range(9))]
+    found = [[p for p in places if torch.allclose(padded[:, p[0] : p[0] + 20, p[1] : p[1] + 24], image, atol=0.01)] for image in shown]
+    assert all(len(matches) == 1 for matches in found)
+    rows, columns = ({matches[0][axis] for matches in found} for axis in (0, 1))
+    assert rows == columns == set(range(9))
+
+
+def test_a_simple_crop_scales_the_short_side_and_moves_along_the_long():
+    strip = np.zeros((40, 400, 3), np.uint8)
+    strip[..., 0] = np.linspace(0, 255, 400)
+    seen = [Augment(crop_style="simple").picture(Image.fromarray(strip), Preprocess((20, 20)), k).float() for k in range(60)]
+    means = [float(image[0].mean()) for image in seen]
+    assert min(means) < 40 and max(means) > 215
+    assert max(float(image[0].max() - image[0].min()) for image in seen) < 40
+
+
+def test_three_takes_one_of_three():
+    image = smooth((24, 20))
+    grey, bright = to_tensor(image.convert("L").convert("RGB")), to_tensor(ImageOps.solarize(image))
+    strongest = to_tensor(image.filter(ImageFilter.GaussianBlur(2))).float()
+    counts, reach = [0, 0, 0], float((strongest - to_tensor(image)).abs().max())
+    for k in range(600):
+        shown = Augment(three=True).picture(image, Preprocess(SIZE), k)
+        kind = 0 if torch.equal(shown, grey) else 1 if torch.equal(shown, bright) else 2
+        counts[kind] += 1
+        assert kind < 2 or (shown.float() - to_tensor(image)).abs().max() <= reach + 1
+    assert all(abs(count - 200) < 45 for count in counts)
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_jitter_stays_within_its_factors(memory):
+    augment, flat = Augment(jitter=(0.3, 0.0, 0.0)), Image.new("RGB", SIZE[::-1], (100, 150, 50))
+    keys = key(0, np.arange(200))
+    if memory:
+        shown = augment.batch(to_tensor(flat)[None].repeat(200, 1, 1, 1), keys)
+    else:
+        shown = torch.stack([augment.picture(flat, Preprocess(SIZE), int(k)) for k in keys])
+    factors = shown[:, :, 0, 0].float() / torch.tensor([100.0, 150.0, 50.0])
+    assert factors.min() > 0.68 and factors.max() < 1.31 and factors[:, 1].std() > 0.1
+    assert (factors.max(1).values - factors.min(1).values).max() < 0.04
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_erased_noise_fills_a_box_with_pixels_like_imagenets(channels):
+    flat = Image.new("RGB" if channels == 3 else "L", (64, 64))
+    values, untouched = [], 0
+    for k in range(400):
+        shown = Augment(erase=0.5, erase_noise=True).picture(flat, Preprocess((64, 64), channels), k)
+        hole = (shown > 0).any(0)
+        if not hole.any():
+            untouched += 1
+            continue
+        rows, columns = hole.any(1).nonzero().flatten(), hole.any(0).nonzero().flatten()
+        box = shown[:, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+        assert 0.01 < box[0].numel() / 64**2 < 0.36
+        values.append(box.flatten(1).float())
+    assert 150 < untouched < 250
+    noise = torch.cat(values, 1).mean(1) / 255
+    expected = torch.tensor(IMAGENET[0])
+    assert torch.allclose(noise, expected if channels == 3 else expected.mean()[None], atol=0.01)
+    assert 0.15 < float(torch.cat(values, 1).std() / 255) < 0.25
+
+
+@pytest.mark.parametrize("options", [{"mixup": 0.8}, {"cutmix": 1.0}])
+@pytest.mark.parametrize("several", [False, True])
+def test_labels_mix_as_the_pictures_do(options, several):
+    """Pictures of one colour each: what share of a neighbour came in can be read from the mixed picture."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 2, (6, 4), generator=generator).float() if several else torch.randint(0, 4, (6,), generator=generator)
+    hot = labels if several else F.one_hot(labels, 4).float()
+    images = torch.arange(6.0)[:, None, None, None].expand(6, 3, 16, 16).clone()
+    shares = set()
+    for batch in range(10):
+        mixed, soft = Augment(**options).mix(images, labels, 4, seed=0, batch=batch)
+        own = float(1 - (mixed[1].mean() - 1) / (0 - 1))  # picture 1 is mixed with picture 0
+        assert torch.allclose(soft, own * hot + (1 - own) * hot.roll(1, 0), atol=1e-5)
+        shares.add(own)
+    assert len(shares) > 5 and all(0 <= share <= 1 for share in shares)
+
+
+@pytest.mark.parametrize("options", [{"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}])
+def test_mixing_is_torchvisions(options):
+    images, labels = torch.randn(6, 3, 12, 20), torch.tensor([0, 1, 2, 2, 1, 0])
+    for batch in range(20):
+        ours = Augment(**options).mix(images, labels, 3, seed=0, batch=batch)
+        with seeded(0, batch):
+            cut = "cutmix" in options and (len(options) == 1 or bool(torch.rand(()) < 0.5))
+            expected = (v2.CutMix if cut else v2.MixUp)(alpha=options["cutmix" if cut else "mixup"], num_classes=3)(images, labels)
+        assert torch.equal(ours[0], expected[0]) and torch.equal(ours[1], expected[1])
+
+
+def test_repeated_pictures_are_mixed_with_others():
+    images, labels = torch.arange(9.0)[:, None, None, None].expand(9, 3, 8, 8).clone(), torch.arange(9) // 3
+    for batch in range(10):
+        _, soft = Augment(mixup=0.8).mix(images, labels, 3, 0, batch, apart=3)
+        own = soft[0, 0]
+        assert torch.allclose(soft, own * F.one_hot(labels, 3) + (1 - own) * F.one_hot((labels - 1) % 3, 3))
+
+
+def test_as_many_batches_are_mixed_as_the_probability_says():
+    images, labels = torch.randn(4, 3, 8, 8), torch.arange(4)
+    mixed = [Augment(mixup=0.8, cutmix=1.0, mix_probability=0.3).mix(images, labels, 4, 0, batch)[1].ndim == 2 for batch in range(400)]
+    assert abs(sum(mixed) / 400 - 0.3) < 0.07
+    assert not any(Augment(mixup=0.8, mix_probability=0.0).mix(images, labels, 4, 0, batch)[1].ndim == 2 for batch in range(20))
+
+
+@pytest.mark.parametrize(
+    "options, word",
+    [
+        ({"flip": 1.5}, "flip"),
+        ({"mix_probability": -0.1}, "mix_probability"),
+        ({"crop": (0.0, 1.0)}, "area"),
+        ({"crop": (0.9, 0.5)}, "area"),
+        ({"crop": (0.5, 1.0), "ratio": (2.0, 1.0)}, "ratio"),
+        ({"crop": (0.5, 1.0), "crop_style": "simple"}, "simple"),
+        ({"crop": (0.5, 1.0), "crop_filter": "aliased"}, "antialiases"),
+        ({"rand_layers": 2, "rand_spread": 0.5}, "rand_spread"),
+        ({"rand_layers": 2, "rand_spread": 0.5, "rand_style": "big_vision"}, "rand_spread"),
+        ({"rand_layers": 2, "rand_magnitude": 31}, "30"),
+        ({"jitter": (-0.1, 0.0, 0.0)}, "jitter"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(options, word):
+    with pytest.raises(UsageError, match=word):
+        Augment(**options)

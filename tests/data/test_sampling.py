@@ -1,0 +1,169 @@
+"""Balanced sampling and repeated augmentation: exact counts, and still a function of the position alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import make_folder
+from vitreous.data.augment import Augment
+from vitreous.data.keys import permutation
+from vitreous.data.loader import Feed
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sampling import Order, stream
+from vitreous.data.sources import Arrays, open_data
+from vitreous.errors import UsageError
+
+LABELS = np.random.default_rng(0).permutation([0] * 17 + [1] * 5 + [2] * 1 + [4] * 9)  # of class 3 there are none
+N = len(LABELS)
+ORDERS = {
+    "even": Order(N, 3),
+    "balanced": Order(N, 3, LABELS),
+    "repeated": Order(N, 3, repeats=3),
+    "both": Order(N, 3, LABELS, repeats=3),
+}
+
+
+def test_an_even_epoch_is_the_permutation_of_its_number():
+    samples, epochs, views = stream(ORDERS["even"], 0, 3 * N)
+    assert np.array_equal(samples, np.concatenate([permutation(N, 3, epoch) for epoch in range(3)]))
+    assert np.array_equal(epochs, np.arange(3 * N) // N) and not views.any()
+
+
+@given(st.sampled_from(sorted(ORDERS)), st.integers(0, 5 * N), st.integers(0, 3 * N))
+def test_any_part_of_the_stream_is_that_part_of_the_whole(name, start, length):
+    whole = stream(ORDERS[name], 0, 8 * N)
+    for part, all_of_it in zip(stream(ORDERS[name], start, start + length), whole, strict=True):
+        assert np.array_equal(part, all_of_it[start : start + length])
+
+
+def test_every_block_of_a_balanced_epoch_shows_each_class_once():
+    samples, epochs, _ = stream(ORDERS["balanced"], 0, 4 * N)
+    seen = set()
+    for epoch in range(4):
+        shown = LABELS[samples[epochs == epoch]]
+        for low in range(0, N, 4):
+            block = shown[low : low + 4].tolist()
+            assert len(set(block)) == len(block) and set(block) <= {0, 1, 2, 4}
+            seen.add(tuple(block))
+    assert len(seen) > 12
+
+
+def test_a_class_is_shown_in_its_own_order_and_goes_round_again_as_another_view():
+    samples, epochs, views = stream(ORDERS["balanced"], 0, 3 * N)
+    for epoch, label in itertools.product(range(3), (0, 1, 2, 4)):
+        chosen = (epochs == epoch) & (LABELS[samples] == label)
+        own, members = samples[chosen], (label == LABELS).nonzero()[0]
+        assert np.array_equal(views[chosen], np.arange(len(own)) // len(members))
+        for low in range(0, len(own), len(members)):
+            turn = own[low : low + len(members)]
+            assert len(set(turn)) == len(turn)
+    labels = np.array([0] * 95 + [1] * 5)
+    samples, *_ = stream(Order(100, 0, labels), 0, 100)
+    rounds = samples[labels[samples] == 1].reshape(10, 5)
+    assert (np.sort(rounds, 1) == np.arange(95, 100)).all() and len(set(map(tuple, rounds))) > 5
+
+
+def test_a_class_of_one_in_a_large_set_fills_its_share():
+    labels = np.array([0] * 999 + [1])
+    samples, _, views = stream(Order(1000, 0, labels), 0, 1000)
+    assert (labels[samples] == 1).sum() == 500
+    assert len(set(views[samples == 999])) == 500
+    assert len(set(samples[labels[samples] == 0])) == 500
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 5])
+@pytest.mark.parametrize("count", [30, 31, 32])
+def test_a_repeated_epoch_shows_its_share_of_the_pictures_so_many_times_in_a_row(count, repeats):
+    samples, epochs, views = stream(Order(count, 1, repeats=repeats), 0, 2 * count)
+    for epoch in range(2):
+        own, seen = samples[epochs == epoch], views[epochs == epoch]
+        expected = np.repeat(permutation(count, 1, epoch)[: -(-count // repeats)], repeats)[:count]
+        assert np.array_equal(own, expected)
+        assert np.array_equal(seen, np.arange(count) % repeats)
+
+
+def test_balanced_and_repeated_go_together():
+    samples, _, views = stream(ORDERS["both"], 0, N)
+    plain, _, turns = stream(ORDERS["balanced"], 0, -(-N // 3))
+    assert np.array_equal(samples, np.repeat(plain, 3)[:N])
+    assert np.array_equal(views, (turns[:, None] * 3 + np.arange(3)).ravel()[:N])
+    assert len(set(zip(samples, views, strict=True))) == N
+
+
+def pictures(labels):
+    pixels = np.random.default_rng(1).integers(0, 256, (len(labels), 16, 16, 3), dtype=np.uint8)
+    return Arrays(pixels, labels), torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
+
+
+def test_labels_that_are_not_one_class_to_a_picture_cannot_be_balanced():
+    split, _ = pictures(np.eye(4, dtype=np.float32))
+    with pytest.raises(UsageError, match="one class to an image"):
+        Feed(split, Preprocess((16, 16)), Augment(), 0, sampling="balanced")
+    with pytest.raises(UsageError, match="repeats"):
+        Feed(split, Preprocess((16, 16)), Augment(), 0, repeats=0)
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_labels_of_several_classes_go_through_as_they_are(memory):
+    labels = np.random.default_rng(0).integers(0, 2, (10, 5)).astype(np.float32)
+    split, cached = pictures(labels)
+    feed = Feed(split, Preprocess((16, 16)), Augment(), 0, cached=cached if memory else None)
+    for batch in feed.batches(0, 20, 4):
+        assert batch["labels"].dtype == torch.float32 and torch.equal(batch["labels"], torch.from_numpy(labels)[batch["samples"]])
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_every_view_of_a_picture_is_another(memory):
+    split, cached = pictures(np.zeros(4, np.int64))
+    feed = Feed(split, Preprocess((16, 16)), Augment(rotate=40), 0, cached=cached if memory else None, repeats=4)
+    (batch,) = feed.batches(0, 4, 4)
+    assert len(set(batch["samples"].tolist())) == 1
+    assert all(not torch.equal(a, b) for a, b in itertools.combinations(batch["images"], 2))
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory):
+    return open_data(make_folder(tmp_path_factory.mktemp("data") / "x", {"train": 5, "val": 1})).splits["train"]
+
+
+def test_neither_workers_nor_ranks_change_a_picture(split):
+    options = {"sampling": "balanced", "repeats": 2}
+    feed = Feed(split, Preprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, **options)
+    whole = torch.cat([batch["images"] for batch in feed.batches(0, 36, 6)])
+    many = Feed(split, Preprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, 2, **options)
+    ranks = [torch.cat([b["images"] for b in many.spans((low, low + 3) for low in range(3 * rank, 36, 6))]) for rank in (0, 1)]
+    joined = torch.stack([part.view(6, 3, *part.shape[1:]) for part in ranks], 1).flatten(0, 2)
+    assert torch.equal(joined, whole)
+
+
+@pytest.mark.parametrize("workers", [0, 1, "memory"])
+def test_a_stream_without_end_is_read_as_batches_are_asked_for(split, workers):
+    asked = []
+
+    def endless():
+        for low in itertools.count(0, 4):
+            asked.append(low)
+            yield low, low + 4
+
+    cached = torch.zeros(len(split), 3, 16, 16, dtype=torch.uint8) if workers == "memory" else None
+    feed = Feed(split, Preprocess((16, 16)), Augment(), 1, workers if isinstance(workers, int) else 0, cached)
+    batches = feed.spans(endless())
+    assert not asked
+    first = [next(batches)["samples"].tolist() for _ in range(5)]
+    assert list(itertools.chain(*first)) == stream(feed.order, 0, 20)[0].tolist()
+    assert len(asked) <= (10 if workers == 1 else 5)
+
+
+@pytest.mark.parametrize("workers", [0, 1, "memory"])
+def test_an_empty_span_is_an_empty_batch(split, workers):
+    cached = torch.zeros(len(split), 3, 16, 16, dtype=torch.uint8) if workers == "memory" else None
+    feed = Feed(split, Preprocess((16, 16)), Augment(flip=0.5), 1, workers if isinstance(workers, int) else 0, cached)
+    before, empty, after = feed.spans([(0, 2), (2, 2), (2, 4)])
+    assert empty["images"].shape == (0, 3, 16, 16) and len(empty["labels"]) == len(empty["samples"]) == 0
+    assert [*before["samples"].tolist(), *after["samples"].tolist()] == stream(feed.order, 0, 4)[0].tolist()

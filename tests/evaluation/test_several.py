@@ -1,0 +1,132 @@
+"""Figures of images with several labels: scikit-learn's, cases by hand, images that cannot be read, intervals."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+from vitreous.evaluation.classification import judge
+from vitreous.evaluation.several import average_precision, ranking
+
+NAMES = tuple("abcdef")
+
+
+def answers(images=300, ties=False, seed=0):
+    """(n, K) logits that know something, and (n, K) labels: rare and common classes."""
+    generator = np.random.default_rng(seed)
+    labels = (generator.random((images, 6)) < [0.02, 0.1, 0.2, 0.3, 0.5, 0.9]).astype(np.float32)
+    logits = (generator.normal(size=labels.shape) + 2 * labels - 1).astype(np.float32)
+    return (logits.round() if ties else logits), labels
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_figures_are_those_of_scikit_learn(ties):
+    logits, labels = answers(ties=ties)
+    report = judge(logits, labels, NAMES)
+    p = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    assert report.figures["map"] == pytest.approx(metrics.average_precision_score(labels, logits, average="macro"))
+    assert [row["ap"] for row in report.per_class] == pytest.approx(list(metrics.average_precision_score(labels, logits, average=None)))
+    for name in ("macro", "micro"):
+        assert report.figures[f"{name}_f1"] == pytest.approx(metrics.f1_score(labels, p > 0.5, average=name, zero_division=0))
+    for name, score in (("precision", metrics.precision_score), ("recall", metrics.recall_score), ("f1", metrics.f1_score)):
+        assert [row[name] for row in report.per_class] == pytest.approx(list(score(labels, p > 0.5, average=None)))
+    losses = [metrics.log_loss(labels[:, c], p[:, c], labels=[0, 1]) for c in range(6)]
+    assert report.figures["nll"] == pytest.approx(sum(losses))
+    assert report.leading == ("mAP", report.figures["map"])
+    assert report.confusion is None and report.figures["top1"] is None
+
+
+def one(scores, positive, counts=None):
+    """The average precision of one class."""
+    scores, positive = np.array(scores, float), np.array(positive, bool)
+    drawn = np.ones((len(scores), 1), np.float32) if counts is None else np.array(counts, np.float32)[:, None]
+    return float(average_precision(ranking(scores, positive), drawn)[0])
+
+
+def test_average_precision_by_hand():
+    assert one([4, 3, 2, 1], [1, 0, 1, 0]) == pytest.approx((1 + 2 / 3) / 2)
+    assert one([1, 1, 1, 1], [1, 0, 0, 0]) == pytest.approx(1 / 4)  # one threshold for all
+    assert one([2, 2, 1, 1], [1, 0, 1, 0]) == pytest.approx((1 / 2 + 2 / 4) / 2)
+    assert one([1, 2, 3], [0, 0, 0]) == 0.0
+    assert one([3, 2, -math.inf], [1, 0, 1]) == pytest.approx(1 / 2)  # what has no score is never found
+
+
+def test_drawing_an_image_twice_is_having_it_twice():
+    generator = np.random.default_rng(3)
+    scores, positive = generator.integers(0, 9, 40).astype(float), generator.random(40) < 0.3
+    counts = generator.integers(0, 4, 40)
+    assert one(scores, positive, counts) == pytest.approx(one(np.repeat(scores, counts), np.repeat(positive, counts)))
+
+
+def test_unreadable_images_are_never_found_and_have_no_loss():
+    logits, labels = answers()
+    readable = np.ones(300, bool)
+    readable[:60] = False
+    logits[:60] = 100.0  # what stands in their rows does not matter
+    report, whole = judge(logits, labels, NAMES, readable), judge(logits[60:], labels[60:], NAMES)
+    assert (report.images, report.unreadable) == (300, 60)
+    assert report.figures["nll"] == pytest.approx(whole.figures["nll"])
+    for row, other, there in zip(report.per_class, whole.per_class, labels.sum(0), strict=True):
+        assert row["images"] == there
+        assert row["ap"] == pytest.approx(other["ap"] * other["images"] / there)
+        assert row["recall"] == pytest.approx(other["recall"] * other["images"] / there)
+        assert row["precision"] == other["precision"]
+
+
+def test_classes_without_images_have_no_part_in_the_means():
+    logits, labels = answers()
+    labels[:, 2] = 0
+    report = judge(logits, labels, NAMES)
+    assert report.per_class[2]["ap"] is None and report.per_class[2]["recall"] is None
+    others = [row for row in report.per_class if row["images"]]
+    assert report.figures["map"] == pytest.approx(np.mean([row["ap"] for row in others]))
+    assert report.figures["macro_f1"] == pytest.approx(np.mean([row["f1"] for row in others]))
+
+
+def test_an_untrained_head_predicts_nothing_and_everything_can_be_written():
+    """Logits of zero are no class; nothing readable, one image and no positives are no fault either."""
+    _, labels = answers(20)
+    for images, readable in ((20, True), (1, True), (20, False)):
+        report = judge(np.zeros((images, 6), np.float32), labels[:images], NAMES, np.full(images, readable))
+        assert report.figures["micro_f1"] == 0 and all(row["precision"] is None for row in report.per_class)
+        assert json.loads(json.dumps(report.summary(), allow_nan=False)) == report.summary()
+    report = judge(np.zeros((5, 6), np.float32), np.zeros((5, 6), np.float32), NAMES)
+    assert report.leading == ("mAP", 0.0)
+
+
+def test_intervals_hold_the_figures_and_are_always_the_same():
+    logits, labels = answers(600)
+    first, second = judge(logits, labels, NAMES), judge(logits, labels, NAMES)
+    assert first.intervals == second.intervals
+    for name in ("map", "macro_f1", "micro_f1", "nll"):
+        low, high = first.intervals[name]
+        assert low < first.figures[name] < high and high - low < 0.5, name
+    assert first.intervals["top1"] is None
+
+
+def test_the_interval_of_map_covers_about_as_often_as_it_says():
+    logits, labels = answers(6000, seed=5)
+    truth = metrics.average_precision_score(labels[:, 1:], logits[:, 1:])
+    covered = 0
+    for start in range(0, 6000, 200):
+        rows = slice(start, start + 200)
+        low, high = judge(logits[rows, 1:], labels[rows, 1:], NAMES[1:]).intervals["map"]
+        covered += low <= truth <= high
+    assert covered >= 25  # of 30; 28 or 29 expected
+
+
+def test_the_bootstrap_in_pieces_is_the_bootstrap(monkeypatch):
+    whole = judge(*answers(100), NAMES).intervals
+    monkeypatch.setattr("vitreous.evaluation.several.CHUNK", 700)
+    parts = judge(*answers(100), NAMES).intervals
+    for name in ("map", "macro_f1", "micro_f1", "nll"):
+        assert parts[name] == pytest.approx(whole[name])
+
+
+def test_one_label_an_image_has_its_own_leading_figure():
+    report = judge(np.eye(3)[[0, 1, 1]], np.array([0, 1, 2]), ("a", "b", "c"))
+    assert report.leading == ("top-1", pytest.approx(2 / 3))

@@ -1,0 +1,67 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests import contracts
+from vitreous.nn.convstem import ConvStem
+
+
+def plainly(stem, images):
+    """The same by unfolded pictures and sums, in the usual layout: conv, units, pooling, norm, ReLU."""
+
+    def conv(x, weight):
+        columns = F.unfold(x, 3, padding=1)  # (B, 9 I, h w)
+        return (weight.flatten(1) @ columns).unflatten(-1, x.shape[2:])
+
+    def norm(x, module):
+        mean, variance = x.mean(1, keepdim=True), x.var(1, correction=0, keepdim=True)
+        scale, shift = (p[:, None, None] for p in (module.norm.weight, module.norm.bias))
+        return ((x - mean) / (variance + 1e-6).sqrt() * scale + shift).clamp(min=0)
+
+    x = images
+    for number, stage in enumerate(stem.stages):
+        x = conv(x, stage.conv.weight)
+        for unit in stage.units:
+            x = x + conv(norm(x, unit.norm), unit.conv.weight)
+        if number + 1 < len(stem.stages):
+            height, width = (-(-side // 2) for side in x.shape[2:])
+            rows = [[x[:, :, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].amax((2, 3)) for j in range(width)] for i in range(height)]
+            x = torch.stack([torch.stack(row, -1) for row in rows], -2)
+        x = norm(x, stage.norm)
+    return x.movedim(1, -1)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (12, 20), (7, 9)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_it_computes_what_it_says(size, channels):
+    torch.manual_seed(0)
+    stem = contracts.randomise(ConvStem((4, 6, 8), (1, 0, 2), channels)).double()
+    images = torch.randn(2, channels, *size, dtype=torch.float64)
+    assert torch.allclose(stem(images), plainly(stem, images), atol=1e-9)
+
+
+def test_it_keeps_the_promises_of_a_model():
+    torch.manual_seed(0)
+    stem = contracts.randomise(ConvStem((4, 6, 8), (1, 0, 1), channels=2))
+    images = torch.randn(3, 2, 16, 24)
+    contracts.an_answer_ignores_its_batch(stem, images)
+    contracts.every_parameter_gets_a_gradient(stem, images)
+    contracts.export_agrees(stem, images)
+
+
+@pytest.mark.parametrize("widths", [(8,), (8, 16), (4, 8, 16, 16)])
+def test_the_grid_is_the_image_over_the_reduction(widths):
+    stem = ConvStem(widths, (0,) * len(widths))
+    assert stem.reduction == 2 ** (len(widths) - 1)
+    assert stem(torch.randn(1, 3, 33, 50)).shape == (1, -(-33 // stem.reduction), -(-50 // stem.reduction), widths[-1])
+
+
+def test_activations_keep_their_size_through_a_fresh_stem():
+    torch.manual_seed(0)
+    tokens = ConvStem((32, 64, 128, 128), (1, 1, 1, 1))(torch.randn(4, 3, 32, 32))
+    assert 0.3 < tokens.pow(2).mean().sqrt() < 1.5
+
+
+def test_stages_must_agree():
+    with pytest.raises(ValueError, match="not of the same stages"):
+        ConvStem((8, 16), (0, 0, 1))

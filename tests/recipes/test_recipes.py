@@ -1,0 +1,504 @@
+"""Recipes' promises: the numbers of the tables, two steps of each, batch-size rules, and what the command line tells."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import make_folder
+from vitreous.cli.main import command
+from vitreous.config import to_plain
+from vitreous.data.augment import Augment
+from vitreous.data.preprocess import IMAGENET as NORM
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import Arrays, Data
+from vitreous.errors import UsageError
+from vitreous.models.config import BiTConfig, ViTConfig
+from vitreous.models.names import configure, name_of
+from vitreous.recipes.augreg import augreg_grid
+from vitreous.recipes.derive import derive
+from vitreous.recipes.names import LEVELS, NAMES
+from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.recipe import Facts
+from vitreous.recipes.registry import RECIPES, example, grid_of, hold_out_of
+from vitreous.recipes.train import train
+from vitreous.training.folder import Folder
+from vitreous.training.loop import fit
+from vitreous.training.run import Run
+from vitreous.training.session import Inputs, Session
+from vitreous.weights.adopt import Start
+
+GOLDEN = Path(__file__).parent / "golden.json"
+CURVES = ("vit-imagenet", "deit", "small")
+IMAGENET = 1_281_167
+
+
+def value(run, path):
+    """What is at a dotted path."""
+    for name in path.split("."):
+        run = getattr(run, name)
+    return run
+
+
+PRETRAINING = ["batch_size", "epochs", "optimizer.lr", "schedule.decay", "optimizer.weight_decay", "model.dropout", "optimizer.clip"]
+
+
+@pytest.mark.parametrize(
+    "recipe,model,row",
+    [  # arXiv:2010.11929, Table 3
+        ("vit-jft", "ViT-B/16", (4096, 7, 8e-4, "linear", 0.1, 0.0, None)),
+        ("vit-jft", "ViT-B/32", (4096, 7, 8e-4, "linear", 0.1, 0.0, None)),
+        ("vit-jft", "ViT-L/32", (4096, 7, 6e-4, "linear", 0.1, 0.0, None)),
+        ("vit-jft", "ViT-L/16", (4096, 14, 4e-4, "linear", 0.1, 0.0, None)),
+        ("vit-jft", "ViT-H/14", (4096, 14, 3e-4, "linear", 0.1, 0.0, None)),
+        ("bit-jft-adam", "BiT-R50x1", (4096, 7, 1e-3, "linear", 0.1, 0.0, None)),
+        ("bit-jft-adam", "BiT-R50x2", (4096, 7, 1e-3, "linear", 0.1, 0.0, None)),
+        ("bit-jft-adam", "BiT-R101x1", (4096, 7, 8e-4, "linear", 0.1, 0.0, None)),
+        ("bit-jft-adam", "BiT-R152x1", (4096, 7, 6e-4, "linear", 0.1, 0.0, None)),
+        ("bit-jft-adam", "BiT-R152x2", (4096, 7, 6e-4, "linear", 0.1, 0.0, None)),
+        ("vit-jft", "R50+ViT-B/16", (4096, 7, 8e-4, "linear", 0.1, 0.0, None)),
+        ("vit-jft", "R50+ViT-B/32", (4096, 7, 8e-4, "linear", 0.1, 0.0, None)),
+        ("vit-jft", "R50+ViT-L/32", (4096, 7, 2e-4, "linear", 0.1, 0.0, None)),
+        ("vit-jft", "R50+ViT-L/16", (4096, 14, 4e-4, "linear", 0.1, 0.0, None)),
+        ("vit-imagenet21k", "ViT-B/16", (4096, 90, 1e-3, "linear", 0.03, 0.1, None)),
+        ("vit-imagenet21k", "ViT-L/32", (4096, 90, 1e-3, "linear", 0.03, 0.1, None)),
+        ("vit-imagenet", "ViT-L/16", (4096, 300, 3e-3, "cosine", 0.3, 0.1, 1.0)),
+    ],
+)
+def test_table_3(recipe, model, row):
+    run = example(recipe, model)
+    assert tuple(value(run, path) for path in PRETRAINING) == row
+    assert (run.schedule.warmup_steps, run.optimizer.betas, run.optimizer.decay_on) == (10_000, (0.9, 0.999), "all")
+    assert run.loss == ("softmax" if recipe == "vit-imagenet" else "sigmoid")
+    assert name_of(run.model) == model and run.model.image == (224, 224)
+    if isinstance(run.model, ViTConfig):
+        assert run.model.representation == run.model.width
+    assert (run.augment.crop, run.augment.crop_style, run.augment.flip, run.augment.rand_layers) == ((0.05, 1.0), "inception", 0.5, 0)
+
+
+def test_steps_of_the_pre_training_runs_are_those_of_the_paper():
+    assert [example(name).steps for name in ("vit-jft", "vit-imagenet", "vit-imagenet21k")] == [517_823, 93_836, 312_012]
+    assert example("vit-imagenet21k").head_bias == -10 and example("augreg-imagenet").head_bias == -6.9
+
+
+@pytest.mark.parametrize(
+    "recipe,epochs,milestones,loss",
+    [
+        ("bit-jft-sgd", 7, (10 / 40, 23 / 40, 30 / 40, 37 / 40), "sigmoid"),
+        ("bit-imagenet", 90, (30 / 90, 60 / 90, 80 / 90), "softmax"),
+        ("bit-imagenet21k", 90, (30 / 90, 60 / 90, 80 / 90), "sigmoid"),
+    ],
+)
+def test_bits_own_pre_training(recipe, epochs, milestones, loss):
+    run = example(recipe)
+    assert (run.optimizer.name, run.optimizer.lr, run.optimizer.momentum, run.optimizer.weight_decay) == ("sgd", 0.48, 0.9, 1e-4)
+    assert (run.schedule.decay, run.schedule.warmup_steps, run.schedule.milestones) == ("steps", 5000, pytest.approx(milestones))
+    assert (run.batch_size, run.epochs, run.loss) == (4096, epochs, loss)
+
+
+@pytest.mark.parametrize(
+    "recipe,steps,warmup,grid,hold_out",
+    [  # arXiv:2010.11929, Table 4; arXiv:2106.10270, Table 4
+        ("finetune-imagenet", 20_000, 500, (0.003, 0.01, 0.03, 0.06), 0.01),
+        ("finetune-imagenet-512", 20_000, 500, (0.003, 0.01, 0.03, 0.06), 0.01),
+        ("finetune-cifar", 10_000, 500, (0.001, 0.003, 0.01, 0.03), 0.02),
+        ("finetune-pets", 500, 100, (0.001, 0.003, 0.01, 0.03), 0.1),
+        ("finetune-flowers", 500, 100, (0.001, 0.003, 0.01, 0.03), 0.1),
+        ("finetune-vtab", 2_500, 500, (0.01,), 0.2),
+        ("augreg-finetune-imagenet", 20_000, 500, (0.01, 0.03), 0.01),
+        ("augreg-finetune-pets", 500, 100, (0.001, 0.003, 0.01), 0.1),
+        ("augreg-finetune-pets-long", 2_500, 200, (0.001, 0.003, 0.01), 0.1),
+        ("augreg-finetune-cifar", 2_500, 200, (0.001, 0.003, 0.01), 0.02),
+        ("augreg-finetune-cifar-long", 10_000, 500, (0.001, 0.003, 0.01), 0.02),
+        ("augreg-finetune-vtab", 500, 100, (0.001, 0.003, 0.01, 0.03), 0.2),
+        ("augreg-finetune-vtab-long", 2_500, 200, (0.001, 0.003, 0.01, 0.03), 0.2),
+    ],
+)
+def test_fine_tuning_tables(recipe, steps, warmup, grid, hold_out):
+    run = example(recipe)
+    assert (run.steps, run.schedule.warmup_steps, run.schedule.decay, run.batch_size) == (steps, warmup, "cosine", 512)
+    assert (run.optimizer.name, run.optimizer.momentum, run.optimizer.weight_decay, run.optimizer.clip) == ("sgd", 0.9, 0.0, 1.0)
+    assert (grid_of(run), grid_of(recipe), hold_out_of(run), hold_out_of(recipe)) == (grid, grid, hold_out, hold_out)
+    assert run.optimizer.lr in grid
+    assert run.model.representation is None and run.preprocess.fit == "squash"
+    large = recipe.endswith("512")
+    assert (run.model.image, run.ema) == (((512, 512), 0.9999) if large else ((384, 384), None))
+
+
+def test_resolution_and_dropout_follow_the_model():
+    assert example("finetune-imagenet-512", "ViT-H/14").model.image == (518, 518)
+    assert example("finetune-cifar", "ViT-H/14").model.image == (378, 378)  # the multiple of 14 nearest 384
+    assert [example("finetune-cifar", m).model.dropout for m in ("ViT-L/16", "ViT-L/32", "ViT-B/16", "R50+ViT-B/16")] == [0.1, 0, 0, 0.1]
+    assert example("augreg-finetune-cifar", "ViT-L/16").model.dropout == 0
+
+
+def test_grid_and_share_where_no_table_says():
+    assert grid_of("") == grid_of("photos") == (0.001, 0.003, 0.01, 0.03)
+    assert hold_out_of("") is hold_out_of("photos") is None
+
+
+@pytest.mark.parametrize(
+    "images,size,model,expected",
+    [
+        (5_000, (32, 32), "BiT-R50x1", (500, 100, 0.0, 128)),
+        (50_000, (32, 32), "BiT-R152x4", (10_000, 500, 0.1, 128)),
+        (50_000, (300, 400), "BiT-R152x4", (10_000, 500, 0.1, 480)),
+        (IMAGENET, (300, 400), "BiT-R50x1", (20_000, 500, 0.1, 384)),
+    ],
+)
+def test_bit_hyperrule(images, size, model, expected):
+    run = derived("bit-hyperrule", images=images, size=size, start=configure(model))
+    assert (run.steps, run.schedule.warmup_steps, run.augment.mixup, run.model.image[0]) == expected
+    assert (run.optimizer.lr, run.optimizer.clip, run.schedule.decay, run.schedule.milestones) == (0.003, None, "steps", (0.3, 0.6, 0.9))
+
+
+@pytest.mark.parametrize(
+    "level,expected",
+    [
+        ("none", (0, 0, 0.0)),
+        ("light1", (2, 0, 0.0)),
+        ("light2", (2, 10, 0.2)),
+        ("medium1", (2, 15, 0.2)),
+        ("medium2", (2, 15, 0.5)),
+        ("strong1", (2, 20, 0.5)),
+        ("strong2", (2, 20, 0.8)),
+    ],
+)
+@pytest.mark.parametrize("data", ["imagenet", "imagenet21k"])
+def test_augreg(data, level, expected):
+    run = example(f"augreg-{data}-{level}")
+    assert (run.augment.rand_layers, run.augment.rand_magnitude, run.augment.mixup) == expected
+    assert run.augment.rand_style == "big_vision"
+    assert (run.batch_size, run.epochs, run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip) == (4096, 300, 1e-3, 0.1, 1.0)
+    assert (run.schedule.warmup_steps, run.schedule.decay, run.loss) == (10_000, "cosine", "sigmoid")
+    assert run.model.representation == (768 if data == "imagenet" else None)
+
+
+def test_augregs_augmentation_by_model():
+    chosen = {
+        ("imagenet", "ViT-Ti/16"): "light1",
+        ("imagenet", "ViT-S/32"): "medium1",
+        ("imagenet", "ViT-B/16"): "medium2",
+        ("imagenet21k", "ViT-Ti/16"): "none",
+        ("imagenet21k", "ViT-S/32"): "none",
+        ("imagenet21k", "ViT-S/16"): "light1",
+        ("imagenet21k", "ViT-B/32"): "light2",
+        ("imagenet21k", "ViT-B/16"): "light2",
+        ("imagenet21k", "ViT-L/16"): "medium2",
+    }
+    for (data, model), level in chosen.items():
+        assert example(f"augreg-{data}", model).augment == example(f"augreg-{data}-{level}", model).augment, (data, model)
+
+
+def test_augregs_grid_has_28_different_runs():
+    run = example("augreg-imagenet")
+    grid = augreg_grid(run.model, Facts(IMAGENET, (300, 400), 3), TrainOptions("x"))
+    assert len(grid) == len({json.dumps(to_plain(replace(run, recipe=""))) for run in grid.values()}) == 28
+    one = grid["strong1, wd 0.03, do 0.1"]
+    assert (one.model.dropout, one.model.drop_path, one.optimizer.weight_decay, one.augment.rand_magnitude) == (0.1, 0.1, 0.03, 20)
+    assert one.recipe == "augreg-imagenet-strong1" and set(LEVELS) == {name.partition(",")[0] for name in grid}
+
+
+def test_plain_vit():
+    run, longer = example("plain-vit"), example("plain-vit-300")
+    assert (name_of(run.model), run.batch_size, run.epochs, longer.epochs, run.steps) == ("ViT-S/16", 1024, 90, 300, 112_603)
+    assert (run.model.position, run.model.pool, run.model.class_token, run.model.representation) == (
+        "sincos-big-vision",
+        "mean",
+        False,
+        384,
+    )
+    assert (run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip, run.schedule.warmup_steps) == (1e-3, 0.1, 1.0, 10_000)
+    assert (run.augment.rand_layers, run.augment.rand_magnitude, run.augment.mixup, run.loss) == (2, 10, 0.2, "softmax")
+
+
+def test_deit():
+    run = example("deit")
+    assert (run.batch_size, run.epochs, run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip) == (1024, 300, 1e-3, 0.05, None)
+    assert (run.schedule.warmup_steps, run.schedule.end * run.optimizer.lr) == (round(5 * IMAGENET / 1024), pytest.approx(1e-5))
+    augment = Augment(
+        crop=(0.08, 1.0),
+        crop_filter="bicubic",
+        flip=0.5,
+        rand_style="timm",
+        rand_layers=2,
+        rand_magnitude=9,
+        rand_spread=0.5,
+        erase=0.25,
+        erase_noise=True,
+        mixup=0.8,
+        cutmix=1.0,
+    )
+    assert run.augment == augment
+    assert (run.smoothing, run.model.drop_path, run.ema, run.data.repeats, run.preprocess.share) == (0.1, 0.1, 0.99996, 3, 0.875)
+    assert run.preprocess.mean == (0.485, 0.456, 0.406)
+    larger = example("deit-384")
+    assert (larger.model.image, larger.epochs, larger.batch_size) == ((384, 384), 30, 512)
+    assert (larger.optimizer.lr, larger.optimizer.weight_decay, larger.schedule.end) == (5e-6, 1e-8, 1.0)
+
+
+@pytest.mark.parametrize(
+    "model,lr,drop_path,pixels",
+    [
+        ("DeiT-III-S/16", 4e-3, 0.05, 224),
+        ("DeiT-III-B/16", 3e-3, 0.2, 192),
+        ("DeiT-III-L/16", 3e-3, 0.45, 192),
+        ("DeiT-III-H/14", 3e-3, 0.6, 154),
+    ],
+)
+def test_deit_3(model, lr, drop_path, pixels):
+    run = example("deit3", model)
+    assert (run.optimizer.name, run.optimizer.lr, run.model.drop_path, run.model.image[0]) == ("lamb", lr, drop_path, pixels)
+    assert (run.batch_size, run.epochs, run.optimizer.weight_decay, run.smoothing) == (2048, 800, 0.05, 0.0)
+    assert run.loss != "softmax" and run.augment.three and run.augment.rand_layers == run.augment.erase == 0
+    assert (run.augment.jitter, run.augment.mixup, run.augment.cutmix, run.preprocess.share) == ((0.3, 0.3, 0.3), 0.8, 1.0, 1.0)
+    assert run.model.layer_scale == 1e-4
+
+
+def test_deit_3_is_finished_at_224_pixels():
+    run = example("deit3-finish")
+    assert (run.model.image, run.epochs, run.batch_size, run.data.repeats) == ((224, 224), 20, 512, 1)
+    assert (run.optimizer.name, run.optimizer.lr, run.optimizer.weight_decay, run.loss) == ("adamw", 1e-5, 0.1, "softmax")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_says_where_it_is_from_and_its_command(name):
+    recipe = RECIPES[name]
+    assert recipe.name == name and recipe.about and recipe.source
+    assert "vitreous train" in recipe.text and "NAME" not in recipe.text
+    assert name in recipe.text or name in ("digits", "finetune")
+    assert ("--init" in recipe.text) >= recipe.from_weights
+    for model in recipe.models:
+        assert name_of(example(name, model).model) == model
+
+
+def synthetic(images=48, size=32):
+    """Pictures of three tints under noise, and their labels."""
+    generator = np.random.default_rng(0)
+    labels = np.arange(images) % 3
+    pixels = generator.integers(0, 128, (images, size, size, 3), dtype=np.uint8)
+    for row, label in enumerate(labels):
+        pixels[row, ..., label] += 100
+    return Arrays(pixels, labels.astype(np.int64))
+
+
+def reduced(name, steps):
+    """A recipe's own run with a small model of its kind, eight images a step, and a warm-up of one."""
+    recipe = RECIPES[name]
+    if recipe.models and recipe.models[0].startswith("BiT"):
+        model = BiTConfig(image=(32, 32), classes=3, blocks=(1, 1), width=32)
+    else:
+        kind = configure(recipe.models[0] if recipe.models else "ViT-32x2/8")
+        model = replace(kind, image=(32, 32), patch=(8, 8), classes=3, width=32, depth=2, heads=2, hidden=64)
+    run = recipe.make(model, Facts(48, (32, 32), 3), TrainOptions("synthetic"))
+    data = replace(run.data, source="synthetic", classes=("a", "b", "c"))
+    return replace(run, recipe=name, data=data, batch_size=8, epochs=steps / 6, schedule=replace(run.schedule, warmup_steps=1), log_every=1)
+
+
+def losses(run: Run, home: Path):
+    """The loss of every step, and whether the weights moved."""
+    split, found = synthetic(), []
+
+    def tick(state):
+        found.append(state.losses)
+        state.losses = 0.0
+
+    session = Session(run, Inputs(split, None), Folder(home))
+    state = session.build()
+    before = state.flat.master.clone()
+    fit(state, session.batches(state), [(1, tick)])
+    return found, bool((before != state.flat.master).any())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_trains_two_steps(name, tmp_path):
+    run = reduced(name, 2)
+    curve, moved = losses(run, tmp_path)
+    assert len(curve) == 2 and all(map(math.isfinite, curve)) and moved
+    usual = RECIPES[name].make(run.model, Facts(48, (32, 32), 3), TrainOptions("synthetic"))
+    assert (run.optimizer, run.augment, run.loss, run.smoothing) == (usual.optimizer, usual.augment, usual.loss, usual.smoothing)
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_golden_curve(name, tmp_path):
+    """Ten steps, equal after any refactoring. `python -m tests.recipes.test_recipes` writes them anew."""
+    golden = json.loads(GOLDEN.read_text())[name]
+    curve, _ = losses(reduced(name, 10), tmp_path)
+    assert len(golden) == 10 and curve == pytest.approx(golden, abs=2e-2 if name == "small" else 1e-4)
+
+
+def derived(recipe=None, images=100_000, size=(300, 400), start=None, notes=None, labels=(0, 1), **options):
+    """The run that options give on data of so many images."""
+    data = Data("synthetic", ("a", "b"), {"train": Arrays(np.zeros((len(labels), 4, 4, 3), np.uint8), np.array(labels))})
+    said = TrainOptions("x", recipe=recipe, device="cpu", precision="fp32", init="weights" if start else None, **options)
+    found = [] if notes is None else notes
+    return derive(said, data, Facts(images, size, 3), Start(start) if start else None, found.append)
+
+
+@pytest.mark.parametrize(
+    "recipe,before,options,after",
+    [
+        ("vit-imagenet", 4096, {"batch_size": 1024}, 0.00075),
+        ("vit-imagenet", 4096, {"batch_size": 1024, "accumulate": 8}, 0.006),
+        ("deit", 1024, {"batch_size": 512}, 5e-4),
+        ("deit3", 2048, {"batch_size": 512}, 0.002),
+        ("photos", 64, {"batch_size": 256}, 1e-3),
+        ("photos", 64, {"batch_size": 16}, 2.5e-4),
+        ("small", 128, {"batch_size": 512}, 2e-3),
+    ],
+)
+def test_learning_rate_follows_the_batch_by_the_recipes_rule(recipe, before, options, after):
+    notes = []
+    usual, run = derived(recipe), derived(recipe, notes=notes, **options)
+    assert usual.step_size == before and run.optimizer.lr == pytest.approx(after)
+    if usual.optimizer.lr != after:
+        rule = RECIPES[recipe].rule
+        note = f"learning rate {usual.optimizer.lr:g} -> {after:g}: batch {before} -> {run.step_size}, {recipe}'s rule is {rule}"
+        assert note in notes
+    else:
+        assert not notes
+
+
+def test_a_said_learning_rate_wins():
+    notes = []
+    ways: list[dict] = [{"lr": 0.01}, {"settings": {"optimizer.lr": ["0.01"]}}]
+    for way in ways:
+        assert derived("vit-imagenet", batch_size=1024, warmup_steps=5, notes=notes, **way).optimizer.lr == 0.01
+    assert not notes
+
+
+def test_a_recipe_is_cut_to_a_small_data_set():
+    notes = []
+    run = derived("vit-imagenet", images=1000, notes=notes)
+    assert (run.batch_size, run.steps, run.schedule.warmup_steps) == (1000, 300, 30)
+    assert run.optimizer.lr == pytest.approx(3e-3 * 1000 / 4096)
+    assert notes == [
+        "batch 4096 -> 1000: an epoch has no more images",
+        "learning rate 0.003 -> 0.0007324: batch 4096 -> 1000, vit-imagenet's rule is linear",
+        "warm-up 10000 -> 30 steps: a tenth of the run, which is shorter than vit-imagenet's 93836",
+    ]
+    assert derived("vit-imagenet", images=1000, warmup_steps=200).schedule.warmup_steps == 200
+
+
+def test_rows_in_steps_keep_their_steps_and_rows_in_epochs_their_epochs():
+    run = derived("finetune-cifar", start=configure("ViT-B/16"), batch_size=128)
+    assert (run.steps, run.schedule.warmup_steps, run.optimizer.lr) == (10_000, 500, pytest.approx(0.0075))
+    pets = derived("finetune-pets", start=configure("ViT-B/16"), images=300)
+    assert (pets.batch_size, pets.steps, pets.schedule.warmup_steps) == (300, 500, 100)  # a fifth of its run, as in the table
+    run = derived("deit", images=IMAGENET, batch_size=256)
+    assert (run.epochs, run.schedule.warmup_steps) == (300, pytest.approx(5 * IMAGENET / 256, abs=4))  # five epochs still
+    assert derived("finetune-cifar", start=configure("ViT-B/16"), steps=50).schedule.warmup_steps == 5
+
+
+def test_options_win_over_the_recipe():
+    run = derived("deit", mixup=0.0, drop_path=0.3, ema=0.0, settings={"augment.flip": ["0.1"]})
+    assert (run.augment.mixup, run.augment.cutmix, run.model.drop_path, run.ema, run.augment.flip) == (0.0, 1.0, 0.3, None, 0.1)
+    assert run.recipe == "deit"
+
+
+def test_without_a_name_the_data_decide():
+    assert [derived(size=(32, 32)).recipe, derived().recipe, derived(start=configure("ViT-B/32")).recipe] == ["small", "photos", "finetune"]
+    assert derived(start=configure("ViT-B/32")).optimizer.lr == pytest.approx(2.5e-5)
+
+
+def test_fine_tuning_keeps_the_pixels_of_the_weights():
+    data = Data("synthetic", ("a", "b"), {"train": Arrays(np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1]))})
+    start = Start(configure("ViT-B/16"), Preprocess((224, 224), mean=NORM[0], std=NORM[1], share=0.9))
+    options = TrainOptions("x", recipe="finetune-cifar", device="cpu", init="weights")
+    seen = derive(options, data, Facts(50_000, (32, 32), 3), start).preprocess
+    assert (seen.mean, seen.std, seen.fit, seen.image) == (*NORM, "squash", (384, 384))
+
+
+def test_weights_keep_what_they_are_and_lose_what_their_run_had():
+    start = replace(configure("ViT-B/16"), gelu="quick", resize="bicubic", dropout=0.2, drop_path=0.3)
+    model = derived("vit-imagenet", start=start).model
+    assert (model.gelu, model.resize, model.dropout, model.drop_path, model.representation) == ("quick", "bicubic", 0.1, 0.0, 768)
+    model = derived("finetune-pets", start=start).model
+    assert (model.gelu, model.dropout, model.drop_path, model.representation) == ("quick", 0.0, 0.0, None)
+    assert (example("vit-imagenet").model.gelu, example("deit").model.gelu) == ("tanh", "none")
+
+
+def test_balanced_class_weights_are_one_on_average():
+    labels = (0, 0, 0, 1)
+    weights = derived("small", size=(32, 32), labels=labels, class_weights="balanced").class_weights
+    assert weights == pytest.approx((4 / (2 * 3), 4 / 2))
+    assert np.mean([weights[label] for label in labels]) == pytest.approx(1)
+    assert derived("small", size=(32, 32), class_weights="even").class_weights == ()
+
+
+def test_what_is_asked_for_is_in_the_run():
+    run = derived("small", size=(32, 32), micro_batch="16", reproducible=True, last_blocks=2, layer_decay=0.75)
+    assert (run.micro_batch, run.reproducible, run.shards, run.tune.last_blocks, run.optimizer.layer_decay) == (16, True, 4, 2, 0.75)
+    assert derived("small", size=(32, 32), reproducible=True, shards=2).shards == 2
+    assert derived("small", size=(32, 32), micro_batch="auto").micro_batch is None
+
+
+@pytest.mark.parametrize(
+    "options,expected",
+    [
+        ({"recipe": "vit-imagnet"}, "unknown recipe vit-imagnet\n  did you mean vit-imagenet?"),
+        ({"recipe": "finetune-cifar"}, "finetune-cifar starts from weights, and there are none\n  name them with --init"),
+        ({"recipe": "vit-imagenet", "model": "BiT-R50x1"}, "vit-imagenet is for Vision Transformers, not BiT-R50x1"),
+        ({"recipe": "bit-imagenet", "model": "ViT-B/16"}, "use --model BiT-R50x1, or another recipe"),
+        ({"micro_batch": "half"}, "--micro-batch cannot be half"),
+        ({"micro_batch": "0"}, "--micro-batch cannot be 0"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options, expected):
+    with pytest.raises(UsageError) as error:
+        derived(**options)
+    assert expected in str(error.value)
+
+
+def said(capsys, *words):
+    """What a command prints, as its document if there is one."""
+    assert command(list(words)) == 0
+    printed = capsys.readouterr()
+    return json.loads(printed.out) if "--json" in words else printed.out, printed.err
+
+
+def test_the_command_lists_and_tells(capsys):
+    listed, _ = said(capsys, "recipes", "--json")
+    assert [row["name"] for row in listed["recipes"]] == list(NAMES)
+    assert all((row["epochs"] is None) != (row["steps"] is None) for row in listed["recipes"])
+    told, _ = said(capsys, "recipes", "vit-imagenet", "--json")
+    assert told["run"]["optimizer"]["lr"] == 3e-3 and {"model": "ViT-B/32", "figure": "73.38 %"}.items() <= told["published"][1].items()
+    text, _ = said(capsys, "recipes", "finetune-pets")
+    assert "vitreous train DATA --recipe finetune-pets --init WEIGHTS" in text and "94.43 %" in text and "10% held out" in text
+    assert len(said(capsys, "recipes", "finetune-*")[0].splitlines()) == 8  # head, six recipes, a hint
+    with pytest.raises(UsageError, match="did you mean finetune-pets"):
+        command(["recipes", "finetune-pet"])
+
+
+def test_a_recipe_on_the_command_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--recipe", "vit-imagenet", "--model", "ViT-32x2/4", "--image-size", "8", "--batch-size", "256", "--device", "cpu"]
+    plan, notes = said(capsys, "train", "digits", *words, "--dry-run", "--json")
+    assert (plan["model"], plan["resolution"], plan["recipe"], plan["run"]["recipe"]) == ("ViT-32x2/4", "8", "vit-imagenet", "vit-imagenet")
+    assert plan["run"]["model"]["representation"] == 32 and plan["run"]["optimizer"]["decay_on"] == "all"
+    assert "learning rate 0.003 -> 0.0001875: batch 4096 -> 256, vit-imagenet's rule is linear" in notes
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_recipe_trains_and_is_resumed_under_its_own_numbers(tmp_path):
+    folder, out = make_folder(tmp_path / "photos", {"train": 6, "val": 2}), str(tmp_path / "run")
+    words = {"recipe": "plain-vit", "model": "ViT-32x2/8", "image_size": 16, "batch_size": 9, "epochs": 2.0, "device": "cpu", "workers": 0}
+    train(str(folder), out=out, **words)
+    stored = Folder(Path(out)).run()
+    assert (stored.recipe, stored.model.pool, stored.schedule.warmup_steps) == ("plain-vit", "mean", 0)
+    assert train(str(folder), out=out, resume=True, **words)["steps"] == stored.steps  # nothing has changed
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        GOLDEN.write_text(json.dumps({name: losses(reduced(name, 10), Path(scratch))[0] for name in CURVES}, indent=1) + "\n")

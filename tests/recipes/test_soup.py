@@ -1,0 +1,217 @@
+"""Soups: the mean of the weights, chosen on validation images alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import vitreous
+from tests.conftest import document, make_folder, run_command
+from vitreous.cli.main import command
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError, UsageError
+from vitreous.evaluation.engine import How
+from vitreous.models.config import ViTConfig
+from vitreous.models.zoo import build
+from vitreous.recipes.soup import soup
+from vitreous.training.folder import Folder
+from vitreous.training.run import DataOptions, Run
+from vitreous.weights.bundle import WEIGHTS, Bundle, load_bundle, sha256
+
+CLASSES = ("ant", "bee", "cat")
+#: a model whose answers are known: it sees the mean of each colour, and the pictures of `make_folder` are tinted by class
+CONFIG = ViTConfig(
+    image=(16, 16),
+    patch=(8, 8),
+    classes=3,
+    width=4,
+    depth=1,
+    heads=1,
+    hidden=4,
+    class_token=False,
+    position="none",
+    pool="mean",
+    norm="none",
+)
+EXACT = How("cpu", "fp32")
+
+
+def tinted(folder, size=1.0, seed=0, classes=CLASSES, config=CONFIG, preprocess=None):
+    """A bundle of a model that is always right, with logits of a size of its own; a negative one is always wrong."""
+    torch.manual_seed(seed)
+    model = build(config)
+    with torch.no_grad():
+        for part in (model.encoder.blocks[0].attention.part.out, model.encoder.blocks[0].mlp.part.fc2):
+            nn.init.zeros_(part.weight)
+            nn.init.zeros_(part.bias)
+        model.projection.weight.zero_()
+        for channel in range(3):
+            model.projection.weight[channel, channel * 64 : (channel + 1) * 64] = 1 / 64
+        for row, name in enumerate(classes):
+            model.head.weight[row, CLASSES.index(name)] = size
+    Bundle(model, classes, preprocess or Preprocess((16, 16))).save(folder)
+    return folder
+
+
+def run_of(home, source, seed=0, hold_out=None, **changes):
+    """A run folder: a bundle, and the config of the run that it is from."""
+    opened = open_data(source, seed)
+    fingerprint = opened.holding_out(hold_out, seed).fingerprint()
+    data = DataOptions(str(source), CLASSES, 36, fingerprint, seed, hold_out)
+    Folder(home).create(Run(data, CONFIG, Preprocess((16, 16)), epochs=1.0), "vitreous train", {})
+    tinted(home / "model", **changes)
+    return home
+
+
+def state(folder):
+    return load_bundle(folder).model.state_dict()
+
+
+def test_a_uniform_soup_is_the_mean_whatever_the_order(tmp_path):
+    runs = [tinted(tmp_path / str(seed), seed=seed, size=1.0 + seed / 3) for seed in range(3)]
+    made = soup(runs, tmp_path / "soup")
+    again = vitreous.soup(runs[::-1], tmp_path / "again")
+    states = [state(run) for run in runs]
+    for name, tensor in state(tmp_path / "soup").items():
+        hand = sum(one[name].double() for one in states) / 3
+        assert torch.equal(tensor, hand.float()), name
+    assert sha256(tmp_path / "soup" / WEIGHTS) == sha256(tmp_path / "again" / WEIGHTS)
+    assert made["ingredients"] == again["ingredients"]
+    assert {row["run"]: row["sha256"] for row in made["ingredients"]} == {str(run): sha256(run / WEIGHTS) for run in runs}
+    assert made["val"] is None and [row["score"] for row in made["ingredients"]] == [None] * 3
+
+
+def test_rows_of_heads_are_matched_by_class_name(tmp_path):
+    one = tinted(tmp_path / "one")
+    other = tinted(tmp_path / "other", size=2.0, classes=("cat", "ant", "bee"))
+    soup([one, other], tmp_path / "soup")
+    bundle = load_bundle(tmp_path / "soup")
+    expected = torch.zeros(3, 4)
+    for row, name in enumerate(bundle.classes):
+        expected[row, CLASSES.index(name)] = 1.5
+    assert set(bundle.classes) == set(CLASSES) and torch.equal(bundle.model.head.weight.data, expected)
+
+
+def test_a_greedy_soup_leaves_out_what_spoils_it(folder, tmp_path):
+    good = [tinted(tmp_path / f"good-{seed}", seed=seed, size=1.0 + seed) for seed in range(2)]
+    bad = tinted(tmp_path / "bad", size=-9.0)
+    uniform = soup([*good, bad], tmp_path / "uniform", data=folder, how=EXACT)
+    made = soup([bad, *good], tmp_path / "soup", greedy=True, data=folder, how=EXACT)
+    assert uniform["val"]["top1"] == 0 and [row["kept"] for row in uniform["ingredients"]] == [True] * 3
+    assert made["val"]["top1"] == 1 and made["val"]["images"] == 12
+    assert [(row["score"], row["score_with"], row["kept"]) for row in made["ingredients"]] == [(1, 1, True), (1, 1, True), (0, 0, False)]
+    assert made["ingredients"][2]["run"] == str(bad)
+    states = [state(run) for run in good]
+    for name, tensor in state(tmp_path / "soup").items():
+        assert torch.equal(tensor, ((states[0][name].double() + states[1][name].double()) / 2).float())
+    provenance = load_bundle(tmp_path / "soup").provenance
+    assert provenance["soup"] == "greedy" and provenance["ingredients"] == made["ingredients"]
+    assert provenance["val"] == json.loads(json.dumps(made["val"])) and provenance["data"] == str(folder)
+
+
+def test_models_of_images_with_several_labels_are_chosen_by_their_map(folder, tmp_path):
+    runs = []
+    for seed, size in enumerate((1.0, 2.0, -9.0)):
+        bundle = load_bundle(tinted(tmp_path / "one", seed=seed, size=size))
+        replace(bundle, loss="sigmoid", several=True).save(tmp_path / str(seed))
+        runs.append(tmp_path / str(seed))
+    made = soup(runs, tmp_path / "soup", greedy=True, data=folder, how=EXACT)
+    assert made["val"]["map"] == 1 and made["val"]["top1"] is None
+    assert [row["kept"] for row in made["ingredients"]] == [True, True, False] and 0 < made["ingredients"][2]["score"] < 1
+    bundle = load_bundle(tmp_path / "soup")
+    assert bundle.loss == "sigmoid" and bundle.several
+
+
+def test_the_test_split_is_never_read(folder, tmp_path, monkeypatch):
+    import vitreous.data.sources as sources
+
+    runs = [run_of(tmp_path / str(seed), folder, seed=0, size=1.0 + seed) for seed in range(2)]
+    opened, decode = [], sources.decode
+    monkeypatch.setattr(sources, "decode", lambda path, channels: (opened.append(path), decode(path, channels))[1])
+    made = soup(runs, tmp_path / "soup", greedy=True, how=EXACT, workers=0)
+    assert made["data"] == str(folder) and made["val"]["top1"] == 1
+    assert {path.relative_to(folder).parts[0] for path in opened} == {"val"}
+    with pytest.raises(UsageError, match="not chosen on the test split"):
+        soup(runs, tmp_path / "other", greedy=True, split="test")
+
+
+def test_runs_that_held_out_different_images_do_not_judge_each_other(tmp_path):
+    drawn, given = make_folder(tmp_path / "drawn", {"": 12}), make_folder(tmp_path / "given", {"train": 12, "val": 4})
+    runs = [run_of(tmp_path / f"drawn-{seed}", drawn, seed=seed, size=1.0 + seed) for seed in range(2)]
+    with pytest.raises(UsageError, match="the runs held out different images"):
+        soup(runs, tmp_path / "soup", greedy=True)
+    with pytest.raises(UsageError, match="the runs held out different images"):
+        soup(runs, tmp_path / "soup", greedy=True, data=tmp_path / "given" / ".." / "drawn")
+    assert soup(runs, tmp_path / "judged", greedy=True, data=given, how=EXACT)["val"]["top1"] == 1
+    same = [run_of(tmp_path / f"given-{seed}", given, seed=seed, size=1.0 + seed) for seed in range(2)]
+    assert soup(same, tmp_path / "same", greedy=True, how=EXACT)["val"]["images"] == 12
+    all_trained = [run_of(tmp_path / f"all-{seed}", drawn, hold_out=0.0, size=1.0 + seed) for seed in range(2)]
+    with pytest.raises(DataError, match="has no val split"):
+        soup(all_trained, tmp_path / "soup", greedy=True)
+    assert soup(all_trained, tmp_path / "blind")["val"] is None  # an average needs no judge
+
+
+def test_data_that_changed_since_a_run_are_told(tmp_path):
+    photos = make_folder(tmp_path / "photos", {"": 12})
+    runs = [run_of(tmp_path / str(seed), photos, size=1.0 + seed) for seed in range(2)]
+    (photos / "ant" / "0.png").unlink()
+    notes = []
+    listener = type("Listener", (), {"note": lambda self, text: notes.append(text), "progress": lambda self, *words: None})()
+    soup(runs, tmp_path / "soup", how=EXACT, listener=listener)
+    assert len(notes) == 2 and all("is not what it was when" in note for note in notes)
+
+
+def test_models_that_differ_are_refused_with_what_differs(tmp_path):
+    one = tinted(tmp_path / "one")
+    deeper = tinted(tmp_path / "deeper", config=replace(CONFIG, image=(32, 32), depth=2), preprocess=Preprocess((32, 32)))
+    with pytest.raises(UsageError) as error:
+        soup([one, deeper], tmp_path / "soup")
+    for text in ("image: ", "depth: ", "preprocess.image: "):
+        assert text in error.value.message
+    named = tinted(tmp_path / "named")
+    description = json.loads((named / "model.json").read_text())
+    (named / "model.json").write_text(json.dumps({**description, "classes": ["ant", "bee", "cow"]}))
+    regular = tinted(tmp_path / "dropped", size=2.0, config=replace(CONFIG, drop_path=0.1))
+    with pytest.raises(UsageError, match=r"classes: (cow -> cat|cat -> cow) besides"):
+        soup([regular, named], tmp_path / "soup")
+    sigmoid = load_bundle(one)
+    replace(sigmoid, loss="sigmoid", several=True).save(tmp_path / "sigmoid")
+    with pytest.raises(UsageError, match=r"loss: \w+ -> \w+\n    several labels an image: "):
+        soup([regular, tmp_path / "sigmoid"], tmp_path / "soup")
+    assert soup([one, regular], tmp_path / "soup")["bundle"] == str(tmp_path / "soup")
+
+
+def test_what_is_no_soup_is_refused(tmp_path):
+    one, other = tinted(tmp_path / "one"), tinted(tmp_path / "other", size=2.0)
+    same = tinted(tmp_path / "same")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    for runs, out, expected in [
+        ([one], "soup", "a soup needs two models at least, not 1"),
+        ([one, same], "soup", "are the same weights"),
+        ([one, tmp_path / "nowhere"], "soup", "no run at"),
+        ([one, tmp_path / "taken"], "soup", "is neither a run nor a bundle"),
+        ([one, other], "taken", "taken already exists"),
+    ]:
+        with pytest.raises(UsageError, match=expected):
+            soup(runs, tmp_path / out)
+    with pytest.raises(UsageError, match="not runs on one data set\n  name one with validation images: --data DATA"):
+        soup([one, other], tmp_path / "soup", greedy=True)
+    assert not (tmp_path / "soup").exists() and [path.name for path in (tmp_path / "taken").iterdir()] == ["file"]
+
+
+def test_the_command_makes_what_predict_takes(folder, tmp_path, capsys):
+    runs = [str(tinted(tmp_path / f"run-{seed}", size=size, seed=seed)) for seed, size in enumerate((1.0, 2.0, -9.0))]
+    words = ["soup", *runs, "--greedy", "--data", str(folder), "--workers", "0", "--out"]
+    shown = run_command(*words, str(tmp_path / "soup")).stdout
+    assert "val top-1  soup with it  kept" in shown and "val: top-1 100.00%" in shown and runs[2] in shown
+    found = document(run_command("predict", str(tmp_path / "soup"), str(folder / "val" / "bee"), "--json"))
+    assert {answer["classes"][0]["class"] for answer in found["predictions"]} == {"bee"}
+    assert command([*words, str(tmp_path / "again"), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert [row["kept"] for row in made["ingredients"]] == [True, True, False] and made["bundle"] == str(tmp_path / "again")

@@ -1,0 +1,467 @@
+"""The learning-rate grid chooses what an exhaustive search chooses, never looks at test images, and survives anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import TINY, make_folder, run_command
+from vitreous.data.sources import digits, hold_out, open_data
+from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
+from vitreous.recipes import transfer
+from vitreous.recipes.report import write_report
+from vitreous.recipes.train import train
+from vitreous.recipes.transfer import Protocol, Trial, at_rate, choose
+from vitreous.training.evaluate import evaluate
+from vitreous.training.folder import Folder
+from vitreous.training.session import Session
+
+QUICK = {**TINY, "workers": 0, "evaluate_every": 1000, "save_every": 5}
+DIGITS = {
+    "model": "ViT-32x2/4",
+    "epochs": 4,
+    "batch_size": 16,
+    "warmup_steps": 5,
+    "optimizer": "adamw",
+    "precision": "fp32",
+    "ema": 0.9,
+    "log_every": 20,
+    "evaluate_every": 1000,
+    "save_every": 1000,
+    "device": "cpu",
+    "workers": 0,
+    "shards": 1,
+}
+TIMES = {"seconds", "images_per_second", "waiting", "flops_utilisation"}
+
+
+@pytest.fixture
+def no_report(monkeypatch):
+    """Drawing takes longer than the training of these tests."""
+    monkeypatch.setattr(transfer, "write_report", lambda *_: None)
+
+
+class Heard:
+    """A listener that remembers what it was told."""
+
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def progress(self, label, done, total, text=""):
+        pass
+
+
+def digits_folder(root: Path, counts: dict[str, int]) -> Path:
+    """Some of scikit-learn's digits as root/SPLIT/CLASS/*.png, the same number of each class."""
+    for name, count in counts.items():
+        split = digits().splits[name]
+        for label in range(10):
+            home = root / name / str(label)
+            home.mkdir(parents=True)
+            for number, row in enumerate(np.flatnonzero(split.labels == label)[:count]):
+                Image.fromarray(split.pixels[row]).save(home / f"{number}.png")
+    return root
+
+
+def held_apart(root: Path, to: Path, share: float) -> Path:
+    """A copy of a folder whose `val` is a share of each class of `train`: what the protocol does, by hand."""
+    data = open_data(root)
+    parts = hold_out(data.splits["train"].labels, 0, {"val": share})
+    for name, rows in parts.items():
+        for row in rows:
+            path = data.splits["train"].paths[row]
+            home = to / name / path.parent.name
+            home.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, home / path.name)
+    return to
+
+
+def weights(run: Path) -> bytes:
+    return (run / "model" / "weights.safetensors").read_bytes()
+
+
+def grid_of(out: Path) -> dict:
+    return json.loads((out / "trials.json").read_text())
+
+
+def test_it_chooses_what_an_exhaustive_search_chooses_to_the_last_bit(tmp_path, no_report):
+    root = digits_folder(tmp_path / "digits", {"train": 20, "val": 5, "test": 5})
+    rates = (0.0003, 0.01, 0.1)
+    summary = train(str(root), out=str(tmp_path / "grid"), lr_grid=rates, **DIGITS)
+
+    apart = held_apart(root, tmp_path / "apart", 0.1)
+    found = {rate: train(str(apart), out=str(tmp_path / str(rate)), lr=rate, **DIGITS)["val"] for rate in rates}
+    best = max(rates, key=lambda rate: (found[rate]["top1"], -found[rate]["nll"]))
+    train(str(root), out=str(tmp_path / "last"), lr=best, **DIGITS)
+
+    table = grid_of(tmp_path / "grid")
+    assert [(row["lr"], row["score"], row["nll"]) for row in table["trials"]] == [(r, found[r]["top1"], found[r]["nll"]) for r in rates]
+    assert len({row["score"] for row in table["trials"]}) == 3, "the rates have to differ for a choice between them to mean something"
+    assert table["choice"]["lr"] == best == Folder(tmp_path / "grid").run().optimizer.lr
+    assert weights(tmp_path / "grid") == weights(tmp_path / "last")
+    for rate in rates:
+        assert weights(tmp_path / "grid" / "trials" / f"lr-{rate}") == weights(tmp_path / str(rate))
+    assert summary["lr_grid"] == table and summary["test"] is None
+    assert summary["val"] == json.loads((tmp_path / "last" / "summary.json").read_text())["val"]
+
+
+HOOK = """
+import os, sys
+log = os.open({log!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+def hear(event, arguments):
+    if event == "open" and isinstance(arguments[0], (str, bytes)):
+        os.write(log, os.fsencode(arguments[0]) + b"\\n")
+sys.addaudithook(hear)
+"""
+
+
+def test_no_file_of_the_test_split_is_opened(folder, tmp_path):
+    hooks = tmp_path / "hooks"
+    hooks.mkdir()
+    (hooks / "sitecustomize.py").write_text(HOOK.format(log=str(tmp_path / "opened")))
+    words = [w for k, v in {**QUICK, "workers": 1}.items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    out, path = tmp_path / "run", os.pathsep.join([str(hooks), os.getcwd()])
+    result = run_command("train", str(folder), *words, "--lr-grid", "0.001", "0.01", "--out", str(out), "--json", PYTHONPATH=path)
+    assert result.returncode == 0, result.stderr
+    opened = (tmp_path / "opened").read_text().splitlines()
+    for split, expected in (("train", 36), ("val", 12), ("test", 0)):
+        assert len({p for p in opened if p.startswith(f"{folder}/{split}/")}) == expected, split
+    assert json.loads(result.stdout)["test"] is None and "evaluate" in result.stderr
+
+
+def outcome(out: Path) -> dict:
+    """Everything of a protocol that must not depend on interruptions."""
+    table = grid_of(out)
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in table["trials"]]
+    found: dict = {"rows": rows, "choice": table["choice"], "protocol": table["protocol"]}
+    for home in [out, *sorted((out / "trials").iterdir())]:
+        lines = [json.loads(line) for line in (home / "metrics.jsonl").open()]
+        metrics = [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+        found[home.name if home != out else "run"] = (weights(home), (home / "config.yaml").read_text(), metrics)
+        assert (home / "checkpoints").exists() == (home == out)
+    return found
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+def interrupt_at(step):
+    """Have the session of the second one to get there hear a signal at a step."""
+
+    def arm(monkeypatch, runs=[]):  # noqa: B006
+        runs.clear()
+        log = Session.log
+
+        def heard(self, state):
+            log(self, state)
+            if state.step == step:
+                runs.append(self)
+                if len(runs) == 2:
+                    self.signals.received = signal.SIGTERM
+
+        monkeypatch.setattr(Session, "log", heard)
+
+    return arm
+
+
+def late(monkeypatch):
+    """A signal after the last step of the first trial, too late for the session to stop."""
+    finish = Session.finish
+
+    def heard(self, state):
+        summary = finish(self, state)
+        self.signals.received = signal.SIGTERM
+        return summary
+
+    monkeypatch.setattr(Session, "finish", heard)
+
+
+def dies(name):
+    """The process ends where a function of the protocol would be called."""
+
+    def arm(monkeypatch):
+        def die(*_, **__):
+            raise Killed
+
+        monkeypatch.setattr(transfer, name, die)
+
+    return arm
+
+
+def in_the_last_run(monkeypatch):
+    log = Session.log
+
+    def heard(self, state):
+        log(self, state)
+        if state.step == 3 and self.run.data.hold_out == 0:
+            self.signals.received = signal.SIGTERM
+
+    monkeypatch.setattr(Session, "log", heard)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    root = make_folder(tmp_path_factory.mktemp("transfer") / "photos", {"train": 12, "test": 4})
+    out = root.parent / "whole"
+    train(str(root), out=str(out), lr_grid=(0.001, 0.01), **QUICK)
+    return root, outcome(out)
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [interrupt_at(4), late, in_the_last_run, dies("to_yaml"), dies("prune"), dies("row_of"), dies("write_report")],
+    ids=["mid trial 2", "after trial 1", "last run", "before trial 1", "before pruning", "before choosing", "before the last run"],
+)
+def test_a_protocol_continued_ends_in_the_same_bits(uninterrupted, tmp_path, monkeypatch, no_report, arm):
+    root, expected = uninterrupted
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        arm(patch)
+        with pytest.raises((Interrupted, Killed)) as caught:
+            train(str(root), out=str(out), lr_grid=(0.001, 0.01), **QUICK)
+    if caught.type is Interrupted:
+        assert caught.value.code == 143 and caught.value.hint == f"continue with --resume --out {out}"
+    complete = {p: p.read_bytes() for p in out.glob("trials/*/summary.json")}
+    train(str(root), out=str(out), resume=True)
+    assert outcome(out) == expected
+    assert all(path.read_bytes() == content for path, content in complete.items()), "a complete trial was made again"
+
+
+def test_sigterm_saves_and_says_how_to_go_on(uninterrupted, tmp_path):
+    root, _ = uninterrupted
+    out = tmp_path / "run"
+    words = [w for k, v in {**QUICK, "epochs": 400, "save_every": 10_000}.items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    command = [sys.executable, "-m", "vitreous", "train", str(root), *words, "--lr-grid", "0.001", "0.01", "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.time() + 60
+    while time.time() < deadline and not (out / "trials" / "lr-0.001" / "metrics.jsonl").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 143 and "Traceback" not in errors, errors
+    assert f"continue with --resume --out {out}" in errors and "in trial 1 of 2" in errors
+    assert len(list((out / "trials" / "lr-0.001" / "checkpoints").iterdir())) == 1
+
+
+def protocol(*grid: float) -> Protocol:
+    return Protocol(grid, share=0.1, images=90, held_out=10, lr=0.003, matrix_lr=0.02)
+
+
+def test_ties_go_to_the_lower_nll_and_then_to_the_smaller_rate():
+    grid = protocol(0.1, 0.2, 0.3, 0.4)
+    rows = [Trial(0.1, "", 0.8, 0.1), Trial(0.2, "", 0.9, 0.5), Trial(0.3, "", 0.9, 0.4), Trial(0.4, "", 0.9, None)]
+    assert choose(rows, grid).lr == 0.3 and "lower NLL" in choose(rows, grid).why and "lr 0.2" in choose(rows, grid).why
+    rows[1] = replace(rows[1], nll=0.4)
+    assert choose(rows, grid).lr == 0.2 and "smaller" in choose(rows, grid).why
+    assert choose(rows[::-1], grid).lr == 0.2
+
+
+def test_a_choice_at_an_end_of_the_grid_is_told():
+    grid = protocol(0.1, 0.2, 0.3)
+
+    def best(number):
+        return choose([Trial(rate, "", float(i == number), 1.0) for i, rate in enumerate(grid.grid)], grid)
+
+    assert "smallest of the grid" in best(0).caution and "largest of the grid" in best(2).caution
+    assert best(1).caution is None
+    assert choose([], protocol(0.1)).lr == 0.1 and choose([], protocol(0.1)).caution is None
+
+
+def test_muons_rate_keeps_its_proportion(folder, tmp_path):
+    train(str(folder), out=str(tmp_path / "run"), lr_grid=(0.004,), **{**QUICK, "optimizer": "muon"})
+    run, (grid, _) = Folder(tmp_path / "run").run(), transfer.protocol_of(Folder(tmp_path / "run"))
+    assert run.optimizer.lr == 0.004 and grid.lr != 0.004
+    assert run.optimizer.matrix_lr / run.optimizer.lr == pytest.approx(grid.matrix_lr / grid.lr)
+    assert at_rate(run, grid, grid.lr).optimizer.matrix_lr == grid.matrix_lr
+    assert not (tmp_path / "run" / "trials").exists(), "one rate needs no trial"
+
+
+def test_a_trial_that_diverges_counts_as_the_worst(folder, tmp_path):
+    heard = Heard()
+    settings = {**QUICK, "optimizer": "adamw"}
+    summary = train(str(folder), heard, out=str(tmp_path / "run"), lr_grid=(0.001, 0.002, 1e30), **settings)
+    rows = summary["lr_grid"]["trials"]
+    assert rows[2]["score"] is None and "step" in rows[2]["failure"]
+    assert summary["lr_grid"]["choice"]["lr"] in (0.001, 0.002)
+    assert any("lr 1e+30 (3 of 3)" in note for note in heard.notes)
+    assert rows[2]["failure"].split(";")[0] in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_when_every_trial_diverges_the_protocol_does_too(folder, tmp_path):
+    settings = {**QUICK, "optimizer": "adamw"}
+    for again in ({"lr_grid": (1e29, 1e30), **settings}, {"resume": True}):
+        with pytest.raises(NonFiniteError, match="none of the 2 trials"):
+            train(str(folder), out=str(tmp_path / "run"), **again)
+
+
+def test_images_drawn_for_validation_go_back_and_all_are_trained_on(tmp_path):
+    root = make_folder(tmp_path / "photos", {"": 20})
+    summary = train(str(root), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), **QUICK)
+    run = Folder(tmp_path / "run").run()
+    trial = Folder(tmp_path / "run" / "trials" / "lr-0.01").run()
+    assert run.data.images == 60 and trial.data.images == 54
+    assert summary["lr_grid"]["protocol"]["held_out"] == 6 and summary["val"] is None
+    with pytest.raises(DataError, match="no val split"):
+        evaluate(tmp_path / "run", split="val")
+    assert evaluate(tmp_path / "run" / "trials" / "lr-0.01", split="val")["val"]["images"] == 6
+
+
+def test_the_data_are_parted_without_loss_or_overlap(tmp_path):
+    for data in (digits(), open_data(make_folder(tmp_path / "photos", {"train": 20, "test": 5}))):
+        held, back = data.holding_out(0.2, 0), data.holding_out(0.0, 0)
+        total = len(data.splits["train"]) + len(data.splits["val"])
+        assert len(back.splits["train"]) == total and "val" not in back.splits
+        assert len(held.splits["train"]) + len(held.splits["val"]) == total
+        assert back.splits["test"] is data.splits["test"] is held.splits["test"]
+        assert len({data.fingerprint(), held.fingerprint(), back.fingerprint()}) == 3
+    names = {name: {split.name(row) for row in range(len(split))} for name, split in held.splits.items()}
+    assert names["train"] | names["val"] == {back.splits["train"].name(row) for row in range(total)}
+    assert not names["train"] & names["val"]
+    own = open_data(make_folder(tmp_path / "own", {"train": 20, "val": 5}))
+    assert own.holding_out(0.0, 0).splits["val"] is own.splits["val"]
+    assert len(own.holding_out(0.1, 0).splits["val"]) == 6
+
+
+@pytest.mark.parametrize("size", [(16, 16), (80, 80)], ids=["in memory", "from files"])
+def test_a_trial_repeated_from_its_config_is_the_same_also_around_images_that_cannot_be_read(tmp_path, no_report, size):
+    root = make_folder(tmp_path / "photos", {"train": 12}, size=size)
+    held = open_data(root).holding_out(0.1, 0)
+    for split in ("train", "val"):
+        Path(held.splits[split].paths[1]).write_bytes(b"not an image")
+    settings = {**QUICK, "bad_images": "skip", "image_size": 16, "epochs": 1}
+    train(str(root), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), **settings)
+    place = tmp_path / "run" / "trials" / "lr-0.01"
+    trial = Folder(place).run()
+    assert Folder(tmp_path / "run").run().data.images == 34
+    assert trial.data.images == 32 and trial.data.cache == (size == (16, 16))
+    again = train(str(root), out=str(tmp_path / "again"), config=str(place / "config.yaml"), bad_images="skip")
+    assert weights(tmp_path / "again") == weights(place)
+    kept = json.loads((place / "summary.json").read_text())["val"]
+    assert again["val"] == kept and kept["images"] == 3 and kept["unreadable"] == 1
+
+
+def test_options_that_contradict_the_protocol_are_refused(folder, tmp_path, no_report):
+    def refusal(**options):
+        with pytest.raises(UsageError) as caught:
+            train(str(folder), **options)
+        return str(caught.value)
+
+    assert "--lr-grid" in refusal(lr_grid=(0.1,), lr=0.1)
+    assert "above 0" in refusal(lr_grid=(0.1, -1.0))
+    assert "add --lr-grid" in refusal(ray="auto")
+    assert "leave these settings out" in refusal(lr_grid=(), settings={"data.hold-out": ["0.5"]})
+    out = str(tmp_path / "run")
+    train(str(folder), out=out, lr_grid=(0.01,), **QUICK)
+    (tmp_path / "run" / "summary.json").unlink()
+    assert "tries 0.01" in refusal(out=out, resume=True, lr_grid=(0.02,))
+    assert "nothing else can change" in refusal(out=out, resume=True, override=True)
+    plain = str(tmp_path / "plain")
+    train(str(folder), out=plain, **QUICK)
+    assert "begun without --lr-grid" in refusal(out=plain, resume=True, lr_grid=())
+
+
+def test_classes_too_small_to_hold_out_from_are_refused(tmp_path):
+    root = make_folder(tmp_path / "photos", {"train": 3})
+    with pytest.raises(DataError, match="nothing can judge a rate"):
+        train(str(root), out=str(tmp_path / "run"), lr_grid=(), **QUICK)
+
+
+def test_a_dry_run_tells_the_price_of_the_grid(folder, tmp_path):
+    words = [w for k, v in QUICK.items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    result = run_command("train", str(folder), *words, "--lr-grid", "--dry-run", "--json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    plan = json.loads(result.stdout)
+    assert plan["trials"] == 4 and plan["lr_grid"] == [0.001, 0.003, 0.01, 0.03] and plan["held_out"] == 3
+    assert plan["minutes_in_all"] >= plan["minutes"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
+
+
+def test_the_report_stands_alone_and_runs_nothing_that_it_was_given(uninterrupted, tmp_path):
+    root, _ = uninterrupted
+    out = tmp_path / "run"
+    shutil.copytree(root.parent / "whole", out)
+    config = (out / "config.yaml").read_text().replace(f"source: {root}", "source: <script>x</script>")
+    (out / "config.yaml").write_text(config)
+    write_report(Folder(out), grid_of(out), json.loads((out / "summary.json").read_text()))
+    page = (out / "report.html").read_text()
+    assert "<script" not in page and "&lt;script&gt;x" in page
+    assert not any(word in page for word in ("src=", "@import", "url(http", "<link"))
+    assert page.count("<svg") == 1 and "prefers-color-scheme: dark" in page
+    for row in grid_of(out)["trials"]:
+        assert f"{row['lr']:g}" in page and f"{100 * row['score']:.2f} %" in page and f"{row['folder']}/config.yaml" in page
+    assert "all images" in page and "vitreous evaluate" in page
+
+
+def test_several_labels_are_judged_by_map(tmp_path):
+    root = make_folder(tmp_path / "photos", {"train": 15})
+    rows = [f"{path},{path.parent.name}{'|bee' if number % 3 == 0 else ''}" for number, path in enumerate(sorted(root.rglob("*.png")))]
+    (tmp_path / "table.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+    summary = train(str(tmp_path / "table.csv"), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), **QUICK)
+    for row in summary["lr_grid"]["trials"]:
+        val = json.loads((tmp_path / "run" / row["folder"] / "summary.json").read_text())["val"]
+        assert row["score"] == val["map"] and val["top1"] is None and val["images"] == 4
+    assert "held-out mAP" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_without_ray_the_command_that_installs_it_is_told(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match="pip install 'vitreous\\[ray\\]'"):
+        train(str(folder), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), ray="local", **QUICK)
+
+
+@pytest.mark.slow
+def test_trials_on_a_ray_cluster_end_in_the_same_bits(uninterrupted, tmp_path):
+    pytest.importorskip("ray.tune")
+    root, expected = uninterrupted
+    train(str(root), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), ray="local", **QUICK)
+    assert outcome(tmp_path / "run") == expected
+    assert not list((tmp_path / "run" / "trials").glob(".*"))
+
+
+@pytest.mark.slow
+def test_trials_on_a_ray_cluster_save_at_a_signal_and_go_on(uninterrupted, tmp_path):
+    pytest.importorskip("ray.tune")
+    root, _ = uninterrupted
+    out, settings = tmp_path / "run", {**QUICK, "epochs": 100.0, "save_every": 1000}
+    words = [w for k, v in settings.items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    command = [
+        sys.executable,
+        "-m",
+        "vitreous",
+        "train",
+        str(root),
+        *words,
+        "--lr-grid",
+        "0.001",
+        "0.01",
+        "--out",
+        str(out),
+        "--ray",
+        "local",
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.time() + 120
+    while time.time() < deadline and not list(out.glob("trials/*/metrics.jsonl")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143 and f"continue with --resume --out {out}" in errors, errors
+    assert not (out / "report.html").exists() and list(out.glob("trials/*/checkpoints/step-*"))
+    train(str(root), out=str(out), resume=True, ray="local")
+    train(str(root), out=str(tmp_path / "one"), lr_grid=(0.001, 0.01), **settings)
+    assert outcome(out) == outcome(tmp_path / "one")

@@ -1,0 +1,170 @@
+"""Several processes: the same bits if the run is reproducible, the same weights to 1e-5 if not, and no one left waiting."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.conftest import TINY
+from tests.reliability.rig import TIMES
+from vitreous.training.parts import parts, spans
+from vitreous.training.ranks import Ranks
+from vitreous.weights.adopt import open_weights
+from vitreous.weights.bundle import load_bundle
+from vitreous.weights.pieces import tensors_in
+
+#: no chance but that of the weights: what is left differs between numbers of processes in rounding alone
+SAME = {**TINY, "drop_path": 0.0, "mixup": 0.0, "optimizer": "sgd", "lr": 0.05, "accumulate": 1, "epochs": 4.5, "save_every": 10}
+
+
+def carry_out(tmp_path, *jobs):
+    """The exit codes of jobs (`tests.training.world`), and what they said."""
+    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
+    words = [sys.executable, "-m", "tests.training.world", str(tmp_path / "jobs.json")]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout), result.stderr
+
+
+def job(folder, out, world, **further):
+    options = {"data": str(folder), "out": str(out), "workers": 0, **further.pop("options", {})}
+    return {"world": world, "options": options, **further}
+
+
+def outcome(out):
+    """Weights, average, optimiser state and metrics, without what tells the time."""
+    newest = max((out / "checkpoints").glob("step-*"))
+    tensors = {p.name: p.read_bytes() for p in newest.glob("*.safetensors")}
+    metrics = [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in (out / "metrics.jsonl").open()]
+    return newest.name, tensors, (out / "model" / "weights.safetensors").read_bytes(), metrics
+
+
+def test_a_reproducible_run_is_the_same_bits_for_1_2_and_4_processes_and_across_a_change(folder, tmp_path):
+    run = {**TINY, "epochs": 5.0, "reproducible": True}
+    more = {"resume": True}
+    codes, errors = carry_out(
+        tmp_path,
+        job(folder, tmp_path / "one", 1, options=run),
+        job(folder, tmp_path / "two", 2, options=run),
+        job(folder, tmp_path / "many", 1, options=run, stop=2),
+        job(folder, tmp_path / "many", 2, options=more, stop=5),
+        job(folder, tmp_path / "many", 1, options=more, stop=7),
+        job(folder, tmp_path / "many", 4, options=more),
+    )
+    assert codes == [[0], [0, 0], [143], [143, 143], [143], [0] * 4], errors
+    whole = outcome(tmp_path / "one")
+    assert whole[0] == "step-00000012" and len(whole[1]) == 3
+    for name in ("two", "many"):
+        found = outcome(tmp_path / name)
+        assert found[:3] == whole[:3]
+        assert [line for line in found[3] if "train/loss" in line] == [line for line in whole[3] if "train/loss" in line]
+
+
+def test_ddp_and_fsdp_agree_with_one_process_and_checkpoints_of_shares_are_read_by_anyone(folder, tmp_path):
+    fsdp = {**SAME, "parallel": "fsdp"}
+    codes, errors = carry_out(
+        tmp_path,
+        job(folder, tmp_path / "one", 1, options=SAME),
+        job(folder, tmp_path / "joined", 1, options=SAME, joined=True),
+        job(folder, tmp_path / "ddp", 2, options=SAME),
+        job(folder, tmp_path / "ddp in parts", 3, options={**SAME, "batch_size": 4, "accumulate": 2, "micro_batch": "1"}),
+        job(folder, tmp_path / "fsdp", 2, options=fsdp),
+        job(folder, tmp_path / "fsdp in parts", 2, options={**fsdp, "batch_size": 4, "accumulate": 2}),
+        job(folder, tmp_path / "changed", 2, options=fsdp, stop=13),
+        job(folder, tmp_path / "changed", 3, options={"resume": True}),
+        job(folder, tmp_path / "at last alone", 2, options=fsdp, stop=13),
+        job(folder, tmp_path / "at last alone", 1, options={"resume": True, "override": True, "parallel": "ddp"}),
+        job(folder, tmp_path / "adam", 1, options={**SAME, "optimizer": "adamw", "lr": 1e-3}),
+        job(folder, tmp_path / "adam in shares", 2, options={**fsdp, "optimizer": "adamw", "lr": 1e-3}),
+    )
+    assert [code for each in codes for code in each if code] == [143] * 4, errors
+    whole = tensors_in(tmp_path / "one" / "checkpoints" / "step-00000021", "model")
+    assert torch.equal(
+        tensors_in(tmp_path / "joined" / "checkpoints" / "step-00000021", "model")["model.head.weight"], whole["model.head.weight"]
+    )
+    for name in ("ddp", "ddp in parts", "fsdp", "fsdp in parts", "changed", "at last alone"):
+        place = tmp_path / name / "checkpoints" / "step-00000021"
+        for part in ("model", "ema", "optimizer"):
+            expected, found = tensors_in(tmp_path / "one" / "checkpoints" / "step-00000021", part), tensors_in(place, part)
+            assert set(found) == set(expected)
+            for key, tensor in found.items():
+                assert torch.allclose(tensor.reshape(expected[key].shape), expected[key], atol=1e-5), (name, part, key)
+        weights = open_weights(place)
+        assert weights.classes == ("ant", "bee", "cat")
+        bundle, images = load_bundle(tmp_path / name / "model"), torch.rand(2, 3, 16, 16)
+        with torch.inference_mode():
+            assert torch.allclose(weights.bundle().model(images), bundle.model(images), atol=1e-6)
+    curves = [
+        [json.loads(line).get("train/loss") for line in (tmp_path / name / "metrics.jsonl").open()] for name in ("adam", "adam in shares")
+    ]
+    assert [loss for loss in curves[1] if loss] == pytest.approx([loss for loss in curves[0] if loss], abs=1e-5)
+    shards = sorted(p.name for p in (tmp_path / "fsdp" / "checkpoints" / "step-00000021").iterdir())
+    assert len([name for name in shards if name.startswith("shard-")]) == 2 and "state.json" in shards and "manifest.json" in shards
+
+
+def test_a_process_that_dies_ends_all_and_the_run_goes_on_from_there(folder, tmp_path):
+    run = {**TINY, "epochs": 5.0, "reproducible": True}
+    codes, errors = carry_out(
+        tmp_path,
+        job(folder, tmp_path / "one", 1, options=run),
+        job(folder, tmp_path / "two", 2, options=run, kill=[1, 5], timeout=20, limit=30),
+        job(folder, tmp_path / "two", 2, options={"resume": True}),
+    )
+    assert codes[1][1] == -9 and codes[1][0] == 6, (codes, errors)  # by itself, not by the limit
+    assert "another process of the run is gone" in errors and "--resume" in errors
+    assert codes[2] == [0, 0]
+    assert outcome(tmp_path / "two")[:3] == outcome(tmp_path / "one")[:3]
+
+
+def test_what_is_not_finite_in_one_process_stops_all_at_the_same_step(folder, tmp_path):
+    codes, errors = carry_out(
+        tmp_path,
+        job(folder, tmp_path / "run", 2, options=SAME, poison=[1, 4]),
+        job(folder, tmp_path / "skipping", 2, options={**SAME, "skip_steps": 1}, poison=[1, 4]),
+    )
+    assert codes == [[5, 5], [0, 0]], errors
+    assert errors.count("step 5: loss nan") == 2
+    lines = [json.loads(line) for line in (tmp_path / "skipping" / "metrics.jsonl").open()]
+    skipped = {line["step"]: line["skipped"] for line in lines if "skipped" in line}
+    assert skipped[4] == 0 and skipped[5] == skipped[21] == 1
+
+
+def test_every_picture_is_judged_once_by_three_processes(tmp_path):
+    from tests.conftest import make_folder
+
+    folder = make_folder(tmp_path / "photos", {"train": 12, "val": 67})
+    codes, errors = carry_out(tmp_path, job(folder, tmp_path / "one", 1, options=SAME), job(folder, tmp_path / "three", 3, options=SAME))
+    assert codes == [[0], [0] * 3], errors
+    found = [json.loads((tmp_path / name / "summary.json").read_text())["val"] for name in ("one", "three")]
+    assert found[0]["images"] == found[1]["images"] == 201
+    assert found[1]["top1"] == pytest.approx(found[0]["top1"], abs=1 / 201)
+
+
+def test_processes_that_cannot_share_the_work_are_refused(folder, tmp_path):
+    codes, errors = carry_out(
+        tmp_path,
+        job(folder, tmp_path / "three", 3, options={**TINY, "reproducible": True}),
+        job(folder, tmp_path / "fsdp", 1, options={**TINY, "parallel": "fsdp"}),
+        job(folder, tmp_path / "muon", 2, options={**TINY, "parallel": "fsdp", "optimizer": "muon"}),
+    )
+    assert codes == [[2] * 3, [2], [2, 2]]
+    assert "3 processes do not divide the 4 shards of a reproducible run" in errors and "use 1, 2, 4" in errors
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_parts_cover_each_step_once(tmp_path, reproducible, world):
+    from tests.training.test_loop import make
+
+    session, _ = make(tmp_path, batch_size=7, accumulate=3, epochs=2.1, reproducible=reproducible, shards=4 if reproducible else 1)
+    run, seen = session.run, []
+    for start in range(0, run.total, run.step_size):
+        found = [part for rank in range(world) for part in parts(run, Ranks(rank, world), start)]
+        assert sum(part.share for part in found) == pytest.approx(1)
+        seen += [position for part in found if part.share for position in range(part.start, part.stop)]
+    assert sorted(seen) == list(range(run.total))
+    assert sum(stop - start for start, stop in spans(run, Ranks(0, 1), 0)) == run.total

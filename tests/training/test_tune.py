@@ -1,0 +1,252 @@
+"""Training a part of a model: what moves, what never does, and adapters that become weights."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError
+from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
+from vitreous.models.zoo import build
+from vitreous.objectives.supervised import Supervised
+from vitreous.training.flat import Flat
+from vitreous.training.loop import State, fit
+from vitreous.training.optimizer import Optimizers
+from vitreous.training.run import DataOptions, Optimizer, Run, Tune
+from vitreous.training.tune import blocks, check, frozen_state, merged, prepare
+
+SMALL = {"image": (16, 16), "patch": (8, 8), "classes": 3, "width": 32, "depth": 3, "heads": 2, "hidden": 64}
+STAGES = "body.stages.{}.units.{}."
+#: kind of model -> its config, its blocks by name, and what lies between them and the head
+MODELS = {
+    "plain": (ViTConfig(**SMALL), ["encoder.blocks.{}."], ["encoder.norm."]),
+    "representation": (ViTConfig(**SMALL, representation=16), ["encoder.blocks.{}."], ["encoder.norm."]),
+    "attention": (ViTConfig(**SMALL, pool="attention", norm="pooled"), ["encoder.blocks.{}."], ["pooling.", "pooled_norm."]),
+    "hybrid": (ViTConfig(**SMALL, stem=StemConfig((1, 1), 8)), ["encoder.blocks.{}."], ["encoder.norm."]),
+    "each": (ViTConfig(**SMALL, position_at="each"), ["encoder.blocks.{}."], ["encoder.norm."]),
+    "shared": (ViTConfig(**SMALL, position_at="shared"), ["encoder.blocks.{}."], ["encoder.norm."]),
+    "windows": (
+        ViTConfig(**SMALL, attention="decomposed", window=1, class_token=False, pool="mean", neck=8),
+        ["encoder.blocks.{}."],
+        ["encoder.norm.", "neck."],
+    ),
+    "distilled": (ViTConfig(**SMALL, pool="distilled", slots=2), ["encoder.blocks.{}."], ["encoder.norm."]),
+    "BiT": (BiTConfig(image=(16, 16), classes=3, blocks=(1, 2), width=8), [], ["body.norm."]),
+}
+UNITS = ["body.stages.0.units.0.", "body.stages.1.units.0.", "body.stages.1.units.1."]
+
+
+def model(config, seed=0):
+    """A model whose head is not zero, so that gradients and answers are not."""
+    torch.manual_seed(seed)
+    made = build(config)
+    for parameter in made.head.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return made
+
+
+def images(count=4):
+    return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+def moving(made):
+    return {name for name, parameter in made.named_parameters() if parameter.requires_grad}
+
+
+def run_of(config, tune, **changes):
+    data = DataOptions("synthetic", ("a", "b", "c"), 32, "")
+    return Run(data, config, Preprocess((16, 16)), tune=tune, batch_size=8, epochs=1.5, optimizer=Optimizer(lr=1e-2), **changes)
+
+
+def begun(config, tune, **changes):
+    """The state of a run at step 0, as a session makes it."""
+    run = run_of(config, tune, **changes)
+    made = model(config)
+    prepare(made, tune)
+    objective = Supervised(made)
+    dtype = torch.bfloat16 if run.precision == "bf16" else torch.float32
+    flat = Flat(objective, dtype, torch.device("cpu"), run.ema, run.shards)
+    return State(run=run, objective=objective, flat=flat, optimizers=Optimizers(run.optimizer, flat))
+
+
+def batches(state):
+    """Noise with a tint to be learned, six steps of it."""
+    generator = torch.Generator().manual_seed(0)
+    for start in range(0, 48, 8):
+        labels = torch.arange(start, start + 8) % 3
+        pixels = torch.randn(8, 3, 16, 16, generator=generator)
+        pixels[torch.arange(8), labels] += 2
+        yield {"images": pixels.to(state.flat.work.dtype), "labels": labels, "samples": torch.arange(start, start + 8)}
+
+
+def trained(state):
+    """The losses of every step."""
+    found = []
+    fit(state, batches(state), [(1, lambda s: (found.append(s.losses), setattr(s, "losses", 0.0)))])
+    return found
+
+
+@pytest.mark.parametrize("last", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_moves_is_the_head_and_the_last_blocks_with_what_follows_them(kind, last):
+    config, stack, after = MODELS[kind]
+    made = model(config)
+    names = [text.format(i) for i in range(3) for text in stack] or UNITS
+    prefixes = ["head.", "representation.", *(after if last else []), *names[len(names) - last :]]
+    said = prepare(made, Tune(last_blocks=last))
+    assert moving(made) == {name for name, _ in made.named_parameters() if name.startswith(tuple(prefixes))}
+    count = sum(parameter.numel() for parameter in made.parameters() if parameter.requires_grad)
+    total = sum(parameter.numel() for parameter in made.parameters())
+    assert said == f"training {count:,} of {total:,} parameters: the head" + (f" and the last {last} of 3 blocks" if last else "")
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_no_block_before_the_first_that_moves_keeps_a_graph(kind):
+    made = model(MODELS[kind][0])
+    prepare(made, Tune(last_blocks=1))
+    grown = []
+    for block in blocks(made):
+        block.register_forward_hook(lambda block, given, answer: grown.append(answer.requires_grad))
+    made.train()(images()).sum().backward()
+    assert grown == [False, False, True]
+    assert all((parameter.grad is not None) == parameter.requires_grad for parameter in made.parameters())
+
+
+def test_frozen_parts_compute_in_training_as_in_use_and_moving_ones_drop():
+    made = model(ViTConfig(**SMALL, dropout=0.5, drop_path=0.5, class_token=True))
+    prepare(made, Tune(last_blocks=1))
+    made = copy.deepcopy(made)  # as shards and twins are made
+    seen = []
+    made.encoder.blocks[1].register_forward_hook(lambda block, given, answer: seen.append(answer))
+    noisy = [made.train()(images()), made(images()), made.eval()(images())]
+    assert torch.equal(seen[0], seen[1]) and torch.equal(seen[0], seen[2])
+    assert not torch.equal(noisy[0], noisy[1])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("tune", [Tune(last_blocks=0), Tune(last_blocks=1), Tune(lora_rank=2)], ids=["head", "block", "lora"])
+def test_frozen_tensors_keep_their_bits_and_the_rest_learns(tune, precision):
+    state = begun(MODELS["plain"][0], tune, precision=precision, ema=0.9, shards=2)
+    twin, flat = state.flat.twin, state.flat
+    before = {name: tensor.clone() for name, tensor in frozen_state(twin, flat.parameters).items()}
+    working = {name: tensor.clone() for name, tensor in frozen_state(state.objective).items()}
+    masters = flat.master.clone()
+    losses = trained(state)
+    assert min(losses[1:]) < losses[0]
+    assert before.keys() == working.keys() == set(state.objective.state_dict()) - flat.parameters.keys()
+    assert {tensor.dtype for tensor in before.values()} == {torch.float32}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in frozen_state(twin, flat.parameters).items())
+    assert all(torch.equal(tensor, working[name]) for name, tensor in frozen_state(state.objective).items())
+    whole = model(MODELS["plain"][0]).state_dict()
+    assert all(torch.equal(tensor, whole[name.removeprefix("model.").replace("base_layer.", "")]) for name, tensor in before.items())
+    for name, view in flat.views(masters).items():
+        assert not torch.equal(view, flat.views(flat.master)[name]), name
+
+
+def test_everything_moves_where_nothing_is_said():
+    made = model(MODELS["plain"][0])
+    assert prepare(made, Tune()) == "" and not frozen_state(made)
+    assert merged(made) is made
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "BiT"])
+@torch.no_grad()
+def test_a_fresh_adapter_changes_no_answer_and_a_trained_one_becomes_weights(kind):
+    config = MODELS[kind][0]
+    plain, made = model(config).eval(), model(config).eval()
+    plain.requires_grad_(False)  # PyTorch picks its products by this too
+    count = sum(parameter.numel() for parameter in made.parameters())
+    said = prepare(made, Tune(lora_rank=4, lora_targets=("qkv", "fc2")))
+    layers = [name for name, part in plain.named_modules() if name.endswith(("qkv", "fc2"))]
+    assert said.endswith(f"the head and adapters of rank 4 at {len(layers)} layers (qkv, fc2)")
+    assert {name.partition(".lora")[0] for name in moving(made) if ".lora" in name} == set(layers)
+    assert {name.partition(".")[0] for name in moving(made) if ".lora" not in name} <= {"head", "representation"}
+    answers = plain(images())
+    assert torch.equal(made(images()), answers)
+    for name, parameter in made.named_parameters():
+        if "lora_B" in name:
+            parameter.normal_(std=0.05)
+    whole = merged(made)
+    assert whole is not made and sum(parameter.numel() for parameter in whole.parameters()) == count
+    assert not torch.allclose(made(images()), answers, atol=1e-3)
+    assert torch.allclose(whole(images()), made(images()), atol=1e-5)
+    plain.load_state_dict(whole.state_dict())
+    assert torch.equal(plain(images()), whole(images()))
+
+
+def test_adapters_are_those_of_peft():
+    import peft
+
+    config = MODELS["plain"][0]
+    ours, theirs = model(config), model(config)
+    tune = Tune(lora_rank=3, lora_alpha=6.0, lora_dropout=0.1)
+    torch.manual_seed(5)
+    prepare(ours, tune)
+    torch.manual_seed(5)
+    wrapped = peft.get_peft_model(
+        theirs, peft.LoraConfig(r=3, lora_alpha=6, lora_dropout=0.1, target_modules=["qkv"], modules_to_save=["head"])
+    )
+    adapters = {name: parameter for name, parameter in ours.named_parameters() if "lora" in name}
+    others = dict(theirs.named_parameters())
+    assert adapters and all(torch.equal(parameter, others[name]) for name, parameter in adapters.items())
+    for name, parameter in adapters.items():
+        with torch.no_grad():
+            torch.manual_seed(7)
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+            others[name].copy_(parameter)
+    for module in (ours, wrapped):
+        torch.manual_seed(9)
+        module.train()(images()).square().sum().backward()
+    assert all(torch.equal(parameter.grad, others[name].grad) for name, parameter in adapters.items())
+    assert torch.allclose(merged(ours).eval()(images()), wrapped.merge_and_unload().eval()(images()), atol=1e-6)
+
+
+def test_a_trained_twin_with_adapters_becomes_the_model_that_the_run_was_for():
+    state = begun(MODELS["plain"][0], Tune(lora_rank=2), ema=0.9)
+    trained(state)
+    twin = state.flat.twin.get_submodule("model")
+    again = build(MODELS["plain"][0]).eval()
+    again.load_state_dict(merged(twin).state_dict())
+    assert torch.allclose(again(images()), twin(images()), atol=1e-5)
+    assert not torch.equal(again(images()), model(MODELS["plain"][0]).eval()(images()))
+    for name, view in state.flat.views(state.flat.average).items():  # the twin itself still computes with the average
+        assert torch.equal(dict(state.flat.twin.named_parameters())[name], view)
+
+
+@pytest.mark.parametrize(
+    "kind,tune,expected",
+    [
+        ("plain", Tune(last_blocks=4), "last_blocks is 4, the model has 3 blocks"),
+        ("BiT", Tune(last_blocks=4), "last_blocks is 4, the model has 3 blocks"),
+        ("plain", Tune(last_blocks=-1), "use 0 (the head alone) to 3"),
+        ("plain", Tune(last_blocks=1, lora_rank=2), "use one of them"),
+        ("plain", Tune(lora_rank=-1), "lora_rank must be at least 0"),
+        ("plain", Tune(lora_rank=2, lora_dropout=1.0), "lora_dropout at least 0 and below 1"),
+        (
+            "plain",
+            Tune(lora_rank=2, lora_targets=("qkv", "query")),
+            "query names no layers\n  the model has fc1, fc2, out, projection, qkv",
+        ),
+        ("plain", Tune(lora_rank=2, lora_targets=("head",)), "head names no layers"),
+        ("plain", Tune(lora_rank=2, lora_targets=("norm",)), "norm names other than linear layers"),
+        ("BiT", Tune(lora_rank=2), "the model has no linear layers before its head"),
+    ],
+)
+def test_what_cannot_be_tuned_so_is_refused(kind, tune, expected):
+    made = model(MODELS[kind][0])
+    with pytest.raises(UsageError) as error:
+        prepare(made, tune)
+    assert expected in str(error.value)
+    assert all(parameter.requires_grad for parameter in made.parameters()), "a refused model stays as it was"
+
+
+def test_lora_without_peft_names_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UsageError, match="peft, which is not installed\n  pip install 'vitreous\\[lora\\]'"):
+        check(MODELS["plain"][0], Tune(lora_rank=2))
+    check(MODELS["plain"][0], Tune(last_blocks=1))

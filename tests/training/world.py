@@ -1,0 +1,100 @@
+"""Runs by several processes, forked from one that has imported torch and done nothing yet: what `torchrun` does, in less time.
+
+python -m tests.training.world JOBS.json: a list of {"world", "options": those of train, "stop": a step to be interrupted after,
+"kill": [rank, step], "poison": [rank, step], "timeout": seconds}. Prints a list of each job's exit codes by rank.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint.hf_storage
+import torch.distributed.fsdp
+import torch.nn.parallel
+
+from vitreous.errors import VitreousError
+from vitreous.recipes.train import train
+from vitreous.training.session import Session
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def arm(rank: int, job: dict) -> None:
+    """Interrupt, kill or poison this process at a step."""
+    watch, batches = Session.watch, Session.batches
+
+    def watched(self, state):
+        watch(self, state)
+        if state.step == job.get("stop") and rank == 0:
+            self.signals.received = signal.SIGTERM
+        if [rank, state.step] == job.get("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def poisoned(self, state):
+        for batch in batches(self, state):
+            if [rank, state.step] == job.get("poison"):
+                batch["images"][0] = math.nan
+            yield batch
+
+    Session.watch, Session.batches = watched, poisoned
+
+
+def process(rank: int, port: int, job: dict) -> int:
+    """One process of a job. Returns its exit code."""
+    torch.set_num_threads(1)
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job["world"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    if job.get("joined", job["world"] > 1):
+        os.environ |= {name: str(value) for name, value in names.items()}
+    arm(rank, job)
+    try:
+        train(**job["options"], timeout=float(job.get("timeout", 60)))
+    except VitreousError as error:
+        print(f"rank {rank}: {error}", file=sys.stderr)
+        return error.code
+    return 0
+
+
+def carry_out(job: dict) -> list[int]:
+    """A job: its processes' exit codes, negative for a signal. After `limit` seconds they are killed."""
+    port, children = free_port(), []
+    for rank in range(job["world"]):
+        child = os.fork()
+        if child == 0:
+            code = 99
+            try:
+                code = process(rank, port, job)
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        children.append(child)
+    codes, deadline = {}, time.monotonic() + job.get("limit", 120)
+    while len(codes) < len(children):
+        for rank, child in enumerate(children):
+            if rank not in codes:
+                done, status = os.waitpid(child, os.WNOHANG)
+                if done:
+                    codes[rank] = os.waitstatus_to_exitcode(status)
+                elif time.monotonic() > deadline:
+                    os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    return [codes[rank] for rank in range(len(children))]
+
+
+if __name__ == "__main__":
+    print(json.dumps([carry_out(job) for job in json.loads(Path(sys.argv[1]).read_text())]))

@@ -1,0 +1,138 @@
+"""vitreous recipes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tyro.conf import Positional
+
+if TYPE_CHECKING:
+    from vitreous.cli.console import Console
+    from vitreous.recipes.recipe import Recipe
+    from vitreous.training.run import Run
+
+
+@dataclass(frozen=True)
+class Options:
+    """List the recipes of `vitreous train --recipe NAME`, or tell one: its numbers, its command and what was published.
+
+    Example: vitreous recipes 'finetune-*'
+    """
+
+    pattern: Positional[str] = "*"
+    """A recipe's name, or names to list, with * and ?."""
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """Print the table, or the one recipe of that name."""
+    from fnmatch import fnmatchcase
+
+    from vitreous.recipes.names import NAMES, known
+
+    names = [name for name in NAMES if fnmatchcase(name, options.pattern.lower())]
+    if not names:
+        known(options.pattern)
+    if options.pattern.lower() in NAMES:
+        return tell(names[0], console)
+    from vitreous.recipes.registry import RECIPES, example
+
+    rows = [facts(RECIPES[name], example(name)) for name in names]
+    console.table(
+        ["name", "for", "source", "batch", "length", "lr"],
+        [[r["name"], r["about"], r["source"], str(r["batch_size"]), length(r), f"{r['lr']:g}"] for r in rows],
+    )
+    console.say("`vitreous recipes NAME` tells its other numbers; any of them can be set: --lr, --optimizer.betas 0.9 0.95.")
+    return {"recipes": rows}
+
+
+def facts(recipe: Recipe, run: Run) -> dict[str, Any]:
+    """A row of the table: `run` is the recipe's first model on the data that it was written for."""
+    return {
+        "name": recipe.name,
+        "about": recipe.about,
+        "source": recipe.source,
+        "data": recipe.data,
+        "batch_size": run.batch_size,
+        "epochs": None if recipe.by_steps else run.epochs,
+        "steps": run.steps if recipe.by_steps else None,
+        "optimizer": run.optimizer.name,
+        "lr": run.optimizer.lr,
+        "rule": recipe.rule,
+        "init": recipe.from_weights,
+    }
+
+
+def length(row: dict[str, Any]) -> str:
+    """Epochs or steps, for the table."""
+    return f"{row['steps']} steps" if row["steps"] else f"{row['epochs']:g} epochs"
+
+
+def tell(name: str, console: Console) -> dict[str, Any]:
+    """One recipe."""
+    from vitreous.config import to_plain
+    from vitreous.models.names import name_of
+    from vitreous.nn.sizes import by
+    from vitreous.recipes.registry import RECIPES, example
+
+    recipe, made = RECIPES[name], example(name)
+    row = facts(recipe, made) | {"grid": list(recipe.grid), "hold_out": recipe.hold_out}
+    models = [(model or name_of(made.model), example(name, model)) for model in recipe.models or (None,)]
+    console.say(f"{name}: {recipe.about} ({recipe.source})\n\n{recipe.text}\n")
+    console.table(
+        ["model", "pixels", "epochs", "steps", "lr", "dropout", "drop path"],
+        [
+            [
+                model,
+                by(r.model.image),
+                f"{r.epochs:.4g}",
+                str(r.steps),
+                f"{r.optimizer.lr:g}",
+                f"{r.model.dropout:g}",
+                f"{r.model.drop_path:g}",
+            ]
+            for model, r in models
+        ],
+    )
+    console.say(f"on {recipe.data}: {made.data.images:,} images, {made.model.classes:,} classes\n")
+    console.table(["setting", "value"], [[path, value] for path, value in numbers(made)])
+    console.say(
+        f"\nlearning rate and batch: {recipe.rule}; --lr-grid: {' '.join(map(str, recipe.grid))}, on {recipe.hold_out:.0%} held out"
+    )
+    if recipe.published:
+        console.say("\npublished, not measured here:")
+        console.table(["model", "data", "top-1"], recipe.published)
+    published = [{"model": model, "data": data, "figure": figure} for model, data, figure in recipe.published]
+    variants = [{"model": m, "image": by(r.model.image), "epochs": r.epochs, "steps": r.steps, "lr": r.optimizer.lr} for m, r in models]
+    return {"recipe": row, "text": recipe.text, "models": variants, "run": to_plain(made), "published": published}
+
+
+def numbers(run: Run) -> list[tuple[str, str]]:
+    """Path and value of what a recipe decides: its optimiser and schedule whole, of the rest what is not as usual."""
+    from vitreous.config import to_plain
+    from vitreous.data.augment import Augment
+
+    whole = to_plain(run)
+    rows = [(f"{part}.{key}", value) for part in ("optimizer", "schedule") for key, value in whole[part].items()]
+    usual = to_plain(Augment())
+    rows += [(f"augment.{key}", value) for key, value in whole["augment"].items() if value != usual[key]]
+    top = ("loss", "head_bias", "smoothing", "mimetic", "patch_dropout", "batch_size", "ema")
+    rows += [(key, whole[key]) for key in top if whole[key] or key == "ema"]
+    rows += [("data.repeats", run.data.repeats), ("preprocess.fit", run.preprocess.fit), ("preprocess.share", run.preprocess.share)]
+    unused = {
+        "adamw": {"matrix_lr", "momentum"},
+        "lamb": {"matrix_lr", "momentum"},
+        "sgd": {"matrix_lr", "betas", "eps"},
+        "muon": {"momentum"},
+    }
+    hidden = {f"optimizer.{key}" for key in unused[run.optimizer.name]}
+    hidden |= {"schedule.milestones"} if run.schedule.decay != "steps" else set()
+    hidden |= {"schedule.timescale"} if run.schedule.decay != "rsqrt" else set()
+    return [(path, words(value)) for path, value in rows if path not in hidden]
+
+
+def words(value: Any) -> str:
+    """A value as `--path` takes it."""
+    if isinstance(value, list):
+        return " ".join(map(words, value)) or "none"
+    return "none" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

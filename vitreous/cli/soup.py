@@ -1,0 +1,65 @@
+"""vitreous soup."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from vitreous.cli.answering import Answering
+
+if TYPE_CHECKING:
+    from vitreous.cli.console import Console
+
+
+@dataclass(frozen=True)
+class Options(Answering):
+    """Average the weights of several runs of one model into one bundle (model soup).
+
+    Example: vitreous soup runs/pets-1 runs/pets-2 runs/pets-3 --greedy --out runs/pets-soup
+    """
+
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN...")]
+    """Run folders or bundles; their order means nothing."""
+    out: Annotated[str, arg(metavar="BUNDLE")]
+    """The folder to make."""
+    greedy: bool = False
+    """From the best run on, keep those with which the soup is not worse on the validation images (default: keep all)."""
+    data: str | None = None
+    """A data set to judge them on (default: the runs' own)."""
+    split: Literal["val", "train"] = "val"
+    """Which part of it; the test split is never read."""
+    workers: int | None = None
+    """Processes that decode images; changes no figure."""
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """Average, and print a table of the ingredients."""
+    from vitreous.cli.train import figures
+    from vitreous.recipes.soup import soup
+
+    document = soup(
+        options.runs,
+        options.out,
+        options.greedy,
+        options.data,
+        options.split,
+        options.workers,
+        options.how(),
+        options.bad_images,
+        console,
+    )
+    judged = document.get(options.split)
+    name = "mAP" if judged and judged["top1"] is None else "top-1"
+    rows = [[row["run"], share(row["score"]), share(row["score_with"]), "yes" if row["kept"] else "no"] for row in document["ingredients"]]
+    console.table(["ingredient", f"{options.split} {name}", "soup with it", "kept"], rows)
+    if judged:
+        console.say(figures(options.split, judged))
+    console.say(f"next: vitreous predict {document['bundle']} IMAGE ...")
+    return document
+
+
+def share(value: float | None) -> str:
+    """A fraction as a percentage."""
+    return "-" if value is None else f"{value:.2%}"

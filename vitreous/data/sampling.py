@@ -1,0 +1,86 @@
+"""Which picture stands at a position of the stream: a function of the seed and of the position alone.
+
+A run sees one endless stream, epoch after epoch, each in its own order; an epoch has as many positions as there are
+pictures. So a run continues anywhere by knowing one integer, nothing is dropped at the end of an epoch, and a batch may
+reach over it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from vitreous.data.keys import key, permutation
+from vitreous.errors import UsageError
+
+_TURNS, _BLOCKS = 1, 2  # the last part of the keys of a class's own order, and of the classes' order in a block
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """The order of `samples` pictures in every epoch. Every picture once is what `repeats` 1 without `labels` means.
+
+    `labels`, (samples,) int64: balanced. Each block of C positions shows each of the C classes that have pictures once, in
+    a random order, and the k-th showing of a class is the k-th of its own order; a short class goes round again, in a new
+    order and as another view. `repeats` r > 1 is repeated augmentation (arXiv:1902.05509, arXiv:2012.12877): the epoch is
+    cut after ceil(samples / r) pictures, and each of them stands r times in a row, as r views.
+    Raises UsageError for labels that are not one class to a picture, or fewer than one repeat.
+    """
+
+    samples: int
+    seed: int
+    labels: np.ndarray | None = None
+    repeats: int = 1
+
+    def __post_init__(self) -> None:
+        if self.labels is not None and self.labels.ndim != 1:
+            raise UsageError("balanced sampling needs one class to an image, these have several", "use --sampling even")
+        if self.repeats < 1:
+            raise UsageError(f"repeats must be at least 1, not {self.repeats}")
+
+    def epoch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Samples and views of one epoch, (samples,) int64 each."""
+        distinct = -(-self.samples // self.repeats)
+        if self.labels is None:
+            order = permutation(self.samples, self.seed, number)[:distinct]
+            views = np.zeros_like(order)
+        else:
+            order, views = balanced(self.labels, self.seed, number, distinct)
+        if self.repeats > 1:
+            order = np.repeat(order, self.repeats)[: self.samples]
+            views = (views[:, None] * self.repeats + np.arange(self.repeats)).ravel()[: self.samples]
+        return order, views
+
+
+def stream(order: Order, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Positions [start, stop) of the stream -> their samples, epochs and views, int64 each.
+
+    for position in range(start, stop): samples[position % n], position // n, views[position % n], of that epoch
+    """
+    epochs = np.arange(start, stop) // order.samples
+    parts = []
+    for epoch in range(start // order.samples, -(-stop // order.samples)):
+        first = epoch * order.samples
+        parts.append([part[max(start - first, 0) : stop - first] for part in _epoch(order, epoch)])
+    samples, views = (np.concatenate(part) for part in zip(*parts, strict=True)) if parts else (epochs, epochs)
+    return samples, epochs, views
+
+
+def balanced(labels: np.ndarray, seed: int, epoch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels (n,) -> `length` samples of all classes alike, and their views: how often the class has gone round."""
+    classes, counts = np.unique(labels, return_counts=True)
+    members = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
+    blocks = -(-length // len(classes))
+    samples, views = np.empty((blocks, len(classes)), np.int64), np.empty((blocks, len(classes)), np.int64)
+    for column, own in enumerate(members):
+        turns = np.arange(-(-blocks // len(own)))
+        orders = np.argsort(key(seed, epoch, own[None], turns[:, None], _TURNS), axis=1)
+        samples[:, column] = own[orders].ravel()[:blocks]
+        views[:, column] = np.repeat(turns, len(own))[:blocks]
+    places = np.argsort(key(seed, epoch, np.arange(blocks)[:, None], classes[None], _BLOCKS), axis=1)
+    return np.take_along_axis(samples, places, 1).ravel()[:length], np.take_along_axis(views, places, 1).ravel()[:length]
+
+
+_epoch = lru_cache(maxsize=2)(Order.epoch)

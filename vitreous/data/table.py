@@ -1,0 +1,194 @@
+"""Images listed in a CSV file: `path,label[,split]` in a header, then one image a row.
+
+    path,label,split
+    birds/1.jpg,duck|water,train
+
+A cell of labels has one, or several with `|` between them, or none. Paths are relative to the file's own folder.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vitreous.data.decode import open_regular, printable, reason
+from vitreous.data.sources import SPLITS, Data, Files, Split, class_order, held_out
+from vitreous.errors import DataError, nearest
+
+COLUMNS = ("path", "label", "split")
+EXPECTED = "expected a header path,label[,split] and one image a row; several labels as a|b"
+SHOWN = 20  # faults that a message names
+MOST = 2**33  # bytes of the labels of all images, where images have several
+
+
+class Row(NamedTuple):
+    """One image: its path as the file has it, its labels, its split ("" where there is no such column), its line from 1."""
+
+    path: str
+    labels: tuple[str, ...]
+    split: str
+    line: int
+
+
+def table(source: Path, split_seed: int = 0) -> Data:
+    """The data set that a CSV file (UTF-8) describes.
+
+    Labels are (n,) int64 where every image has exactly one; else (n, K) float32, 1 where an image has the class. Without rows
+    for validation, a tenth of the training images is held out. Class order is natural; samples stand in the order of the file.
+    Raises DataError, with the line, for what cannot be: cells, columns, splits or classes out of place, one image with two
+    answers, files that are not there.
+    """
+    name = printable(source)
+    rows, notes = distinct(list(read(source, name)), name)
+    home = source.parent.absolute() if any(os.path.isabs(row.path) for row in rows) else source.parent
+    missing = [row for row in rows if not os.path.lexists(os.path.join(home, row.path))]
+    if missing:
+        raise DataError(f"{name}: {len(missing)} of {len(rows)} files are not there:{listing(missing)}", f"looked in {printable(home)}")
+    parts = {split: [row for row in rows if row.split == split] for split in dict.fromkeys(row.split for row in rows)}
+    unsplit = list(parts) == [""]
+    if unsplit:
+        parts = {"train": rows}
+    if not parts.get("train"):
+        raise DataError(f"{name} has " + (f"{', '.join(parts)} but no row of the split train" if rows else "no rows"), EXPECTED)
+    classes = class_order(list({label for row in parts["train"] for label in row.labels}))
+    several = sum(len(row.labels) > 1 for row in rows)
+    none = sum(not row.labels for row in rows)
+    if several or none:
+        notes.append(f"multi-label: {several} of {len(rows)} images have several labels, {none} have none")
+    if len(classes) < (1 if several or none else 2):
+        one = f"one class only ({printable(classes[0])}); a classifier needs two" if classes else "no labels"
+        raise DataError(f"{name} has {one}", EXPECTED)
+    splits: dict[str, Split] = {
+        split: Files([home / row.path for row in part], labelled(part, split, classes, bool(several or none), name))
+        for split, part in parts.items()
+    }
+    whole = None
+    if "val" not in splits:
+        whole = splits["train"]
+        drawn, told = held_out(whole, split_seed)
+        splits |= drawn
+        notes.append(told)
+    return Data(name, tuple(classes), {split: splits[split] for split in SPLITS if split in splits}, notes, unsplit, whole)
+
+
+def read(source: Path, name: str) -> Iterator[Row]:
+    """The rows of a file, each checked by itself. Raises DataError with the line."""
+    try:
+        with open_regular(source) as file:
+            content = file.read()
+    except OSError as error:
+        raise DataError(f"{name} cannot be read ({reason(error)})") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{name}, line {line}: not UTF-8", "save it as UTF-8") from None
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    columns: list[str] = []
+    line = 1
+    try:
+        for cells in reader:
+            if cells and not columns:
+                columns = header(cells, f"{name}, line {line}")
+            elif cells:
+                yield row_of(cells, columns, name, line)
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{name}, line {line}: not CSV ({error})", "put cells with commas, quotes or line ends in double quotes") from None
+    if not columns:
+        raise DataError(f"{name} is empty", EXPECTED)
+
+
+def header(cells: list[str], where: str) -> list[str]:
+    """The columns that a header names. Raises DataError for an unknown, a repeated or a missing one."""
+    columns = [cell.strip() for cell in cells]
+    for column in columns:
+        if column not in COLUMNS:
+            hint = "separate cells with commas" if ";" in column or "\t" in column else nearest(column, COLUMNS) or EXPECTED
+            raise DataError(f"{where}: unknown column {printable(column) or 'without a name'}", hint)
+        if columns.count(column) > 1:
+            raise DataError(f"{where}: two columns {column}", "keep one of them")
+    lacking = [column for column in COLUMNS[:2] if column not in columns]
+    if lacking:
+        raise DataError(f"{where}: no column {' and no column '.join(lacking)}", EXPECTED)
+    return columns
+
+
+def row_of(cells: list[str], columns: list[str], name: str, line: int) -> Row:
+    """One row, checked."""
+    where = f"{name}, line {line}"
+    if len(cells) != len(columns):
+        raise DataError(f"{where}: {len(cells)} cells for {len(columns)} columns", "put cells with commas in double quotes")
+    row = dict(zip(columns, cells, strict=True))
+    if not row["path"]:
+        raise DataError(f"{where}: no path", EXPECTED)
+    labels = [label.strip() for label in row["label"].split("|")] if row["label"].strip() else []
+    if "" in labels:
+        raise DataError(f"{where}: an empty label in {printable(row['label'])}", "take out the | that has nothing on one side")
+    split = ""
+    if "split" in row:
+        said = row["split"].strip()
+        split = next((own for own, names in SPLITS.items() if said in names), "")
+        known = [word for names in SPLITS.values() for word in names]
+        if not split:
+            what = f"unknown split {printable(said)}" if said else "no split"
+            raise DataError(f"{where}: {what}", nearest(said, known) or f"use {', '.join(known)}")
+    return Row(row["path"], tuple(dict.fromkeys(labels)), split, line)
+
+
+def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
+    """The rows without repetitions, and what there is to say of those.
+
+    An image in two splits stays in both, and is told. Raises DataError for an image with two different answers.
+    """
+    first: dict[str, Row] = {}
+    kept: dict[tuple[str, str], Row] = {}
+    contrary, shared = [], set()
+    for row in rows:
+        path = os.path.normpath(row.path)
+        known = first.setdefault(path, row)
+        if set(known.labels) != set(row.labels):
+            contrary.append(row)
+        if known.split != row.split:
+            shared.add(path)
+        kept.setdefault((path, row.split), row)
+    if contrary:
+        raise DataError(
+            f"{name}: {len(contrary)} rows give an image other labels than an earlier row:{listing(contrary)}", "keep one of them"
+        )
+    notes = [f"{len(rows) - len(kept)} rows repeat another and are left out"] if len(kept) < len(rows) else []
+    if shared:
+        notes.append(f"{len(shared)} images are in more than one split; the first is {printable(min(shared))}")
+    return list(kept.values()), notes
+
+
+def listing(rows: list[Row]) -> str:
+    """The first rows by line and path, and how many more there are."""
+    lines = "".join(f"\n    line {row.line}: {printable(row.path)}" for row in rows[:SHOWN])
+    return lines + (f"\n    and {len(rows) - SHOWN} more" if len(rows) > SHOWN else "")
+
+
+def labelled(rows: list[Row], split: str, classes: list[str], several: bool, name: str) -> np.ndarray:
+    """Rows -> their (n,) int64 classes, or (n, K) float32 if `several`. Raises DataError for a class that training does not have."""
+    place = {label: index for index, label in enumerate(classes)}
+    unknown = [(row.line, label) for row in rows for label in row.labels if label not in place]
+    if unknown:
+        line, label = unknown[0]
+        names = ", ".join(map(printable, list(dict.fromkeys(label for _, label in unknown))[:SHOWN]))
+        raise DataError(
+            f"{name}, line {line}: {split} has classes that train lacks: {names}", nearest(label, classes) or "rename or remove them"
+        )
+    if not several:
+        return np.array([place[row.labels[0]] for row in rows], dtype=np.int64)
+    if 4 * len(rows) * len(classes) > MOST:
+        raise DataError(f"{name}: {len(rows):,} images times {len(classes):,} classes are more than memory holds", "are these class names?")
+    labels = np.zeros((len(rows), len(classes)), dtype=np.float32)
+    images = np.repeat(np.arange(len(rows)), [len(row.labels) for row in rows])
+    labels[images, [place[label] for row in rows for label in row.labels]] = 1
+    return labels

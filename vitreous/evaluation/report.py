@@ -1,0 +1,37 @@
+"""What an evaluation found, for one label an image or several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+DRAWS = 1000  # bootstrap
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `judge` found; `summary` is what people and files are shown."""
+
+    images: int
+    unreadable: int
+    figures: dict[str, float | None]
+    intervals: dict[str, tuple[float, float] | None]
+    per_class: list[dict[str, Any]]
+    confusion: np.ndarray | None  # (classes, classes) int64, rows are labels; None where images have several labels
+
+    @property
+    def leading(self) -> tuple[str, float]:
+        """The figure to look at first, by its name for people: top-1, or mAP where images have several labels."""
+        name = "map" if "map" in self.figures else "top1"
+        return {"map": "mAP", "top1": "top-1"}[name], self.figures[name] or 0.0
+
+    @property
+    def ends(self) -> dict[str, list[float] | None]:
+        """The intervals as lists, which is what they are in a file."""
+        return {name: None if interval is None else list(interval) for name, interval in self.intervals.items()}
+
+    def summary(self) -> dict[str, Any]:
+        """The figures, the number of images, and the 95 % intervals."""
+        return {**self.figures, "images": self.images, "unreadable": self.unreadable, "interval": self.ends}

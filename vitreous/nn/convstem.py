@@ -1,0 +1,88 @@
+"""A few convolutions in front of the encoder: what tells edges and colours apart is learned faster by them than by attention.
+
+"Early convolutions help transformers see better" (arXiv:2106.14881), here with residual units, max-pooling for strides, and
+LayerNorm over the channels of each place for batch norm, so that an image's answer ignores its batch.
+
+B batch, C channels, H and W image, h and w map, r pixels to a place of the last map.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class ChannelNorm(nn.Module):
+    """LayerNorm over the channels of each place of a map, then ReLU."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, h, w) -> (B, C, h, w)."""
+        return F.relu(self.norm(x.movedim(1, -1))).movedim(-1, 1)
+
+
+def convolution(inputs: int, outputs: int, gain: float = 1.0) -> nn.Conv2d:
+    """3x3 without bias, drawn from N(0, 2 gain^2 / (9 inputs)) (arXiv:1502.01852, Eq. 10)."""
+    made = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    nn.init.normal_(made.weight, std=gain * (2 / (9 * inputs)) ** 0.5)
+    return made
+
+
+class Unit(nn.Module):
+    """x + conv(relu(norm(x))): a residual unit of one convolution, which starts at half its usual size."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.conv = ChannelNorm(width), convolution(width, width, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, h, w) -> (B, C, h, w)."""
+        return x + self.conv(self.norm(x))
+
+
+class Stage(nn.Module):
+    """A convolution, `units` residual units, max-pooling by two if `pooled`, norm and ReLU.
+
+    Pooling comes before the norm, which so costs a quarter.
+    """
+
+    def __init__(self, inputs: int, width: int, units: int, pooled: bool) -> None:
+        super().__init__()
+        self.pooled = pooled
+        self.conv = convolution(inputs, width)
+        self.units = nn.ModuleList(Unit(width) for _ in range(units))
+        self.norm = ChannelNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, I, h, w) -> (B, width, h, w), or ceil(h / 2) and ceil(w / 2)."""
+        x = self.conv(x)
+        for unit in self.units:
+            x = unit(x)
+        return self.norm(F.max_pool2d(x, 2, ceil_mode=True) if self.pooled else x)
+
+
+class ConvStem(nn.Module):
+    """An image becomes a grid of tokens, `reduction` pixels to a token: stages of 3x3 convolutions, each but the last halving the map.
+
+    `widths` are the channels of each stage, `blocks` the residual units in it. Raises ValueError where their numbers differ.
+    """
+
+    def __init__(self, widths: tuple[int, ...], blocks: tuple[int, ...], channels: int = 3) -> None:
+        super().__init__()
+        if len(widths) != len(blocks):
+            raise ValueError(f"{len(widths)} widths and {len(blocks)} counts of units are not of the same stages")
+        self.reduction, self.width_out = 2 ** (len(widths) - 1), widths[-1]
+        inputs = (channels, *widths)
+        self.stages = nn.ModuleList(
+            Stage(inputs[i], width, units, i + 1 < len(widths)) for i, (width, units) in enumerate(zip(widths, blocks, strict=True))
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, ceil(H / r), ceil(W / r), widths[-1]): channels last, for it is a grid of tokens."""
+        x = images.movedim(1, -1).contiguous().movedim(-1, 1)  # the layout that convolutions are fastest in on processors
+        for stage in self.stages:
+            x = stage(x)
+        return x.movedim(1, -1)

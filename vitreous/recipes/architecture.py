@@ -1,0 +1,66 @@
+"""Which model a run trains: as named, as the weights have it, as the recipe has it, or as suits the pictures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vitreous.config import set_paths
+from vitreous.errors import UsageError
+from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
+from vitreous.models.names import configure, name_of
+from vitreous.nn.sizes import nearby
+from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.recipe import Facts, Recipe
+
+SMALL = 64  # pixels: up to this side, pictures are taken as they are
+SMALL_PICTURES = "Conv+ViT-128x4/8"  # their model, unless they have 16 pixels or less
+
+
+def architecture(
+    options: TrainOptions, facts: Facts, classes: int, start: ModelConfig | None = None, recipe: Recipe | None = None
+) -> ModelConfig:
+    """The model of a run; `start` is that of the weights, `recipe` the one that was named.
+
+    Raises UsageError for a --model that is not that of the weights or not of the recipe's kind, and a --patch-size for what has
+    none of its own.
+    """
+    model = started(options, classes, start) if start is not None else fresh(options, facts, classes, recipe)
+    if recipe is not None and recipe.family != ("bit" if isinstance(model, BiTConfig) else "vit") and recipe.family != "any":
+        kind = {"bit": "ResNets", "vit": "Vision Transformers"}[recipe.family]
+        raise UsageError(f"{recipe.name} is for {kind}, not {name_of(model)}", f"use --model {recipe.models[0]}, or another recipe")
+    if recipe is not None and recipe.image is not None and options.image_size is None:
+        side = recipe.image(name_of(model), facts)
+        model = replace(model, image=nearby((side, side), model.patch))  # type: ignore[arg-type]
+    if start is not None:
+        return model
+    of_model = {path.partition(".")[2]: words for path, words in options.settings.items() if path.startswith("model.")}
+    return set_paths(model, of_model, "model.")
+
+
+def started(options: TrainOptions, classes: int, start: ModelConfig) -> ModelConfig:
+    """The model of the weights with a head for these classes."""
+    if options.model and name_of(configure(options.model)) != name_of(start):
+        raise UsageError(f"--model {options.model} does not fit the weights of --init {options.init}", "leave --model out")
+    image = (options.image_size,) * 2 if options.image_size else start.image
+    changes = {"representation": None, "head_bias": True} if isinstance(start, ViTConfig) else {}
+    return replace(start, image=image, classes=classes, **changes)  # type: ignore[arg-type]
+
+
+def fresh(options: TrainOptions, facts: Facts, classes: int, recipe: Recipe | None) -> ModelConfig:
+    """The model to train from scratch. Where the recipe names no model, small pictures are taken as they are."""
+    own = recipe is None or not recipe.models
+    native = facts.size if own and max(facts.size) <= SMALL else None
+    usual = recipe.models[0] if recipe and recipe.models else "ViT-Ti/16"
+    name = options.model or (usual if native is None else "ViT-64x6/2" if max(native) <= 16 else SMALL_PICTURES)
+    model = configure(name)
+    fixed = not isinstance(model, ViTConfig) or model.stem is not None
+    if fixed and options.patch_size:
+        raise UsageError(f"{name} has no patches to choose a size for", "leave --patch-size out")
+    patch = (options.patch_size,) * 2 if options.patch_size else model.patch
+    image = (options.image_size,) * 2 if options.image_size else nearby(native or (224, 224), patch)
+    model = replace(model, image=image, classes=classes, channels=facts.channels)  # type: ignore[arg-type]
+    if isinstance(model, ViTConfig):
+        model = replace(model, patch=patch, head_bias=True)
+        if native is not None and model.pool == "class":  # small data: mean pooling learns faster than a class token
+            model = replace(model, pool="mean", class_token=False)
+    return model

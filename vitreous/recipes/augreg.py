@@ -1,0 +1,156 @@
+"""AugReg, "How to train your ViT?" (arXiv:2106.10270), and the plain ViT baseline of big_vision (arXiv:2205.01580)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from vitreous.data.augment import Augment
+from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.names import name_of
+from vitreous.recipes.names import LEVELS
+from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.recipe import INCEPTION, Facts, Published, Recipe, as_paper, at, google, sigmoid_bias
+from vitreous.training.run import Optimizer, Run, Schedule
+
+DECAYS, RATES = (0.1, 0.03), (0.0, 0.1)  # weight decay; dropout and stochastic depth alike
+#: data set -> epochs, and the augmentation of a model where none is named (big_vision's configs); of others, the last
+DEFAULTS = {
+    "imagenet": (300, {"ViT-Ti/16": "light1", "ViT-S/32": "medium1", "": "medium2"}),
+    "imagenet21k": (
+        300,
+        {"ViT-Ti/16": "none", "ViT-S/32": "none", "ViT-S/16": "light1", "ViT-B/32": "light2", "ViT-B/16": "light2", "": "medium2"},
+    ),
+}
+MODELS = ("ViT-B/16", "ViT-Ti/16", "ViT-S/32", "ViT-S/16", "ViT-B/32", "ViT-L/16", "R+ViT-Ti/16", "R26+ViT-S/32", "R50+ViT-L/32")
+
+
+def augmentation(level: str) -> Augment:
+    """Inception's crop, a flip, and one of the seven levels."""
+    layers, magnitude, mixup = LEVELS[level]
+    return replace(INCEPTION, rand_style="big_vision", rand_layers=layers, rand_magnitude=magnitude, mixup=mixup)
+
+
+def augreg(data: str, level: str | None = None) -> Callable[[ModelConfig, Facts, TrainOptions], Run]:
+    """The pre-training on `imagenet` or `imagenet21k` at a level, or at the model's own."""
+    epochs, levels = DEFAULTS[data]
+
+    def make(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+        """AugReg pre-training: arXiv:2106.10270, section 3, with the losses of big_vision's vit_i1k.py and vit_i21k.py.
+
+        vitreous train DATA --recipe NAME --model ViT-B/16
+
+        Without a level in its name it takes that of the model in big_vision. Sigmoid loss, the head's biases at -ln K (the paper
+        names none); a representation layer on ImageNet alone; decay on matrices. Neither dropout nor stochastic depth, as big_vision:
+        the paper's other half of the grid has --dropout 0.1 --drop-path 0.1, and half of each --weight-decay 0.03. On
+        ImageNet-21k there are runs of 30 epochs too: --epochs 30. Its momentum is in bfloat16, here in float32.
+        """
+        return Run(
+            **google(as_paper(model, options, representation=data == "imagenet"), facts),
+            augment=augmentation(level or levels.get(name_of(model), levels[""])),
+            optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1, clip=1.0),
+            schedule=Schedule(10_000, "cosine"),
+            loss="sigmoid",
+            head_bias=sigmoid_bias(model.classes),
+            batch_size=4096,
+            epochs=epochs,
+        )
+
+    return make
+
+
+def augreg_grid(model: ModelConfig, facts: Facts, options: TrainOptions, data: str = "imagenet") -> dict[str, Run]:
+    """All 28 runs of a model on `imagenet` or `imagenet21k`, named by level, decay and dropout: `medium2, wd 0.1, do 0.1`."""
+    grid = {}
+    for level in LEVELS:
+        run = replace(augreg(data, level)(model, facts, options), recipe=f"augreg-{data}-{level}")
+        for decay in DECAYS:
+            for rate in RATES:
+                inner = replace(run.model, dropout=rate, drop_path=rate) if isinstance(run.model, ViTConfig) else run.model
+                optimizer = replace(run.optimizer, weight_decay=decay)
+                grid[f"{level}, wd {decay:g}, do {rate:g}"] = replace(run, model=inner, optimizer=optimizer)
+    return grid
+
+
+def plain(epochs: int) -> Callable[[ModelConfig, Facts, TrainOptions], Run]:
+    """The plain baseline of so many epochs."""
+
+    def make(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+        """Better plain ViT baselines for ImageNet: arXiv:2205.01580 and big_vision's vit_s16_i1k.py.
+
+        vitreous train DATA --recipe NAME
+
+        Fixed positions, mean pooling, a representation layer, 1024 images a step, RandAugment(2, 10), MixUp 0.2. The decay of
+        1e-4 that big_vision multiplies by the schedule alone is 0.1 here, where the learning rate of 1e-3 multiplies it too; on
+        matrices. Its momentum is in bfloat16, here in float32. It holds out the last hundredth of the training images to
+        choose on and reports the test split.
+        """
+        model = as_paper(model, options)
+        if isinstance(model, ViTConfig):
+            model = replace(model, position="sincos-big-vision", pool="mean", class_token=False)
+        return Run(
+            **google(model, facts),
+            augment=replace(INCEPTION, rand_style="big_vision", rand_layers=2, rand_magnitude=10, mixup=0.2),
+            optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1, clip=1.0),
+            schedule=Schedule(10_000, "cosine"),
+            batch_size=1024,
+            epochs=epochs,
+        )
+
+    return make
+
+
+def after(**figures: float) -> tuple[Published, ...]:
+    """ImageNet top-1 of the recommended ImageNet-21k weights, fine-tuned at 384 pixels."""
+    names = {"L16": "ViT-L/16", "B16": "ViT-B/16", "S16": "ViT-S/16", "B32": "ViT-B/32", "S32": "ViT-S/32", "Ti16": "ViT-Ti/16"}
+    names |= {"R50L32": "R50+ViT-L/32", "R26S32": "R26+ViT-S/32", "RTi16": "R+ViT-Ti/16"}
+    return tuple((names[key], "ImageNet-21k, fine-tuned on ImageNet at 384 pixels", f"{value:.2f} %") for key, value in figures.items())
+
+
+#: level -> the recommended weights that were pre-trained with it; what their files call light1 is the paper's light2
+RECOMMENDED = {
+    "none": after(S32=79.58, Ti16=78.22, RTi16=75.40),
+    "light2": after(S16=83.73, B32=83.59, R26S32=83.85),
+    "medium1": after(B16=85.49, R50L32=85.99),
+    "strong1": after(L16=85.59),
+}
+
+
+def recipes(data: str, title: str) -> list[Recipe]:
+    """The default and the seven levels on a data set."""
+    first = Recipe(
+        f"augreg-{data}",
+        augreg(data),
+        f"ViT with the model's augmentation, {title}-sized data",
+        "arXiv:2106.10270",
+        "linear",
+        data=title,
+        models=MODELS,
+        image=at(224),
+        family="vit",
+        hold_out=0.01,
+    )
+    found = [first]
+    for level, (layers, magnitude, mixup) in LEVELS.items():
+        about = f"the same with RandAugment({layers}, {magnitude}), MixUp {mixup:g}"
+        published = RECOMMENDED.get(level, ()) if data == "imagenet21k" else ()
+        found.append(replace(first, name=f"{first.name}-{level}", make=augreg(data, level), about=about, published=published))
+    return found
+
+
+PRETRAINING = (*recipes("imagenet", "ImageNet"), *recipes("imagenet21k", "ImageNet-21k"))
+PLAIN = tuple(
+    Recipe(
+        name,
+        plain(epochs),
+        f"ViT-S/16 from scratch in {epochs} epochs",
+        "arXiv:2205.01580",
+        "linear",
+        (("ViT-S/16", "ImageNet", figure),),
+        models=("ViT-S/16",),
+        image=at(224),
+        family="vit",
+        hold_out=0.01,
+    )
+    for name, epochs, figure in (("plain-vit", 90, "76.5 %"), ("plain-vit-300", 300, "80.0 %"))
+)

@@ -1,0 +1,191 @@
+"""DeiT (arXiv:2012.12877) and DeiT III (arXiv:2204.07118): ImageNet alone, with strong augmentation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from vitreous.data.augment import Augment
+from vitreous.data.preprocess import IMAGENET
+from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.names import name_of
+from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.recipe import Facts, Recipe, at, common
+from vitreous.training.run import Optimizer, Run, Schedule
+
+CROP = Augment(crop=(0.08, 1.0), crop_filter="bicubic", flip=0.5, mixup=0.8, cutmix=1.0)
+RANDOM = replace(CROP, rand_style="timm", rand_layers=2, rand_magnitude=9, rand_spread=0.5)
+EMA = 0.99996
+WARMUP, LEAST = 5, 1e-5  # epochs; the learning rate at the end
+#: DeiT III's model -> learning rate, stochastic depth while trained and while finished, pixels while trained
+SIZES = {
+    "DeiT-III-S/16": (4e-3, 0.05, 0.05, 224),
+    "DeiT-III-B/16": (3e-3, 0.2, 0.2, 192),
+    "DeiT-III-L/16": (3e-3, 0.45, 0.45, 192),
+    "DeiT-III-H/14": (3e-3, 0.6, 0.55, 160),
+}
+
+
+def judged(model: ModelConfig, facts: Facts, share: float, repeats: int = 3) -> dict[str, Any]:
+    """What every run starts from, with ImageNet's mean and deviation, the centre that the authors judge on, and how often an
+    epoch shows a picture (a third of them, where it is three times)."""
+    parts, (mean, std) = common(model, facts), IMAGENET
+    seen = replace(parts["preprocess"], mean=mean[: model.channels], std=std[: model.channels], share=share)
+    return parts | {"preprocess": seen, "data": replace(parts["data"], repeats=repeats)}
+
+
+def warmed(facts: Facts, batch: int, lr: float, least: float = LEAST) -> Schedule:
+    """Cosine to `least` after five epochs of warm-up."""
+    return Schedule(round(WARMUP * facts.images / batch), "cosine", end=least / lr)
+
+
+def dropped(model: ModelConfig, drop_path: float) -> ModelConfig:
+    """A ViT with stochastic depth, and no dropout."""
+    return replace(model, drop_path=drop_path, dropout=0.0) if isinstance(model, ViTConfig) else model
+
+
+def deit(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+    """DeiT without a teacher: arXiv:2012.12877, Table 9, and facebookresearch/deit's main.py.
+
+    vitreous train DATA --recipe NAME --model ViT-S/16
+
+    lr 5e-4 x batch / 512, AdamW, no clipping, repeated augmentation, RandAugment m9 with deviation 0.5, MixUp 0.8 or CutMix 1,
+    erasing with noise. The averaged weights (0.99996) are judged and saved here, where the authors report the raw ones: --ema 0 for
+    those. The rate follows the step, not the epoch, and warms up from 0, not 1e-6; there is no teacher. The colour jitter of
+    0.3 among DeiT's options does nothing beside RandAugment in timm, and is left out. Weights start as Google's code draws them.
+    """
+    return Run(
+        **judged(dropped(model, 0.1), facts, 0.875),
+        augment=replace(RANDOM, erase=0.25, erase_noise=True),
+        optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05, clip=None),
+        schedule=warmed(facts, 1024, 1e-3),
+        smoothing=0.1,
+        batch_size=1024,
+        epochs=300,
+        ema=EMA,
+    )
+
+
+def larger(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+    """DeiT at 384 pixels, from its weights at 224: facebookresearch/deit's README_deit.md.
+
+    vitreous train DATA --recipe NAME --init WEIGHTS
+
+    lr 5e-6 to the end, decay 1e-8, 512 images a step, 30 epochs; everything else as in `deit`.
+    """
+    run = deit(model, facts, options)
+    return replace(
+        run,
+        optimizer=replace(run.optimizer, lr=5e-6, weight_decay=1e-8),
+        schedule=warmed(facts, 512, 5e-6, least=5e-6),
+        batch_size=512,
+        epochs=30,
+    )
+
+
+def deit3(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+    """DeiT III on ImageNet-1k: arXiv:2204.07118, and facebookresearch/deit's README_revenge.md.
+
+    vitreous train DATA --recipe NAME --model DeiT-III-B/16
+
+    LAMB, 2048 images a step, 800 epochs, 3-Augment and colour jitter, MixUp 0.8 or CutMix 1, binary loss. Learning rate, stochastic
+    depth and pixels are those of the size; other models take those of S. ViT-B, L and H, trained on smaller pictures, are finished
+    with `deit3-finish`. Stochastic
+    depth grows over the blocks, where theirs is the same in each; patches of 14 do not divide 160 pixels: 154. Weights start as
+    Google's code draws them; the rate follows a changed batch by its root, as is usual for LAMB, where theirs stays.
+    """
+    lr, drop_path, _, _ = SIZES.get(name_of(model), SIZES["DeiT-III-S/16"])
+    return Run(
+        **judged(dropped(model, drop_path), facts, 1.0),
+        augment=replace(CROP, three=True, jitter=(0.3, 0.3, 0.3)),
+        optimizer=Optimizer("lamb", lr=lr, betas=(0.9, 0.999), weight_decay=0.05, clip=None),
+        schedule=warmed(facts, 2048, lr),
+        loss="binary",
+        batch_size=2048,
+        epochs=800,
+        ema=EMA,
+    )
+
+
+def finish(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+    """DeiT III's last 20 epochs at 224 pixels: facebookresearch/deit's README_revenge.md.
+
+    vitreous train DATA --recipe NAME --init runs/deit3
+
+    AdamW, lr 1e-5 whatever the batch, decay 0.1, 512 images a step, RandAugment and smoothing in place of 3-Augment and the binary
+    loss; no repeated augmentation.
+    """
+    return Run(
+        **judged(dropped(model, SIZES.get(name_of(model), SIZES["DeiT-III-B/16"])[2]), facts, 1.0, repeats=1),
+        augment=RANDOM,
+        optimizer=Optimizer("adamw", lr=1e-5, betas=(0.9, 0.999), weight_decay=0.1, clip=None),
+        schedule=warmed(facts, 512, 1e-5),
+        smoothing=0.1,
+        batch_size=512,
+        epochs=20,
+        ema=EMA,
+    )
+
+
+SOURCE, SOURCE3 = "arXiv:2012.12877", "arXiv:2204.07118"
+DEITS = (
+    Recipe(
+        "deit",
+        deit,
+        "ViT from scratch on ImageNet, strongly augmented",
+        SOURCE,
+        "linear",
+        (("ViT-Ti/16", "ImageNet", "72.2 %"), ("ViT-S/16", "ImageNet", "79.9 %"), ("ViT-B/16", "ImageNet", "81.8 %")),
+        models=("ViT-S/16", "ViT-Ti/16", "ViT-B/16"),
+        image=at(224),
+        family="vit",
+        warmup_in_epochs=True,
+        hold_out=0.01,
+    ),
+    Recipe(
+        "deit-384",
+        larger,
+        "DeiT's weights at 384 pixels",
+        SOURCE,
+        "linear",
+        (("ViT-B/16", "ImageNet at 384 pixels", "82.9 %"),),
+        models=("ViT-B/16",),
+        image=at(384),
+        family="vit",
+        from_weights=True,
+        warmup_in_epochs=True,
+        hold_out=0.01,
+    ),
+    Recipe(
+        "deit3",
+        deit3,
+        "ViT from scratch on ImageNet, 800 epochs, LAMB",
+        SOURCE3,
+        "sqrt",
+        (
+            ("DeiT-III-S/16", "ImageNet", "81.4 %"),
+            ("DeiT-III-B/16", "ImageNet, finished at 224 pixels", "83.8 %"),
+            ("DeiT-III-L/16", "ImageNet, finished at 224 pixels", "84.9 %"),
+            ("DeiT-III-H/14", "ImageNet, finished at 224 pixels", "85.2 %"),
+        ),
+        models=tuple(SIZES),
+        image=lambda name, facts: SIZES.get(name, SIZES["DeiT-III-S/16"])[3],
+        family="vit",
+        warmup_in_epochs=True,
+        hold_out=0.01,
+    ),
+    Recipe(
+        "deit3-finish",
+        finish,
+        "deit3's weights at 224 pixels",
+        SOURCE3,
+        "fixed",
+        (("DeiT-III-B/16", "ImageNet", "83.8 %"), ("DeiT-III-L/16", "ImageNet", "84.9 %"), ("DeiT-III-H/14", "ImageNet", "85.2 %")),
+        models=("DeiT-III-B/16", "DeiT-III-L/16", "DeiT-III-H/14"),
+        image=at(224),
+        family="vit",
+        from_weights=True,
+        warmup_in_epochs=True,
+        hold_out=0.01,
+    ),
+)

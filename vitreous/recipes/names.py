@@ -1,0 +1,58 @@
+"""The recipes' names. Needs no PyTorch, so a wrong one is refused at once; the recipes themselves are in `registry`."""
+
+from __future__ import annotations
+
+from vitreous.errors import UsageError, nearest
+
+#: AugReg's augmentations (arXiv:2106.10270): RandAugment's layers, its magnitude, MixUp's alpha
+LEVELS = {
+    "none": (0, 0, 0.0),
+    "light1": (2, 0, 0.0),
+    "light2": (2, 10, 0.2),
+    "medium1": (2, 15, 0.2),
+    "medium2": (2, 15, 0.5),
+    "strong1": (2, 20, 0.5),
+    "strong2": (2, 20, 0.8),
+}
+
+#: those that a run takes when none is named
+OWN = ("digits", "small", "photos", "finetune")
+
+NAMES = (
+    *OWN,
+    "vit-imagenet",
+    "vit-imagenet21k",
+    "vit-jft",
+    "bit-jft-adam",
+    "bit-jft-sgd",
+    "bit-imagenet",
+    "bit-imagenet21k",
+    "finetune-imagenet",
+    "finetune-imagenet-512",
+    "finetune-cifar",
+    "finetune-pets",
+    "finetune-flowers",
+    "finetune-vtab",
+    "bit-hyperrule",
+    *(f"augreg-{data}{level}" for data in ("imagenet", "imagenet21k") for level in ("", *(f"-{level}" for level in LEVELS))),
+    "augreg-finetune-imagenet",
+    "augreg-finetune-pets",
+    "augreg-finetune-pets-long",
+    "augreg-finetune-cifar",
+    "augreg-finetune-cifar-long",
+    "augreg-finetune-vtab",
+    "augreg-finetune-vtab-long",
+    "plain-vit",
+    "plain-vit-300",
+    "deit",
+    "deit-384",
+    "deit3",
+    "deit3-finish",
+)
+
+
+def known(name: str) -> str:
+    """The name, if a recipe is called so. Raises UsageError with the nearest."""
+    if name not in NAMES:
+        raise UsageError(f"unknown recipe {name}", nearest(name, NAMES) or "`vitreous recipes` lists them")
+    return name

@@ -1,0 +1,105 @@
+"""The recipes that are tuned here, one of which a run takes when none is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vitreous.data.augment import Augment
+from vitreous.models.config import ConvStemConfig, ModelConfig, ViTConfig
+from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.recipe import Facts, Recipe, common
+from vitreous.training.run import Optimizer, Run, Schedule
+
+MEASURED = "benchmarks/README.md"
+
+
+def sees_all(model: ModelConfig) -> bool:
+    """Whether it is a ViT each of whose blocks sees every patch."""
+    return isinstance(model, ViTConfig) and not model.on_grid
+
+
+def digits(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+    """The embedded set of handwritten digits, a minute on two cores. Figures: benchmarks/README.md.
+
+    vitreous train digits
+    """
+    return Run(
+        **common(model, facts),
+        augment=Augment(shift=0.125, rotate=12, zoom=0.12, border="zeros"),
+        optimizer=Optimizer("muon", lr=3e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.05),
+        schedule=Schedule(warmup_steps=50),
+        mimetic=sees_all(model),
+        smoothing=0.1,
+        batch_size=128,
+        epochs=100,
+        ema=0.99,
+    )
+
+
+def small(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+    """Pictures up to 64 pixels from scratch, as CIFAR. Figures: benchmarks/README.md.
+
+    vitreous train DATA --recipe NAME
+
+    Half the patches are left out in the first part of the run, but where convolutions have made few tokens of them
+    (`Conv+ViT-128x4/8`): there all stay, fewer epochs do, and the filters move faster than the blocks.
+    """
+    few = isinstance(model, ViTConfig) and isinstance(model.stem, ConvStemConfig)
+    batch = max(1, min(128, facts.images // 4))
+    epochs = round(min(300.0, max(8.0, 3.6e5 / facts.images) if few else max(10.0, 4.5e5 / facts.images)), 1)
+    steps = max(1, round(epochs * facts.images / batch))
+    muon = Optimizer("muon", lr=2e-3, matrix_lr=0.007, betas=(0.9, 0.95), weight_decay=0.05)
+    return Run(
+        **common(model, facts),
+        augment=Augment(shift=0.0625, flip=0.5),
+        optimizer=replace(muon, matrix_lr=0.012, rates=((".conv.weight", 3.3),), clip=None) if few else muon,
+        schedule=Schedule(warmup_steps=round(0.05 * steps)),
+        mimetic=sees_all(model),
+        smoothing=0.05,
+        patch_dropout=0.5 * (sees_all(model) and not few),
+        batch_size=batch,
+        epochs=epochs,
+        ema=0.998,
+    )
+
+
+def photos(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+    """Photographs from scratch: lr = 1e-3 x batch / 256 with DeiT's linear rule (arXiv:2012.12877), for at least 64 images.
+
+    vitreous train DATA --recipe NAME
+    """
+    return pictures(model, facts, started=options.init is not None)
+
+
+def finetune(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+    """Pictures of any size from weights: as `photos`, with a tenth of the learning rate, a fifth of the epochs, no RandAugment.
+
+    vitreous train DATA --init WEIGHTS
+    """
+    return pictures(model, facts, started=True)
+
+
+def pictures(model: ModelConfig, facts: Facts, started: bool) -> Run:
+    """Photographs, from scratch or from weights."""
+    batch = max(1, min(64, facts.images // 4))
+    epochs = min(100.0, max(5.0, (2e4 if started else 1e5) / facts.images))
+    steps = max(1, round(epochs * facts.images / batch))
+    return Run(
+        **common(model, facts),
+        augment=Augment(crop=(0.3 if started else 0.2, 1.0), flip=0.5, rand_layers=0 if started else 2),
+        optimizer=Optimizer("adamw", lr=(1e-4 if started else 1e-3) * 64 / 256, weight_decay=0.05),
+        schedule=Schedule(warmup_steps=round(0.05 * steps)),
+        mimetic=not started and sees_all(model),
+        smoothing=0.1,
+        batch_size=batch,
+        epochs=epochs,
+        ema=0.998 if steps > 1000 else None,
+    )
+
+
+OURS = (
+    Recipe("digits", digits, "the embedded digits", MEASURED, "fixed", data="digits"),
+    Recipe("small", small, "pictures up to 64 pixels, from scratch", MEASURED, "fixed", data="CIFAR-10"),
+    Recipe("photos", photos, "photographs, from scratch", "tuned here", "linear", data="photographs", floor=64),
+    Recipe("finetune", finetune, "pictures, from weights", "tuned here", "linear", data="photographs", from_weights=True, floor=64),
+)

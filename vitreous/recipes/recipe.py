@@ -1,0 +1,118 @@
+"""What a recipe is, and what recipes have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from inspect import getdoc
+from typing import Any, Literal
+
+from vitreous.data.augment import Augment
+from vitreous.data.preprocess import HALF, Preprocess
+from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.recipes.options import TrainOptions
+from vitreous.training.run import DataOptions, Run
+
+Rule = Literal["linear", "sqrt", "fixed"]
+Published = tuple[str, str, str]  # model, data set, figure
+
+#: the paper's pre-training and fine-tuning crop: Inception's, read without antialiasing, and a flip (Google's input_pipeline.py)
+INCEPTION = Augment(crop=(0.05, 1.0), ratio=(0.75, 1.33), crop_style="inception", crop_filter="aliased", flip=0.5)
+JUDGED = 224 / 256  # of the short side: the centre that a pre-trained model is judged on
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the data say: how many training images, their size (height, width) and channels."""
+
+    images: int
+    size: tuple[int, int]
+    channels: int
+
+
+#: data set -> what it is, and its classes; the sizes of photographs are examples
+SETS = {
+    "ImageNet": (Facts(1_281_167, (375, 500), 3), 1000),
+    "ImageNet-21k": (Facts(14_200_000, (375, 500), 3), 21_843),
+    "JFT-300M": (Facts(303_000_000, (375, 500), 3), 18_291),
+    "CIFAR-10": (Facts(50_000, (32, 32), 3), 10),
+    "Pets": (Facts(3_680, (375, 500), 3), 37),
+    "Flowers": (Facts(2_040, (500, 667), 3), 102),
+    "VTAB": (Facts(1_000, (375, 500), 3), 100),
+    "digits": (Facts(1_439, (8, 8), 1), 10),
+    "photographs": (Facts(10_000, (375, 500), 3), 10),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Numbers by which somebody trained, by name.
+
+    `make` builds the run of a model on data; its docstring cites the table and gives the command, with NAME for the name.
+    `rule`: how the learning rate follows the images of a step; below `floor` images it no longer falls. `published` is what
+    the authors printed, as they printed it. `data`: the set, of `SETS`, that it was written for. `models` are those that its
+    table names, the first of them the default; `image` their side in pixels, of the model's name and the data (None: whatever
+    the data or the weights have). `by_steps`: its length is counted in steps, not epochs; `warmup_in_epochs`: so is its warm-up.
+    `grid` holds the learning rates to choose from, and `hold_out` the share of the training images to choose on, if its table has one.
+    """
+
+    name: str
+    make: Callable[[ModelConfig, Facts, TrainOptions], Run]
+    about: str
+    source: str
+    rule: Rule
+    published: tuple[Published, ...] = ()
+    data: str = "ImageNet"
+    models: tuple[str, ...] = ()
+    image: Callable[[str, Facts], int] | None = None
+    family: Literal["vit", "bit", "any"] = "any"
+    from_weights: bool = False
+    by_steps: bool = False
+    warmup_in_epochs: bool = False
+    floor: int = 1
+    grid: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
+    hold_out: float | None = None
+
+    @property
+    def text(self) -> str:
+        """What the recipe is, what vitreous does otherwise, and the command."""
+        return (getdoc(self.make) or "").replace("NAME", self.name)
+
+
+def at(pixels: int) -> Callable[[str, Facts], int]:
+    """An image side that is the same for every model."""
+    return lambda name, facts: pixels
+
+
+def common(model: ModelConfig, facts: Facts) -> dict[str, Any]:
+    """What every run starts from: data, model, and preprocessing to pixels in [-1, 1]."""
+    return {
+        "data": DataOptions("", tuple(map(str, range(model.classes))), facts.images, ""),
+        "model": model,
+        "preprocess": Preprocess(
+            image=(model.image[0], model.image[1]), channels=model.channels, mean=HALF[0][: model.channels], std=HALF[1][: model.channels]
+        ),
+    }
+
+
+def google(model: ModelConfig, facts: Facts, squash: bool = False) -> dict[str, Any]:
+    """The same as Google's code has it: read bilinearly, the centre of the picture or all of it squashed."""
+    parts = common(model, facts)
+    fit = {"fit": "squash"} if squash else {"share": JUDGED}
+    return parts | {"preprocess": replace(parts["preprocess"], filter="bilinear", **fit)}
+
+
+def as_paper(model: ModelConfig, options: TrainOptions, dropout: float = 0.0, representation: bool = True) -> ModelConfig:
+    """A ViT as Google's code trains it: dropout, no stochastic depth, and a representation layer of the model's width before the
+    head (arXiv:2010.11929, section 3.2). From scratch its GELU is by tanh and its positions are resized with aligned corners; weights
+    keep their own. A ResNet stays."""
+    if not isinstance(model, ViTConfig):
+        return model
+    details = {} if options.init else {"gelu": "tanh", "resize": "zoom"}
+    return replace(model, representation=model.width if representation else None, dropout=dropout, drop_path=0.0, **details)
+
+
+def sigmoid_bias(classes: int) -> float:
+    """What the head's biases start at under the sigmoid loss: -ln K to a tenth, big_vision's -10 for 21,843 and -6.9 for 1000."""
+    return -round(math.log(classes), 1)

@@ -1,0 +1,244 @@
+"""The verb `soup`: several fine-tuned models averaged into one, weight by weight (model soups, arXiv:2203.05482).
+
+An average costs at inference what one model costs, and is often better than the best of those that it is made of, where all were
+trained from the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.config import differences
+from vitreous.data.loader import Judged
+from vitreous.data.screen import refuse
+from vitreous.data.sources import Data, open_data
+from vitreous.errors import UsageError, VitreousError
+from vitreous.evaluation.classification import judge
+from vitreous.evaluation.engine import How, make_engine
+from vitreous.evaluation.forward import logits_of
+from vitreous.evaluation.report import Report
+from vitreous.machine import default_workers
+from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.hollow import hollow
+from vitreous.models.names import name_of
+from vitreous.training.evaluate import examples, matched, open_bundle
+from vitreous.training.folder import Folder
+from vitreous.training.run import DataOptions
+from vitreous.training.session import Listener, Silent
+from vitreous.weights.adopt import bundle_in
+from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, fill, load_bundle
+
+
+@dataclass(frozen=True)
+class Ingredient:
+    """A model to be averaged: where its bundle is, that bundle without weights, and what its run, if there is one, learned from."""
+
+    run: str
+    folder: Path
+    sha256: str  # of its weights
+    like: Bundle
+    data: DataOptions | None
+
+    def bundle(self) -> Bundle:
+        """The model, read anew: only one has to be in memory at a time. Raises WeightsError."""
+        return load_bundle(self.folder)
+
+
+@dataclass(frozen=True)
+class Jury:
+    """What models are judged by: a split of a data set, and how they are computed."""
+
+    source: str
+    data: Data
+    split: str
+    how: How
+    workers: int
+    skip: bool  # count unreadable images as wrong, instead of stopping there
+    listener: Listener
+
+    def judge(self, bundle: Bundle, name: str) -> Report:
+        """The figures of a model. Raises DataError for images that cannot be read and classes that the model does not know."""
+        split = matched(self.data.split(self.split), self.data, bundle.classes, bundle.several)
+        preprocess, done = bundle.preprocess, 0
+
+        def each(images: int) -> None:
+            nonlocal done
+            done += images
+            self.listener.progress(f"judge {name}", done, len(split))
+
+        engine = make_engine(bundle.model, preprocess, self.how, lambda: examples(self.data, preprocess))
+        logits, bad = logits_of(engine, Judged(split, preprocess, self.workers), each=each)
+        if bad and not self.skip:
+            raise refuse(bad, len(split))
+        return judge(logits, split.labels, bundle.classes, np.array([sample not in bad for sample in range(len(split))]))
+
+
+def soup(
+    runs: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    greedy: bool = False,
+    data: str | os.PathLike[str] | None = None,
+    split: str = "val",
+    workers: int | None = None,
+    how: How | None = None,
+    bad_images: str = "stop",
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Average the weights of runs or bundles of one architecture into the bundle `out`; returns a document with every figure.
+
+    Uniform soups take all. Greedy ones go through them from the best on and keep each with which the soup's accuracy (mAP, where
+    images have several labels) does not fall. They are judged on the validation images of `data`, by default of the data set
+    that all were trained on, never on a test split; a uniform soup does without where there are none. The order of `runs` means
+    nothing. Raises UsageError for models that differ, listing how, and where `out` is there already; DataError and WeightsError.
+    """
+    target, listener = Path(out), listener or Silent()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} already exists", "use another --out")
+    if split not in ("val", "train"):
+        raise UsageError(f"a soup is not chosen on the {split} split", "use --split val, and `vitreous evaluate` when it is made")
+    found = gather(runs)
+    classes = alike(found)
+    jury = None
+    try:
+        opened, source = judges(found, None if data is None else os.fspath(data), split, listener)
+        count = default_workers() if workers is None else workers
+        jury = Jury(source, opened, split, how or How(), count, bad_images == "skip", listener)
+    except VitreousError as error:
+        if greedy or data is not None:
+            raise
+        listener.note(f"nothing is judged: {error.message}")
+    rows, kept, report = cook(found, classes, jury, greedy)
+    document = {
+        "soup": "greedy" if greedy else "uniform",
+        "data": jury and jury.source,
+        "split": jury and split,
+        split: report and report.summary(),
+        "ingredients": rows,
+    }
+    kept.provenance = dict(document)
+    kept.save(target)
+    count = sum(parameter.numel() for parameter in kept.model.parameters())
+    return {"model": name_of(kept.model.config), "parameters": count, **document, "bundle": str(target)}
+
+
+def gather(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]:
+    """The ingredients, in the order of their hashes. Raises UsageError for fewer than two, the same twice, or no run or bundle."""
+    found: dict[str, Ingredient] = {}
+    for run in [os.fspath(run) for run in runs]:
+        folder, home = bundle_in(Path(run)), Folder(Path(run))
+        if folder is None:
+            if home.config.is_file() or not (home.path.exists() or ":" in run):
+                open_bundle(run)  # says what is wrong with it
+            raise UsageError(f"{run} is neither a run nor a bundle", f"make one of it: vitreous convert {run} FOLDER")
+        bundle = load_bundle(folder)
+        digest = json.loads((folder / DESCRIPTION).read_text("utf-8"))["sha256"][WEIGHTS]
+        if digest in found:
+            raise UsageError(f"{found[digest].run} and {run} are the same weights", "name each model once")
+        data = home.run().data if home.config.is_file() else None
+        found[digest] = Ingredient(run, folder, digest, replace(bundle, model=hollow(bundle.model.config), provenance={}), data)
+    if len(found) < 2:
+        raise UsageError(f"a soup needs two models at least, not {len(found)}", "vitreous soup RUN RUN ... --out BUNDLE")
+    return [found[digest] for digest in sorted(found)]
+
+
+def alike(found: Sequence[Ingredient]) -> tuple[str, ...]:
+    """The classes, in the first's order. Raises UsageError where models have other classes or none, take other pictures, mean their
+    answers otherwise, or differ in more than what only training asks, listing how."""
+    first, *others = found
+    a = first.like
+    for one in others:
+        b = one.like
+        lines = differences(plain(a.model.config), plain(b.model.config)) + differences(a.preprocess, b.preprocess, "preprocess.")
+        lines += differences(a.loss, b.loss, "loss") + differences(a.several, b.several, "several labels an image")
+        only = [", ".join(sorted(set(these) - set(those))[:20]) for these, those in ((a.classes, b.classes), (b.classes, a.classes))]
+        lines += [f"classes: {only[0] or 'none'} -> {only[1] or 'none'} besides those of both"] if any(only) else []
+        if lines:
+            listing = "".join(f"\n    {line}" for line in lines)
+            raise UsageError(f"{first.run} and {one.run} cannot be averaged:{listing}", "use runs of one model and one data set")
+    if not a.classes:
+        raise UsageError(f"{first.run} has no head: it gives features, not classes", "use runs of `vitreous train`")
+    return a.classes
+
+
+def plain(config: ModelConfig) -> ModelConfig:
+    """A config without what only training asks: two runs of one model may drop more and less."""
+    return replace(config, dropout=0.0, drop_path=0.0) if isinstance(config, ViTConfig) else config
+
+
+def judges(found: Sequence[Ingredient], named: str | None, split: str, listener: Listener) -> tuple[Data, str]:
+    """The data set that ingredients are judged on, with the images held out that every run on it held out, and its name.
+
+    Raises UsageError where there is not one such data set or the runs held out different images; DataError where it has no such
+    split.
+    """
+    known = [(one.run, one.data) for one in found if one.data is not None]
+    sources = {os.path.realpath(data.source): data.source for _, data in known}
+    if named is None and len(sources) != 1:
+        raise UsageError("the models are not runs on one data set", "name one with validation images: --data DATA")
+    source = named or next(iter(sources.values()))
+    views: dict[str, Data] = {}
+    for run, data in (pair for pair in known if os.path.realpath(pair[1].source) == os.path.realpath(source)):
+        opened = open_data(source, data.split_seed)
+        view = opened.holding_out(data.hold_out, data.split_seed)
+        if data.fingerprint not in (opened.fingerprint(), view.fingerprint()):
+            listener.note(f"{source} is not what it was when {run} was trained, which may have learned from images that judge it now")
+        views[view.fingerprint()] = view
+    if len(views) > 1:
+        raise UsageError(
+            f"the runs held out different images of {source}", "judge them on data with a val folder of their own: --data DATA"
+        )
+    chosen = next(iter(views.values())) if views else open_data(source)
+    chosen.split(split)
+    return chosen, source
+
+
+def cook(
+    found: Sequence[Ingredient], classes: tuple[str, ...], jury: Jury | None, greedy: bool
+) -> tuple[list[dict[str, Any]], Bundle, Report | None]:
+    """A row for each ingredient, from the best on; the soup; and its figures. Greedy soups are Recipe 1 of arXiv:2203.05482."""
+    alone = {one.sha256: jury.judge(one.bundle(), one.run) for one in found} if jury else {}
+    rows: list[dict[str, Any]] = []
+    total: dict[str, Tensor] = {}
+    count, report = 0, None
+    for one in sorted(found, key=lambda one: -score(alone.get(one.sha256))):  # of equals, the first hash first
+        trial, tried, kept = added(total, one.bundle(), classes), None, True
+        if greedy and jury:
+            tried = jury.judge(averaged(one.like, trial, count + 1, classes), f"soup with {one.run}") if count else alone[one.sha256]
+            kept = score(tried) >= score(report)
+            report = tried if kept else report
+        if kept:
+            total, count = trial, count + 1
+        own, together = (None if figures is None else score(figures) for figures in (alone.get(one.sha256), tried))
+        rows.append({"run": one.run, "sha256": one.sha256, "score": own, "score_with": together, "kept": kept})
+    made = averaged(found[0].like, total, count, classes)
+    return rows, made, report or (jury.judge(made, "soup") if jury else None)
+
+
+def score(report: Report | None) -> float:
+    """What ingredients are chosen by, 0 to 1: top-1, or mAP where images have several labels; 0 where nothing was judged."""
+    figures = report.figures if report else {}
+    return figures.get("top1") or figures.get("map") or 0.0
+
+
+def added(total: dict[str, Tensor], bundle: Bundle, classes: tuple[str, ...]) -> dict[str, Tensor]:
+    """Sums of weights, in float64, with one more model's; the rows of its head in the order of `classes`."""
+    order = torch.tensor([bundle.classes.index(name) for name in classes])
+    state = {name: tensor.double() for name, tensor in bundle.model.state_dict().items()}
+    state |= {name: tensor[order] for name, tensor in state.items() if name.startswith("head.")}
+    return {name: total[name] + tensor for name, tensor in state.items()} if total else state
+
+
+def averaged(like: Bundle, total: dict[str, Tensor], count: int, classes: tuple[str, ...]) -> Bundle:
+    """The model whose weights are sums divided by `count`, otherwise as `like`."""
+    model = hollow(like.model.config)
+    fill(model, {name: (tensor / count).float() for name, tensor in total.items()}, "the soup")
+    return replace(like, model=model.eval(), classes=classes)

@@ -1,0 +1,320 @@
+"""The paper's transfer protocol: choose the learning rate on held-out training images, then train on all of them.
+
+arXiv:2010.11929, App. B.1.1: each rate of a grid (Table 4) is tried on a training split less a small share, which judges it;
+the best one trains on everything. The test split is not judged, and none of its files is opened.
+
+    RUN/trials.json        the grid, what was held out, the figures of each trial, the choice and why
+    RUN/trials/lr-0.003/   a whole run folder for each rate, less its checkpoints
+    RUN/report.html        the same for people
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.config import from_plain, to_yaml
+from vitreous.data.sources import Data, Files, Split, hold_out, take
+from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
+from vitreous.models.names import name_of
+from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.registry import grid_of, hold_out_of
+from vitreous.recipes.report import write_report
+from vitreous.training.folder import Folder
+from vitreous.training.ranks import ALONE, Ranks
+from vitreous.training.run import Run
+from vitreous.training.session import Inputs, Listener, Session, Silent
+from vitreous.training.signals import Signals
+from vitreous.weights.bundle import write_text
+
+TRIALS = "trials.json"
+SHARES = ((10_000, 0.1), (200_000, 0.02), (math.inf, 0.01))  # below so many training images: Pets', CIFAR's and ImageNet's share
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is tried: the rates, ascending, and how many images train and judge each. `lr` and `matrix_lr` are the recipe's: Muon's
+    rate keeps its proportion to the other."""
+
+    grid: tuple[float, ...]
+    share: float
+    images: int
+    held_out: int
+    lr: float
+    matrix_lr: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How a rate did on the held-out images: `score` is top-1, or mAP where an image has several labels. A trial whose loss was
+    not finite has a `failure` and no figures."""
+
+    lr: float
+    folder: str
+    score: float | None = None
+    nll: float | None = None
+    loss: float | None = None  # of training, the last
+    seconds: float | None = None
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The rate, why it was chosen, and what to mind."""
+
+    lr: float
+    why: str
+    caution: str | None = None
+
+
+def check(options: TrainOptions, folder: Folder | None = None) -> None:
+    """Raises UsageError for options that do not go with the protocol, or not with that of a folder to resume."""
+    begun = folder is not None and (folder.path / TRIALS).is_file()
+    if begun and (options.override or options.allow_data_change):
+        raise UsageError("the trials of a grid differ in their rate alone: nothing else can change on the way", "start a new run")
+    if options.lr_grid is None:
+        if options.ray and not begun:
+            raise UsageError("--ray is for the trials of --lr-grid", "add --lr-grid, or leave --ray out")
+        return
+    if options.lr is not None:
+        raise UsageError("--lr says the rate that --lr-grid is to find", "leave one of them out")
+    if any(path.replace("-", "_") in ("data.hold_out", "optimizer.lr") for path in options.settings):
+        raise UsageError("--lr-grid chooses optimizer.lr, and holds out its recipe's share", "leave these settings out")
+    if any(not 0 < rate < math.inf for rate in options.lr_grid):
+        raise UsageError(f"--lr-grid takes rates above 0, not {' '.join(map(str, options.lr_grid))}")
+    if folder is None:
+        return
+    if not begun:
+        raise UsageError(f"{folder.path} was begun without --lr-grid", "leave it out")
+    grid = protocol_of(folder)[0].grid
+    if options.lr_grid and tuple(sorted(set(options.lr_grid))) != grid:
+        raise UsageError(f"the run in {folder.path} tries {' '.join(map(str, grid))}", "leave --lr-grid out")
+
+
+def prepare(run: Run, opened: Data, inputs: Inputs, options: TrainOptions) -> Protocol:
+    """The protocol for a run on all training images. Raises DataError where the share of a class is less than one image."""
+    grid = tuple(sorted(set(options.lr_grid or grid_of(run))))
+    images = len(opened.split("train"))
+    share = hold_out_of(run) or next(share for below, share in SHARES if images < below)
+    if share * images < run.model.classes and not opened.several:  # small classes: a share that rounds to nothing would judge nothing
+        share = SHARES[0][1]
+    held = held_out(opened, inputs, share, run.data.split_seed)
+    assert held.val is not None
+    if not len(held.val):
+        raise DataError(f"{opened.name}: {share:.0%} of each class is less than an image, nothing can judge a rate", "name one with --lr")
+    return Protocol(grid, share, len(held.train), len(held.val), run.optimizer.lr, run.optimizer.matrix_lr)
+
+
+def opening(protocol: Protocol) -> dict[str, Any]:
+    """`trials.json` before the first trial."""
+    return {"protocol": asdict(protocol), "trials": [], "choice": None}
+
+
+def protocol_of(folder: Folder) -> tuple[Protocol, dict[str, Any]]:
+    """What `trials.json` says, and the whole of it."""
+    document = json.loads((folder.path / TRIALS).read_text("utf-8"))
+    return from_plain(Protocol, document["protocol"]), document
+
+
+def held_out(opened: Data, inputs: Inputs, share: float, split_seed: int) -> Inputs:
+    """The pictures of a trial: those of the run less a share of each class, and that share as `val`.
+
+    The share is drawn from all training images. One that cannot be read is not trained on, and counts as wrong where it judges.
+    """
+    whole = opened.split("train")
+    rows = hold_out(whole.labels, split_seed, {"val": share})
+    readable = np.ones(len(whole), dtype=bool)
+    if len(inputs.train) < len(whole):
+        good = set(files(inputs.train))
+        readable = np.array([path in good for path in files(whole)])
+    at = (np.cumsum(readable) - 1)[rows["train"][readable[rows["train"]]]]
+    cached = inputs.cached[at] if inputs.cached is not None else None
+    return replace(inputs, train=take(inputs.train, at), val=take(whole, rows["val"]), cached=cached)
+
+
+def files(split: Split) -> list[Path]:
+    """The paths of a split of files."""
+    assert isinstance(split, Files)
+    return list(split.paths)
+
+
+def at_rate(run: Run, protocol: Protocol, rate: float) -> Run:
+    """The run with another learning rate, and Muon's in the same proportion."""
+    scale = rate / protocol.lr if protocol.lr else 1.0
+    return replace(run, optimizer=replace(run.optimizer, lr=rate, matrix_lr=protocol.matrix_lr * scale))
+
+
+def transfer(
+    folder: Folder, run: Run, inputs: Inputs, opened: Data, listener: Listener, ranks: Ranks = ALONE, ray: str | None = None
+) -> dict[str, Any]:
+    """Try the grid, choose, and train on everything; goes on from wherever the folder is. Returns the run's summary.
+
+    Trials run one after another here, or at the same time on the Ray cluster at that address. Raises Interrupted after a
+    signal, with everything saved, NonFiniteError where every trial ended in a loss that is not finite, and what `Session` raises.
+    """
+    if ray and ranks.world > 1:
+        raise UsageError("--ray places the trials itself", "start it without torchrun")
+    protocol, document = protocol_of(folder)
+    with (signals := Signals()).caught():
+        trials = trials_of(folder, run, protocol, opened)
+        pictures = held_out(opened, inputs, protocol.share, run.data.split_seed)
+        if ray:
+            from vitreous.recipes.cluster import in_parallel
+
+            in_parallel(ray, trials, pictures, folder, signals, listener)
+        for number, (trial, place) in enumerate(trials, 1):
+            label = f"lr {trial.optimizer.lr:g} ({number} of {len(trials)})"
+            try:
+                attempt(trial, pictures, place, Labelled(listener, label), ranks, signals)
+            except Interrupted as error:
+                raise stopped(folder, error.code, f"in trial {number} of {len(trials)}") from None
+        del pictures  # a second copy of what is kept in memory
+        table = json.loads(ranks.share(json.dumps(decided(folder, trials, protocol)) if ranks.leads else ""))
+        choice = Choice(**table["choice"])
+        final = at_rate(run, protocol, choice.lr)
+        if ranks.leads:
+            for said in filter(None, (f"lr {choice.lr:g} is chosen: {choice.why}", choice.caution)):
+                listener.note(said)
+            if table != document:
+                write_text(folder.path / TRIALS, json.dumps(table, indent=2) + "\n")
+            if folder.run() != final:
+                write_text(folder.config, to_yaml(final))
+            write_report(folder, table)
+        halt(signals, ranks, lambda code: stopped(folder, code, "before the run on all images"))
+        summary = Session(final, inputs, folder, listener, ranks).train() | {"lr_grid": table}
+        if ranks.leads:
+            write_report(folder, table, summary)
+    if "test" in opened.splits and ranks.leads:
+        listener.note(f"the test split was not read; `vitreous evaluate {folder.path}` reads it")
+    return summary
+
+
+def trials_of(folder: Folder, run: Run, protocol: Protocol, opened: Data) -> list[tuple[Run, Folder]]:
+    """The run and the folder of each trial; none where the grid has one rate, which needs no trial."""
+    if len(protocol.grid) == 1:
+        return []
+    fingerprint = opened.holding_out(protocol.share, run.data.split_seed).fingerprint()
+    data = replace(run.data, images=protocol.images, hold_out=protocol.share, fingerprint=fingerprint)
+    places = [Folder(folder.path / "trials" / f"lr-{rate!r}") for rate in protocol.grid]
+    return [(replace(at_rate(run, protocol, rate), data=data), place) for rate, place in zip(protocol.grid, places, strict=True)]
+
+
+def attempt(
+    run: Run,
+    inputs: Inputs,
+    folder: Folder,
+    listener: Listener,
+    ranks: Ranks = ALONE,
+    signals: Signals | None = None,
+    watch: Callable[[Session], None] = lambda session: None,
+) -> None:
+    """One trial, from wherever its folder is to its end; a complete one is left alone. `watch` is given the session before it starts.
+
+    A loss that is not finite ends the trial, and is its result. Raises Interrupted after a signal, also one in `signals`.
+    """
+    halt(signals or Signals(), ranks)
+    if ranks.share(str(folder.summary.is_file())) == "True":
+        prune(folder, ranks)
+        return
+    if ranks.leads and not folder.config.is_file():
+        shutil.rmtree(folder.path, ignore_errors=True)  # begun, and killed before it had its settings
+        folder.path.mkdir(parents=True)
+        write_text(folder.config, to_yaml(run))
+    with folder.locked() if ranks.leads else nullcontext():
+        session = Session(run, inputs, folder, listener, ranks)
+        watch(session)
+        try:
+            summary = session.train()
+        except NonFiniteError as error:
+            session.tell(error.message)
+            summary = {"model": name_of(run.model), "data": run.data.source, "seed": run.seed, "val": None, "test": None}
+            summary |= {"run": str(folder.path), "failure": error.message}
+        if ranks.leads:
+            write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
+    prune(folder, ranks)
+    halt(session.signals, ranks)  # it came too late for the session to stop
+
+
+def prune(folder: Folder, ranks: Ranks) -> None:
+    """Remove the checkpoints of a complete trial."""
+    if ranks.leads:
+        shutil.rmtree(folder.path / "checkpoints", ignore_errors=True)
+    ranks.wait()
+
+
+def halt(signals: Signals, ranks: Ranks, error: Callable[[int], Interrupted] = lambda code: Interrupted("stopped", code=code)) -> None:
+    """Raise Interrupted, with the exit code, if a signal came to any process."""
+    received = int(ranks.most([signals.received or 0], "cpu")[0])
+    if received:
+        raise error(128 + received)
+
+
+def decided(folder: Folder, trials: list[tuple[Run, Folder]], protocol: Protocol) -> dict[str, Any]:
+    """`trials.json` after the last trial. Raises NonFiniteError where no trial has figures."""
+    rows = [row_of(run, place, folder) for run, place in trials]
+    return {"protocol": asdict(protocol), "trials": [asdict(row) for row in rows], "choice": asdict(choose(rows, protocol))}
+
+
+def row_of(run: Run, trial: Folder, folder: Folder) -> Trial:
+    """The figures of a complete trial."""
+    summary, place = json.loads(trial.summary.read_text("utf-8")), str(trial.path.relative_to(folder.path))
+    if "failure" in summary:
+        return Trial(run.optimizer.lr, place, failure=summary["failure"])
+    val = summary["val"]
+    score = val["map"] if val.get("map") is not None else val["top1"]
+    nll = val["nll"] if val["nll"] is not None and math.isfinite(val["nll"]) else None
+    return Trial(run.optimizer.lr, place, score, nll, summary["train"]["loss"], summary["wall_seconds"])
+
+
+def choose(rows: list[Trial], protocol: Protocol) -> Choice:
+    """The rate of the highest score; of equals that of the lower NLL, then the smaller one.
+
+    Raises NonFiniteError where no trial has figures.
+    """
+    if not rows:
+        return Choice(protocol.grid[0], "it is the only one of the grid")
+    able = [row for row in rows if row.score is not None]
+    if not able:
+        raise NonFiniteError(f"none of the {len(rows)} trials had a finite loss to its end", "give --lr-grid smaller rates")
+    first, *others = sorted(able, key=lambda row: (-(row.score or 0.0), math.inf if row.nll is None else row.nll, row.lr))
+    why = f"the best of the grid on {protocol.held_out} held-out images, {first.score:.2%}"
+    if others and others[0].score == first.score:
+        why += f" as lr {others[0].lr:g}, " + ("with the same NLL, and smaller" if others[0].nll == first.nll else "with a lower NLL")
+    end = {protocol.grid[0]: "smallest", protocol.grid[-1]: "largest"}.get(first.lr)
+    return Choice(first.lr, why, end and f"the chosen rate is the {end} of the grid, which may be too narrow: widen it with --lr-grid")
+
+
+def stopped(folder: Folder, code: int, where: str) -> Interrupted:
+    """What a stopped protocol says."""
+    return Interrupted(f"stopped {where}, saved", f"continue with --resume --out {folder.path}", code)
+
+
+def forecast(run: Run, protocol: Protocol, seconds_per_step: float) -> dict[str, Any]:
+    """What `--dry-run` adds: how many trials, on how many images, and the minutes of everything, one trial after another."""
+    each = replace(run, data=replace(run.data, images=protocol.images)).steps
+    count = len(protocol.grid) if len(protocol.grid) > 1 else 0
+    minutes = seconds_per_step * (count * each + run.steps) / 60
+    return {"trials": count, "lr_grid": list(protocol.grid), "held_out": protocol.held_out, "minutes_in_all": round(minutes, 1)}
+
+
+class Labelled(Silent):
+    """A listener that says of which trial it speaks."""
+
+    def __init__(self, listener: Listener, label: str) -> None:
+        self.listener, self.label = listener, label
+
+    def note(self, text: str) -> None:
+        """The text, after the trial."""
+        self.listener.note(f"{self.label}: {text}")
+
+    def progress(self, label: str, done: int, total: int, text: str = "") -> None:
+        """The progress, after the trial."""
+        self.listener.progress(f"{self.label}, {label}", done, total, text)

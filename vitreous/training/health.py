@@ -1,0 +1,107 @@
+"""Signs that a run is not what its owner thinks: each is told once, with what it means and what to change."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from vitreous.data.sources import Arrays, Files, Split
+from vitreous.evaluation.classification import Report
+from vitreous.training.loop import State
+
+PROBED, SURVEYED = 256, 100_000  # validation pictures that are looked for, training files that are looked through
+EXPLODED, REMEMBERED = 100.0, 100  # times the median gradient norm of so many steps
+WAITING, LINES = 0.3, 3  # share of the time, in so many log lines one after the other
+
+
+class Health:
+    """Watches a run. `tell` is given each warning."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.tell, self.told = tell, set()
+        self.norms: deque[float] = deque(maxlen=REMEMBERED)
+        self.slow = 0
+
+    def once(self, name: str, text: str) -> None:
+        """Tell a warning, the first time."""
+        if name not in self.told:
+            self.told.add(name)
+            self.tell(text)
+
+    def data(self, train: Split, val: Split | None) -> None:
+        """Validation pictures that are training pictures too, byte for byte."""
+        if val is None or not len(val):
+            return
+        rows = np.linspace(0, len(val) - 1, min(PROBED, len(val))).astype(int)
+        found = shared(train, val, rows)
+        if found:
+            share = "all" if found == len(rows) else f"{found} of {len(rows)}"
+            self.once(
+                "data", f"{share} validation images looked at are training images too: accuracy on them says little; separate the two"
+            )
+
+    def step(self, state: State) -> None:
+        """After a step: a gradient far beyond what was usual."""
+        usual = float(np.median(self.norms)) if len(self.norms) == REMEMBERED else math.inf
+        if math.isfinite(state.norm) and state.norm > EXPLODED * usual > 0:
+            text = f"step {state.step}: gradient norm {state.norm:.3g}, {state.norm / usual:.0f} times the median before; lower --lr"
+            self.once("norm", text + ("" if state.run.optimizer.clip else ", or use --clip-grad 1"))
+        if math.isfinite(state.norm):
+            self.norms.append(state.norm)
+
+    def line(self, waiting: float, state: State, cached: bool) -> None:
+        """After a log line: a loop that waits for its pictures."""
+        self.slow = self.slow + 1 if waiting > WAITING else 0
+        if self.slow == LINES:
+            workers = state.run.data.workers
+            way = (
+                "augmentation in memory is the bottleneck: lighten it"
+                if cached
+                else f"raise --workers ({workers} now) or use smaller files"
+            )
+            self.once("waiting", f"{waiting:.0%} of the time the model waits for images; {way}")
+
+    def report(self, report: Report, classes: tuple[str, ...]) -> None:
+        """After an evaluation: one answer for everything."""
+        if report.confusion is None:
+            return
+        seen, taken = report.confusion.sum(1) > 0, report.confusion.sum(0) > 0
+        if seen.sum() > 1 and taken.sum() == 1:
+            name = classes[int(taken.argmax())]
+            self.once(
+                "one class",
+                f"all {report.images} validation images are taken for {name}: the model has learned nothing yet, or --lr is too high",
+            )
+
+
+def shared(train: Split, val: Split, rows: np.ndarray) -> int:
+    """How many of the validation pictures in these rows are in the training split, byte for byte; 0 where that cannot be told quickly."""
+    if isinstance(train, Arrays) and isinstance(val, Arrays):
+        known = {digest(pixels.tobytes()) for pixels in train.pixels}
+        return sum(digest(val.pixels[row].tobytes()) in known for row in rows)
+    if not isinstance(train, Files) or not isinstance(val, Files) or len(train) > SURVEYED:
+        return 0
+    try:
+        sizes: dict[int, list] = {}
+        for path in train.paths:
+            sizes.setdefault(path.stat().st_size, []).append(path)
+        known = {}
+        found = 0
+        for row in rows:
+            path = val.paths[row]
+            size = path.stat().st_size
+            if size in sizes and size not in known:
+                known[size] = {digest(other.read_bytes()) for other in sizes[size]}
+            found += size in sizes and digest(path.read_bytes()) in known[size]
+        return found
+    except OSError:
+        return 0
+
+
+def digest(content: bytes) -> bytes:
+    """A fingerprint."""
+    return hashlib.blake2b(content, digest_size=16).digest()

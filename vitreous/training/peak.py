@@ -1,0 +1,57 @@
+"""The limit of the machine: the most that a product of two large matrices reaches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from vitreous.machine import DTYPES, team
+from vitreous.nn.frozen import Packed, can_pack
+
+QUICK = {"cpu": 1024, "cuda": 8192}  # sides of the matrices, small enough that measuring takes a fraction of a second
+
+
+@lru_cache(maxsize=4)
+def quick_peak(device: str, precision: str) -> float:
+    """Operations a second, a multiply-add counted as two; measured once a process, in a fraction of a second."""
+    way, operations = fastest(device, precision, QUICK.get(device.split(":")[0], 1024))
+    return operations / best_of(way, device)
+
+
+def fastest(device: str, precision: str, size: int) -> tuple[Callable[[], object], float]:
+    """The fastest way here to multiply square matrices of a side, and its operations.
+
+    On a CPU it is one of three: PyTorch's own product, oneDNN's packed one, and every core with a product of its own.
+    """
+    dtype = DTYPES[precision]
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    once = 2.0 * size**3
+    ways: list[tuple[Callable[[], object], float]] = [(lambda: a @ b, once)]
+    if device == "cpu":
+        if can_pack(dtype):
+            packed = Packed(torch.nn.Linear(size, size, bias=False), dtype)
+            ways.append((lambda: packed(a), once))
+        threads = torch.get_num_threads()
+        ways.append((lambda: list(team(threads).map(torch.matmul, [a] * threads, [b] * threads)), threads * once))
+    return min(ways, key=lambda way: best_of(way[0], device) / way[1])
+
+
+def best_of(way: Callable[[], object], device: str, times: int = 3) -> float:
+    """The shortest of some runs, in seconds, after one to warm up."""
+    seconds = []
+    with torch.inference_mode():
+        for _ in range(times + 1):
+            started = time.perf_counter()
+            way()
+            synchronise(device)
+            seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])
+
+
+def synchronise(device: str) -> None:
+    """Wait until a GPU has done what it was told."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)

@@ -1,0 +1,120 @@
+"""The processes of a run: one, or as many as `torchrun` started (torch.distributed). Nothing else knows of ranks' environment.
+
+With one process every method here is the identity, so no caller asks how many there are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from vitreous.errors import ResourceError, UsageError
+
+LOST = ("gloo", "nccl", "timed out", "connection", "process group")  # words of what collectives raise when a process is gone
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among `world` processes; `local` is its number on its machine, `joined` whether torch.distributed is up."""
+
+    rank: int = 0
+    world: int = 1
+    local: int = 0
+    joined: bool = False
+    timeout: float = 300.0  # seconds
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes files and speaks."""
+        return self.rank == 0
+
+    def device(self, name: str) -> str:
+        """The device of this process: each its own GPU, where the run is on GPUs."""
+        return f"cuda:{self.local}" if self.joined and name.startswith("cuda") else name
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def most(self, values: Sequence[float], device: str) -> list[float]:
+        """The largest of each value over all processes."""
+        if self.world == 1:
+            return list(values)
+        found = torch.tensor(values, dtype=torch.float64, device=device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return found.tolist()
+
+    def gather(self, rows: Tensor) -> list[Tensor]:
+        """Every process's tensor, in order; they may differ in their first length."""
+        if self.world == 1:
+            return [rows]
+        lengths = torch.zeros(self.world, dtype=torch.int64, device=rows.device)
+        lengths[self.rank] = len(rows)
+        dist.all_reduce(lengths)
+        padded = rows.new_zeros((int(lengths.max()), *rows.shape[1:]))
+        padded[: len(rows)] = rows
+        found = [torch.empty_like(padded) for _ in range(self.world)]
+        dist.all_gather(found, padded)
+        return [part[: int(length)] for part, length in zip(found, lengths, strict=True)]
+
+    def share(self, text: str) -> str:
+        """The leading process's text."""
+        if self.world == 1:
+            return text
+        held = [text]
+        dist.broadcast_object_list(held)
+        return held[0]
+
+    def align(self, vector: Tensor) -> None:
+        """Give every process the leading one's numbers, in place."""
+        if self.world > 1:
+            dist.broadcast(vector, 0)
+
+    def wait(self) -> None:
+        """Go on when every process has come here."""
+        if self.world > 1:
+            dist.barrier()
+
+
+ALONE = Ranks()
+
+
+@contextmanager
+def together(device: str, timeout: float):
+    """The processes that `torchrun` started, for as long as the context is open; this one alone without it.
+
+    A process that is lost, or that lets the others wait for more than `timeout` seconds, ends all with a ResourceError.
+    Raises UsageError where a machine has fewer GPUs than processes.
+    """
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ or dist.is_initialized():
+        yield ALONE if not dist.is_initialized() else _joined(timeout)
+        return
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    cuda = device.startswith("cuda")
+    if cuda and local >= torch.cuda.device_count():
+        raise UsageError(f"process {local} of this machine has no GPU: there are {torch.cuda.device_count()}", "lower --nproc-per-node")
+    if cuda:
+        torch.cuda.set_device(local)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout))
+    try:
+        yield _joined(timeout)
+    except RuntimeError as error:
+        if not any(word in str(error).lower() for word in LOST):
+            raise
+        line = str(error).splitlines()[0][:200]
+        raise ResourceError(f"another process of the run is gone or does not answer ({line})", "start it again with --resume") from None
+    finally:
+        dist.destroy_process_group()
+
+
+def _joined(timeout: float) -> Ranks:
+    return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")), True, timeout)

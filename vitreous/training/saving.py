@@ -1,0 +1,151 @@
+"""What a checkpoint holds, and how a run comes back from one.
+
+    state.json               the numbers (`loop.Numbers`) and what else has to be known to go on
+    model, ema, optimizer    tensors by name: three files, or with FSDP a file of pieces from every process (`weights.pieces`)
+    frozen                   parameters that do not move, where there are any
+
+The leading process writes and publishes; with FSDP all write, in the background, and the leading one publishes when they have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitreous.errors import ResourceError, WeightsError
+from vitreous.training.checkpoint import Store
+from vitreous.training.loop import Numbers, State
+from vitreous.training.sharded import Sharded, group_on_cpu
+from vitreous.weights.bundle import write_text
+from vitreous.weights.pieces import tensors_in
+
+FORMAT = 2
+STATE = "state.json"
+FAILURES = 3  # checkpoints in a row that may fail before the run stops
+
+
+class Keeper:
+    """The checkpoints of one run in progress. `tell` is given what people should know."""
+
+    def __init__(self, store: Store, tell: Callable[[str], None]) -> None:
+        self.store, self.tell = store, tell
+        self.failures = 0
+        self.saved = -1  # where in the stream the last checkpoint was written, or begun
+        self.group: Any = None
+        self.writing: tuple[Future, int, Path] | None = None
+
+    def save(self, state: State, further: dict[str, Any]) -> None:
+        """A checkpoint of now, unless there is one. A failure is told and the run goes on; after three in a row ResourceError ends it.
+
+        `further` goes into state.json beside the numbers.
+        """
+        if self.saved == state.images:
+            return  # to replace it would leave a moment without it
+        text = json.dumps({"format": FORMAT, **numbers(state), **further, "threads": torch.get_num_threads(), "world": state.ranks.world})
+        try:
+            if isinstance(state.flat, Sharded):
+                self.settle(state.ranks.leads)
+                self.begin(state, text)
+            elif state.ranks.leads:
+                self.write(state, text)
+            self.failures, self.saved = 0, state.images
+        except ResourceError as error:
+            self.failures += 1
+            if self.failures >= FAILURES:
+                raise
+            self.tell(f"{error.message}; training goes on ({self.failures} of {FAILURES} failures)")
+
+    def write(self, state: State, text: str) -> None:
+        """All tensors as files of this process."""
+        parts = tensors(state)
+        writers = {f"{part}.safetensors": lambda path, held=held: write_tensors(held, path) for part, held in parts.items()}
+        size = sum(tensor.numel() * tensor.element_size() for held in parts.values() for tensor in held.values())
+        self.store.save(state.step, {**writers, STATE: lambda path: write_text(path, text)}, size)
+
+    def begin(self, state: State, text: str) -> None:
+        """Let every process write its pieces in the background, from a copy; `settle` publishes them."""
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+        from torch.distributed.checkpoint.state_dict_saver import async_save
+
+        flat, ranks = state.flat, state.ranks
+        assert isinstance(flat, Sharded)
+        self.group = self.group or group_on_cpu()
+        temporary = Path(ranks.share(str(self.store.begin(state.step, 16 * flat.length * ranks.world)) if ranks.leads else ""))
+        held: dict[str, Tensor] = {}
+        for part, views in tensors(state).items():
+            copies = {name: view.detach().cpu().clone() for name, view in views.items()}
+            shared = {name: copied for name, copied in copies.items() if part != "frozen" and not name.startswith("step/")}
+            held |= {f"{part}/{name}": piece for name, piece in (copies | flat.pieces(shared)).items()}
+        if ranks.leads:
+            write_text(temporary / STATE, text)
+        writer = HuggingFaceStorageWriter(str(temporary), save_distributed=True)
+        self.writing = (async_save(held, storage_writer=writer, process_group=self.group), state.step, temporary)  # type: ignore[assignment]
+
+    def poll(self, state: State) -> None:
+        """Publish what was written in the background, if it is complete."""
+        if self.writing and self.writing[0].done():
+            self.settle(state.ranks.leads)
+
+    def settle(self, leads: bool) -> None:
+        """Wait for what is written in the background, and publish it."""
+        if self.writing is None:
+            return
+        future, step, temporary = self.writing
+        self.writing = None
+        future.result()
+        if leads and temporary.exists():
+            self.store.publish(step, temporary)
+
+    def restore(self, state: State) -> dict[str, Any] | None:
+        """Give the state what the newest valid checkpoint holds; returns its state.json, or None where there is none.
+
+        Raises WeightsError where none is valid, or the newest is of a later version of vitreous.
+        """
+        ranks = state.ranks
+        place = ranks.share(str(self.store.newest(self.tell) or "") if ranks.leads else "")
+        if not place:
+            return None
+        stored = json.loads((Path(place) / STATE).read_text("utf-8"))
+        if stored.get("format", 1) > FORMAT:
+            raise WeightsError(f"{place} was written by a later vitreous (format {stored['format']}, this one reads {FORMAT})", "update")
+        for name in (field.name for field in fields(Numbers)):
+            if name in stored:
+                setattr(state, name, stored[name])
+        self.saved = state.images
+        state.flat.take(tensors_in(Path(place), "model"), tensors_in(Path(place), "ema") or None)
+        state.optimizers.load(tensors_in(Path(place), "optimizer"), state.flat.scatter)
+        state.flat.keep(state.objective, tensors_in(Path(place), "frozen"))
+        return stored
+
+
+def numbers(state: State) -> dict[str, Any]:
+    """The numbers of a state."""
+    return {field.name: getattr(state, field.name) for field in fields(Numbers)}
+
+
+def tensors(state: State) -> dict[str, dict[str, Tensor]]:
+    """Everything that a checkpoint keeps as tensors, by part: this process's share of it, where the model is shared out."""
+    flat = state.flat
+    found = {"model": flat.views(flat.master), "optimizer": state.optimizers.state()}
+    if flat.ema is not None:
+        found["ema"] = flat.views(flat.average)
+    if still := flat.still():
+        found["frozen"] = still
+    return found
+
+
+def write_tensors(held: dict[str, Tensor], path: Path) -> None:
+    """A safetensors file. Raises OSError where it cannot be written."""
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in held.items()}, path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from None

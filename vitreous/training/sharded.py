@@ -1,0 +1,125 @@
+"""Flat vectors of a share of the model: PyTorch's FSDP2 gathers weights for a block's passes and scatters its gradients.
+
+Every process holds 1 / W of each parameter (cut along its first axis), and of masters, average and moments. The module computes
+with parameters of the run's precision; masters are float32, as in `training.flat`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from vitreous.training.flat import Flat, Group, kind_of, warm
+from vitreous.training.ranks import Ranks
+
+
+class Sharded(Flat):
+    """What `Flat` is, for the share of one process; `averaged` and `whole` put the shares of all together."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: Ranks,
+        ema: float | None = None,
+        factor: Callable[[str], float] = lambda name: 1.0,
+    ) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        self.dtype, self.ranks, self.ema, self.device = dtype, ranks, ema, device
+        self.twin = copy.deepcopy(module).cpu().float().eval().requires_grad_(False)
+        for parameter in module.parameters():
+            parameter.data = parameter.data.to(device, dtype)
+        module.to(device)
+        self.mesh = init_device_mesh(device.type, (ranks.world,))
+        for blocks in (part for name, part in module.named_modules() if name.endswith("blocks") and isinstance(part, nn.ModuleList)):
+            for block in blocks:
+                fully_shard(block, mesh=self.mesh)
+        fully_shard(module, mesh=self.mesh)
+        self.module = module
+        self.moving = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.parameters = self.local()
+        self.spans = {}
+        self.arrange({name: Group(kind_of(name, p), factor(name)) for name, p in self.parameters.items()})
+        self.master = torch.zeros(self.length, device=device)
+        self.average = self.master if ema is None else torch.zeros_like(self.master)
+        whole = dict(self.twin.named_parameters())
+        self.take({name: whole[name] for name in self.parameters}, {name: whole[name] for name in self.parameters} if ema else None)
+        self.grads, self.total = [], None
+
+    def local(self) -> dict[str, Tensor]:
+        """This process's share of every moving parameter, the memory that the module computes from."""
+        return {name: p.detach().to_local() for name, p in self.moving.items()}  # type: ignore[attr-defined]
+
+    def zero(self) -> None:
+        """Forget the gradients."""
+        self.total = None
+        for parameter in self.moving.values():
+            parameter.grad = None
+
+    def collect(self) -> None:
+        """Take the shares of the gradients, which FSDP has added up over the processes."""
+        total = self.views(self.master_grad)
+        for name, parameter in self.moving.items():
+            if parameter.grad is not None:
+                total[name].add_(parameter.grad.detach().to_local())  # type: ignore[attr-defined]
+                parameter.grad = None
+
+    def norm(self) -> Tensor:
+        """The norm of the whole gradient."""
+        return self.ranks.sum(self.master_grad.square().sum()).sqrt()
+
+    def norms(self, vector: Tensor, names: list[str]) -> Tensor:
+        """The norms of whole parameters' parts of a vector."""
+        return self.ranks.sum(super().norms(vector, names).square()).sqrt()
+
+    def publish(self, step: int) -> None:
+        """After the masters moved for the `step`-th time (from 1): renew the module's parameters and the average."""
+        master = self.views(self.master)
+        for name, share in self.local().items():
+            share.copy_(master[name])
+        if self.ema is not None:
+            self.average.lerp_(self.master, 1 - warm(self.ema, step))
+
+    def take(self, model: dict[str, Tensor], average: dict[str, Tensor] | None) -> None:
+        """Give masters, parameters and average this process's share of whole tensors by name."""
+        self.scatter(self.views(self.master), model)
+        if average is not None:
+            self.scatter(self.views(self.average), average)
+        master = self.views(self.master)
+        for name, share in self.local().items():
+            share.copy_(master[name])
+
+    def scatter(self, views: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
+        """Give views this process's share of whole tensors: rows [r c, (r + 1) c) of n for process r of W, with c = ceil(n / W)."""
+        for name, view in views.items():
+            size = -(-len(whole[name]) // self.ranks.world)
+            view.copy_(whole[name][self.ranks.rank * size : (self.ranks.rank + 1) * size])
+
+    def pieces(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Views of this process's share as DTensors, which know what they are a share of; a name may have a word and a slash before it."""
+        from torch.distributed.tensor import DTensor, Shard
+
+        found = {}
+        for name, view in views.items():
+            whole = self.moving[name.rpartition("/")[2]]
+            found[name] = DTensor.from_local(view, self.mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+        return found
+
+    def averaged(self) -> nn.Module:
+        """The module with the average, put together on the CPU. Every process has to call this."""
+        twin = dict(self.twin.named_parameters())
+        for name, piece in self.pieces(self.views(self.average)).items():
+            twin[name].copy_(piece.full_tensor())  # type: ignore[attr-defined]
+        return self.twin
+
+
+def group_on_cpu() -> dist.ProcessGroup:
+    """A process group of its own for writing checkpoints in the background."""
+    return dist.new_group(backend="gloo")  # type: ignore[return-value]

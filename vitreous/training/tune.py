@@ -1,0 +1,140 @@
+"""What of a model moves in training: everything, the head and the last blocks, or adapters of low rank (LoRA, arXiv:2106.09685).
+
+What does not move gets no gradient: no block before the first that moves keeps anything for the backward pass. A low-rank
+adapter of a layer with weight W adds, with r rows in A and alpha a number,
+
+    y = W x + b + (alpha / r) B A x        A drawn at random, B zero, so that a fresh adapter changes nothing
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from importlib.util import find_spec
+
+from torch import Tensor, nn
+
+from vitreous.errors import UsageError
+from vitreous.models.bit import BiT
+from vitreous.models.config import BiTConfig, ModelConfig
+from vitreous.models.zoo import Model
+from vitreous.training.run import Tune
+
+HEAD = ("head", "representation")  # what may be new when weights are adopted
+AFTER = ("encoder.norm", "body.norm", "neck", "pooling", "pooled_norm")  # between the last block and the head
+
+
+def check(config: ModelConfig, tune: Tune) -> None:
+    """Raise UsageError for what cannot be tuned so, or where `peft` is not installed and LoRA is asked for."""
+    depth = sum(config.blocks) if isinstance(config, BiTConfig) else config.depth
+    if tune.last_blocks is not None and tune.lora_rank:
+        raise UsageError("last_blocks and lora_rank are two ways to train a part of the model", "use one of them")
+    if tune.last_blocks is not None and not 0 <= tune.last_blocks <= depth:
+        raise UsageError(f"last_blocks is {tune.last_blocks}, the model has {depth} blocks", f"use 0 (the head alone) to {depth}")
+    if tune.lora_rank < 0 or tune.lora_alpha <= 0 or not 0 <= tune.lora_dropout < 1:
+        raise UsageError("lora_rank must be at least 0, lora_alpha above 0, lora_dropout at least 0 and below 1")
+    if tune.lora_rank and find_spec("peft") is None:
+        raise UsageError("LoRA needs the library peft, which is not installed", "pip install 'vitreous[lora]'")
+
+
+def prepare(model: Model, tune: Tune) -> str:
+    """Say what moves, in place, and return it in words: "training 1,930 of 5,526,346 parameters: the head"; "" for everything.
+
+    The head always moves, with the representation layer before it. With the last blocks, so do the layers that follow them:
+    the last norm, the neck, the pooling. A block is one of the encoder; of a BiT, a residual unit, counted over all
+    stages. Raises UsageError as `check` does, and for names of layers that are not there.
+    """
+    check(model.config, tune)
+    if tune.lora_rank:
+        what = adapt(model, tune)
+    elif tune.last_blocks is not None:
+        what = freeze(model, tune.last_blocks)
+    else:
+        return ""
+    moving = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return f"training {moving:,} of {sum(p.numel() for p in model.parameters()):,} parameters: {what}"
+
+
+def freeze(model: Model, last: int) -> str:
+    """Keep everything but the head, the last blocks and what follows them. In words.
+
+    Frozen parts compute in training as they do in use, without dropout and stochastic depth, as OpenMMLab's `frozen_stages`
+    do: noise in what cannot learn from it only blurs the features.
+    """
+    parts, stack = dict(model.named_modules()), blocks(model)
+    kept = stack[: len(stack) - last]
+    model.requires_grad_(False)
+    for part in [parts[name] for name in HEAD + AFTER * (last > 0) if name in parts] + stack[len(kept) :]:
+        part.requires_grad_(True)
+    for part in [model, *(part for block in kept for part in block.modules())]:
+        for noise in ("dropout", "drop_path"):
+            if hasattr(part, noise):
+                setattr(part, noise, 0.0)
+    return f"the head and the last {last} of {len(stack)} blocks" if last else "the head"
+
+
+def blocks(model: Model) -> list[nn.Module]:
+    """What counts as a block, in order: those of the encoder, or the residual units of all stages of a BiT."""
+    if isinstance(model, BiT):
+        return [unit for stage in model.body.stages.children() for unit in stage.get_submodule("units").children()]
+    return list(model.encoder.blocks)
+
+
+def adapt(model: Model, tune: Tune) -> str:
+    """Put an adapter beside every target, in place, and keep everything else but the head. In words.
+
+    Dropout and stochastic depth stay: with its adapters, every block learns.
+    """
+    names = targets(model, tune.lora_targets)
+    from peft import LoraConfig, inject_adapter_in_model  # here, since importing it takes seconds
+
+    rank, alpha = tune.lora_rank, tune.lora_alpha
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=tune.lora_dropout, target_modules=names), model)  # type: ignore[arg-type]
+    parts = dict(model.named_modules())
+    for part in (parts[name] for name in HEAD if name in parts):
+        part.requires_grad_(True)
+    return f"the head and adapters of rank {rank} at {len(names)} layers ({', '.join(tune.lora_targets)})"
+
+
+def targets(model: Model, endings: tuple[str, ...]) -> list[str]:
+    """The names of the linear layers before the head that end so. Raises UsageError for an ending that names none, or another layer."""
+    before = {name: part for name, part in model.named_modules() if name.split(".")[0] not in HEAD}
+    linear = [name for name, part in before.items() if isinstance(part, nn.Linear)]
+    known = ", ".join(sorted({name.rpartition(".")[2] for name in linear})) or "no linear layers before its head"
+    chosen: list[str] = []
+    for ending in endings:
+        found = [name for name in before if f".{name}".endswith(f".{ending}")]
+        if not found or set(found) - set(linear):
+            raise UsageError(f"lora_targets: {ending} names {'other than linear' if found else 'no'} layers", f"the model has {known}")
+        chosen += [name for name in found if name not in chosen]
+    return chosen
+
+
+def merged(model: Model) -> Model:
+    """A copy with the adapters' products added to the weights, W + (alpha / r) B A: a model as any other, with the same answers.
+
+    The model itself where it has no adapters. Weights in half precision lose digits here: give it the float32 ones.
+    """
+    if not hasattr(model, "peft_config"):
+        return model
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    whole = copy.deepcopy(model)
+    for name, layer in list(whole.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge()
+            parent, _, own = name.rpartition(".")
+            setattr(whole.get_submodule(parent), own, layer.get_base_layer())
+    del whole.peft_config
+    return whole
+
+
+def frozen_state(model: nn.Module, moving: Collection[str] | None = None) -> dict[str, Tensor]:
+    """Every parameter and buffer that does not move, by name: what all checkpoints of a run have in common.
+
+    `moving` names what does, where the model's own flags do not tell: in a twin for inference, which has the frozen weights in
+    float32 while the model trains in half precision.
+    """
+    if moving is None:
+        moving = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in moving}

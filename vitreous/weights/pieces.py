@@ -1,0 +1,53 @@
+"""The tensors of a training checkpoint, whole, whether one process wrote it or many.
+
+PART.safetensors                 whole tensors by name: part `model`, `ema` or `optimizer`
+shard-*.safetensors              pieces by `PART/name`, as torch.distributed.checkpoint writes them; where each lies in
+                                 its tensor stands in the file's header
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vitreous.errors import WeightsError
+
+HEADER, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+
+
+def tensors_in(place: Path, part: str) -> dict[str, Tensor]:
+    """A part of a checkpoint: name -> tensor, empty if it has no such part. Raises WeightsError for what cannot be read."""
+    try:
+        whole = place / f"{part}.safetensors"
+        if whole.is_file():
+            return load_file(whole)
+        pieces: dict[str, list[tuple[list[int], Tensor]]] = {}
+        for path in sorted(place.glob("shard-*.safetensors")):
+            with safe_open(path, "pt") as file:
+                offsets = json.loads((file.metadata() or {}).get(HEADER, "{}"))
+                for name in (name for name in file.keys() if name.startswith(part + "/")):  # noqa: SIM118
+                    tensor = file.get_tensor(name)
+                    at = offsets.get(name, {}).get(OFFSETS, [0] * tensor.ndim)
+                    pieces.setdefault(name.removeprefix(part + "/"), []).append((at, tensor))
+        return {name: joined(name, found) for name, found in pieces.items()}
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise WeightsError(f"the checkpoint {place} cannot be read ({error})", "use another one") from None
+
+
+def joined(name: str, pieces: list[tuple[list[int], Tensor]]) -> Tensor:
+    """Pieces at their offsets -> the whole tensor. Raises ValueError where some of it is missing."""
+    first = pieces[0][1]
+    if len(pieces) == 1 and not any(pieces[0][0]):
+        return first
+    shape = [max(at[axis] + piece.shape[axis] for at, piece in pieces) for axis in range(first.ndim)]
+    if sum(piece.numel() for _, piece in pieces) != torch.Size(shape).numel():
+        raise ValueError(f"pieces of {name} are missing")
+    whole = first.new_empty(shape)
+    for at, piece in pieces:
+        whole[tuple(slice(a, a + length) for a, length in zip(at, piece.shape, strict=True))] = piece
+    return whole
