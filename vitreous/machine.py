@@ -113,6 +113,16 @@ def peak_memory(device: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def free_memory(device: str) -> int:
+    """Bytes that are free: on a GPU, or in a Linux machine; 0 where that is not known."""
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info(device)[0]
+    if sys.platform != "linux":
+        return 0
+    with open("/proc/meminfo") as file:
+        return next((int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")), 0)
+
+
 def environment() -> dict[str, object]:
     """Versions and hardware, as `environment.json` keeps them."""
     from importlib.metadata import version

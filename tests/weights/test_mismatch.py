@@ -510,3 +510,17 @@ def test_the_first_convolution_is_made_for_other_channels_too(channels, tmp_path
     grey = images((32, 32), channels=1)
     with torch.inference_mode():
         assert peers.difference(target(grey.expand(-1, channels, -1, -1)), source(grey.expand(-1, 3, -1, -1))) <= 1e-5
+
+
+def test_a_head_for_other_classes_is_left_out_however_many_they_are(tmp_path):
+    config = replace(CONFIG, classes=3)
+    source = model(config)
+    Bundle(source.eval(), ("ant", "bee", "cat"), Preprocess((32, 32))).save(tmp_path / "bundle")
+    same, turned, other = (build(config) for _ in range(3))
+    assert not adopt(same, tmp_path / "bundle", ("ant", "bee", "cat")).new
+    assert torch.equal(same.head.weight, source.head.weight)
+    assert not adopt(turned, tmp_path / "bundle", ("cat", "ant", "bee")).new
+    assert torch.equal(turned.head.weight, source.head.weight[[2, 0, 1]]) and torch.equal(turned.head.bias, source.head.bias[[2, 0, 1]])
+    found = adopt(other, tmp_path / "bundle", ("ant", "bee", "cow"))
+    assert sorted(found.new) == ["head.bias", "head.weight"] and "zero-initialised" in found.text()
+    assert not other.head.weight.any() and torch.equal(other.projection.weight, source.projection.weight)

@@ -25,6 +25,7 @@ VERBS = {
     "bench": ("vitreous.cli.bench", "how fast it is here, beside other libraries"),
     "doctor": ("vitreous.cli.doctor", "what this machine has and can do"),
 }
+WAYS = "use --micro-batch auto, --recompute, or a smaller model"  # out of too little memory
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -41,14 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except VitreousError as error:
         code = fail(error, words, error.code)
     except MemoryError:
-        code = fail(VitreousError("out of memory", "use a smaller --batch-size or model"), words, 6)
+        code = fail(VitreousError("out of memory", WAYS), words, 6)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         code = fail(VitreousError(f"{place}{error.strerror or error}", "free some space, or use another place"), words, 6)
     except RuntimeError as error:
         if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
             raise
-        code = fail(VitreousError("out of memory", "use a smaller --batch-size or model"), words, 6)
+        code = fail(VitreousError("out of memory", WAYS), words, 6)
     sys.stdout.flush()
     sys.exit(code)
 

@@ -23,6 +23,7 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.transfer import TRIALS, check, opening, prepare, transfer
 from vitreous.training.evaluate import evaluate
 from vitreous.training.folder import Folder
+from vitreous.training.probe import fitted
 from vitreous.training.ranks import Ranks, together
 from vitreous.training.run import DataOptions, Run
 from vitreous.training.session import Inputs, Listener, Session, Silent
@@ -32,7 +33,7 @@ from vitreous.weights.bundle import write_text
 LATEST = "runs/latest"
 #: settings that a run cannot change: they say what it is, or where it is in its stream of pictures
 FIXED = ("model.", "data.source", "data.classes", "data.split_seed", "seed", "init", "tune.", "loss", "preprocess.")
-FREE = ("timeout:", "data.workers:", "keep:", "device:")  # those that cannot change a result
+FREE = ("timeout:", "data.workers:", "keep:", "device:", "micro_batch:")  # those that cannot change a result
 PARALLEL = 2_000  # pictures from which it pays to start processes for a first look at them
 SCREENED = 20_000  # files up to which a data set is decoded once before training, to name what cannot be read
 
@@ -71,6 +72,8 @@ def carried_out(options: TrainOptions, listener: Listener, ranks: Ranks) -> dict
             Folder(Path(options.out)).refuse_existing()
     folder, run, inputs, opened = plan(options, listener, begun)
     folder = Folder(Path(ranks.share(str(folder.path))))
+    if options.micro_batch == "auto":
+        run = fitted(run, inputs, folder, ranks, listener.note)
     if ranks.leads:
         trials = {} if options.lr_grid is None or begun else {"trials": opening(prepare(run, opened, inputs, options))}
         begin(folder, run, {"data": facts_of(run, opened), **trials}, begun)
@@ -146,12 +149,13 @@ def continued(options: TrainOptions, listener: Listener | None = None) -> Folder
 
 
 def contradictions(run: Run, options: TrainOptions) -> list[str]:
-    """Where options that say what the model is disagree with the model of a run that is already made."""
-    own = {"model": name_of(run.model), "image_size": run.model.image[0], "patch_size": run.model.patch[0]}
+    """Where options that say what the model or the recipe is disagree with a run that is already made."""
+    own = {"model": name_of(run.model), "image_size": run.model.image[0], "patch_size": run.model.patch[0], "recipe": run.recipe}
     said = {
         "model": options.model and name_of(configure(options.model)),
         "image_size": options.image_size,
         "patch_size": options.patch_size,
+        "recipe": options.recipe,
     }
     return [f"{name}: {own[name]} -> {said[name]}" for name in own if said[name] not in (None, own[name])]
 
@@ -172,7 +176,7 @@ def pictures(source: str, base: Run | None, options: TrainOptions, listener: Lis
             run = replace(run, data=replace(run.data, workers=0))
     else:
         if contradictions(base, options):
-            raise UsageError(f"the config has a model already; {', '.join(contradictions(base, options))}", "leave one of them out")
+            raise UsageError(f"the config says these already; {', '.join(contradictions(base, options))}", "leave one of them out")
         run = apply(base, options)
         if share != base.data.hold_out:
             run = replace(run, data=replace(run.data, hold_out=share, images=len(split), fingerprint=opened.fingerprint()))

@@ -62,11 +62,12 @@ class Account:
     def totals(self, state: State) -> dict[str, float | None]:
         """The figures of the whole run; rates are medians over its log lines."""
         rates, used = (sorted(column) for column in zip(*self.rates, strict=True)) if self.rates else ([0.0], [None])
+        seconds = self.seconds
         return {
-            "wall_seconds": self.seconds,
+            "wall_seconds": seconds,
             "images_per_second": rates[len(rates) // 2],
             "exaflops": state.flops / 1e18,
             "flops_utilisation": used[len(used) // 2],
             "peak_memory_bytes": peak_memory(self.device),
-            "device_hours": self.seconds * self.ranks.world / 3600,
+            "device_hours": seconds * self.ranks.world / 3600,
         }

@@ -134,7 +134,7 @@ class Session:
         if run.head_bias and isinstance(model.head, nn.Linear) and model.head.bias is not None:
             nn.init.constant_(model.head.bias, run.head_bias)
         if run.init:
-            self.tell(adopt(model, run.init).text())
+            self.tell(adopt(model, run.init, run.data.classes).text())
         if said := prepare(model, run.tune):
             self.tell(said)
         if run.recompute:

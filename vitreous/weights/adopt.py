@@ -125,8 +125,11 @@ class Adoption:
         return line + (f"; channels {self.channels}" if self.channels else "")
 
 
-def adopt(model: Model, source: str | os.PathLike[str] | Weights) -> Adoption:
-    """Give a model, in place, the weights of a source: everything but a head of another shape.
+def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple[str, ...] = ()) -> Adoption:
+    """Give a model, in place, the weights of a source: everything but a head of another shape or for other classes.
+
+    `classes` names the model's; where the source names its own too, a head for the same ones is put into their order, and one for
+    others is left out, however many they are.
 
     Positions are resized to the model's grid by the rule in its config (arXiv:2010.11929, section 3.2), other channels are
     made as `rechannelled` says, and a representation layer or a head that does not fit is left as it was initialised: at zero.
@@ -143,11 +146,24 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights) -> Adoption:
             state[name] = rechannelled(state[name], before, after)
             channels = f"{before} -> {after}"
             break
-    dropped = [name for name in own if name.startswith(HEAD) and (name not in state or state[name].shape != own[name].shape)]
+    foreign = classes and named(weights.classes) and set(weights.classes) != set(classes)
+    if classes and not foreign and named(weights.classes) and weights.classes != classes:
+        order = torch.tensor([weights.classes.index(name) for name in classes])
+        state |= {name: state[name][order] for name in state if name.startswith("head.") and len(state[name]) == len(order)}
+    dropped = [
+        name
+        for name in own
+        if name.startswith(HEAD) and (name not in state or state[name].shape != own[name].shape or (foreign and name.startswith("head.")))
+    ]
     unused = [name for name in state if name.startswith(HEAD) and (name in dropped or name not in own)]
     kept = [name for name in state if name not in unused]
     fill(model, {name: state[name] for name in kept} | {name: own[name] for name in dropped}, weights.source)
     return Adoption(weights.source, weights.title, kept, dropped, unused + weights.unused, resized, channels)
+
+
+def named(classes: tuple[str, ...]) -> bool:
+    """Whether classes have names, not just numbers."""
+    return bool(classes) and classes != tuple(map(str, range(len(classes))))
 
 
 def spread(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig) -> bool:

@@ -1,0 +1,84 @@
+"""python -m tests.reliability [--quick] [--seed N] [NAME …]: run the rig, or some of it, and print what passed.
+
+Exits 1 if anything was missed. `-` for the names reads them from stdin, one a line, and answers each with a line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tests.reliability import crashes, damage, disk, folders, kills, soak, stops
+from tests.reliability.rig import Bench
+from tests.reliability.tally import Tally
+
+Check = Callable[[Bench, Tally], None]
+
+WHOLE: dict[str, Check] = {
+    "kills": kills.random_kills,
+    "storm": kills.storm,
+    "crash points": crashes.crash_points,
+    "SIGTERM": stops.sigterms,
+    "SIGINT": stops.interrupts,
+    "boundaries": stops.boundaries,
+    "damage": damage.damages,
+    "none valid": damage.none_valid,
+    "full disk": disk.full_disks,
+    "removed folder": disk.removed,
+    "clock": folders.clocks,
+    "two at once": folders.two_at_once,
+    "retention": folders.retention,
+    "stale": folders.stale,
+    "edits": folders.edits,
+    "soak": soak.soak,
+}
+#: a share of each, for every run of the tests
+QUICK: dict[str, Check] = {
+    "kills": partial(kills.random_kills, kills=8),
+    "storm": partial(kills.storm, kills=5),
+    "crash points": partial(crashes.crash_points, every=15),
+    "SIGTERM": partial(stops.sigterms, count=4),
+    "SIGINT": partial(stops.interrupts, count=1),
+    "damage": partial(damage.damages, flips=3, resumes=1, plans=[damage.FROZEN]),
+    "none valid": partial(damage.none_valid, count=1),
+    "full disk": partial(disk.full_disks, share=4),
+}
+
+
+def carry_out(bench: Bench, checks: dict[str, Check], name: str) -> Tally:
+    """One check. Raises KeyError for a name that there is not."""
+    tally = Tally(name)
+    checks[name](bench, tally)
+    return tally
+
+
+def main() -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--quick", action="store_true", help="the share that the tests run")
+    parser.add_argument("--seed", type=int, default=0)
+    said = parser.parse_args()
+    checks, serves = (QUICK if said.quick else WHOLE), said.names == ["-"]
+    begun, missed = time.monotonic(), False
+    with tempfile.TemporaryDirectory(prefix="reliability-") as home:
+        bench = Bench(Path(home), said.seed)
+        for name in (line.strip() for line in sys.stdin) if serves else said.names or checks:
+            tally = carry_out(bench, checks, name)
+            missed |= bool(tally.misses)
+            print(json.dumps({"line": tally.line, "misses": tally.misses}) if serves else tally.line, flush=True)
+            for miss in [] if serves else tally.misses:
+                print(f"  MISSED (seed {said.seed}) {miss}", flush=True)
+    if not serves:
+        print(f"{'something was missed' if missed else 'all kept'}, {time.monotonic() - begun:.0f} s", flush=True)
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

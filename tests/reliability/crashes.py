@@ -1,0 +1,135 @@
+"""Every point of a run at which its files change: killed just before each, with what is written torn, and continued."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.reliability.rig import ADAMW, Bench, Plan
+from tests.reliability.tally import Tally, expect
+from vitreous.training import saving
+from vitreous.training.checkpoint import Store, flaw
+from vitreous.weights import bundle
+
+#: nine steps, three saves, of which the last removes the first checkpoint
+SHORT = Plan("nine steps", {**ADAMW.options, "epochs": 45 / 48})
+WATCHED = {"os.mkdir", "open", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+class Recorder:
+    """Counts the changes below `out` in this process, and kills it at number `at`; `listing` gets a line for each."""
+
+    def __init__(self, out: Path, listing: Path, at: int = 0) -> None:
+        self.out, self.at, self.count, self.saving = str(out), at, 0, False
+        self.listing = os.open(listing, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+    def tick(self, what: str, tear: Callable[[], object] | None = None) -> None:
+        """One point. `tear` leaves behind what a write that was cut off leaves."""
+        self.count += 1
+        os.write(self.listing, f"{'save' if self.saving else 'else'} {what}\n".encode())
+        if self.count == self.at:
+            if tear:
+                tear()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """An audit hook. Removals by `shutil.rmtree` name no folder; all of them count."""
+        if event not in WATCHED:
+            return
+        inside = self.out in str(arguments[0]) or (event in ("os.remove", "os.rmdir") and arguments[1] not in (-1, None))
+        reads = event == "open" and not (arguments[2] or 0) & WRITES
+        if inside and not reads:
+            self.tick(event + (" to step" if event == "os.rename" and "/step-" in str(arguments[1]) else ""))
+
+    def install(self) -> None:
+        """Watch this process from now on."""
+        sync, opened, save = os.fsync, builtins.open, saving.Keeper.save
+
+        def fsync(descriptor: int) -> None:
+            self.tick("fsync")
+            sync(descriptor)
+
+        def opens(file: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
+            found = opened(file, mode, *rest, **named)
+            return Torn(found, self) if self.out in str(file) and set(mode) & set("wa+") and "b" not in mode else found
+
+        def keeps(keeper: Any, *arguments: Any) -> None:
+            self.saving = True
+            save(keeper, *arguments)
+            self.saving = False
+
+        os.fsync, builtins.open, io.open, saving.Keeper.save = fsync, opens, opens, keeps  # type: ignore[assignment]
+        for module in (saving, bundle):
+            module.save_file = self.tensors(module.save_file)
+        sys.addaudithook(self.hook)
+
+    def tensors(self, real: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        """`save_file` that may be cut off at 4096 bytes, or at half; Python sees nothing of how it writes."""
+
+        def save_file(held: Any, path: Any) -> None:
+            self.tick("tensors, nothing written")
+            real(held, path)
+            for size in (4096, os.path.getsize(path) // 2):
+                self.tick(f"tensors torn at {size}", lambda size=size: os.truncate(path, size))
+
+        return save_file
+
+
+class Torn:
+    """A text file whose every write may be cut off at half."""
+
+    def __init__(self, file: Any, recorder: Recorder) -> None:
+        self.file, self.recorder = file, recorder
+
+    def write(self, text: str) -> int:
+        """The text, or half of it and the end."""
+        self.recorder.tick("text torn", lambda: (self.file.write(text[: len(text) // 2]), self.file.flush()))
+        return self.file.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def __enter__(self) -> Torn:
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        self.file.close()
+
+
+def recorder(out: Path, listing: Path, at: int = 0) -> Callable[[], object]:
+    """What a child does to be watched, and to die at point `at`."""
+    return lambda: Recorder(out, listing, at).install()
+
+
+def points_of(bench: Bench) -> list[str]:
+    """Every point of an undisturbed run, in order."""
+    out, listing = bench.out(), bench.home / "points"
+    bench.finish(SHORT, out, recorder(out, listing))
+    bench.same(SHORT, out)
+    return listing.read_text().splitlines()
+
+
+def crash_points(bench: Bench, tally: Tally, every: int = 1) -> None:
+    """Kill a run at every point (or every `every`-th), continue it, and compare; a checkpoint is never lost once there was one."""
+    points = points_of(bench)
+    inside = sum(point.startswith("save") for point in points)
+    expect(inside >= 30, f"only {inside} points inside a save: the watch sees too little to be a test")
+    published = next(number for number, point in enumerate(points) if point == "save os.rename to step")
+    for at in range(1, len(points) + 1, every):
+        out = bench.out()
+        with tally.trial(f"point {at} of {len(points)}, {points[at - 1]}"):
+            child = bench.start(SHORT, out, recorder(out, bench.home / "seen", at))
+            code = child.wait()
+            expect(code == -signal.SIGKILL, f"exit {code}: {child.text}")
+            valid = [place for place in Store(out / "checkpoints").places() if flaw(place) is None]
+            expect(valid or at <= published + 1, "the checkpoint that there was is gone")
+            bench.finish(SHORT, out)
+            bench.same(SHORT, out)
+    tally.facts |= {"points of the run": len(points), "of them inside a save": inside}

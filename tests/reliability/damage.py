@@ -1,0 +1,133 @@
+"""Checkpoints with bytes cut off, flipped, swapped or gone."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tests.reliability.rig import ADAMW, MUON, Bench, Plan
+from tests.reliability.stops import at_step, raising, stopped
+from tests.reliability.tally import Tally, expect
+from vitreous.training.checkpoint import MANIFEST, Store
+
+FROZEN = replace(ADAMW, name="last block", options={**ADAMW.options, "last_blocks": 1})
+Harm = Callable[[Path], object]  # of a checkpoint's folder
+
+
+def truncated(name: str, size: Callable[[int], int]) -> Harm:
+    """A file cut to `size` of its bytes."""
+    return lambda place: os.truncate(place / name, size((place / name).stat().st_size))
+
+
+def flipped(name: str, share: float, bit: int) -> Harm:
+    """One bit of a file, at a share of its length."""
+
+    def harm(place: Path) -> None:
+        content = bytearray((place / name).read_bytes())
+        content[int(share * len(content))] ^= 1 << bit
+        (place / name).write_bytes(content)
+
+    return harm
+
+
+def swapped(name: str, other: str) -> Harm:
+    """Two files that have changed names."""
+
+    def harm(place: Path) -> None:
+        (place / name).rename(place / "third")
+        (place / other).rename(place / name)
+        (place / "third").rename(place / other)
+
+    return harm
+
+
+def harms(place: Path, before: Path, chance: random.Random, flips: int) -> Iterator[tuple[str, Harm]]:
+    """Every kind of damage to every file of a checkpoint; `before` is the older one, whose files have the same sizes."""
+    names = sorted(path.name for path in place.iterdir())
+    cuts: dict[str, Callable[[int], int]] = {
+        "to 0": lambda size: 0,
+        "to 1": lambda size: 1,
+        "to half": lambda size: size // 2,
+        "by 1": lambda size: size - 1,
+        "by 4096, or to a third": lambda size: max(size // 3, size - 4096),
+        "longer by 1": lambda size: size + 1,
+    }
+    for number, name in enumerate(names):
+        for what, size in cuts.items():
+            yield f"{name} truncated {what}", truncated(name, size)
+        for share in [chance.random() for _ in range(flips)]:
+            bit = chance.randrange(8)
+            yield f"{name}, bit {bit} at {share:.6f}", flipped(name, share, bit)
+        yield f"{name} deleted", lambda there, name=name: (there / name).unlink()
+        yield f"{name} empty", lambda there, name=name: (there / name).write_bytes(b"")
+        if (before / name).read_bytes() != (place / name).read_bytes():  # what is frozen is the same in all
+            yield f"{name} of the older", lambda there, name=name: shutil.copy(before / name, there / name)
+        for other in names[number + 1 :]:
+            yield f"{name} and {other} swapped", swapped(name, other)
+    for text in ("{}", "[]", "null", "junk", '{"model.safetensors": {}}'):
+        yield f"manifest {text}", lambda there, text=text: (there / MANIFEST).write_text(text)
+
+
+def half_way(bench: Bench, plan: Plan) -> Path:
+    """A run stopped half way, with two checkpoints."""
+    out, sent = bench.out(), bench.home / "sent"
+    stopped(bench.start(plan, out, at_step(20, lambda: raising(sent))), out, sent)
+    return out
+
+
+def damages(bench: Bench, tally: Tally, flips: int = 30, resumes: int = 18, plans: Sequence[Plan] = (ADAMW, MUON, FROZEN)) -> None:
+    """Every damage to the newest checkpoint is found, with one warning, and the one before is used; `resumes` of them go on to the end."""
+    chance, cases = random.Random(bench.seed + 3), []
+    for plan in plans:
+        out = half_way(bench, plan)
+        newest, older = list(Store(out / "checkpoints").places())
+        store, keep = Store(out / "checkpoints"), bench.home / "whole"
+        found = list(harms(newest, older, chance, flips))
+        cases += [(plan, out, what, harm) for what, harm in found]
+        for what, harm in found:
+            shutil.copytree(newest, keep)
+            with tally.trial(f"{plan.name}: {what}"):
+                harm(newest)
+                warnings: list[str] = []
+                used = store.newest(warnings.append)
+                expect(used == older, f"{used} was used")
+                expect(len(warnings) == 1 and newest.name in warnings[0], f"warnings: {warnings}")
+            shutil.rmtree(newest)
+            keep.rename(newest)
+    equal = 0
+    for plan, out, what, harm in chance.sample(cases, resumes):
+        copied = bench.out()
+        shutil.copytree(out, copied)
+        with tally.trial(f"{plan.name}: {what}, resumed", 0):
+            harm(next(Store(copied / "checkpoints").places()))
+            said = bench.finish(plan, copied)
+            expect("is not used" in said, f"no warning: {said}")
+            bench.same(plan, copied)
+            equal += 1
+    if equal < resumes:
+        tally.tried += 1
+    tally.facts["resumed with the same outcome"] = f"{equal} of {resumes}"
+
+
+def none_valid(bench: Bench, tally: Tally, count: int = 5) -> None:
+    """With both checkpoints damaged a run says so, exits 4, and does not start afresh."""
+    chance = random.Random(bench.seed + 4)
+    plan, out = ADAMW, half_way(bench, ADAMW)
+    for number in range(count):
+        copied = bench.out()
+        shutil.copytree(out, copied)
+        with tally.trial(f"seed {bench.seed}, {number}"):
+            places = list(Store(copied / "checkpoints").places())
+            for place in places:
+                name = chance.choice(sorted(path.name for path in place.iterdir()))
+                flipped(name, chance.random(), chance.randrange(8))(place)
+            before = (copied / "metrics.jsonl").read_bytes()
+            child = bench.start(plan, copied)
+            expect((code := child.wait()) == 4, f"exit {code}: {child.text}")
+            expect("none of the 2 checkpoints" in child.text and "Traceback" not in child.text, child.text)
+            expect(list(Store(copied / "checkpoints").places()) == places, "checkpoints were made or removed")
+            expect((copied / "metrics.jsonl").read_bytes() == before, "metrics were written")

@@ -1,0 +1,135 @@
+"""A disk that fills up, fails or vanishes under a run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+from tests.reliability.rig import ADAMW, Bench, Miss, newest_step, outcome
+from tests.reliability.stops import at_step, before
+from tests.reliability.tally import Tally, expect
+from vitreous.training import saving
+from vitreous.training.checkpoint import Store, flaw
+from vitreous.training.folder import Folder
+
+Fault = Callable[[], Callable[[], object]]  # breaks something in this process, and returns what mends it
+
+
+def small_files() -> Callable[[], object]:
+    """No file may be larger than 100,000 bytes: a checkpoint's are."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def little_space() -> Callable[[], object]:
+    """As much free space as a checkpoint needs, and not a fifth more."""
+    real = shutil.disk_usage
+    shutil.disk_usage = lambda path: SimpleNamespace(free=550_000)  # type: ignore[assignment,return-value]
+    return lambda: setattr(shutil, "disk_usage", real)
+
+
+def failing(number: int) -> Fault:
+    """The disk answers a sync with an error."""
+
+    def fault() -> Callable[[], object]:
+        real = os.fsync
+
+        def fsync(descriptor: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        os.fsync = fsync
+        return lambda: setattr(os, "fsync", real)
+
+    return fault
+
+
+FAULTS: dict[str, Fault] = {
+    "file size limit": small_files,
+    "too little space": little_space,
+    "ENOSPC": failing(errno.ENOSPC),
+    "EDQUOT": failing(errno.EDQUOT),
+    "EIO": failing(errno.EIO),
+}
+
+
+def during(fault: Fault, first: int, last: int, sees: Callable[[], object] = lambda: None) -> Callable[[], object]:
+    """What a child does so that its saves `first` to `last` meet a fault; `sees` looks on while it lasts."""
+
+    def prepare() -> None:
+        real, count = saving.Keeper.save, 0
+
+        def save(self, *arguments) -> None:
+            nonlocal count
+            count += 1
+            mend = fault() if first <= count <= last else lambda: None
+            try:
+                real(self, *arguments)
+            finally:
+                mend()
+
+        saving.Keeper.save = save  # type: ignore[method-assign]
+
+    return prepare
+
+
+def full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
+    """A save that fails is told and the run goes on to the same outcome; after three in a row exit 6, resumable from the last good one."""
+    for name, fault in list(FAULTS.items())[::share]:
+        out = bench.out()
+        with tally.trial(f"{name} at two saves"):
+            said = " ".join(bench.finish(ADAMW, out, during(fault, 3, 4)).split())
+            for number in (1, 2):
+                expect(f"training goes on ({number} of 3 failures)" in said, said)
+            expect("checkpoint of step 9 not saved in" in said and str(out) in said.replace(" ", "").replace("run", "run "), said)
+            bench.same(ADAMW, out)
+        out = bench.out()
+        with tally.trial(f"{name} from the third save on"):
+            child = bench.start(ADAMW, out, during(fault, 3, 99))
+            expect((code := child.wait()) == 6, f"exit {code}: {child.text}")
+            said = " ".join(child.text.split())
+            expect("checkpoint of step 15 not saved in" in said and "Traceback" not in said, said)
+            expect(name != "too little space" or "1 MB needed and 20 % to spare, 1 MB free" in said, said)
+            expect(newest_step(out) == 6 and flaw(Store(out / "checkpoints").place(6)) is None, f"newest {newest_step(out)}")
+            expect(not list((out / "checkpoints").glob(".tmp-*")), "strays")
+            bench.finish(ADAMW, out)
+            bench.same(ADAMW, out)
+    with tally.trial("SIGTERM when nothing can be saved"):
+        out = bench.out()
+        stop = at_step(13, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        child = bench.start(ADAMW, out, lambda: (during(small_files, 5, 9)(), stop()))
+        expect((code := child.wait()) == 143, f"exit {code}: {child.text}")
+        expect("stopped at step 13 of 39, not saved" in child.text and newest_step(out) == 12, child.text)
+        bench.finish(ADAMW, out)
+        bench.same(ADAMW, out)
+    with tally.trial("metrics that cannot be written"):
+        out = bench.out()
+        said = bench.finish(ADAMW, out, before(Folder, "append", 5, refuse))
+        expect("not written" in said and "training goes on" in said, said)
+        expected, found = dict(bench.reference(ADAMW)[0]), outcome(out)
+        expected["metrics"] = [line for number, line in enumerate(expected["metrics"], 1) if number != 5]
+        expect(expected == found, "more differs than the line that could not be written")
+
+
+def refuse() -> None:
+    """What a full disk says."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def removed(bench: Bench, tally: Tally) -> None:
+    """A run folder that is removed under a run: exit 6 with its name, and no hang; early, late, and at the end."""
+    for step in (2, 20, 38):
+        out: Path = bench.out()
+        with tally.trial(f"removed at step {step}"):
+            child = bench.start(ADAMW, out, at_step(step, lambda out=out: shutil.rmtree(out)))
+            code, said = child.wait(60), child.text
+            expect(code == 6 and "Traceback" not in said, f"exit {code}: {said}")
+            if out.name.split()[-1] not in said:
+                raise Miss(f"no path: {said}")
+            expect(not out.exists() or not list(out.rglob("*")), f"what was removed was made again: {list(out.rglob('*'))}")

@@ -1,0 +1,195 @@
+"""SIGTERM and SIGINT in every phase of a run, and resuming at every kind of boundary."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.reliability.rig import ADAMW, MUON, PLANS, WORKERS, Bench, Child, Plan, newest_step, steps_logged
+from tests.reliability.tally import Tally, expect
+from vitreous.recipes import train as recipe
+from vitreous.training import saving
+from vitreous.training.checkpoint import Store, flaw
+from vitreous.training.session import Session
+
+LIMIT = 10.0  # seconds from the signal to the end
+
+
+def raising(sent: Path, number: int = signal.SIGTERM) -> None:
+    """Send this process a signal, and note when."""
+    sent.write_text(str(time.monotonic()))
+    os.kill(os.getpid(), number)
+
+
+def before(home: object, name: str, nth: int, do: Callable[[], object]) -> Callable[[], object]:
+    """What a child does so that the `nth` call of `home.name` is preceded by `do`."""
+
+    def prepare() -> None:
+        real, count = getattr(home, name), 0
+
+        def called(*arguments, **named):
+            nonlocal count
+            count += 1
+            if count == nth:
+                do()
+            return real(*arguments, **named)
+
+        setattr(home, name, called)
+
+    return prepare
+
+
+def at_step(step: int, do: Callable[[], object]) -> Callable[[], object]:
+    """What a child does so that `do` happens just after a step."""
+
+    def prepare() -> None:
+        real = Session.watch
+
+        def watch(self, state) -> None:
+            if state.step == step:
+                do()
+            real(self, state)
+
+        Session.watch = watch  # type: ignore[method-assign]
+
+    return prepare
+
+
+def stopped(child: Child, out: Path, sent: Path, code: int = 128 + signal.SIGTERM) -> tuple[int, float]:
+    """The step that a stopped run says it saved, and the seconds it took; 0 if there was no step yet. Miss unless all is in order."""
+    found = child.wait()
+    seconds = time.monotonic() - float(sent.read_text())
+    text = child.text
+    expect(found == code and "Traceback" not in text, f"exit {found}: {text}")
+    expect(seconds <= LIMIT, f"took {seconds:.1f} s")
+    if "stopped at step" not in text:
+        expect(newest_step(out) == 0 and not list(steps_logged(out)), f"steps were made and nothing was said: {text}")
+        return 0, seconds
+    step = int(text.split("stopped at step ")[1].split()[0])
+    expect(newest_step(out) == step == max(steps_logged(out)), f"stopped at {step}, saved at {newest_step(out)}")
+    expect(flaw(Store(out / "checkpoints").place(step)) is None, f"checkpoint {step} is not valid")
+    return step, seconds
+
+
+def phases(sent: Path, chance: random.Random) -> list[tuple[str, Callable[[], object], int | None]]:
+    """Where a signal comes, what makes it come there, and the step that has to be saved (None: whichever it is)."""
+    signals = lambda: raising(sent)  # noqa: E731
+    found: list[tuple[str, Callable[[], object], int | None]] = []
+    found += [("the data scan", before(recipe, "screen", 1, signals), 0)] * 3
+    found += [("the building of the model", before(Session, "build", 1, signals), 1)] * 2
+    found += [("warm-up", at_step(step, signals), step) for step in (1, 2, 5)]
+    found += [("a step", at_step(step, signals), step) for step in sorted(chance.sample(range(7, 31), 5))]
+    found += [("an evaluation", before(Session, "judged", nth, signals), 7 * nth) for nth in (1, 2, 3, 4)]
+    found += [("a save", before(saving, "write_tensors", call, signals), 3 * (-(-call // 3))) for call in (1, 2, 15, 18)]
+    return found
+
+
+def sigterms(bench: Bench, tally: Tally, count: int = 30) -> None:
+    """SIGTERM in every phase and at random times: exit 143, the interrupted step saved, in time, and the same outcome after resuming."""
+    chance, sent = random.Random(bench.seed + 2), bench.home / "sent"
+    slowest, known = 0.0, phases(sent, chance)
+    for number in range(min(count, len(known))):
+        what, prepare, step = known[number * len(known) // min(count, len(known))]
+        plan, out = (ADAMW, WORKERS)[number % 2], bench.out()
+        with tally.trial(f"SIGTERM in {what} (step {step}), {plan.name}"):
+            found, seconds = stopped(bench.start(plan, out, prepare), out, sent)
+            expect(step in (None, found), f"saved step {found}, not {step}")
+            slowest = max(slowest, seconds)
+            bench.finish(plan, out)
+            bench.same(plan, out)
+    while tally.tried < count:
+        plan, out = PLANS[tally.tried % len(PLANS)], bench.out()
+        delay = chance.uniform(0.1, bench.reference(plan)[1])
+        child = bench.start(plan, out)
+        time.sleep(delay)
+        if (out / "model").exists():
+            child.wait()
+            continue  # it was over, or all but over
+        sent.write_text(str(time.monotonic()))
+        os.kill(child.pid, signal.SIGTERM)
+        with tally.trial(f"seed {bench.seed}, SIGTERM after {delay:.3f} s, {plan.name}"):
+            slowest = max(slowest, stopped(child, out, sent)[1])
+            bench.finish(plan, out)
+            bench.same(plan, out)
+    tally.facts["slowest stop"] = f"{slowest:.1f} s"
+
+
+def interrupts(bench: Bench, tally: Tally, count: int = 3) -> None:
+    """SIGINT once: as SIGTERM, with 130. Twice, while the run cannot react: over within 2 s, no worker left, and resumable."""
+    sent = bench.home / "sent"
+    for number in range(count):
+        out = bench.out()
+        with tally.trial("SIGINT once"):
+            child = bench.start(WORKERS, out, at_step(5 + number, lambda: raising(sent, signal.SIGINT)))
+            step, _ = stopped(child, out, sent, 128 + signal.SIGINT)
+            expect(step == 5 + number, f"saved step {step}")
+        with tally.trial("SIGINT twice"):
+            child = bench.start(WORKERS, out, before(Session, "stop", 3, lambda: (sent.write_text("stuck"), time.sleep(60))))
+            deadline = time.monotonic() + 60
+            while sent.read_text() != "stuck" and time.monotonic() < deadline:
+                time.sleep(0.01)
+            workers = children(child.pid)
+            expect(len(workers) == 2, f"{len(workers)} workers")
+            began = time.monotonic()
+            os.kill(child.pid, signal.SIGINT)
+            time.sleep(0.2)
+            os.kill(child.pid, signal.SIGINT)
+            code = child.wait()
+            expect(code == 130 and time.monotonic() - began < 2, f"exit {code} after {time.monotonic() - began:.1f} s")
+            expect("Traceback" not in child.text, child.text)
+            time.sleep(0.2)
+            left = [pid for pid in workers if alive(pid)]
+            expect(not left, f"workers {left} live on")
+            bench.finish(WORKERS, out)
+            bench.same(WORKERS, out)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
+    """Stopped and resumed several times, at the first and last steps and around an epoch's end; a finished run is left alone."""
+    sent = bench.home / "sent"
+    cases: list[tuple[Plan, list[int]]] = [(ADAMW, [7, 19, 31]), (ADAMW, [1, 2, 38]), (MUON, [8, 9, 31]), (MUON, [1, 7, 24])]
+    for plan, steps in cases[::share]:
+        out = bench.out()
+        for step in steps:
+            with tally.trial(f"{plan.name} stopped at {step}"):
+                found, _ = stopped(bench.start(plan, out, at_step(step, lambda: raising(sent))), out, sent)
+                expect(found == step, f"saved step {found}")
+        with tally.trial(f"{plan.name} stopped in its last evaluation"):
+            stopped(bench.start(plan, out, before(Session, "finish", 1, lambda: raising(sent))), out, sent)
+            bench.finish(plan, out)
+            bench.same(plan, out)
+        with tally.trial(f"{plan.name}, finished, resumed"):
+            files = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in out.rglob("*")}
+            bench.finish(plan, out)
+            expect(files == {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in out.rglob("*")}, "files were touched")
+    with tally.trial("an evaluation cut short, made after resuming, and a kill before the next checkpoint"):
+        out = bench.out()
+        stopped(bench.start(ADAMW, out, before(Session, "judged", 1, lambda: raising(sent))), out, sent)
+        child = bench.start(ADAMW, out, at_step(8, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+        expect(child.wait() == -signal.SIGKILL, child.text)
+        bench.finish(ADAMW, out)
+        bench.same(ADAMW, out)
+    with tally.trial("an evaluation cut short, and again when it is made after resuming"):
+        out = bench.out()
+        for _ in range(2):
+            step, _ = stopped(bench.start(ADAMW, out, before(Session, "judged", 1, lambda: raising(sent))), out, sent)
+            expect(step == 7, f"saved step {step}, not 7")
+        bench.finish(ADAMW, out)
+        bench.same(ADAMW, out)

@@ -1,0 +1,104 @@
+"""Rates, decay and directions of the optimisers, against PyTorch's and timm's."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+
+from tests.training.test_flat import batch, objective, train
+from vitreous.training.flat import Flat
+from vitreous.training.optimizer import Optimizers, factor_of
+from vitreous.training.run import Optimizer
+
+CPU = torch.device("cpu")
+
+
+def ours(options, steps=4, factor=lambda name: 1.0):
+    """The weights after some steps."""
+    module = objective()
+    flat = Flat(module, torch.float32, CPU, factor=factor)
+    train(module, flat, Optimizers(options, flat), steps, limit=None)
+    return dict(module.named_parameters())
+
+
+def theirs(make, steps=4):
+    """The same with an optimiser of PyTorch's kind."""
+    module = copy.deepcopy(objective())
+    optimizer = make(module)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        module(batch())["loss"].backward()
+        optimizer.step()
+    return dict(module.named_parameters())
+
+
+def same(found, expected, tolerance=1e-6):
+    """But for biases of queries, keys and values: the gradient of a key's is zero but for rounding, which Adam makes a direction of."""
+    assert set(found) == set(expected)
+    for name, tensor in found.items():
+        assert name.endswith("qkv.bias") or torch.allclose(tensor, expected[name], atol=tolerance), name
+
+
+def test_the_papers_adam_decays_everything():
+    options = Optimizer("adamw", lr=1e-2, weight_decay=0.3, decay_on="all")
+    same(ours(options), theirs(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2, weight_decay=0.3)))
+
+
+def test_lamb_is_timms():
+    from timm.optim.lamb import Lamb
+
+    options = Optimizer("lamb", lr=1e-2, weight_decay=0.1, eps=1e-6, decay_on="all")
+    same(ours(options), theirs(lambda m: Lamb(m.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-6, max_grad_norm=None)))
+
+
+def test_lamb_steps_as_far_as_a_parameter_is_large():
+    """Without decay it is Adam; with it, a step has the learning rate times the parameter's norm."""
+    plain = Optimizer("lamb", lr=1e-3, weight_decay=0.0)
+    same(ours(plain, 1), theirs(lambda m: torch.optim.Adam(m.parameters(), lr=1e-3), 1))
+    before, after = dict(objective().named_parameters()), ours(Optimizer("lamb", lr=1e-3, weight_decay=0.1), 1)
+    name = "model.head.weight"
+    assert (after[name] - before[name]).norm().item() == pytest.approx(1e-3 * before[name].norm().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "muon"])
+def test_a_rate_of_its_own_moves_a_parameter_so_much_further(name):
+    options = Optimizer(name, lr=1e-3, matrix_lr=1e-3, weight_decay=0.0, rates=(("projection", 0.2), ("qkv.weight", 0.5)))
+    before = dict(objective().named_parameters())
+    whole, own = ours(options, 1), ours(options, 1, partial(factor_of, options, 1))
+    for key in before:
+        moved, expected = own[key] - before[key], whole[key] - before[key]
+        share = 0.2 if "projection" in key else 0.5 if "qkv.weight" in key else 1.0
+        assert torch.allclose(moved, share * expected, atol=1e-7), key
+
+
+def test_layer_decay_falls_from_the_head_to_the_patches():
+    options, depth = Optimizer(layer_decay=0.5, rates=(("norm.bias", 3.0),)), 2
+    expected = {
+        "model.head.weight": 1.0,
+        "model.encoder.norm.weight": 1.0,
+        "model.encoder.blocks.1.mlp.part.fc1.weight": 0.5,
+        "model.encoder.blocks.0.mlp.part.fc1.weight": 0.25,
+        "model.encoder.blocks.0.mlp.norm.bias": 0.75,
+        "model.projection.weight": 0.125,
+        "model.position.table": 0.125,
+        "model.prefix": 0.125,
+        "model.slots": 0.125,
+    }
+    assert {name: factor_of(options, depth, name) for name in expected} == expected
+
+
+def test_the_state_of_every_group_comes_back():
+    options = Optimizer("adamw", lr=1e-2, layer_decay=0.5)
+    module = objective()
+    flat = Flat(module, torch.float32, CPU, factor=partial(factor_of, options, 1))
+    optimizers = Optimizers(options, flat)
+    train(module, flat, optimizers, 2)
+    assert len(flat.groups) > 4
+    kept = {name: tensor.clone() for name, tensor in optimizers.state().items()}
+    other = Optimizers(options, flat)
+    other.load(kept)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in other.state().items())
+    assert all(float(count) == 2 for name, count in kept.items() if name.startswith("step/"))

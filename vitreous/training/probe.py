@@ -1,0 +1,77 @@
+"""How many images a device computes at a time: as many as its memory holds, found by trying."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from vitreous.errors import ResourceError
+from vitreous.machine import DTYPES, free_memory
+from vitreous.models.cost import activations
+from vitreous.training.folder import Folder
+from vitreous.training.ranks import Ranks
+from vitreous.training.run import Run
+from vitreous.training.session import Inputs, Session
+from vitreous.training.shards import Shards
+
+SPARE = 0.8  # share of the free memory that activations may take, by the estimate that a CPU is judged by
+
+
+def fitted(run: Run, inputs: Inputs, folder: Folder, ranks: Ranks, tell: Callable[[str], None]) -> Run:
+    """The run with the largest micro-batch that fits, a process's share of the batch halved until it does; the same for all processes.
+
+    Batch, accumulation, schedule and augmentation stay: a micro-batch changes the last bits alone. A CPU, which would not say that
+    it has too little memory, is asked for no more than an estimate of the activations allows. Raises ResourceError where
+    a single image does not fit.
+    """
+    whole = -(-run.batch_size // ranks.world)
+    size, most = whole, estimate(run)
+    while size > most:
+        size = -(-size // 2)
+    session = Session(run, inputs, folder, ranks=ranks)
+    state = session.build()
+    shards = Shards(state.objective, state.flat)
+    state.objective.train()
+    while not fits(shards, run, size, session.device):
+        if size == 1:
+            raise ResourceError("a single image does not fit into memory", "use a smaller model or --image-size, or --recompute")
+        size = -(-size // 2)
+    size = -int(ranks.most([-size], session.device)[0])  # the least of all
+    del session, state, shards
+    gc.collect()
+    if size < whole:
+        tell(f"{size} images at a time fit into memory: batches of {whole} are computed in {-(-whole // size)} parts")
+    return replace(run, micro_batch=size if size < whole else None)
+
+
+def fits(shards: Shards, run: Run, size: int, device: str) -> bool:
+    """Whether one forward and backward pass over so many images succeeds."""
+    images = torch.zeros(size, run.model.channels, *run.model.image, device=device, dtype=DTYPES[run.precision])
+    labels = torch.zeros(size, dtype=torch.int64, device=device)
+    try:
+        shards.backward({"images": images, "labels": labels}, 0.0)
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        if not out_of_memory(error):
+            raise
+        gc.collect()
+        if device.startswith("cuda"):
+            torch.cuda.empty_cache()
+        return False
+    return True
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether PyTorch ran out of memory, on a GPU or a CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
+
+
+def estimate(run: Run) -> float:
+    """Images whose activations take what may be taken of a CPU's free memory; infinite elsewhere, and for models without an estimate."""
+    numbers, free = activations(run.model), free_memory(run.device)
+    if run.device != "cpu" or not numbers or not free:
+        return float("inf")
+    share = 1 / max(1, run.model.depth) if run.recompute and hasattr(run.model, "depth") else 1.0  # type: ignore[union-attr]
+    return max(1.0, SPARE * free / (numbers * DTYPES[run.precision].itemsize * share))
