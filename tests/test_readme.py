@@ -46,6 +46,32 @@ def test_ci_runs_the_test_command_of_the_readme():
     assert found.strip() == TWO[1]
 
 
+def told() -> list[str]:
+    """Every command that README and docs/ show, without the words behind it."""
+    found = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for block in re.findall(r"```(?:text|bash)\n(.*?)```", page.read_text(), re.DOTALL):
+            lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
+            found += [shown[1] for line in lines if (shown := re.search(r"(?:^|-m )vitreous (\S+(?: \S+)*)", line))]
+    return found
+
+
+@pytest.mark.parametrize("line", told())
+def test_commands_that_are_shown_are_understood(line):
+    from importlib import import_module
+
+    from vitreous.cli.main import VERBS, parse, split_settings
+
+    verb, *words = shlex.split(line.replace("…", "").replace('"${again[@]}"', ""))
+    assert verb in VERBS
+    if "--help" in words:
+        return
+    options = import_module(VERBS[verb][0]).Options
+    rest, settings = split_settings(words) if "settings" in options.__dataclass_fields__ else (words, {})
+    parse(options, verb, rest)  # exits where it does not understand
+    assert all(path.partition(".")[0] in ("model", "optimizer", "augment", "schedule", "data") for path in settings)
+
+
 @pytest.mark.timeout(1200)
 def test_the_first_hour(home):
     """Every `$ vitreous …` of the README in order; the figures of `train digits` hold."""

@@ -42,6 +42,8 @@ def test_dropout_sits_where_the_paper_has_it():
 def test_rates_rise_linearly_over_the_stack():
     blocks = stack(5, lambda index, rate: Block(8, Attention(8, 2), Mlp(8, 16), drop_path=rate), drop_path=0.2)
     assert [block.mlp.drop_path for block in blocks] == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
+    same = stack(3, lambda index, rate: Block(8, Attention(8, 2), Mlp(8, 16), drop_path=rate), drop_path=0.2, rises=False)
+    assert [block.mlp.drop_path for block in same] == [0.2] * 3
 
 
 def test_the_encoder_is_permutation_equivariant():

@@ -11,6 +11,7 @@ import torch
 
 from tests.conftest import TINY, document, run_command
 from tests.training.test_loop import losses, make
+from vitreous.data.augment import Augment
 from vitreous.errors import NonFiniteError, ResourceError
 from vitreous.models.config import ViTConfig
 from vitreous.recipes.train import train
@@ -77,6 +78,28 @@ def test_steps_that_are_not_finite_are_skipped_as_often_as_allowed(tmp_path):
     session, state = make(tmp_path, skip_steps=2)
     with pytest.raises(NonFiniteError, match="step 10"):
         fit(state, poisoned(session.batches(state), (3, 7, 9)))
+
+
+@pytest.mark.parametrize("model", [STILL, replace(STILL, drop_path=0.2)], ids=["still", "drop path"])
+def test_reproducible_steps_depend_on_neither_batches_nor_cores(tmp_path, model):
+    ends, threads = [], torch.get_num_threads()
+    try:
+        for size, accumulate, cores in ((8, 1, 1), (4, 2, 1), (2, 4, 1), (8, 1, 2), (8, 1, 3)):
+            torch.set_num_threads(cores)
+            session, state = make(
+                tmp_path,
+                model=model,
+                batch_size=size,
+                accumulate=accumulate,
+                reproducible=True,
+                shards=4,
+                augment=Augment(mixup=0.5, shift=0.1),
+            )
+            fit(state, session.batches(state))
+            ends.append(torch.cat([state.flat.master, state.flat.average]))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(end, ends[0]) for end in ends[1:])
 
 
 def test_a_micro_batch_is_found_by_trying(tmp_path, monkeypatch):

@@ -86,6 +86,7 @@ class ViTConfig:
     layer_scale: float | None = None
     dropout: float = 0.0
     drop_path: float = 0.0
+    drop_path_rises: bool = True  # from 0 in the first block; else it is the same in each (DeiT-III)
     qkv_bias: bool = True
     projection_bias: bool = True
     head_bias: bool = True

@@ -53,7 +53,7 @@ class ViT(nn.Module):
             nn.init.zeros_(self.prefix.data[0])
         self.slots = own_positions(c) if c.position_at != "each" else None
         self.first_norm = nn.LayerNorm(c.width, eps=c.eps) if c.first_norm else nn.Identity()
-        self.encoder = Encoder(c.width, stack(c.depth, self.block, c.drop_path), c.eps, c.norm == "tokens")
+        self.encoder = Encoder(c.width, stack(c.depth, self.block, c.drop_path, c.drop_path_rises), c.eps, c.norm == "tokens")
         self.neck = Neck(c.width, c.neck, c.eps) if c.neck else None
         self.pooling = AttentionPool(c.width, c.heads, c.hidden, c.eps, c.gelu) if c.pool == "attention" else None
         self.pooled_norm = nn.LayerNorm(c.neck or c.width, eps=c.eps) if c.norm == "pooled" else nn.Identity()

@@ -30,6 +30,6 @@ class Encoder(nn.Module):
         return self.norm(x)
 
 
-def stack(depth: int, block: Callable[[int, float], nn.Module], drop_path: float = 0.0) -> list[nn.Module]:
-    """`depth` blocks, each made from its number and its own stochastic depth rate, which rises linearly from 0 to `drop_path`."""
-    return [block(i, drop_path * i / max(depth - 1, 1)) for i in range(depth)]
+def stack(depth: int, block: Callable[[int, float], nn.Module], drop_path: float = 0.0, rises: bool = True) -> list[nn.Module]:
+    """`depth` blocks, each made from its number and its stochastic depth rate: it rises linearly from 0 to `drop_path`, or is that."""
+    return [block(i, drop_path * i / max(depth - 1, 1) if rises else drop_path) for i in range(depth)]

@@ -39,9 +39,9 @@ def warmed(facts: Facts, batch: int, lr: float, least: float = LEAST) -> Schedul
     return Schedule(round(WARMUP * facts.images / batch), "cosine", end=least / lr)
 
 
-def dropped(model: ModelConfig, drop_path: float) -> ModelConfig:
+def dropped(model: ModelConfig, drop_path: float, rises: bool = False) -> ModelConfig:
     """A ViT with stochastic depth, and no dropout."""
-    return replace(model, drop_path=drop_path, dropout=0.0) if isinstance(model, ViTConfig) else model
+    return replace(model, drop_path=drop_path, drop_path_rises=rises, dropout=0.0) if isinstance(model, ViTConfig) else model
 
 
 def deit(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
@@ -55,7 +55,7 @@ def deit(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     0.3 among DeiT's options does nothing beside RandAugment in timm, and is left out. Weights start as Google's code draws them.
     """
     return Run(
-        **judged(dropped(model, 0.1), facts, 0.875),
+        **judged(dropped(model, 0.1, rises=True), facts, 0.875),
         augment=replace(RANDOM, erase=0.25, erase_noise=True),
         optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05, clip=None),
         schedule=warmed(facts, 1024, 1e-3),
@@ -90,8 +90,7 @@ def deit3(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
 
     LAMB, 2048 images a step, 800 epochs, 3-Augment and colour jitter, MixUp 0.8 or CutMix 1, binary loss. Learning rate, stochastic
     depth and pixels are those of the size; other models take those of S. ViT-B, L and H, trained on smaller pictures, are finished
-    with `deit3-finish`. Stochastic
-    depth grows over the blocks, where theirs is the same in each; patches of 14 do not divide 160 pixels: 154. Weights start as
+    with `deit3-finish`. Stochastic depth is the same in every block; patches of 14 do not divide 160 pixels: 154. Weights start as
     Google's code draws them; the rate follows a changed batch by its root, as is usual for LAMB, where theirs stays.
     """
     lr, drop_path, _, _ = SIZES.get(name_of(model), SIZES["DeiT-III-S/16"])

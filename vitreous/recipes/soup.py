@@ -171,7 +171,7 @@ def alike(found: Sequence[Ingredient]) -> tuple[str, ...]:
 
 def plain(config: ModelConfig) -> ModelConfig:
     """A config without what only training asks: two runs of one model may drop more and less."""
-    return replace(config, dropout=0.0, drop_path=0.0) if isinstance(config, ViTConfig) else config
+    return replace(config, dropout=0.0, drop_path=0.0, drop_path_rises=True) if isinstance(config, ViTConfig) else config
 
 
 def judges(found: Sequence[Ingredient], named: str | None, split: str, listener: Listener) -> tuple[Data, str]:

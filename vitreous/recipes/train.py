@@ -32,7 +32,19 @@ from vitreous.weights.bundle import write_text
 
 LATEST = "runs/latest"
 #: settings that a run cannot change: they say what it is, or where it is in its stream of pictures
-FIXED = ("model.", "data.source", "data.classes", "data.split_seed", "seed", "init", "tune.", "loss", "preprocess.")
+FIXED = (
+    "model.",
+    "data.source",
+    "data.classes",
+    "data.split_seed",
+    "seed",
+    "init",
+    "tune.",
+    "loss:",
+    "preprocess.",
+    "batch_size:",
+    "accumulate:",
+)
 FREE = ("timeout:", "data.workers:", "keep:", "device:", "micro_batch:")  # those that cannot change a result
 PARALLEL = 2_000  # pictures from which it pays to start processes for a first look at them
 SCREENED = 20_000  # files up to which a data set is decoded once before training, to name what cannot be read

@@ -10,8 +10,9 @@ The leading process writes and publishes; with FSDP all write, in the background
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -51,13 +52,21 @@ class Keeper:
         if self.saved == state.images:
             return  # to replace it would leave a moment without it
         text = json.dumps({"format": FORMAT, **numbers(state), **further, "threads": torch.get_num_threads(), "world": state.ranks.world})
-        try:
+        if isinstance(state.flat, Sharded):
+            self.settle(state.ranks.leads)
+        with self.trying():
             if isinstance(state.flat, Sharded):
-                self.settle(state.ranks.leads)
                 self.begin(state, text)
             elif state.ranks.leads:
                 self.write(state, text)
-            self.failures, self.saved = 0, state.images
+            self.saved = state.images
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Tell of a checkpoint that cannot be written and go on; the third in a row is raised."""
+        try:
+            yield
+            self.failures = 0
         except ResourceError as error:
             self.failures += 1
             if self.failures >= FAILURES:
@@ -79,12 +88,19 @@ class Keeper:
         flat, ranks = state.flat, state.ranks
         assert isinstance(flat, Sharded)
         self.group = self.group or group_on_cpu()
-        temporary = Path(ranks.share(str(self.store.begin(state.step, 16 * flat.length * ranks.world)) if ranks.leads else ""))
+        made, refused = "", ResourceError("the leading process could not begin a checkpoint", "free some disk space")
+        try:
+            made = str(self.store.begin(state.step, 16 * flat.length * ranks.world)) if ranks.leads else ""
+        except ResourceError as error:
+            refused = error
+        if not (shared := ranks.share(made)):
+            raise refused
+        temporary = Path(shared)
         held: dict[str, Tensor] = {}
         for part, views in tensors(state).items():
             copies = {name: view.detach().cpu().clone() for name, view in views.items()}
-            shared = {name: copied for name, copied in copies.items() if part != "frozen" and not name.startswith("step/")}
-            held |= {f"{part}/{name}": piece for name, piece in (copies | flat.pieces(shared)).items()}
+            cut = {name: copied for name, copied in copies.items() if part != "frozen" and not name.startswith("step/")}
+            held |= {f"{part}/{name}": piece for name, piece in (copies | flat.pieces(cut)).items()}
         if ranks.leads:
             write_text(temporary / STATE, text)
         writer = HuggingFaceStorageWriter(str(temporary), save_distributed=True)
@@ -99,11 +115,20 @@ class Keeper:
         """Wait for what is written in the background, and publish it."""
         if self.writing is None:
             return
+        from torch.distributed.checkpoint.api import CheckpointException
+
         future, step, temporary = self.writing
         self.writing = None
-        future.result()
-        if leads and temporary.exists():
-            self.store.publish(step, temporary)
+        with self.trying():
+            try:
+                future.result()
+            except CheckpointException as error:
+                reason = next(iter(error.failures.values()))[0]
+                raise ResourceError(
+                    f"checkpoint of step {step} not saved in {temporary.parent}: {reason}", "free some disk space"
+                ) from None
+            if leads and temporary.exists():
+                self.store.publish(step, temporary)
 
     def restore(self, state: State) -> dict[str, Any] | None:
         """Give the state what the newest valid checkpoint holds; returns its state.json, or None where there is none.

@@ -262,7 +262,6 @@ class Session:
             ]
             if changed and not self.run.reproducible:
                 self.tell(f"{'; '.join(changed)}: results may differ in the last bits")
-            state.step = state.images // self.run.step_size if not state.done else state.step
         if self.ranks.leads:
             again = judgement(state.step, state.images / self.run.data.images) if self.pending else None
             self.folder.rewind(state.step, but=again)
@@ -304,7 +303,7 @@ class Session:
             if self.ranks.leads:
                 self.folder.rewind(state.step, but=judgement(state.step, run.epochs))
                 self.folder.append({"step": state.step, "epoch": run.epochs, **figures, "seconds": self.account.seconds})
-        loss = json.loads(last_line(self.folder.metrics, "train/loss"))["train/loss"] if self.ranks.leads else None
+        loss = last_of(self.folder.metrics, "train/loss") if self.ranks.leads else None
         return {
             "model": name_of(run.model),
             "parameters": sum(p.numel() for p in model.parameters()),
@@ -365,6 +364,7 @@ def judgement(step: int, epoch: float) -> str:
     return f'"step": {step}, "epoch": {json.dumps(epoch)}, "val/'
 
 
-def last_line(path: Path, word: str) -> str:
-    """The last line of a file with a word in it."""
-    return [line for line in path.read_text("utf-8").splitlines() if word in line][-1]
+def last_of(path: Path, name: str) -> float | None:
+    """The last value of a figure in a file of metrics; None where there is none, as after a run on a full disk."""
+    lines = [line for line in path.read_text("utf-8").splitlines() if f'"{name}"' in line] if path.is_file() else []
+    return json.loads(lines[-1])[name] if lines else None

@@ -48,7 +48,8 @@ WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.com
 INSIDE = [(re.compile(r"\bblocks\.\d+\.(\d+)\."), r"blocks.\1."), (re.compile(r"standardized_conv2d_\d+/"), "standardized_conv2d/")]
 PARAMETERS = 20_000_000_000  # of a model that is believed
 INDEX = "model.safetensors.index.json"
-UNTOLD = ("dropout", "drop_path", "resize", "gelu", "eps")  # fields of `ViTConfig` that names and shapes do not depend on
+#: fields of `ViTConfig` that names and shapes do not depend on
+UNTOLD = ("dropout", "drop_path", "drop_path_rises", "resize", "gelu", "eps")
 
 
 @dataclass(frozen=True)
