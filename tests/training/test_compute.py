@@ -93,6 +93,7 @@ def test_reproducible_steps_depend_on_neither_batches_nor_cores(tmp_path, model)
                 accumulate=accumulate,
                 reproducible=True,
                 shards=4,
+                epochs=1.0,
                 augment=Augment(mixup=0.5, shift=0.1),
             )
             fit(state, session.batches(state))
