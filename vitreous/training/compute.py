@@ -66,7 +66,8 @@ class Compute:
         """
         rows, passes = len(batch["labels"]), 1
         if self.run.micro_batch:
-            most = -(-min(self.run.batch_size, self.run.total - part.start) // self.ranks.world)
+            first = part.start - part.start % self.run.batch_size  # of the whole batch, which all processes share
+            most = -(-min(self.run.batch_size, self.run.total - first) // self.ranks.world)
             passes = -(-max(most, rows) // self.run.micro_batch)
         loss = 0.0
         for number, (a, b) in enumerate(pairwise(ends(0, rows, passes))):

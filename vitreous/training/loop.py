@@ -77,7 +77,7 @@ def fit(state: State, batches: Iterator[dict[str, Tensor]], hooks: Sequence[tupl
         state.flat.zero()
         compute.shards.scale = state.scale
         loss, samples = compute.step(parts(run, state.ranks, state.images), batches, state.step, state.images)
-        loss = float(state.ranks.sum(state.flat.master.new_tensor(loss, dtype=torch.float64)))
+        loss = state.ranks.total(loss, str(state.flat.master.device))
         rate = factor(run.schedule, state.step, run.steps)
         compute.finish(partial(move, state, loss, rate))
         if not math.isfinite(loss + state.norm):

@@ -45,6 +45,10 @@ class Ranks:
             dist.all_reduce(values)
         return values
 
+    def total(self, value: float, device: str) -> float:
+        """The sum of a number over all processes."""
+        return value if self.world == 1 else float(self.sum(torch.tensor(value, dtype=torch.float64, device=device)))
+
     def most(self, values: Sequence[float], device: str) -> list[float]:
         """The largest of each value over all processes."""
         if self.world == 1:
