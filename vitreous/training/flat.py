@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.training.ranks import Ranks
+from vitreous.training.tune import frozen_state
 
 ALIGN = 64  # elements; every tensor starts on a cache line
 CHUNK = 2**22  # elements of the gradients that processes exchange at a time
@@ -187,7 +188,7 @@ class Flat:
 
     def still(self) -> dict[str, Tensor]:
         """Parameters and buffers that do not move, by name, float32."""
-        return {name: value for name, value in self.twin.state_dict().items() if name not in self.parameters}
+        return frozen_state(self.twin, self.parameters)
 
     def keep(self, module: nn.Module, tensors: dict[str, Tensor]) -> None:
         """Give what does not move its values, in the twin and in the module."""

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.data.keys import key
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.models.cost import macs
 from vitreous.training.run import Run
 
@@ -49,30 +49,31 @@ def kept(images: Tensor, run: Run, position: int) -> Tensor | None:
     if not run.patch_dropout or step_at(run, position) >= run.patch_dropout_until * run.total:
         return None
     patches = math.prod(side // length for side, length in zip(images.shape[2:], run.model.patch, strict=True))
-    count = left(run, patches)
+    count = left(run.patch_dropout, patches)
     places = position + np.arange(len(images))  # of the pictures in the stream: the same whatever batch they come in
     order = key(run.seed, places[:, None], np.arange(patches)[None]).argsort(1, kind="stable")
     return torch.from_numpy(np.sort(order[:, :count], 1)).to(images.device)
 
 
-def left(run: Run, patches: int) -> int:
-    """How many of so many patches patch dropout leaves."""
-    return max(1, round(patches * (1 - run.patch_dropout)))
+def left(dropped: float, patches: int) -> int:
+    """How many of so many patches are left, when that share of them is dropped."""
+    return max(1, round(patches * (1 - dropped)))
 
 
 def cost(run: Run, position: int) -> float:
     """Multiply-adds of one picture's forward pass at a place in the run, without the pixels and patches that are left out."""
-    return _cost(run, sides_at(run, position), bool(run.patch_dropout) and position < run.patch_dropout_until * run.total)
+    dropped = run.patch_dropout if position < run.patch_dropout_until * run.total else 0.0
+    return _cost(run.model, sides_at(run, position), dropped)
 
 
 @lru_cache(maxsize=16)
-def _cost(run: Run, image: tuple[int, ...], dropping: bool) -> float:
-    whole = macs(run.model, image)
-    if not dropping or not isinstance(run.model, ViTConfig):
+def _cost(model: ModelConfig, image: tuple[int, ...], dropped: float) -> float:
+    whole = macs(model, image)
+    if not dropped or not isinstance(model, ViTConfig):
         return whole
-    blocks = replace(run.model, image=image, stem=None, patch=run.model.patch)
+    blocks = replace(model, image=image, stem=None)
     patches = math.prod(blocks.grid)
-    thin = (left(run, patches), *(1,) * (len(image) - 1))  # as many patches in a row: the cost of blocks depends on their number alone
+    thin = (left(dropped, patches), *(1,) * (len(image) - 1))  # as many patches in a row: the cost of blocks depends on their number alone
     spared = replace(blocks, image=tuple(n * p for n, p in zip(thin, blocks.patch, strict=True)))
     projection = math.prod(blocks.patch) * blocks.channels * blocks.width
     return whole - (macs(blocks) - patches * projection) + (macs(spared) - math.prod(thin) * projection)
