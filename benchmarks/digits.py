@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
-from vitreous.data.sources import digits
+from vitreous.data.layouts.digits import digits
 from vitreous.machine import processor
 
 

@@ -27,7 +27,7 @@ import torch
 
 import vitreous
 from vitreous.config import from_yaml
-from vitreous.data.sources import class_order, list_classes
+from vitreous.data.layouts.folder import class_order, list_classes
 from vitreous.errors import VitreousError
 from vitreous.machine import processor
 from vitreous.training.run import Run

@@ -119,7 +119,7 @@ def test_everything_public_says_what_it_is(path):
             protocol = any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
             assert ast.get_docstring(node), f"{node.name} has no docstring"
             members = [] if protocol else [m for m in node.body if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")]
-            known = ("forward", "backward", "picture", "name", "config", "metrics", "summary", "bundle")
+            known = ("forward", "backward", "picture", "name", "take", "update", "config", "metrics", "summary", "bundle")
             assert all(ast.get_docstring(m) or m.name in known for m in members), [m.name for m in members if not ast.get_docstring(m)]
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):

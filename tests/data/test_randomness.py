@@ -16,6 +16,7 @@ from vitreous.data.loader import Feed
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sampling import Order, stream
 from vitreous.data.sources import open_data
+from vitreous.data.split import picture_of
 
 EVERYTHING = Augment(crop=(0.3, 1.0), shift=0.1, rotate=10, zoom=0.1, flip=0.5, rand_layers=2, erase=0.5)
 PLAIN = Preprocess((16, 16))
@@ -74,7 +75,7 @@ def test_workers_and_batches_and_resuming_change_nothing(split, workers):
 
 
 def test_pictures_in_memory_keep_the_same_promise(split):
-    cached = torch.stack([PLAIN.pixels(split.picture(i, 3)) for i in range(len(split))])
+    cached = torch.stack([PLAIN.pixels(picture_of(split, i, 3)) for i in range(len(split))])
     feed = Feed(split, PLAIN, EVERYTHING, seed=1, cached=cached)
     whole = images(feed, 0, 60, 7)
     assert torch.allclose(images(feed, 31, 60, 4), whole[31:], atol=1e-3)

@@ -16,7 +16,8 @@ from vitreous.data.keys import permutation
 from vitreous.data.loader import Feed
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sampling import Order, stream
-from vitreous.data.sources import Arrays, open_data
+from vitreous.data.sources import open_data
+from vitreous.data.split import Arrays
 from vitreous.errors import UsageError
 
 LABELS = np.random.default_rng(0).permutation([0] * 17 + [1] * 5 + [2] * 1 + [4] * 9)  # of class 3 there are none

@@ -10,7 +10,8 @@ import pytest
 from tests.conftest import picture
 from vitreous.data.loader import Judged
 from vitreous.data.preprocess import Preprocess
-from vitreous.data.sources import hold_out, open_data
+from vitreous.data.sources import open_data
+from vitreous.data.split import hold_out
 from vitreous.errors import DataError
 
 
@@ -141,7 +142,7 @@ def test_the_first_twenty_missing_files_are_named_and_the_others_counted(home):
 def test_a_file_that_is_not_there_or_not_a_file(home):
     assert "no such file" in refusal(home / "y.csv")
     (home / "nowhere.csv").symlink_to(home / "gone.csv")
-    assert "nowhere.csv cannot be read (No such file" in refusal(home / "nowhere.csv")
+    assert "nowhere.csv: cannot be read (No such file" in refusal(home / "nowhere.csv")
     os.mkfifo(home / "pipe.csv")
     assert "not a regular file" in refusal(home / "pipe.csv")
     (home / "z.txt").write_text("path,label\n")

@@ -16,7 +16,7 @@ from vitreous.config import to_plain
 from vitreous.data.augment import Augment
 from vitreous.data.preprocess import IMAGENET as NORM
 from vitreous.data.preprocess import Preprocess
-from vitreous.data.sources import Arrays, Data
+from vitreous.data.split import Arrays, Data
 from vitreous.errors import UsageError
 from vitreous.models.config import BiTConfig, ViTConfig
 from vitreous.models.names import configure, name_of

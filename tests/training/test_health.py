@@ -10,7 +10,8 @@ import pytest
 
 from tests.conftest import make_folder
 from tests.training.test_loop import make, synthetic
-from vitreous.data.sources import Arrays, open_data
+from vitreous.data.sources import open_data
+from vitreous.data.split import Arrays
 from vitreous.errors import UsageError
 from vitreous.evaluation.classification import judge
 from vitreous.training.health import LINES, REMEMBERED, Health

@@ -14,7 +14,7 @@ import torch
 from tests.conftest import TINY, make_folder
 from vitreous.data.augment import Augment
 from vitreous.data.preprocess import Preprocess
-from vitreous.data.sources import Arrays
+from vitreous.data.split import Arrays
 from vitreous.errors import NonFiniteError, ResourceError, UsageError
 from vitreous.models.config import ViTConfig
 from vitreous.recipes.train import train

@@ -11,9 +11,10 @@ from torch import nn
 
 from vitreous.bench.work import Turn, Work
 from vitreous.data.augment import Augment
+from vitreous.data.layouts.folder import list_images
 from vitreous.data.loader import Feed
 from vitreous.data.preprocess import HALF, Preprocess
-from vitreous.data.sources import Files, list_images
+from vitreous.data.split import Files
 from vitreous.evaluation.engine import How, make_engine
 from vitreous.machine import DTYPES, default_workers, pick_precision, settle_allocator
 from vitreous.models.zoo import Model, create

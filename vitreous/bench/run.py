@@ -9,7 +9,7 @@ from vitreous.bench.contenders import TASKS, contenders, peaks
 from vitreous.bench.race import race
 from vitreous.bench.report import Race
 from vitreous.bench.work import Work
-from vitreous.data.sources import list_images
+from vitreous.data.layouts.folder import list_images
 from vitreous.errors import DataError, UsageError
 from vitreous.machine import pick_device
 from vitreous.models.config import nearby

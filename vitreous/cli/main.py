@@ -64,13 +64,12 @@ def command(words: list[str]) -> int:
 
         print(f"vitreous {__version__}")
         return 0
-    if words[0] not in VERBS:
-        raise UsageError(f"unknown verb {words[0]}", nearest(words[0], VERBS) or f"there are {', '.join(VERBS)}")
+    verb, said = verb_of(words)
     from vitreous.cli.console import Console
 
-    module = import_module(VERBS[words[0]][0])
-    rest, settings = split_settings(words[1:]) if "settings" in module.Options.__dataclass_fields__ else (words[1:], {})
-    options, as_json = parse(module.Options, words[0], rest)
+    module = import_module(VERBS[verb][0])
+    rest, settings = split_settings(said) if "settings" in module.Options.__dataclass_fields__ else (said, {})
+    options, as_json = parse(module.Options, verb, rest)
     if settings:
         options = dataclasses.replace(options, settings=settings)
     console = Console(as_json)
@@ -79,6 +78,19 @@ def command(words: list[str]) -> int:
     if as_json and document is not None and speaks():
         print(json.dumps(document, ensure_ascii=False))
     return 0
+
+
+def verb_of(words: list[str]) -> tuple[str, list[str]]:
+    """The verb, of one word or two (`data check`), and the words after it. Raises UsageError for an unknown one."""
+    for count in (2, 1):
+        verb = " ".join(words[:count])
+        if verb in VERBS:
+            return verb, words[count:]
+    family = [verb for verb in VERBS if verb.split()[0] == words[0]]
+    if family and (len(words) == 1 or words[1] in ("-h", "--help")):
+        raise UsageError(f"{words[0]} what?", f"there are {', '.join(family)}")
+    said = " ".join(words[: 2 if family else 1])
+    raise UsageError(f"unknown verb {said}", nearest(said, VERBS) or f"there are {', '.join(family or VERBS)}")
 
 
 def split_settings(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:

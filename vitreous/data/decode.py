@@ -6,6 +6,7 @@ promise more pixels than `MAX_PIXELS`. Then it comes out upright (EXIF), at 8 bi
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import warnings
@@ -27,19 +28,22 @@ BACKGROUND = 255  # white: what shows where a picture is transparent
 MODES = {1: "L", 3: "RGB"}  # channels of the model -> mode of the decoded picture
 
 
-def decode(path: str | os.PathLike[str], channels: int = 3) -> Image.Image:
-    """A file as an upright 8-bit picture, mode `RGB` for 3 channels and `L` for 1.
+def decode(raw: bytes | np.ndarray | str | os.PathLike[str], channels: int = 3, name: str | None = None) -> Image.Image:
+    """A file, its bytes, or pixels (H, W[, C]) uint8, as an upright 8-bit picture, mode `RGB` for 3 channels and `L` for 1.
 
     EXIF orientation is applied; 16-bit greys are scaled by 1/257; palette and alpha are laid over white; CMYK becomes RGB;
     of an animation the first frame is taken. The content decides the format, not the name.
-    Raises DataError, with the path and the reason, for anything else: not a regular file, not an image, a format outside
+    Raises DataError, with `name` or the path and the reason, for anything else: not a regular file, not an image, a format outside
     `FORMATS`, truncated or corrupt data, more than `MAX_PIXELS`, floating-point pixels, LAB.
     """
     if channels not in MODES:
         raise DataError(f"files decode to 1 or 3 channels, the model takes {channels}")
-    name = printable(path)
+    if isinstance(raw, np.ndarray):
+        return flatten(Image.fromarray(raw), MODES[channels], name or "pixels")
+    name = name or ("image" if isinstance(raw, bytes) else printable(raw))
     try:
-        with open_regular(path) as file, silence(), Image.open(file, formats=FORMATS) as image:
+        content = raw if isinstance(raw, bytes) else read_regular(raw)
+        with silence(), Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise DataError(f"{name}: {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}", "scale it down")
             image.load()
@@ -69,6 +73,15 @@ def silence() -> Iterator[None]:
 
 
 _muting, _inside, _muted = Lock(), list[None](), list[warnings.catch_warnings]()
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a regular file. Raises DataError, with the path and the reason, where that cannot be."""
+    try:
+        with open_regular(path) as file:
+            return file.read()
+    except OSError as error:
+        raise DataError(f"{printable(path)}: cannot be read ({reason(error)})", "mend or remove the file") from None
 
 
 def open_regular(path: str | os.PathLike[str]):

@@ -17,7 +17,7 @@ from vitreous.data.augment import Augment
 from vitreous.data.keys import key
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sampling import Order, stream
-from vitreous.data.sources import Split
+from vitreous.data.split import Split, picture_of
 from vitreous.errors import DataError, ResourceError
 
 Batch = dict[str, Tensor]
@@ -86,7 +86,7 @@ class Feed:
 
     def one(self, sample: int, epoch: int, view: int) -> Tensor:
         """One decoded and augmented picture, (C, *image) uint8."""
-        picture = self.split.picture(sample, self.preprocess.channels)
+        picture = picture_of(self.split, sample, self.preprocess.channels)
         return self.augment.picture(picture, self.preprocess, int(self.keys(sample, epoch, view)))
 
 
@@ -106,7 +106,7 @@ class Judged:
 
     def one(self, sample: int) -> Tensor:
         """One decoded picture, (C, *image) uint8."""
-        return self.preprocess.pixels(self.split.picture(sample, self.preprocess.channels))
+        return self.preprocess.pixels(picture_of(self.split, sample, self.preprocess.channels))
 
 
 class Decoding(Dataset):

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous.data.decode import decode
 from vitreous.data.loader import Judged
 from vitreous.data.preprocess import Preprocess
-from vitreous.data.sources import Arrays, Files, Split
+from vitreous.data.split import Split
 from vitreous.errors import DataError
 
 CACHE_BYTES = 2**30  # a data set that is smaller than this at the model's size, and has no larger pictures, stays in memory
@@ -22,7 +23,7 @@ def fits_in_memory(split: Split, preprocess: Preprocess) -> bool:
         return False
     for sample in np.linspace(0, len(split) - 1, min(PROBED, len(split))).astype(int):
         try:
-            picture = split.picture(int(sample), preprocess.channels)
+            picture = decode(split.raw(int(sample)), preprocess.channels)
         except DataError:
             continue
         if picture.height > height or picture.width > width:
@@ -47,15 +48,12 @@ def screen(split: Split, preprocess: Preprocess, workers: int, keep: bool) -> tu
     return pixels, bad
 
 
-def without(split: Split, bad: dict[int, DataError]) -> Split:
-    """The split less its unreadable pictures. Raises DataError if none is left."""
+def readable(split: Split, bad: dict[int, DataError]) -> np.ndarray:
+    """The positions of a split's readable pictures. Raises DataError if there are none."""
     good = np.array([sample for sample in range(len(split)) if sample not in bad], dtype=np.int64)
     if not len(good):
         raise DataError(f"none of {len(split)} images can be read; the first: {next(iter(bad.values())).message}")
-    if isinstance(split, Files):
-        return Files([split.paths[sample] for sample in good], split.labels[good])
-    assert isinstance(split, Arrays)
-    return Arrays(split.pixels[good], split.labels[good])
+    return good
 
 
 def refuse(bad: dict[int, DataError], total: int) -> DataError:

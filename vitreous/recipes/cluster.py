@@ -4,6 +4,7 @@ Ray Tune places the trials and no more: each is the `attempt` that one machine w
 folder, so that weights and figures are the same on the same hardware. The run folder, the data and this package have to be where
 every machine finds them: on shared storage, at the same path.
 """
+# pyright: reportMissingImports=false
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitreous.config import set_paths
 from vitreous.data.preprocess import Preprocess
-from vitreous.data.sources import Data
+from vitreous.data.split import Data
 from vitreous.errors import UsageError
 from vitreous.machine import default_workers, pick_device, pick_precision
 from vitreous.models.config import ModelConfig

@@ -20,7 +20,8 @@ from torch import Tensor
 from vitreous.config import differences
 from vitreous.data.loader import Judged
 from vitreous.data.screen import refuse
-from vitreous.data.sources import Data, open_data
+from vitreous.data.sources import open_data
+from vitreous.data.split import Data
 from vitreous.errors import UsageError, VitreousError
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.engine import How, make_engine

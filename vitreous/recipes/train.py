@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.config import differences, from_yaml, set_paths
-from vitreous.data.screen import fits_in_memory, refuse, screen, without
-from vitreous.data.sources import Arrays, Data, open_data
+from vitreous.data.screen import fits_in_memory, readable, refuse, screen
+from vitreous.data.sources import open_data
+from vitreous.data.split import Arrays, Data, picture_of
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.engine import How
 from vitreous.machine import default_workers, environment, pick_device, warning
@@ -192,7 +193,7 @@ def pictures(source: str, base: Run | None, options: TrainOptions, listener: Lis
         run = apply(base, options)
         if share != base.data.hold_out:
             run = replace(run, data=replace(run.data, hold_out=share, images=len(split), fingerprint=opened.fingerprint()))
-    cached, bad = None, {}
+    cached, bad, rows = None, {}, None
     if run.data.cache or run.data.bad_images == "skip" or (len(split) <= SCREENED and not isinstance(split, Arrays)):
         workers = options.workers if options.workers is not None else default_workers() * (len(split) > PARALLEL)
         cached, bad = screen(split, run.preprocess, workers, keep=run.data.cache)
@@ -200,10 +201,10 @@ def pictures(source: str, base: Run | None, options: TrainOptions, listener: Lis
         if run.data.bad_images == "stop":
             raise refuse(bad, len(split))
         listener.note(f"{len(bad)} of {len(split)} training images cannot be read and are left out")
-        total, split = len(split), without(split, bad)
-        cached = cached[[row for row in range(total) if row not in bad]] if cached is not None else None
+        rows = readable(split, bad)
+        split, cached = split.take(rows), cached[rows] if cached is not None else None
         run = replace(run, data=replace(run.data, images=len(split)))
-    return opened, run, Inputs(split, opened.splits.get("val"), cached)
+    return opened, run, Inputs(split, opened.splits.get("val"), cached, rows)
 
 
 def splitting(base: Run | None, options: TrainOptions) -> tuple[int, float | None]:
@@ -219,7 +220,7 @@ def facts(opened: Data, channels: int | None) -> Facts:
     split = opened.split("train")
     for sample in range(min(len(split), 100)):
         try:
-            picture = split.picture(sample, 3)
+            picture = picture_of(split, sample, 3)
         except DataError:
             continue
         grey = isinstance(split, Arrays) and split.pixels.ndim == 3

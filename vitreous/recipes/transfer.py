@@ -16,13 +16,12 @@ import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitreous.config import from_plain, to_yaml
-from vitreous.data.sources import Data, Files, Split, hold_out, take
+from vitreous.data.split import Data, hold_out
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
 from vitreous.models.names import name_of
 from vitreous.recipes.options import TrainOptions
@@ -132,18 +131,11 @@ def held_out(opened: Data, inputs: Inputs, share: float, split_seed: int) -> Inp
     whole = opened.split("train")
     rows = hold_out(whole.labels, split_seed, {"val": share})
     readable = np.ones(len(whole), dtype=bool)
-    if len(inputs.train) < len(whole):
-        good = set(files(inputs.train))
-        readable = np.array([path in good for path in files(whole)])
+    if inputs.rows is not None:
+        readable = np.isin(np.arange(len(whole)), inputs.rows)
     at = (np.cumsum(readable) - 1)[rows["train"][readable[rows["train"]]]]
     cached = inputs.cached[at] if inputs.cached is not None else None
-    return replace(inputs, train=take(inputs.train, at), val=take(whole, rows["val"]), cached=cached)
-
-
-def files(split: Split) -> list[Path]:
-    """The paths of a split of files."""
-    assert isinstance(split, Files)
-    return list(split.paths)
+    return replace(inputs, train=inputs.train.take(at), val=whole.take(rows["val"]), cached=cached)
 
 
 def at_rate(run: Run, protocol: Protocol, rate: float) -> Run:

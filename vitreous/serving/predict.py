@@ -13,8 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from vitreous.data.decode import decode, printable
+from vitreous.data.layouts.folder import list_images
 from vitreous.data.loader import complete
-from vitreous.data.sources import list_images
 from vitreous.errors import DataError
 from vitreous.evaluation.engine import Engine, How, make_engine
 from vitreous.evaluation.forward import CHUNK, answer

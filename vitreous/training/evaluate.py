@@ -16,7 +16,8 @@ from vitreous.data.keys import permutation
 from vitreous.data.loader import Judged
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.screen import refuse
-from vitreous.data.sources import Arrays, Data, Files, Split, natural, open_data
+from vitreous.data.sources import open_data
+from vitreous.data.split import Data, Split, picture_of
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.classification import Report, judge
 from vitreous.evaluation.engine import How, make_engine
@@ -106,7 +107,7 @@ def examples(data: Data, preprocess: Preprocess) -> Iterator[Tensor]:
     split = data.splits.get("train") or next(iter(data.splits.values()))
     for sample in permutation(len(split), 0, 0):
         try:
-            yield preprocess.pixels(split.picture(int(sample), preprocess.channels))
+            yield preprocess.pixels(picture_of(split, int(sample), preprocess.channels))
         except DataError:
             continue
 
@@ -132,12 +133,8 @@ def describe(bundle: Bundle, report: Report, split: str, source: str, run: str, 
 
 
 def everything(data: Data) -> Data:
-    """All images of a folder of classes, or of a table without splits, as the test split."""
-    parts = [part for part in data.splits.values() if isinstance(part, Files)]
-    paths, labels = [path for part in parts for path in part.paths], np.concatenate([part.labels for part in parts])
-    first = labels if labels.ndim == 1 else np.zeros(len(labels))
-    order = sorted(range(len(paths)), key=lambda row: (first[row], natural(os.fspath(paths[row]))))
-    return Data(data.name, data.classes, {"test": Files([paths[row] for row in order], labels[order])})
+    """All images of data without splits of their own, as the test split."""
+    return Data(data.name, data.classes, {"test": data.whole or data.split("train")})
 
 
 def matched(split: Split, data: Data, classes: tuple[str, ...], several: bool = False) -> Split:
@@ -156,4 +153,4 @@ def matched(split: Split, data: Data, classes: tuple[str, ...], several: bool = 
         labels[np.arange(len(split)), order[split.labels]] = 1
     else:
         labels = order[split.labels]
-    return Files(split.paths, labels) if isinstance(split, Files) else Arrays(split.pixels, labels)  # type: ignore[attr-defined]
+    return split.take(np.arange(len(split)), labels)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vitreous.data.sources import Arrays, Files, Split
+from vitreous.data.split import Arrays, Files, Split
 from vitreous.evaluation.classification import Report
 from vitreous.training.loop import State
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitreous.data.keys import key
 from vitreous.data.loader import Batch, Feed, Judged
-from vitreous.data.sources import Split
+from vitreous.data.split import Split
 from vitreous.errors import Interrupted, ResourceError
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.engine import TorchEngine
@@ -67,11 +67,15 @@ class Silent:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The pictures of a run; `cached` holds those of `train` as (n, C, *image) uint8 if they stay in memory."""
+    """The pictures of a run; `cached` holds those of `train` as (n, C, *image) uint8 if they stay in memory.
+
+    `rows`: which of the data's training images `train` has, where some could not be read; None: all.
+    """
 
     train: Split
     val: Split | None = None
     cached: Tensor | None = None
+    rows: np.ndarray | None = None
 
 
 class Session:
@@ -229,7 +233,7 @@ class Session:
         engine = TorchEngine(model, self.run.preprocess, self.device, "fp32" if precision == "fp16" else precision)
         cut, logits, bad = 0.0, np.zeros((0, self.run.model.classes), np.float32), {}
         try:
-            reader = Judged(split if ranks.world == 1 else Rows(split, mine), self.run.preprocess, self.run.data.workers)
+            reader = Judged(split if ranks.world == 1 else split.take(mine), self.run.preprocess, self.run.data.workers)
             logits, bad = logits_of(engine, reader, each=each)
         except Interrupted:
             cut = 1.0
@@ -322,28 +326,6 @@ class Session:
 
 
 WORDS = {"threads": "threads", "world": "processes"}
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Some samples of a split, as a split."""
-
-    split: Split
-    rows: np.ndarray
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Of those samples."""
-        return self.split.labels[self.rows]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def picture(self, sample: int, channels: int):
-        return self.split.picture(int(self.rows[sample]), channels)
-
-    def name(self, sample: int) -> str:
-        return self.split.name(int(self.rows[sample]))
 
 
 def recompute(model: Model) -> None:

@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.data.decode import open_regular, printable, reason
-from vitreous.data.sources import SPLITS, Data, Files, Split, class_order, held_out
+from vitreous.data.decode import printable, read_regular
+from vitreous.data.layouts.folder import SPLITS, class_order
+from vitreous.data.split import Data, Files, Split, held_out
 from vitreous.errors import DataError, nearest
 
 COLUMNS = ("path", "label", "split")
@@ -79,11 +80,7 @@ def table(source: Path, split_seed: int = 0) -> Data:
 
 def read(source: Path, name: str) -> Iterator[Row]:
     """The rows of a file, each checked by itself. Raises DataError with the line."""
-    try:
-        with open_regular(source) as file:
-            content = file.read()
-    except OSError as error:
-        raise DataError(f"{name} cannot be read ({reason(error)})") from None
+    content = read_regular(source)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

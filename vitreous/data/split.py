@@ -1,0 +1,235 @@
+"""Labelled samples, and the data sets that they make up.
+
+A `Split` gives any of its samples at any time, as it is stored, and knows nothing of batches or tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, overload
+
+import numpy as np
+from PIL import Image
+
+from vitreous.data.decode import decode, printable, read_regular
+from vitreous.data.keys import key
+from vitreous.errors import DataError
+
+
+class Split(Protocol):
+    """Samples with labels, in a fixed order."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(n,) int64, positions in the data set's class list; or (n, K) float32, 1 for each class that an image has."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def raw(self, sample: int) -> bytes | np.ndarray:
+        """What is stored of one sample: the bytes of an image file, or pixels (H, W[, C]). Raises DataError where it cannot be read."""
+        ...
+
+    def name(self, sample: int) -> str:
+        """What to call a sample when speaking to a person: its path, or its number."""
+        ...
+
+    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Split:
+        """The samples at these positions, in this order; with other labels, if they are given."""
+        ...
+
+    def update(self, digest: Any) -> None:
+        """Feed a digest of hashlib with what tells these samples from others, but for their labels."""
+        ...
+
+
+def picture_of(split: Split, sample: int, channels: int) -> Image.Image:
+    """The decoded picture of one sample, `RGB` for 3 channels and `L` for 1. Raises DataError."""
+    return decode(split.raw(sample), channels, split.name(sample))
+
+
+class Paths(Sequence[Path]):
+    """Paths as one array of bytes, which neither grows with use nor is copied by a process that is forked: a million take 100 MB."""
+
+    def __init__(self, paths: Iterable[str | bytes | os.PathLike[str]]) -> None:
+        words = [os.fsencode(path) for path in paths]
+        self._ends = np.cumsum([len(word) for word in words], dtype=np.int64)
+        self._bytes = b"".join(words)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> Path: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Path]: ...
+    def __getitem__(self, index: int | slice) -> Path | Sequence[Path]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return Path(os.fsdecode(self.word(index % len(self))))
+
+    def word(self, index: int) -> bytes:
+        """A path as the system has it."""
+        return self._bytes[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Paths) and self._bytes == other._bytes and np.array_equal(self._ends, other._ends)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Files:
+    """Image files with labels."""
+
+    paths: Sequence[Path]
+    labels: np.ndarray
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.paths, Paths):
+            object.__setattr__(self, "paths", Paths(self.paths))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def raw(self, sample: int) -> bytes:
+        """The bytes of a file. Raises DataError."""
+        return read_regular(self.paths[sample])
+
+    def name(self, sample: int) -> str:
+        return printable(self.paths[sample])
+
+    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Files:
+        assert isinstance(self.paths, Paths)
+        return Files(Paths(self.paths.word(int(row)) for row in rows), self.labels[rows] if labels is None else labels)
+
+    def update(self, digest: Any) -> None:
+        root = os.path.commonpath(self.paths) if len(self) else ""
+        digest.update("\n".join(os.path.relpath(path, root) for path in self.paths).encode("utf-8", "surrogateescape"))
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Pictures in memory: (n, height, width) or (n, height, width, channels)."""
+
+    pixels: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def raw(self, sample: int) -> np.ndarray:
+        """The pixels of a picture."""
+        return self.pixels[sample]
+
+    def name(self, sample: int) -> str:
+        return f"sample {sample}"
+
+    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Arrays:
+        return Arrays(self.pixels[rows], self.labels[rows] if labels is None else labels)
+
+    def update(self, digest: Any) -> None:
+        digest.update(self.pixels.tobytes())
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set: its class names in order, its splits, and a fingerprint of what it holds."""
+
+    name: str
+    classes: tuple[str, ...]
+    splits: dict[str, Split]
+    notes: list[str] = field(default_factory=list)
+    unsplit: bool = False  # a folder of classes, or a table without splits: its splits were drawn here
+    whole: Split | None = None  # the training images before `val` was drawn from them here; None where nothing was drawn
+
+    def split(self, name: str) -> Split:
+        """The split of that name. Raises DataError, with those that there are."""
+        if name not in self.splits:
+            raise DataError(f"{self.name} has no {name} split", f"it has {', '.join(self.splits)}: use --split")
+        return self.splits[name]
+
+    @property
+    def several(self) -> bool:
+        """Whether an image has several labels, or none: then labels are (n, K)."""
+        return next(iter(self.splits.values())).labels.ndim == 2
+
+    def holding_out(self, share: float | None, split_seed: int) -> Data:
+        """The data with that share of all training images as `val`, drawn within each class; None: as they are.
+
+        What was drawn for validation before goes back into training first. 0 holds nothing out: then a `val` of the data's own
+        stays what it is.
+        """
+        if share is None:
+            return self
+        train, notes = self.whole or self.split("train"), self.notes
+        drawn: dict[str, Split] = {"train": train}
+        if share:
+            parts = hold_out(train.labels, split_seed, {"val": share})
+            drawn = {name: train.take(rows) for name, rows in parts.items()}
+            notes = [f"held out {len(parts['val'])} of {len(train)} training images (split seed {split_seed})"]
+        elif self.whole:
+            notes = ["no image is kept for validation: the run trains on all"]
+        else:
+            drawn |= {name: split for name, split in self.splits.items() if name == "val"}
+        drawn |= {name: split for name, split in self.splits.items() if name == "test"}
+        return replace(self, splits=drawn, notes=notes, whole=None)
+
+    def fingerprint(self) -> str:
+        """SHA-256 over class names, splits, sample names and labels; file contents are not read."""
+        digest = hashlib.sha256("\n".join(self.classes).encode())
+        for name, split in self.splits.items():
+            digest.update(f"\n{name} {len(split)}\n".encode())
+            digest.update(split.labels.tobytes())
+            split.update(digest)
+        return digest.hexdigest()
+
+
+def hold_out(labels: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:
+    """Row numbers of `train` and of each held-out split, drawn within each class; every part keeps the original order.
+
+    A class gives round(share * its size) samples to each held-out split, and always keeps at least one for training. Where
+    samples have several labels, (n, K), they are drawn over all of them.
+    """
+    if labels.ndim == 2:
+        return hold_out_of_all(labels, seed, shares)
+    rows: dict[str, list[np.ndarray]] = {name: [] for name in ("train", *shares)}
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        members = members[np.argsort(key(seed, label, np.arange(len(members))), kind="stable")]
+        for name, share in shares.items():
+            count = min(round(share * len(labels[labels == label])), len(members) - 1)
+            rows[name].append(members[:count])
+            members = members[count:]
+        rows["train"].append(members)
+    return {name: np.sort(np.concatenate(parts)) for name, parts in rows.items()}
+
+
+def hold_out_of_all(labels: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:
+    """The same for (n, K) labels: round(share * n) samples to each held-out split, but none that is the last of a class."""
+    wanted = [name for name, share in shares.items() for _ in range(round(share * len(labels)))]
+    left = labels.sum(0)
+    drawn: dict[str, list[int]] = {name: [] for name in shares}
+    rest = []
+    for row in np.argsort(key(seed, np.arange(len(labels))), kind="stable"):
+        if wanted and (left[labels[row] > 0] > 1).all():
+            drawn[wanted.pop()].append(row)
+            left -= labels[row]
+        else:
+            rest.append(row)
+    return {name: np.sort(np.array(rows, dtype=np.int64)) for name, rows in (("train", rest), *drawn.items())}
+
+
+def held_out(whole: Split, seed: int) -> tuple[dict[str, Split], str]:
+    """Training images without a split for validation -> `train` and `val`, a tenth of them, and what to say of it."""
+    parts = hold_out(whole.labels, seed, {"val": 0.1})
+    if not len(parts["val"]):
+        return {"train": whole}, "too few images to hold any out for validation"
+    told = f"held out {len(parts['val'])} of {len(whole)} training images for validation (split seed {seed})"
+    return {name: whole.take(rows) for name, rows in parts.items()}, told
