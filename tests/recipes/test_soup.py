@@ -128,11 +128,11 @@ def test_models_of_images_with_several_labels_are_chosen_by_their_map(folder, tm
 
 
 def test_the_test_split_is_never_read(folder, tmp_path, monkeypatch):
-    import vitreous.data.sources as sources
+    import vitreous.data.split as splits
 
     runs = [run_of(tmp_path / str(seed), folder, seed=0, size=1.0 + seed) for seed in range(2)]
-    opened, decode = [], sources.decode
-    monkeypatch.setattr(sources, "decode", lambda path, channels: (opened.append(path), decode(path, channels))[1])
+    opened, read = [], splits.read_regular
+    monkeypatch.setattr(splits, "read_regular", lambda path: (opened.append(path), read(path))[1])
     made = soup(runs, tmp_path / "soup", greedy=True, how=EXACT, workers=0)
     assert made["data"] == str(folder) and made["val"]["top1"] == 1
     assert {path.relative_to(folder).parts[0] for path in opened} == {"val"}

@@ -14,6 +14,7 @@ from vitreous.errors import UsageError
 from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.objectives.supervised import Supervised
+from vitreous.recipes.train import train
 from vitreous.training.flat import Flat
 from vitreous.training.loop import State, fit
 from vitreous.training.optimizer import Optimizers
@@ -250,3 +251,9 @@ def test_lora_without_peft_names_what_to_install(monkeypatch):
     with pytest.raises(UsageError, match="peft, which is not installed\n  pip install 'vitreous\\[lora\\]'"):
         check(MODELS["plain"][0], Tune(lora_rank=2))
     check(MODELS["plain"][0], Tune(last_blocks=1))
+
+
+def test_what_cannot_be_tuned_leaves_no_folder_behind(tmp_path):
+    with pytest.raises(UsageError, match="the model has 4 blocks"):
+        train("digits", model="ViT-64x4/2", last_blocks=9, epochs=1, out=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

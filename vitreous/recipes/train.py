@@ -22,6 +22,7 @@ from vitreous.models.names import configure, name_of
 from vitreous.recipes.derive import Facts, apply, derive
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.transfer import TRIALS, check, opening, prepare, transfer
+from vitreous.training import parts
 from vitreous.training.evaluate import evaluate
 from vitreous.training.folder import Folder
 from vitreous.training.probe import fitted
@@ -87,6 +88,7 @@ def carried_out(options: TrainOptions, listener: Listener, ranks: Ranks) -> dict
     folder = Folder(Path(ranks.share(str(folder.path))))
     if options.micro_batch == "auto":
         run = fitted(run, inputs, folder, ranks, listener.note)
+    parts.check(run, ranks)
     if ranks.leads:
         trials = {} if options.lr_grid is None or begun else {"trials": opening(prepare(run, opened, inputs, options))}
         begin(folder, run, {"data": facts_of(run, opened), **trials}, begun)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from vitreous.errors import UsageError
+from vitreous.training import tune
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Run
 
@@ -57,7 +58,8 @@ def spans(run: Run, ranks: Ranks, start: int) -> Iterator[tuple[int, int]]:
 
 
 def check(run: Run, ranks: Ranks) -> None:
-    """Raise UsageError for a number of processes that the run cannot have."""
+    """Raise UsageError for a model that cannot be tuned as the run asks, or a number of processes that it cannot have."""
+    tune.check(run.model, run.tune)
     if run.reproducible and run.shards % ranks.world:
         allowed = ", ".join(str(n) for n in range(1, run.shards + 1) if run.shards % n == 0)
         raise UsageError(f"{ranks.world} processes do not divide the {run.shards} shards of a reproducible run", f"use {allowed}")
