@@ -57,7 +57,7 @@ def test_a_picture_is_a_function_of_its_key(name, channels):
 
     pixels, keys = to_tensor(small)[None].repeat(12, 1, 1, 1), key(0, np.arange(12))
     batch = augment.batch(pixels, keys)
-    assert batch.shape == pixels.shape and batch.dtype == torch.float32 and batch.min() >= 0 and batch.max() <= 255
+    assert batch.shape == pixels.shape and batch.dtype in (torch.uint8, torch.float32) and batch.min() >= 0 and batch.max() <= 255
     assert torch.allclose(augment.batch(pixels[5:], keys[5:]), batch[5:], atol=1e-3)
     assert len({image.numpy().tobytes() for image in batch}) >= different
 
@@ -188,7 +188,7 @@ def test_a_simple_crop_is_a_window_of_the_reflected_picture(memory):
     pixels, augment = to_tensor(picture(1, (24, 20))), Augment(crop_style="simple")
     padded = F.pad(pixels.float()[None], (4, 4, 4, 4), mode="reflect")[0]
     if memory:
-        shown = augment.batch(pixels[None].repeat(60, 1, 1, 1), key(0, np.arange(60)))
+        shown = augment.batch(pixels[None].repeat(60, 1, 1, 1), key(0, np.arange(60))).float()
     else:
         shown = torch.stack([augment.picture(picture(1, (24, 20)), Preprocess(SIZE), k) for k in range(60)]).float()
     places = [(y, x) for y, x in itertools.product(range(9), range(9))]

@@ -19,6 +19,9 @@ VERBS = {
     "evaluate": ("vitreous.cli.evaluate", "judge a trained model on a split"),
     "predict": ("vitreous.cli.predict", "names and probabilities for images"),
     "soup": ("vitreous.cli.soup", "average the weights of several runs"),
+    "data check": ("vitreous.cli.data_check", "what is wrong with a data set, before an hour is spent on it"),
+    "data dedup": ("vitreous.cli.data_dedup", "the images of a data set that are in another one too"),
+    "data pack": ("vitreous.cli.data_pack", "a data set as shards made for training"),
     "convert": ("vitreous.cli.convert", "weights of one format as another"),
     "recipes": ("vitreous.cli.recipes", "list the recipes, or tell one: its numbers and what was published"),
     "models": ("vitreous.cli.models", "list the models, with parameters and cost"),
@@ -55,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def command(words: list[str]) -> int:
-    """One verb with its words. Returns the exit code."""
+    """One verb with its words. Returns the exit code: 1 for a check that failed."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0 if words else 2
@@ -77,7 +80,7 @@ def command(words: list[str]) -> int:
     console.close()
     if as_json and document is not None and speaks():
         print(json.dumps(document, ensure_ascii=False))
-    return 0
+    return int(isinstance(document, dict) and document.get("passed") is False)
 
 
 def verb_of(words: list[str]) -> tuple[str, list[str]]:

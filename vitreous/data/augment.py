@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, partial
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import cache, partial, reduce
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,10 +13,13 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitreous.data.crops import FILTERS, InceptionCrop, SimpleCrop, window
+from vitreous.data.crops import FILTERS, AreaCrop, InceptionCrop, SimpleCrop, to_picture
 from vitreous.data.keys import seeded, uniform
-from vitreous.data.preprocess import IMAGENET, Preprocess, to_tensor
+from vitreous.data.moves import moved, pierce, static, windows
+from vitreous.data.preprocess import Preprocess, to_tensor
 from vitreous.data.randaugment import BIG_VISION, TIMM, RandAugment, three
+from vitreous.data.regions import Regions
+from vitreous.data.spectral import Picture
 from vitreous.errors import UsageError
 
 WHOLE = (1.0, 1.0)  # a crop that takes the whole picture
@@ -37,7 +40,8 @@ class Augment:
     `rand_layers` operations of RandAugment at `rand_magnitude`. `rand_style`: torchvision's; `big_vision`: 16 operations, always
     applied (arXiv:2106.10270, arXiv:2205.01580); `timm`: 15, each with probability 1/2, at the magnitude + N(0, `rand_spread`)
     within 0 and 10 (DeiT's rand-m9-mstd0.5-inc1: 2 layers, 9, 0.5), turns and shears read with `crop_filter`. `three`: one of
-    grey, solarised, blurred (3-Augment, arXiv:2204.07118). `jitter`: brightness, contrast and saturation, factors within
+    grey, solarised, blurred (3-Augment, arXiv:2204.07118). `trivial`: one of 14 operations at any magnitude (TrivialAugment,
+    arXiv:2103.10158, its wide space, by torchvision). `jitter`: brightness, contrast and saturation, factors within
     1 +- x; timm leaves it out beside RandAugment, whatever DeiT's options say.
 
     `mixup` and `cutmix` are the alphas of their Beta distributions; 0 switches off; of two that are on, each batch takes one by
@@ -58,6 +62,7 @@ class Augment:
     rand_style: Literal["torchvision", "big_vision", "timm"] = "torchvision"
     rand_spread: float = 0.0
     three: bool = False
+    trivial: bool = False
     jitter: tuple[float, float, float] = (0.0, 0.0, 0.0)
     erase: float = 0.0
     erase_noise: bool = False
@@ -84,31 +89,51 @@ class Augment:
         if min(self.rand_layers, self.rand_magnitude, self.rand_spread, *self.jitter) < 0:
             raise UsageError("layers, magnitude and spread of RandAugment, and jitter, are not below 0")
 
-    def picture(self, picture: Image.Image, preprocess: Preprocess, sample_key: int) -> Tensor:
-        """A decoded picture -> (C, *image) uint8: the path of files, run where they are decoded."""
+    def geometric(self) -> Augment:
+        """The same without what is made for colours, or fills with grey: for channels that are taken each for itself."""
+        return replace(self, rand_layers=0, three=False, trivial=False, jitter=(0.0, 0.0, 0.0), erase=0.0, erase_noise=False)
+
+    def picture(self, picture: Picture | Regions, preprocess: Preprocess, sample_key: int) -> Tensor:
+        """A picture -> (C, *image) uint8: the path of files, run where they are decoded. Raises DataError for a JPEG that is none.
+
+        What happens to one of several channels happens to all; of mode F they are float32.
+        """
+        if isinstance(picture, tuple):
+            return torch.cat([self.picture(band, preprocess, sample_key) for band in picture])
         with seeded(sample_key):
-            if self.crop == WHOLE and self.crop_style != "simple":
-                picture = preprocess.fitted(picture)
-            return pipeline(self, preprocess.image)(picture)
+            return pipeline(self, preprocess)(picture)
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """(B, C, H, W) uint8 and (B,) keys -> (B, C, H, W) float32 in 0..255: the path of pictures kept in memory.
+        """(B, C, H, W) uint8 and (B,) keys -> (B, C, H, W) in 0..255: the path of pictures kept in memory.
 
-        One affine map per picture, drawn from its key, read bilinearly (or as `crop_filter` says); then the pixel operations.
+        What moves by whole pixels stays uint8. Else one affine map per picture, drawn from its key, is read bilinearly (or as
+        `crop_filter` says) to float32. Then come the pixel operations, and holes.
         """
         if not len(pixels):
-            return pixels.float()
+            return pixels
         size = (pixels.shape[-2], pixels.shape[-1])
         if self.crop_style == "simple":
             pixels = windows(pixels, keys)
-        bicubic = self.crop != WHOLE and self.crop_filter == "bicubic"
-        batch = warp(pixels.float(), self.maps(keys, size), self.border, "bicubic" if bicubic else "bilinear")
-        if late := [*paint(self), *holes(self)]:
-            operations = v2().Compose(late)
+        if self.crop == WHOLE and not self.rotate and not self.zoom and pixels.dtype == torch.uint8:
+            batch = self.moved(pixels, keys)
+        else:
+            bicubic = self.crop != WHOLE and self.crop_filter == "bicubic"
+            batch = warp(pixels.float(), self.maps(keys, size), self.border, "bicubic" if bicubic else "bilinear")
+            if bicubic and pixels.dtype == torch.uint8:
+                batch.clamp_(0, 255)
+        if layers := paint(self):
+            operations = v2().Compose(layers)
             for row, sample_key in enumerate(keys):
                 with seeded(int(sample_key)):
-                    batch[row] = operations(batch[row].round().to(torch.uint8))
-        return batch
+                    image = batch[row] if batch.dtype == torch.uint8 else batch[row].round().to(torch.uint8)
+                    batch[row] = operations(image)
+        return pierce(batch, keys, self.erase, self.erase_noise) if self.erase else batch
+
+    def moved(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
+        """(B, C, H, W) uint8 -> the same shifted and mirrored: what `maps` does where it only moves whole pixels."""
+        u = uniform(keys, 9)
+        height, width = pixels.shape[-2:]
+        return moved(pixels, steps(u[:, 4], self.shift, width), steps(u[:, 5], self.shift, height), u[:, 8] < self.flip, self.border)
 
     def maps(self, keys: np.ndarray, size: tuple[int, int]) -> Tensor:
         """(B,) keys -> (B, 2, 3): from output to input coordinates in [-1, 1], as `F.affine_grid` takes them.
@@ -119,7 +144,8 @@ class Augment:
         height, width = size
         wide, tall = self.shares(u[:, 0], u[:, 1], height / width)
         x, y = (1 - wide) * (2 * u[:, 2] - 1), (1 - tall) * (2 * u[:, 3] - 1)
-        x, y = x + shifts(u[:, 4], self.shift, width), y + shifts(u[:, 5], self.shift, height)
+        x = x + steps(u[:, 4], self.shift, width) * 2 / width
+        y = y + steps(u[:, 5], self.shift, height) * 2 / height
         angle = np.radians(self.rotate) * (2 * u[:, 6] - 1)
         zoom = 1 + self.zoom * (2 * u[:, 7] - 1)
         mirror = np.where(u[:, 8] < self.flip, -1.0, 1.0)
@@ -184,29 +210,16 @@ def mixed(values: Tensor, share: float, apart: int, box: tuple[slice, slice] | N
     return result
 
 
-def shifts(u: np.ndarray, share: float, length: int) -> np.ndarray:
-    """(B,) draws in [0, 1) -> shifts by whole pixels, at most `share` of the side, in coordinates where the side is 2 long."""
+def steps(u: np.ndarray, share: float, length: int) -> np.ndarray:
+    """(B,) draws in [0, 1) -> shifts by whole pixels, (B,) int64, at most `share` of the side."""
     reach = round(share * length)
-    return (np.floor(u * (2 * reach + 1)) - reach) * 2 / length
+    return np.floor(u * (2 * reach + 1)).astype(np.int64) - reach
 
 
 def warp(images: Tensor, maps: Tensor, border: str, mode: str = "bilinear") -> Tensor:
-    """(B, C, H, W) float in 0..255 and (B, 2, 3) maps -> (B, C, H, W), read at the mapped places."""
+    """(B, C, H, W) float and (B, 2, 3) maps -> (B, C, H, W), read at the mapped places."""
     grid = F.affine_grid(maps, list(images.shape), align_corners=False)
-    read = F.grid_sample(images, grid, mode=mode, padding_mode=border, align_corners=False)
-    return read.clamp_(0, 255) if mode == "bicubic" else read
-
-
-def windows(images: Tensor, keys: np.ndarray) -> Tensor:
-    """(B, C, H, W) -> (B, C, H, W): simple crops of pictures that have the model's size already.
-
-    for image, key in zip(images, keys): image[:, window(H, H, u)][:, :, window(W, W, v)], with u and v drawn from the key
-    """
-    height, width = images.shape[-2:]
-    u = uniform(keys, 11)
-    rows, columns = torch.from_numpy(window(height, height, u[:, 9])), torch.from_numpy(window(width, width, u[:, 10]))
-    batch, channel = torch.arange(len(images)), torch.arange(images.shape[1])
-    return images[batch[:, None, None, None], channel[None, :, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+    return F.grid_sample(images, grid, mode=mode, padding_mode=border, align_corners=False)
 
 
 def v2():
@@ -217,32 +230,67 @@ def v2():
 
 
 @cache
-def pipeline(augment: Augment, image: tuple[int, int]):
-    """Picture -> (C, *image) uint8, as torchvision's transforms."""
-    steps, modes = crops(augment, image), v2().InterpolationMode
-    if augment.rotate or augment.shift or augment.zoom:
-        shift = (augment.shift, augment.shift) if augment.shift else None
-        zoom = (1 - augment.zoom, 1 + augment.zoom) if augment.zoom else None
-        steps.append(v2().RandomAffine((-augment.rotate, augment.rotate), shift, zoom, interpolation=modes.BILINEAR))
+def pipeline(augment: Augment, preprocess: Preprocess) -> Callable[[Image.Image | Regions], Tensor]:
+    """Picture -> (C, *image) uint8. Pillow's pictures are made of a crop only for what is done to them."""
+    sure = partial(fitted, preprocess)
+    operations: list[Callable[[Any], Any]] = [cropper(augment, preprocess.image) or sure]
+    between, late = affine(augment), paint(augment)
+    if between or late:
+        operations.append(pictured)
+    operations += between
     if augment.flip:
-        steps.append(v2().RandomHorizontalFlip(augment.flip))
-    return v2().Compose([*steps, *paint(augment), to_tensor, *holes(augment)])
+        operations.append(partial(mirrored, probability=augment.flip))
+    operations += [*late, packed, *holes(augment)]
+
+    def whole(picture: Any) -> Any:
+        return reduce(lambda shown, operation: operation(shown), operations, picture)
+
+    return whole
 
 
-def crops(augment: Augment, image: tuple[int, int]) -> list:
-    """The crop of a file, if there is one: picture -> picture of (height, width) `image`."""
+def cropper(augment: Augment, image: tuple[int, int]) -> AreaCrop | InceptionCrop | SimpleCrop | None:
+    """The crop of a file to (height, width) `image`, if there is one."""
     filter = augment.crop_filter or "bicubic"
     if augment.crop_style == "simple":
-        return [SimpleCrop(image, filter)]
+        return SimpleCrop(image, filter)
     if augment.crop == WHOLE:
+        return None
+    return (InceptionCrop if augment.crop_style == "inception" else AreaCrop)(image, augment.crop, augment.ratio, filter)
+
+
+def fitted(preprocess: Preprocess, picture: Image.Image | Regions) -> Image.Image:
+    """The picture at the model's size, without chance."""
+    return preprocess.fitted(picture if isinstance(picture, Image.Image) else picture.whole())
+
+
+def pictured(image: Image.Image | Tensor) -> Image.Image:
+    """(C, H, W) uint8, or a picture -> a picture."""
+    return image if isinstance(image, Image.Image) else to_picture(image.permute(1, 2, 0).numpy())
+
+
+def packed(image: Image.Image | Tensor) -> Tensor:
+    """(C, H, W) uint8, or a picture -> (C, H, W) uint8, contiguous. In numpy, where it takes half the time."""
+    return to_tensor(image) if isinstance(image, Image.Image) else torch.from_numpy(np.ascontiguousarray(image.numpy()))
+
+
+def mirrored(image: Image.Image | Tensor, probability: float) -> Image.Image | Tensor:
+    """The image, by chance with left and right exchanged, drawn as torchvision's RandomHorizontalFlip does."""
+    if torch.rand(1) >= probability:
+        return image
+    return image.flip(-1) if isinstance(image, Tensor) else image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+
+
+def affine(augment: Augment) -> list:
+    """Turn, shift and zoom of a file, if any is on."""
+    if not (augment.rotate or augment.shift or augment.zoom):
         return []
-    if augment.crop_style == "inception":
-        return [InceptionCrop(image, augment.crop, augment.ratio, filter)]
-    return [v2().RandomResizedCrop(image, augment.crop, augment.ratio, interpolation=v2().InterpolationMode(filter))]
+    shift = (augment.shift, augment.shift) if augment.shift else None
+    zoom = (1 - augment.zoom, 1 + augment.zoom) if augment.zoom else None
+    return [v2().RandomAffine((-augment.rotate, augment.rotate), shift, zoom, interpolation=v2().InterpolationMode.BILINEAR)]
 
 
 def paint(augment: Augment) -> list:
-    """RandAugment, 3-Augment, jitter, as far as they are on: each takes Pillow's pictures and (C, H, W) uint8 alike."""
+    """RandAugment, 3-Augment, TrivialAugment, jitter, as far as they are on: each takes Pillow's pictures and (C, H, W) uint8 alike."""
     steps, layers, magnitude = [], augment.rand_layers, augment.rand_magnitude
     if layers and augment.rand_style == "torchvision":
         steps.append(v2().RandAugment(layers, magnitude, fill=128))
@@ -253,6 +301,8 @@ def paint(augment: Augment) -> list:
         steps.append(partial(either, RandAugment(TIMM, layers, magnitude, filter, 0.5, augment.rand_spread, 10)))
     if augment.three:
         steps.append(partial(either, three))
+    if augment.trivial:
+        steps.append(v2().TrivialAugmentWide(fill=128))
     if any(augment.jitter):
         steps.append(v2().ColorJitter(*augment.jitter))
     return steps
@@ -270,18 +320,11 @@ def holes(augment: Augment) -> list:
 def noisy(eraser: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
     """(C, H, W) uint8 with normal noise where `eraser` would set 0."""
     kept = eraser(torch.ones(1, *image.shape[1:], dtype=torch.bool))
-    if kept.all():
-        return image
-    mean, std = (torch.tensor(values)[:, None, None] for values in IMAGENET)
-    if len(image) != len(mean):
-        mean, std = mean.mean(), std.mean()
-    noise = (mean + std * torch.randn(image.shape)) * 255
-    return torch.where(kept, image, noise.round().clamp(0, 255).to(torch.uint8))
+    return image if kept.all() else torch.where(kept, image, static(image.shape).to(torch.uint8))
 
 
 def either(operation: Callable[[Image.Image], Image.Image], image: Image.Image | Tensor) -> Image.Image | Tensor:
     """An operation on Pillow's pictures, done to a (C, H, W) uint8 as well: 1 channel is a grey picture, 3 are RGB."""
     if isinstance(image, Image.Image):
         return operation(image)
-    array = image.permute(1, 2, 0).numpy()
-    return to_tensor(operation(Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array)))
+    return to_tensor(operation(pictured(image)))

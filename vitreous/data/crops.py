@@ -1,26 +1,67 @@
-"""Random crops of files that torchvision does not have: Inception's, as TensorFlow draws it, and DeiT III's simple crop."""
+"""Random crops of files: torchvision's, Inception's as TensorFlow draws it, and DeiT III's simple crop.
+
+A crop is drawn from the size of a picture alone, before its pixels are decoded, so that only what it shows has to be. What it
+shows stays at 8 bits; torch's antialiased filter for bytes takes a quarter of the time of Pillow's.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
 
-ATTEMPTS = 100  # of drawing a box that fits, before the whole picture is taken
+from vitreous.data.jpeg import Box
+from vitreous.data.regions import Regions
+
+ATTEMPTS = {"torchvision": 10, "inception": 100}  # of drawing a box that fits
 BORDER = 4  # pixels that a simple crop reflects at every side
 
 FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR, "aliased": Image.Resampling.BILINEAR}
 
 
-def scaled(picture: Image.Image, size: tuple[int, int], filter: str) -> Image.Image:
-    """The picture at (height, width). `aliased` reads four neighbours however much it shrinks, as `tf.image.resize` does."""
-    height, width = size
-    if filter == "aliased":
-        whole = (0, 0, picture.width, picture.height)
-        return picture.transform((width, height), Image.Transform.EXTENT, whole, resample=FILTERS[filter])
-    return picture.resize((width, height), FILTERS[filter])
+@dataclass(frozen=True)
+class AreaCrop:
+    """torchvision's box of random area, aspect and place, scaled to `image` (arXiv:1409.4842).
+
+    The area is uniform in `area` (shares of the picture), the aspect ratio, width / height, log-uniform in `ratio`. Draws from
+    torch's generator what torchvision's RandomResizedCrop draws.
+    """
+
+    image: tuple[int, int]
+    area: tuple[float, float]
+    ratio: tuple[float, float]
+    filter: str
+
+    def __call__(self, picture: Image.Image | Regions) -> Tensor:
+        return shown(picture, self.box(*picture.size), self.image, self.filter)
+
+    @cached_property
+    def logarithms(self) -> list[float]:
+        """Of `ratio`, as torchvision rounds them."""
+        return torch.log(torch.tensor(self.ratio)).tolist()
+
+    def box(self, width: int, height: int) -> Box:
+        """The largest box in the middle that keeps the aspect, where no draw fits."""
+        for _ in range(ATTEMPTS["torchvision"]):
+            area = width * height * torch.empty(1).uniform_(*self.area).item()
+            ratio = torch.exp(torch.empty(1).uniform_(*self.logarithms)).item()
+            wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < wide <= width and 0 < tall <= height:
+                top, left = (int(torch.randint(spare + 1, (1,))) for spare in (height - tall, width - wide))
+                return left, top, left + wide, top + tall
+        wide, tall = width, height
+        if width / height < self.ratio[0]:
+            tall = round(width / self.ratio[0])
+        elif width / height > self.ratio[1]:
+            wide = round(height * self.ratio[1])
+        left, top = (width - wide) // 2, (height - tall) // 2
+        return left, top, left + wide, top + tall
 
 
 @dataclass(frozen=True)
@@ -36,13 +77,13 @@ class InceptionCrop:
     ratio: tuple[float, float]
     filter: str
 
-    def __call__(self, picture: Image.Image) -> Image.Image:
-        return scaled(picture.crop(self.box(*picture.size)), self.image, self.filter)
+    def __call__(self, picture: Image.Image | Regions) -> Tensor:
+        return shown(picture, self.box(*picture.size), self.image, self.filter)
 
-    def box(self, width: int, height: int) -> tuple[int, int, int, int]:
-        """Left, top, right, bottom. The whole picture where `ATTEMPTS` draws found none."""
+    def box(self, width: int, height: int) -> Box:
+        """The whole picture where no draw fits."""
         low, high = (share * width * height for share in self.area)
-        for _ in range(ATTEMPTS):
+        for _ in range(ATTEMPTS["inception"]):
             ratio = self.ratio[0] + (self.ratio[1] - self.ratio[0]) * float(torch.rand(()))
             most = min(round((high / ratio) ** 0.5), height, int(width / ratio))
             least = min(round((low / ratio) ** 0.5), most)
@@ -61,14 +102,41 @@ class SimpleCrop:
     image: tuple[int, int]
     filter: str
 
-    def __call__(self, picture: Image.Image) -> Image.Image:
-        height, width = self.image
-        scale = max(height / picture.height, width / picture.width)
-        size = (max(height, round(picture.height * scale)), max(width, round(picture.width * scale)))
-        if size != (picture.height, picture.width):
-            picture = scaled(picture, size, self.filter)
+    def __call__(self, picture: Image.Image | Regions) -> Tensor:
+        (width, height), (tall, wide) = picture.size, self.image
+        scale = max(tall / height, wide / width)
+        size = (max(tall, round(height * scale)), max(wide, round(width * scale)))
+        pixels = shown(picture, (0, 0, width, height), size, self.filter)
         rows, columns = (window(target, side, float(torch.rand(()))) for target, side in zip(self.image, size, strict=True))
-        return Image.fromarray(np.asarray(picture)[rows][:, columns])
+        return pixels[:, torch.from_numpy(rows)][:, :, torch.from_numpy(columns)]
+
+
+def shown(picture: Image.Image | Regions, box: Box, size: tuple[int, int], filter: str) -> Tensor:
+    """A box of a picture -> (C, *size) uint8. `aliased` reads four neighbours however much it shrinks, as `tf.image.resize` does."""
+    aliased = filter == "aliased"
+    if isinstance(picture, Image.Image):
+        pixels = np.array(picture.crop(box))
+        pixels = pixels if pixels.ndim == 3 else pixels[..., None]
+    else:
+        pixels = picture.region(box, None if aliased else size)
+    if aliased:
+        pixels = np.array(scaled(to_picture(pixels), size, filter)).reshape(*size, -1)
+    image = torch.from_numpy(pixels[None]).permute(0, 3, 1, 2)
+    return image[0] if image.shape[2:] == size else F.interpolate(image, size, mode=filter, antialias=True)[0]
+
+
+def scaled(picture: Image.Image, size: tuple[int, int], filter: str) -> Image.Image:
+    """The picture at (height, width), by Pillow."""
+    height, width = size
+    if filter == "aliased":
+        whole = (0, 0, picture.width, picture.height)
+        return picture.transform((width, height), Image.Transform.EXTENT, whole, resample=FILTERS[filter])
+    return picture.resize((width, height), FILTERS[filter])
+
+
+def to_picture(pixels: np.ndarray) -> Image.Image:
+    """(height, width, C) uint8 -> a picture, grey for 1 channel and RGB for 3."""
+    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
 def window(target: int, side: int, u: float | np.ndarray) -> np.ndarray:

@@ -16,13 +16,14 @@ from pathlib import Path
 from threading import Lock
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 
+from vitreous.data.gate import MAX_PIXELS, kind, lacks_rows, refuse_costly, too_large
+from vitreous.data.npy import MAGIC, colours
 from vitreous.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
-MAX_PIXELS = 64_000_000
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy"})
 MAX_BYTES = 512 * 2**20
 BACKGROUND = 255  # white: what shows where a picture is transparent
 MODES = {1: "L", 3: "RGB"}  # channels of the model -> mode of the decoded picture
@@ -39,18 +40,33 @@ def decode(raw: bytes | np.ndarray | str | os.PathLike[str], channels: int = 3, 
     if channels not in MODES:
         raise DataError(f"files decode to 1 or 3 channels, the model takes {channels}")
     if isinstance(raw, np.ndarray):
-        return flatten(Image.fromarray(raw), MODES[channels], name or "pixels")
+        if raw.ndim not in (2, 3):
+            raise DataError(f"{name or 'pixels'}: pixels of {raw.ndim} axes are no picture, perhaps a clip", "use a model that takes clips")
+        try:
+            image = Image.fromarray(raw)
+        except (TypeError, ValueError):
+            what = f"pixels of {raw.dtype}, {' x '.join(map(str, raw.shape))}"
+            raise DataError(f"{name or 'pixels'}: {what}, are no picture", "uint8 of 1, 3 or 4 channels is") from None
+        return flatten(image, MODES[channels], name or "pixels")
     name = name or ("image" if isinstance(raw, bytes) else printable(raw))
     try:
         content = raw if isinstance(raw, bytes) else read_regular(raw)
+        refuse_costly(content, name)
+        if content.startswith(MAGIC):
+            return decode(colours(content, name), channels, name)
         with silence(), Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise DataError(f"{name}: {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}", "scale it down")
-            image.load()
-            return flatten(ImageOps.exif_transpose(image), MODES[channels], name)
+                raise too_large(name, image.width, image.height)
+            load_whole(image, content)
+            return flatten(upright(image), MODES[channels], name)
+    except (DataError, MemoryError):
+        raise
     except UnidentifiedImageError:
-        raise DataError(f"{name}: not an image of a known format", f"known are {', '.join(FORMATS)}") from None
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        what = f", but {found}" if (found := kind(content)) else ""
+        raise DataError(f"{name}: not an image of a known format{what}", f"known are {', '.join(FORMATS)}") from None
+    except Image.DecompressionBombError:
+        raise DataError(f"{name}: more than {MAX_PIXELS:,} pixels", "scale it down") from None
+    except Exception as error:  # Pillow's readers leave a broken file with whatever they stumbled over
         raise DataError(f"{name}: cannot be read as an image ({reason(error)})", "mend or remove the file") from None
 
 
@@ -79,7 +95,7 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     """The bytes of a regular file. Raises DataError, with the path and the reason, where that cannot be."""
     try:
         with open_regular(path) as file:
-            return file.read()
+            return file.read(os.fstat(file.fileno()).st_size)  # a file that grows meanwhile has no end
     except OSError as error:
         raise DataError(f"{printable(path)}: cannot be read ({reason(error)})", "mend or remove the file") from None
 
@@ -96,15 +112,55 @@ def open_regular(path: str | os.PathLike[str]):
     raise DataError(f"{printable(path)}: " + ("empty file" if not status.st_size else f"larger than {MAX_BYTES >> 20} MiB"))
 
 
+def load_whole(image: ImageFile.ImageFile, content: bytes) -> None:
+    """Load an image. Raises ValueError for a TIFF or a PNG that ends before the picture does: Pillow would leave the rest black."""
+    if image.format == "TIFF":
+        ends = [tile.extents[2:] for tile in image.tile if tile.extents]
+        if any(max((end[axis] for end in ends), default=0) < image.size[axis] for axis in (0, 1)):
+            raise ValueError("strips are missing")
+    image.load()
+    if image.format == "PNG":
+        last = image.crop((0, image.height - 1, image.width, image.height)).tobytes()
+        if (content[28] or not any(last)) and lacks_rows(content):  # unpacked again only where there is reason to
+            raise ValueError("rows are missing")
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """A copy, turned as EXIF asks."""
+    turn = _TURNS.get(orientation(image))
+    return image.copy() if turn is None else image.transpose(turn)
+
+
+def orientation(image: Image.Image) -> int:
+    """EXIF's orientation, 1 to 8; 1 where there is none that can be read."""
+    try:
+        found = image.getexif().get(0x0112, 1)
+        return found if found in _TURNS else 1
+    except Exception:  # a tag is not worth a picture
+        return 1
+
+
+#: EXIF's orientation -> what undoes it
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
 def flatten(image: Image.Image, mode: str, name: str) -> Image.Image:
     """One decoded frame of any mode as 8-bit `RGB` or `L`."""
     if image.mode in ("F", "LAB"):
         raise DataError(f"{name}: pixels of mode {image.mode} have no stated range", "convert it to 8 or 16 bits")
     if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip at 255
-        values = np.asarray(image).astype(np.int64)
+        values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
             raise DataError(f"{name}: 32-bit pixels have no stated range", "convert it to 8 or 16 bits")
-        image = Image.fromarray(((values + 128) // 257).astype(np.uint8))
+        image = Image.fromarray(((values.astype(np.uint32) + 128) // 257).astype(np.uint8))
     if image.has_transparency_data:
         picture = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", picture.size, (BACKGROUND,) * 3 + (255,)), picture)
@@ -113,7 +169,8 @@ def flatten(image: Image.Image, mode: str, name: str) -> Image.Image:
 
 def printable(path: str | os.PathLike[str]) -> str:
     """A path as one line of text, whatever bytes it holds."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in os.fspath(path))
+    text = os.fspath(path)
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def reason(error: Exception) -> str:

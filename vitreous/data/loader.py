@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -14,14 +17,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitreous.data.augment import Augment
-from vitreous.data.keys import key
+from vitreous.data.keys import key, one_key
 from vitreous.data.preprocess import Preprocess
+from vitreous.data.regions import open_picture
 from vitreous.data.sampling import Order, stream
-from vitreous.data.split import Split, picture_of
+from vitreous.data.split import Split
+from vitreous.data.views import MultiCrop
 from vitreous.errors import DataError, ResourceError
+from vitreous.machine import free_memory
 
 Batch = dict[str, Tensor]
 HANG = 120.0  # seconds after which a worker that sends nothing is given up
+AHEAD = 4  # batches that a worker makes before they are asked for, where memory allows it
+SHARE = 0.25  # of the memory that is free, for batches that wait
 
 
 @dataclass(frozen=True)
@@ -29,17 +37,20 @@ class Feed:
     """Training batches of one split. `cached`: the pictures in memory, (n, C, *image) uint8; None reads files as they come.
 
     `sampling` balanced shows every class as often as any other; `repeats` is how often a picture is shown in an epoch, in so
-    many views (`Order` has both). Raises UsageError for balanced sampling of images with several labels.
+    many views (`Order` has both). `exact` never decodes a photograph at a lower resolution for a crop that shrinks it; `pin`
+    puts batches where a GPU copies them from at once. Raises UsageError for balanced sampling of images with several labels.
     """
 
     split: Split
     preprocess: Preprocess
-    augment: Augment
+    augment: Augment | MultiCrop
     seed: int
     workers: int = 0
     cached: Tensor | None = None
     sampling: Literal["even", "balanced"] = "even"
     repeats: int = 1
+    exact: bool = False
+    pin: bool = False
 
     def __post_init__(self) -> None:
         _ = self.order
@@ -67,18 +78,24 @@ class Feed:
         """One batch of pictures in memory, augmented as a whole."""
         assert self.cached is not None
         samples, epochs, views = stream(self.order, start, stop)
-        images = self.augment.batch(self.cached[torch.from_numpy(samples)], self.keys(samples, epochs, views))
-        return {"images": images, "labels": torch.from_numpy(self.split.labels[samples]), "samples": torch.from_numpy(samples)}
+        pixels = torch.from_numpy(self.cached.numpy()[samples])  # numpy copies whole pictures, torch number by number
+        images = self.augment.batch(pixels, self.keys(samples, epochs, views))
+        images = images.pin_memory() if self.pin else images
+        return {**self.shown(images), "labels": torch.from_numpy(self.split.labels[samples]), "samples": torch.from_numpy(samples)}
 
     def from_files(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
         """Batches of files, decoded and augmented by the workers."""
         places = (list(zip(*(part.tolist() for part in stream(self.order, *span)), strict=True)) for span in spans)
-        for samples, images in load(self, places, self.workers):
+        for samples, images in load(self, places, self.workers, self.pin):
             labels = torch.from_numpy(self.split.labels[samples.numpy()])
             if not isinstance(images, Tensor):
-                none = torch.empty(0, self.preprocess.channels, *self.preprocess.image, dtype=torch.uint8)
+                none = torch.empty(0, self.preprocess.channels, *self.preprocess.image, dtype=self.preprocess.dtype)
                 images = torch.stack(complete(images)) if images else none
-            yield {"images": images, "labels": labels, "samples": samples}
+            yield {**self.shown(images), "labels": labels, "samples": samples}
+
+    def shown(self, images: Tensor) -> Batch:
+        """A batch as the augmentation made it -> `images`; or `images` and `local`, the views of multi-crop."""
+        return self.augment.unpacked(images, self.preprocess) if isinstance(self.augment, MultiCrop) else {"images": images}
 
     def keys(self, samples: int | np.ndarray, epochs: int | np.ndarray, views: int | np.ndarray) -> np.ndarray:
         """(seed, epoch, sample, view) -> the key of each picture's augmentation."""
@@ -86,8 +103,11 @@ class Feed:
 
     def one(self, sample: int, epoch: int, view: int) -> Tensor:
         """One decoded and augmented picture, (C, *image) uint8."""
-        picture = picture_of(self.split, sample, self.preprocess.channels)
-        return self.augment.picture(picture, self.preprocess, int(self.keys(sample, epoch, view)))
+        raw, name, preprocess = self.split.raw(sample), self.split.name(sample), self.preprocess
+        own = one_key(self.seed, epoch, sample, view)
+        if preprocess.numbers == "colours" and isinstance(self.augment, Augment):
+            return self.augment.picture(open_picture(raw, preprocess.channels, name, self.exact), preprocess, own)
+        return self.augment.picture(preprocess.decoded(raw, name), preprocess, own)
 
 
 @dataclass(frozen=True)
@@ -106,7 +126,7 @@ class Judged:
 
     def one(self, sample: int) -> Tensor:
         """One decoded picture, (C, *image) uint8."""
-        return self.preprocess.pixels(picture_of(self.split, sample, self.preprocess.channels))
+        return self.preprocess.pixels(self.preprocess.decoded(self.split.raw(sample), self.split.name(sample)))
 
 
 class Decoding(Dataset):
@@ -140,16 +160,36 @@ def leave_signals(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def load(reader: Feed | Judged, places: Iterable[list[tuple[int, ...]]], workers: int) -> Iterator[tuple[Tensor, Tensor | list[Any]]]:
+def load(
+    reader: Feed | Judged, places: Iterable[list[tuple[int, ...]]], workers: int, pin: bool = False
+) -> Iterator[tuple[Tensor, Tensor | list[Any]]]:
     """Decode lists of places in order, in `workers` processes. Raises ResourceError where a worker dies or hangs."""
-    options = {"timeout": HANG, "prefetch_factor": 4, "worker_init_fn": leave_signals} if workers else {}
-    loader = DataLoader(Decoding(reader), batch_sampler=places, num_workers=workers, collate_fn=collate, **options)
+    options: dict[str, Any] = {}
+    if workers:
+        places = iter(places)
+        first = next(places, [])
+        places = chain([first], places) if first else places
+        size = len(first) * reader.preprocess.channels * math.prod(reader.preprocess.image)
+        options = {"timeout": HANG, "prefetch_factor": ahead(size, workers), "worker_init_fn": leave_signals}
+    loader = DataLoader(Decoding(reader), batch_sampler=places, num_workers=workers, collate_fn=collate, pin_memory=pin, **options)
     try:
         yield from loader
     except RuntimeError as error:
         if "DataLoader" not in str(error):
             raise
         raise ResourceError(f"a data worker stopped: {str(error).splitlines()[0]}", "try fewer --workers, or --workers 0") from None
+
+
+def ahead(size: int, workers: int) -> int:
+    """How many batches of `size` bytes each worker may make before they are asked for: as many as memory holds, 1 to AHEAD.
+
+    Batches wait in shared memory, which a container may have little of.
+    """
+    room = free_memory("cpu")
+    if os.path.isdir("/dev/shm"):
+        shared = os.statvfs("/dev/shm")
+        room = min(room or shared.f_bavail * shared.f_frsize, shared.f_bavail * shared.f_frsize)
+    return max(1, min(AHEAD, int(SHARE * room) // max(1, size * workers))) if room else AHEAD
 
 
 def complete(images: Sequence[Tensor | DataError]) -> list[Tensor]:

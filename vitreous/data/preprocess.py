@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,8 +11,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitreous.data.decode import decode
+from vitreous.data.spectral import Picture, bands
+
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # the paper's models: pixels in [-1, 1]
+
+PEAKS = {"colours": 255.0, "uint8": 255.0, "uint16": 65535.0, "int16": 32767.0, "float32": 1.0}
+
+CHUNK = 2**17  # numbers that are normalised at a time on a CPU: they stay in its cache
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -23,6 +31,9 @@ class Preprocess:
     `image` in pixels, (height, width). `fit` = `crop`: the short side is scaled to the target / `share` and the centre cut
     out; `squash`: the whole picture is scaled to the target, as the paper's code does at test time. `mean` and `std` are
     per channel, for pixels in [0, 1].
+
+    `numbers`: `colours` are RGB or grey at 8 bits, however they are stored; else each channel is taken for itself, its numbers of
+    that type as they are in the file, and `mean` and `std` are in units of `peak`.
     """
 
     image: tuple[int, int]
@@ -32,9 +43,28 @@ class Preprocess:
     fit: Literal["crop", "squash"] = "crop"
     share: float = 1.0
     filter: Literal["bilinear", "bicubic"] = "bicubic"
+    numbers: Literal["colours", "uint8", "uint16", "int16", "float32"] = "colours"
 
-    def pixels(self, picture: Image.Image) -> Tensor:
-        """A decoded picture -> (C, *image) uint8."""
+    @property
+    def peak(self) -> float:
+        """What is 1 to `mean` and `std`: the largest number of the type, or 1."""
+        return PEAKS[self.numbers]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of pixels before they are normalised: uint8 where they have 8 bits, else float32."""
+        return torch.uint8 if self.numbers in ("colours", "uint8") else torch.float32
+
+    def decoded(self, raw: bytes | np.ndarray | str | os.PathLike[str], name: str | None = None) -> Picture:
+        """A file, its bytes, or pixels -> the picture, or one for each channel. Raises DataError where that cannot be."""
+        if self.numbers == "colours":
+            return decode(raw, self.channels, name)
+        return bands(raw, self.channels, self.numbers, name)
+
+    def pixels(self, picture: Picture) -> Tensor:
+        """A decoded picture -> (C, *image) of `dtype`."""
+        if isinstance(picture, tuple):
+            return torch.cat([self.pixels(band) for band in picture])
         return to_tensor(self.fitted(picture))
 
     def fitted(self, picture: Image.Image) -> Image.Image:
@@ -56,15 +86,21 @@ class Preprocess:
         return picture.resize((width, height), _FILTERS[self.filter], box=box)
 
     def normalise(self, pixels: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(B, C, *image) in 0..255, uint8 or float -> (B, C, *image) of the model's input."""
+        """(B, C, *image) in 0..peak, uint8 or float -> (B, C, *image) of the model's input."""
         shape = (1, -1) + (1,) * (pixels.dim() - 2)
         mean = torch.tensor(self.mean, device=pixels.device).view(shape)
         std = torch.tensor(self.std, device=pixels.device).view(shape)
-        floats = pixels.to(torch.float32, copy=True)  # first: a difference of two types takes three times as long, to the same bits
-        return floats.sub_(mean * 255).div_(std * 255).to(dtype)
+        mean, std = mean * self.peak, std * self.peak
+        if torch.compiler.is_compiling() or pixels.device.type != "cpu":  # a graph has no number of parts
+            return pixels.to(torch.float32, copy=True).sub_(mean).div_(std).to(dtype)
+        floats = torch.empty(pixels.shape, dtype=torch.float32)
+        some = max(1, CHUNK // max(1, pixels[:1].numel()))
+        for part, given in zip(floats.split(some), pixels.split(some), strict=True):
+            part.copy_(given).sub_(mean).div_(std)  # first a copy: a difference of two types takes three times as long, to the same bits
+        return floats.to(dtype)
 
 
 def to_tensor(picture: Image.Image) -> Tensor:
-    """An 8-bit picture -> (C, height, width) uint8."""
+    """A picture -> (C, height, width), uint8, or float32 where its mode is F."""
     array = np.array(picture)
     return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())

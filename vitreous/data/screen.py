@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.decode import decode
 from vitreous.data.loader import Judged
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
@@ -19,25 +18,26 @@ PROBED = 64  # pictures whose size stands for all
 def fits_in_memory(split: Split, preprocess: Preprocess) -> bool:
     """Whether a split is kept in memory: it is small, and no picture of a sample of it is larger than the model's input."""
     height, width = preprocess.image
-    if len(split) * preprocess.channels * height * width > CACHE_BYTES:
+    if len(split) * preprocess.channels * height * width * preprocess.dtype.itemsize > CACHE_BYTES:
         return False
     for sample in np.linspace(0, len(split) - 1, min(PROBED, len(split))).astype(int):
         try:
-            picture = decode(split.raw(int(sample)), preprocess.channels)
+            picture = preprocess.decoded(split.raw(int(sample)))
         except DataError:
             continue
-        if picture.height > height or picture.width > width:
+        across, down = picture[0].size if isinstance(picture, tuple) else picture.size
+        if down > height or across > width:
             return False
     return True
 
 
 def screen(split: Split, preprocess: Preprocess, workers: int, keep: bool) -> tuple[Tensor | None, dict[int, DataError]]:
-    """Decode every picture once: all of them as (n, C, *image) uint8 if `keep`, and what could not be read.
+    """Decode every picture once: all of them as (n, C, *image) of their dtype if `keep`, and what could not be read.
 
     A picture that cannot be read stands as zeros in the tensor.
     """
     height, width = preprocess.image
-    pixels = torch.zeros(len(split), preprocess.channels, height, width, dtype=torch.uint8) if keep else None
+    pixels = torch.zeros(len(split), preprocess.channels, height, width, dtype=preprocess.dtype) if keep else None
     bad: dict[int, DataError] = {}
     for samples, images in Judged(split, preprocess, workers).batches(256):
         for sample, image in zip(samples.tolist(), images, strict=True):

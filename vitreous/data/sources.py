@@ -6,25 +6,49 @@ import os
 from pathlib import Path
 
 from vitreous.data.decode import printable
+from vitreous.data.grouping import grouped
+from vitreous.data.layouts.arrow import hub, is_parquet, parquet
 from vitreous.data.layouts.digits import digits
 from vitreous.data.layouts.folder import LAYOUT, folder
+from vitreous.data.layouts.imagenet import imagenet, is_imagenet
+from vitreous.data.layouts.lists import are_lists, lists
+from vitreous.data.layouts.named import named
+from vitreous.data.layouts.packed import is_pack, packed
 from vitreous.data.layouts.table import table
+from vitreous.data.layouts.tars import COMPRESSED, are_tars, tars
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError, nearest
 
 
-def open_data(source: str | os.PathLike[str], split_seed: int = 0) -> Data:
-    """Open a data set: `digits`, a folder with splits, a folder with classes, or a CSV file.
+def open_data(source: str | os.PathLike[str], split_seed: int = 0, group_by: str | None = None) -> Data:
+    """Open a data set: `digits`, a folder with splits, a folder with classes, a CSV file,
+    WebDataset archives (a folder, a file, or a pattern such as `x-{000..127}.tar`), what `vitreous data pack` has made,
+    Parquet files, `hf:org/name`, `torchvision:CIFAR10`, a folder of ImageNet or one with lists as VTAB-1k's copies have them.
 
-    `split_seed` chooses the held-out tenth(s) where the source has no split of its own. Raises DataError for a missing
+    `split_seed` chooses the held-out tenth(s) where the source has no split of its own; `group_by` names what is never drawn apart,
+    as `vitreous.data.grouping` has it. Raises DataError for a missing
     or empty folder, fewer than two classes, or a class that only a held-out split has; UsageError for an unknown name.
     """
-    name = os.fspath(source)
+    data = found(os.fspath(source), split_seed)
+    return data if group_by is None else grouped(data, group_by, source, split_seed)
+
+
+def found(name: str, split_seed: int) -> Data:
+    """The data set of that name, in the layout that it has."""
     if name == "digits":
         return digits(split_seed)
+    if name.startswith(("hf:", "torchvision:")):
+        return hub(name, split_seed) if name.startswith("hf:") else named(name, split_seed)
     path = Path(name)
+    if path.is_dir() and is_pack(path):
+        return packed(path, split_seed)
+    if is_parquet(name):
+        return parquet(name, split_seed)
     if path.is_dir():
-        return folder(path, split_seed)
+        kinds = ((are_tars, tars), (are_lists, lists), (is_imagenet, imagenet))
+        return next((read for fits, read in kinds if fits(path)), folder)(path, split_seed)
+    if path.name.lower().endswith((".tar", *COMPRESSED)) and (os.path.lexists(path) or "{" in name):
+        return tars(path, split_seed)
     if path.suffix.lower() == ".csv" and os.path.lexists(path):
         return table(path, split_seed)
     if path.exists():

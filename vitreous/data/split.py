@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.decode import decode, printable, read_regular
+from vitreous.data.groups import hold_out_groups
 from vitreous.data.keys import key
 from vitreous.errors import DataError
 
@@ -60,6 +61,16 @@ class Paths(Sequence[Path]):
         self._ends = np.cumsum([len(word) for word in words], dtype=np.int64)
         self._bytes = b"".join(words)
 
+    @classmethod
+    def joined(cls, parts: Iterable[Paths]) -> Paths:
+        """All paths of several, one after the other."""
+        parts = list(parts)
+        whole = cls(())
+        starts = np.cumsum([0, *(len(part._bytes) for part in parts)])
+        whole._ends = np.concatenate([whole._ends, *(part._ends + start for part, start in zip(parts, starts, strict=False))])
+        whole._bytes = b"".join(part._bytes for part in parts)
+        return whole
+
     def __len__(self) -> int:
         return len(self._ends)
 
@@ -84,6 +95,23 @@ class Paths(Sequence[Path]):
     __hash__ = None  # type: ignore[assignment]
 
 
+def relative(paths: list[str]) -> list[str]:
+    """Paths as they are from the innermost folder that holds them all.
+
+    root = os.path.commonpath(paths); [os.path.relpath(path, root) for path in paths]
+    """
+    odd = [mark for mark in ("//", "/./", "/../") if any(mark in path + "/" for path in paths)]
+    if os.sep != "/" or odd or any(path.startswith(("./", "../")) or path.endswith("/") for path in paths):
+        root = os.path.commonpath(paths)
+        return [os.path.relpath(path, root) for path in paths]
+    first, last = min(paths, default=""), max(paths, default="")
+    shared = next((place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    root = first[:shared]
+    if not all(f"{path}/".startswith(f"{root}/") for path in paths):
+        root = root[: root.rfind("/") + 1]
+    return [path[len(root) :].removeprefix("/") or "." for path in paths]
+
+
 @dataclass(frozen=True)
 class Files:
     """Image files with labels."""
@@ -100,18 +128,24 @@ class Files:
 
     def raw(self, sample: int) -> bytes:
         """The bytes of a file. Raises DataError."""
-        return read_regular(self.paths[sample])
+        return read_regular(self.path(sample))
 
     def name(self, sample: int) -> str:
-        return printable(self.paths[sample])
+        return printable(self.path(sample))
+
+    def path(self, sample: int) -> str:
+        """Where a file is, as text: to make a `Path` of it takes as long as to open it."""
+        assert isinstance(self.paths, Paths)
+        return os.fsdecode(self.paths.word(sample))
 
     def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Files:
         assert isinstance(self.paths, Paths)
         return Files(Paths(self.paths.word(int(row)) for row in rows), self.labels[rows] if labels is None else labels)
 
     def update(self, digest: Any) -> None:
-        root = os.path.commonpath(self.paths) if len(self) else ""
-        digest.update("\n".join(os.path.relpath(path, root) for path in self.paths).encode("utf-8", "surrogateescape"))
+        assert isinstance(self.paths, Paths)
+        words = [os.fsdecode(self.paths.word(row)) for row in range(len(self))]
+        digest.update("\n".join(relative(words)).encode("utf-8", "surrogateescape"))
 
 
 @dataclass(frozen=True)
@@ -147,7 +181,9 @@ class Data:
     splits: dict[str, Split]
     notes: list[str] = field(default_factory=list)
     unsplit: bool = False  # a folder of classes, or a table without splits: its splits were drawn here
-    whole: Split | None = None  # the training images before `val` was drawn from them here; None where nothing was drawn
+    whole: Split | None = None  # all images to train on, where `val` is some of them: it was drawn here, or comes so (VTAB-1k)
+    titles: dict[str, str] = field(default_factory=dict)  # class -> what people call it, where the class has another name (a synset)
+    groups: np.ndarray | None = None  # (n,) int64, of `whole` or else of `train`: images of one number are never drawn apart
 
     def split(self, name: str) -> Split:
         """The split of that name. Raises DataError, with those that there are."""
@@ -168,18 +204,19 @@ class Data:
         """
         if share is None:
             return self
-        train, notes = self.whole or self.split("train"), self.notes
+        train, notes, groups = self.whole or self.split("train"), self.notes, self.groups
         drawn: dict[str, Split] = {"train": train}
         if share:
-            parts = hold_out(train.labels, split_seed, {"val": share})
+            parts = hold_out(train.labels, split_seed, {"val": share}, groups)
             drawn = {name: train.take(rows) for name, rows in parts.items()}
+            groups = groups[parts["train"]] if groups is not None else None
             notes = [f"held out {len(parts['val'])} of {len(train)} training images (split seed {split_seed})"]
         elif self.whole:
             notes = ["no image is kept for validation: the run trains on all"]
         else:
             drawn |= {name: split for name, split in self.splits.items() if name == "val"}
         drawn |= {name: split for name, split in self.splits.items() if name == "test"}
-        return replace(self, splits=drawn, notes=notes, whole=None)
+        return replace(self, splits=drawn, notes=notes, whole=None, groups=groups)
 
     def fingerprint(self) -> str:
         """SHA-256 over class names, splits, sample names and labels; file contents are not read."""
@@ -191,12 +228,15 @@ class Data:
         return digest.hexdigest()
 
 
-def hold_out(labels: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:
+def hold_out(labels: np.ndarray, seed: int, shares: dict[str, float], groups: np.ndarray | None = None) -> dict[str, np.ndarray]:
     """Row numbers of `train` and of each held-out split, drawn within each class; every part keeps the original order.
 
     A class gives round(share * its size) samples to each held-out split, and always keeps at least one for training. Where
-    samples have several labels, (n, K), they are drawn over all of them.
+    samples have several labels, (n, K), they are drawn over all of them. `groups`, (n,) int64, are drawn as they are, none of
+    them into two splits, which brings the shares as near as they come.
     """
+    if groups is not None:
+        return hold_out_groups(labels, groups, seed, shares)
     if labels.ndim == 2:
         return hold_out_of_all(labels, seed, shares)
     rows: dict[str, list[np.ndarray]] = {name: [] for name in ("train", *shares)}
@@ -226,9 +266,9 @@ def hold_out_of_all(labels: np.ndarray, seed: int, shares: dict[str, float]) -> 
     return {name: np.sort(np.array(rows, dtype=np.int64)) for name, rows in (("train", rest), *drawn.items())}
 
 
-def held_out(whole: Split, seed: int) -> tuple[dict[str, Split], str]:
+def held_out(whole: Split, seed: int, groups: np.ndarray | None = None) -> tuple[dict[str, Split], str]:
     """Training images without a split for validation -> `train` and `val`, a tenth of them, and what to say of it."""
-    parts = hold_out(whole.labels, seed, {"val": 0.1})
+    parts = hold_out(whole.labels, seed, {"val": 0.1}, groups)
     if not len(parts["val"]):
         return {"train": whole}, "too few images to hold any out for validation"
     told = f"held out {len(parts['val'])} of {len(whole)} training images for validation (split seed {seed})"

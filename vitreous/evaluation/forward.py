@@ -37,7 +37,7 @@ def logits_of(
 
 def answer(engine: Engine, images: list[Tensor | DataError]) -> np.ndarray:
     """(n, K) float32 logits of pictures, each (C, *image) uint8; an unreadable one is taken to be black."""
-    blank = torch.zeros(engine.preprocess.channels, *engine.preprocess.image, dtype=torch.uint8)
+    blank = torch.zeros(engine.preprocess.channels, *engine.preprocess.image, dtype=engine.preprocess.dtype)
     return engine(torch.stack([blank if isinstance(image, DataError) else image for image in images])).numpy()
 
 

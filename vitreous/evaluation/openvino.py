@@ -69,9 +69,9 @@ def library(name: str) -> Any:
 
 
 def convert(ov: Any, model: Model, preprocess: Preprocess) -> Any:
-    """The model as an OpenVINO graph that takes (B, C, *image) uint8 for any B."""
+    """The model as an OpenVINO graph that takes pixels, (B, C, *image), for any B."""
     whole = Whole(model.cpu().eval(), preprocess)
-    example = torch.zeros(2, preprocess.channels, *preprocess.image, dtype=torch.uint8)
+    example = torch.zeros(2, preprocess.channels, *preprocess.image, dtype=preprocess.dtype)
     exported = torch.export.export(whole, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=65536)},))
     graph = ov.convert_model(exported)
     graph.reshape([-1, *example.shape[1:]])

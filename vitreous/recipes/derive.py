@@ -163,6 +163,9 @@ PATHS = {
     "seed": "seed",
     "workers": "data.workers",
     "split_seed": "data.split_seed",
+    "group_by": "data.group_by",
+    "exclude": "data.exclude",
+    "exact": "data.exact",
     "compile": "compile",
     "shards": "shards",
     "log_every": "log_every",
@@ -175,8 +178,8 @@ PATHS = {
 def apply(run: Run, options: TrainOptions) -> Run:
     """The run with every option that was given set, and every `--path.to.field` after them."""
     plain: dict[str, Any] = {path: getattr(options, name) for name, path in PATHS.items() if getattr(options, name) is not None}
-    for flag in ("recompute", "reproducible"):  # what was not said is not to be switched off
-        plain = plain if getattr(options, flag) else {path: value for path, value in plain.items() if path != flag}
+    for flag in ("recompute", "reproducible", "data.exact"):  # what was not said is not to be switched off
+        plain = plain if getattr(options, flag.removeprefix("data.")) else {path: value for path, value in plain.items() if path != flag}
     if options.ema is not None:
         plain["ema"] = options.ema or None
     if options.device is not None:

@@ -107,6 +107,12 @@ class TrainOptions:
     """Seed of weights, order and augmentation."""
     split_seed: int | None = None
     """Seed of the split, where the data have none."""
+    group_by: Annotated[str | None, arg(metavar="COLUMN|REGEX")] = None
+    """Keep groups together in splits: `group`, the column of a table, or a regular expression for the paths, as 'patient(\\d+)'."""
+    exclude: str | None = None
+    """A list of training images to leave out, as `vitreous data dedup` writes it."""
+    exact: bool = False
+    """Decode photographs whole, also where a crop shrinks them to less than half; slower."""
     device: str | None = None
     """auto, cpu, cuda, cuda:1 or mps."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] | None = None

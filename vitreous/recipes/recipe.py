@@ -24,11 +24,12 @@ JUDGED = 224 / 256  # of the short side: the centre that a pre-trained model is 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the data say: how many training images, their size (height, width) and channels."""
+    """What the data say: how many training images, their size (height, width), channels and numbers (`Preprocess`)."""
 
     images: int
     size: tuple[int, int]
     channels: int
+    numbers: Literal["colours", "uint8", "uint16", "int16", "float32"] = "colours"
 
 
 #: data set -> what it is, and its classes; the sizes of photographs are examples
@@ -91,7 +92,10 @@ def common(model: ModelConfig, facts: Facts) -> dict[str, Any]:
         "data": DataOptions("", tuple(map(str, range(model.classes))), facts.images, ""),
         "model": model,
         "preprocess": Preprocess(
-            image=(model.image[0], model.image[1]), channels=model.channels, mean=HALF[0][: model.channels], std=HALF[1][: model.channels]
+            image=(model.image[0], model.image[1]),
+            channels=model.channels,
+            mean=HALF[0][:1] * model.channels,
+            std=HALF[1][:1] * model.channels,
         ),
     }
 

@@ -12,19 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.config import differences, from_yaml, set_paths
+from vitreous.data.copies.listing import excluded as names_in
+from vitreous.data.copies.listing import staying
+from vitreous.data.decode import printable
+from vitreous.data.pace import workers_for
 from vitreous.data.screen import fits_in_memory, readable, refuse, screen
 from vitreous.data.sources import open_data
-from vitreous.data.split import Arrays, Data, picture_of
+from vitreous.data.split import Arrays, Data, Split
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.engine import How
 from vitreous.machine import default_workers, environment, pick_device, warning
+from vitreous.models.cost import macs
 from vitreous.models.names import configure, name_of
-from vitreous.recipes.derive import Facts, apply, derive
+from vitreous.recipes.channels import channelwise, facts
+from vitreous.recipes.derive import apply, derive
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.transfer import TRIALS, check, opening, prepare, transfer
 from vitreous.training import parts
 from vitreous.training.evaluate import evaluate
 from vitreous.training.folder import Folder
+from vitreous.training.peak import quick_peak
 from vitreous.training.probe import fitted
 from vitreous.training.ranks import Ranks, together
 from vitreous.training.run import DataOptions, Run
@@ -39,6 +46,8 @@ FIXED = (
     "data.source",
     "data.classes",
     "data.split_seed",
+    "data.group_by",
+    "data.exclude",
     "seed",
     "init",
     "tune.",
@@ -49,6 +58,7 @@ FIXED = (
 )
 FREE = ("timeout:", "data.workers:", "keep:", "device:", "micro_batch:")  # those that cannot change a result
 PARALLEL = 2_000  # pictures from which it pays to start processes for a first look at them
+UTILISED = 0.6  # of the machine's peak that a training step reaches
 SCREENED = 20_000  # files up to which a data set is decoded once before training, to name what cannot be read
 
 
@@ -91,7 +101,8 @@ def carried_out(options: TrainOptions, listener: Listener, ranks: Ranks) -> dict
     parts.check(run, ranks)
     if ranks.leads:
         trials = {} if options.lr_grid is None or begun else {"trials": opening(prepare(run, opened, inputs, options))}
-        begin(folder, run, {"data": facts_of(run, opened), **trials}, begun)
+        listed = {"excluded": sorted(names_in(run.data.exclude))} if run.data.exclude and not begun else {}
+        begin(folder, run, {"data": facts_of(run, opened), **trials, **listed}, begun)
     ranks.wait()
     if slow := warning(run.precision, run.device):
         listener.note(slow)
@@ -126,7 +137,7 @@ def plan(options: TrainOptions, listener: Listener, begun: Folder | None = None)
     if options.resume:
         folder = begun or continued(options, listener)
         stored = folder.run()
-        opened, run, inputs = pictures(stored.data.source, stored, options, listener)
+        opened, run, inputs = pictures(stored.data.source, stored, options, listener, folder)
         if (found := opened.fingerprint()) != stored.data.fingerprint:
             if not options.allow_data_change or opened.classes != stored.data.classes:
                 way = "restore the files, or start a new run" + (
@@ -175,29 +186,39 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
     return [f"{name}: {own[name]} -> {said[name]}" for name in own if said[name] not in (None, own[name])]
 
 
-def pictures(source: str, base: Run | None, options: TrainOptions, listener: Listener) -> tuple[Data, Run, Inputs]:
+def pictures(
+    source: str, base: Run | None, options: TrainOptions, listener: Listener, begun: Folder | None = None
+) -> tuple[Data, Run, Inputs]:
     """Open the data, complete the run (or take `base` with the options applied), and look at every picture where there are few."""
-    seed, share = splitting(base, options)
-    opened = open_data(source, seed).holding_out(share, seed)
+    seed, share, group_by = splitting(base, options)
+    opened = open_data(source, seed, group_by).holding_out(share, seed)
     for note in opened.notes:
         listener.note(note)
+    exclude = options.exclude or (base.data.exclude if base else None)
+    if exclude:
+        names = frozenset(json.loads((begun.path / "excluded.json").read_text("utf-8"))) if begun else names_in(exclude)
+        opened = without(opened, names, exclude, listener)
     split = opened.split("train")
+    workers = options.workers if options.workers is not None else default_workers() * (len(split) > PARALLEL)
     if base is None:
         start = starting_point(options.init) if options.init else None
-        run = derive(options, opened, facts(opened, start.config.channels if start else None), start, listener.note)
-        run = replace(run, data=replace(run.data, split_seed=seed, hold_out=share, bad_images=options.bad_images))
+        told = facts(opened, options, start)
+        run = derive(options, opened, told, start, listener.note)
+        run = channelwise(run, told, split, start, options, workers, listener.note)
+        run = replace(run, data=replace(run.data, split_seed=seed, hold_out=share, group_by=group_by, exclude=exclude))
+        run = replace(run, data=replace(run.data, bad_images=options.bad_images, exact=options.exact))
         run = replace(run, data=replace(run.data, cache=fits_in_memory(split, run.preprocess)))
-        if run.data.cache and options.workers is None:
-            run = replace(run, data=replace(run.data, workers=0))
+        if options.workers is None:
+            run = replace(run, data=replace(run.data, workers=0 if run.data.cache else processes(run, split)))
     else:
         if contradictions(base, options):
             raise UsageError(f"the config says these already; {', '.join(contradictions(base, options))}", "leave one of them out")
         run = apply(base, options)
-        if share != base.data.hold_out:
-            run = replace(run, data=replace(run.data, hold_out=share, images=len(split), fingerprint=opened.fingerprint()))
+        if (share, group_by, exclude) != (base.data.hold_out, base.data.group_by, base.data.exclude):
+            split_by = {"hold_out": share, "group_by": group_by, "exclude": exclude}
+            run = replace(run, data=replace(run.data, **split_by, images=len(split), fingerprint=opened.fingerprint()))
     cached, bad, rows = None, {}, None
     if run.data.cache or run.data.bad_images == "skip" or (len(split) <= SCREENED and not isinstance(split, Arrays)):
-        workers = options.workers if options.workers is not None else default_workers() * (len(split) > PARALLEL)
         cached, bad = screen(split, run.preprocess, workers, keep=run.data.cache)
     if bad:
         if run.data.bad_images == "stop":
@@ -209,25 +230,34 @@ def pictures(source: str, base: Run | None, options: TrainOptions, listener: Lis
     return opened, run, Inputs(split, opened.splits.get("val"), cached, rows)
 
 
-def splitting(base: Run | None, options: TrainOptions) -> tuple[int, float | None]:
-    """The seed of the split, and the share of all training images that `val` is (None: the data's own, or the usual tenth)."""
+def without(opened: Data, names: frozenset[str], exclude: str, listener: Listener) -> Data:
+    """The data less the training images of these names. Raises DataError where none is left."""
+    split = opened.split("train")
+    rows = staying(split, names)
+    if not len(rows):
+        raise DataError(f"{exclude} leaves no training image", "is it the list of other data?")
+    if names and len(rows) == len(split) and not any(len(staying(part, names)) < len(part) for part in opened.splits.values()):
+        first = printable(min(names))
+        raise DataError(f"none of the {len(names)} names in {exclude} is in the data; the first is {first}", "name the data as then")
+    listener.note(f"{len(split) - len(rows)} of {len(split)} training images are left out, as {exclude} says")
+    groups = opened.groups[rows] if opened.groups is not None and opened.whole is None else opened.groups  # else they are those of `whole`
+    return replace(opened, splits=opened.splits | {"train": split.take(rows)}, groups=groups)
+
+
+def processes(run: Run, split: Split) -> int:
+    """Processes that decode for a run: by what its pictures cost, and what the model takes at a usual share of the machine's peak."""
+    device = pick_device(run.device)
+    rate = UTILISED * quick_peak(device, run.precision) / (3 * 2 * macs(run.model))
+    return workers_for(split, run.preprocess, run.augment, rate, shares_cores=device == "cpu", exact=run.data.exact)
+
+
+def splitting(base: Run | None, options: TrainOptions) -> tuple[int, float | None, str | None]:
+    """The seed of the split, the share of all training images that `val` is (None: the data's own, or the usual tenth), and what
+    names the groups that are not to be drawn apart."""
     said = {path.removeprefix("data."): words for path, words in options.settings.items() if path.startswith("data.")}
     stored = set_paths(base.data if base else DataOptions("", (), 0, ""), said, "data.")
     seed = options.split_seed if options.split_seed is not None else stored.split_seed
-    return seed, stored.hold_out if options.lr_grid is None else 0.0
-
-
-def facts(opened: Data, channels: int | None) -> Facts:
-    """What the recipe has to know of the data: its first readable picture stands for all."""
-    split = opened.split("train")
-    for sample in range(min(len(split), 100)):
-        try:
-            picture = picture_of(split, sample, 3)
-        except DataError:
-            continue
-        grey = isinstance(split, Arrays) and split.pixels.ndim == 3
-        return Facts(len(split), (picture.height, picture.width), channels or (1 if grey else 3))
-    raise DataError(f"{opened.name}: none of the first 100 images can be read", "mend or remove them")
+    return seed, stored.hold_out if options.lr_grid is None else 0.0, options.group_by or stored.group_by
 
 
 def facts_of(run: Run, opened: Data) -> dict[str, Any]:
@@ -236,9 +266,11 @@ def facts_of(run: Run, opened: Data) -> dict[str, Any]:
         "source": run.data.source,
         "fingerprint": run.data.fingerprint,
         "classes": list(opened.classes),
+        "titles": opened.titles,
         "split_seed": run.data.split_seed,
         "splits": {name: len(split) for name, split in opened.splits.items()},
         "images_trained_on": run.data.images,
+        "left_out_by": run.data.exclude,
         "notes": opened.notes,
     }
 

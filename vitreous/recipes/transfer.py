@@ -129,7 +129,7 @@ def held_out(opened: Data, inputs: Inputs, share: float, split_seed: int) -> Inp
     The share is drawn from all training images. One that cannot be read is not trained on, and counts as wrong where it judges.
     """
     whole = opened.split("train")
-    rows = hold_out(whole.labels, split_seed, {"val": share})
+    rows = hold_out(whole.labels, split_seed, {"val": share}, opened.groups)
     readable = np.ones(len(whole), dtype=bool)
     if inputs.rows is not None:
         readable = np.isin(np.arange(len(whole)), inputs.rows)

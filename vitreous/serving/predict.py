@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from vitreous.data.decode import decode, printable
+from vitreous.data.decode import printable
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.loader import complete
 from vitreous.errors import DataError
@@ -78,7 +78,7 @@ class Predictor:
     def read(self, path: str | os.PathLike[str]) -> Tensor | DataError:
         """A file as (C, *image) uint8, or why it cannot be read."""
         try:
-            return self.bundle.preprocess.pixels(decode(path, self.bundle.preprocess.channels))
+            return self.bundle.preprocess.pixels(self.bundle.preprocess.decoded(path))
         except DataError as error:
             return error
 
@@ -111,7 +111,7 @@ def load(
     def pictures() -> Iterator[Tensor]:
         for path in examples:
             with suppress(DataError):
-                yield bundle.preprocess.pixels(decode(path, bundle.preprocess.channels))
+                yield bundle.preprocess.pixels(bundle.preprocess.decoded(path))
 
     return Predictor(bundle, make_engine(bundle.model, bundle.preprocess, how, pictures))
 

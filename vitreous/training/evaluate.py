@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import numpy as np
 from torch import Tensor
 
 from vitreous.data.keys import permutation
+from vitreous.data.layouts.imagenet import is_ilsvrc2012
 from vitreous.data.loader import Judged
 from vitreous.data.preprocess import Preprocess
-from vitreous.data.screen import refuse
+from vitreous.data.screen import readable, refuse
 from vitreous.data.sources import open_data
-from vitreous.data.split import Data, Split, picture_of
+from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.classification import Report, judge
 from vitreous.evaluation.engine import How, make_engine
@@ -60,17 +62,18 @@ def evaluate(
 
     Figures, intervals, per-class table and confusion matrix come back as a document with the keys of `summary.json`, and
     each reading is added to the run's `evaluations.jsonl`. Images that cannot be read stop the evaluation with a DataError
-    that names them; with `bad_images="skip"` they count as wrong. `how` says what computes:
+    that names them; with `bad_images="skip"` they count as wrong, unless none can be read. `how` says what computes:
     device, precision, engine. `batch_size` pictures are decoded at a time; like `workers` it cannot change a figure.
     """
     bundle, folder, listener = open_bundle(run), Folder(Path(run)), listener or Silent()
-    source, split_seed, share = os.fspath(data) if data is not None else None, 0, None
+    source, split_seed, share, group_by = os.fspath(data) if data is not None else None, 0, None, None
     if folder.config.is_file():
         trained = folder.run().data
-        source, split_seed, share = source or trained.source, trained.split_seed, trained.hold_out if data is None else None
+        source, split_seed = source or trained.source, trained.split_seed
+        share, group_by = (trained.hold_out, trained.group_by) if data is None else (None, None)
     if source is None:
         raise UsageError(f"{run} is a bundle without a run: there are no data to judge it on", "name a data set after it")
-    opened = open_data(source, split_seed).holding_out(share, split_seed)
+    opened = open_data(source, split_seed, group_by).holding_out(share, split_seed)
     if data is not None and opened.unsplit and split == "test":
         opened = everything(opened)  # a folder of classes, named for the purpose, is judged whole
     chosen = matched(opened.split(split), opened, bundle.classes, bundle.several)
@@ -91,6 +94,7 @@ def evaluate(
     logits, bad = logits_of(answers, reader, batch_size, each)
     if bad and bad_images == "stop":
         raise refuse(bad, len(chosen))
+    readable(chosen, bad)  # there must be some
     report = judge(logits, chosen.labels, bundle.classes, np.array([s not in bad for s in range(len(chosen))]))
     seconds = time.perf_counter() - started
     document = describe(bundle, report, split, source, str(run), seconds)
@@ -107,7 +111,7 @@ def examples(data: Data, preprocess: Preprocess) -> Iterator[Tensor]:
     split = data.splits.get("train") or next(iter(data.splits.values()))
     for sample in permutation(len(split), 0, 0):
         try:
-            yield preprocess.pixels(picture_of(split, int(sample), preprocess.channels))
+            yield preprocess.pixels(preprocess.decoded(split.raw(int(sample)), split.name(int(sample))))
         except DataError:
             continue
 
@@ -134,7 +138,28 @@ def describe(bundle: Bundle, report: Report, split: str, source: str, run: str, 
 
 def everything(data: Data) -> Data:
     """All images of data without splits of their own, as the test split."""
-    return Data(data.name, data.classes, {"test": data.whole or data.split("train")})
+    return Data(data.name, data.classes, {"test": data.whole or data.split("train")}, titles=data.titles)
+
+
+def places(data: Data, classes: tuple[str, ...]) -> np.ndarray:
+    """Where each class of the data is among the model's, (K,) int64: by its name, or by its title where no other has the same.
+
+    A title is also known by its first word or words (`tench` of `tench, Tinca tinca`). Heads for ImageNet mostly have numbers
+    only, in the order of its synsets; those fit the 1,000 synsets and nothing else. Raises DataError for an unknown class.
+    """
+    if classes == tuple(map(str, range(len(classes)))) and is_ilsvrc2012(data.classes):
+        return np.arange(len(classes), dtype=np.int64)
+    place = {name: index for index, name in enumerate(classes)}
+    titles = [data.titles.get(name, "").split(",")[0] for name in data.classes]
+    short = Counter(name.split(",")[0] for name in classes)
+    called = {name.split(",")[0]: index for index, name in enumerate(classes) if short[name.split(",")[0]] == 1}
+    once = {title for title, times in Counter(titles).items() if title and times == 1}
+    found = [place.get(name, called.get(title, -1) if title in once else -1) for name, title in zip(data.classes, titles, strict=True)]
+    times = Counter(found)
+    unknown = [name for name, index in zip(data.classes, found, strict=True) if index < 0 or times[index] > 1]
+    if unknown:
+        raise DataError(f"the model does not know the classes {', '.join(unknown[:20])}", f"it knows {', '.join(classes[:20])}")
+    return np.array(found, dtype=np.int64)
 
 
 def matched(split: Split, data: Data, classes: tuple[str, ...], several: bool = False) -> Split:
@@ -142,10 +167,7 @@ def matched(split: Split, data: Data, classes: tuple[str, ...], several: bool = 
 
     Raises DataError for a class the model does not know.
     """
-    unknown = [name for name in data.classes if name not in classes]
-    if unknown:
-        raise DataError(f"the model does not know the classes {', '.join(unknown[:20])}", f"it knows {', '.join(classes[:20])}")
-    order = np.array([classes.index(name) for name in data.classes], dtype=np.int64)
+    order = places(data, classes)
     labels = np.zeros((len(split), len(classes)), dtype=np.float32)
     if split.labels.ndim == 2:
         labels[:, order] = split.labels

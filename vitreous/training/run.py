@@ -21,6 +21,9 @@ class DataOptions:
     fingerprint: str
     split_seed: int = 0
     hold_out: float | None = None  # share of all training images that is `val`; 0: all train; none: the splits as the data have them
+    group_by: str | None = None  # what names the group of an image, none of which is in `train` and in `val`: `group`, or an expression
+    exclude: str | None = None  # the list of training images that are left out; the run keeps their names in excluded.json
+    exact: bool = False  # a photograph is never decoded at a lower resolution for a crop that shrinks it
     bad_images: Literal["stop", "skip"] = "stop"
     cache: bool = False
     workers: int = 0

@@ -155,7 +155,8 @@ class Session:
     def batches(self, state: State) -> Iterator[Batch]:
         """This process's parts of the steps from the state's position on: on the device, normalised, mixed, in the run's precision."""
         run, data, device = self.run, self.run.data, self.device
-        feed = Feed(self.inputs.train, run.preprocess, run.augment, run.seed, data.workers, self.inputs.cached, data.sampling, data.repeats)
+        chance = (run.augment, run.seed, data.workers, self.inputs.cached, data.sampling, data.repeats)
+        feed = Feed(self.inputs.train, run.preprocess, *chance, data.exact, self.device.startswith("cuda"))
         starts = (start for start, _ in spans(run, self.ranks, state.images))
         for batch, position in zip(feed.spans(spans(run, self.ranks, state.images)), starts, strict=False):
             images = run.preprocess.normalise(batch["images"].to(device, non_blocking=True))

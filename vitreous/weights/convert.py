@@ -157,7 +157,7 @@ def preprocessor(bundle: Bundle) -> dict[str, Any]:
         **cropped,
         "resample": {"bilinear": 2, "bicubic": 3}[p.filter],
         "do_rescale": True,
-        "rescale_factor": 1 / 255,
+        "rescale_factor": 1 / p.peak,
         "do_normalize": True,
         "image_mean": list(p.mean),
         "image_std": list(p.std),

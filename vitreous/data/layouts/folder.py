@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.decode import is_image, printable
-from vitreous.data.split import Data, Files, Split, held_out
+from vitreous.data.decode import SUFFIXES, printable, reason
+from vitreous.data.split import Data, Files, Paths, Split, held_out
 from vitreous.errors import DataError, nearest
 
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 LAYOUT = "expected DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ beside it, or a CSV file with columns path,label"
+NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # of Unicode's categories: control, half of a pair or no UTF-8, ends of lines
+VIDEOS = frozenset({".mp4", ".avi", ".mkv", ".mov", ".webm", ".mpg", ".mpeg", ".m4v", ".wmv"})
 
 
 def folder(root: Path, split_seed: int = 0) -> Data:
@@ -24,58 +26,77 @@ def folder(root: Path, split_seed: int = 0) -> Data:
     A split folder without `val` gives a tenth of `train` to validation; `test` is never used for it. Class order is
     natural (2 before 10), independent of file system, locale and hash seed.
     """
+    homes = split_folders(root)
+    return classified(root, homes, {name: list_classes(home) for name, home in homes.items()}, split_seed)
+
+
+def split_folders(root: Path) -> dict[str, Path]:
+    """The folders of the splits; the folder itself as `train` where it has none. Raises DataError for splits without `train`."""
     found = {name: next((root / n for n in names if (root / n).is_dir()), None) for name, names in SPLITS.items()}
-    if found["train"] is None and any(found.values()):
-        present = ", ".join(name for name, path in found.items() if path)
-        raise DataError(f"{printable(root)} has {present} but no train folder", LAYOUT)
-    homes = {name: path for name, path in found.items() if path} or {"train": root}
-    listed = {name: list_classes(path) for name, path in homes.items()}
+    homes = {name: path for name, path in found.items() if path}
+    if homes and "train" not in homes:
+        raise DataError(f"{printable(root)} has {', '.join(homes)} but no train folder", LAYOUT)
+    return homes or {"train": root}
+
+
+def classified(root: Path, homes: dict[str, Path], listed: dict[str, dict[str, Paths]], split_seed: int) -> Data:
+    """The data set of the files of each class in each split, with a tenth held out for validation where `val` is lacking."""
     classes = class_order(listed["train"])
-    notes: list[str] = []
-    if not any(listed["train"].values()):
-        raise DataError(f"no images in {printable(homes['train'])}", LAYOUT)
+    if not classes:
+        raise no_images(homes["train"])
     if len(classes) < 2:
         raise DataError(f"{printable(homes['train'])} has one class only ({printable(classes[0])}); a classifier needs two", LAYOUT)
     splits: dict[str, Split] = {name: files_of(name, tree, classes) for name, tree in listed.items()}
-    whole = splits["train"]
+    whole, notes = None, []
     if "val" not in splits:
+        whole = splits["train"]
         drawn, told = held_out(whole, split_seed)
         splits |= drawn
         notes.append(told)
-    return Data(
-        printable(root),
-        tuple(classes),
-        {name: splits[name] for name in SPLITS if name in splits},
-        notes,
-        "train" in homes and homes["train"] == root,
-        None if "val" in homes else whole,
+    splits = {name: splits[name] for name in SPLITS if name in splits}
+    return Data(printable(root), tuple(classes), splits, notes, homes["train"] == root, whole)
+
+
+def no_images(home: Path) -> DataError:
+    """The refusal of a folder of classes without an image; a video is none yet."""
+    clips = walk(os.fspath(home), VIDEOS)
+    if not clips:
+        return DataError(f"no images in {printable(home)}", LAYOUT)
+    return DataError(
+        f"no images in {printable(home)} but {len(clips)} videos, which are not read yet; the first is {printable(clips[0])}",
+        "take out their frames: ffmpeg -i CLIP.mp4 -vf fps=4 CLASS/CLIP/%05d.jpg",
     )
 
 
-def files_of(name: str, tree: dict[str, list[Path]], classes: list[str]) -> Files:
+def files_of(name: str, tree: dict[str, Paths], classes: list[str]) -> Files:
     """One split's files, labelled by class name. Raises DataError for a class that training does not have."""
-    unknown = [c for c in class_order(tree) if c not in set(classes)]
+    known = set(classes)
+    unknown = [c for c in class_order(tree) if c not in known]
     if unknown:
         listing = ", ".join(map(printable, unknown[:20]))
         raise DataError(f"{name} has classes that train lacks: {listing}", nearest(unknown[0], classes) or "rename or remove them")
-    paths = [path for label in classes for path in tree.get(label, [])]
-    labels = np.array([i for i, label in enumerate(classes) for _ in tree.get(label, [])], dtype=np.int64)
-    return Files(paths, labels)
+    counts = [len(tree.get(label, ())) for label in classes]
+    return Files(Paths.joined(tree[label] for label in classes if label in tree), np.repeat(np.arange(len(classes)), counts))
 
 
-def list_classes(home: Path) -> dict[str, list[Path]]:
+def list_classes(home: Path) -> dict[str, Paths]:
     """Class name -> its image files at any depth, sorted; hidden folders and folders without images are left out."""
     found = {}
-    for entry in sorted(os.scandir(home), key=lambda e: e.name):
-        if entry.is_dir() and not entry.name.startswith("."):
-            files = list_images(Path(entry.path))
+    for entry in sorted(entries(os.fspath(home)), key=lambda e: e.name):
+        if is_folder(entry):
+            files = walk(entry.path)
             if files:
-                found[entry.name] = files
+                found[entry.name] = Paths(files)
     return found
 
 
 def list_images(home: Path) -> list[Path]:
     """Every image file below a folder, in natural order of its path. A folder linked twice is visited once."""
+    return [Path(path) for path in walk(os.fspath(home))]
+
+
+def walk(home: str, suffixes: frozenset[str] = SUFFIXES) -> list[str]:
+    """The same, of files whose names end so, as text."""
     files, seen, waiting = [], set(), [home]
     while waiting:
         place = waiting.pop()
@@ -83,24 +104,39 @@ def list_images(home: Path) -> list[Path]:
         if real in seen:
             continue
         seen.add(real)
-        for entry in os.scandir(place):
-            path = Path(entry.path)
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                waiting.append(path)
-            elif is_image(path):
-                files.append(path)
-    return sorted(files, key=lambda path: natural(os.fspath(path)))
+        for entry in entries(place):
+            if is_folder(entry):
+                waiting.append(entry.path)
+            elif os.path.splitext(entry.name)[1].lower() in suffixes:
+                files.append(entry.path.removeprefix("./"))
+    return sorted(files, key=natural)
 
 
-def class_order(names: Sequence[str] | dict[str, list[Path]]) -> list[str]:
-    """Class names in natural order. Raises DataError for two names that differ only in case or in Unicode form."""
+def entries(place: str) -> list[os.DirEntry[str]]:
+    """What is in a folder, but for what is hidden. Raises DataError where it cannot be read."""
+    try:
+        return [entry for entry in os.scandir(place) if not entry.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"{printable(place)}: cannot be read ({reason(error)})", "mend its permissions, or remove it") from None
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder, or leads to one; a link that leads to itself does not."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def class_order(names: Iterable[str]) -> list[str]:
+    """Class names in natural order. Raises DataError for two names that differ only in case or in Unicode form, and for no text."""
     folded: dict[str, str] = {}
     for name in sorted(names, key=natural):
+        if any(unicodedata.category(letter) in NO_TEXT for letter in name):
+            raise DataError(f"class {printable(name)} has a name that is no line of text in UTF-8", "rename it")
         same = unicodedata.normalize("NFC", name).casefold()
         if same in folded:
-            raise DataError(f"classes {printable(folded[same])} and {printable(name)} differ only in case", "rename one of them")
+            raise DataError(f"classes {printable(folded[same])} and {printable(name)} differ only in case or accents", "rename one of them")
         folded[same] = name
     return list(folded.values())
 

@@ -1,9 +1,10 @@
-"""Images listed in a CSV file: `path,label[,split]` in a header, then one image a row.
+"""Images listed in a CSV file: `path,label[,split][,group]` in a header, then one image a row.
 
-    path,label,split
-    birds/1.jpg,duck|water,train
+    path,label,split,group
+    birds/1.jpg,duck|water,train,video 7
 
-A cell of labels has one, or several with `|` between them, or none. Paths are relative to the file's own folder.
+A cell of labels has one, or several with `|` between them, or none. Paths are relative to the file's own folder. Images of one
+group (a patient, a scene, a video) are never drawn apart.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from vitreous.data.layouts.folder import SPLITS, class_order
 from vitreous.data.split import Data, Files, Split, held_out
 from vitreous.errors import DataError, nearest
 
-COLUMNS = ("path", "label", "split")
-EXPECTED = "expected a header path,label[,split] and one image a row; several labels as a|b"
+COLUMNS = ("path", "label", "split", "group")
+EXPECTED = "expected a header path,label[,split][,group] and one image a row; several labels as a|b"
 SHOWN = 20  # faults that a message names
 MOST = 2**33  # bytes of the labels of all images, where images have several
 
 
 class Row(NamedTuple):
-    """One image: its path as the file has it, its labels, its split ("" where there is no such column), its line from 1."""
+    """One image: its path as the file has it, its labels, its split and group ("" where there is no such column), its line from 1."""
 
     path: str
     labels: tuple[str, ...]
     split: str
+    group: str
     line: int
 
 
@@ -43,7 +45,7 @@ def table(source: Path, split_seed: int = 0) -> Data:
     Labels are (n,) int64 where every image has exactly one; else (n, K) float32, 1 where an image has the class. Without rows
     for validation, a tenth of the training images is held out. Class order is natural; samples stand in the order of the file.
     Raises DataError, with the line, for what cannot be: cells, columns, splits or classes out of place, one image with two
-    answers, files that are not there.
+    answers or groups, files that are not there.
     """
     name = printable(source)
     rows, notes = distinct(list(read(source, name)), name)
@@ -69,13 +71,30 @@ def table(source: Path, split_seed: int = 0) -> Data:
         split: Files([home / row.path for row in part], labelled(part, split, classes, bool(several or none), name))
         for split, part in parts.items()
     }
+    groups, told = grouped(parts)
+    notes += told
     whole = None
     if "val" not in splits:
         whole = splits["train"]
-        drawn, told = held_out(whole, split_seed)
+        drawn, told = held_out(whole, split_seed, groups)
         splits |= drawn
         notes.append(told)
-    return Data(name, tuple(classes), {split: splits[split] for split in SPLITS if split in splits}, notes, unsplit, whole)
+    splits = {split: splits[split] for split in SPLITS if split in splits}
+    return Data(name, tuple(classes), splits, notes, unsplit, whole, groups=groups)
+
+
+def grouped(parts: dict[str, list[Row]]) -> tuple[np.ndarray | None, list[str]]:
+    """The groups of the training images, (n,) int64 or None, and what there is to say of those that the file's own splits part."""
+    if not parts["train"][0].group:
+        return None, []
+    homes: dict[str, set[str]] = {}
+    for split, rows in parts.items():
+        for row in rows:
+            homes.setdefault(row.group, set()).add(split)
+    parted = [group for group, splits in homes.items() if len(splits) > 1]
+    notes = [f"{len(parted)} groups are in more than one split; the first is {printable(min(parted))}"] if parted else []
+    place = {group: index for index, group in enumerate(sorted(homes))}
+    return np.array([place[row.group] for row in parts["train"]], dtype=np.int64), notes
 
 
 def read(source: Path, name: str) -> Iterator[Row]:
@@ -136,29 +155,36 @@ def row_of(cells: list[str], columns: list[str], name: str, line: int) -> Row:
         if not split:
             what = f"unknown split {printable(said)}" if said else "no split"
             raise DataError(f"{where}: {what}", nearest(said, known) or f"use {', '.join(known)}")
-    return Row(row["path"], tuple(dict.fromkeys(labels)), split, line)
+    group = row.get("group", "").strip()
+    if "group" in row and not group:
+        raise DataError(f"{where}: no group", "give an image that belongs to no other a name of its own")
+    return Row(row["path"], tuple(dict.fromkeys(labels)), split, group, line)
 
 
 def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
     """The rows without repetitions, and what there is to say of those.
 
-    An image in two splits stays in both, and is told. Raises DataError for an image with two different answers.
+    An image in two splits stays in both, and is told. Raises DataError for an image with two different answers or groups.
     """
     first: dict[str, Row] = {}
     kept: dict[tuple[str, str], Row] = {}
-    contrary, shared = [], set()
+    contrary: dict[str, list[Row]] = {"labels": [], "groups": []}
+    shared = set()
     for row in rows:
         path = os.path.normpath(row.path)
         known = first.setdefault(path, row)
         if set(known.labels) != set(row.labels):
-            contrary.append(row)
+            contrary["labels"].append(row)
+        if known.group != row.group:
+            contrary["groups"].append(row)
         if known.split != row.split:
             shared.add(path)
         kept.setdefault((path, row.split), row)
-    if contrary:
-        raise DataError(
-            f"{name}: {len(contrary)} rows give an image other labels than an earlier row:{listing(contrary)}", "keep one of them"
-        )
+    for what, found in contrary.items():
+        if found:
+            raise DataError(
+                f"{name}: {len(found)} rows give an image other {what} than an earlier row:{listing(found)}", "keep one of them"
+            )
     notes = [f"{len(rows) - len(kept)} rows repeat another and are left out"] if len(kept) < len(rows) else []
     if shared:
         notes.append(f"{len(shared)} images are in more than one split; the first is {printable(min(shared))}")

@@ -1,0 +1,147 @@
+"""Memory of an epoch over a million samples in WebDataset archives: it must not grow with the samples that were read.
+
+    python benchmarks/stream_memory.py --scratch DIR --out benchmarks/DATE-stream-HARDWARE.md
+
+Writes archives of small pictures (2.5 KB a sample in the archive) into DIR once; BMPs, the quickest to decode, so that the epoch does
+not take longer than it must. Each row is a process of its own that opens them, the first with an empty cache, and reads an epoch
+in its shuffled order through the gates and decoding. Memory is the proportional share (PSS) of the process and its workers,
+from /proc/PID/smaps_rollup, at 10, 50 and 100 % of the epoch: pages that processes share are counted once. The index, which
+grows with the samples by design, is told beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+SHARES = (0.1, 0.5, 1.0)
+SIDE, CLASSES, SHARD = 16, 100, 10_000  # pixels of a picture, classes, samples of an archive
+BATCH = 256
+
+
+def write(home: Path, samples: int) -> None:
+    """Archives of `samples` BMPs; those that are there are kept."""
+    from PIL import Image
+
+    home.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(0)
+    pictures = []
+    for _ in range(100):
+        buffer = io.BytesIO()
+        Image.fromarray(draw.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)).save(buffer, "BMP")
+        pictures.append(buffer.getvalue())
+    for low in range(0, samples, SHARD):
+        path = home / f"train-{low // SHARD:06d}.tar"
+        if path.exists():
+            continue
+        temporary = path.with_suffix(".part")
+        with open(temporary, "wb") as file:
+            for sample in range(low, min(low + SHARD, samples)):
+                for kind, content in (("bmp", pictures[sample % 100]), ("cls", b"%d" % (sample % CLASSES))):
+                    info = tarfile.TarInfo(f"{sample:09d}.{kind}")
+                    info.size = len(content)
+                    file.write(info.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % 512))
+            file.write(bytes(1024))
+        os.replace(temporary, path)
+
+
+def pss(process: int) -> int:
+    """Bytes of a process, those that it shares with others in proportion."""
+    text = Path(f"/proc/{process}/smaps_rollup").read_text()
+    return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
+
+
+def held() -> int:
+    """Bytes of this process and its children."""
+    own = os.getpid()
+    children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
+    return pss(own) + sum(pss(int(child)) for child in children)
+
+
+def measure(home: Path, workers: int) -> dict:
+    """One epoch in this process: seconds to open, and memory before it and at each share of it."""
+    from vitreous.data.augment import Augment
+    from vitreous.data.loader import Feed
+    from vitreous.data.preprocess import Preprocess
+    from vitreous.data.sources import open_data
+
+    began = time.perf_counter()
+    data = open_data(home)
+    opened = time.perf_counter() - began
+    split = data.holding_out(0, 0).split("train")
+    index = split.index  # type: ignore[attr-defined]
+    size = sum(array.nbytes for array in vars(index).values() if isinstance(array, np.ndarray)) + split.labels.nbytes + 8 * len(split)
+    feed = Feed(split, Preprocess((SIDE, SIDE)), Augment(), 0, workers)
+    before, found = held(), []
+    began = time.perf_counter()
+    marks = [int(share * len(split)) for share in SHARES]
+    for number, _ in enumerate(feed.batches(0, len(split), BATCH), 1):
+        if min(number * BATCH, len(split)) >= marks[len(found)]:
+            found.append(held())
+    rate = len(split) / (time.perf_counter() - began)
+    return {"workers": workers, "samples": len(split), "open": opened, "index": size, "before": before, "at": found, "rate": rate}
+
+
+def page(rows: list[dict]) -> list[str]:
+    """The page, line by line."""
+    import torch
+
+    from vitreous.machine import processor
+
+    mib, first = 2**20, rows[0]
+    lines = [
+        f"# Memory of an epoch over {first['samples']:,} samples in archives, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"{processor()}, torch {torch.__version__}. `python benchmarks/stream_memory.py`; BMPs of {SIDE} x {SIDE}, {SHARD:,} an archive.",
+        "",
+        f"Opening: {first['open']:.1f} s the first time, {rows[-1]['open']:.1f} s from what that kept. The index and the labels take",
+        f"{first['index'] / mib:.0f} MiB, {first['index'] / first['samples']:.0f} bytes a sample.",
+        "",
+        "| workers | before | 10 % | 50 % | 100 % of the epoch | from 10 % on | images/s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        at = " | ".join(f"{value / mib:.0f} MiB" for value in row["at"])
+        growth = (row["at"][-1] - row["at"][0]) / row["at"][0]
+        lines.append(f"| {row['workers']} | {row['before'] / mib:.0f} MiB | {at} | {growth:+.1%} | {row['rate']:.0f} |")
+    return [*lines, ""]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--samples", type=int, default=1_000_000)
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    home = arguments.scratch / f"bmp-{arguments.samples}"
+    if arguments.one is not None:
+        print(json.dumps(measure(home, arguments.one)))
+        return
+    write(home, arguments.samples)
+    cache = arguments.scratch / f"cache-{os.getpid()}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(cache.absolute())}
+    base = [sys.executable, __file__, "--scratch", str(arguments.scratch), "--samples", str(arguments.samples), "--one"]
+    rows = []
+    for workers in arguments.workers:
+        done = subprocess.run([*base, str(workers)], env=environment, check=True, stdout=subprocess.PIPE, text=True)
+        rows.append(json.loads(done.stdout))
+        print(rows[-1], file=sys.stderr, flush=True)
+    text = "\n".join(page(rows))
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""python -m tests.data.mutate [--count N] [--seed N] [--keep DIR]: damage small images at random, and decode what comes of them.
+
+Each mutant is decoded in a child process with a limit on memory and on time. It may be accepted or refused with a DataError;
+anything else is a miss: another exception, a signal, a limit. Exits 1 if there was one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tests.data.hostile import corpus
+from vitreous.data.decode import decode
+from vitreous.data.regions import open_picture
+from vitreous.errors import DataError
+
+LARGEST = 4_000  # bytes of a file to start from
+MEMORY = 2**30  # bytes that the child may take above what it begins with
+SECONDS = 5.0  # of the processor's time, for one mutant
+SILENCE = 60.0  # seconds without a word after which a child is given up
+EDGES = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
+
+
+@cache
+def seeds() -> tuple[bytes, ...]:
+    """The small files of the corpus, all formats and modes among them."""
+    return tuple(sorted({case.content for case in corpus() if 8 <= len(case.content) <= LARGEST}))
+
+
+def mutant(seed: int, number: int) -> bytes:
+    """The file of that number: one of the seeds, changed once or a few times."""
+    chance = random.Random(seed * 1_000_003 + number)
+    content = bytearray(chance.choice(seeds()))
+    for _ in range(chance.choice((1, 1, 2, 3, 5))):
+        chance.choice(CHANGES)(content, chance)
+    whole = content.startswith(b"\x89PNG") and chance.random() < 0.7
+    return checked(bytes(content)) if whole else bytes(content)
+
+
+def place(content: bytearray, chance: random.Random) -> int:
+    """A position, often near the beginning, where headers are."""
+    return chance.randrange(min(len(content), 128) if chance.random() < 0.6 else len(content)) if content else 0
+
+
+def flip(content: bytearray, chance: random.Random) -> None:
+    """Another bit."""
+    if content:
+        content[place(content, chance)] ^= 1 << chance.randrange(8)
+
+
+def edge(content: bytearray, chance: random.Random) -> None:
+    """A number on the edge of what 1, 2 or 4 bytes hold, in either order."""
+    width, order = chance.choice((1, 2, 4)), chance.choice("<>")
+    at = place(content, chance)
+    value = chance.choice(EDGES) & (1 << 8 * width) - 1
+    content[at : at + width] = struct.pack(order + {1: "B", 2: "H", 4: "I"}[width], value)
+
+
+def drop(content: bytearray, chance: random.Random) -> None:
+    """A piece less."""
+    at = place(content, chance)
+    del content[at : at + chance.randint(1, 1 + len(content) // 4)]
+
+
+def double(content: bytearray, chance: random.Random) -> None:
+    """A piece that comes again, elsewhere."""
+    at, to = place(content, chance), place(content, chance)
+    content[to:to] = content[at : at + chance.randint(1, 1 + len(content) // 4)]
+
+
+def fill(content: bytearray, chance: random.Random) -> None:
+    """Random bytes in place of a piece."""
+    at, length = place(content, chance), chance.randint(1, 16)
+    content[at : at + length] = chance.randbytes(length)
+
+
+def cut(content: bytearray, chance: random.Random) -> None:
+    """An early end."""
+    del content[place(content, chance) :]
+
+
+def graft(content: bytearray, chance: random.Random) -> None:
+    """The end of another file."""
+    other = chance.choice(seeds())
+    content[place(content, chance) :] = other[chance.randrange(len(other)) :]
+
+
+CHANGES: tuple[Callable[[bytearray, random.Random], None], ...] = (flip, flip, flip, edge, edge, fill, drop, double, cut, graft)
+
+
+def checked(content: bytes) -> bytes:
+    """A PNG with the right checksums, so that what comes after them is reached."""
+    out, at = [content[:8]], 8
+    while at + 12 <= len(content):
+        length = int.from_bytes(content[at : at + 4], "big")
+        body = content[at + 4 : at + 8 + length]
+        if len(body) < 4 + length:
+            break
+        out.append(content[at : at + 4] + body + struct.pack(">I", zlib.crc32(body)))
+        at += 12 + length
+    return b"".join(out) + content[at:]
+
+
+def verdict(content: bytes) -> str:
+    """What decoding comes to: accepted, refused, or what must not be: another exception, or a crop in training that disagrees."""
+    whole = None
+    try:
+        with suppress(DataError):
+            whole = decode(content, name="mutant")
+        for part in ("top", "bottom"):
+            with suppress(DataError):
+                shown = crop(content, part)
+                if whole is None or not np.array_equal(shown[1], np.asarray(whole.crop(shown[0]))):
+                    return f"the {part} of it is another to training"
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+    return "refused" if whole is None else "accepted"
+
+
+def crop(content: bytes, part: str) -> tuple[tuple[int, int, int, int], np.ndarray]:
+    """A third of a picture as training reads it: left, top, right, bottom, and the pixels. Raises DataError."""
+    picture = open_picture(content, 3, "mutant")
+    width, height = picture.size
+    third = max(height // 3, 1)
+    box = (0, 0, width, third) if part == "top" else (0, height - third, width, height)
+    return box, np.asarray(picture.crop(box) if isinstance(picture, Image.Image) else picture.region(box))
+
+
+def work(seed: int, start: int, stop: int) -> None:
+    """In the child: decode the mutants of these numbers within the limits, a line for each as soon as it is known."""
+    import resource
+
+    addresses = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (addresses + MEMORY, addresses + MEMORY))
+    for number in range(start, stop):
+        content = mutant(seed, number)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # whose signal ends the process, in the midst of a library too
+        found = verdict(content)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        os.write(1, f"{number} {found}\n".encode())
+
+
+@dataclass
+class Tally:
+    """How many mutants came to what; `misses`: number -> what happened instead."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    misses: dict[int, str] = field(default_factory=dict)
+
+    def add(self, number: int, found: str) -> None:
+        """Count one mutant."""
+        known = found in ("accepted", "refused", "crash", "hang")
+        self.counts[found if known else "error"] += 1
+        if found not in ("accepted", "refused"):
+            self.misses[number] = found
+
+    def __str__(self) -> str:
+        return ", ".join(f"{self.counts[name]:,} {name}" for name in ("accepted", "refused", "error", "crash", "hang"))
+
+
+def hunt(count: int, seed: int = 0, each: Callable[[int], None] = lambda done: None) -> Tally:
+    """Decode `count` mutants in children, one after the other: a child that ends is followed by one that begins behind its mutant."""
+    tally, number = Tally(), 0
+    while number < count:
+        words = [sys.executable, "-m", "tests.data.mutate", "--seed", str(seed), "--from", str(number), "--count", str(count)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+            for line in lines(child):
+                said, found = line.split(" ", 1)
+                tally.add(int(said), found)
+                number = int(said) + 1
+                each(number)
+            silent = child.poll() is None and number < count
+            child.kill()
+        if number < count:
+            if child.returncode > 0:
+                raise RuntimeError(f"the child of mutant {number} ended with {child.returncode}")
+            tally.add(number, "hang" if silent or child.returncode == -signal.SIGPROF else "crash")
+            number += 1
+    return tally
+
+
+def lines(child: subprocess.Popen[bytes]):
+    """What a child says, line by line, until it ends or says nothing for SILENCE seconds."""
+    assert child.stdout
+    rest, pipe = b"", child.stdout.fileno()
+    while select.select([pipe], [], [], SILENCE)[0]:
+        read = os.read(pipe, 2**16)
+        if not read:
+            child.wait()
+            return
+        *whole, rest = (rest + read).split(b"\n")
+        yield from (line.decode() for line in whole)
+
+
+def main() -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=2_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a folder for the files that were missed")
+    parser.add_argument("--from", type=int, dest="start", help=argparse.SUPPRESS)
+    said = parser.parse_args()
+    if said.start is not None:
+        work(said.seed, said.start, said.count)
+        return 0
+    begun = time.monotonic()
+    tally = hunt(said.count, said.seed, lambda done: None if done % 10_000 else print(f"  {done:,}", file=sys.stderr, flush=True))
+    print(f"{said.count:,} mutants of {len(seeds())} files (seed {said.seed}): {tally}, {time.monotonic() - begun:.0f} s")
+    for number, found in tally.misses.items():
+        print(f"  MISSED {number}: {found}")
+        if said.keep:
+            said.keep.mkdir(parents=True, exist_ok=True)
+            (said.keep / f"{said.seed}-{number}").write_bytes(mutant(said.seed, number))
+    return int(bool(tally.misses))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""The promise of every source: a run continues at any sample as if it had never stopped, whoever decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from vitreous.data.augment import Augment
+from vitreous.data.loader import Feed
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.split import Split
+
+STARTS = 50
+EPOCHS = 3
+SIZE, REACH = 3, 7  # of the batches after a start, and how many pictures are looked at
+
+
+def assert_continues(reopen: Callable[[], Split], workers: int, starts: int = STARTS) -> None:
+    """From so many random positions in three epochs, a source that was opened anew gives the stream's pictures, bit for bit.
+
+    `reopen` opens the source as a new process would; for every start it is called again. The whole stream, against which they
+    are held, is read once without workers in batches of another size.
+    """
+    plain, augment = Preprocess((16, 16)), Augment(crop=(0.3, 1.0), flip=0.5)
+    split = reopen()
+    end = EPOCHS * len(split)
+    whole = list(Feed(split, plain, augment, seed=5).batches(0, end, 8))
+    samples, images, labels = (torch.cat([batch[name] for batch in whole]) for name in ("samples", "images", "labels"))
+    assert len({image.numpy().tobytes() for image in images}) > 1
+    assert len(samples.unique()) == len(split)
+    for start in np.random.default_rng(workers).integers(0, end - 1, starts).tolist():
+        stop = min(start + REACH, end)
+        after = list(Feed(reopen(), plain, augment, seed=5, workers=workers).batches(start, stop, SIZE))
+        assert torch.equal(torch.cat([batch["samples"] for batch in after]), samples[start:stop]), start
+        assert torch.equal(torch.cat([batch["labels"] for batch in after]), labels[start:stop]), start
+        assert torch.equal(torch.cat([batch["images"] for batch in after]), images[start:stop]), start

@@ -1,0 +1,315 @@
+"""Parquet files and the Hub's data sets: columns, splits, labels, and what cannot be."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import picture
+from tests.data.resume import assert_continues
+from vitreous.data.sources import open_data
+from vitreous.data.split import picture_of
+from vitreous.errors import DataError, ResourceError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def png(seed: int) -> bytes:
+    file = io.BytesIO()
+    picture(seed, (12, 10), seed).save(file, "PNG")
+    return file.getvalue()
+
+
+def images(count: int, start: int = 0) -> pa.Array:
+    """A column as the Hub's data sets have it."""
+    return pa.array([{"bytes": png(start + row), "path": f"{row}.png"} for row in range(count)])
+
+
+def noted(table: pa.Table, features: str) -> pa.Table:
+    """A table with the Hub's note of its columns' types."""
+    return table.replace_schema_metadata({"huggingface": '{"info": {"features": ' + features + "}}"})
+
+
+NAMED = '{"image": {"_type": "Image"}, "label": {"names": ["cat", "ant"], "_type": "ClassLabel"}}'
+
+
+def write(path, columns, features=None, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table(columns)
+    pq.write_table(noted(table, features) if features else table, path, **options)
+    return path
+
+
+def refusal(source, kind=(DataError, UsageError)):
+    with pytest.raises(kind) as error:
+        open_data(source)
+    return str(error.value)
+
+
+def test_a_file_gives_every_row_its_own_label_and_pixels(tmp_path):
+    labels = np.arange(30) % 2
+    file = write(tmp_path / "x.parquet", {"label": labels, "image": images(30), "id": np.arange(30)}, NAMED, row_group_size=7)
+    data = open_data(file)
+    assert data.classes == ("cat", "ant"), "a ClassLabel's own order"
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 26, "val": 4} and data.unsplit
+    assert data.whole.labels.tolist() == labels.tolist()
+    for split in (data.whole, data.splits["train"]):
+        for sample, row in enumerate(split.rows):
+            assert split.raw(sample) == png(row) and split.labels[sample] == row % 2
+            assert split.name(sample) == f"{file}, train, row {row}"
+    back = data.whole.take(np.array([5, 3]))
+    assert [back.raw(0), back.raw(1)] == [png(5), png(3)] and back.labels.tolist() == [1, 1]
+
+
+SPLITS = [
+    ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet", "validation-00000-of-00001.parquet", "test.parquet"],
+    ["data/train-0.parquet", "data/train-1.parquet", "data/val-0.parquet", "data/test-0.parquet"],
+    ["train/0.parquet", "train/1.parquet", "valid/0.parquet", "test/x.parquet"],
+]
+
+
+@pytest.mark.parametrize("files", SPLITS)
+def test_folders_of_files(files, tmp_path):
+    for number, file in enumerate(files):
+        write(tmp_path / file, {"image": images(6, 10 * number), "label": ["b", "a"] * 3})
+    data = open_data(tmp_path)
+    assert data.classes == ("a", "b") and data.whole is None and not data.unsplit
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 12, "val": 6, "test": 6}
+    assert data.splits["train"].raw(7) == png(11) and data.splits["val"].raw(1) == png(21) and data.splits["test"].raw(0) == png(30)
+    assert data.splits["train"].labels.tolist() == [1, 0] * 6
+
+
+LABELS = {
+    "names": (["b10", "b9", "a"] * 6, ("a", "b9", "b10"), [2, 1, 0] * 6),
+    "numbers": ([7, 30, 9] * 6, ("7", "9", "30"), [0, 2, 1] * 6),
+    "truth": ([True, False] * 9, ("false", "true"), [1, 0] * 9),
+    "dictionary": (pa.array(["x", "y"] * 9).dictionary_encode(), ("x", "y"), [0, 1] * 9),
+    "several": ([["a", "b"], ["b"], []] * 6, ("a", "b"), [[1, 1], [0, 1], [0, 0]] * 6),
+    "large": (pa.array(["x", "y"] * 9, pa.large_string()), ("x", "y"), [0, 1] * 9),
+}
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_labels_of_every_kind(case, tmp_path):
+    column, classes, expected = LABELS[case]
+    data = open_data(write(tmp_path / "x.parquet", {"image": images(18), "label": column}, row_group_size=5))
+    assert data.classes == classes and data.whole.labels.tolist() == expected
+    assert data.several == (case == "several")
+
+
+def test_columns_found_by_what_they_hold(tmp_path):
+    columns = {"thumbnail_hash": [b"\1" * 8] * 20, "jpg": [png(row) for row in range(20)], "y": ["a", "b"] * 10, "score": [0.5] * 20}
+    data = open_data(write(tmp_path / "x.parquet", columns))
+    assert data.whole.raw(4) == png(4) and data.classes == ("a", "b")
+
+
+def test_columns_that_have_to_be_said(tmp_path):
+    features = '{"fine": {"names": ["p", "q", "r"], "_type": "ClassLabel"}, "coarse": {"names": ["s", "t"], "_type": "ClassLabel"}}'
+    columns = {"left": images(20), "right": images(20, 50), "fine": np.arange(20) % 3, "coarse": np.arange(20) % 2, "id": np.arange(20)}
+    file = write(tmp_path / "x.parquet", columns, features)
+    told = refusal(file, UsageError)
+    assert "2 columns may be the image: left, right" in told and f"{file}#image=left" in told
+    told = refusal(f"{file}#image=right", UsageError)
+    assert "2 columns may be the label: fine, coarse" in told and "#label=fine" in told
+    data = open_data(f"{file}#image=right,label=coarse")
+    assert data.classes == ("s", "t") and data.whole.raw(2) == png(52)
+    assert "no column lable" in refusal(f"{file}#image=left,label=lable", UsageError)
+    assert "the column left" in refusal(f"{file}#image=right,label=left", UsageError)
+    assert "cannot read picture" in refusal(f"{file}#picture=left", UsageError)
+    assert "no column is the image" in refusal(write(tmp_path / "y.parquet", {"a": [[1.0]], "label": [1]}), UsageError)
+
+
+FAULTS = {
+    "a null": ({"label": ["a", "b", None] * 4}, "4 of 12 labels of train are missing; the first is in row 2"),
+    "a number that is no name": ({"label": [0, 1, 5] * 4}, "labels of train are missing; the first is in row 2"),
+    "one class": ({"label": ["a"] * 12}, "one class only (a)"),
+    "case": ({"label": ["Cat", "cat"] * 6}, "differ only in case"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_labels_that_cannot_be(case, tmp_path):
+    columns, told = FAULTS[case]
+    assert told in refusal(write(tmp_path / "x.parquet", {"image": images(12), **columns}, NAMED if "number" in case else None), DataError)
+
+
+def test_splits_that_do_not_fit(tmp_path):
+    write(tmp_path / "a" / "train.parquet", {"image": images(4), "label": ["x", "y"] * 2})
+    write(tmp_path / "a" / "test.parquet", {"image": images(2), "label": ["x", "z"]})
+    assert "test has classes that train lacks: z" in refusal(tmp_path / "a")
+    write(tmp_path / "a" / "other.parquet", {"image": images(2), "label": ["x", "z"]})
+    assert "other.parquet belongs to no split" in refusal(tmp_path / "a")
+    write(tmp_path / "b" / "test.parquet", {"image": images(2), "label": ["x", "z"]})
+    assert "no split train" in refusal(tmp_path / "b")
+    write(tmp_path / "c" / "train-0.parquet", {"image": images(4), "label": ["x", "y"] * 2})
+    write(tmp_path / "c" / "train-1.parquet", {"image": images(4), "label": [1, 2] * 2})
+    assert "train-1.parquet has other columns than" in refusal(tmp_path / "c")
+    for kind in ("full", "small"):
+        write(tmp_path / "d" / kind / "train-0.parquet", {"image": images(4), "label": [1, 2] * 2})
+    assert "several data sets" in refusal(tmp_path / "d", UsageError)
+
+
+def test_a_test_split_without_labels_is_left_out(tmp_path):
+    write(tmp_path / "train.parquet", {"image": images(4), "label": [0, 1] * 2}, NAMED)
+    write(tmp_path / "test.parquet", {"image": images(4), "label": [-1] * 4}, NAMED)
+    data = open_data(tmp_path)
+    assert "test" not in data.splits and "test has no labels and is left out" in data.notes
+
+
+def test_images_that_are_not_there(tmp_path):
+    empty = [{"bytes": None, "path": None}, {"bytes": b"", "path": "x"}]
+    rows = [*empty, {"bytes": None, "path": "beside.png"}, {"bytes": png(3), "path": None}]
+    (tmp_path / "beside.png").write_bytes(png(9))
+    split = open_data(write(tmp_path / "x.parquet", {"image": rows * 5, "label": ["a", "b"] * 10})).whole
+    for sample in (0, 1):
+        with pytest.raises(DataError, match=f"row {sample}: no image"):
+            split.raw(sample)
+    assert split.raw(2) == png(9) and split.raw(3) == png(3)
+
+
+def test_damaged_files(tmp_path):
+    file = write(tmp_path / "x.parquet", {"image": images(40), "label": ["a", "b"] * 20}, compression="none", row_group_size=10)
+    whole = file.read_bytes()
+    for content in (b"", b"PAR1", whole[:-20], whole[: len(whole) // 2]):
+        file.write_bytes(content)
+        assert "cannot be read as Parquet" in refusal(file, DataError)
+    (tmp_path / "y.parquet").mkdir()
+    assert "no images" in refusal(tmp_path / "y.parquet")
+
+
+def test_nothing_in_a_file_is_executed(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    schema = pa.schema([pa.field("image", pa.binary(), metadata={b"ARROW:extension:name": b"arrow.py_extension_type",
+                        b"ARROW:extension:metadata": pickle.dumps(Trap())}), ("label", pa.string())])  # fmt: skip
+    pq.write_table(pa.table([[png(0), png(1)] * 10, ["a", "b"] * 10], schema=schema), tmp_path / "x.parquet")
+    assert len(open_data(tmp_path / "x.parquet").whole.raw(0)) == len(png(0))
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_what_is_unpacked_is_kept_until_the_file_changes(tmp_path, monkeypatch):
+    file = write(tmp_path / "x.parquet", {"image": images(20), "label": ["a", "b"] * 10})
+    first = open_data(file)
+    (kept,) = (tmp_path / "cache").rglob("*.arrow")
+    before, fingerprint = kept.stat().st_mtime_ns, first.fingerprint()
+    assert open_data(file).fingerprint() == fingerprint and kept.stat().st_mtime_ns == before
+    content = kept.read_bytes()[:500]
+    kept.unlink()
+    kept.write_bytes(content)
+    again = open_data(file)
+    assert again.whole.raw(19) == png(19) and again.fingerprint() == fingerprint
+    write(file, {"image": images(20, 100), "label": ["a", "b"] * 10})
+    assert open_data(file).whole.raw(0) == png(100) and open_data(file).fingerprint() != fingerprint
+    assert not list((tmp_path / "cache").rglob("*.part"))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    write(file, {"image": images(20, 200), "label": ["a", "b"] * 10})
+    with pytest.raises(ResourceError, match="unpacks to") as error:
+        open_data(file)
+    assert "XDG_CACHE_HOME" in error.value.hint
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_run_continues_anywhere(workers, tmp_path):
+    write(tmp_path / "train-0.parquet", {"image": images(13), "label": (["a", "b"] * 7)[:13]}, row_group_size=4)
+    write(tmp_path / "train-1.parquet", {"image": images(8, 40), "label": ["a", "b"] * 4})
+    assert_continues(lambda: open_data(tmp_path).split("train"), workers, 50 if not workers else 2)
+
+
+def test_a_split_goes_to_another_process_without_its_contents(tmp_path):
+    split = open_data(write(tmp_path / "x.parquet", {"image": images(20), "label": ["a", "b"] * 10})).whole
+    split.raw(0)
+    assert len(sent := pickle.dumps(split)) < 4000
+    assert pickle.loads(sent).raw(7) == png(7)
+
+
+FLAT = """
+import resource, sys
+from vitreous.data.sources import open_data
+import pyarrow.parquet
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+data = open_data(sys.argv[1])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+def test_a_row_group_is_never_in_memory_whole(tmp_path):
+    noise = np.random.default_rng(0).bytes(2**20)
+    rows = [noise[row * 100 : row * 100 + 20_000] for row in range(3_000)]
+    file = write(tmp_path / "x.parquet", {"image": [b"\x89PNG\r\n" + row for row in rows], "label": ["a", "b"] * 1_500}, compression="none")
+    assert pq.ParquetFile(file).num_row_groups == 1 and file.stat().st_size > 5.9e7
+    grown = subprocess.run([sys.executable, "-c", FLAT, file], capture_output=True, text=True, check=True).stdout
+    assert int(grown) < 4e7
+
+
+datasets = pytest.importorskip("datasets")
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """The Hub as it were: `hf:org/name` is what these files hold, kept by the library as it keeps what it fetches."""
+    files = {}
+    for number, split in enumerate(("train", "validation", "extra")):
+        part = datasets.Dataset.from_dict(
+            {"img": [{"bytes": png(10 * number + row), "path": None} for row in range(9)], "fine": [0, 1, 2] * 3, "coarse": [1, 0, 0] * 3},
+            features=datasets.Features({"img": datasets.Image(), "fine": datasets.ClassLabel(names=["p", "q", "r"]),
+                                        "coarse": datasets.ClassLabel(names=["s", "t"])}),
+        )  # fmt: skip
+        files[split] = str(tmp_path / f"{split}.parquet")
+        part.to_parquet(files[split])
+    load = datasets.load_dataset
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_: load("parquet", data_files=files, cache_dir=str(tmp_path / "hf")))
+    return files
+
+
+def test_a_set_of_the_hub(served):
+    told = refusal("hf:org/name@plain", UsageError)
+    assert "fine, coarse" in told and "hf:org/name@plain#label=fine" in told
+    data = open_data("hf:org/name#label=coarse")
+    assert data.classes == ("s", "t") and list(data.splits) == ["train", "val"] and data.name == "hf:org/name"
+    assert data.notes == ["the split extra is left out"]
+    for number, split in enumerate(("train", "val")):
+        assert data.splits[split].labels.tolist() == [1, 0, 0] * 3
+        assert [data.splits[split].raw(row) for row in range(9)] == [png(10 * number + row) for row in range(9)]
+    local = open_data(f"{served['train']}#label=coarse").holding_out(0.0, 0).split("train")
+    here, there = (np.asarray(picture_of(split, 4, 3)) for split in (local, data.splits["train"]))
+    assert np.array_equal(here, there)
+
+
+def test_sets_that_cannot_be_had(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mnist").mkdir()
+    assert "would read mnist here" in refusal("hf:mnist", UsageError)
+    for name in ("", "a/b/c", "../x", "/etc"):
+        assert "names no repository" in refusal(f"hf:{name}", UsageError)
+
+    def failing(error):
+        def load(*_):
+            raise error
+
+        monkeypatch.setattr(datasets, "load_dataset", load)
+        return refusal("hf:org/name", DataError)
+
+    assert "choose one: hf:org/name@CONFIG" in failing(ValueError("Config name is missing. Please pick one among: ['a', 'b']"))
+    assert "scripts are not run" in failing(RuntimeError("Dataset scripts are no longer supported, but found name.py"))
+    assert "no such data set on the Hub" in failing(datasets.exceptions.DatasetNotFoundError("x"))
+    assert "could not be downloaded (ConnectionError: no route)" in failing(ConnectionError("no route"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE forbids" in failing(ConnectionError("offline"))
+
+
+def test_without_the_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "pip install 'vitreous[datasets]'" in refusal("hf:org/name", UsageError)

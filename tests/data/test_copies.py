@@ -1,0 +1,306 @@
+"""Copies are found, told as copies of the right picture, and nothing else is; the list gives every name back."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+import vitreous
+from tests.conftest import make_folder
+from vitreous.cli.console import Console
+from vitreous.cli.data_dedup import Options, run
+from vitreous.data.copies import search
+from vitreous.data.copies.dedup import dedup
+from vitreous.data.copies.hashes import distance, first_equal, near, perceptual
+from vitreous.data.copies.listing import excluded, listed, remaining, staying
+from vitreous.data.copies.search import candidates
+from vitreous.data.copies.views import Joined, look, view
+from vitreous.data.copies.windows import Windows
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import open_data
+from vitreous.data.split import Arrays, Files
+from vitreous.errors import DataError, UsageError
+from vitreous.weights.bundle import Bundle
+
+
+def scene(seed: int, size: tuple[int, int] = (160, 120)) -> Image.Image:
+    """What a photograph is to this: power that falls with frequency, edges of some shapes, and colours."""
+    draw = np.random.default_rng(seed)
+    height, width = size[1], size[0]
+    fy, fx = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None]
+    fall = 1 / np.maximum(np.hypot(fy, fx), 1 / width) ** 1.1
+    planes = [np.fft.irfft2(np.fft.rfft2(draw.normal(size=(height, width))) * fall, (height, width)) for _ in range(3)]
+    base = planes[0] / planes[0].std()
+    y, x = np.mgrid[:height, :width]
+    for _ in range(6):
+        cx, cy, rx, ry = draw.uniform(0, width), draw.uniform(0, height), draw.uniform(8, 40), draw.uniform(8, 40)
+        base[((x - cx) / rx) ** 2 + ((y - cy) / ry) ** 2 < 1] += draw.normal()
+    colours = np.stack([base + 0.2 * plane / plane.std() for plane in planes], -1)
+    return Image.fromarray((127 + 45 * colours).clip(0, 255).astype(np.uint8))
+
+
+def part(picture: Image.Image, area: float, x: float, y: float) -> Image.Image:
+    w, h = round(picture.width * area**0.5), round(picture.height * area**0.5)
+    left, top = round(x * (picture.width - w)), round(y * (picture.height - h))
+    return picture.crop((left, top, left + w, top + h))
+
+
+def compressed(picture: Image.Image, quality: int) -> Image.Image:
+    picture.save(held := io.BytesIO(), "JPEG", quality=quality)
+    return Image.open(held).convert("RGB")
+
+
+CHANGES = {
+    "cut to 90 %": lambda p: part(p, 0.9, 0.2, 0.9),
+    "cut to 50 %": lambda p: part(p, 0.5, 0.8, 0.3),
+    "scaled down": lambda p: p.resize((p.width // 3, p.height // 3)),
+    "scaled up": lambda p: p.resize((p.width * 2, p.height * 2)),
+    "squeezed": lambda p: p.resize((96, 96)),
+    "quality 20": lambda p: compressed(p, 20),
+    "mirrored": ImageOps.mirror,
+    "brighter": lambda p: ImageEnhance.Brightness(p).enhance(1.4),
+    "less contrast": lambda p: ImageEnhance.Contrast(p).enhance(0.5),
+    "grey": lambda p: p.convert("L").convert("RGB"),
+    "framed": lambda p: ImageOps.expand(p, 6, "black"),
+    "several": lambda p: compressed(ImageOps.mirror(part(ImageEnhance.Contrast(p).enhance(1.2), 0.7, 0.1, 0.6)).resize((70, 50)), 30),
+}
+
+
+def save(picture: Image.Image, path, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.save(path, **options)
+    return path
+
+
+def files(paths) -> Files:
+    return Files(list(paths), np.zeros(len(paths), np.int64))
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    home = tmp_path_factory.mktemp("originals")
+    return files([save(scene(seed), home / f"{seed:03}.png") for seed in range(24)])
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_changed_picture_is_told_as_a_copy_of_its_own_original_and_no_stranger_is(tmp_path, originals, change):
+    own = [save(CHANGES[change](scene(seed)), tmp_path / "own" / f"{seed:03}.png") for seed in range(6)]
+    strange = [save(CHANGES[change](scene(seed)), tmp_path / "strange" / f"{seed}.png") for seed in range(100, 105)]
+    found = dedup([files([*strange, *own])], [originals], workers=0)
+    assert [(copy["path"], copy["copy_of"]) for copy in found["copies"]] == [
+        (str(path), originals.name(seed)) for seed, path in enumerate(own)
+    ]
+    assert {copy["reason"] for copy in found["copies"]} <= {"hash", "near"} and all(copy["score"] >= 0.75 for copy in found["copies"])
+
+
+def test_an_original_whose_part_stands_in_the_other_data_is_found_too(tmp_path):
+    parts = files([save(part(scene(seed), 0.55, 0.5, 0.2), tmp_path / f"{seed}.png") for seed in range(6)])
+    whole = files([save(scene(seed), tmp_path / "whole" / f"{seed}.png") for seed in range(12)])
+    found = dedup([whole], [parts], workers=0)
+    assert [(copy["path"], copy["copy_of"]) for copy in found["copies"]] == [(whole.name(i), parts.name(i)) for i in range(6)]
+
+
+def test_the_same_bytes_and_the_same_pixels_are_told_apart(tmp_path):
+    original = save(scene(0), tmp_path / "b" / "0.png")
+    again = save(scene(0), tmp_path / "a" / "pixels.bmp")
+    (tmp_path / "a" / "bytes.png").write_bytes(original.read_bytes())
+    found = dedup([files([tmp_path / "a" / "bytes.png", again])], [files([original])], workers=0)
+    assert [(copy["reason"], copy["score"]) for copy in found["copies"]] == [("bytes", 1.0), ("pixels", 1.0)]
+
+
+def noise(seed):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (48, 64, 3), dtype=np.uint8))
+
+
+def gradient(seed):
+    draw = np.random.default_rng(seed)
+    y, x = np.mgrid[0:1:48j, 0:1:64j]
+    values = 128 + 100 * (draw.normal() * x + draw.normal() * y) / 3 + draw.normal(size=(48, 64)) * 2
+    return Image.fromarray(values.clip(0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    "make, count",
+    [(noise, 60), (scene, 40), (lambda seed: scene(seed).filter(ImageFilter.GaussianBlur(6)), 24), (gradient, 40)],
+    ids=["noise", "scenes", "blurred scenes", "noisy gradients"],
+)
+def test_pictures_that_have_nothing_to_do_with_each_other_are_no_copies(make, count):
+    pixels = [np.asarray(make(seed).convert("RGB").resize((64, 48))) for seed in range(count)]
+    split = Arrays(np.stack(pixels), np.zeros(count, np.int64))
+    assert dedup([split], [], within=True, workers=0)["copies"] == []
+
+
+def test_drawings_of_the_same_digit_are_no_copies():
+    digits = open_data("digits").whole
+    few = digits.take(np.flatnonzero(digits.labels < 2)[:36])
+    assert dedup([few], [], within=True, workers=0)["copies"] == []
+
+
+def test_pictures_that_show_nothing_are_copies_of_equal_ones_alone():
+    flat = np.stack([np.full((32, 32, 3), level, np.uint8) for level in (0, 10, 200, 200)])
+    found = dedup([Arrays(flat, np.zeros(4, np.int64))], [], within=True, workers=0)
+    assert [(copy["path"], copy["copy_of"], copy["reason"]) for copy in found["copies"]] == [("sample 3", "sample 2", "bytes")]
+
+
+def test_within_one_of_each_stays(tmp_path):
+    made = [scene(0), scene(1), scene(0), compressed(scene(0), 40), ImageOps.mirror(scene(1)), scene(2), compressed(scene(0), 40)]
+    split = Arrays(np.stack([np.asarray(picture) for picture in made]), np.zeros(len(made), np.int64))
+    found = dedup([split], [], within=True, workers=0)
+    pairs = {int(copy["path"].split()[1]): int(copy["copy_of"].split()[1]) for copy in found["copies"]}
+    assert pairs == {2: 0, 3: 0, 4: 1, 6: 0}
+
+
+def test_without_within_copies_inside_the_data_are_left_alone(originals):
+    split = Arrays(np.stack([np.asarray(scene(seed)) for seed in (200, 200, 3)]), np.zeros(3, np.int64))
+    found = dedup([split], [originals], workers=0)
+    assert [(copy["path"], copy["copy_of"], copy["reason"]) for copy in found["copies"]] == [("sample 2", originals.name(3), "pixels")]
+
+
+def test_what_cannot_be_read_is_named_and_stays(tmp_path, originals):
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(b"nothing")
+    good = save(compressed(scene(5), 50), tmp_path / "good.png")
+    found = dedup([files([bad, tmp_path / "gone.png", good])], [originals], workers=0)
+    assert [copy["path"] for copy in found["copies"]] == [str(good)]
+    assert ["bad.jpg" in found["unreadable"][0], "gone.png" in found["unreadable"][1]] == [True, True]
+    with pytest.raises(DataError, match="none of 1 images"):
+        dedup([files([bad])], [], within=True, workers=0)
+
+
+def test_workers_change_nothing(tmp_path, originals):
+    paths = [save(CHANGES["several"](scene(seed)), tmp_path / f"{seed}.png") for seed in (3, 4, 90)]
+    assert dedup([files(paths)], [originals], workers=2) == dedup([files(paths)], [originals], workers=0)
+
+
+def test_there_must_be_something_to_compare_with(originals):
+    with pytest.raises(UsageError, match="nothing to look for copies in"):
+        dedup([originals], [])
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32), st.integers(0, 7))
+def test_multi_index_hashing_finds_what_comparing_all_finds(seed, radius):
+    draw = np.random.default_rng(seed)
+    known = draw.integers(0, 2**64, 60, dtype=np.uint64)
+    flips = np.array(
+        [sum(1 << int(bit) for bit in draw.choice(64, draw.integers(0, 12), replace=False)) for _ in range(80)], dtype=np.uint64
+    )
+    queries = draw.choice(known, 80) ^ flips
+    every = [
+        (i, j) for i, query in enumerate(queries) for j, other in enumerate(known) if bin(int(query) ^ int(other)).count("1") <= radius
+    ]
+    assert list(zip(*(part.tolist() for part in near(queries, known, radius)), strict=True)) == every
+
+
+def test_distances_are_numbers_of_bits():
+    a, b = np.array([0, 1, 2**64 - 1], np.uint64), np.array([0, 2, 0], np.uint64)
+    assert distance(a, b).tolist() == [0, 2, 64]
+
+
+def test_the_hash_of_a_recompressed_picture_is_near_and_that_of_another_one_is_not():
+    views = [view(picture, 32) for seed in range(20) for picture in (scene(seed), compressed(scene(seed), 50))]
+    hashes = perceptual(np.stack(views))
+    assert distance(hashes[::2], hashes[1::2]).max() <= 6
+    assert distance(hashes[::2], np.roll(hashes[::2], 1)).min() > 6
+
+
+@given(st.lists(st.integers(0, 4), max_size=30))
+def test_the_first_equal_row(values):
+    keys = np.array([(value // 2, value % 2) for value in values], np.uint64).reshape(-1, 2)
+    assert first_equal(keys).tolist() == [values.index(value) for value in values]
+
+
+def test_candidates_are_the_pictures_with_the_highest_cosines(originals, monkeypatch):
+    looks = look(Joined([originals]), 0)
+    monkeypatch.setattr(search, "QUERIES", 7)
+    monkeypatch.setattr(search, "POOL", 5)
+    monkeypatch.setattr(search, "MOST", 3)
+    monkeypatch.setattr(search, "LIKE", -1.0)
+    windows = Windows(32)
+    views = torch.from_numpy(looks.views).float()
+    upright, mirrored = windows(views), windows(views.flip(2))
+    expected = set()
+    for i in range(16, 24):
+        scores = [
+            max(float(max((upright[j] @ own[i, 0]).max(), (own[i] @ upright[j, 0]).max())) for own in (upright, mirrored)) for j in range(i)
+        ]
+        expected |= {(i, int(j)) for j in np.argsort(scores)[-3:]}
+    assert set(map(tuple, candidates(looks, np.arange(16, 24), np.arange(24)).tolist())) == expected
+
+
+NAMES = ["=cmd|' /C calc'!A0", "+1", "-2", "@x", "'quoted", "''two", 'a "b", c', "plain", "é", "\\n"]
+
+
+def test_every_name_comes_back_from_the_list_and_none_is_a_formula(tmp_path):
+    copies = [{"path": name, "copy_of": name, "reason": "near", "score": 0.9} for name in NAMES]
+    (tmp_path / "list.csv").write_text(text := listed(copies))
+    assert excluded(tmp_path / "list.csv") == set(NAMES)
+    assert not any(line[0] in "=+-@" for line in text.splitlines()) and ",=" not in text
+    split = files([tmp_path / name for name in "abc"])
+    assert staying(split, frozenset({str(tmp_path / "b")})).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("text", ["", "name,label\nx,y\n", 'path,copy_of\n"x\n', "path,copy_of\nx\n"])
+def test_what_is_no_such_list_is_refused(tmp_path, text):
+    (tmp_path / "list.csv").write_text(text)
+    with pytest.raises(DataError):
+        excluded(tmp_path / "list.csv")
+
+
+def test_the_table_of_what_remains_is_the_data_set_without_the_copies(tmp_path):
+    root = make_folder(tmp_path / "photos", {"train": 6, "test": 2})
+    data = open_data(root)
+    names = frozenset(str(root / "train" / name) for name in ("ant/0.png", "bee/3.png"))
+    (tmp_path / "rest.csv").write_text(remaining(data, names, tmp_path))
+    rest = open_data(tmp_path / "rest.csv")
+    before = {(split.name(i), data.classes[split.labels[i]]) for split in data.splits.values() for i in range(len(split))}
+    after = {(split.name(i), rest.classes[split.labels[i]]) for split in rest.splits.values() for i in range(len(split))}
+    assert after == {(name, label) for name, label in before if name not in names}
+    assert len(rest.splits["test"]) == 6
+    with pytest.raises(UsageError, match="no image files"):
+        remaining(open_data("digits"), frozenset(), tmp_path)
+
+
+def test_the_command_writes_the_list_and_the_table_and_says_what_it_compared_with(tmp_path, monkeypatch, capsys):
+    for label in ("ant", "bee"):
+        for seed in range(3):
+            save(scene(seed + 50 * (label == "bee")), tmp_path / "photos" / label / f"{seed}.png")
+    save(scene(1), tmp_path / "tests" / "test" / "x" / "1.png")
+    save(compressed(ImageOps.mirror(scene(52)), 60), tmp_path / "tests" / "test" / "y" / "2.jpg")
+    for name in "xy":
+        save(scene(0), tmp_path / "tests" / "train" / name / "0.png")
+    monkeypatch.chdir(tmp_path)
+    options = Options("photos", "copies.csv", against=("tests",), apply_to="rest.csv", workers=0)
+    found = run(options, Console(True))
+    assert {copy["path"]: (copy["copy_of"], copy["reason"]) for copy in found["copies"]} == {
+        "photos/ant/1.png": ("tests/test/x/1.png", "bytes"),
+        "photos/bee/2.png": ("tests/test/y/2.jpg", "hash"),
+    }
+    assert json.loads(json.dumps(found)) == found
+    assert "tests: test, 2 images" in capsys.readouterr().err
+    assert excluded(tmp_path / "copies.csv") == {"photos/ant/1.png", "photos/bee/2.png"}
+    assert len(open_data(tmp_path / "rest.csv").whole) == 4
+
+
+def test_a_run_s_features_look_too_and_a_folder_without_classes_will_do(tmp_path, monkeypatch):
+    for seed in range(5):
+        save(scene(seed), tmp_path / "photos" / f"{seed}.png")
+        save(part(scene(seed), 0.7, 0.5, 0.5), tmp_path / "tests" / f"{seed}.png")
+    model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=2)
+    Bundle(model, ("a", "b"), Preprocess((32, 32))).save(tmp_path / "bundle")
+    seen = []
+    kept = search.by_features
+    monkeypatch.setattr(search, "by_features", lambda features, *rest: seen.append(features.shape) or kept(features, *rest))
+    monkeypatch.chdir(tmp_path)
+    found = run(Options("photos", "list.csv", against=("tests",), model="bundle", device="cpu", workers=0), Console(True))
+    assert [copy["copy_of"] for copy in found["copies"]] == [f"tests/{seed}.png" for seed in range(5)]
+    assert seen == [(10, 32)]
+    with pytest.raises(UsageError, match="no classes"):
+        run(Options("photos", "list.csv", within=True, apply_to="x.csv"), Console(True))

@@ -1,0 +1,102 @@
+"""Splits that keep groups together, whatever the groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import picture
+from vitreous.data.sources import open_data
+from vitreous.data.split import hold_out
+from vitreous.errors import DataError
+
+
+@st.composite
+def grouped(draw):
+    """Labels of up to 60 images, (n,) or (n, K), and their groups: of one class each, or of any."""
+    n, kinds, homes = draw(st.integers(1, 60)), draw(st.integers(1, 5)), draw(st.integers(1, 20))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    groups = rng.integers(0, homes, n) * 7 - 3
+    if draw(st.booleans()):
+        return (rng.random((n, kinds)) < 0.4).astype(np.float32), groups
+    return rng.integers(0, kinds, n) if draw(st.booleans()) else groups % kinds, groups
+
+
+def sizes(labels, rows):
+    """How many of each class some rows are; and of all, where an image may be of no class."""
+    own = labels[rows]
+    return np.append(own.sum(0), len(rows)) if labels.ndim == 2 else np.bincount(own, minlength=labels.max() + 1)
+
+
+def miss(labels, rows, share):
+    """How far a split is from its share of every class, as `hold_out` measures it."""
+    total = sizes(labels, np.arange(len(labels)))
+    return float((((sizes(labels, rows) - share * total) ** 2)[total > 0] / total[total > 0]).sum())
+
+
+@given(grouped(), st.sampled_from([0.05, 0.1, 0.25, 0.5]), st.integers(0, 99))
+def test_groups_stay_together_and_shares_are_as_near_as_one_group_more_or_less_can_bring_them(case, share, seed):
+    labels, groups = case
+    parts = hold_out(labels, seed, {"val": share}, groups)
+    train, val = parts["train"], parts["val"]
+    assert sorted([*train, *val]) == list(range(len(labels))) and all((np.diff(rows) > 0).all() for rows in (train, val))
+    assert not set(groups[train]) & set(groups[val])
+    assert ((sizes(labels, train) > 0) == (sizes(labels, np.arange(len(labels))) > 0)).all(), "every class keeps an image to train on"
+    assert all(np.array_equal(parts[name], rows) for name, rows in hold_out(labels, seed, {"val": share}, groups * 5 + 1).items())
+    for group in set(groups[train]):
+        more = np.sort(np.r_[val, np.flatnonzero(groups == group)])
+        spared = (sizes(labels, np.setdiff1d(train, more)) > 0)[sizes(labels, train) > 0].all()
+        assert not spared or not len(val) or miss(labels, more, share) >= miss(labels, val, share) - 1e-9
+
+
+@given(st.integers(0, 99))
+def test_groups_of_one_image_are_drawn_as_single_images_are(seed):
+    labels = np.repeat([0, 1, 2], [10, 40, 150])
+    for shares in ({"val": 0.1}, {"val": 0.1, "test": 0.2}):
+        parts = hold_out(labels, seed, shares, np.arange(len(labels)))
+        for name, share in shares.items():
+            assert np.abs(np.bincount(labels[parts[name]]) - share * np.array([10, 40, 150])).max() == 0
+
+
+def test_a_few_large_groups_give_one_and_only_one_gives_none():
+    labels = np.tile([0, 1], 50)
+    parts = hold_out(labels, 0, {"val": 0.1}, np.repeat([5, 6, 7, 8], 25))
+    assert len(parts["val"]) == 25 and len(parts["train"]) == 75
+    assert len(hold_out(labels, 0, {"val": 0.1}, np.zeros(100, int))["val"]) == 0
+    assert len(hold_out(labels, 0, {"val": 0.1}, labels)["val"]) == 0, "a class in one group cannot be held out"
+    chosen = {tuple(hold_out(labels, seed, {"val": 0.1}, np.repeat(range(20), 5))["val"]) for seed in range(9)}
+    assert len(chosen) > 3, "the seed chooses"
+
+
+@pytest.fixture
+def home(tmp_path):
+    for index in range(40):
+        picture(index).save(tmp_path / f"{index}.png")
+    return tmp_path
+
+
+def write(home, rows, columns="path,label,group"):
+    (home / "x.csv").write_text(columns + "\n" + "".join(f"{row}\n" for row in rows))
+    return home / "x.csv"
+
+
+def test_a_column_of_groups(home):
+    source = write(home, [f"{index}.png,{'ab'[index % 2]},video {index // 5}" for index in range(40)])
+    data = open_data(source)
+    for drawn in (data, data.holding_out(0.3, 1), data.holding_out(0.3, 1).holding_out(0.2, 2)):
+        homes = [{int(path.stem) // 5 for path in drawn.splits[name].paths} for name in ("train", "val")]
+        assert homes[1] and not homes[0] & homes[1]
+    whole = data.holding_out(0.0, 0)
+    assert len(whole.groups) == len(whole.splits["train"]) == 40
+    assert len(set(whole.groups[:5])) == 1 and len(set(whole.groups)) == 8
+
+
+def test_faults_of_groups(home):
+    rows = ["0.png,a,train,x", "1.png,b,train,y", "2.png,a,val,y", "3.png,b,val,z"]
+    data = open_data(write(home, rows, "path,label,split,group"))
+    assert data.notes == ["1 groups are in more than one split; the first is y"] and data.groups.tolist() == [0, 1]
+    for rows, told in ((["0.png,a,x", "1.png,b,"], "line 3: no group"), (["0.png,a,x", "1.png,b,x", "0.png,a,y"], "other groups than")):
+        with pytest.raises(DataError, match=told):
+            open_data(write(home, rows))

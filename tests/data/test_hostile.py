@@ -1,0 +1,285 @@
+"""One verdict and one picture for each file of the corpus, in every command, at a price that is bounded."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch import Tensor
+
+from tests.conftest import TINY, document, make_folder, run_command
+from tests.data.crafted import saved, with_scans, with_segment
+from tests.data.hostile import NOISE, RGB, Case, corpus
+from tests.data.mutate import hunt
+from vitreous.data import decode as decoding
+from vitreous.data.augment import Augment
+from vitreous.data.decode import decode
+from vitreous.data.gate import MAX_SCANS
+from vitreous.data.loader import Decoding, Feed, Judged
+from vitreous.data.screen import screen
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError
+from vitreous.recipes.train import train
+from vitreous.serving.predict import Predictor, load
+from vitreous.training.evaluate import evaluate
+from vitreous.training.session import Silent
+
+NO_FILES = {"pipe.jpg": "not a regular file", "folder.jpg": "not a regular file", "device.jpg": "not a regular file",
+            "memory.jpg": "empty file", "dangling.jpg": "No such file", "loop.jpg": "symbolic links"}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", corpus(), ids=lambda case: case.name)
+def test_every_file_is_accepted_with_its_pixels_or_refused_with_its_reason(case: Case):
+    if case.refused is not None:
+        with pytest.raises(DataError, match=case.refused) as error:
+            decode(case.content, name=case.name)
+        assert error.value.message.startswith(case.name) and (error.value.hint or not case.content)
+        return
+    pixels = np.asarray(decode(case.content, name=case.name)).astype(int)
+    if case.golden is not None:
+        assert pixels.shape == case.golden.shape
+        assert np.abs(pixels - case.golden).max() <= case.off
+
+
+def test_whichever_way_a_picture_was_stored_it_comes_out_the_same():
+    turned = [decode(case.content) for case in corpus() if re.match(r"exif_\d", case.name)]
+    assert len(turned) == 8 and len({picture.tobytes() for picture in turned}) == 1
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, Path]:
+    """Every case as a file, and what is no file; name -> path."""
+    home = tmp_path_factory.mktemp("corpus")
+    for case in corpus():
+        (home / case.name).write_bytes(case.content)
+    os.mkfifo(home / "pipe.jpg")
+    (home / "folder.jpg").mkdir()
+    (home / "device.jpg").symlink_to("/dev/zero")
+    (home / "memory.jpg").symlink_to("/proc/self/mem")
+    (home / "dangling.jpg").symlink_to("nowhere")
+    (home / "loop.jpg").symlink_to("loop.jpg")
+    return {name: home / name for name in [*(case.name for case in corpus()), *NO_FILES]}
+
+
+@pytest.fixture(scope="module")
+def table(files) -> Path:
+    """All of them in a table, each once for training and once for the test."""
+    path = files["ok.jpg"].parent / "table.csv"
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["path", "label", "split"])
+        writer.writerows([name, "ab"[number % 2], split] for split in ("train", "test") for number, name in enumerate(files))
+    return path
+
+
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory) -> Predictor:
+    """A model that has learnt nothing, of the classes a and b."""
+    home = tmp_path_factory.mktemp("model")
+    photos = make_folder(home / "photos", {"train": 2, "val": 1}, classes=("a", "b"))
+    train(str(photos), out=str(home / "run"), workers=0, **{**TINY, "epochs": 1, "accumulate": 1})
+    return load(home / "run")
+
+
+@pytest.fixture(scope="module")
+def verdicts(files, predictor) -> dict[str, str]:
+    """Name -> why `decode` refuses it, or the digest of the model's input."""
+
+    def verdict(path: Path) -> Tensor | DataError:
+        try:
+            return predictor.bundle.preprocess.pixels(decode(path))
+        except DataError as error:
+            return error
+
+    return {name: told(verdict(path)) for name, path in files.items()}
+
+
+def told(found: Tensor | DataError) -> str:
+    """A verdict as text."""
+    return found.message if isinstance(found, DataError) else hashlib.sha256(found.numpy().tobytes()).hexdigest()
+
+
+def refused(verdicts: dict[str, str]) -> dict[str, str]:
+    """Those that are refused, and why."""
+    return {name: message for name, message in verdicts.items() if " " in message}
+
+
+def test_what_is_no_file_is_refused_at_once(verdicts):
+    for name, reason in NO_FILES.items():
+        assert reason in verdicts[name] and name in verdicts[name]
+    expected = {case.name for case in corpus() if case.refused is not None} | set(NO_FILES)
+    assert set(refused(verdicts)) == expected
+
+
+def test_one_verdict_and_one_picture_on_every_path(files, table, predictor, verdicts):
+    split, preprocess = open_data(table).split("test"), predictor.bundle.preprocess
+
+    def judged(workers: int) -> list[str]:
+        return [told(image) for _, images in Judged(split, preprocess, workers).batches(50) for image in images]
+
+    def fed(feed: Feed) -> list[str]:
+        return [told(Decoding(feed)[sample, 0, 0][1]) for sample in range(len(split))]
+
+    pixels, bad = screen(split, preprocess, 0, keep=True)
+    assert pixels is not None
+    paths = {
+        "predict": [told(predictor.read(path)) for path in files.values()],
+        "evaluate": judged(0),
+        "evaluate, in workers": judged(2),
+        "screen": [told(bad.get(sample, pixels[sample])) for sample in range(len(split))],
+        "train": fed(Feed(split, preprocess, Augment(), 0)),
+    }
+    for name, found in paths.items():
+        assert dict(zip(files, found, strict=True)) == verdicts, name
+    crops = fed(Feed(split, preprocess, Augment(crop=(0.05, 1.0), flip=0.5), 0))
+    assert refused(dict(zip(files, crops, strict=True))) == refused(verdicts)
+
+
+def test_predict_names_what_it_cannot_read(files, predictor, verdicts):
+    answers = predictor.predict(list(files.values()), bad_images="skip")
+    assert {name: answer.error for name, answer in zip(files, answers, strict=True) if answer.error} == refused(verdicts)
+    with pytest.raises(DataError, match=re.escape(verdicts["zero.jpg"])):
+        predictor.predict([files["ok.jpg"], files["zero.jpg"], files["html.jpg"]])
+
+
+def test_the_command_line_says_the_same(files, predictor, verdicts, tmp_path):
+    run = predictor_home(predictor, tmp_path)
+    said = {name: path for name, path in files.items() if not path.is_dir()}  # a folder stands for the images in it
+    words = ["predict", str(run), *map(str, said.values()), "--bad-images", "skip", "--json"]
+    found = document(run_command(*words))["predictions"]
+    expected = {name: message for name, message in refused(verdicts).items() if name in said}
+    assert {name: row["error"] for name, row in zip(said, found, strict=True) if row["error"]} == expected
+
+
+def predictor_home(predictor: Predictor, home: Path) -> Path:
+    """The model as a bundle in a folder."""
+    predictor.bundle.save(home / "model")
+    return home / "model"
+
+
+def test_evaluation_counts_them_as_wrong_and_leaves_out_none(files, table, predictor, verdicts, tmp_path):
+    run, bad = predictor_home(predictor, tmp_path), refused(verdicts)
+    found = evaluate(run, table, bad_images="skip", workers=0)["test"]
+    assert (found["images"], found["unreadable"]) == (len(files), len(bad))
+    assert found["top1"] <= 1 - len(bad) / len(files)
+    with pytest.raises(DataError) as error:
+        evaluate(run, table, workers=0)
+    check_listing(error.value, bad, len(files))
+
+
+def check_listing(error: DataError, bad: dict[str, str], total: int) -> None:
+    """A refusal names the first twenty with their reasons, and counts the rest."""
+    assert error.code == 3 and error.message.startswith(f"{len(bad)} of {total} images cannot be read:")
+    lines = error.message.splitlines()[1:]
+    assert [line.strip() for line in lines[:-1]] == list(bad.values())[:20]
+    assert lines[-1].strip() == f"and {len(bad) - 20} more"
+
+
+def test_training_stops_at_them_or_leaves_them_out(files, table, verdicts, tmp_path):
+    bad, said = refused(verdicts), list[str]()
+    options = {**TINY, "epochs": 0.2, "accumulate": 1, "workers": 0, "out": str(tmp_path / "run")}
+    with pytest.raises(DataError) as error:
+        train(str(table), **options)
+    assert error.value.message.splitlines()[0].endswith("images cannot be read:")
+    assert not (tmp_path / "run").exists()
+
+    class Notes(Silent):
+        """Keeps what is said."""
+
+        def note(self, text: str) -> None:
+            said.append(text)
+
+    train(str(table), Notes(), bad_images="skip", **options)
+    left = next(match for note in said if (match := re.match(r"(\d+) of (\d+) training images cannot be read", note)))
+    facts = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert facts["images_trained_on"] == int(left[2]) - int(left[1]) and 0 < int(left[1]) <= len(bad)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vitreous.cli.data_check") is None, reason="there is no `data check`")
+def test_data_check_names_the_same(files, table, verdicts):
+    result = run_command("data", "check", str(table), "--json")
+    found = json.dumps(json.loads(result.stdout))
+    assert result.returncode == 1
+    for name, message in refused(verdicts).items():
+        assert json.dumps(message)[1:-1] in found or json.dumps(message.split(": ", 1)[1])[1:-1] in found, name
+
+
+def test_a_refusal_costs_a_tenth_of_a_second_and_twenty_megabytes(files, verdicts):
+    paths = {name: str(files[name]) for name in refused(verdicts)}
+    words = [sys.executable, "-m", "tests.data.cost", *paths.values()]
+    found = [json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout) for _ in range(2)]
+    for name, path in paths.items():
+        assert min(once[path][0] for once in found) < 0.1, name
+        assert min(once[path][1] for once in found) < 20 * 2**20, name
+
+
+KINDS = {
+    "JPEG": {}, "JPEG progressive": {"progressive": True}, "PNG": {}, "GIF": {}, "BMP": {}, "WEBP": {}, "WEBP lossless": {"lossless": True},
+    "TIFF": {}, "TIFF lzw": {"compression": "tiff_lzw"}, "TIFF deflate": {"compression": "tiff_adobe_deflate"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_cut_short_anywhere_is_refused_or_loses_no_pixel(kind):
+    content = saved(NOISE[:24, :24], kind.split()[0], **KINDS[kind])
+    whole, refusals = np.asarray(decode(content)), 0
+    for end in [*range(1, len(content) - 40, 13), *range(len(content) - 40, len(content))]:
+        try:
+            assert np.array_equal(np.asarray(decode(content[:end])), whole), end
+        except DataError:
+            refusals += 1
+    assert refusals > 40
+
+
+def test_as_many_scans_as_there_may_be_and_what_only_looks_like_scans():
+    ten = saved(NOISE, "JPEG", progressive=True)
+    whole, many = np.asarray(decode(ten)), b"\xff\xda" * (MAX_SCANS + 1)
+    assert ten.count(b"\xff\xda") == 10
+    for content in (ten + many, with_segment(ten, 0xE5, many)):
+        assert np.array_equal(np.asarray(decode(content)), whole)
+    decode(with_scans(ten, MAX_SCANS - 10))
+    with pytest.raises(DataError, match="scans"):
+        decode(with_scans(ten, MAX_SCANS - 9))
+
+
+@pytest.mark.parametrize("change", ["shorter", "longer", "another", "gone"])
+def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
+    path, opened = tmp_path / "x.png", decoding.open_regular
+    path.write_bytes(saved(RGB, "PNG"))
+
+    def open_and_change(place):
+        file = opened(place)
+        if change == "shorter":
+            os.truncate(place, 70)
+        elif change == "longer":
+            with open(place, "ab") as more:
+                more.write(bytes(10_000))
+        elif change == "another":
+            (tmp_path / "y.png").write_bytes(saved(Image.new("RGB", (3, 3)), "PNG"))
+            os.replace(tmp_path / "y.png", place)
+        else:
+            os.unlink(place)
+        return file
+
+    monkeypatch.setattr(decoding, "open_regular", open_and_change)
+    if change == "shorter":
+        with pytest.raises(DataError, match=r"x\.png: cannot be read"):
+            decode(path)
+    else:
+        assert np.array_equal(np.asarray(decode(path)), RGB)
+
+
+def test_two_thousand_mutants_are_accepted_or_refused():
+    tally = hunt(2_000)
+    assert not tally.misses, tally
+    assert tally.counts["accepted"] > 100 and tally.counts["refused"] > 1_000 and tally.counts.total() == 2_000

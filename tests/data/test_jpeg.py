@@ -1,0 +1,260 @@
+"""A crop of a photograph shows what the whole photograph shows there, and no file is taken that `decode` refuses."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from vitreous.data import jpeg
+from vitreous.data.augment import Augment
+from vitreous.data.crops import AreaCrop, shown
+from vitreous.data.decode import decode
+from vitreous.data.jpeg import Jpeg, by_pillow, decoder
+from vitreous.data.keys import seeded
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.regions import Pixels, open_picture
+from vitreous.errors import DataError
+
+SIZE = (131, 97)
+
+
+def scene(size: tuple[int, int] = SIZE, channels: int = 3, seed: int = 0, noise: float = 20.0) -> Image.Image:
+    """Slopes, blobs and some noise, (width, height)."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(1, channels, 7, 7, generator=generator) * 220 + 15
+    fine = F.interpolate(coarse, size[::-1], mode="bicubic")[0] + noise * torch.randn(channels, *size[::-1], generator=generator)
+    pixels = fine.clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+    return Image.fromarray(pixels[..., 0] if channels == 1 else pixels)
+
+
+def encoded(image: Image.Image, orientation: int = 1, **options) -> bytes:
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    image.save(file, "JPEG", **({"exif": exif} if orientation != 1 else {}), **options)
+    return file.getvalue()
+
+
+PHOTOGRAPHS = {
+    "4:4:4": encoded(scene(), subsampling=0),
+    "4:2:2": encoded(scene(seed=1), subsampling=1),
+    "4:2:0": encoded(scene(seed=2), subsampling=2),
+    "grey": encoded(scene(channels=1)),
+    "restarts": encoded(scene(), restart_marker_rows=1),
+    "rgb": encoded(scene(), keep_rgb=True),
+    "quality 20": encoded(scene(), quality=20),
+}
+
+
+@pytest.fixture(params=["simplejpeg", "pillow"])
+def either_decoder(request, monkeypatch):
+    """With the extra, and as if it were not there."""
+    if request.param == "simplejpeg":
+        pytest.importorskip("simplejpeg")
+    else:
+        monkeypatch.setattr(jpeg, "decoder", lambda: by_pillow)
+
+
+def boxes(width: int, height: int, count: int = 12):
+    random = np.random.default_rng(0)
+    yield 0, 0, width, height
+    for _ in range(count):
+        (left, right), (top, bottom) = (np.sort(random.choice(side + 1, 2, replace=False)).tolist() for side in (width, height))
+        yield left, top, right, bottom
+
+
+def as_array(image: Image.Image) -> np.ndarray:
+    array = np.asarray(image)
+    return array if array.ndim == 3 else array[..., None]
+
+
+@pytest.mark.usefixtures("either_decoder")
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize("name", PHOTOGRAPHS)
+def test_a_region_is_the_crop_of_the_whole(name, channels):
+    photograph = open_picture(PHOTOGRAPHS[name], channels, name)
+    assert isinstance(photograph, Jpeg)
+    whole = decode(PHOTOGRAPHS[name], channels)
+    assert photograph.size == whole.size
+    for box in boxes(*whole.size):
+        assert np.array_equal(photograph.region(box), as_array(whole.crop(box)))
+
+
+@pytest.mark.usefixtures("either_decoder")
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_region_is_upright(orientation):
+    content = encoded(scene(), orientation, subsampling=2)
+    photograph, whole = open_picture(content, 3, "x"), decode(content)
+    assert isinstance(photograph, Jpeg) and photograph.size == whole.size
+    for box in boxes(*whole.size):
+        assert np.array_equal(photograph.region(box), as_array(whole.crop(box)))
+
+
+def test_rows_below_a_crop_are_not_decoded(monkeypatch):
+    rows = []
+    monkeypatch.setattr(Jpeg, "read", lambda self, count, factor, read=Jpeg.read: rows.append(count) or read(self, count, factor))
+    photograph = open_picture(PHOTOGRAPHS["4:2:0"], 3, "x")
+    for bottom in (10, 33, 97):
+        photograph.region((0, 0, 20, bottom))
+    assert rows == [32, 64, 97]
+    photograph = open_picture(PHOTOGRAPHS["4:4:4"], 3, "x")
+    photograph.region((0, 0, 20, 10))
+    assert rows[-1] == 16
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8])
+@pytest.mark.parametrize("subsampling", [0, 2])
+def test_a_crop_decoded_small_is_nearly_the_crop(factor, subsampling, monkeypatch):
+    content = encoded(scene((800, 600), noise=8.0), orientation=6, subsampling=subsampling, quality=90)
+    exact, rough = (open_picture(content, 3, "x", exact) for exact in (True, False))
+    size = (520 // (2 * factor), 400 // (2 * factor))
+    seen = []
+    monkeypatch.setattr(Jpeg, "read", lambda self, rows, f, read=Jpeg.read: seen.append(f) or read(self, rows, f))
+    box = (40, 48, 40 + 400, 48 + 520)
+    expected, found = (shown(picture, box, size, "bicubic").float() for picture in (exact, rough))
+    assert seen == [1, factor]
+    assert (expected - found).abs().mean() < 1.5 and (expected - found).abs().max() < 24
+    elsewhere = shown(exact, (box[0] + 8 * factor, *box[1:]), size, "bicubic").float()
+    assert (expected - elsewhere).abs().mean() > 2 * (expected - found).abs().mean()
+
+
+def test_both_decoders_shrink_alike():
+    pytest.importorskip("simplejpeg")
+    for name in ("4:4:4", "4:2:0", "grey"):
+        photograph = open_picture(PHOTOGRAPHS[name], 3, name)
+        for factor in (1, 2, 4, 8):
+            shape = (-(-97 // factor), -(-131 // factor), photograph.layout.components)
+            assert np.array_equal(decoder()(photograph.content, shape, factor), by_pillow(photograph.content, shape, factor))
+
+
+def test_what_is_not_shrunk_far_is_not_decoded_small():
+    assert [jpeg.reduction((side, 4000), (224, 224)) for side in (447, 895, 896, 1792, 3583, 3584)] == [1, 1, 2, 4, 4, 8]
+
+
+FAULTS = {
+    "truncated": PHOTOGRAPHS["4:2:0"][:-900],
+    "no end": PHOTOGRAPHS["4:2:0"][:-2],
+    "a second picture behind": PHOTOGRAPHS["4:2:0"] * 2,
+    "a second picture within": PHOTOGRAPHS["4:2:0"][:-500] + PHOTOGRAPHS["4:2:0"] + PHOTOGRAPHS["4:2:0"][-500:],
+    "a marker among the pixels": PHOTOGRAPHS["4:2:0"][:-500] + b"\xff\xd8" + PHOTOGRAPHS["4:2:0"][-500:],
+    "tables among the pixels": PHOTOGRAPHS["4:2:0"][:-500] + b"\xff\xc4\x00\x08123456" + PHOTOGRAPHS["4:2:0"][-500:],
+    "bytes behind": PHOTOGRAPHS["4:2:0"] + b"and more",
+    "progressive": encoded(scene(), progressive=True),
+    "cmyk": encoded(scene().convert("CMYK")),
+    "no jpeg": b"\xff\xd8\xff\xd9",
+    "start alone": b"\xff\xd8",
+}
+
+
+def verdict(call) -> tuple[str, bytes]:
+    """What comes of a file: its pixels, or the reason that there are none."""
+    try:
+        return "pixels", call().tobytes()
+    except DataError as error:
+        return str(error), b""
+
+
+@pytest.mark.usefixtures("either_decoder")
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_not_plain_is_decodes_business(name):
+    opened = verdict(lambda: as_array(open_picture(FAULTS[name], 3, name)))  # a Jpeg would be no array of pixels
+    assert opened == verdict(lambda: as_array(decode(FAULTS[name], 3, name)))
+
+
+@pytest.mark.usefixtures("either_decoder")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_damaged_file_has_one_verdict(seed):
+    """Bytes changed, taken out and put in, anywhere: the same pixels or the same words as from `decode`."""
+    random, taken = np.random.default_rng(seed), 0
+    for number in range(150):
+        content = bytearray(list(PHOTOGRAPHS.values())[number % len(PHOTOGRAPHS)])
+        for _ in range(random.integers(1, 4)):
+            at = int(random.integers(2, len(content) if number % 2 else min(700, len(content))))
+            kind = random.integers(3)
+            content[at : at + int(kind > 0)] = bytes([int(random.integers(256))]) * int(kind < 2)
+        raw = bytes(content)
+        expected = verdict(lambda raw=raw: as_array(decode(raw, 3, "x")))
+
+        def lazily(raw=raw) -> np.ndarray:
+            picture = open_picture(raw, 3, "x")
+            return as_array(picture) if isinstance(picture, Image.Image) else picture.region((0, 0, *picture.size))
+
+        assert verdict(lazily) == expected, number
+        taken += isinstance(jpeg.plain(raw, 3, "x", True), Jpeg)
+        if expected[0] != "pixels":  # and a crop of it is refused too
+            with pytest.raises(DataError):
+                Augment(crop=(0.1, 0.2)).picture(open_picture(raw, 3, "x"), Preprocess((16, 16)), 0)
+    assert taken > 30
+
+
+def test_a_decoder_that_objects_leaves_it_to_decode(monkeypatch):
+    def objects(content, shape, factor):
+        raise ValueError("not me")
+
+    monkeypatch.setattr(jpeg, "decoder", lambda: objects)
+    photograph = open_picture(PHOTOGRAPHS["grey"], 3, "x")
+    assert np.array_equal(photograph.region((5, 6, 50, 60)), as_array(decode(PHOTOGRAPHS["grey"]).crop((5, 6, 50, 60))))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_stored_pixels_are_read_where_they_are(channels):
+    pixels = as_array(scene(channels=channels))
+    stored = open_picture(pixels[..., 0] if channels == 1 else pixels, channels, "x")
+    assert isinstance(stored, Pixels) and stored.size == SIZE
+    assert np.array_equal(stored.region((3, 4, 60, 50)), pixels[4:50, 3:60])
+    assert np.array_equal(as_array(stored.whole()), as_array(decode(pixels[..., 0] if channels == 1 else pixels, channels)))
+    for other in (pixels.astype(np.uint16) * 257, pixels[..., :1] if channels == 3 else np.repeat(pixels, 3, -1)):
+        if other.shape[-1] == 1:
+            other = other[..., 0]
+        opened = verdict(lambda other=other: as_array(open_picture(other, channels, "x")))
+        assert opened == verdict(lambda other=other: as_array(decode(other, channels, "x")))
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (1, 400), (400, 1), (20, 20)])
+@pytest.mark.parametrize("options", [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.9, 1.0), (1.5, 2.0))])
+def test_boxes_are_torchvisions(size, options):
+    from torchvision.transforms import v2
+
+    ours, theirs = AreaCrop((8, 8), *options, "bicubic"), v2.RandomResizedCrop((8, 8), *options)
+    blank = [torch.empty(3, size[1], size[0], device="meta")]
+    for seed in range(50):
+        with seeded(seed):
+            left, top, right, bottom = ours.box(*size)
+            state = torch.default_generator.get_state()
+        with seeded(seed):
+            expected = theirs.make_params(blank)
+            assert torch.equal(state, torch.default_generator.get_state())
+        assert {"top": top, "left": left, "height": bottom - top, "width": right - left} == expected
+
+
+@pytest.mark.parametrize("filter", ["bicubic", "bilinear"])
+def test_a_crop_of_bytes_is_scaled_as_well_as_pillow_scales_it(filter):
+    image, box = scene((300, 200), noise=30.0), (20, 10, 280, 190)
+    exact = torch.from_numpy(as_array(image.crop(box)).astype(np.float64)).permute(2, 0, 1)[None]
+    for size in ((64, 64), (224, 224)):
+        wanted = F.interpolate(exact, size, mode=filter, antialias=True)[0].clamp(0, 255)
+        pillow = as_array(image.crop(box).resize(size[::-1], getattr(Image.Resampling, filter.upper()))).transpose(2, 0, 1)
+        ours = shown(image, box, size, filter).numpy()
+        assert np.abs(ours - wanted.numpy()).mean() < 0.35 and np.abs(ours.astype(int) - pillow).mean() < 0.35
+
+
+@pytest.mark.parametrize("name", ["4:4:4", "grey"])
+def test_every_way_to_a_sample_shows_the_same(name):
+    """A file not yet decoded, its picture, and its pixels are augmented alike, the draws and all."""
+    augment, preprocess = Augment(crop=(0.1, 1.0), flip=0.5, jitter=(0.2, 0.0, 0.0)), Preprocess((24, 20))
+    picture = decode(PHOTOGRAPHS[name], 3)
+    ways = [open_picture(PHOTOGRAPHS[name], 3, "x"), picture, Pixels(np.asarray(picture))]
+    for sample_key in range(10):
+        first, *others = (augment.picture(way, preprocess, sample_key) for way in ways)
+        assert first.is_contiguous() and all(torch.equal(first, other) for other in others)
+
+
+def test_a_jpeg_that_is_broken_is_told_by_its_name():
+    photograph = open_picture(PHOTOGRAPHS["4:4:4"], 3, "broken.jpg")
+    with pytest.raises(DataError, match=r"broken\.jpg"):
+        replace(photograph, content=photograph.content[:400]).region((0, 0, 20, 20))

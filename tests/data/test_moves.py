@@ -1,0 +1,82 @@
+"""Whole batches are moved, mirrored and pierced as a loop over their pictures would do it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from vitreous.data.augment import Augment
+from vitreous.data.crops import window
+from vitreous.data.keys import key, uniform
+from vitreous.data.moves import moved, pierce, windows
+
+MODES = {"reflection": "symmetric", "reflection inside": "reflect", "zeros": "constant"}
+
+
+def pictures(count: int, channels: int = 3, size=(20, 24)) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (count, channels, *size), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("border", MODES)
+@pytest.mark.parametrize("channels, size", [(3, (20, 24)), (1, (7, 5)), (3, (16, 36)), (4, (3, 2))])
+def test_moved_is_a_loop_over_pictures(border, channels, size):
+    images, random = pictures(40, channels, size), np.random.default_rng(1)
+    before, reach = images.clone(), 2 if border == "reflection" and min(size) == 2 else 1 if min(size) == 2 else 4
+    x, y = random.integers(-reach, reach + 1, (2, 40))
+    mirror = random.random(40) < 0.5
+    shown = moved(images, x, y, mirror, border)
+    assert torch.equal(images, before) and shown.is_contiguous()
+    for image, dx, dy, turned, found in zip(images.numpy(), x, y, mirror, shown.numpy(), strict=True):
+        around = np.pad(image, [(0, 0), (reach, reach), (reach, reach)], MODES[border])
+        part = around[:, reach + dy :, reach + dx :][:, : size[0], : size[1]]
+        assert np.array_equal(found, part[:, :, ::-1] if turned else part)
+
+
+def test_nothing_to_move_is_a_copy():
+    images, none = pictures(3), np.zeros(3, np.int64)
+    shown = moved(images, none, none, none.astype(bool), "zeros")
+    assert torch.equal(shown, images) and shown.data_ptr() != images.data_ptr()
+
+
+def test_a_shift_and_a_mirror_are_the_affine_map():
+    """What is moved by whole pixels is what the map of the same key reads between pixels."""
+    images, keys = pictures(64), key(0, np.arange(64))
+    for border in ("reflection", "zeros"):
+        augment = Augment(shift=0.2, flip=0.5, border=border)
+        turned = Augment(shift=0.2, flip=0.5, border=border, zoom=1e-9)
+        assert augment.batch(images, keys).dtype == torch.uint8
+        assert (augment.batch(images, keys).float() - turned.batch(images, keys)).abs().max() < 0.01
+
+
+def test_windows_are_simple_crops():
+    images, keys = pictures(50), key(3, np.arange(50))
+    u = uniform(keys, 11)
+    for image, row, column, found in zip(images, u[:, 9], u[:, 10], windows(images, keys), strict=True):
+        assert torch.equal(found, image[:, torch.from_numpy(window(20, 20, row))][:, :, torch.from_numpy(window(24, 24, column))])
+
+
+@pytest.mark.parametrize("noise", [False, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_holes_belong_to_the_pictures(noise, dtype):
+    """Each picture's hole is its key's, whatever batch it stands in; as large and as often as it should be."""
+    images, keys = torch.full((400, 3, 40, 40), 7).to(dtype), key(0, np.arange(400))
+    shown = pierce(images.clone(), keys, 0.4, noise)
+    assert torch.equal(pierce(images[300:].clone(), keys[300:], 0.4, noise), shown[300:])
+    assert shown.dtype == dtype and shown.min() >= 0 and shown.max() <= 255
+    holes = (shown != 7).any(1)
+    pierced = holes.flatten(1).any(1)
+    assert 0.33 < pierced.float().mean() < 0.47
+    areas, places = [], set()
+    for hole in holes[pierced]:
+        rows, columns = hole.any(1).nonzero().flatten(), hole.any(0).nonzero().flatten()
+        tall, wide = int(rows[-1] - rows[0]) + 1, int(columns[-1] - columns[0]) + 1
+        areas.append(tall * wide / 1600)
+        places.add((int(rows[0]), int(columns[0])))
+        assert 0.25 < tall / wide < 4
+    assert min(areas) < 0.06 and max(areas) > 0.27 and max(areas) < 0.37 and abs(np.mean(areas) - 0.176) < 0.03 and len(places) > 100
+    inside = shown.permute(0, 2, 3, 1)[holes].float()
+    if noise:
+        assert 0.4 < inside.mean() / 255 < 0.5 and 0.19 < inside.std() / 255 < 0.25
+    else:
+        assert (inside == 128).all()

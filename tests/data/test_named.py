@@ -1,0 +1,314 @@
+"""torchvision's data sets by name: on small copies in each set's own layout, the same labels and pixels as torchvision gives."""
+
+from __future__ import annotations
+
+import bz2
+import json
+import os
+import pickle
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import torchvision.datasets
+from scipy.io import savemat
+
+from tests.conftest import picture
+from tests.data.resume import assert_continues
+from vitreous.data.layouts.named import SETS
+from vitreous.data.sources import open_data
+from vitreous.data.split import Data, picture_of
+from vitreous.errors import DataError, UsageError
+
+CHECKED = ("cifar", "stl10", "svhn", "flowers102", "imagenet", "places365", "semeion", "fer2013", "mnist")
+
+
+@pytest.fixture(autouse=True)
+def small_copies_pass(monkeypatch):
+    """torchvision knows the checksums of whole sets; and nothing here may reach for the network."""
+    for module in CHECKED:
+        present = lambda path, md5=None: os.path.isfile(path)  # noqa: E731
+        monkeypatch.setattr(f"torchvision.datasets.{module}.check_integrity", present)
+
+
+def pixels(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def save(path: Path, seed: int, **options) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture(seed, (12, 10), seed).save(path, **options)
+
+
+def cifar(root: Path, home: str, files: dict[str, list[str]], label: str, meta: tuple[str, str, int]) -> None:
+    (root / home).mkdir(parents=True)
+    for seed, name in enumerate([*files["train"], *files["test"]]):
+        batch = {"data": pixels(6, 3072, seed=seed), label: [(seed + row) % meta[2] for row in range(6)]}
+        (root / home / name).write_bytes(pickle.dumps(batch))
+    (root / home / meta[0]).write_bytes(pickle.dumps({meta[1]: [f"kind {number}" for number in range(meta[2])]}))
+
+
+def cifar10(root):
+    batches = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
+    cifar(root, "cifar-10-batches-py", batches, "labels", ("batches.meta", "label_names", 10))
+
+
+def cifar100(root):
+    cifar(root, "cifar-100-python", {"train": ["train"], "test": ["test"]}, "fine_labels", ("meta", "fine_label_names", 6))
+
+
+def idx(root: Path, home: str, prefixes: tuple[str, str], labels: np.ndarray) -> None:
+    """Files as MNIST has them: a magic number, the sizes, the bytes."""
+    (root / home / "raw").mkdir(parents=True)
+    for seed, prefix in enumerate(prefixes):
+        for kind, values in (("images-idx3", pixels(len(labels), 28, 28, seed=seed)), ("labels-idx1", np.roll(labels, seed))):
+            header = b"".join(int(number).to_bytes(4, "big") for number in (2048 + values.ndim, *values.shape))
+            (root / home / "raw" / f"{prefix}-{kind}-ubyte").write_bytes(header + values.tobytes())
+
+
+def mnist(root):
+    idx(root, "MNIST", ("train", "t10k"), np.arange(20, dtype=np.uint8) % 10)
+
+
+def emnist(root):
+    idx(root, "EMNIST", ("emnist-letters-train", "emnist-letters-test"), np.arange(30, dtype=np.uint8) % 26 + 1)
+
+
+def svhn(root):
+    root.mkdir()
+    for seed, split in enumerate(("train", "test")):
+        labels = (np.arange(20, dtype=np.uint8) % 10 + 1)[:, None]
+        savemat(root / f"{split}_32x32.mat", {"X": pixels(32, 32, 3, 20, seed=seed), "y": labels})
+
+
+def stl10(root):
+    home = root / "stl10_binary"
+    home.mkdir(parents=True)
+    for seed, name in enumerate(("train", "test", "unlabeled")):
+        pixels(10, 3, 96, 96, seed=seed).tofile(home / f"{name}_X.bin")
+        (np.arange(10, dtype=np.uint8) % 10 + 1).tofile(home / f"{name}_y.bin")
+    (home / "class_names.txt").write_text("".join(f"class {number}\n" for number in range(10)))
+
+
+def usps(root):
+    root.mkdir()
+    for seed, name in enumerate(("usps.bz2", "usps.t.bz2")):
+        values = np.random.default_rng(seed).uniform(-1, 1, (20, 256))
+        rows = (f"{row % 10 + 1} " + " ".join(f"{i + 1}:{v:.4f}" for i, v in enumerate(values[row])) for row in range(20))
+        (root / name).write_bytes(bz2.compress("\n".join(rows).encode()))
+
+
+def semeion(root):
+    root.mkdir()
+    rows = np.hstack([pixels(20, 256) % 2, np.eye(10, dtype=np.uint8)[np.arange(20) % 10]])
+    np.savetxt(root / "semeion.data", rows, fmt="%d")
+
+
+def flowers(root):
+    home = root / "flowers-102"
+    for number in range(1, 17):
+        save(home / "jpg" / f"image_{number:05d}.jpg", number)
+    home.joinpath("imagelabels.mat").parent.mkdir(exist_ok=True)
+    savemat(home / "imagelabels.mat", {"labels": np.array([[number % 4 + 1 for number in range(16)]])})
+    savemat(home / "setid.mat", {"trnid": [[9, 2, 3, 4, 8]], "valid": [[5, 6, 1]], "tstid": [[7, 16, 10, 11]]})
+
+
+def pets(root):
+    home = root / "oxford-iiit-pet"
+    for split in ("trainval", "test"):
+        names = [(f"{breed}_{number}", label) for label, breed in enumerate(("Abyssinian", "great_dane"), 1) for number in range(12)]
+        for seed, (name, _) in enumerate(names):
+            save(home / "images" / f"{split}_{name}.jpg", seed)
+        (home / "annotations").mkdir(exist_ok=True)
+        (home / "annotations" / f"{split}.txt").write_text("".join(f"{split}_{name} {label} 1 1\n" for name, label in names))
+
+
+def dtd(root):
+    home = root / "dtd" / "dtd"
+    (home / "labels").mkdir(parents=True)
+    for seed, split in enumerate(("train", "val", "test")):
+        names = [f"{kind}/{split}_{number}.jpg" for kind in ("dotted", "banded") for number in range(3)]
+        for number, name in enumerate(names):
+            save(home / "images" / name, 10 * seed + number)
+        (home / "labels" / f"{split}1.txt").write_text("\n".join(names) + "\n")
+
+
+def eurosat(root):
+    for seed in range(24):
+        save(root / "eurosat" / "2750" / ("Forest", "River")[seed % 2] / f"{seed}.jpg", seed)
+
+
+def pcam(root):
+    home = root / "pcam"
+    home.mkdir(parents=True)
+    for seed, split in enumerate(("train", "valid", "test")):
+        with h5py.File(home / f"camelyonpatch_level_2_split_{split}_x.h5", "w") as file:
+            file["x"] = pixels(8, 9, 9, 3, seed=seed)
+        with h5py.File(home / f"camelyonpatch_level_2_split_{split}_y.h5", "w") as file:
+            file["y"] = (np.arange(8, dtype=np.uint8) % 2).reshape(8, 1, 1, 1)
+
+
+def food(root):
+    home = root / "food-101"
+    for seed, split in enumerate(("train", "test")):
+        listed = {kind: [f"{kind}/{split}{number}" for number in range(12)] for kind in ("ramen", "apple_pie")}
+        for number, name in enumerate(name for names in listed.values() for name in names):
+            save(home / "images" / f"{name}.jpg", 30 * seed + number)
+        (home / "meta").mkdir(exist_ok=True)
+        (home / "meta" / f"{split}.json").write_text(json.dumps(listed))
+
+
+def gtsrb(root):
+    home = root / "gtsrb"
+    for seed in range(24):
+        save(home / "GTSRB" / "Training" / f"{seed % 3:05d}" / f"{seed}.ppm", seed)
+        save(home / "GTSRB" / "Final_Test" / "Images" / f"{seed}.ppm", 50 + seed)
+    rows = "".join(f"{seed}.ppm;10;10;{seed % 3}\n" for seed in range(24))
+    (home / "GT-final_test.csv").write_text("Filename;Width;Height;ClassId\n" + rows)
+
+
+def aircraft(root):
+    home = root / "fgvc-aircraft-2013b" / "data"
+    for seed, split in enumerate(("train", "val", "test")):
+        for number in range(4):
+            save(home / "images" / f"{seed}{number}.jpg", 10 * seed + number)
+        rows = "".join(f"{seed}{number} {('DC 10', 'A-320')[number % 2]}\n" for number in range(4))
+        (home / f"images_variant_{split}.txt").write_text(rows)
+    (home / "variants.txt").write_text("DC 10\nA-320\n")
+
+
+def cars(root):
+    home = root / "stanford_cars"
+    (home / "devkit").mkdir(parents=True)
+    for seed, (split, file) in enumerate((("train", "devkit/cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat"))):
+        names = [f"{number:05d}.jpg" for number in range(1, 25)]
+        for number, name in enumerate(names):
+            save(home / f"cars_{split}" / name, 30 * seed + number)
+        rows = np.array([(name, number % 2 + 1) for number, name in enumerate(names)], dtype=[("fname", "O"), ("class", "i8")])
+        savemat(home / file, {"annotations": rows})
+    savemat(home / "devkit" / "cars_meta.mat", {"class_names": np.array(["Audi TT", "BMW X5"], dtype=object)})
+
+
+def caltech(root):
+    for seed in range(24):
+        kind = ("ant", "crab")[seed % 2]
+        save(root / "caltech101" / "101_ObjectCategories" / kind / f"image_{seed // 2 + 1:04d}.jpg", seed)
+    (root / "caltech101" / "101_ObjectCategories" / "BACKGROUND_Google").mkdir()
+
+
+def imagenet(root):
+    synsets = {"n01440764": ("tench", "Tinca tinca"), "n02012849": ("crane",), "n03126707": ("crane",)}
+    for seed, split in enumerate(("train", "val")):
+        for number in range(6):
+            save(root / split / list(synsets)[number % 3] / f"{number}.JPEG", 10 * seed + number, format="JPEG")
+    torch.save((synsets, []), root / "meta.bin")
+
+
+MADE = {
+    "CIFAR10": cifar10, "CIFAR100": cifar100, "MNIST": mnist, "EMNIST?split=letters": emnist, "SVHN": svhn, "STL10": stl10,
+    "USPS": usps, "SEMEION": semeion, "Flowers102": flowers, "OxfordIIITPet": pets, "DTD": dtd, "EuroSAT": eurosat, "PCAM": pcam,
+    "Food101": food, "GTSRB": gtsrb, "FGVCAircraft": aircraft, "StanfordCars": cars, "Caltech101": caltech, "ImageNet": imagenet,
+}  # fmt: skip
+SHIFTED = {"EMNIST?split=letters": 1}  # torchvision's letters count from 1
+
+
+def made(name: str, root: Path) -> tuple[Data, str]:
+    MADE[name](root)
+    source = f"torchvision:{name}{'&' if '?' in name else '?'}root={root}"
+    return open_data(source), source
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_labels_and_pixels_are_those_of_torchvision(name, tmp_path):
+    data, source = made(name, tmp_path / "x")
+    plain, _, query = name.partition("?")
+    words = dict(part.split("=") for part in query.split("&") if part)
+    known = SETS[plain]
+    assert data.name == source and (data.whole is not None) == ("val" not in known.splits) and set(data.splits) >= set(known.splits)
+    for split, further in known.splits.items():
+        quiet = {"download": False} if plain == "SEMEION" else {}
+        theirs = getattr(torchvision.datasets, plain)(str(tmp_path / "x"), **words, **further, **quiet)
+        ours = data.whole if split == "train" and data.whole else data.splits[split]
+        assert len(ours) == len(theirs) > 0
+        for sample in range(len(ours)):
+            image, label = theirs[sample]
+            assert ours.labels[sample] == label - SHIFTED.get(name, 0)
+            channels = 1 if image.mode == "L" else 3
+            assert np.array_equal(np.asarray(picture_of(ours, sample, channels)), np.asarray(image.convert({1: "L", 3: "RGB"}[channels])))
+        assert ours.labels.dtype == np.int64 and ours.labels.max() < len(data.classes)
+
+
+def test_the_sets_own_names(tmp_path):
+    some = ("CIFAR10", "MNIST", "EMNIST?split=letters", "OxfordIIITPet", "ImageNet", "PCAM")
+    names = {name: made(name, tmp_path / name)[0] for name in some}
+    assert names["CIFAR10"].classes[:2] == ("kind 0", "kind 1") and names["MNIST"].classes == tuple("0123456789")
+    assert names["EMNIST?split=letters"].classes == tuple("abcdefghijklmnopqrstuvwxyz")
+    assert names["PCAM"].classes == ("normal", "tumor") and len(names["OxfordIIITPet"].classes) == 2
+    assert names["ImageNet"].classes == ("n01440764", "n02012849", "n03126707")
+    assert names["MNIST"].notes[0] == f"MNIST in {tmp_path / 'MNIST'}"
+    assert names["ImageNet"].titles == {"n01440764": "tench, Tinca tinca", "n02012849": "crane", "n03126707": "crane"}
+
+
+@pytest.mark.parametrize("name", ["MNIST", "DTD", "PCAM", "GTSRB"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_run_continues_anywhere(name, workers, tmp_path):
+    _, source = made(name, tmp_path / "x")
+    assert_continues(lambda: open_data(source).split("train"), workers, 10 if workers == 0 else 2)
+
+
+def test_splits_that_torchvision_orders_by_the_file_system_have_one_order(tmp_path, monkeypatch):
+    home = tmp_path / "x" / "SUN397"
+    for seed in range(24):
+        save(home / "a" / ("abbey", "arch")[seed % 2] / f"sun_{seed:02d}.jpg", seed)
+    (home / "ClassName.txt").write_text("/a/abbey\n/a/arch\n")
+    source = f"torchvision:SUN397?root={tmp_path / 'x'}"
+    first = open_data(source)
+    listed = Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(listed(self, pattern))))
+    assert open_data(source).fingerprint() == first.fingerprint()
+    assert first.classes == ("abbey", "arch") and [p.parent.name for p in first.whole.paths] == ["abbey"] * 12 + ["arch"] * 12
+
+
+@pytest.mark.parametrize(
+    "source, told",
+    [
+        ("torchvision:cifar", "did you mean torchvision:CIFAR10?"),
+        ("torchvision:Kinetics", "no classification data set Kinetics"),
+        ("torchvision:CIFAR10?split=train", "CIFAR10 takes no split\n  it takes root"),
+        ("torchvision:EMNIST?split=digit", "has no split digit\n  there are balanced"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_without_torchvision(source, told):
+    with pytest.raises(UsageError) as error:
+        open_data(source)
+    assert told in str(error.value)
+
+
+def test_a_set_that_is_not_there_and_cannot_be_fetched(tmp_path, monkeypatch):
+    def no_network(*_, **__):
+        print("Downloading")
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("torchvision.datasets.dtd.download_and_extract_archive", no_network)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(DataError, match="could not be downloaded") as error:
+        open_data("torchvision:DTD")
+    assert f"{tmp_path}/vitreous/torchvision" in error.value.message and "?root=DIR" in error.value.hint
+    with pytest.raises(DataError, match=r"torchvision:StanfordCars is not whole") as error:
+        open_data("torchvision:StanfordCars")
+    assert "by hand" in error.value.hint
+
+
+def test_damaged_files_are_named(tmp_path):
+    mnist(tmp_path / "x")
+    file = tmp_path / "x" / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(DataError, match="cannot be read"):
+        open_data(f"torchvision:MNIST?root={tmp_path / 'x'}")
+    gtsrb(tmp_path / "y")
+    signs = open_data(f"torchvision:GTSRB?root={tmp_path / 'y'}").split("train")
+    signs.paths[3].write_bytes(signs.paths[3].read_bytes()[:-1])
+    with pytest.raises(DataError, match="not a whole PPM file"):
+        signs.raw(3)

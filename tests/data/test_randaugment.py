@@ -1,0 +1,100 @@
+"""TrivialAugment: one operation of the paper's wide space, drawn from the key alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+from torchvision.transforms import v2
+
+from vitreous.config import from_yaml, to_yaml
+from vitreous.data.augment import Augment
+from vitreous.data.keys import key, seeded
+from vitreous.data.preprocess import Preprocess, to_tensor
+
+SIZE = (47, 61)
+TRIVIAL = Augment(trivial=True)
+LEVELS = np.arange(31) / 30
+#: the operations of arXiv:2103.10158, Table 7 (wide), that leave every pixel in its place, at all of their levels
+COLOURS: dict[str, Callable[[Image.Image], list[Image.Image]]] = {
+    "identity": lambda image: [image],
+    "autocontrast": lambda image: [ImageOps.autocontrast(image)],
+    "equalize": lambda image: [ImageOps.equalize(image)],
+    "posterize": lambda image: [ImageOps.posterize(image, bits) for bits in range(2, 9)],
+    "solarize": lambda image: [ImageOps.solarize(image, threshold) for threshold in range(257)],
+    **{
+        name: lambda image, kind=kind: [kind(image).enhance(1 + side * 0.99 * level) for level in LEVELS for side in (1, -1)]
+        for name, kind in (
+            ("color", ImageEnhance.Color),
+            ("contrast", ImageEnhance.Contrast),
+            ("brightness", ImageEnhance.Brightness),
+            ("sharpness", ImageEnhance.Sharpness),
+        )
+    },
+}
+
+
+def blobs(channels: int = 3) -> Image.Image:
+    """A picture (61, 47) of coarse noise, without the values at the ends."""
+    coarse = torch.rand(1, channels, 6, 6, generator=torch.Generator().manual_seed(1)) * 190 + 30
+    fine = torch.nn.functional.interpolate(coarse, SIZE, mode="bilinear")[0].to(torch.uint8).numpy()
+    return Image.fromarray(fine[0] if channels == 1 else np.ascontiguousarray(fine.transpose(1, 2, 0)))
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_trivial_is_a_function_of_the_key(channels):
+    image, preprocess = blobs(channels), Preprocess(SIZE, channels)
+    views = torch.stack([TRIVIAL.picture(image, preprocess, k) for k in range(20)])
+    assert views.shape == (20, channels, *SIZE) and views.dtype == torch.uint8
+    assert torch.equal(views, torch.stack([TRIVIAL.picture(image, preprocess, k) for k in range(20)]))
+    assert len({view.numpy().tobytes() for view in views}) > 12
+
+    pixels, keys = to_tensor(image)[None].repeat(20, 1, 1, 1), key(0, np.arange(20))
+    batch = TRIVIAL.batch(pixels, keys)
+    assert torch.equal(TRIVIAL.batch(pixels[7:], keys[7:]), batch[7:])
+    assert len({view.numpy().tobytes() for view in batch}) > 12
+    assert from_yaml(Augment, to_yaml(TRIVIAL)) == TRIVIAL
+
+
+def test_trivial_is_torchvisions_with_grey_outside():
+    image, transform = blobs(), v2.TrivialAugmentWide(fill=128)
+    for k in range(40):
+        with seeded(k):
+            expected = to_tensor(transform(image))
+        assert torch.equal(TRIVIAL.picture(image, Preprocess(SIZE), k), expected)
+
+
+def test_trivial_draws_one_operation_of_the_wide_space_at_any_level():
+    image, seen = blobs(), dict.fromkeys([*COLOURS, "moved"], 0)
+    known: dict[bytes, str] = {}
+    for name, results in COLOURS.items():
+        for result in results(image):
+            known.setdefault(result.tobytes(), name)
+    levels = set()
+    for k in range(1400):
+        shown = TRIVIAL.picture(image, Preprocess(SIZE), k).permute(1, 2, 0).numpy().tobytes()
+        name = known.get(shown, "moved")
+        seen[name] += 1
+        levels.add((name, shown))
+    assert abs(seen["moved"] - 500) < 70, seen  # five of fourteen: two shears, two shifts, a turn
+    assert all(abs(seen[name] - 100) < 45 for name in ("autocontrast", "equalize", "color", "contrast", "sharpness")), seen
+    assert sum(name == "contrast" for name, _ in levels) > 30  # both ways from the picture
+
+
+def test_trivial_turns_up_to_135_degrees_and_shifts_up_to_32_pixels():
+    """A white dot in the middle shows where a picture went: turned it stays, shifted it moves along an axis."""
+    dark = np.full((*SIZE, 3), 100, np.uint8)
+    dark[23, 30] = 255
+    reach, corners = set(), set()
+    for k in range(1400):
+        shown = TRIVIAL.picture(Image.fromarray(dark), Preprocess(SIZE), k)
+        rows, columns = np.nonzero(shown[0].numpy() > 200)
+        if len(rows) == 1 and (rows[0] == 23) != (columns[0] == 30):
+            reach |= {abs(int(rows[0]) - 23), abs(int(columns[0]) - 30)}
+        corners |= {tuple(shown[0, row, column].item() == 128 for row, column in itertools.product((0, -1), (0, -1)))}
+    assert max(reach) > 18 and max(reach) <= 32
+    assert (True,) * 4 in corners

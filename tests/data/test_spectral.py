@@ -1,0 +1,372 @@
+"""Pictures of any number of channels are read as they are stored, seen as photographs are, and trained on."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import TINY, picture
+from vitreous.data import npy
+from vitreous.data.augment import Augment
+from vitreous.data.decode import decode
+from vitreous.data.keys import key
+from vitreous.data.layouts.folder import folder
+from vitreous.data.preprocess import Preprocess, to_tensor
+from vitreous.data.screen import screen
+from vitreous.data.spectral import bands, form, values
+from vitreous.data.split import Arrays
+from vitreous.data.statistics import statistics
+from vitreous.errors import DataError
+from vitreous.recipes.train import train
+from vitreous.serving.predict import load
+from vitreous.training.evaluate import evaluate
+from vitreous.training.folder import Folder
+
+tifffile = pytest.importorskip("tifffile")
+
+DTYPES = ("uint8", "uint16", "int16", "float32")
+
+
+def numbers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
+    """Random numbers over most of a type's range."""
+    generator = np.random.default_rng(seed)
+    if dtype == "float32":
+        return generator.normal(0, 3, shape).astype(np.float32)
+    return generator.integers(np.iinfo(dtype).min // 2, np.iinfo(dtype).max, shape).astype(dtype)
+
+
+def as_npy(array: np.ndarray) -> bytes:
+    """The bytes of a .npy file."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def as_tiff(array: np.ndarray, **options) -> bytes:
+    """The bytes of a TIFF; unless said, of samples that are no colours, a picture (H, W, C)."""
+    file = io.BytesIO()
+    tifffile.imwrite(file, array, **{"photometric": "minisblack", "planarconfig": "contig"} | options)
+    return file.getvalue()
+
+
+def as_pages(array: np.ndarray) -> bytes:
+    """The bytes of a TIFF that Pillow wrote, a page for each channel (C, H, W)."""
+    file = io.BytesIO()
+    first, *rest = (Image.fromarray(page) for page in array)
+    first.save(file, "TIFF", save_all=True, append_images=rest)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_npy_is_read_whichever_way_it_lies(dtype, order):
+    array = numbers((5, 7, 9), dtype)
+    for stored in (array, np.moveaxis(array, 0, -1), np.asfortranarray(array), np.moveaxis(array, 0, -1).copy()):
+        raw = as_npy(stored.astype(np.dtype(dtype).newbyteorder(order)))
+        assert form(raw, "x") == (5, dtype)
+        assert np.array_equal(values(raw, "x"), array) and values(raw, "x").dtype == np.dtype(dtype)
+        assert all(np.array_equal(np.asarray(band), one) for band, one in zip(bands(raw, 5, dtype), array, strict=True))
+    assert np.array_equal(values(as_npy(array[0]), "x"), array[:1])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "int16"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"planarconfig": "separate"},
+        {"compression": "zlib", "predictor": True},
+        {"tile": (16, 16), "compression": "zlib"},
+        {"planarconfig": "separate", "rowsperstrip": 5},
+        {"bigtiff": True},
+        {"byteorder": ">"},
+    ],
+)
+def test_a_tiff_of_many_samples_is_read_whichever_way_it_lies(dtype, options):
+    array = numbers((6, 18, 21), dtype)
+    if dtype == "float32" and "predictor" in options:
+        pytest.skip("tifffile writes floating-point differences with imagecodecs alone")
+    raw = as_tiff(array if options.get("planarconfig") else np.moveaxis(array, 0, -1), **options)
+    assert form(raw, "x") == (6, dtype) and np.array_equal(values(raw, "x"), array)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_alike_pages_are_channels(dtype):
+    array = numbers((4, 9, 7), dtype)
+    assert form(as_pages(array), "x") == (4, dtype) and np.array_equal(values(as_pages(array), "x"), array)
+    assert form(as_pages(array[:1]), "x") is None
+    signed = as_tiff(numbers((3, 9, 7), "int16"), planarconfig=None)
+    assert form(signed, "x") == (3, "int16") and np.array_equal(values(signed, "x"), numbers((3, 9, 7), "int16"))
+    thumbnail = io.BytesIO()
+    Image.new("L", (9, 7)).save(thumbnail, "TIFF", save_all=True, append_images=[Image.new("L", (3, 2))])
+    assert form(thumbnail.getvalue(), "x") is None
+
+
+def test_what_are_colours_stays_a_picture_like_any_other():
+    for mode in ("RGB", "L", "RGBA", "CMYK", "P", "1", "LA", "I;16"):
+        file = io.BytesIO()
+        (Image.new("I;16", (8, 6)) if mode == "I;16" else picture(0, (8, 6)).convert(mode)).save(file, "TIFF")
+        assert form(file.getvalue(), "x") is None and decode(file.getvalue()).mode == "RGB", mode
+    rgb = numbers((9, 8, 3), "uint8")
+    for raw in (as_npy(rgb), as_npy(np.moveaxis(rgb, -1, 0).copy()), as_tiff(rgb, photometric="rgb"), rgb):
+        assert form(raw, "x") is None and np.array_equal(np.asarray(decode(raw)), rgb)
+    assert np.array_equal(np.asarray(decode(as_npy(rgb[..., 0]), 1)), rgb[..., 0])
+    infrared = as_tiff(numbers((9, 8, 4), "uint8"), photometric="rgb", extrasamples=["unspecified"])
+    assert form(infrared, "x") == (4, "uint8")
+    assert form(as_tiff(numbers((9, 8, 4), "uint8"), photometric="rgb", extrasamples=["unassalpha"]), "x") is None
+    assert form(numbers((9, 8, 4), "uint8"), "x") == (4, "uint8")
+
+
+def test_16_bits_are_kept_when_asked_for():
+    array = numbers((9, 7), "uint16")
+    for format in ("PNG", "TIFF"):
+        file = io.BytesIO()
+        Image.fromarray(array).save(file, format)
+        assert form(file.getvalue(), "x") is None
+        assert np.array_equal(np.asarray(bands(file.getvalue(), 1, "uint16")[0]), array.astype(np.float32))
+    rgb = numbers((9, 7, 3), "uint16")
+    assert np.array_equal(values(as_tiff(rgb, photometric="rgb"), "x"), np.moveaxis(rgb, -1, 0))
+
+
+def header(text: str, rest: bytes = b"", version: bytes = b"\1\0", length: int | None = None) -> bytes:
+    """A .npy file with this header."""
+    return npy.MAGIC + version + struct.pack("<H", len(text) if length is None else length) + text.encode() + rest
+
+
+DICT = "{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}"
+BAD = {
+    "nothing": (b"", "empty|header"),
+    "magic alone": (npy.MAGIC, "damaged .npy header"),
+    "version": (header(DICT.format("|u1", "(2, 2)"), b"1234", b"\7\0"), "damaged .npy header"),
+    "header cut": (header("{'descr'", length=60), "damaged .npy header"),
+    "header of 65,535": (header("{" * 60_000), "damaged .npy header"),
+    "code": (header("__import__('os').system('true')"), "damaged .npy header"),
+    "objects": (as_npy(np.array([[1, "a"]], dtype=object)), "type"),
+    "pickle": (header(DICT.format("|O", "(2, 2)"), b"cos\nsystem\n(S'true'\ntR."), "type"),
+    "float64": (as_npy(np.zeros((4, 4, 2))), "type <f8"),
+    "complex": (as_npy(np.zeros((4, 4, 2), np.complex64)), "type <c8"),
+    "4 TB": (header(DICT.format("<f4", "(4, 500000, 500000)")), "announced"),
+    "cut": (as_npy(numbers((5, 9, 9), "uint16"))[:-1], "announced"),
+    "too long": (as_npy(numbers((5, 9, 9), "uint16")) + b"0", "announced"),
+    "no axis of channels": (as_npy(numbers((9, 9, 9), "uint16")), "cannot be told"),
+    "which is height": (as_npy(numbers((9, 5, 9), "uint16")), "cannot be told"),
+    "more channels than rows": (as_npy(numbers((9, 9, 20), "uint16")), "cannot be told"),
+    "one axis": (as_npy(numbers((9,), "uint16")), "cannot be told"),
+    "four axes": (as_npy(numbers((2, 3, 9, 9), "uint16")), "cannot be told"),
+    "none": (as_npy(numbers((0, 9), "uint16")), "0 x 9"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_npy_is_refused_with_the_reason(name):
+    raw, why = BAD[name]
+    with pytest.raises(DataError, match=why) as caught:
+        bands(raw, 5, "uint16", "shot.npy")
+    assert caught.value.message.startswith("shot.npy: ")
+    if raw.startswith(npy.MAGIC):
+        with pytest.raises(DataError):
+            form(raw, "shot.npy")
+        with pytest.raises(DataError, match=r"shot\.npy"):
+            decode(raw, 3, "shot.npy")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_no_numbers_are_refused_by_name(value):
+    array = numbers((5, 8, 8), "float32")
+    array[3, 2, 1] = value
+    with pytest.raises(DataError, match=r"field/7.npy: 1 of its values are NaN or infinite"):
+        bands(as_npy(array), 5, "float32", "field/7.npy")
+
+
+def test_other_channels_and_other_numbers_than_the_models_are_refused():
+    raw = as_npy(numbers((5, 8, 8), "uint16"))
+    for channels, kind in ((4, "uint16"), (5, "int16")):
+        with pytest.raises(DataError, match=f"x: 5 channels of uint16, the model takes {channels} of {kind}"):
+            bands(raw, channels, kind, "x")
+    with pytest.raises(DataError, match="5 channels of uint16, not a grey or RGB picture"):
+        decode(raw, 3, "x")
+
+
+def test_a_missing_tifffile_is_named(monkeypatch):
+    raw = as_tiff(numbers((8, 8, 5), "uint16"))
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    assert form(raw, "x") == (5, "uint16")
+    with pytest.raises(DataError, match="needs tifffile") as caught:
+        values(raw, "x")
+    assert "pip install" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda raw: raw[:-40], "not all there"),
+        (lambda raw: raw.replace(struct.pack("<HHII", 259, 3, 1, 1), struct.pack("<HHII", 259, 3, 1, 7)), "method 7"),
+        (lambda raw: raw.replace(struct.pack("<HHII", 256, 4, 1, 8), struct.pack("<HHII", 256, 4, 1, 60_000)), "more than|announced"),
+        (lambda raw: raw.replace(struct.pack("<HHII", 257, 4, 1, 8), struct.pack("<HHII", 257, 4, 1, 9)), "not all there|announced"),
+    ],
+)
+def test_a_bad_tiff_of_samples_is_refused_with_the_reason(change, why):
+    raw = as_tiff(numbers((8, 8, 5), "uint16"), metadata=None)
+    assert change(raw) != raw
+    with pytest.raises(DataError, match=why):
+        values(change(raw), "x")
+
+
+def test_a_deflated_strip_cannot_be_longer_than_the_picture():
+    bomb = as_tiff(np.zeros((3000, 3000, 4), np.uint8), compression="zlib", rowsperstrip=3000, metadata=None)
+    small = bomb.replace(struct.pack("<HHII", 257, 4, 1, 3000), struct.pack("<HHII", 257, 4, 1, 8))
+    small = small.replace(struct.pack("<HHII", 278, 3, 1, 3000), struct.pack("<HHII", 278, 3, 1, 8))
+    assert small != bomb
+    with pytest.raises(DataError, match="longer than the picture"):
+        values(small, "x")
+
+
+def test_damaged_files_are_refused_and_nothing_else():
+    """What `tests.data.mutate` does to files at large, for the formats that are only read here."""
+    chance, array = random.Random(0), numbers((5, 12, 14), "uint16")
+    wide = np.moveaxis(array, 0, -1)
+    seeds = [as_npy(array), as_pages(array), as_tiff(wide), as_tiff(wide, compression="zlib"), as_tiff(wide, tile=(16, 16))]
+    refused = 0
+    for _ in range(600):
+        raw = bytearray(chance.choice(seeds))
+        for _ in range(chance.randint(1, 6)):
+            place = chance.randrange(min(len(raw), 600)) if chance.random() < 0.8 else chance.randrange(len(raw))
+            raw[place] = chance.choice((0, 1, 2, 255, chance.randrange(256)))
+        raw = bytes(raw[: chance.randrange(len(raw))]) if chance.random() < 0.1 else bytes(raw)
+        for look in (lambda raw: form(raw, "x"), lambda raw: bands(raw, 5, "uint16", "x")):
+            try:
+                look(raw)
+            except DataError:
+                refused += 1
+    assert 200 < refused < 1100
+
+
+SEEN = Preprocess((20, 24), 3, numbers="uint8")
+
+
+@pytest.mark.parametrize("fit", [{"fit": "crop"}, {"fit": "squash"}, {"share": 0.8, "filter": "bilinear"}])
+def test_channels_are_fitted_as_colours_are(fit):
+    image = picture(0, (70, 45))
+    apart = Preprocess((20, 24), 3, **fit).pixels(image.split())
+    assert torch.equal(apart, Preprocess((20, 24), 3, **fit).pixels(image))
+
+
+MOVES = {
+    "crop": {"crop": (0.2, 1.0)},
+    "inception": {"crop": (0.05, 1.0), "crop_style": "inception", "crop_filter": "aliased"},
+    "simple": {"crop_style": "simple"},
+    "turn": {"rotate": 12, "zoom": 0.2, "shift": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_channels_are_moved_as_colours_are(name):
+    augment, image = Augment(**MOVES[name], flip=0.5), picture(0, (50, 40))
+    wide = tuple(Image.fromarray(np.asarray(band).astype(np.float32) * 100) for band in image.split())
+    for k in range(6):
+        whole = augment.picture(image, Preprocess((20, 24)), k)
+        assert torch.equal(augment.picture(image.split(), SEEN, k), whole)
+        floats = augment.picture(wide, SEEN, k)
+        assert floats.dtype == torch.float32 and floats.shape == whole.shape
+        assert (floats / 100 - whole).abs().mean() < 1  # what is 8 bits is cut off at 0 and 255
+    small, keys = torch.stack([to_tensor(image.resize((24, 20)))] * 5), key(0, np.arange(5))
+    many = augment.batch(torch.cat([small.float() * 300, small.float()], 1), keys)
+    assert many.shape == (5, 6, 20, 24) and many.dtype == torch.float32
+    assert torch.allclose(many[:, :3] / 300, many[:, 3:], atol=0.01)
+    assert (many[:, 3:] - augment.batch(small, keys)).abs().mean() < 1
+
+
+def test_what_is_made_for_colours_is_left_out():
+    rich = Augment(crop=(0.2, 1.0), flip=0.5, rand_layers=2, three=True, trivial=True, jitter=(0.3, 0.3, 0.3), erase=0.25, mixup=0.8)
+    assert rich.geometric() == Augment(crop=(0.2, 1.0), flip=0.5, mixup=0.8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_statistics_are_those_of_all_pixels_at_once(dtype):
+    pixels = numbers((30, 9, 8, 5), dtype)
+    pixels[..., 4] = 7
+    seen = Preprocess((9, 8), 5, numbers=dtype)
+    mean, std = statistics(Arrays(pixels, np.zeros(30, np.int64)), seen)
+    whole = pixels.reshape(-1, 5).astype(np.float64) / seen.peak
+    assert np.allclose(mean, whole.mean(0), rtol=1e-12) and np.allclose(std[:4], whole.std(0)[:4], rtol=1e-12)
+    assert std[4] == 1
+    normal = Preprocess((9, 8), 5, mean, std, numbers=dtype).normalise(torch.from_numpy(pixels.astype(np.float32).transpose(0, 3, 1, 2)))
+    assert normal.mean((0, 2, 3)).abs().max() < 1e-4 and (normal.std((0, 2, 3))[:4] - 1).abs().max() < 1e-3
+
+
+def test_statistics_survive_a_large_mean_and_leave_out_what_cannot_be_read():
+    pixels = (1e4 + numbers((20, 6, 6, 2), "float32")).astype(np.float32)
+    seen = Preprocess((6, 6), 2, numbers="float32")
+    _, std = statistics(Arrays(pixels, np.zeros(20, np.int64)), seen)
+    assert np.allclose(std, pixels.reshape(-1, 2).astype(np.float64).std(0), rtol=1e-9)
+    broken = pixels.copy()
+    broken[3, 0, 0, 0] = np.nan
+    others = Arrays(np.delete(pixels, 3, 0), np.zeros(19, np.int64))
+    assert statistics(Arrays(broken, np.zeros(20, np.int64)), seen) == statistics(others, seen)
+    with pytest.raises(DataError, match="NaN"):
+        statistics(Arrays(broken[3:4], np.zeros(1, np.int64)), seen)
+
+
+def write(root: Path, kind: str, size: tuple[int, int] = (16, 16)) -> Path:
+    """A folder of three classes, each brighter in a channel of its own."""
+    for split, count in (("train", 8), ("val", 2), ("test", 3)):
+        for label, name in enumerate(("ant", "bee", "cat")):
+            home = root / split / name
+            home.mkdir(parents=True)
+            for index in range(count):
+                array = np.random.default_rng([label, index, count]).random((4, *size))
+                array[label] += 0.7
+                if kind == "tiff":
+                    (home / f"{index}.tif").write_bytes(as_tiff(np.moveaxis(array * 100, 0, -1).astype(np.uint8)))
+                else:
+                    np.save(home / f"{index}.npy", (array * (9000 if kind == "uint16" else 40)).astype(kind))
+    return root
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_measuring_and_reading_do_not_depend_on_workers(tmp_path, workers):
+    split = folder(write(tmp_path, "uint16", (40, 30))).split("train")
+    seen = Preprocess((16, 16), 4, numbers="uint16")
+    assert statistics(split, seen, workers) == statistics(split, seen)
+    cached, bad = screen(split, seen, workers, keep=True)
+    assert cached is not None and cached.dtype == torch.float32 and cached.shape == (24, 4, 16, 16) and not bad
+    assert cached.max() > 9000
+
+
+@pytest.mark.parametrize(("kind", "size"), [("tiff", (16, 16)), ("uint16", (40, 30)), ("float32", (16, 16))])
+def test_channels_are_trained_on_judged_and_named(tmp_path, kind, size):
+    data, run = write(tmp_path / "data", kind, size), tmp_path / "run"
+    side = {} if max(size) <= 16 else {"image_size": 16}
+    options = {**TINY, **side, "epochs": 8.0, "evaluate_every": 100, "save_every": 100, "workers": 0, "rand_augment": 2, "drop_path": 0.0}
+    train(str(data), **options, out=str(run))
+    seen = Folder(run).run().preprocess
+    assert (seen.channels, seen.numbers) == (4, {"tiff": "uint8"}.get(kind, kind))
+    mean, _ = statistics(folder(data).split("train"), seen)
+    assert seen.mean == mean and Folder(run).run().augment.rand_layers == 0
+    judged = evaluate(run, workers=0)
+    assert judged["test"]["top1"] > 0.8
+    file = next((data / "test" / "bee").iterdir())
+    assert load(run).predict([file])[0].names[0] == "bee"
+    with pytest.raises(DataError, match="the model takes 4 of"):
+        picture(0).save(tmp_path / "photo.png")
+        load(run).predict([tmp_path / "photo.png"])
+
+
+def test_weights_of_other_channels_are_refused_with_the_way_out(tmp_path):
+    data, photos = write(tmp_path / "data", "float32"), tmp_path / "photos"
+    for label in ("ant", "bee"):
+        (photos / label).mkdir(parents=True)
+        for index in range(6):
+            picture(index).save(photos / label / f"{index}.png")
+    train(str(photos), **{**TINY, "epochs": 0.5}, out=str(tmp_path / "run"), workers=0)
+    with pytest.raises(Exception, match="the images have 4 channels, the weights take 3") as caught:
+        train(str(data), init=str(tmp_path / "run"), out=str(tmp_path / "other"), epochs=1.0, device="cpu")
+    assert "--channels 4" in str(caught.value)

@@ -1,0 +1,442 @@
+"""WebDataset archives: every layout and every way to say a label, what is refused, and that nothing in them is ever carried out."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import random
+import shutil
+import tarfile
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import picture
+from tests.data.resume import STARTS, assert_continues
+from vitreous.data import tarindex
+from vitreous.data.layouts.tars import expand
+from vitreous.data.sources import open_data
+from vitreous.data.split import picture_of
+from vitreous.data.tar import Archive, opened, stamp
+from vitreous.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of its own for every test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "vitreous" / "tars"
+
+
+def image(seed: int, kind: str = "PNG", size=(16, 16)) -> bytes:
+    buffer = io.BytesIO()
+    picture(seed, size, seed).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def write(path, members, form=tarfile.USTAR_FORMAT):
+    """Members in order: (name, bytes), or a TarInfo as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=form) as tar:
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                tar.addfile(member)
+                continue
+            info = tarfile.TarInfo(member[0])
+            info.size = len(member[1])
+            tar.addfile(info, io.BytesIO(member[1]))
+    return path
+
+
+def samples(numbers, label=lambda n: b"%d" % (n % 3)):
+    """A picture and a .cls of each number."""
+    return [member for n in numbers for member in ((f"{n:05d}.png", image(n)), (f"{n:05d}.cls", label(n)))]
+
+
+def refusal(source) -> str:
+    with pytest.raises(DataError) as error:
+        open_data(source)
+    return str(error.value)
+
+
+def holds(data, split, numbers):
+    """Whether a split has these samples in this order, each with its own picture and class."""
+    own = data.splits[split]
+    assert [own.name(row).split("/")[-1] for row in range(len(own))] == [f"{n:05d}.png" for n in numbers]
+    for row, n in enumerate(numbers):
+        assert own.raw(row) == image(n)
+        assert data.classes[own.labels[row]] == str(n % 3)
+    return True
+
+
+def test_splits_by_folder_by_file_name_and_by_folders_inside(tmp_path):
+    folders, names = tmp_path / "folders", tmp_path / "names"
+    write(folders / "train" / "10.tar", samples(range(6, 12)))
+    write(folders / "train" / "9.tar", samples(range(6)))
+    write(folders / "validation" / "a.tar", samples(range(12, 15)))
+    write(folders / "test" / "a.tar", samples(range(15, 18)))
+    write(names / "x-train-10.tar", samples(range(6, 12)))
+    write(names / "x-train-9.tar", samples(range(6)))
+    write(names / "x-valid-0.tar", samples(range(12, 15)))
+    write(names / "x-test-0.tar", samples(range(15, 18)))
+    for source in (folders, names):
+        data = open_data(source)
+        assert list(data.splits) == ["train", "val", "test"] and not data.unsplit and data.whole is None
+        assert holds(data, "train", range(12)) and holds(data, "val", range(12, 15)) and holds(data, "test", range(15, 18))
+    inside = [(f"./photos/{split}/c{n % 3}/{n}.png", image(n)) for n, split in enumerate(["train"] * 6 + ["val"] * 3)]
+    data = open_data(write(tmp_path / "inside.tar", inside))
+    assert data.classes == ("c0", "c1", "c2") and {name: len(split) for name, split in data.splits.items()} == {"train": 6, "val": 3}
+    assert data.splits["val"].labels.tolist() == [0, 1, 2] and not data.unsplit
+
+
+def test_archives_without_splits_hold_a_tenth_out(tmp_path):
+    write(tmp_path / "a" / "shard-000.tar", samples(range(30)))
+    write(tmp_path / "a" / "shard-001.tar", samples(range(30, 60)))
+    data = open_data(tmp_path / "a")
+    assert data.unsplit and {name: len(split) for name, split in data.splits.items()} == {"train": 54, "val": 6}
+    assert len(data.whole) == 60 and data.notes == ["held out 6 of 60 training images for validation (split seed 0)"]
+    seen = [split.name(row) for split in data.splits.values() for row in range(len(split))]
+    assert len(set(seen)) == 60
+    pattern = open_data(str(tmp_path / "a" / "shard-{000..001}.tar"))
+    assert pattern.fingerprint() == data.fingerprint() != open_data(tmp_path / "a", 1).fingerprint()
+    one = open_data(tmp_path / "a" / "shard-001.tar")
+    assert len(one.whole) == 30
+
+
+def test_patterns(tmp_path):
+    assert [path.name for path in expand("x/a-{08..11}.tar")] == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
+    assert [path.name for path in expand("{a,b}-{0..1}.tar")] == ["a-0.tar", "a-1.tar", "b-0.tar", "b-1.tar"]
+    write(tmp_path / "s-0.tar", samples(range(6)))
+    assert "2 of 3 archives are not there" in refusal(str(tmp_path / "s-{0..2}.tar"))
+    assert "more than 100,000" in refusal(str(tmp_path / "s-{0..999999999}.tar"))
+    assert "more than 100,000" in refusal(str(tmp_path / "s-{0..999}-{0..999}.tar"))
+
+
+LABELS = {
+    "numbers": (lambda n, name: [("cls", b" %d\n" % (9 + n % 2))], ("9", "10"), (0, 1)),
+    "words": (lambda n, name: [("cls", ["bée", "Ant"][n % 2].encode())], ("Ant", "bée"), (1, 0)),
+    "a number in json": (lambda n, name: [("json", json.dumps({"label": n % 2, "width": 3}).encode())], ("0", "1"), (0, 1)),
+    "a word before a number": (lambda n, name: [("json", json.dumps({"label": n % 2, "class": name}).encode())], ("ant", "bee"), (0, 1)),
+    "cls before json": (lambda n, name: [("cls", b"%d" % (n % 2)), ("json", b'{"label": 7}')], ("0", "1"), (0, 1)),
+    "captions are none": (lambda n, name: [("txt", b"a dog"), ("cls", name.encode())], ("ant", "bee"), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_every_way_to_say_a_label(tmp_path, kind):
+    fields, classes, expected = LABELS[kind]
+    members = []
+    for n in range(8):
+        beside = [(f"some.dir/{n}.{ext}", content) for ext, content in fields(n, ["ant", "bee"][n % 2])]
+        members += [(f"some.dir/{n}.png", image(n)), *beside] if n % 3 else [*beside, (f"some.dir/{n}.PNG", image(n))]
+    data = open_data(write(tmp_path / "x.tar", members))
+    assert data.classes == classes
+    assert data.whole.labels.tolist() == list(expected) * 4 and data.whole.labels.dtype == np.int64
+
+
+def test_classes_by_folder_with_folders_below_and_around(tmp_path):
+    members = [(f"photos/{['ant/a', 'ant/b', 'bee'][n % 3]}/{n}.png", image(n)) for n in range(12)]
+    data = open_data(write(tmp_path / "x.tar", members))
+    assert data.classes == ("ant", "bee") and data.whole.labels.tolist() == [0, 0, 1] * 4
+    assert data.whole.name(2) == "x.tar/photos/bee/2.png"
+
+
+def test_several_labels_an_image(tmp_path):
+    told = [["cat", "dog"], ["dog"], [], ["cat"]]
+    members = [member for n in range(8) for member in ((f"{n}.png", image(n)), (f"{n}.json", json.dumps({"label": told[n % 4]}).encode()))]
+    data = open_data(write(tmp_path / "x.tar", members))
+    assert data.several and data.classes == ("cat", "dog")
+    assert data.whole.labels.tolist() == [[1, 1], [0, 1], [0, 0], [1, 0]] * 2 and data.whole.labels.dtype == np.float32
+
+
+@pytest.mark.parametrize("file", ["classes.txt", "dataset.json"])
+def test_names_for_numbers_keep_their_order(tmp_path, file):
+    """A number is a position in the list even where a name looks like a number; a word is a name."""
+    names = ["zebra", "ant", "0"]
+    (tmp_path / file).write_text("\n".join(names) if file.endswith("txt") else json.dumps({"classes": names}))
+    write(tmp_path / "train" / "0.tar", samples(range(9)))
+    write(tmp_path / "val" / "0.tar", samples(range(3), lambda n: json.dumps(n).encode()))
+    data = open_data(tmp_path)
+    assert data.classes == tuple(names)
+    assert data.splits["train"].labels.tolist() == [0, 1, 2] * 3 and data.splits["val"].labels.tolist() == [0, 1, 2]
+    write(tmp_path / "val" / "0.tar", samples(range(3), lambda n: b"%d" % (n + 1)))
+    assert "val, unlike train, has classes that are not known: 3" in refusal(tmp_path)
+    write(tmp_path / "val" / "0.tar", [("0.png", image(0)), ("0.json", b'{"class": "0"}')])
+    assert open_data(tmp_path).splits["val"].labels.tolist() == [2]
+
+
+def test_one_image_of_several_is_the_plain_one(tmp_path):
+    members = []
+    for n in range(6):
+        members += [(f"{n}.seg.png", image(99)), (f"{n}.png", image(n)), (f"{n}.cls", b"%d" % (n % 2))]
+    data = open_data(write(tmp_path / "x.tar", members))
+    assert [data.whole.raw(n) for n in range(6)] == [image(n) for n in range(6)]
+
+
+FAULTS = {
+    "nothing": ([], "no images in 1 archives"),
+    "no label": ([("0.png", image(0)), ("1.png", image(1)), ("1.cls", b"0")], "1 of 2 samples have no label:\n    x.tar/0.png"),
+    "no label and no folder": ([("0.png", image(0))], "1 of 1 samples have no label"),
+    "one class": (samples(range(3), lambda n: b"5"), "one class only (5)"),
+    "twice": ([*samples([1, 2]), *samples([1])], "1 samples stand in two places; the first is 00001.png"),
+    "apart": ([("0.png", image(0)), ("1.png", image(1)), ("0.cls", b"0"), ("1.cls", b"1")], "samples have no label"),
+    "a name twice": ([("0.png", image(0)), ("0.png", image(1)), ("0.cls", b"0")], "two members 0.png"),
+    "two images": ([("0.a.png", image(0)), ("0.b.png", image(1)), ("0.cls", b"0")], "two images of one sample: 0.a.png, 0.b.png"),
+    "not JSON": ([("0.png", image(0)), ("0.json", b"{")], "0.json is not JSON"),
+    "deep JSON": ([("0.png", image(0)), ("0.json", b"[" * 100_000)], "0.json is not JSON"),
+    "no text": ([("0.png", image(0)), ("0.cls", b"\xff\xfe")], "0.cls is not UTF-8"),
+    "a long label": ([("0.png", image(0)), ("0.cls", bytes(2**20 + 1))], "too many for a label"),
+    "case": (samples(range(4), lambda n: [b"Cat", b"cat"][n % 2]), "differ only in case"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_named(tmp_path, fault):
+    members, expected = FAULTS[fault]
+    assert expected in refusal(write(tmp_path / "x.tar", members))
+
+
+def test_classes_that_training_lacks_and_archives_of_no_split(tmp_path):
+    write(tmp_path / "train-0.tar", samples(range(6)))
+    write(tmp_path / "val-0.tar", samples(range(3), lambda n: b"4"))
+    assert "val, unlike train, has classes that are not known: 4" in refusal(tmp_path)
+    write(tmp_path / "more.tar", samples(range(3)))
+    assert "more.tar names no split, as others do" in refusal(tmp_path)
+    write(tmp_path / "b" / "train-val.tar", samples(range(3)))
+    assert "names two splits, train and val" in refusal(tmp_path / "b")
+    write(tmp_path / "c" / "test" / "0.tar", samples(range(3)))
+    assert "no images to train on" in refusal(tmp_path / "c")
+
+
+def test_archives_that_are_none(tmp_path):
+    good = write(tmp_path / "x.tar", samples(range(9)))
+    content = good.read_bytes()
+    assert len(open_data(good).whole) == 9
+    for cut in (1, 700, 5 * 512 + 3, len(content) // 2 + 100):
+        good.write_bytes(content[:cut])
+        assert "truncated" in (told := refusal(good)) and "x.tar" in told
+    good.write_bytes(content[: 5 * 512] + bytes([content[5 * 512] ^ 1]) + content[5 * 512 + 1 :])
+    assert "x.tar: damaged at byte 2,560" in refusal(good)
+    good.write_bytes(b"")
+    assert "empty file" in refusal(good)
+    good.write_bytes(image(0) * 100)
+    assert "not a tar archive" in refusal(good)
+    with tarfile.open(good, "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("0.png"))
+    assert "a compressed archive" in (told := refusal(good)) and "gunzip" in told
+    shutil.copy(good, tmp_path / "y.tar.gz")
+    assert "gunzip" in refusal(tmp_path / "y.tar.gz")
+    os.unlink(good)
+    os.mkfifo(good)
+    assert "not a regular file" in refusal(good)
+
+
+def test_the_end_of_an_archive(tmp_path):
+    good = write(tmp_path / "x.tar", samples(range(9)))
+    content = good.read_bytes()
+    end = len(content.rstrip(b"\0")) // 512 * 512 + 512
+    good.write_bytes(content[:end])
+    assert "1 archives have no mark at their end (were they copied whole?)" in open_data(good).notes
+    good.write_bytes(content[: end + 1024] + content)
+    assert any("go on after their end" in note for note in open_data(good).notes)
+
+
+def special(name, kind, target=""):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def __reduce__(self):
+        return os.mkdir, (self.place,)
+
+
+def test_nothing_in_an_archive_is_carried_out_followed_or_unpickled(tmp_path):
+    trap = pickle.dumps(Trap(str(tmp_path / "sprung")))
+    home = tmp_path / "home"
+    members = [
+        *samples(range(6)),
+        ("../../out.png", image(1)),
+        ("../../out.cls", b"1"),
+        ("/tmp/absolute.png", image(2)),
+        ("/tmp/absolute.cls", b"2"),
+        *[(f"trap.{ext}", trap) for ext in ("pyd", "pkl", "pickle")],
+        ("trap.png", image(3)),
+        ("trap.cls", b"0"),
+        special("link.png", tarfile.SYMTYPE, "/etc/passwd"),
+        special("hard.png", tarfile.LNKTYPE, "../../etc/passwd"),
+        special("pipe.png", tarfile.FIFOTYPE),
+        special("device.png", tarfile.CHRTYPE),
+        special("folder.png", tarfile.DIRTYPE),
+        ("=cmd\n.png", image(4)),
+        ("=cmd\n.cls", b"1"),
+    ]
+    write(home / "x.tar", members)
+    data = open_data(home / "x.tar")
+    assert len(data.whole) == 10
+    for row in range(10):
+        picture_of(data.whole, row, 3)
+    assert [data.whole.name(row) for row in (6, 9)] == ["x.tar/../../out.png", "x.tar/=cmd\\n.png"]
+    assert data.notes[:2] == ["2 links in archives are left out", "2 devices or pipes in archives are left out"]
+    assert sorted(os.listdir(tmp_path)) == ["cache", "home"] and os.listdir(home) == ["x.tar"]
+
+
+def test_images_that_are_empty_huge_or_no_images_are_refused_by_name(tmp_path, monkeypatch):
+    data = open_data(
+        write(tmp_path / "x.tar", [*samples(range(4)), ("e.png", b""), ("e.cls", b"1"), ("h.png", b"<html>"), ("h.cls", b"0")])
+    )
+    with pytest.raises(DataError, match=r"x\.tar/e\.png: empty file"):
+        data.whole.raw(4)
+    with pytest.raises(DataError, match=r"x\.tar/h\.png: not an image"):
+        picture_of(data.whole, 5, 3)
+    monkeypatch.setattr(tarindex, "MAX_BYTES", 2**20 - 1)
+    big = tmp_path / "big.tar"
+    write(big, [*samples(range(4)), ("b.png", bytes(2**20)), ("b.cls", b"1")])
+    with pytest.raises(DataError, match=r"big\.tar/b\.png: larger than"):
+        open_data(big).whole.raw(4)
+
+
+def test_an_archive_that_is_replaced_is_not_read_as_the_old_one(tmp_path):
+    source = write(tmp_path / "x.tar", samples(range(6)))
+    data = open_data(source)
+    opened.cache_clear()
+    write(source, samples(range(10, 20)))
+    with pytest.raises(DataError, match="has changed"):
+        data.whole.raw(0)
+    again = open_data(source)
+    assert again.whole.raw(0) == image(10)
+
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300).filter(lambda name: name.strip("/."))
+KINDS = st.sampled_from([tarfile.REGTYPE] * 4 + [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+
+
+@given(st.lists(st.tuples(NAMES, KINDS, st.integers(0, 1500)), max_size=6), st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
+def test_members_are_those_of_pythons_own_tarfile(tmp_path_factory, members, form):
+    path = tmp_path_factory.mktemp("tar") / "x.tar"
+    with tarfile.open(path, "w", format=form, encoding="utf-8") as tar:
+        for name, kind, size in members:
+            info = special(name, kind, "x" * size if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else "")
+            info.size = size if kind == tarfile.REGTYPE else 0
+            tar.addfile(info, io.BytesIO(bytes(size)))
+    with tarfile.open(path, encoding="utf-8") as tar:
+        expected = [(m.name, m.offset_data, m.size) for m in tar.getmembers() if m.isreg()]
+    known = stamp(path)
+    found = [(os.fsdecode(m.name), m.start, m.size) for m in Archive(path, known, Counter()).members()]
+    opened.cache_clear()
+    assert found == [member for member in expected if not member[0].endswith("/")]
+
+
+def test_large_sizes_and_sparse_files_are_understood(tmp_path):
+    """A number in 256s, as GNU writes more than 8 GiB; and a sparse member, which is passed over whole."""
+    info = tarfile.TarInfo("big.png")
+    info.size = 2**33
+    header = info.tobuf(tarfile.GNU_FORMAT)
+    path = tmp_path / "x.tar"
+    path.write_bytes(header + bytes(512))
+    with pytest.raises(DataError, match="reaches to byte 8,589,935,104"):
+        list(Archive(path, stamp(path), Counter()).members())
+    sparse = bytearray(special("s.png", tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT))
+    sparse[124:136], sparse[482] = b"00000000010\0", 1
+    sparse[148:156] = b"%06o\0 " % (sum(sparse) - sum(sparse[148:156]) + 256)
+    after = tarfile.TarInfo("a.png").tobuf(tarfile.GNU_FORMAT)
+    path.write_bytes(bytes(sparse) + bytes(512) + bytes(512) + after + bytes(1024))
+    told = Counter()
+    assert [member.name for member in Archive(path, stamp(path), told).members()] == [b"a.png"]
+    assert told == {"members of an unusual kind in archives are left out": 1}
+
+
+def test_damage_of_every_kind_is_refused_or_read_and_never_more(tmp_path):
+    """400 mutations: nothing but DataError, and no sample that reaches beyond the archive."""
+    content = write(tmp_path / "o.tar", samples(range(5)), tarfile.PAX_FORMAT).read_bytes()
+    long = write(tmp_path / "l.tar", [(f"{'d' * 120}/{n}.png", image(n)) for n in range(4)], tarfile.PAX_FORMAT).read_bytes()
+    draw, refused = random.Random(0), []
+    for turn in range(400):
+        damaged = bytearray(content if turn % 2 else long)
+        for _ in range(draw.choice((1, 1, 3))):
+            low = draw.randrange(len(damaged) // 512) * 512
+            damaged[low + draw.randrange(512)] = draw.choice((0, 0x80, 0xFF, 0x30, 0x37, draw.randrange(256)))
+            header = damaged[low : low + 512]
+            if draw.random() < 0.5 and header[257:262] == b"ustar":  # with a checksum that agrees
+                damaged[low + 148 : low + 156] = b"%06o\0 " % (sum(header) - sum(header[148:156]) + 256)
+        path = tmp_path / f"{turn}.tar"
+        path.write_bytes(damaged[: draw.choice((len(damaged), draw.randrange(len(damaged))))])
+        try:
+            found = tarindex.index([path])
+            assert (found.start + found.size <= path.stat().st_size).all()
+        except DataError as error:
+            refused.append(f"{turn}.tar" in str(error))
+        path.unlink()
+    assert all(refused) and 50 < len(refused) < 400
+    opened.cache_clear()
+
+
+def test_what_was_found_is_kept_and_used_only_while_it_is_true(tmp_path, cache, monkeypatch):
+    paths = [write(tmp_path / f"{n}.tar", samples(range(6 * n, 6 * n + 6))) for n in range(2)]
+    first = tarindex.index(paths)
+    (kept,) = cache.iterdir()
+    looked = []
+    members = Archive.members
+    monkeypatch.setattr(Archive, "members", lambda self: looked.append(self.path) or members(self))
+
+    def same(found):
+        return all(
+            np.array_equal(getattr(found, name), getattr(first, name)) for name in ("start", "size", "said", "ends", "names", "archive")
+        )
+
+    again = tarindex.index(paths)
+    assert not looked and same(again) and (again.words, again.folders, again.stamps) == (first.words, first.folders, first.stamps)
+    whole = kept.read_bytes()
+    for damaged in (b"", whole[:-30], whole[: len(whole) // 2] + b"\1" * 40 + whole[len(whole) // 2 + 40 :], b"not a zip"):
+        kept.write_bytes(damaged)
+        looked.clear()
+        assert same(tarindex.index(paths)) and len(looked) == 2
+        assert kept.read_bytes() == whole
+    os.utime(paths[0], ns=(1, 1))
+    looked.clear()
+    tarindex.index(paths)
+    assert len(looked) == 2
+    shutil.rmtree(cache)
+    cache.write_text("in the way")
+    assert same(tarindex.index(paths))
+
+
+def test_the_fingerprint_does_not_depend_on_place_or_time(tmp_path):
+    write(tmp_path / "a" / "x.tar", samples(range(12)))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    os.utime(tmp_path / "b" / "x.tar", ns=(1, 1))
+    assert open_data(tmp_path / "a").fingerprint() == open_data(tmp_path / "b").fingerprint()
+    write(tmp_path / "b" / "x.tar", samples([*range(11), 40]))
+    assert open_data(tmp_path / "a").fingerprint() != open_data(tmp_path / "b").fingerprint()
+
+
+def test_a_folder_of_images_beside_an_archive_stays_one(tmp_path):
+    write(tmp_path / "original.tar", samples(range(3)))
+    for n in range(6):
+        (tmp_path / "ab"[n % 2]).mkdir(exist_ok=True)
+        picture(n).save(tmp_path / "ab"[n % 2] / f"{n}.png")
+    assert open_data(tmp_path).classes == ("a", "b")
+
+
+@pytest.mark.parametrize("workers, starts", [(0, STARTS), (1, 4), (2, 4)])
+def test_a_run_over_archives_continues_anywhere(tmp_path, workers, starts):
+    for n in range(3):
+        write(tmp_path / "x" / f"{n}.tar", samples(range(5 * n, 5 * n + 5)))
+    assert_continues(lambda: open_data(tmp_path / "x").splits["train"], workers, starts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_over_archives_continues_at_fifty_places_with_workers(tmp_path, workers):
+    test_a_run_over_archives_continues_anywhere(tmp_path, workers, STARTS)

@@ -1,0 +1,162 @@
+"""Views are what DINO's recipe says, each a function of its key and number, and reach a batch in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFilter, ImageOps
+
+from tests.conftest import make_folder, picture
+from vitreous.config import from_yaml, to_yaml
+from vitreous.data.decode import decode
+from vitreous.data.keys import key
+from vitreous.data.layouts.folder import folder
+from vitreous.data.loader import Feed
+from vitreous.data.preprocess import Preprocess, to_tensor
+from vitreous.data.views import DINO, DINOV2, MultiCrop, blurred, of_tensor
+from vitreous.errors import UsageError
+
+SIZE, SMALL = (20, 24), (8, 10)
+SEEN = Preprocess(SIZE)
+PLAIN: dict[str, Any] = {"flip": 0.0, "jitter_probability": 0.0, "grey": 0.0, "blur": (0.0,) * 3, "solarise": (0.0,) * 3}
+
+
+def test_views_are_a_function_of_key_and_number():
+    image, few, many = picture(0, (70, 50)), MultiCrop(2, SMALL), MultiCrop(5, SMALL)
+    for k in range(5):
+        views = many.views(image, SIZE, k)
+        assert [tuple(view.shape) for view in views] == [(3, *SIZE)] * 2 + [(3, *SMALL)] * 5
+        assert all(view.dtype == torch.uint8 for view in views)
+        assert len({view.numpy().tobytes() for view in views}) == 7
+        assert all(torch.equal(a, b) for a, b in zip(few.views(image, SIZE, k), views[:4], strict=True))
+    assert not torch.equal(many.views(image, SIZE, 0)[0], many.views(image, SIZE, 1)[0])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grey_pictures_have_views_too(channels):
+    views = DINO.views(picture(0, (70, 50)).convert("L" if channels == 1 else "RGB"), SIZE, 3)
+    assert len(views) == 10 and all(view.shape[0] == channels for view in views)
+
+
+@pytest.mark.parametrize("crops", [DINO, DINOV2])
+def test_views_take_their_share_of_the_picture(crops):
+    """The colours of the picture are its coordinates, so a view tells which part it shows."""
+    rows, columns = np.mgrid[0:200, 0:250]
+    places = Image.fromarray(np.stack([columns, rows, 0 * rows], -1).astype(np.uint8))
+    plain = MultiCrop(2, (32, 32), crops.global_area, crops.local_area, **PLAIN)
+    areas: dict[int, list[float]] = {0: [], 2: []}
+    for k in range(150):
+        for view, shown in enumerate(plain.views(places, (32, 32), k)):
+            reach = shown.flatten(1).float().max(1).values - shown.flatten(1).float().min(1).values
+            assert shown[0, 0, 0] < shown[0, 0, -1] and shown[1, 0, 0] < shown[1, -1, 0]
+            areas[0 if view < 2 else 2].append(float(reach[0] * reach[1]) * (32 / 31) ** 2 / 50_000)
+    for group, (low, high) in ((0, crops.global_area), (2, crops.local_area)):
+        assert low - 0.03 < min(areas[group]) < low + 0.06 and high - 0.12 < max(areas[group]) < high + 0.06
+        assert abs(np.mean(areas[group]) - (low + high) / 2) < (high - low) / 6  # torchvision draws again what does not fit
+
+
+def counted(crops: MultiCrop, image: Image.Image, happened) -> np.ndarray:
+    """How often something happened, by kind of view."""
+    counts = np.zeros(3)
+    for k in range(250):
+        counts += [happened(view) for view in crops.views(image, SIZE, k)]
+    return counts / 250
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("solarise", DINO.solarise, (0, 0.2, 0)),
+        ("blur", DINO.blur, (1, 0.1, 0.5)),
+        ("blur", DINOV2.blur, (0, 0.9, 0.5)),
+        ("grey", 0.2, (0.2, 0.2, 0.2)),
+        ("jitter_probability", 0.8, (0.8, 0.8, 0.8)),
+    ],
+)
+def test_each_view_has_its_own_chances(option, value, expected):
+    crops = MultiCrop(1, SIZE, **{**PLAIN, option: value}, global_area=(1.0, 1.0), local_area=(1.0, 1.0), ratio=(1.2, 1.2))
+    fine = np.full((20, 24, 3), (140, 90, 30), np.uint8)
+    fine[::2, ::2] = (150, 60, 90)
+    alone = to_tensor(Image.fromarray(fine))
+    found = counted(crops, Image.fromarray(fine), lambda view: not torch.equal(view, alone))
+    blur_of_nothing = 0.06 if option == "blur" else 0  # a radius near 0.1 changes no pixel
+    assert (np.abs(found - expected) < 0.06 + blur_of_nothing).all()
+
+
+def test_solarising_and_blurring_are_pillows():
+    image = picture(0, (24, 20))
+    whole = {"global_area": (1.0, 1.0), "ratio": (1.2, 1.2)}
+    solar = MultiCrop(0, **{**PLAIN, "solarise": (1.0, 1.0, 1.0)}, **whole)
+    assert torch.equal(solar.views(image, SIZE, 0)[0], to_tensor(ImageOps.solarize(image, 128)))
+    assert blurred(image, 1.0, (1.5, 1.5)).tobytes() == image.filter(ImageFilter.GaussianBlur(1.5)).tobytes()
+    assert blurred(image, 0.0, (1.5, 1.5)) is image
+
+
+def test_channels_that_are_no_colours_are_cropped_and_mirrored_together():
+    image, crops = picture(0, (70, 50)), MultiCrop(3, SMALL, **{**PLAIN, "flip": 0.5})
+    bands = image.split()
+    for k in range(10):
+        whole, apart = crops.views(image, SIZE, k), MultiCrop(3, SMALL).views((*bands, bands[0]), SIZE, k)
+        for one, two in zip(whole, apart, strict=True):
+            assert torch.equal(one, two[:3]) and torch.equal(one[0], two[3])
+    floats = tuple(Image.fromarray(np.asarray(band).astype(np.float32) * 10) for band in bands[:2])
+    assert all(view.dtype == torch.float32 and view.max() > 300 for view in crops.views(floats, SIZE, 0))
+
+
+@pytest.mark.parametrize("locals", [3, 0])
+def test_rows_of_views_become_batches(locals):
+    crops, images = MultiCrop(locals, SMALL), [picture(i, (70, 50)) for i in range(4)]
+    rows = torch.stack([crops.picture(image, SEEN, k) for k, image in enumerate(images)])
+    batch = crops.unpacked(rows, SEEN)
+    assert batch["images"].shape == (2, 4, 3, *SIZE) and batch["local"].shape == (locals, 4, 3, *SMALL)
+    for k, image in enumerate(images):
+        views = crops.views(image, SIZE, k)
+        assert torch.equal(batch["images"][:, k], torch.stack(views[:2]))
+        assert not locals or torch.equal(batch["local"][:, k], torch.stack(views[2:]))
+    assert crops.unpacked(rows[:0], SEEN)["images"].shape == (2, 0, 3, *SIZE)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_pictures_in_memory_have_the_views_of_files(mode):
+    crops, images = MultiCrop(1, SMALL), [picture(i, SIZE[::-1]).convert(mode) for i in range(3)]
+    pixels, keys = torch.stack([to_tensor(image) for image in images]), key(0, np.arange(3))
+    seen = Preprocess(SIZE, pixels.shape[1])
+    rows = crops.batch(pixels, keys)
+    assert all(torch.equal(row, crops.picture(image, seen, int(k))) for row, image, k in zip(rows, images, keys, strict=True))
+    assert crops.unpacked(crops.batch(pixels[:0], keys[:0]), seen)["images"].shape[1] == 0
+
+
+def test_what_tensors_were_pictures_of():
+    floats = of_tensor(torch.rand(2, 5, 6))
+    assert isinstance(floats, tuple) and [band.mode for band in floats] == ["F", "F"] and floats[0].size == (6, 5)
+    bytes = of_tensor(torch.zeros(4, 5, 6, dtype=torch.uint8))
+    assert isinstance(bytes, tuple) and [band.mode for band in bytes] == ["L"] * 4
+
+
+def test_views_are_kept_in_a_config_and_checked():
+    assert from_yaml(MultiCrop, to_yaml(DINOV2)) == DINOV2
+    for options in ({"flip": 1.2}, {"blur": (0.0, -0.1, 0.0)}, {"local_area": (0.0, 0.4)}, {"global_area": (0.9, 0.4)}, {"locals": -1}):
+        with pytest.raises(UsageError):
+            MultiCrop(**options)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_feed_gives_batches_of_views(tmp_path, memory, workers):
+    data = folder(make_folder(tmp_path, {"train": 4, "val": 1}, size=(24, 20)))
+    split, crops = data.split("train"), MultiCrop(3, SMALL)
+    pictures = [decode(split.raw(sample)) for sample in range(len(split))]
+    cached = torch.stack([to_tensor(image) for image in pictures]) if memory else None
+    feed = Feed(split, SEEN, crops, 0, workers, cached)
+    batches = list(feed.batches(10, 15, 3))
+    assert [len(batch["samples"]) for batch in batches] == [3, 2]
+    for batch in batches:
+        assert batch["images"].shape[:2] == (2, len(batch["labels"])) and batch["local"].shape[:2] == (3, len(batch["labels"]))
+        assert (batch["labels"].numpy() == split.labels[batch["samples"].numpy()]).all()
+    sample = int(batches[0]["samples"][0])
+    alone = crops.views(pictures[sample], SIZE, int(feed.keys(sample, 0, 0)))
+    assert torch.equal(batches[0]["images"][:, 0], torch.stack(alone[:2]))
+    assert torch.equal(batches[0]["local"][:, 0], torch.stack(alone[2:]))

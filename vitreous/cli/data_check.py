@@ -1,0 +1,99 @@
+"""vitreous data check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+if TYPE_CHECKING:
+    from vitreous.cli.console import Console
+
+MARKS = {"fails": "FAILS", "warns": "look at", "tells": "note"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is wrong with a data set, before an hour is spent on it: unreadable files, copies, splits and classes, sizes and kinds.
+
+    Ends with 0 if nothing hinders training, and with 1 if it fails: the layout is refused, images cannot be read, an image is in two
+    splits or under two labels, or a group is in two splits.
+
+    Example: vitreous data check photos/ --out report.html
+    """
+
+    data: Annotated[Positional[str], arg(metavar="DATA")]
+    """A data set, as `vitreous train` takes it, or a folder that it refuses."""
+    split: Literal["train", "val", "test"] | None = None
+    """Check this part of it alone."""
+    out: Annotated[str | None, arg(metavar="REPORT.html")] = None
+    """Write a page that shows it."""
+    image_size: int = 224
+    """Side of the model's input, pixels."""
+    near: int = 4
+    """Bits of 64 in which the perceptual hashes of near copies may differ, 0 to 7."""
+    group_by: Annotated[str | None, arg(metavar="COLUMN|REGEX")] = None
+    """What names the group of an image: `group`, the column of a table, or a regular expression for its path, as 'patient(\\d+)'."""
+    workers: int | None = None
+    """Processes that read images; changes nothing (default: one a core)."""
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """Check, and print what was found; the page last."""
+    from pathlib import Path
+
+    from vitreous.data.check.check import looked
+    from vitreous.data.check.page import page
+    from vitreous.errors import ResourceError, UsageError
+    from vitreous.weights.bundle import write_text
+
+    out = Path(options.out) if options.out else None
+    if out and not out.absolute().parent.is_dir():
+        raise UsageError(f"no folder {out.absolute().parent}", "make it first")
+    if out and out.is_dir():
+        raise UsageError(f"{out} is a folder", "name a file: --out report.html")
+    document, subject = looked(
+        options.data, options.split, options.workers, options.near, options.image_size, options.group_by, console.progress
+    )
+    tell(document, console)
+    if out:
+        try:
+            write_text(out, page(document, subject))
+        except OSError as error:
+            raise ResourceError(f"cannot write {out}: {error.strerror}") from None
+        console.say(f"\n{out} shows it")
+    return document
+
+
+def tell(document: dict[str, Any], console: Console) -> None:
+    """The splits, the unreadable files, and the findings."""
+    from vitreous.data.check.facts import by_reason
+    from vitreous.data.check.findings import SHOWN
+
+    rows = [
+        [name, f"{split['images']:,}", f"{split['unreadable']:,}", f"{split['bytes'] / 1e6:,.1f}M"]
+        for name, split in document["splits"].items()
+    ]
+    console.table(["split", "images", "unreadable", "bytes"], rows)
+    if size := document["sizes"]:
+        width, height = (
+            f"{size[side]['min']:.0f} to {size[side]['max']:.0f}, median {size[side]['median']:.0f}" for side in ("width", "height")
+        )
+        console.say(f"{len(document['classes'])} classes; width {width}; height {height}")
+    for note in document["notes"]:
+        console.note(note)
+    shown = 0
+    for reason, bad in by_reason(document["unreadable"]):
+        console.say(f"\n{len(bad):,} x {reason}")
+        for row in bad[: max(SHOWN - shown, 0)]:
+            console.say(f"    {row['path']}")
+        shown += len(bad)
+    if shown > SHOWN:
+        console.say(f"    {SHOWN} of {shown:,} are named here; --json names all")
+    console.say()
+    for finding in document["findings"]:
+        console.say(f"{MARKS[finding['level']]}: {finding['text']}")
+        if finding["way"]:
+            console.say(f"    {finding['way']}")
+    console.say("passed" if document["passed"] else "failed")

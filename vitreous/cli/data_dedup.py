@@ -1,0 +1,144 @@
+"""vitreous data dedup."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+if TYPE_CHECKING:
+    from vitreous.cli.console import Console
+    from vitreous.data.copies.views import Looker
+    from vitreous.data.split import Data, Split
+
+
+@dataclass(frozen=True)
+class Options:
+    """List the images of a data set that are in others too: the same bytes, the same pixels, or a near copy (cut to half of
+    its area, scaled, recompressed, mirrored, changed in colour). Nothing is deleted.
+
+    Example: vitreous data dedup photos/ --against pets/ --against flowers/ --out copies.csv
+    """
+
+    data: Annotated[Positional[str], arg(metavar="DATA")]
+    """A data set, as `vitreous train` takes it, or a folder of images; its test split stays out of it."""
+    out: Annotated[str, arg(metavar="LIST.csv")]
+    """The list to write: path, copy_of, reason, score."""
+    against: Annotated[tuple[str, ...], arg(metavar="DATA...")] = ()
+    """The data sets that it must not share images with."""
+    against_split: Literal["auto", "train", "val", "test", "all"] = "auto"
+    """Which part of those; auto is the test split, or everything where there is none."""
+    within: bool = False
+    """List images of DATA that are copies of an earlier one there, too."""
+    apply_to: Annotated[str | None, arg(metavar="OUT.csv")] = None
+    """Write the data set without the copies, as a table that `vitreous train` takes."""
+    threshold: float = 0.75
+    """How alike a near copy is to its original, where the one lies best over the other; up to 1."""
+    model: Annotated[str | None, arg(metavar="RUN")] = None
+    """A run folder or a bundle, whose features look for copies too."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps."""
+    workers: int | None = None
+    """Processes that decode images; changes nothing (default: one a core)."""
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """Look for copies, write the list, and say how many there are."""
+    from pathlib import Path
+
+    from vitreous.data.copies.dedup import dedup
+    from vitreous.data.copies.listing import excluded, listed, remaining
+    from vitreous.data.split import Data
+    from vitreous.errors import UsageError
+    from vitreous.machine import pick_device
+
+    if options.workers is not None and options.workers < 0:
+        raise UsageError(f"--workers cannot be {options.workers}")
+    device = pick_device(options.device)
+    data, out = opened(options.data), Path(options.out)
+    if options.apply_to and not isinstance(data, Data):
+        raise UsageError(f"{options.data} has no classes: there is no table of it to write", "leave --apply-to out")
+    for path in (out, *([Path(options.apply_to)] if options.apply_to else [])):
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"no folder {path.absolute().parent}", "make it first")
+    own = [split for name, split in data.splits.items() if name != "test"] if isinstance(data, Data) else [data]
+    others = [split for source in options.against for split in part(opened(source), options.against_split, source, console)]
+    looker = looking(options.model, device) if options.model else None
+    found = dedup(own, others, options.within, options.threshold, options.workers, looker, device, console.progress)
+    write(out, listed(found["copies"]))
+    if options.apply_to and isinstance(data, Data):
+        table = Path(options.apply_to)
+        write(table, remaining(data, excluded(out), table.absolute().parent))
+    for line in found["unreadable"][:20]:
+        console.note(f"cannot be read: {line}")
+    rows = [[reason, str(found["counts"].get(reason, 0))] for reason in ("bytes", "pixels", "hash", "near")]
+    console.table(["copies by", "images"], rows)
+    console.say(f"{len(found['copies'])} of {found['images']} images are copies, {len(found['unreadable'])} cannot be read: {out}")
+    return {"data": options.data, "against": list(options.against), "list": options.out, "table": options.apply_to} | {
+        "images": found["images"],
+        "images_against": found["against"],
+        **{key: found[key] for key in ("within", "threshold", "counts", "unreadable", "copies")},
+    }
+
+
+def opened(source: str) -> Data | Split:
+    """A data set; or, where it has no classes, the images of a folder. Raises DataError where there are none."""
+    from pathlib import Path
+
+    import numpy as np
+
+    from vitreous.data.layouts.folder import list_images
+    from vitreous.data.sources import open_data
+    from vitreous.data.split import Files
+    from vitreous.errors import DataError
+
+    try:
+        return open_data(source)
+    except DataError:
+        paths = list_images(Path(source)) if Path(source).is_dir() else []
+        if not paths:
+            raise
+        return Files(paths, np.zeros(len(paths), np.int64))
+
+
+def part(data: Data | Split, which: str, source: str, console: Console) -> list[Split]:
+    """The splits that are meant, and a note of which they are."""
+    from vitreous.data.split import Data
+
+    if not isinstance(data, Data):
+        return [data]
+    if which in ("train", "val", "test"):
+        return [data.split(which)]
+    names = ["test"] if which == "auto" and "test" in data.splits else list(data.splits)
+    console.note(f"{source}: {', '.join(names)}, {sum(len(data.splits[name]) for name in names)} images")
+    return [data.splits[name] for name in names]
+
+
+def looking(run: str, device: str) -> Looker:
+    """The features of a run's model: what its head is given."""
+    import numpy as np
+    import torch
+
+    from vitreous.data.copies.views import Looker
+    from vitreous.training.evaluate import open_bundle
+
+    bundle = open_bundle(run)
+    model = bundle.model.to(device).eval()
+
+    @torch.inference_mode()
+    def embed(pixels: torch.Tensor) -> np.ndarray:
+        return model.pool(model.features(bundle.preprocess.normalise(pixels.to(device)))).float().cpu().numpy()
+
+    return Looker(bundle.preprocess, embed)
+
+
+def write(path: Any, text: str) -> None:
+    """A small file, whole or not at all. Raises ResourceError."""
+    from vitreous.errors import ResourceError
+    from vitreous.weights.bundle import write_text
+
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise ResourceError(f"cannot write {path}: {error.strerror}") from None

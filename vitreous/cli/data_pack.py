@@ -1,0 +1,65 @@
+"""vitreous data pack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+if TYPE_CHECKING:
+    from vitreous.cli.console import Console
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Write a data set once as shards made for training: scaled, checksummed, readable by anyone.
+
+    Given again, the same command continues an interrupted pack, or checks a finished one.
+
+    Example: vitreous data pack photos/ --out photos-packed --to uint8
+    """
+
+    source: Annotated[Positional[str], arg(metavar="DATA")]
+    """A data set, as `vitreous train` takes it."""
+    out: Annotated[str, arg(metavar="DIR")]
+    """The folder to make."""
+    to: Literal["tar", "uint8"] = "tar"
+    """tar: WebDataset archives of JPEG and PNG; uint8: decoded pixels that are mapped into memory, larger and faster."""
+    short_side: int = 256
+    """Pixels; what is larger is scaled down to it, nothing is scaled up."""
+    quality: int = 90
+    """Of the JPEG that a scaled picture becomes; others stay as they are."""
+    lossless: bool = False
+    """Scaled pictures that were no JPEG become PNG."""
+    shard_size: str = "256M"
+    """Bytes of a file, with K, M or G."""
+    bad_images: Literal["stop", "skip"] = "stop"
+    """Images that cannot be read: end with their names and no pack, or leave them out and name them in pack.json."""
+    workers: int | None = None
+    """Processes that decode; changes no byte (default: one a core)."""
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """Pack, and say what there is now."""
+    from vitreous.errors import UsageError
+
+    digits, unit = options.shard_size.rstrip("KMGkmg"), options.shard_size[-1:].upper()
+    if not digits.isdecimal() or len(options.shard_size) > len(digits) + 1:
+        raise UsageError(f"--shard-size {options.shard_size} is no size", "use bytes, or 64K, 256M, 1G")
+    if options.workers is not None and options.workers < 0:
+        raise UsageError(f"--workers cannot be {options.workers}")
+    from vitreous.data.pack import Plan, pack
+
+    size = int(digits) * UNITS["" if unit.isdecimal() else unit]
+    plan = Plan(options.to, options.short_side, options.quality, options.lossless, size)
+    document = pack(options.source, options.out, plan, options.bad_images, options.workers, console)
+    rows = []
+    for name, split in document["splits"].items():
+        size = sum(file["bytes"] for file in (*split["shards"], *split["files"].values()))
+        rows.append([name, f"{split['images']:,}", str(len(split["unreadable"])), str(len(split["shards"])), f"{size / 2**20:.1f} MiB"])
+    console.table(["split", "images", "unreadable", "shards", "size"], rows)
+    console.say(f"next: vitreous train {document['out']}")
+    return document

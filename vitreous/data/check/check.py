@@ -1,0 +1,98 @@
+"""The verb `data check`: every image of a data set looked at once, and what is true of all of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.check.alike import Groups, correlated, hashed, linked
+from vitreous.data.check.facts import facts
+from vitreous.data.check.findings import FAILS, findings
+from vitreous.data.check.record import FORM, GRID, READABLE, RECORD, VIEW, Form, probe, review, survey
+from vitreous.data.check.scan import Job, Seen, scan
+from vitreous.data.check.subject import Subject, parted, subject
+from vitreous.data.split import Split
+from vitreous.errors import UsageError
+
+RADIUS = 4  # bits of 64 in which the perceptual hashes of near copies differ at most
+PROBED = 100  # pictures of which one must be readable to tell how all are read
+Progress = Callable[[str, int, int, str], None]
+
+
+def check(
+    source: str | os.PathLike[str],
+    split: str | None = None,
+    workers: int | None = None,
+    near: int = RADIUS,
+    image_size: int = 224,
+    group_by: str | None = None,
+    progress: Progress = lambda label, done, total, text: None,
+) -> dict[str, Any]:
+    """Look at every image of a data set, as `train` takes it, or of a folder that it would refuse, and say what is true of them.
+
+    The document has counts, classes, unreadable images by name and reason, copies, sizes, kinds of files, what the loader does with
+    them, and `findings`; `passed` is whether nothing hinders training. It is the same for any number of `workers` (None: one a core;
+    0: this process, which a decoder that crashes takes along). Raises DataError where there is nothing to look at, UsageError.
+    """
+    return looked(os.fspath(source), split, workers, near, image_size, group_by, progress)[0]
+
+
+def looked(
+    source: str, split: str | None, workers: int | None, near: int, image_size: int, group_by: str | None, progress: Progress
+) -> tuple[dict[str, Any], Subject]:
+    """The same, and the images, of which a page shows some."""
+    if not 0 <= near <= 7:
+        raise UsageError(f"--near must be from 0 to 7, not {near}")
+    if image_size < 1 or (workers is not None and workers < 0):
+        raise UsageError("--image-size must be at least 1" if image_size < 1 else f"--workers cannot be {workers}")
+    what, workers = subject(source, split), cores() if workers is None else workers
+    groups = {"by": group_by, "parted": parted(what, group_by)}
+    seen: dict[str, Seen] = {}
+    how = first_form(next(iter(what.splits.values())), workers)
+    total, before, started = sum(what.lengths), 0, time.perf_counter()
+    for name, part in what.splits.items():
+
+        def each(done: int, before: int = before) -> None:
+            rate = (before + done) / (time.perf_counter() - started)
+            progress("check", before + done, total, f"{rate:.0f} images/s")
+
+        seen[name] = scan(part, workers, each, (RECORD, partial(survey, how=how)))
+        before += len(part)
+    document = facts(what, seen, near_copies(what, seen, near, (VIEW, partial(review, how=how)), workers, progress), image_size, groups)
+    document["channels"] = {"count": how[0], "numbers": how[1]} if how else None
+    found = findings(document)
+    return {"passed": all(finding["level"] != FAILS for finding in found), "findings": found, **document}, what
+
+
+def first_form(split: Split, workers: int) -> Form:
+    """How the pictures of a split are read: the first readable one of a hundred stands for all, as it does for `train`."""
+    for low, high in ((0, 1), (1, PROBED)):
+        few = split.take(np.arange(low, min(high, len(split))))
+        records = scan(few, min(workers, 1), job=(FORM, probe)).records
+        for record in records[records["state"] == READABLE][:1]:
+            return (int(record["channels"]), str(record["numbers"])) if record["channels"] else None
+    return None
+
+
+def near_copies(what: Subject, seen: dict[str, Seen], radius: int, job: Job, workers: int, progress: Progress) -> Groups:
+    """Groups of images that look alike: those with like hashes are read again, and compared."""
+    pairs = hashed(np.concatenate([part.records for part in seen.values()]), radius)
+    rows, places = np.unique(pairs, return_inverse=True)
+    views, done = np.zeros((len(rows), GRID, GRID), np.uint8), 0
+    for name, split in what.splits.items():
+        low, high = what.rows(name)
+        first, last = np.searchsorted(rows, (low, high))
+        again = split.take(rows[first:last] - low)
+        views[first:last] = scan(again, workers, lambda n, d=done: progress("compare", d + n, len(rows), ""), job).records["view"]
+        done += len(again)
+    return linked(rows[correlated(places.reshape(2, -1), views)], sum(what.lengths))
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,91 @@
+"""`report.html` of a check: one page that needs nothing but itself, in light and in dark."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from PIL import Image
+
+from vitreous.data.check.facts import by_reason
+from vitreous.data.check.findings import SHOWN
+from vitreous.data.check.subject import Subject
+from vitreous.data.decode import printable
+from vitreous.data.split import picture_of
+from vitreous.errors import DataError
+
+PAIRS = 24  # groups of copies whose pictures are shown
+TOGETHER = 4  # pictures of one group
+SIDE = 112  # of a picture shown, pixels
+BARS = 40  # classes in the drawing
+
+
+def page(document: dict[str, Any], subject: Subject) -> str:
+    """The document of a check as HTML, with pictures of copies: of those in two splits or under two labels first."""
+    from jinja2 import Environment
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["shown"] = printable
+    sides, spread = document["sizes"], document["balance"]
+    histogram = sides["histogram"] if sides else {"edges": [], "images": []}
+    edges = histogram["edges"]
+    ranges = [f"below {edges[0]}", *(f"{edge}" for edge in edges)] if edges else []
+    counts = document["splits"][spread["split"]]["per_class"] if spread else {}
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    template = environment.from_string(files("vitreous.data.check").joinpath("page.html").read_text("utf-8"))
+    return template.render(
+        **{key: value for key, value in document.items() if key != "copies"},
+        name=printable(subject.name),
+        reasons=by_reason(document["unreadable"])[:SHOWN],
+        most=SHOWN,
+        sides=bars(ranges, histogram["images"]),
+        per_class=bars([printable(label) for label, _ in ordered[:BARS]], [count for _, count in ordered[:BARS]]),
+        hidden=max(len(ordered) - BARS, 0),
+        copies=document["copies"],
+        shown=pictures(document, subject),
+    )
+
+
+def bars(names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Any]]:
+    """Rows of a drawing: the name, the number, and the length of its bar, 0 to 100."""
+    most = max(counts, default=0) or 1
+    return [{"name": name, "count": count, "length": round(100 * count / most, 2)} for name, count in zip(names, counts, strict=True)]
+
+
+def pictures(document: dict[str, Any], subject: Subject) -> list[dict[str, Any]]:
+    """The first PAIRS groups of copies, those across splits before those under two labels, equal ones before near ones."""
+    ranked = [
+        (len({row["split"] for row in group}) < 2, len({row["class"] for row in group}) < 2, kind != "copies", number, kind, group)
+        for kind in ("copies", "near_copies")
+        for number, group in enumerate(document[kind]["listed"][:PAIRS])
+    ]
+    return [
+        {
+            "what": "equal" if kind == "copies" else "alike",
+            "more": max(len(group) - TOGETHER, 0),
+            "images": [{**row, "picture": thumbnail(subject, row["split"], row["number"])} for row in two_sides(group)],
+        }
+        for *_, kind, group in sorted(ranked, key=lambda row: row[:4])[:PAIRS]
+    ]
+
+
+def two_sides(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A few images of a group, the first of each split and label among them."""
+    kinds = [(row["split"], row["class"]) for row in group]
+    order = sorted(range(len(group)), key=lambda i: (kinds.index(kinds[i]) != i, i))
+    return [group[i] for i in sorted(order[:TOGETHER])]
+
+
+def thumbnail(subject: Subject, split: str, sample: int) -> str:
+    """A small picture as the address of an image; an empty string where it cannot be read any more."""
+    try:
+        picture = picture_of(subject.splits[split], sample, 3)
+    except DataError:
+        return ""
+    picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()

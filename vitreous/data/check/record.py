@@ -1,0 +1,196 @@
+"""What is kept of an image that was looked at: a record of fixed size, so that a million take no more than 80 MB."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitreous.data.copies.hashes import perceptual
+from vitreous.data.decode import FORMATS, SUFFIXES, decode, silence
+from vitreous.data.jpeg import Jpeg
+from vitreous.data.npy import MAGIC
+from vitreous.data.regions import open_picture
+from vitreous.data.spectral import bands, form
+from vitreous.data.split import Split
+from vitreous.errors import DataError
+
+GRID = 32  # side of the grey picture that the perceptual hash is made of
+UNSEEN, READABLE, UNREADABLE = range(3)
+RECORD = np.dtype(
+    [
+        ("digest", "<u8", 2),  # of the stored bytes or pixels, the first half of their SHA-256
+        ("hash", "<u8"),  # perceptual
+        ("bytes", "<u8"),
+        ("width", "<u4"),  # upright
+        ("height", "<u4"),
+        ("mean", "<f4", 3),  # of the decoded picture, 0..255
+        ("std", "<f4", 3),
+        ("traits", "<u2"),
+        ("state", "u1"),
+        ("format", "u1"),  # position in KINDS
+        ("mode", "u1"),  # position in MODES
+        ("depth", "u1"),  # bits of a channel as stored
+    ]
+)
+VIEW = np.dtype([("view", "u1", (GRID, GRID)), ("state", "u1")])  # of the few that are looked at again
+FORM = np.dtype([("channels", "<u4"), ("numbers", "U8"), ("state", "u1")])  # how one is read
+KINDS = ("other", "pixels", *FORMATS, "MPO", "NPY")
+MODES = ("other", "1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "I", "I;16", "I;16B", "I;16L", "YCbCr", "RGBX")
+SUFFIX_OF = {
+    "JPEG": {".jpg", ".jpeg"}, "MPO": {".jpg", ".jpeg"}, "PNG": {".png"}, "WEBP": {".webp"}, "GIF": {".gif"}, "BMP": {".bmp"},
+    "TIFF": {".tif", ".tiff"}, "NPY": {".npy"},
+}  # fmt: skip
+
+
+Form = tuple[int, str] | None  # channels and numbers where pictures are read channel by channel, as `spectral.form` has it
+Header = tuple[str, str, int, int]  # format, mode, bits of a channel, traits
+Begin = Callable[[int], None]
+Tell = Callable[[int, str], None]
+NAMELESS = "image"  # what an image is called until it cannot be read
+_POWERS = np.arange(256.0)[:, None] ** (1, 2)
+
+
+class Trait(IntEnum):
+    """What is out of the ordinary about an image."""
+
+    ANIMATED = 1
+    ALPHA = 2
+    TURNED = 4  # by EXIF
+    ONE_COLOUR = 8
+    MISNAMED = 16  # the name ends as that of another format
+
+
+def survey(split: Split, span: tuple[int, int], records: np.ndarray, begin: Begin, tell: Tell, how: Form = None) -> None:
+    """Read and decode the samples [start, stop) once, and fill in their places in `records`, (n,) RECORD.
+
+    `begin` hears of each sample before it is read, `tell` why one cannot be. The verdict is that of `decode`, or of `bands` where
+    `how` has the channels and their numbers: as in training and everywhere else.
+    """
+    start, stop = span
+    views = np.zeros((stop - start, GRID, GRID), np.uint8)
+    for sample in range(start, stop):
+        begin(sample)
+        found = look(split, sample, views[sample - start], how)
+        if isinstance(found, str):
+            tell(sample, found)
+            found = ((0, 0), 0, 0, 0, 0, (0, 0, 0), (0, 0, 0), 0, UNREADABLE, 0, 0, 0)
+        records[sample] = found
+    records["hash"][start:stop] = perceptual(views)
+
+
+def review(split: Split, span: tuple[int, int], records: np.ndarray, begin: Begin, tell: Tell, how: Form = None) -> None:
+    """The small grey pictures of the samples [start, stop), for another look at them; `records` (n,) VIEW."""
+    for sample in range(*span):
+        begin(sample)
+        if isinstance(found := look(split, sample, records["view"][sample], how), str):
+            tell(sample, found)
+
+
+def look(split: Split, sample: int, view: np.ndarray, how: Form) -> tuple[Any, ...] | str:
+    """The record of a sample, but for its hash, or why it cannot be read. Fills in `view`, (GRID, GRID) uint8."""
+    try:
+        raw = split.raw(sample)
+        content = raw if isinstance(raw, bytes) else f"{raw.shape} {raw.dtype.str}".encode() + np.ascontiguousarray(raw).tobytes()
+        size = len(raw) if isinstance(raw, bytes) else raw.nbytes
+        digest = tuple(np.frombuffer(hashlib.sha256(content).digest()[:16], "<u8").tolist())
+        picture, (kind, mode, depth, traits) = opened(raw, how)
+        mean, std = moments(picture)
+        view[:] = np.asarray(picture.convert("L").resize((GRID, GRID), Image.Resampling.BOX))
+    except DataError as error:
+        return error.message.removeprefix(f"{NAMELESS}: ").removeprefix(f"{split.name(sample)}: ")
+    except MemoryError:
+        return "cannot be read (out of memory)"
+    if kind in SUFFIX_OF and misnamed(split.name(sample), kind):
+        traits |= Trait.MISNAMED
+    if max(std) == 0:
+        traits |= Trait.ONE_COLOUR
+    return digest, 0, size, *picture.size, mean, std, int(traits), READABLE, place(kind, KINDS), place(mode, MODES), depth
+
+
+def probe(split: Split, span: tuple[int, int], records: np.ndarray, begin: Begin, tell: Tell) -> None:
+    """How the samples [start, stop) would each be read; `records` (n,) FORM, READABLE where one can be."""
+    for sample in range(*span):
+        begin(sample)
+        name = split.name(sample)
+        try:
+            raw = split.raw(sample)
+            found = form(raw, name)
+            _ = decode(raw, 3, name) if found is None else bands(raw, *found, name)
+        except Exception:  # the survey says why
+            continue
+        records[sample] = (*(found or (0, "")), READABLE)
+
+
+def stretched(band: Image.Image) -> Image.Image:
+    """One channel of any numbers as a grey RGB picture, from its least value to its greatest."""
+    values = np.asarray(band, np.float64)
+    low, high = float(values.min()), float(values.max())
+    return Image.fromarray(((values - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)).convert("RGB")
+
+
+def place(word: str, known: tuple[str, ...]) -> int:
+    """Where a word stands among the known ones, 0 (`other`) for none of them."""
+    return known.index(word) if word in known else 0
+
+
+def moments(picture: Image.Image) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel of an RGB picture. From its histogram: sums of whole numbers, exact."""
+    counts = np.array(picture.histogram(), np.float64).reshape(3, 256)
+    mean, square = (counts @ _POWERS).T / (picture.width * picture.height)
+    return mean.tolist(), np.sqrt((square - mean**2).clip(0)).tolist()
+
+
+def opened(raw: bytes | np.ndarray, how: Form) -> tuple[Image.Image, Header]:
+    """What is stored -> the RGB picture, decoded as in training, and what its header says. Raises DataError.
+
+    Of pictures that are read channel by channel, the first channel stands for all.
+    """
+    if how is not None:
+        picture = stretched(bands(raw, *how, NAMELESS)[0])
+        kind, mode, _, traits = header(raw, picture)
+        return picture, (kind, mode, 8 * np.dtype(how[1]).itemsize, traits)
+    found = open_picture(raw, 3, NAMELESS)
+    if isinstance(found, Image.Image):
+        return found, header(raw, found)
+    picture = Image.fromarray(found.region((0, 0, *found.size)))
+    if isinstance(found, Jpeg):
+        return picture, ("JPEG", "L" if found.layout.components == 1 else "RGB", 8, Trait.TURNED * (found.orientation > 1))
+    return picture, header(raw, picture)
+
+
+def header(raw: bytes | np.ndarray, picture: Image.Image) -> Header:
+    """What the header of a file says that was read as `picture`. Never a verdict."""
+    if not isinstance(raw, bytes):
+        return "pixels", picture.mode, 8, 0
+    if raw.startswith(MAGIC):
+        return "NPY", "other", 8, 0
+    try:
+        with silence(), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
+            kind, mode = image.format or "other", image.mode
+            coding = str(image.tile[0][3]) if image.tile else ""
+            depth = 1 if mode == "1" else 16 if ";16" in coding or mode.startswith("I") else 8
+            traits = Trait.ALPHA * image.has_transparency_data | Trait.TURNED * turned(image)
+            return kind, mode, depth, traits | Trait.ANIMATED * bool(getattr(image, "is_animated", False))
+    except Exception:  # what `bands` reads, Pillow need not
+        return "other", "other", 8, 0
+
+
+def misnamed(name: str, kind: str) -> bool:
+    """Whether a name ends as that of another format; not where it has no such end."""
+    suffix = os.path.splitext(name)[1].lower()
+    return suffix in SUFFIXES and suffix not in SUFFIX_OF[kind]
+
+
+def turned(image: Image.Image) -> bool:
+    """Whether EXIF asks for the picture to be turned or mirrored; not where it cannot be read."""
+    try:
+        return image.getexif().get(0x0112, 1) in range(2, 9)
+    except Exception:  # as `decode` has it: a tag is not worth a picture
+        return False

@@ -1,0 +1,115 @@
+"""What is checked: the splits of a data set, or the images of a folder that is none."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from vitreous.data.decode import SUFFIXES, printable
+from vitreous.data.grouping import COLUMN, PARTED, expression, keys_of, no_column, straddling
+from vitreous.data.layouts.folder import list_images
+from vitreous.data.sources import open_data
+from vitreous.data.split import Data, Files, Split
+from vitreous.errors import DataError
+
+LOOSE = "images"  # the split of a folder that is no data set
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Splits by name, as the user made them: what `train` would draw from the training images is not drawn.
+
+    `refused` is why `train` would not take the source; then its images have no classes.
+    """
+
+    name: str
+    source: str
+    splits: dict[str, Split]
+    classes: tuple[str, ...]
+    notes: list[str] = field(default_factory=list)
+    refused: DataError | None = None
+    column: bool = False  # whether the source itself says which images are of one group
+
+    @property
+    def lengths(self) -> list[int]:
+        """Images of each split."""
+        return [len(split) for split in self.splits.values()]
+
+    def place(self, row: int) -> tuple[str, int]:
+        """The split and the sample in it of a row of all images, one split after the other."""
+        ends = np.cumsum(self.lengths)
+        split = int(np.searchsorted(ends, row, side="right"))
+        return list(self.splits)[split], row - int(ends[split]) + self.lengths[split]
+
+    def rows(self, name: str) -> tuple[int, int]:
+        """The rows [first, last) of a split."""
+        split = list(self.splits).index(name)
+        return sum(self.lengths[:split]), sum(self.lengths[: split + 1])
+
+    def class_of(self, name: str, sample: int) -> str:
+        """The class of an image, several with `|` between them; an empty string where there are no classes."""
+        if not self.classes:
+            return ""
+        label = self.splits[name].labels[sample]
+        return "|".join(self.classes[i] for i in (np.flatnonzero(label) if np.ndim(label) else [int(label)]))
+
+    def counts(self, name: str) -> np.ndarray:
+        """(K,) images of each class in a split."""
+        labels = self.splits[name].labels
+        return labels.sum(0).astype(np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=len(self.classes))
+
+
+def subject(source: str, split: str | None = None) -> Subject:
+    """What a source holds; a single split of it, if one is named. Raises DataError where there is nothing to look at."""
+    try:
+        data = open_data(source)
+    except DataError as error:
+        paths = list_images(Path(source)) if Path(source).is_dir() else []
+        if not paths:
+            raise
+        return Subject(printable(source), source, {LOOSE: Files(paths, np.zeros(len(paths), np.int64))}, (), refused=error)
+    splits = as_made(data)
+    if split is not None:
+        splits = {split: data.split(split)}
+    return Subject(data.name, source, splits, tuple(map(printable, data.classes)), data.notes, column=data.groups is not None)
+
+
+def as_made(data: Data) -> dict[str, Split]:
+    """The splits before a part of the training images was drawn for validation."""
+    if data.whole is None:
+        return dict(data.splits)
+    return {"train": data.whole, **{name: split for name, split in data.splits.items() if name not in ("train", "val")}}
+
+
+def parted(subject: Subject, group_by: str | None) -> list[dict[str, object]]:
+    """The groups in two splits: the splits, how many groups, and their names. Raises as `vitreous.data.grouping` does."""
+    found = [note for note in subject.notes if PARTED in note]
+    if group_by == COLUMN and not subject.column:
+        raise no_column(subject.name)
+    if group_by in (None, COLUMN):
+        return [{"splits": [], "groups": int(note.split()[0]), "names": []} for note in found]
+    pattern = expression(group_by)
+    keys = {name: keys_of(split, pattern, subject.source) for name, split in subject.splits.items()}
+    return [{"splits": list(pair), "groups": len(names), "names": names} for pair, names in straddling(keys).items()]
+
+
+def left_out(subject: Subject) -> dict[str, int]:
+    """Files below a folder that no split has: other files by the end of their names, and `images` that stand outside the layout."""
+    root = Path(subject.source)
+    if not root.is_dir() or not all(isinstance(split, Files) for split in subject.splits.values()):
+        return {}
+    others, images = Counter(), 0
+    for _, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            suffix = os.path.splitext(name)[1].lower()
+            if suffix in SUFFIXES and not name.startswith("."):
+                images += 1
+            else:
+                others[printable(suffix) or "no suffix"] += 1
+    outside = images - sum(subject.lengths)
+    return {**({"images": outside} if outside > 0 else {}), **dict(sorted(others.items()))}

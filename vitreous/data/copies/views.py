@@ -1,0 +1,205 @@
+"""What is remembered of each picture while copies are looked for: two digests and a small grey view of it, 1 KB in all.
+
+Pictures are read once, in workers, and none is kept. n pictures; views are (n, SIDE, SIDE) uint8.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from vitreous.data.copies.windows import WHOLE, spectrum
+from vitreous.data.decode import decode
+from vitreous.data.loader import HANG, Decoding, collate, leave_signals
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.split import Split
+from vitreous.errors import DataError, ResourceError
+
+SIDE = 32  # of the view that every picture leaves
+DIGEST = 16  # bytes kept of a SHA-256
+BATCH = 64  # pictures that come from a worker at a time
+FREQUENCIES = 5  # that share the power of a picture that can be told from others
+PLAIN = 2.0  # standard deviation of grey levels below which a view shows nothing to compare
+SCANNED = 256  # longest side at which borders are looked for
+FLAT, SAME = 10, 6  # grey levels: spread within a line of a border, and difference between two of its lines
+
+Progress = Callable[[str, int, int], None]
+
+
+class Joined:
+    """Several splits one after the other, as far as reading goes."""
+
+    def __init__(self, splits: Sequence[Split]) -> None:
+        self.splits = list(splits)
+        self.ends = np.cumsum([len(split) for split in splits], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def place(self, sample: int) -> tuple[Split, int]:
+        """The split that a sample is in, and its number there."""
+        part = int(np.searchsorted(self.ends, sample, side="right"))
+        return self.splits[part], sample - int(self.ends[part]) + len(self.splits[part])
+
+    def raw(self, sample: int) -> bytes | np.ndarray:
+        """What is stored of a sample. Raises DataError."""
+        split, number = self.place(sample)
+        return split.raw(number)
+
+    def name(self, sample: int) -> str:
+        split, number = self.place(sample)
+        return split.name(number)
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What is remembered of n pictures; where one cannot be read, `bad` says why, and its row means nothing.
+
+    `content` and `pixels` are (n, 2) uint64: the beginnings of the SHA-256 of what is stored, and of the decoded picture.
+    `features` are (n, D) float16 of length 1 where a model looks too.
+    """
+
+    content: np.ndarray
+    pixels: np.ndarray
+    views: np.ndarray
+    bad: dict[int, DataError]
+    features: np.ndarray | None = None
+
+    @cached_property
+    def comparable(self) -> np.ndarray:
+        """(n,) bool: pictures that can be read and show enough to tell them from others.
+
+        With whole spectra of length 1, s, `1 / sum(s ** 4)` is how many frequencies share the power, about: in photographs 10 to
+        90, 5 at least; in a plain gradient 2, and all of those are alike.
+        """
+        found = np.empty(len(self.views), bool)
+        for low in range(0, len(found), 4096):
+            part = torch.from_numpy(self.views[low : low + 4096]).float()
+            shared = spectrum(part, WHOLE.expand(len(part), 4), 16).pow(4).sum((1, 2))
+            found[low : low + 4096] = ((shared < 1 / FREQUENCIES) & (part.flatten(1).std(1) >= PLAIN)).numpy()
+        found[list(self.bad)] = False
+        return found
+
+
+@dataclass(frozen=True)
+class Looker:
+    """A model that looks too: what it takes, and the features it makes, (B, C, *image) uint8 -> (B, D)."""
+
+    preprocess: Preprocess
+    embed: Callable[[Tensor], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Looking:
+    """A reader for the loader: a sample -> one row of bytes, the digests, the view of `side` pixels, and what a model takes."""
+
+    split: Joined
+    side: int = SIDE
+    preprocess: Preprocess | None = None
+
+    def one(self, sample: int) -> Tensor:
+        """(2 * DIGEST + side * side [+ C * H * W],) uint8. Raises DataError."""
+        raw, name = self.split.raw(sample), self.split.name(sample)
+        picture = decode(raw, 3, name)
+        row = digest(raw) + digest(np.asarray(picture)) + view(picture, self.side).tobytes()
+        found = torch.frombuffer(bytearray(row), dtype=torch.uint8)
+        if self.preprocess is None:
+            return found
+        fed = picture if self.preprocess.channels == 3 else self.preprocess.decoded(raw, name)
+        return torch.cat([found, self.preprocess.pixels(fed).flatten()])
+
+
+def look(pool: Joined, workers: int, progress: Progress = lambda label, done, total: None, looker: Looker | None = None) -> Looks:
+    """Read every picture once; `progress` is told how many were."""
+    count = len(pool)
+    content, pixels = np.zeros((count, DIGEST), np.uint8), np.zeros((count, DIGEST), np.uint8)
+    views = np.zeros((count, SIDE, SIDE), np.uint8)
+    features: np.ndarray | None = None
+    bad: dict[int, DataError] = {}
+    reader = Looking(pool, SIDE, looker and looker.preprocess)
+    done, rest = 0, 2 * DIGEST + SIDE * SIDE
+    for samples, rows in rows_of(reader, range(count), workers, bad):
+        if len(samples):
+            content[samples], pixels[samples] = rows[:, :DIGEST], rows[:, DIGEST : 2 * DIGEST]
+            views[samples] = rows[:, 2 * DIGEST : rest].reshape(-1, SIDE, SIDE)
+        if looker is not None and len(samples):
+            images = torch.from_numpy(rows[:, rest:].copy()).view(-1, looker.preprocess.channels, *looker.preprocess.image)
+            made = looker.embed(images).astype(np.float32)
+            features = np.zeros((count, made.shape[1]), np.float16) if features is None else features
+            features[samples] = made / np.maximum(np.linalg.norm(made, axis=1, keepdims=True), 1e-12)
+        done = min(done + BATCH, count)
+        progress("look at images", done, count)
+    return Looks(content.view(np.uint64), pixels.view(np.uint64), views, bad, features)
+
+
+def closer(pool: Joined, samples: Sequence[int], side: int, workers: int) -> dict[int, np.ndarray]:
+    """Larger views, (side, side) uint8, of some samples; those that cannot be read any more are left out."""
+    found: dict[int, np.ndarray] = {}
+    for numbers, rows in rows_of(Looking(pool, side), samples, workers, {}):
+        found |= {int(n): row[2 * DIGEST :].reshape(side, side) for n, row in zip(numbers, rows, strict=True)}
+    return found
+
+
+def rows_of(reader: Looking, samples: Sequence[int], workers: int, bad: dict[int, DataError]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The readable ones of some samples, (B,), and their rows, (B, bytes) uint8; the others go into `bad`.
+
+    Raises ResourceError where a worker dies or hangs.
+    """
+    places = [[(int(sample),) for sample in samples[low : low + BATCH]] for low in range(0, len(samples), BATCH)]
+    workers = min(workers, len(places))
+    options: dict[str, Any] = {"timeout": HANG, "worker_init_fn": leave_signals} if workers else {}
+    loader = DataLoader(Decoding(reader), batch_sampler=places, num_workers=workers, collate_fn=collate, **options)  # type: ignore[arg-type]
+    try:
+        for numbers, rows in loader:
+            if not isinstance(rows, Tensor):
+                bad |= {int(n): row for n, row in zip(numbers, rows, strict=True) if isinstance(row, DataError)}
+                numbers = numbers[[isinstance(row, Tensor) for row in rows]]
+                rows = torch.stack([row for row in rows if isinstance(row, Tensor)]) if len(numbers) else torch.empty(0, 0)
+            yield numbers.numpy(), rows.numpy()
+    except RuntimeError as error:
+        if "DataLoader" not in str(error):
+            raise
+        raise ResourceError(f"a worker stopped: {str(error).splitlines()[0]}", "try fewer --workers, or --workers 0") from None
+
+
+def digest(raw: bytes | np.ndarray) -> bytes:
+    """The beginning of the SHA-256 of bytes, or of pixels with their shape and type."""
+    if isinstance(raw, bytes):
+        return hashlib.sha256(raw).digest()[:DIGEST]
+    found = hashlib.sha256(f"{raw.shape} {raw.dtype.str}".encode())
+    found.update(np.ascontiguousarray(raw).data)
+    return found.digest()[:DIGEST]
+
+
+def view(picture: Image.Image, side: int) -> np.ndarray:
+    """A picture without its borders, as (side, side) uint8 greys; its proportions are lost."""
+    grey = picture.convert("L")
+    size = (min(grey.width, SCANNED), min(grey.height, SCANNED))
+    values = np.asarray(grey.resize(size, Image.Resampling.BOX)).astype(np.int16)
+    left, top, right, bottom = margins(values)
+    x, y = grey.width / size[0], grey.height / size[1]
+    box = (left * x, top * y, grey.width - right * x, grey.height - bottom * y)
+    return np.asarray(grey.resize((side, side), Image.Resampling.BILINEAR, box=box))
+
+
+def margins(values: np.ndarray) -> tuple[int, int, int, int]:
+    """The lines of one colour at the left, the top, the right and the bottom of (h, w) greys, at most a quarter each.
+
+    The line after a border may show a little of it, and goes with it.
+    """
+
+    def count(lines: np.ndarray) -> int:
+        border = (np.ptp(lines, axis=1) <= FLAT) & (np.abs(lines.mean(1) - lines[0].mean()) <= SAME)
+        found = len(lines) if border.all() else int(np.argmin(border))
+        return min(found + 1, len(lines) // 4) if found else 0
+
+    return count(values.T), count(values), count(values.T[::-1]), count(values[::-1])

@@ -1,0 +1,157 @@
+"""What a file tells before a pixel is decoded: files that would cost far more than their size, and the names of what is no image.
+
+Pillow holds headers, tags and text to limits of its own. It has none for the size of a WebP canvas, which it makes in order to
+look at the file; for the scans of a progressive JPEG, each of which visits every pixel; and for run lengths in a BMP, which it
+unpacks a byte at a time. Nor does it miss the rows that a PNG file does not hold.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+
+from vitreous.errors import DataError
+
+MAX_PIXELS = 64_000_000
+PNG = b"\x89PNG\r\n\x1a\n"
+ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))  # left, top, and steps
+DEFLATE = 1040  # what a byte may unpack to is 1032 (RFC 1951: 258 bytes for two bits)
+MAX_SCANS = 64  # of a JPEG; encoders write about ten
+MAX_RUNS = 4_000_000  # pixels of a BMP in run lengths, and bytes of the file: half a second
+SAVE = "save it as an ordinary JPEG or PNG"
+#: how what is often found in place of an image begins, and what to call it
+SIGNATURES = (
+    (0, b"%PDF-", "a PDF document"),
+    (0, b"%!PS", "a PostScript document"),
+    (0, b"\xc5\xd0\xd3\xc6", "a PostScript document"),
+    (0, b"8BPS", "a Photoshop document"),
+    (0, b"qoif", "a QOI image"),
+    (0, b"\0\0\1\0", "an icon"),
+    (0, b"\xff\x0a", "a JPEG XL image"),
+    (0, b"\0\0\0\x0cJXL ", "a JPEG XL image"),
+    (0, b"\0\0\0\x0cjP  ", "a JPEG 2000 image"),
+    (0, b"\xff\x4f\xff\x51", "a JPEG 2000 image"),
+    (4, b"ftypavi", "an AVIF image"),
+    (4, b"ftyphe", "a HEIC image"),
+    (4, b"ftypmif1", "a HEIF image"),
+    (4, b"ftypmsf1", "a HEIF image"),
+    (4, b"ftyp", "a video"),
+    (0, b"PK\3\4", "a ZIP archive"),
+    (0, b"\x1f\x8b", "a gzip archive"),
+    (0, b"version https://git-lfs", "a pointer of Git LFS (git lfs pull fetches the file)"),
+)
+
+
+def kind(content: bytes) -> str:
+    """What a file that is no image of a known format seems to be, with its article; an empty string where it cannot be told."""
+    text = content[:1024].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if text.startswith((b"<svg", b"<?xml", b"<!doctype svg", b"<!--")) and b"<svg" in text:
+        return "an SVG drawing"
+    if text.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
+        return "an HTML page"
+    return next((what for offset, mark, what in SIGNATURES if content.startswith(mark, offset)), "")
+
+
+def refuse_costly(content: bytes, name: str) -> None:
+    """Raise DataError for no content, and for an image that costs far more than its size suggests or that decoders disagree about.
+
+    Those are a WebP canvas of more than MAX_PIXELS; a PNG too small for its rows; a JPEG of more than MAX_SCANS scans, or of any but
+    8-bit Huffman coding (ITU-T T.81, Table B.1); and a BMP in run lengths of more than MAX_RUNS.
+    """
+    if not content:
+        raise DataError(f"{name}: empty file")
+    if content.startswith(b"\xff\xd8"):
+        if what := unusual_jpeg(content):
+            raise DataError(f"{name}: a JPEG {what}", SAVE)
+    elif content.startswith(PNG):
+        width, height = struct.unpack_from(">II", content.ljust(24), 16)
+        if width * height > MAX_PIXELS and content[12:16] == b"IHDR":
+            raise too_large(name, width, height)
+        if row_bytes(content) > DEFLATE * len(content):
+            raise DataError(f"{name}: cannot be read as an image (rows are missing)", "mend or remove the file")
+    elif content.startswith(b"RIFF") and content[8:12] == b"WEBP":
+        width, height = webp_size(content)
+        if width * height > MAX_PIXELS:
+            raise too_large(name, width, height)
+    elif content.startswith(b"BM") and len(content) >= 34:
+        width, height, coding = struct.unpack_from("<ii4xI", content, 18)
+        if coding in (1, 2) and max(abs(width * height), len(content)) > MAX_RUNS:
+            raise DataError(f"{name}: a BMP in run lengths of {abs(width)} x {abs(height)} pixels", SAVE)
+
+
+def too_large(name: str, width: int, height: int) -> DataError:
+    """The refusal of a picture of so many pixels."""
+    return DataError(f"{name}: {width} x {height} pixels, more than {MAX_PIXELS:,}", "scale it down")
+
+
+def webp_size(content: bytes) -> tuple[int, int]:
+    """Width and height in the first chunk of a WebP file, 0 x 0 where there are none."""
+    head = content[12:30].ljust(18, b"\0")
+    if head.startswith(b"VP8X"):
+        return int.from_bytes(head[12:15], "little") + 1, int.from_bytes(head[15:18], "little") + 1
+    if head.startswith(b"VP8L"):
+        bits = int.from_bytes(head[9:13], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if head.startswith(b"VP8 "):
+        width, height = struct.unpack_from("<HH", head, 14)
+        return width & 0x3FFF, height & 0x3FFF
+    return 0, 0
+
+
+def row_bytes(content: bytes) -> int:
+    """The bytes that the rows of a PNG file take unpacked, with one a row for its filter (W3C PNG, 7.2 and 8.1); 0 without a header."""
+    if content[12:16] != b"IHDR" or len(content) < 29 or content[25] not in _SAMPLES:
+        return 0
+    width, height, depth, colour = struct.unpack_from(">IIBB", content, 16)
+    parts = ADAM7 if content[28] else ((0, 0, 1, 1),)
+    sizes = ((-(-(width - left) // right), -(-(height - top) // down)) for left, top, right, down in parts)
+    return sum(high * (1 + -(-wide * depth * _SAMPLES[colour] // 8)) for wide, high in sizes if wide > 0 and high > 0)
+
+
+def lacks_rows(content: bytes) -> bool:
+    """Whether the rows of a PNG file end before the picture does: Pillow leaves the others black, and says nothing."""
+    unpacker, at, left = zlib.decompressobj(), 8, row_bytes(content)
+    while left > 0 and at + 8 <= len(content):
+        length, kind = struct.unpack_from(">I4s", content, at)
+        packed = content[at + 8 : at + 8 + length] if kind == b"IDAT" else b""
+        while packed and left > 0:
+            left -= len(unpacker.decompress(packed, 2**20))
+            packed = unpacker.unconsumed_tail
+        at += 12 + length
+    return left > 0
+
+
+def unusual_jpeg(content: bytes) -> str:
+    """Why a JPEG is refused by its markers; an empty string where it is not, or where it is too broken to tell."""
+    crowded, at, scans = content.count(b"\xff\xda") > MAX_SCANS, 2, 0
+    while found := _MARKER.search(content, at):
+        marker, at = found[1][0], found.end()
+        if marker == 0xD9:
+            break
+        if marker == 0x01 or 0xD0 <= marker <= 0xD8:
+            continue
+        length = int.from_bytes(content[at : at + 2], "big")
+        if marker in _FRAMES:
+            if marker not in (0xC0, 0xC1, 0xC2):
+                return f"of {_FRAMES[marker]} coding"
+            if content[at + 2 : at + 3] not in (b"\x08", b""):
+                return f"of {content[at + 2]} bits"
+        if marker == 0xDA:
+            scans += 1
+            if scans > MAX_SCANS:
+                return f"of more than {MAX_SCANS} scans"
+            if not crowded:
+                break
+        at += length
+    return ""
+
+
+#: a marker: 0xFF, perhaps more of them, and a byte that is neither a stuffed zero nor a restart
+_MARKER = re.compile(rb"\xff+([^\x00\xff])", re.DOTALL)
+_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # a pixel of each colour type of PNG
+_FRAMES = {
+    **{0xC0: "baseline", 0xC1: "extended", 0xC2: "progressive", 0xC3: "lossless"},
+    **dict.fromkeys((0xC5, 0xC6, 0xC7), "hierarchical"),
+    **dict.fromkeys((0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF), "arithmetic"),
+}

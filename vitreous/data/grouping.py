@@ -1,0 +1,114 @@
+"""Groups that a user names: a column of the table, or a pattern in the paths."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from vitreous.data.decode import printable
+from vitreous.data.split import Data, Files, Paths, Split, held_out
+from vitreous.errors import DataError, UsageError
+
+COLUMN = "group"  # of a table
+PARTED = "groups are in more than one split"  # what a table with such groups notes
+SHOWN = 5  # groups that a message names
+
+
+def grouped(data: Data, group_by: str, source: str | os.PathLike[str], split_seed: int) -> Data:
+    """The data with no group on both sides of a split: `val` is drawn by groups where it is drawn here.
+
+    `group_by` is `group`, the column of a table, or a regular expression with one group in parentheses that is searched for in each
+    path, relative to the source: `patient(\\d+)`. Raises UsageError for what is no such expression, DataError for an image that it
+    does not match, naming it, for a table without the column, and for splits of the data's own that share groups.
+    """
+    if group_by == COLUMN:
+        if data.groups is None:
+            raise no_column(data.name)
+        if found := next((note for note in data.notes if PARTED in note), None):
+            raise DataError(f"{data.name}: {found}", "mend the splits, or leave out --group-by")
+        return data
+    pattern = expression(group_by)
+    splits = dict(data.splits) if data.whole is None else {"train": data.whole, **{n: s for n, s in data.splits.items() if n == "test"}}
+    keys = {name: keys_of(split, pattern, source) for name, split in splits.items()}
+    if shared := straddling(keys):
+        raise DataError(f"{data.name}: {told(shared)}", "mend the splits, or leave out --group-by")
+    number = {word: index for index, word in enumerate(dict.fromkeys(keys["train"]))}
+    groups = np.array([number[word] for word in keys["train"]], dtype=np.int64)
+    if data.whole is None:
+        return replace(data, groups=groups)
+    drawn, news = held_out(data.whole, split_seed, groups)
+    drawn |= {name: split for name, split in splits.items() if name == "test"}
+    notes = [note for note in data.notes if not note.startswith("held out ")]
+    return replace(data, splits=drawn, groups=groups, notes=[*notes, f"{news}, by {len(number)} groups"])
+
+
+def no_column(name: str) -> DataError:
+    """The refusal of a table without groups, and of what is no table."""
+    return DataError(f"{name} has no column {COLUMN}", "add one, or give --group-by a regular expression for the paths")
+
+
+def expression(text: str) -> re.Pattern[str]:
+    """A regular expression with one group. Raises UsageError for another."""
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise UsageError(f"--group-by {text} is no regular expression ({error})", "for example --group-by 'patient(\\d+)'") from None
+    if pattern.groups != 1:
+        way = "put what names the group in parentheses, other parts in (?:...): --group-by 'patient(\\d+)'"
+        raise UsageError(f"--group-by {text} has {pattern.groups} groups in parentheses instead of one", way)
+    return pattern
+
+
+def keys_of(split: Split, pattern: re.Pattern[str], source: str | os.PathLike[str]) -> list[str]:
+    """The group of each sample. Raises DataError for one that the pattern does not match."""
+    keys: dict[str, str] = {}  # a group's name is kept once
+    found = []
+    for word in words(split, source):
+        match = pattern.search(word)
+        if match is None or match[1] is None:
+            raise DataError(f"--group-by {pattern.pattern} does not match {printable(word)}", "every image needs a group")
+        found.append(keys.setdefault(match[1], match[1]))
+    return found
+
+
+def words(split: Split, source: str | os.PathLike[str]) -> Iterator[str]:
+    """What the pattern is searched for in: the path of each file relative to the source, or to the folder of a table; else the name."""
+    if not isinstance(split, Files) or not isinstance(split.paths, Paths):
+        yield from (split.name(sample) for sample in range(len(split)))
+        return
+    home = Path(source) if Path(source).is_dir() else Path(source).parent
+    starts = [os.path.join(os.fsencode(place), b"") for place in (home, home.absolute())]
+    for sample in range(len(split)):
+        word = split.paths.word(sample)
+        for start in starts:
+            word = word.removeprefix(start)
+        yield os.fsdecode(word).replace(os.sep, "/")
+
+
+def straddling(keys: dict[str, list[str]]) -> dict[tuple[str, str], list[str]]:
+    """Splits with the groups of their samples -> the groups in two of them, by pairs of splits; in the order of the second."""
+    pairs = {}
+    names = list(keys)
+    for place, other in enumerate(names):
+        for name in names[:place]:
+            first = set(keys[name])
+            if shared := [word for word in dict.fromkeys(keys[other]) if word in first]:
+                pairs[name, other] = shared
+    return pairs
+
+
+def told(shared: dict[tuple[str, str], list[str]]) -> str:
+    """Groups in two splits, as a sentence without its stop."""
+    return "; ".join(f"{len(words)} groups are in {one} and in {other} ({listed(words)})" for (one, other), words in shared.items())
+
+
+def listed(words: Iterable[str]) -> str:
+    """The first few words, and how many more there are."""
+    words = list(words)
+    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
+    return ", ".join(map(printable, words[:SHOWN])) + more

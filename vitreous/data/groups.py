@@ -1,0 +1,52 @@
+"""Splits that keep together what belongs together: the images of one patient, one scene, one video."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vitreous.data.keys import key
+
+
+def hold_out_groups(labels: np.ndarray, groups: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:
+    """Row numbers of `train` and of each held-out split, in the original order; no group is in two of them.
+
+    `labels` (n,) int64 or (n, K) float32, `groups` (n,) int64. Groups come in an order that the seed chooses, and one is taken
+    where it brings the split nearer to its share of every class: where the sum over classes of (taken - share * size)^2 / size
+    falls; with (n, K) labels also over all images. So no group left over would bring it nearer. Of every class one image at least is
+    kept for training. Where no group brings a split nearer, it is given the one that takes it away least; it is empty where none can
+    be spared.
+    """
+    if labels.ndim == 2:
+        images, classes = np.nonzero(np.hstack([labels, np.ones((len(labels), 1), labels.dtype)]))
+    else:
+        images, classes = np.arange(len(labels)), np.unique(labels, return_inverse=True)[1]
+    width = int(classes.max(initial=-1)) + 1
+    number = np.unique(groups, return_inverse=True)[1]
+    cells, counts = np.unique(number[images] * width + classes, return_counts=True)
+    owners, classes = np.divmod(cells, max(width, 1))
+    total = np.bincount(classes, counts)
+    bounds = np.searchsorted(owners, np.arange(len(labels) + 1))
+    order = np.argsort(key(seed, np.arange(number.max(initial=-1) + 1)), kind="stable")
+    left, place = total.copy(), np.zeros(len(order), dtype=np.int64)
+    for split, share in enumerate(shares.values(), 1):
+        lacking = share * total
+        spare: tuple[float, int] | None = None
+        for group in order:
+            if not (2 * lacking > 1).any():
+                break
+            own = slice(bounds[group], bounds[group + 1])
+            which, many = classes[own], counts[own]
+            if place[group] or (left[which] <= many).any():
+                continue
+            gain = float((many * (2 * lacking[which] - many) / total[which]).sum())
+            if gain > 0:
+                place[group] = split
+                lacking[which] -= many
+                left[which] -= many
+            elif spare is None or gain > spare[0]:
+                spare = gain, group
+        if spare and not (place == split).any():
+            place[spare[1]] = split
+            own = slice(bounds[spare[1]], bounds[spare[1] + 1])
+            left[classes[own]] -= counts[own]
+    return {name: np.flatnonzero(place[number] == split) for split, name in enumerate(("train", *shares))}

@@ -1,0 +1,269 @@
+"""torchvision's classification data sets by their names: `torchvision:CIFAR10`, `torchvision:EMNIST?split=letters&root=DIR`.
+
+torchvision knows where the files come from and how they lie; here is how to ask each set for its splits. Images that are files
+are read by this package's own decoder, so that they are judged as any others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import urllib.parse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.decode import printable
+from vitreous.data.layouts.portable import Patches, Portables
+from vitreous.data.rows import cache
+from vitreous.data.split import Arrays, Data, Files, Paths, Split, held_out
+from vitreous.errors import DataError, UsageError, nearest
+
+DIGITS = tuple("0123456789")
+Read = Callable[[Any], Split]
+
+
+@dataclass(frozen=True)
+class Named:
+    """How to ask for the splits of a set, how to read one, its class names where torchvision has none (or others than people use),
+    and the words that its class takes besides, each with the values there are, the usual one first."""
+
+    splits: dict[str, dict[str, Any]]
+    read: Read
+    classes: tuple[str, ...] = ()
+    words: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def numbers(labels: Any) -> np.ndarray:
+    """Labels of any kind as (n,) int64."""
+    return np.array([-1 if label is None else int(label) for label in labels], dtype=np.int64)
+
+
+def arrays(found: Any) -> Split:
+    """Pixels (n, H, W[, C]) in memory."""
+    return Arrays(np.asarray(found.data), numbers(found.targets if hasattr(found, "targets") else found.labels))
+
+
+def channels_first(found: Any) -> Split:
+    """Pixels (n, C, H, W) in memory."""
+    return Arrays(np.asarray(found.data).transpose(0, 2, 3, 1), numbers(found.labels))
+
+
+def first_of_several(found: Any) -> Split:
+    """QMNIST: the class stands first in a row of what is known of a digit."""
+    return Arrays(np.asarray(found.data), np.asarray(found.targets)[:, 0].astype(np.int64))
+
+
+def tensors(found: Any) -> Split:
+    """FER2013: pairs of a picture and a label."""
+    pictures, labels = zip(*found._samples, strict=True)
+    return Arrays(np.stack([np.asarray(picture) for picture in pictures]), numbers(labels))
+
+
+def lists(found: Any) -> Split:
+    """Paths and labels in two lists."""
+    return Files(found._images if hasattr(found, "_images") else found._image_files, numbers(found._labels))
+
+
+def pairs(found: Any) -> Split:
+    """Pairs of a path and a label in one list."""
+    samples = next(getattr(found, name) for name in ("_samples", "samples", "imgs") if hasattr(found, name))
+    return Files(Paths(path for path, _ in samples), numbers(label for _, label in samples))
+
+
+def portable(found: Any) -> Split:
+    """The same, of files that are plain pixels behind a header."""
+    return Portables(pairs(found).paths, numbers(label for _, label in found._samples))  # type: ignore[attr-defined]
+
+
+def scattered(found: Any) -> Split:
+    """SUN397: lists in the order of the file system, which is no order."""
+    files = sorted(zip(map(os.fspath, found._image_files), found._labels, strict=True))
+    return Files(Paths(path for path, _ in files), numbers(label for _, label in files))
+
+
+def caltech101(found: Any) -> Split:
+    """Names made of the number of an image in its category."""
+    home, rows = os.path.join(found.root, "101_ObjectCategories"), zip(found.y, found.index, strict=True)
+    return Files(Paths(os.path.join(home, found.categories[y], f"image_{index:04d}.jpg") for y, index in rows), numbers(found.y))
+
+
+def caltech256(found: Any) -> Split:
+    """Names made of the numbers of the category and of an image in it."""
+    home, rows = os.path.join(found.root, "256_ObjectCategories"), zip(found.y, found.index, strict=True)
+    return Files(Paths(os.path.join(home, found.categories[y], f"{y + 1:03d}_{index:04d}.jpg") for y, index in rows), numbers(found.y))
+
+
+def inaturalist(found: Any) -> Split:
+    """Pairs of a category and a file name, in the order of the file system, which is no order."""
+    rows = sorted(found.index)
+    return Files(Paths(os.path.join(found.root, found.all_categories[y], file) for y, file in rows), numbers(y for y, _ in rows))
+
+
+def patches(found: Any) -> Split:
+    """PCAM: pixels and labels in HDF5 files."""
+    images, labels = (os.fspath(found._base_folder / found._FILES[found._split][kind][0]) for kind in ("images", "targets"))
+    with found.h5py.File(labels) as file:
+        return Patches(images, "x", np.asarray(file["y"]).reshape(-1).astype(np.int64), np.arange(len(file["y"])))
+
+
+ONCE = {"train": {}}
+BY_TRAIN = {"train": {"train": True}, "test": {"train": False}}
+TWO, LAST_TWO = ({name: {"split": name} for name in names} for names in (("train", "test"), ("train", "val")))
+THREE = {name: {"split": name} for name in ("train", "val", "test")}
+FACES = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
+VERSIONS = ("2021_train", "2021_train_mini", "2019", "2018", "2017")
+SETS = {
+    "Caltech101": Named(ONCE, caltech101),
+    "Caltech256": Named(ONCE, caltech256),
+    "CIFAR10": Named(BY_TRAIN, arrays),
+    "CIFAR100": Named(BY_TRAIN, arrays),
+    "Country211": Named({"train": {"split": "train"}, "val": {"split": "valid"}, "test": {"split": "test"}}, pairs),
+    "DTD": Named(THREE, lists, words={"partition": tuple(map(str, range(1, 11)))}),
+    "EMNIST": Named(BY_TRAIN, arrays, words={"split": ("balanced", "byclass", "bymerge", "letters", "digits", "mnist")}),
+    "EuroSAT": Named(ONCE, pairs),
+    "FashionMNIST": Named(BY_TRAIN, arrays),
+    "FER2013": Named(TWO, tensors, FACES),
+    "FGVCAircraft": Named(THREE, lists, words={"annotation_level": ("variant", "family", "manufacturer")}),
+    "Flowers102": Named(THREE, lists),
+    "Food101": Named(TWO, lists),
+    "GTSRB": Named(TWO, portable, tuple(map(str, range(43)))),
+    "ImageNet": Named(LAST_TWO, pairs),
+    "Imagenette": Named(LAST_TWO, pairs, words={"size": ("full", "320px", "160px")}),
+    "INaturalist": Named({"train": {}, "val": {"version": "2021_valid"}}, inaturalist, words={"version": VERSIONS}),
+    "KMNIST": Named(BY_TRAIN, arrays),
+    "MNIST": Named(BY_TRAIN, arrays, DIGITS),
+    "OxfordIIITPet": Named({"train": {"split": "trainval"}, "test": {"split": "test"}}, lists),
+    "PCAM": Named(THREE, patches, ("normal", "tumor")),
+    "Places365": Named({"train": {"split": "train-standard"}, "val": {"split": "val"}}, pairs, words={"small": ("False", "True")}),
+    "QMNIST": Named(BY_TRAIN, first_of_several, DIGITS),
+    "RenderedSST2": Named(THREE, pairs),
+    "SEMEION": Named(ONCE, arrays, DIGITS),
+    "StanfordCars": Named(TWO, pairs),
+    "STL10": Named(TWO, channels_first),
+    "SUN397": Named(ONCE, scattered),
+    "SVHN": Named(TWO, channels_first, DIGITS),
+    "USPS": Named(BY_TRAIN, arrays, DIGITS),
+}
+BY_HAND = ("FER2013", "ImageNet", "StanfordCars")  # sets that torchvision cannot fetch
+
+
+def named(source: str, split_seed: int = 0) -> Data:
+    """A data set of torchvision, fetched where it is not there yet. Its own order of classes and images is kept.
+
+    A set's own `val` is that; without one, a tenth of its training images is held out. `root` is
+    `$XDG_CACHE_HOME/vitreous/torchvision` if not said. Raises UsageError for an unknown set or word, DataError where a set cannot
+    be had or read.
+    """
+    name, known, root, words = asked(source)
+    parts: dict[str, Split] = {}
+    notes = [f"{name} in {printable(root)}"]
+    classes: tuple[str, ...] = ()
+    titles: dict[str, str] = {}
+    for split, further in known.splits.items():
+        if split != "train" and words.get("version", "").isdigit():
+            continue  # INaturalist before 2021 has one part only
+        found = obtained(name, root, {**words, **further})
+        part = known.read(found)
+        if split == "train":
+            classes, titles = named_classes(known, found, part)
+        if len(part) and (part.labels < 0).all():
+            notes.append(f"{split} has no labels and is left out")
+            continue
+        parts[split] = part
+    if "N/A" in classes[:1]:  # its letters count from 1
+        classes, parts = classes[1:], {split: part.take(np.arange(len(part)), part.labels - 1) for split, part in parts.items()}
+    strange = [split for split, part in parts.items() if len(part) and not 0 <= part.labels.min() <= part.labels.max() < len(classes)]
+    if strange or len(set(classes)) < len(classes):
+        raise DataError(f"{source}: labels and class names of {name} do not fit each other", f"fetch it again: remove it from {root}")
+    whole = None
+    if "val" not in parts:
+        whole = parts["train"]
+        drawn, told = held_out(whole, split_seed)
+        parts |= drawn
+        notes.append(told)
+    ordered = {split: parts[split] for split in ("train", "val", "test") if split in parts}
+    return Data(source, classes, ordered, notes, len(known.splits) == 1, whole, titles)
+
+
+def asked(source: str) -> tuple[str, Named, Path, dict[str, Any]]:
+    """A source -> the set's name, how to ask for it, its root, and the words for its class. Raises UsageError."""
+    name, _, query = source.removeprefix("torchvision:").partition("?")
+    same = {known.lower(): known for known in SETS}
+    if name.lower() not in same:
+        way = nearest(name.lower(), same)
+        raise UsageError(
+            f"torchvision has no classification data set {printable(name)}",
+            f"did you mean torchvision:{same[way[13:-1]]}?" if way else f"there are {', '.join(SETS)}",
+        )
+    name = same[name.lower()]
+    known = SETS[name]
+    words: dict[str, Any] = {word: values[0] for word, values in known.words.items()}
+    root = cache("torchvision")
+    for word, value in urllib.parse.parse_qsl(query.replace("+", "%2B"), keep_blank_values=True):
+        if word == "root" and value:
+            root = Path(value).expanduser()
+        elif word not in words:
+            raise UsageError(f"torchvision:{name} takes no {printable(word)}", f"it takes {', '.join(['root', *words])}")
+        elif value not in known.words[word]:
+            raise UsageError(f"torchvision:{name} has no {word} {printable(value)}", f"there are {', '.join(known.words[word])}")
+        else:
+            words[word] = value
+    plain = {"True": True, "False": False}
+    return name, known, root, {w: int(v) if w == "partition" else plain.get(v, v) for w, v in words.items()}
+
+
+def obtained(name: str, root: Path, words: dict[str, Any]) -> Any:
+    """torchvision's own object of one part of a set, fetched if need be. Raises DataError where it cannot be."""
+    import torchvision.datasets
+
+    make = getattr(torchvision.datasets, name)
+    quiet = {"download": False} if name == "SEMEION" else {}
+    told = ""
+    try:
+        return make(os.fspath(root), **words, **quiet)
+    except ImportError as error:
+        raise UsageError(f"torchvision:{name} needs another library ({error})", "install it") from None
+    except (RuntimeError, OSError) as error:
+        if "h5py" in str(error):
+            raise UsageError(f"torchvision:{name} needs h5py, which is not installed", "pip install h5py") from None
+        lacking, told = f"torchvision:{name} is not whole in {printable(root)}", str(error)
+        if name in BY_HAND:
+            told = re.sub(r"\s+", " ", told)[:200]
+            raise DataError(f"{lacking} ({told})", f"fetch it by hand, and say where: torchvision:{name}?root=DIR") from None
+    except Exception as error:  # what damaged files raise depends on the set
+        raise damaged(name, root, error) from None
+    try:
+        os.makedirs(root, exist_ok=True)
+        with contextlib.redirect_stdout(sys.stderr):  # a command's stdout is for its document
+            return make(os.fspath(root), **words, download=True)
+    except (RuntimeError, OSError, ValueError, EOFError) as error:
+        if str(error) == told:  # nothing was lacking, so nothing was fetched
+            raise damaged(name, root, error) from None
+        told = re.sub(r"\s+", " ", str(error))[:200]
+        way = f"check the network and the disk, or fetch it elsewhere and say where it is: torchvision:{name}?root=DIR"
+        raise DataError(f"{lacking} and could not be downloaded ({told})", way) from None
+    except Exception as error:
+        raise damaged(name, root, error) from None
+
+
+def damaged(name: str, root: Path, error: Exception) -> DataError:
+    """What to tell of files that are there and cannot be read."""
+    told = re.sub(r"\s+", " ", f"{type(error).__name__}: {error}")[:200]
+    return DataError(
+        f"torchvision:{name}: its files in {printable(root)} cannot be read ({told})", "remove them, and they are fetched again"
+    )
+
+
+def named_classes(known: Named, found: Any, part: Split) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The classes of a set in the order of its labels, and their titles where the classes are synsets."""
+    if hasattr(found, "wnids"):
+        names: Sequence[Any] = found.classes
+        return tuple(found.wnids), {synset: ", ".join(title) for synset, title in zip(found.wnids, names, strict=True)}
+    own = next((getattr(found, name) for name in ("classes", "categories", "all_categories") if hasattr(found, name)), ())
+    return known.classes or tuple(map(str, own)) or tuple(map(str, range(int(part.labels.max(initial=-1)) + 1))), {}

@@ -1,0 +1,171 @@
+"""Packs: what `vitreous data pack` has made of a data set. `pack.json` names its classes and files, and says how to read them.
+
+Archives (`tar`) are read as any others are. Pixels (`uint8`) are in .npy files, mapped into memory, beside an index of
+(shard, offset, height, width, channels, label).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.decode import printable, read_regular
+from vitreous.data.layouts.folder import SPLITS
+from vitreous.data.layouts.tars import tars
+from vitreous.data.split import Data, Split, held_out
+from vitreous.errors import DataError
+
+VERSION = 1
+DOCUMENT, UNFINISHED = "pack.json", ".unfinished"
+MAPPED = 64  # files that a process has mapped
+ROW = np.dtype([(name, "<i8") for name in ("shard", "offset", "height", "width", "channels", "label")])
+ANEW = "pack it anew into another folder"
+
+
+@dataclass(frozen=True, eq=False)
+class Pixels:
+    """Some pictures of a pack: its shards, (n,) rows of `ROW`, and labels. `ids`: the text of all names, a line each; `lines`:
+    the line of each sample."""
+
+    shards: tuple[str, ...]
+    rows: np.ndarray
+    labels: np.ndarray
+    ids: np.ndarray
+    ends: np.ndarray
+    lines: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def raw(self, sample: int) -> np.ndarray:
+        """A view of the pixels, (H, W) or (H, W, 3) uint8, read as they are touched. Raises DataError."""
+        shard, offset, height, width, channels, _ = self.rows[sample].tolist()
+        shape = (height, width) if channels == 1 else (height, width, channels)
+        flat = mapped(self.shards[shard])
+        if offset + height * width * channels > len(flat):
+            raise DataError(f"{printable(self.shards[shard])}: has changed since it was packed", ANEW)
+        return flat[offset : offset + height * width * channels].reshape(shape)
+
+    def name(self, sample: int) -> str:
+        line = int(self.lines[sample])
+        return self.ids[self.ends[line - 1] + 1 if line else 0 : self.ends[line]].tobytes().decode()
+
+    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Pixels:
+        chosen = self.labels[rows] if labels is None else labels
+        return Pixels(self.shards, self.rows[rows], chosen, self.ids, self.ends, self.lines[rows])
+
+    def joined(self, other: Pixels) -> Pixels:
+        """These samples, and then those of another split."""
+        rows = np.concatenate([self.rows, other.rows])
+        rows["shard"][len(self) :] += len(self.shards)
+        lines, ids = np.concatenate([self.lines, other.lines + len(self.ends)]), np.concatenate([self.ids, other.ids])
+        ends = np.concatenate([self.ends, other.ends + len(self.ids)])
+        return Pixels(self.shards + other.shards, rows, np.concatenate([self.labels, other.labels]), ids, ends, lines)
+
+    def update(self, digest: Any) -> None:
+        for sample in range(len(self)):
+            digest.update(self.name(sample).encode() + b"\n")
+        digest.update(self.rows[["height", "width", "channels"]].tobytes())
+
+
+@lru_cache(maxsize=MAPPED)
+def mapped(path: str) -> np.ndarray:
+    """All numbers of a .npy file of uint8, flat, mapped into memory. Raises DataError where it cannot be."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{printable(path)}: cannot be mapped ({error})", ANEW) from None
+    if not isinstance(found, np.ndarray) or found.dtype != np.uint8:
+        raise DataError(f"{printable(path)}: not pixels of uint8", ANEW)
+    return found.reshape(-1)
+
+
+def is_pack(folder: Path) -> bool:
+    """Whether a folder is a pack, finished or not."""
+    file = folder / DOCUMENT
+    if (folder / UNFINISHED).is_dir() and not file.exists():
+        return True
+    return file.is_file() and file.stat().st_size < 2**28 and b'"vitreous_pack"' in file.read_bytes()[:4096]
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """A pack's document. Raises DataError for an unfinished pack, a damaged document, and one of a later version."""
+    if not (folder / DOCUMENT).exists():
+        raise DataError(f"{printable(folder)} is an unfinished pack", "give the same `vitreous data pack` again: it continues")
+    file = folder / DOCUMENT
+    try:
+        document = json.loads(read_regular(file))
+        version, form, classes, splits = (document[name] for name in ("vitreous_pack", "form", "classes", "splits"))
+        names = [record["file"] for split in splits.values() for record in (*split["shards"], *split["files"].values())]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DataError(f"{printable(file)} is damaged", ANEW) from None
+    if not isinstance(version, int) or version > VERSION:
+        raise DataError(f"{printable(file)} was written by a later vitreous (format {version}, this one reads {VERSION})", "update")
+    plain = all(isinstance(name, str) and name == os.path.basename(name) and name not in ("", ".", "..") for name in names)
+    if form not in ("tar", "uint8") or not plain or not all(isinstance(name, str) for name in classes) or set(splits) - set(SPLITS):
+        raise DataError(f"{printable(file)} is damaged", ANEW)
+    return document
+
+
+def packed(folder: Path, split_seed: int = 0) -> Data:
+    """The data set in a pack. A pack without `val` gives a tenth of `train` to it. Raises DataError for one that is not whole."""
+    document = describe(folder)
+    for split in document["splits"].values():
+        for record in (*split["shards"], *split["files"].values()):
+            path = folder / record["file"]
+            if not path.is_file() or path.stat().st_size != record["bytes"]:
+                raise DataError(f"{printable(path)}: not there as it was written ({record['bytes']:,} bytes)", ANEW)
+    classes, titles = tuple(document["classes"]), dict(document.get("titles", {}))
+    if document["form"] == "tar":
+        data = tars(folder, split_seed)
+    else:
+        splits: dict[str, Split] = {n: pixels(folder, document["splits"][n], classes) for n in SPLITS if n in document["splits"]}
+        if "train" not in splits:
+            raise DataError(f"{printable(folder)} has {', '.join(splits)} but no images to train on", "pack data with a train split")
+        data = Data(printable(folder), classes, splits)
+        if "val" not in splits:
+            drawn, told = held_out(splits["train"], split_seed)
+            splits = {name: drawn.get(name) or splits[name] for name in SPLITS if name in {**splits, **drawn}}
+            data = replace(data, splits=splits, notes=[told], whole=data.splits["train"])
+    train, val = data.splits["train"], data.splits.get("val")
+    if document.get("drawn") and val:
+        data = replace(data, whole=train.joined(val))  # type: ignore[attr-defined]
+    return replace(data, titles=titles)
+
+
+def pixels(folder: Path, record: dict[str, Any], classes: Sequence[str]) -> Pixels:
+    """One split of a pack of pixels. Raises DataError for an index that does not fit its shards."""
+    file = folder / record["files"]["index"]["file"]
+    try:
+        rows = np.load(file, allow_pickle=False)
+        labels = rows["label"].astype(np.int64)
+        if "labels" in record["files"]:
+            labels = np.load(folder / record["files"]["labels"]["file"], allow_pickle=False).astype(np.float32)
+        ids = np.frombuffer(read_regular(folder / record["files"]["ids"]["file"]), dtype=np.uint8)
+    except (OSError, ValueError, EOFError, IndexError, KeyError):
+        raise DataError(f"{printable(file)} is damaged", ANEW) from None
+    ends = np.flatnonzero(ids == ord("\n"))
+    extent = rows["height"] * rows["width"] * rows["channels"] if rows.dtype == ROW else np.zeros(0)
+    sizes = np.array([shard["bytes"] for shard in record["shards"]], dtype=np.int64)
+    fits = (
+        rows.dtype == ROW
+        and len(rows) == len(labels) == len(ends) > 0
+        and np.isin(rows["channels"], (1, 3)).all()
+        and (rows["shard"] >= 0).all()
+        and (rows["shard"] < len(sizes)).all()
+        and all((rows[side] > 0).all() and (rows[side] < 2**20).all() for side in ("height", "width"))
+        and (rows["offset"] >= 0).all()
+        and (rows["offset"] + extent <= sizes[rows["shard"]]).all()
+        and (labels.shape[1:] == (len(classes),) if labels.ndim == 2 else ((labels >= 0) & (labels < len(classes))).all())
+    )
+    if not fits:
+        raise DataError(f"{printable(file)} does not fit its shards", ANEW)
+    shards = tuple(os.fspath(folder / shard["file"]) for shard in record["shards"])
+    return Pixels(shards, rows, labels, ids, ends, np.arange(len(rows)))

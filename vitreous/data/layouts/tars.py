@@ -1,0 +1,283 @@
+"""WebDataset archives: images in tar files, read where they are.
+
+DIR/*.tar with the split in the file names (`train-000.tar`) or in none of them, DIR/{train,val,test}/*.tar,
+`DIR/shard-{000000..000127}.tar`, or one file. `classes.txt` (a name a line) or `dataset.json` (`{"classes": [...]}`) beside the
+archives, or above the folders of their splits, gives names to labels that are numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.decode import is_image, printable, read_regular
+from vitreous.data.layouts.folder import SPLITS, class_order, natural
+from vitreous.data.split import Data, Split, held_out
+from vitreous.data.tarindex import SHOWN, Index, Word, index
+from vitreous.errors import DataError, nearest
+
+EXPECTED = "expected DIR/*.tar or DIR/{train,val,test}/*.tar with samples NAME.jpg and NAME.cls, or CLASS/NAME.jpg"
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+NAMES = ("pack.json", "dataset.json", "classes.txt", "classnames.txt")
+MOST = 100_000  # archives that a pattern may stand for
+MOST_LABELS = 2**33  # bytes of the labels of all images, where images have several
+
+
+@dataclass(frozen=True, eq=False)
+class Tars:
+    """Some samples of archives: rows of an index, (n,) int64, and their labels."""
+
+    index: Index
+    rows: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def raw(self, sample: int) -> bytes:
+        """The bytes of an image, as they stand in their archive. Raises DataError."""
+        return self.index.read(int(self.rows[sample]))
+
+    def name(self, sample: int) -> str:
+        return self.index.called(int(self.rows[sample]))
+
+    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Tars:
+        return Tars(self.index, self.rows[rows], self.labels[rows] if labels is None else labels)
+
+    def joined(self, other: Tars) -> Tars:
+        """These samples, and then others of the same archives."""
+        return Tars(self.index, np.concatenate([self.rows, other.rows]), np.concatenate([self.labels, other.labels]))
+
+    def update(self, digest: Any) -> None:
+        digest.update(b"\n".join(map(self.index.name, self.rows.tolist())))
+        digest.update(self.index.size[self.rows].tobytes())
+
+
+def tars(source: Path, split_seed: int = 0) -> Data:
+    """The data set in a folder of archives, in the archives that a pattern stands for, or in one.
+
+    Labels are (n,) int64 where every sample has one; else (n, K) float32. A source without `val` gives a tenth of `train` to it.
+    Classes are in the order of the file that names them, else in natural order. Raises DataError for archives that are not there
+    or not whole, samples without a label, and classes that only a held-out split has.
+    """
+    name = printable(source)
+    found = archives_of(source)
+    paths = [path for own in found.values() for path in own]
+    whole = index(paths)
+    if not len(whole.archive):
+        raise DataError(f"no images in {len(paths)} archives of {name}", EXPECTED)
+    bounds = np.cumsum([len(own) for own in found.values()])
+    owner = np.searchsorted(bounds, whole.archive, side="right")
+    words, own, inside = labels_of(whole, name)
+    unsplit = "" in found and not (inside >= 0).any()
+    if "" in found:
+        owner = np.maximum(inside, 0)
+    rows = {split: np.flatnonzero(owner == number) for number, split in enumerate(SPLITS if "" in found else found)}
+    rows = {split: part for split, part in rows.items() if len(part)}
+    if "train" not in rows:
+        raise DataError(f"{name} has {', '.join(rows)} but no images to train on", EXPECTED)
+    classes, codes = class_codes(words, np.unique(own[rows["train"]]), names_beside(source))
+    several = any(len(words[label]) != 1 for label in np.unique(own).tolist())
+    if len(classes) < (1 if several else 2):
+        one = f"one class only ({printable(classes[0])}); a classifier needs two" if classes else "no labels"
+        raise DataError(f"{name} has {one}", EXPECTED)
+    splits: dict[str, Split] = {}
+    for split, part in rows.items():
+        where = f"{name}: {split}" if split == "train" else f"{name}: {split}, unlike train,"
+        refuse_unknown(words, codes, own[part], where, classes)
+        splits[split] = Tars(whole, part, coded(codes, own[part], len(classes) if several else 0, where))
+    notes = [f"{count} {what}" for what, count in whole.told.items()]
+    counts = splits["train"].labels.sum(0) if several else np.bincount(splits["train"].labels, minlength=len(classes))
+    if absent := int((counts == 0).sum()):
+        notes.append(f"{absent} of {len(classes)} classes have no training image")
+    undrawn = None
+    if "val" not in splits:
+        undrawn = splits["train"]
+        drawn, told = held_out(undrawn, split_seed)
+        splits |= drawn
+        notes.append(told)
+    return Data(name, classes, {split: splits[split] for split in SPLITS if split in splits}, notes, unsplit, undrawn)
+
+
+def are_tars(folder: Path) -> bool:
+    """Whether a folder has archives, rather than folders of images that an archive lies beside."""
+    homes = [folder / name for names in SPLITS.values() for name in names if (folder / name).is_dir()]
+    if homes:
+        return any(map(listed, homes))
+    inner = [entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+    packed = [entry for entry in os.scandir(folder) if entry.name.lower().endswith(COMPRESSED)]
+    return bool(listed(folder) or packed) and not any(is_image(Path(entry.path)) for home in inner for entry in os.scandir(home))
+
+
+def listed(home: Path) -> list[Path]:
+    """The archives in a folder, in natural order; compressed ones are none."""
+    names = sorted((entry.name for entry in os.scandir(home) if not entry.name.startswith(".")), key=natural)
+    return [home / name for name in names if name.lower().endswith(".tar")]
+
+
+def archives_of(source: Path) -> dict[str, list[Path]]:
+    """Split -> its archives in natural order; the split is "" where nothing names one. Raises DataError."""
+    if source.is_dir():
+        homes = {split: next((source / n for n in names if (source / n).is_dir()), None) for split, names in SPLITS.items()}
+        inside = {split: own for split, home in homes.items() if home and (own := listed(home))}
+        if inside:
+            return inside
+        paths = listed(source)
+    else:
+        paths = [source] if os.path.lexists(source) else expand(os.fspath(source))
+    if not paths or any(path.name.lower().endswith(COMPRESSED) for path in paths):
+        raise DataError(f"{printable(source)}: compressed archives cannot be read at any place", "unpack them to .tar (gunzip *.gz)")
+    missing = [path for path in paths if not os.path.lexists(path)]
+    if missing:
+        names = "".join(f"\n    {printable(path)}" for path in missing[:SHOWN])
+        more = f"\n    and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        raise DataError(f"{len(missing)} of {len(paths)} archives are not there:{names}{more}", EXPECTED)
+    found: dict[str, list[Path]] = {}
+    for path in paths:
+        found.setdefault(split_in(path.stem), []).append(path)
+    if "" in found and len(found) > 1:
+        stray = printable(found[""][0])
+        raise DataError(f"{stray} names no split, as others do", "name it train-..., val-... or test-...")
+    if "train" not in found and len(paths) > 1 and "" not in found:
+        raise DataError(f"{printable(source)} has {', '.join(found)} but no archives to train on", EXPECTED)
+    return found if "" in found or "train" in found else {"": paths}
+
+
+def split_in(stem: str) -> str:
+    """The split that a file name has as a word of its own: `imagenet-train-0001` -> `train`. Raises DataError for two."""
+    words = set(re.split(r"[^a-z]+", stem.lower()))
+    found = [split for split, names in SPLITS.items() if words & set(names)]
+    if len(found) > 1:
+        raise DataError(f"{printable(stem)}.tar names two splits, {' and '.join(found)}", "rename it")
+    return found[0] if found else ""
+
+
+def expand(pattern: str) -> list[Path]:
+    """`x-{00..03}.tar` -> four paths; `{a,b}` -> two; several braces -> all combinations. Raises DataError for too many."""
+    pieces = re.split(r"\{([^{}]*)\}", pattern)
+    choices: list[Sequence[str]] = []
+    for number, piece in enumerate(pieces):
+        ends = re.fullmatch(r"(\d+)\.\.(\d+)", piece) if number % 2 else None
+        if ends:
+            low, high = int(ends[1]), int(ends[2])
+            if not low <= high < low + MOST:
+                raise DataError(f"{printable(pattern)}: {{{piece}}} stands for no archive, or for more than {MOST:,}")
+            choices.append([str(value).zfill(len(ends[1])) for value in range(low, high + 1)])
+        else:
+            choices.append(piece.split(",") if number % 2 else [piece])
+    if math.prod(map(len, choices)) > MOST:
+        raise DataError(f"{printable(pattern)} stands for more than {MOST:,} archives")
+    return [Path("".join(parts)) for parts in itertools.product(*choices)]
+
+
+def labels_of(whole: Index, name: str) -> tuple[Sequence[tuple[Word, ...]], np.ndarray, np.ndarray]:
+    """Labels, the position of each sample's among them, and of its split in SPLITS by the folder it stands in, or -1: (n,) each.
+
+    Raises DataError, with the first of them, for samples that say no label where others do, or stand in no folder.
+    """
+    split_at, class_at = places(whole.folders)
+    inside = np.array(split_at, dtype=np.int64)[whole.homes]
+    if (whole.said >= 0).any():
+        words, own = whole.words, whole.said.astype(np.int64)
+    else:
+        codes = {word: number for number, word in enumerate(dict.fromkeys(word for word in class_at if word))}
+        words, own = [(word,) for word in codes], np.array([codes.get(word, -1) for word in class_at], dtype=np.int64)[whole.homes]
+    bare = np.flatnonzero(own < 0)
+    if len(bare):
+        listing = "".join(f"\n    {whole.called(int(row))}" for row in bare[:SHOWN])
+        more = f"\n    and {len(bare) - SHOWN} more" if len(bare) > SHOWN else ""
+        raise DataError(f"{name}: {len(bare)} of {len(own)} samples have no label:{listing}{more}", EXPECTED)
+    return words, own, inside
+
+
+def places(folders: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Folders in archives -> the split that each stands for in SPLITS, or -1, and its class, or "".
+
+    What all folders have in front is no part of it; then comes the split, if all have one; then the class, with folders below.
+    """
+    parts = [[part for part in folder.split("/") if part not in ("", ".")] for folder in folders]
+    levels = zip(*(own[:-1] for own in parts), strict=False)
+    common = len(list(itertools.takewhile(lambda level: len(set(level)) == 1, levels)))
+    parts = [own[common:] or [""] for own in parts]
+    known = {name: number for number, names in enumerate(SPLITS.values()) for name in names}
+    splits = [known.get(own[0], -1) for own in parts]
+    if -1 in splits or 0 not in splits or len(set(splits)) == 1:
+        return [-1] * len(parts), [own[0] for own in parts]
+    return splits, [own[1] if len(own) > 1 else "" for own in parts]
+
+
+def names_beside(source: Path) -> tuple[str, ...]:
+    """The class names in a file beside the archives, or above the folder they are in; none where there is no such file.
+
+    Raises DataError for a file that cannot be read, and for a name that stands there twice.
+    """
+    home = source if source.is_dir() else source.parent
+    near = [home, home.parent] if home.name in itertools.chain(*SPLITS.values()) else [home]
+    for file in (place / name for place in near for name in NAMES):
+        if not file.is_file():
+            continue
+        try:
+            text = read_regular(file).decode("utf-8-sig")
+            found: Any = json.loads(text).get("classes") if file.suffix == ".json" else text.splitlines()
+        except (ValueError, AttributeError, RecursionError):
+            raise DataError(f"{printable(file)} cannot be read", 'expected UTF-8: a name a line, or {"classes": [...]}') from None
+        if file.suffix == ".json" and found is None:
+            continue
+        names = [found[key] for key in sorted(found, key=natural)] if isinstance(found, dict) else found
+        if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
+            raise DataError(f"{printable(file)} has a class without a name")
+        names = [name.strip() for name in names]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise DataError(f"{printable(file)} has two classes {printable(twice)}", "rename one of them")
+        return tuple(names)
+    return ()
+
+
+def class_codes(words: Sequence[tuple[Word, ...]], used: np.ndarray, given: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]]:
+    """Class names, and for each label the positions of its classes, -1 for one that is none. `used`: the labels that training has.
+
+    With names given, a word is one of them and a number counts them from 0; else classes are what training has.
+    """
+    classes = tuple(given) or tuple(class_order(list({str(word) for label in used.tolist() for word in words[label]})))
+    position = {name: number for number, name in enumerate(classes)}
+
+    def code(word: Word) -> int:
+        if given and isinstance(word, int):
+            return word if word < len(given) else -1
+        return position.get(str(word), -1)
+
+    return classes, [[code(word) for word in label] for label in words]
+
+
+def coded(codes: list[list[int]], own: np.ndarray, classes: int, where: str) -> np.ndarray:
+    """The labels of a split, (n,) int64; with several `classes` to an image (n, classes) float32. `own`: (n,) positions in `codes`.
+
+    Raises DataError where those would not fit into memory.
+    """
+    if not classes:
+        return np.array([code[0] if code else -1 for code in codes], dtype=np.int64)[own]
+    if 4 * len(own) * classes > MOST_LABELS:
+        raise DataError(f"{where}: {len(own):,} images times {classes:,} classes are more than memory holds", "are these class names?")
+    table = np.zeros((len(codes), classes), dtype=np.float32)
+    for row, code in enumerate(codes):
+        table[row, code] = 1
+    return table[own]
+
+
+def refuse_unknown(words: Sequence[tuple[Word, ...]], codes: list[list[int]], own: np.ndarray, where: str, classes: Sequence[str]) -> None:
+    """Raise DataError where samples have classes that there are none of."""
+    pairs = [(words[label], codes[label]) for label in np.unique(own).tolist()]
+    unknown = [str(word) for label, code in pairs for word, number in zip(label, code, strict=True) if number < 0]
+    if unknown:
+        listing = ", ".join(map(printable, list(dict.fromkeys(unknown))[:SHOWN]))
+        raise DataError(f"{where} has classes that are not known: {listing}", nearest(unknown[0], classes) or "rename or remove them")

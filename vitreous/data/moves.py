@@ -1,0 +1,110 @@
+"""What is done to pictures in memory without reading between pixels, a batch at a time: shifts, windows, mirrors, holes.
+
+(B, C, H, W) uint8, unless said otherwise; windows and holes of float32 too. Pixels are moved in numpy, which copies whole rows of a
+picture where torch goes through it one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.data.crops import BORDER
+from vitreous.data.keys import uniform
+from vitreous.data.preprocess import IMAGENET
+
+WINDOWS, HOLES = 9, 11  # the first draws of a key for simple crops and for holes; `Augment.maps` has those before
+TRIES = 10  # of drawing a hole that fits
+NOISE = 2**32  # what sets the seed of a hole's noise apart from other uses of a key
+GREY = 128
+#: with or without the outermost pixels themselves
+PADDING: dict[str, Literal["symmetric", "reflect"]] = {"reflection": "symmetric", "reflection inside": "reflect"}
+
+
+def moved(images: Tensor, x: np.ndarray, y: np.ndarray, mirror: np.ndarray, border: str) -> Tensor:
+    """Shifts (B,) in whole pixels, whether to mirror (B,), and what comes in from outside -> new pictures.
+
+    for image, x, y, mirror: image[:, i + y, j + x] at row i and column j, or at column W - 1 - j where it is mirrored
+    """
+    pixels = images.numpy()
+    height, width = pixels.shape[-2:]
+    reach = int(max(abs(x).max(), abs(y).max()))
+    if reach:
+        around = padded(pixels, reach, border)
+        views = np.lib.stride_tricks.sliding_window_view(around, (height, width), (2, 3))
+        pixels = np.ascontiguousarray(views.transpose(0, 2, 3, 1, 4, 5)[np.arange(len(pixels)), y + reach, x + reach])
+    else:
+        pixels = pixels.copy()
+    if mirror.any():
+        word = math.gcd(width, 8)  # bytes are turned round in words: eight times fewer steps
+        words = pixels.view(f"u{word}")
+        words[mirror] = words[mirror][..., ::-1].byteswap()
+    return torch.from_numpy(pixels)
+
+
+def padded(pixels: np.ndarray, reach: int, border: str) -> np.ndarray:
+    """(B, C, H, W) -> (B, C, H + 2 reach, W + 2 reach)."""
+    batch, channels, height, width = pixels.shape
+    if border == "zeros":
+        around = np.zeros((batch, channels, height + 2 * reach, width + 2 * reach), pixels.dtype)
+        around[:, :, reach : reach + height, reach : reach + width] = pixels
+        return around
+    rows, columns = (np.pad(np.arange(side), reach, PADDING[border]) for side in (height, width))
+    tall = np.take(pixels, rows, 2)
+    around = np.empty((batch, channels, height + 2 * reach, width + 2 * reach), pixels.dtype)
+    around[..., reach : reach + width] = tall
+    for side in (slice(None, reach), slice(reach + width, None)):
+        around[..., side] = np.take(tall, columns[side], 3)
+    return around
+
+
+def windows(images: Tensor, keys: np.ndarray) -> Tensor:
+    """Simple crops of pictures that have the model's size already.
+
+    for image, key in zip(images, keys): image[:, window(H, H, u)][:, :, window(W, W, v)], with u and v drawn from the key
+    """
+    u = uniform(keys, WINDOWS + 2)
+    y, x = (np.floor(u[:, WINDOWS + axis] * (2 * BORDER + 1)).astype(np.int64) - BORDER for axis in (0, 1))
+    return moved(images, x, y, np.zeros(len(keys), dtype=bool), "reflection inside")
+
+
+def pierce(images: Tensor, keys: np.ndarray, probability: float, noise: bool) -> Tensor:
+    """Random erasing (arXiv:1708.04896) of uint8 or float32 pictures in 0..255, in place.
+
+    A hole has a share of 0.02 to 1/3 of the picture, uniform, and an aspect of 0.3 to 1 / 0.3, log-uniform; it is grey, or noise
+    of ImageNet's mean and deviation. Everything is drawn from the picture's key.
+    """
+    height, width = images.shape[-2:]
+    u = uniform(keys, HOLES + 3 + 2 * TRIES)[:, HOLES:]
+    area = height * width * (0.02 + (1 / 3 - 0.02) * u[:, 3 : 3 + TRIES])
+    aspect = np.exp(math.log(0.3) * (1 - 2 * u[:, 3 + TRIES :]))
+    tall, wide = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
+    fits = (tall < height) & (wide < width)
+    first = np.arange(len(keys)), fits.argmax(1)
+    tall, wide = tall[first], wide[first]
+    top, left = np.floor(u[:, 1] * (height - tall + 1)), np.floor(u[:, 2] * (width - wide + 1))
+    edges = np.stack([top, top + tall, left, left + wide], 1).astype(np.int64)
+    generator = torch.Generator()
+    for row in np.flatnonzero((u[:, 0] < probability) & fits[first]):
+        rows, columns = slice(*edges[row, :2].tolist()), slice(*edges[row, 2:].tolist())
+        hole = images[row, :, rows, columns]
+        hole.copy_(static(hole.shape, generator.manual_seed(int(keys[row]) >> 1 ^ NOISE)) if noise else torch.tensor(GREY))
+    return images
+
+
+def static(shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
+    """(C, h, w) float32: noise like ImageNet's pixels, in whole numbers from 0 to 255."""
+    mean, std = colours(shape[0])
+    return ((mean + std * torch.randn(shape, generator=generator)) * 255).round_().clamp_(0, 255)
+
+
+@cache
+def colours(channels: int) -> tuple[Tensor, Tensor]:
+    """ImageNet's mean and deviation, (3, 1, 1) each, or of all colours together for any other number of channels."""
+    mean, std = (torch.tensor(values)[:, None, None] for values in IMAGENET)
+    return (mean, std) if channels == len(mean) else (mean.mean(), std.mean())

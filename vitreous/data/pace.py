@@ -1,0 +1,79 @@
+"""How many processes decode: as many as the model's appetite, the cost of a picture and the machine ask for."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+
+import numpy as np
+import torch
+
+from vitreous.data.augment import Augment
+from vitreous.data.loader import Feed
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.split import Split
+from vitreous.errors import DataError
+from vitreous.machine import free_memory
+
+TRIED = 12  # pictures whose time stands for all
+SECONDS = 2.0  # after which no more are tried
+SPARE = 1.25  # times the decoders that would just keep up with a GPU: pictures differ
+WORKER_BYTES = 400 * 2**20  # what a process that decodes may come to hold
+
+
+def workers_for(
+    split: Split, preprocess: Preprocess, augment: Augment, rate: float | None = None, shares_cores: bool = True, exact: bool = False
+) -> int:
+    """Processes that should decode a split for training.
+
+    `rate`: images a second that the model takes when it waits for none and has all cores, if that is known. `shares_cores`: it
+    computes on the same cores. A few pictures are decoded to see what they cost.
+    """
+    feed = Feed(split, preprocess, augment, 0, exact=exact)
+    return balanced(decode_seconds(feed), rate, cores(), shares_cores, free_memory("cpu"))
+
+
+def decode_seconds(feed: Feed) -> float:
+    """Seconds of one core for a picture of the feed, by the median of a few; 0 where none can be read."""
+    threads, began, found = torch.get_num_threads(), time.perf_counter(), []
+    torch.set_num_threads(1)
+    try:
+        for sample in np.linspace(0, len(feed.split) - 1, min(TRIED + 1, len(feed.split))).astype(int).tolist():
+            started = time.perf_counter()
+            try:
+                feed.one(sample, 0, 0)
+            except DataError:
+                continue
+            found.append(time.perf_counter() - started)
+            if time.perf_counter() - began > SECONDS:
+                break
+    finally:
+        torch.set_num_threads(threads)
+    return statistics.median(found[1:] or found or [0.0])  # the first one loads libraries
+
+
+def balanced(seconds: float, rate: float | None, cores: int, shares_cores: bool, room: int) -> int:
+    """`seconds` of a core for a picture, the model's images a second, and the machine -> processes, at least 1.
+
+    Where model and decoders share the cores, a picture costs cores / rate of them for the one and `seconds` for the other;
+    with all cores busy the decoders then need rate' * seconds of them. A GPU needs as many as keep up with it. `room`, bytes
+    of free memory, 0 if unknown, bounds both.
+    """
+    most = min(cores, max(1, room // (2 * WORKER_BYTES))) if room else cores
+    if rate is None:
+        return most
+    wanted = seconds * cores / (cores / rate + seconds) if shares_cores else seconds * rate * SPARE
+    return max(1, min(most, math.ceil(wanted)))
+
+
+def cores() -> int:
+    """Cores that this process may use: those it is bound to, and no more than a container's share of the machine's time."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+        return max(1, min(found, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no such file, or "max"
+        return found

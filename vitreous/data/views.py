@@ -1,0 +1,133 @@
+"""Several views of one picture, large and small: multi-crop, for objectives that compare them (arXiv:2006.09882, arXiv:2104.14294).
+
+V views of B pictures of C channels; a picture's views travel from where it is decoded as one row of numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+
+import numpy as np
+import torch
+from PIL import Image, ImageFilter
+from torch import Tensor
+
+from vitreous.data.crops import AreaCrop, to_picture
+from vitreous.data.keys import seeded
+from vitreous.data.preprocess import Preprocess, to_tensor
+from vitreous.data.regions import Regions
+from vitreous.data.spectral import Picture
+from vitreous.errors import UsageError
+
+GLOBAL = 2  # views of the whole scene, which a teacher sees too
+SOLAR = 128  # values from here on are inverted by solarising
+
+
+@dataclass(frozen=True)
+class MultiCrop:
+    """Two global views of the model's size and `locals` local ones of `local_image` (height, width); the defaults are DINO's.
+
+    `global_area` and `local_area` are shares of the picture, `ratio` the aspect ratios of the crops, log-uniform, read with
+    bicubic filter. `flip` and `grey` are probabilities; `jitter` changes brightness, contrast, saturation and hue, with
+    `jitter_probability`. `blur` and `solarise`: the probabilities of the first global view, the second, and each local one;
+    `radius` in pixels of the Gaussian blur, uniform. What is done to colours is left out where a picture comes
+    as one for each channel (`Preprocess.numbers`). Raises UsageError for what cannot be done.
+    """
+
+    locals: int = 8
+    local_image: tuple[int, int] = (96, 96)
+    global_area: tuple[float, float] = (0.4, 1.0)
+    local_area: tuple[float, float] = (0.05, 0.4)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)
+    jitter_probability: float = 0.8
+    grey: float = 0.2
+    blur: tuple[float, float, float] = (1.0, 0.1, 0.5)
+    radius: tuple[float, float] = (0.1, 2.0)
+    solarise: tuple[float, float, float] = (0.0, 0.2, 0.0)
+
+    def __post_init__(self) -> None:
+        if not all(0 <= p <= 1 for p in (self.flip, self.jitter_probability, self.grey, *self.blur, *self.solarise)):
+            raise UsageError("probabilities of views are from 0 to 1")
+        for low, high in (self.global_area, self.local_area):
+            if not 0 < low <= high <= 1:
+                raise UsageError(f"a view of area {(low, high)} is none", "areas are above 0 and at most 1, low before high")
+        if self.locals < 0 or min(self.local_image) < 1:
+            raise UsageError(f"{self.locals} local views of {self.local_image} pixels cannot be")
+
+    def views(self, picture: Picture | Regions, image: tuple[int, int], sample_key: int) -> list[Tensor]:
+        """A picture -> 2 + locals views, (C, h, w) each, the global ones first and of (height, width) `image`.
+
+        for view in range(2 + locals): drawn from key(sample_key, view), so that more views change none of the others
+        """
+        picture = picture if isinstance(picture, (Image.Image, tuple)) else picture.whole()
+        bands, colours = (picture, False) if isinstance(picture, tuple) else ((picture,), True)
+        shown = []
+        for view in range(GLOBAL + self.locals):
+            steps = pipeline(self, min(view, GLOBAL), image, colours)
+            parts = []
+            for band in bands:
+                with seeded(sample_key, view):
+                    parts.append(to_tensor(steps(band)))
+            shown.append(torch.cat(parts))
+        return shown
+
+    def picture(self, picture: Picture | Regions, preprocess: Preprocess, sample_key: int) -> Tensor:
+        """A picture -> (n,): all its views, flat, one after the other."""
+        return torch.cat([view.flatten() for view in self.views(picture, preprocess.image, sample_key)])
+
+    def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
+        """(B, C, H, W) pictures kept in memory, of the model's size, and (B,) keys -> (B, n) rows of views."""
+        size = (pixels.shape[-2], pixels.shape[-1])
+        rows = [self.views(of_tensor(image), size, int(k)) for image, k in zip(pixels, keys, strict=True)]
+        return torch.stack([torch.cat([view.flatten() for view in row]) for row in rows]) if rows else pixels.flatten(1)
+
+    def unpacked(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
+        """(B, n) -> `images`, (2, B, C, *image), and `local`, (locals, B, C, *local_image)."""
+        batch, whole = len(rows), (preprocess.channels, *preprocess.image)
+        cut = GLOBAL * math.prod(whole)
+        large = rows[:, :cut].reshape(batch, GLOBAL, *whole).transpose(0, 1)
+        small = rows[:, cut:].reshape(batch, self.locals, preprocess.channels, *self.local_image).transpose(0, 1)
+        return {"images": large.contiguous(), "local": small.contiguous()}
+
+
+DINO = MultiCrop()
+
+#: DINOv2's (arXiv:2304.07193). Its code takes the probabilities of blur for those of leaving it out, 1 and 0.1 in the two global
+#: views: here is what its models saw. Local views of 98 pixels go with patches of 14.
+DINOV2 = MultiCrop(global_area=(0.32, 1.0), local_area=(0.05, 0.32), blur=(0.0, 0.9, 0.5))
+
+
+@cache
+def pipeline(crops: MultiCrop, kind: int, image: tuple[int, int], colours: bool):
+    """Picture -> picture: the view of a kind, 0 and 1 the global ones, 2 a local one, drawn as torchvision draws it."""
+    from torchvision.transforms import v2
+
+    size, area = (crops.local_image, crops.local_area) if kind == GLOBAL else (image, crops.global_area)
+    crop = AreaCrop(size, area, crops.ratio, "bicubic")
+    steps: list = [lambda picture: to_picture(crop(picture).permute(1, 2, 0).numpy()), v2.RandomHorizontalFlip(crops.flip)]
+    if not colours:
+        return v2.Compose(steps)
+    steps += [v2.RandomApply([v2.ColorJitter(*crops.jitter)], crops.jitter_probability), v2.RandomGrayscale(crops.grey)]
+    steps += [partial(blurred, probability=crops.blur[kind], radius=crops.radius), v2.RandomSolarize(SOLAR, crops.solarise[kind])]
+    return v2.Compose(steps)
+
+
+def blurred(picture: Image.Image, probability: float, radius: Sequence[float]) -> Image.Image:
+    """The picture, by chance through a Gaussian of a radius in that range. Draws from torch's generator."""
+    happens, share = torch.rand(2).tolist()
+    if happens >= probability:
+        return picture
+    return picture.filter(ImageFilter.GaussianBlur(radius[0] + (radius[1] - radius[0]) * share))
+
+
+def of_tensor(image: Tensor) -> Picture:
+    """(C, H, W) -> the picture that it was: grey or RGB where it is of 8 bits, else one of mode L or F for each channel."""
+    array = image.numpy()
+    if image.dtype == torch.uint8 and len(array) in (1, 3):
+        return Image.fromarray(array[0] if len(array) == 1 else np.ascontiguousarray(array.transpose(1, 2, 0)))
+    return tuple(Image.fromarray(np.ascontiguousarray(band)) for band in array)

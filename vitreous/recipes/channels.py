@@ -1,0 +1,81 @@
+"""What a run does about pictures that are not RGB or grey at 8 bits: find out, measure their channels, leave colours alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vitreous.config import set_paths
+from vitreous.data.decode import decode
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.spectral import bands, form, values
+from vitreous.data.split import Arrays, Data, Split
+from vitreous.data.statistics import statistics
+from vitreous.errors import DataError, UsageError
+from vitreous.recipes.derive import Note
+from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.recipe import Facts
+from vitreous.training.run import Run
+from vitreous.weights.adopt import Start
+
+PROBED = 100  # pictures of which one must be readable
+
+
+def facts(opened: Data, options: TrainOptions, start: Start | None = None) -> Facts:
+    """What the recipe has to know of the data: its first readable picture stands for all.
+
+    `--preprocess.numbers`, or else the weights that the run starts from, say how files are to be read that can be read in two ways, as
+    16-bit greys can. Raises DataError where none of the first can be read, UsageError for weights of another number of channels.
+    """
+    split = opened.split("train")
+    first = None
+    for sample in range(min(len(split), PROBED)):
+        try:
+            return facts_of(split, sample, asked(options, start), start.config.channels if start else None)
+        except DataError as error:
+            first = first or error
+    why, way = (f"; {first.message}", first.hint) if first else ("", "")
+    raise DataError(f"{opened.name}: none of the first {PROBED} images can be read{why}", way or "mend or remove them")
+
+
+def asked(options: TrainOptions, start: Start | None) -> str | None:
+    """How files are to be read; None where nothing says so."""
+    if words := options.settings.get("preprocess.numbers"):
+        return set_paths(Preprocess((1, 1)), {"numbers": words}, "preprocess.").numbers
+    kept = start.preprocess.numbers if start and start.preprocess else "colours"
+    return None if kept == "colours" else kept
+
+
+def facts_of(split: Split, sample: int, numbers: str | None, channels: int | None) -> Facts:
+    """The facts that one picture tells; `channels` are those of the weights. Raises DataError where it cannot be read."""
+    raw, name = split.raw(sample), split.name(sample)
+    found = form(raw, name) if numbers is None else None
+    if numbers not in (None, "colours"):
+        found = len(values(raw, name)), numbers
+    if found is None:
+        picture = decode(raw, 3, name)
+        grey = isinstance(split, Arrays) and split.pixels.ndim == 3
+        return Facts(len(split), (picture.height, picture.width), channels or (1 if grey else 3))
+    if channels not in (None, found[0]):
+        way = f"vitreous convert ... --channels {found[0]} makes weights that do"
+        raise UsageError(f"the images have {found[0]} channels, the weights take {channels}", way)
+    band = bands(raw, *found, name)[0]
+    return Facts(len(split), (band.height, band.width), *found)  # type: ignore[arg-type]
+
+
+def channelwise(run: Run, facts: Facts, split: Split, start: Start | None, options: TrainOptions, workers: int, note: Note) -> Run:
+    """The run with its channels measured, and without augmentation that is made for colours, where the pictures ask for it.
+
+    Mean and deviation that the user gave stay, and those of weights that were trained on as many channels of such numbers.
+    """
+    if facts.numbers == "colours":
+        return run
+    seen = replace(run.preprocess, numbers=facts.numbers)
+    known = start.preprocess if start else None
+    if known is None or (known.channels, known.numbers) != (seen.channels, seen.numbers):
+        measured = dict(zip(("mean", "std"), statistics(split, seen, workers), strict=True))
+        seen = replace(seen, **{name: values for name, values in measured.items() if f"preprocess.{name}" not in options.settings})
+        note(f"{seen.channels} channels of {seen.numbers}: their mean and deviation are measured on the training images")
+    augment = run.augment.geometric()
+    if augment != run.augment:
+        note("augmentation that is made for colours is left out")
+    return replace(run, preprocess=seen, augment=augment)
