@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.cli.test_cli import document, run_command
 from vitreous.bench import report
-from vitreous.bench.contenders import TASKS, contenders, peaks
+from vitreous.bench.contenders import TASKS, contenders, limits
 from vitreous.bench.race import race
 from vitreous.bench.run import bench
 from vitreous.bench.work import Contender, Work
@@ -114,7 +114,7 @@ def test_every_contender_that_is_installed_does_its_work(task, photographs):
 
 
 def test_the_peak_counts_operations():
-    for contender in peaks("cpu"):
+    for contender in limits("train", "cpu"):
         assert contender.build(WORK)() in (2 * 2048**3, torch.get_num_threads() * 2 * 2048**3)
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 
-from vitreous.bench.work import Turn, Work
+from vitreous.bench.work import CIFAR, Turn, Work
 from vitreous.data.augment import Augment
+from vitreous.data.decode import decode, read_regular
+from vitreous.data.jpeg import decoder, layout
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.loader import Feed
-from vitreous.data.preprocess import HALF, Preprocess
-from vitreous.data.split import Files
+from vitreous.data.preprocess import IMAGENET, Preprocess
+from vitreous.data.split import Arrays, Files, Split
 from vitreous.evaluation.engine import How, make_engine
 from vitreous.machine import DTYPES, default_workers, pick_precision, settle_allocator
 from vitreous.models.zoo import Model, create
@@ -87,13 +93,74 @@ def predict(work: Work, precision: str = "auto") -> Turn:
     return turn
 
 
-def loader(work: Work) -> Turn:
-    """Files to augmented batches: random resized crop and flip, decoded by as many processes as there are cores."""
+def loader(work: Work, exact: bool = False, form: Literal["tar", "uint8"] | None = None) -> Turn:
+    """Photographs to augmented batches, random resized crop and flip, by as many processes as there are cores.
+
+    `form`: from a pack of the photographs, made beforehand.
+    """
+    settle_allocator()
+    split, keep = photographs(work, form)
+    preprocess = Preprocess((work.image_size, work.image_size), mean=IMAGENET[0], std=IMAGENET[1])
+    feed = Feed(split, preprocess, Augment(crop=(0.08, 1.0), flip=0.5), 0, default_workers(), exact=exact)
+    batches = feed.batches(0, 20_000 * work.batch_size, work.batch_size)
+
+    def turn(kept: object = keep) -> float:
+        return len(preprocess.normalise(next(batches)["images"]))
+
+    return turn
+
+
+def photographs(work: Work, form: Literal["tar", "uint8"] | None) -> tuple[Split, object]:
+    """The photographs of a race, as files or packed, and what must live as long."""
     files = list_images(Path(work.images or "."))
     split = Files(files, np.zeros(len(files), dtype=np.int64))
-    preprocess = Preprocess((work.image_size, work.image_size), mean=HALF[0], std=HALF[1])
-    feed = Feed(split, preprocess, Augment(crop=(0.08, 1.0), flip=0.5), 0, default_workers())
-    batches = feed.batches(0, 20_000 * work.batch_size, work.batch_size)
+    if form is None:
+        return split, None
+    from vitreous.data.pack import Plan, pack
+    from vitreous.data.sources import open_data
+
+    home = tempfile.TemporaryDirectory()
+    for number, file in enumerate(files):
+        place = Path(home.name) / "files" / "train" / str(number % 2)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number}{file.suffix}").symlink_to(file.resolve())
+    (Path(home.name) / "files" / "val").symlink_to(Path(home.name) / "files" / "train")
+    pack(Path(home.name) / "files", Path(home.name) / "pack", Plan(form=form))
+    return open_data(Path(home.name) / "pack").splits["train"], home
+
+
+def decoding(work: Work) -> Turn:
+    """What no loader of JPEG files can pass: their bytes, in memory, to pixels, and nothing else, on all cores."""
+    files = [(content, shape_of(content)) for content in map(read_regular, list_images(Path(work.images or ".")))]
+    pool, cores = ThreadPoolExecutor(default_workers()), default_workers()
+
+    def pixels(file: tuple[bytes, tuple[int, int, int] | None]) -> None:
+        content, shape = file
+        _ = decode(content) if shape is None else decoder()(content, shape, 1)
+
+    def turn() -> float:
+        list(pool.map(pixels, files * cores))
+        return len(files) * cores
+
+    return turn
+
+
+def shape_of(content: bytes) -> tuple[int, int, int] | None:
+    """Height, width and components of a plain JPEG; None for any other file."""
+    with Image.open(io.BytesIO(content)) as image:
+        found = layout(content)
+        return None if found is None else (image.height, image.width, found.components)
+
+
+def memory(work: Work) -> Turn:
+    """Random pictures of CIFAR's number and size to shifted, mirrored and normalised batches."""
+    settle_allocator()
+    side = work.image_size
+    pixels = torch.randint(0, 256, (CIFAR, 3, side, side), dtype=torch.uint8)
+    split = Arrays(pixels.numpy(), np.zeros(CIFAR, dtype=np.int64))
+    preprocess = Preprocess((side, side), mean=IMAGENET[0], std=IMAGENET[1])
+    feed = Feed(split, preprocess, Augment(shift=0.125, border="zeros", flip=0.5), 0, cached=pixels)
+    batches = feed.batches(0, 10**9, work.batch_size)
 
     def turn() -> float:
         return len(preprocess.normalise(next(batches)["images"]))

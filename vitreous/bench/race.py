@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from vitreous.bench.work import Contender, Work
+from vitreous.bench.work import Contender, Turn, Work
 
 PATIENCE = 900.0  # seconds that a contender may take to get ready or to do its turn
 PAUSE = 0.05  # seconds between two contenders, in which the threads of the last one go to sleep
@@ -40,7 +40,8 @@ def race(
 ) -> list[Lane]:
     """Let the contenders that are installed do the work in turn: one round to warm up, then `rounds` that count.
 
-    In a round a contender works for at least `seconds` and one turn. One that fails keeps its reason and the rest go on.
+    In a round a contender works for at least `seconds` and one turn; where work is done ahead, half as long before that, to use up
+    what it has in stock. One that fails keeps its reason and the rest go on.
     `each` is told how many rounds are done, and by whom.
     """
     lanes = [Lane(contender) for contender in contenders if importlib.util.find_spec(contender.needs)]
@@ -87,6 +88,14 @@ def ask(lane: Lane, pipe: Connection, order: float | None) -> Any:
     return answer
 
 
+def work_for(seconds: float, turn: Turn) -> float:
+    """Units done in at least so many seconds and one turn."""
+    units, started = 0.0, time.perf_counter()
+    while not units or time.perf_counter() - started < seconds:
+        units += turn()
+    return units
+
+
 def serve(pipe: Connection, contender: Contender, work: Work) -> None:
     """A contender's process: build, do one turn, then work when told to, until the pipe closes."""
     import logging
@@ -107,9 +116,11 @@ def serve(pipe: Connection, contender: Contender, work: Work) -> None:
         turn()
         pipe.send(("ready", (ready - started, time.perf_counter() - ready)))
         while True:
-            seconds, units, started = pipe.recv(), 0.0, time.perf_counter()
-            while not units or time.perf_counter() - started < seconds:
-                units += turn()
+            seconds = pipe.recv()
+            if work.stocks:
+                work_for(seconds / 2, turn)
+            started = time.perf_counter()
+            units = work_for(seconds, turn)
             pipe.send(("done", (units, time.perf_counter() - started, peak_memory(work.device))))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return

@@ -10,13 +10,25 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from vitreous.bench.race import Lane
-from vitreous.bench.work import Work
+from vitreous.bench.work import DECODING, Work
 from vitreous.machine import capabilities, processor
 from vitreous.models.cost import macs
 from vitreous.models.names import configure
 
-PASSES = {"inference": 1, "predict": 1, "train": 3, "loader": 0}  # forward passes' worth of products that an image costs
-PACKAGES = ("torch", "timm", "transformers", "torchvision", "onnxruntime", "openvino", "nncf")
+PASSES = {"inference": 1, "predict": 1, "train": 3, "loader": 0, "memory": 0}  # forward passes' worth of products that an image costs
+PACKAGES = (
+    "torch",
+    "timm",
+    "transformers",
+    "torchvision",
+    "onnxruntime",
+    "openvino",
+    "nncf",
+    "pillow",
+    "simplejpeg",
+    "webdataset",
+    "datasets",
+)
 UNITS = ("avx512_bf16", "amx_bf16", "avx512_vnni", "avx512_f", "avx2")  # best first
 
 
@@ -34,11 +46,13 @@ class Race:
         return next((lane for lane in able if not lane.contender.ours), able[0] if able else None)
 
     def fraction(self, lane: Lane) -> float | None:
-        """Of the highest peak measured in the same race; None for work that has no products."""
+        """Of the highest peak measured in the same race, in products, or in images where the work has none; None without a peak."""
         limit = max((peak.median for peak in self.peaks if peak.rates), default=0.0)
         passes = PASSES[self.work.task]
-        if not limit or not passes:
+        if not limit:
             return None
+        if not passes:
+            return lane.median / limit
         return lane.median * passes * 2 * macs(configure(self.work.model, self.work.image_size)) / limit
 
 
@@ -92,16 +106,22 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [label, rate, f"{row['ratio']:.2f}", fraction, f"{row['peak_memory_bytes'] / 2**20:.0f}", build]
 
 
+def said(peaks: dict[str, float]) -> str:
+    """The peaks in a sentence: products, or what decodes alone; an empty string without any."""
+    products = [f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peaks.items() if name != DECODING]
+    found = [f"Product peak: {', '.join(products)}."] if products else []
+    return " ".join(found + ([f"Peak: {DECODING}, {peaks[DECODING]:.0f} images/s."] if DECODING in peaks else []))
+
+
 def markdown(races: list[Race], command: str, rounds: int) -> str:
     """The page that `--out` writes."""
     found = document(races)
-    peaks = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in found["peak"].items())
     tasks = ", ".join(dict.fromkeys(race.work.task for race in races))
     lines = [f"# {tasks.capitalize()}, {time.strftime('%Y-%m-%d')}", "", f"{found['hardware']}; {found['packages']}.", ""]
     lines += [
         f"`{command}`",
         "",
-        f"Medians of {rounds} rounds in turn, every contender in a process of its own. Product peak: {peaks}.",
+        " ".join(filter(None, [f"Medians of {rounds} rounds in turn, every contender in a process of its own.", said(found["peak"])])),
         "",
     ]
     for race in races:

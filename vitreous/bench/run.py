@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
-from vitreous.bench.contenders import TASKS, contenders, peaks
+from vitreous.bench.contenders import TASKS, contenders, limits
 from vitreous.bench.race import race
 from vitreous.bench.report import Race
-from vitreous.bench.work import Work
+from vitreous.bench.work import SIDE, Work
 from vitreous.data.layouts.folder import list_images
 from vitreous.errors import DataError, UsageError
 from vitreous.machine import pick_device
@@ -44,7 +44,7 @@ def bench(
     if set(tasks) & set(FILES):
         check(images)
     works = [
-        Work(task, model, size_of(model, image_size), batch_size, device, images)
+        Work(task, model, (image_size or SIDE) if task == "memory" else size_of(model, image_size), batch_size, device, images)
         for task in tasks
         for model in models
         for batch_size in (batch_sizes[:1] if task == "predict" else batch_sizes)
@@ -54,13 +54,13 @@ def bench(
         chosen = [c for c in contenders(work.task, device) if any(fnmatchcase(c.label, f"{p}*") for p in only)]
         if not chosen:
             raise UsageError(f"nobody matches {', '.join(only)}", "they are " + "; ".join(c.label for c in contenders(work.task, device)))
-        limits = peaks(device)
+        bounds = limits(work.task, device)
 
         def tell(done: int, label: str, work: Work = work) -> None:
             each(work.title(), done, rounds, label)
 
-        lanes = race(work, [*limits, *chosen], rounds, seconds, tell)
-        found.append(Race(work, lanes[len(limits) :], lanes[: len(limits)]))
+        lanes = race(work, [*bounds, *chosen], rounds, seconds, tell)
+        found.append(Race(work, lanes[len(bounds) :], lanes[: len(bounds)]))
     return found
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+DECODING = "decoding alone"  # the limit of who reads JPEG files
+CIFAR, SIDE = 50_000, 32  # pictures of the task `memory`, and their side
+
 #: does one unit of the work and returns how many images (for a peak: how many operations) that was
 Turn = Callable[[], float]
 
@@ -19,6 +22,11 @@ class Work:
     batch_size: int
     device: str = "cpu"
     images: str | None = None
+
+    @property
+    def stocks(self) -> bool:
+        """Whether contenders have processes that go on working when they are not asked."""
+        return self.task in ("loader", "memory")
 
     def title(self) -> str:
         """For people."""

@@ -16,8 +16,8 @@ class Options:
     Example: vitreous bench --tasks inference train --models ViT-Ti/16 ViT-S/16 --batch-sizes 1 16
     """
 
-    tasks: tuple[Literal["inference", "train", "loader", "predict"], ...] = ("inference", "train")
-    """What to measure; loader and predict read the photographs of --images."""
+    tasks: tuple[Literal["inference", "train", "loader", "memory", "predict"], ...] = ("inference", "train")
+    """What to measure; loader and predict read the photographs of --images, memory makes pictures of CIFAR's size."""
     models: tuple[str, ...] = ("ViT-S/16",)
     """Models, with random weights."""
     batch_sizes: tuple[int, ...] = (16,)
@@ -57,7 +57,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     )  # fmt: skip
     document = report.document(races)
     console.say(document["hardware"])
-    console.say("product peak: " + ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in document["peak"].items()))
+    console.say(report.said(document["peak"]))
     for race in races:
         console.say()
         console.table([race.work.title(), *report.HEAD[1:]], [report.cells(row) for row in report.rows(race)])

@@ -104,3 +104,14 @@ def to_tensor(picture: Image.Image) -> Tensor:
     """A picture -> (C, height, width), uint8, or float32 where its mode is F."""
     array = np.array(picture)
     return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())
+
+
+def floats_like(pixels: Tensor) -> Tensor:
+    """An uninitialised float32 tensor of that shape, on that device.
+
+    On a CPU numpy's: torch asks for aligned memory, for which glibc before 2.38 does not take the place of the last batch again,
+    and the process grows by a gigabyte.
+    """
+    if pixels.device.type == "cpu":
+        return torch.from_numpy(np.empty(pixels.shape, dtype=np.float32))
+    return torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)

@@ -1,4 +1,4 @@
-"""Other libraries at the same work. None is a dependency: each is imported inside, and only where it is installed."""
+"""Other libraries' models: inference, training steps, prediction."""
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -194,28 +194,5 @@ def predict_transformers(work: Work) -> Turn:
 
     def turn() -> float:
         return len(pipe(files, top_k=5))
-
-    return turn
-
-
-def loader(work: Work, peer: str) -> Turn:
-    """Files to augmented, normalised batches: random resized crop and flip, by timm's or torchvision's transform and a DataLoader."""
-    if peer == "timm":
-        from timm.data import create_transform  # type: ignore[attr-defined]
-
-        transform = create_transform(work.image_size, is_training=True, color_jitter=0.0, interpolation="bicubic")
-    else:
-        from torchvision.transforms import v2
-
-        steps = [v2.RandomResizedCrop(work.image_size, interpolation=v2.InterpolationMode.BICUBIC), v2.RandomHorizontalFlip(), v2.ToImage()]
-        transform = v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)])
-    pictures = Pictures(list_images(Path(work.images or ".")), transform)
-    endless = torch.utils.data.RandomSampler(pictures, replacement=True, num_samples=10**9)
-    batches = iter(
-        torch.utils.data.DataLoader(pictures, work.batch_size, sampler=endless, num_workers=default_workers(), prefetch_factor=4)
-    )
-
-    def turn() -> float:
-        return len(next(batches))
 
     return turn
