@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,8 @@ import pytest
 import torch
 from hypothesis import settings
 from PIL import Image
+
+from vitreous.cli.main import main
 
 settings.register_profile("steady", deadline=None, derandomize=True)  # the same examples everywhere, however slow
 settings.load_profile("steady")
@@ -62,6 +67,19 @@ def make_folder(root: Path, counts: dict[str, int], classes=("ant", "bee", "cat"
 def folder(tmp_path: Path) -> Path:
     """Three classes, 12 training, 4 validation and 4 test images each."""
     return make_folder(tmp_path / "photos", {"train": 12, "val": 4, "test": 4})
+
+
+def say(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`vitreous WORDS` in this process, which has imported everything: for what ends before any work."""
+    out, err, before, home = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGTERM), Path.cwd()
+    os.chdir(cwd)
+    try:
+        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+            main(words)
+    finally:
+        os.chdir(home)
+        signal.signal(signal.SIGTERM, before)
+    return subprocess.CompletedProcess(words, int(end.value.code or 0), out.getvalue(), err.getvalue())  # type: ignore[arg-type]
 
 
 def run_command(*words: str, timeout: float = 120, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:

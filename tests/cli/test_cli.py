@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import TINY, document, make_folder, picture, run_command
+from tests.conftest import TINY, document, make_folder, picture, run_command, say
 from vitreous.cli.main import VERBS, split_settings
 from vitreous.recipes.train import train
 
@@ -79,7 +79,7 @@ def test_version():
     ],
 )
 def test_usage_errors_exit_2_with_the_way_out(words, expected, tmp_path):
-    result = run_command(*words, cwd=tmp_path)
+    result = say(*words, cwd=tmp_path)
     assert result.returncode == 2, result.stderr
     assert expected in result.stderr + result.stdout
     assert "Traceback" not in result.stderr
@@ -98,7 +98,7 @@ def test_bad_data_exit_3(words, tmp_path):
     (tmp_path / "empty").mkdir()
     make_folder(tmp_path / "one", {"": 3}, classes=("ant",))
     started = time.perf_counter()
-    result = run_command("train", *words, "--json", cwd=tmp_path)
+    result = say("train", *words, "--json", cwd=tmp_path)
     assert result.returncode == 3 and "expected DIR/CLASS" in result.stderr and "Traceback" not in result.stderr
     assert json.loads(result.stdout)["error"]["code"] == 3
     assert time.perf_counter() - started < 30

@@ -19,7 +19,6 @@ HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # the paper's models: pixels in [-1, 
 
 PEAKS = {"colours": 255.0, "uint8": 255.0, "uint16": 65535.0, "int16": 32767.0, "float32": 1.0}
 
-CHUNK = 2**17  # numbers that are normalised at a time on a CPU: they stay in its cache
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -91,27 +90,15 @@ class Preprocess:
         mean = torch.tensor(self.mean, device=pixels.device).view(shape)
         std = torch.tensor(self.std, device=pixels.device).view(shape)
         mean, std = mean * self.peak, std * self.peak
-        if torch.compiler.is_compiling() or pixels.device.type != "cpu":  # a graph has no number of parts
+        if torch.compiler.is_compiling() or pixels.device.type != "cpu":
             return pixels.to(torch.float32, copy=True).sub_(mean).div_(std).to(dtype)
-        floats = torch.empty(pixels.shape, dtype=torch.float32)
-        some = max(1, CHUNK // max(1, pixels[:1].numel()))
-        for part, given in zip(floats.split(some), pixels.split(some), strict=True):
-            part.copy_(given).sub_(mean).div_(std)  # first a copy: a difference of two types takes three times as long, to the same bits
-        return floats.to(dtype)
+        # numpy's memory: torch asks for aligned memory, and glibc before 2.38 then does not give it the place of the last batch
+        floats = torch.from_numpy(np.empty(pixels.shape, dtype=np.float32))
+        # first a copy: a difference of two types takes three times as long, to the same bits
+        return floats.copy_(pixels).sub_(mean).div_(std).to(dtype)
 
 
 def to_tensor(picture: Image.Image) -> Tensor:
     """A picture -> (C, height, width), uint8, or float32 where its mode is F."""
     array = np.array(picture)
     return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())
-
-
-def floats_like(pixels: Tensor) -> Tensor:
-    """An uninitialised float32 tensor of that shape, on that device.
-
-    On a CPU numpy's: torch asks for aligned memory, for which glibc before 2.38 does not take the place of the last batch again,
-    and the process grows by a gigabyte.
-    """
-    if pixels.device.type == "cpu":
-        return torch.from_numpy(np.empty(pixels.shape, dtype=np.float32))
-    return torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
