@@ -74,8 +74,8 @@ def turns(batches: Iterable[Any], keep: Any = None) -> Turn:
 
 
 def workers(best: bool) -> dict[str, Any]:
-    """Options of a DataLoader: none, or a worker for each core."""
-    return {"num_workers": default_workers(), "prefetch_factor": 4} if best else {}
+    """Options of a DataLoader: none, or a worker for each core, forked as is usual on Linux: a race's processes would spawn them."""
+    return {"num_workers": default_workers(), "prefetch_factor": 4, "multiprocessing_context": "fork"} if best else {}
 
 
 def decoded(content: bytes) -> Tensor:
