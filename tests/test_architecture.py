@@ -21,6 +21,7 @@ ROWS = [
     {"objectives"},
     {"weights", "evaluation", "inspection"},
     {"training"},
+    {"reports"},
     {"recipes", "studies", "serving"},
     {"bench"},
     {"cli"},

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitreous.recipes.soup import soup as soup
     from vitreous.recipes.train import train as train
     from vitreous.serving.predict import load as load
-    from vitreous.training.evaluate import evaluate as evaluate
+    from vitreous.reports.evaluate import evaluate as evaluate
 
 __version__ = "0.1.0"
 
@@ -28,7 +28,7 @@ _HOMES = {
     "ViTConfig": "vitreous.models.config",
     "create": "vitreous.models.zoo",
     "train": "vitreous.recipes.train",
-    "evaluate": "vitreous.training.evaluate",
+    "evaluate": "vitreous.reports.evaluate",
     "soup": "vitreous.recipes.soup",
     "load": "vitreous.serving.predict",
 }

@@ -37,7 +37,7 @@ from vitreous.errors import DataError, ResourceError, UsageError
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.train import pictures, train
 from vitreous.recipes.transfer import held_out
-from vitreous.training.evaluate import evaluate
+from vitreous.reports.evaluate import evaluate
 from vitreous.training.folder import Folder
 from vitreous.training.session import Silent
 
@@ -297,8 +297,9 @@ def test_the_command_says_it_and_ends_with_the_verdict(tmp_path, capsys):
 
 def test_ctrl_c_leaves_no_page_and_no_process(tmp_path):
     root = scenes(tmp_path / "photos", {"train": 2, "test": 2})
-    for index in range(6_000):
-        os.link(root / "train/ant/0.png", root / f"train/ant/x{index}.png")
+    scene(0, (1500, 1500)).save(root / "train/ant/large.png")  # thousands of these take minutes
+    for index in range(4_000):
+        os.link(root / "train/ant/large.png", root / f"train/ant/x{index}.png")
     words = [sys.executable, "-m", "vitreous", "data", "check", str(root), "--workers", "2", "--out", str(tmp_path / "report.html")]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None and process.stderr.readline().startswith("check")

@@ -30,8 +30,8 @@ from vitreous.data.screen import screen
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 from vitreous.recipes.train import train
+from vitreous.reports.evaluate import evaluate
 from vitreous.serving.predict import Predictor, load
-from vitreous.training.evaluate import evaluate
 from vitreous.training.session import Silent
 
 NO_FILES = {"pipe.jpg": "not a regular file", "folder.jpg": "not a regular file", "device.jpg": "not a regular file",

@@ -14,7 +14,7 @@ from vitreous.data.layouts.imagenet import ILSVRC2012, is_ilsvrc2012, titles_of
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, Files
 from vitreous.errors import DataError
-from vitreous.training.evaluate import matched, places
+from vitreous.reports.opening import matched, places
 
 SYNSETS = {"n01440764": "tench, Tinca tinca", "n02012849": "crane", "n03126707": "crane"}
 TRUTH = [2, 0, 1, 1, 2, 0]  # of the images to validate on, places among the synsets

@@ -29,8 +29,8 @@ from vitreous.data.screen import screen
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 from vitreous.recipes.train import train
+from vitreous.reports.evaluate import evaluate
 from vitreous.serving.predict import load
-from vitreous.training.evaluate import evaluate
 
 SMALL = Preprocess((16, 16))
 QUICK = {**TINY, "epochs": 1, "accumulate": 1, "workers": 0}

@@ -11,10 +11,11 @@ from vitreous.data import loader, pace
 from vitreous.data.augment import Augment
 from vitreous.data.decode import decode
 from vitreous.data.loader import AHEAD, Feed, ahead
-from vitreous.data.pace import WORKER_BYTES, balanced, cores, decode_seconds, workers_for
+from vitreous.data.pace import WORKER_BYTES, balanced, decode_seconds, workers_for
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Files
+from vitreous.machine import cores
 
 
 def throughput(workers: int, seconds: float, rate: float, cores: int) -> float:

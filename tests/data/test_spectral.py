@@ -26,8 +26,8 @@ from vitreous.data.split import Arrays
 from vitreous.data.statistics import statistics
 from vitreous.errors import DataError
 from vitreous.recipes.train import train
+from vitreous.reports.evaluate import evaluate
 from vitreous.serving.predict import load
-from vitreous.training.evaluate import evaluate
 from vitreous.training.folder import Folder
 
 tifffile = pytest.importorskip("tifffile")

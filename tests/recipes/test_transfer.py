@@ -22,10 +22,10 @@ from vitreous.data.sources import open_data
 from vitreous.data.split import hold_out
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
 from vitreous.recipes import transfer
-from vitreous.recipes.report import write_report
 from vitreous.recipes.train import train
 from vitreous.recipes.transfer import Protocol, Trial, at_rate, choose
-from vitreous.training.evaluate import evaluate
+from vitreous.reports.evaluate import evaluate
+from vitreous.reports.grid import write_report
 from vitreous.training.folder import Folder
 from vitreous.training.session import Session
 

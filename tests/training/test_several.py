@@ -18,8 +18,8 @@ from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
 from vitreous.evaluation.engine import How
 from vitreous.recipes.train import train
+from vitreous.reports.evaluate import evaluate
 from vitreous.serving.predict import load
-from vitreous.training.evaluate import evaluate
 
 COLOURS = ("red", "green", "blue")
 SUBSETS = list(product((0, 1), repeat=3))  # every combination, none among them

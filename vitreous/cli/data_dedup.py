@@ -121,7 +121,7 @@ def looking(run: str, device: str) -> Looker:
     import torch
 
     from vitreous.data.copies.views import Looker
-    from vitreous.training.evaluate import open_bundle
+    from vitreous.reports.opening import open_bundle
 
     bundle = open_bundle(run)
     model = bundle.model.to(device).eval()

@@ -35,7 +35,7 @@ class Options(Answering):
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Judge, and print the figures and the table of classes."""
     from vitreous.cli.train import figures
-    from vitreous.training.evaluate import evaluate
+    from vitreous.reports.evaluate import evaluate
 
     document = evaluate(
         options.run,

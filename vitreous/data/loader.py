@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -164,16 +164,25 @@ def load(
     reader: Feed | Judged, places: Iterable[list[tuple[int, ...]]], workers: int, pin: bool = False
 ) -> Iterator[tuple[Tensor, Tensor | list[Any]]]:
     """Decode lists of places in order, in `workers` processes. Raises ResourceError where a worker dies or hangs."""
-    options: dict[str, Any] = {}
+    prefetch = None
     if workers:
         places = iter(places)
         first = next(places, [])
         places = chain([first], places) if first else places
-        size = len(first) * reader.preprocess.channels * math.prod(reader.preprocess.image)
-        options = {"timeout": HANG, "prefetch_factor": ahead(size, workers), "worker_init_fn": leave_signals}
-    loader = DataLoader(Decoding(reader), batch_sampler=places, num_workers=workers, collate_fn=collate, pin_memory=pin, **options)
+        prefetch = ahead(len(first) * reader.preprocess.channels * math.prod(reader.preprocess.image), workers)
+    yield from in_workers(Decoding(reader), places, workers, collate, prefetch, pin)
+
+
+def in_workers(
+    items: Any, places: Iterable[Any], workers: int, collate: Callable[[list[Any]], Any], prefetch: int | None, pin: bool = False
+) -> Iterator[Any]:
+    """Items at lists of places, in order, got in `workers` processes. Raises ResourceError where one dies or hangs.
+
+    `prefetch`: lists that each process makes before they are asked for; of no use without processes.
+    """
+    own: dict[str, Any] = {"timeout": HANG, "prefetch_factor": prefetch, "worker_init_fn": leave_signals} if workers else {}
     try:
-        yield from loader
+        yield from DataLoader(items, batch_sampler=places, num_workers=workers, collate_fn=collate, pin_memory=pin, **own)  # type: ignore[arg-type]
     except RuntimeError as error:
         if "DataLoader" not in str(error):
             raise

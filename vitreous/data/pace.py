@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
 
@@ -15,7 +14,7 @@ from vitreous.data.loader import Feed
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError
-from vitreous.machine import free_memory
+from vitreous.machine import cores, free_memory
 
 TRIED = 12  # pictures whose time stands for all
 SECONDS = 2.0  # after which no more are tried
@@ -66,14 +65,3 @@ def balanced(seconds: float, rate: float | None, cores: int, shares_cores: bool,
         return most
     wanted = seconds * cores / (cores / rate + seconds) if shares_cores else seconds * rate * SPARE
     return max(1, min(most, math.ceil(wanted)))
-
-
-def cores() -> int:
-    """Cores that this process may use: those it is bound to, and no more than a container's share of the machine's time."""
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-        return max(1, min(found, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no such file, or "max"
-        return found

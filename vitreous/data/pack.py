@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from torch.utils.data import DataLoader
 
 from vitreous.data.decode import printable
 from vitreous.data.layouts.packed import DOCUMENT, ROW, UNFINISHED, VERSION, describe, is_pack
-from vitreous.data.loader import HANG, leave_signals
+from vitreous.data.loader import in_workers
 from vitreous.data.screen import refuse
 from vitreous.data.shards import Encoder, PixelShard, Stored, TarShard, npy_bytes, publish, record
 from vitreous.data.sources import open_data
@@ -249,14 +248,8 @@ def pack_split(
 def encoded(reader: Encoder, start: int, stop: int, workers: int) -> Generator[tuple[int, Stored | DataError]]:
     """Samples [start, stop) in order, each with what is stored of it or why there is none. Raises ResourceError for a lost worker."""
     places = (range(low, min(low + CHUNK, stop)) for low in range(start, stop, CHUNK))
-    options: dict[str, Any] = {"timeout": HANG, "prefetch_factor": 4, "worker_init_fn": leave_signals} if workers else {}
-    try:
-        for rows in DataLoader(reader, batch_sampler=places, num_workers=workers, collate_fn=list, **options):  # type: ignore[arg-type]
-            yield from rows
-    except RuntimeError as error:
-        if "DataLoader" not in str(error):
-            raise
-        raise ResourceError(f"a data worker stopped: {str(error).splitlines()[0]}", "try fewer --workers, or --workers 0") from None
+    for rows in in_workers(reader, places, workers, list, prefetch=4):
+        yield from rows
 
 
 def resumed(out: Path, name: str) -> tuple[list[dict[str, Any]], list[np.ndarray], dict[int, str], int]:

@@ -15,13 +15,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decode import FORMATS, decode, silence
+from vitreous.data.decode import FORMATS, decode, orientation, silence
 from vitreous.data.layouts.packed import ROW
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 
-ORIENTATION = 0x0112  # the tag of EXIF
-UPRIGHT = (0, 1)  # values of it that turn nothing
 GREY = ("1", "L", "LA", "I", "I;16", "I;16L", "I;16B")
 HEADER = 128  # bytes in front of the numbers in a .npy file of ours
 LAST = 1024  # zeros that end a tar
@@ -91,8 +89,12 @@ def kind_of(raw: bytes | np.ndarray) -> tuple[bool, str, bool]:
         return False, "", False
     with silence(), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
         coded = {"JPEG": "jpg", "PNG": "png"}.get(image.format or "", "")
-        turned = image.getexif().get(ORIENTATION, 1) not in UPRIGHT
-        kept = image.mode in ("L", "RGB") and not turned and not image.has_transparency_data and getattr(image, "n_frames", 1) == 1
+        kept = (
+            image.mode in ("L", "RGB")
+            and orientation(image) == 1
+            and not image.has_transparency_data
+            and getattr(image, "n_frames", 1) == 1
+        )
         return bool(coded) and kept, coded, image.mode in GREY
 
 

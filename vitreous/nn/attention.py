@@ -39,15 +39,21 @@ class Attention(nn.Module):
         q, k, v = self.split(x)
         return attend(q, k, v).transpose(-3, -2).flatten(-2)
 
-    def weights(self, x: Tensor) -> Tensor:
-        """(..., N, D) -> (..., h, N, N): the probabilities, rows are queries and sum to one."""
+    def weights(self, x: Tensor, *context: Any, queries: slice = slice(None)) -> Tensor:
+        """(..., N, D) -> (..., h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to one."""
         q, k, _ = self.split(x)
-        return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1)
+        return probabilities(q[..., queries, :], k)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(..., N, D) -> queries, keys and values, each (..., h, N, d)."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)  # (..., N, 3, h, d) -> 3 x (..., N, h, d)
         return q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
+
+
+def probabilities(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias): queries (..., h, Q, d) and keys (..., h, N, d) -> (..., h, Q, N)."""
+    logits = q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)
+    return (logits if bias is None else logits + bias).softmax(-1)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:

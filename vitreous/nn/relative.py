@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from vitreous.nn.attention import Attention, attend
+from vitreous.nn.attention import Attention, attend, probabilities
 from vitreous.nn.grid import resize
 from vitreous.nn.position import Places
 
@@ -33,21 +33,21 @@ class RelativeAttention(Attention):
         q, k, v = self.split(x)
         return attend(q, k, v, self.bias(q, places)).transpose(-3, -2).flatten(-2)
 
-    def weights(self, x: Tensor, places: Places) -> Tensor:
-        """(B, N, D) -> (B, h, N, N): the probabilities, rows are queries and sum to one."""
+    def weights(self, x: Tensor, places: Places, queries: slice = slice(None)) -> Tensor:
+        """(B, N, D) -> (B, h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to one."""
         q, k, _ = self.split(x)
-        return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1) + self.bias(q, places)).softmax(-1)
+        return probabilities(q[..., queries, :], k, self.bias(q[..., queries, :], places, queries))
 
-    def bias(self, q: Tensor, places: Places) -> Tensor:
-        """(B, h, N, d) -> (B, h, N, N): what is added to the logits."""
+    def bias(self, q: Tensor, places: Places, queries: slice = slice(None)) -> Tensor:
+        """(B, h, Q, d), the `queries` of all N -> (B, h, Q, N): what is added to their logits."""
         whole = places.prefix + math.prod(places.grid)
         table = resize(self.table.flatten(1), (2 * whole - 1,), "bilinear").unflatten(1, self.table.shape[1:])  # (2 T - 1, h, d)
         numbers = torch.arange(whole, device=q.device)[None]
         if places.index is not None:
             front = numbers[:, : places.prefix].expand(len(places.index), -1)
             numbers = torch.cat([front, places.index + places.prefix], 1)
-        offsets = numbers[:, None, :, None] - numbers[:, None, None, :] + whole - 1  # (1 or B, 1, N, N)
-        products = q @ table.permute(1, 2, 0).to(q) * q.shape[-1] ** -0.5  # (B, h, N, 2 T - 1)
+        offsets = numbers[:, None, queries, None] - numbers[:, None, None, :] + whole - 1  # (1 or B, 1, Q, N)
+        products = q @ table.permute(1, 2, 0).to(q) * q.shape[-1] ** -0.5  # (B, h, Q, 2 T - 1)
         return products.gather(-1, offsets.expand(*q.shape[:2], -1, -1))
 
 
@@ -69,10 +69,10 @@ class RotaryAttention(Attention):
         q, k, v = self.turned(x, places)
         return attend(q, k, v).transpose(-3, -2).flatten(-2)
 
-    def weights(self, x: Tensor, places: Places) -> Tensor:
-        """(B, N, D) -> (B, h, N, N): the probabilities, rows are queries and sum to one."""
+    def weights(self, x: Tensor, places: Places, queries: slice = slice(None)) -> Tensor:
+        """(B, N, D) -> (B, h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to one."""
         q, k, _ = self.turned(x, places)
-        return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1)
+        return probabilities(q[..., queries, :], k)
 
     def turned(self, x: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]:
         """(B, N, D) -> queries and keys, turned, and values, each (B, h, N, d)."""
@@ -117,10 +117,14 @@ class GridAttention(Attention):
         y = attend(q, k, v, self.bias(q, x.shape[-3], x.shape[-2]))
         return y.transpose(-3, -2).flatten(-2).unflatten(-2, x.shape[-3:-1])
 
-    def weights(self, x: Tensor) -> Tensor:
-        """(..., h, w, D) -> (..., heads, h w, h w): the probabilities, rows are queries and sum to one."""
+    def weights(self, x: Tensor, queries: slice = slice(None)) -> Tensor:
+        """(..., h, w, D) -> (..., heads, Q, h w): the probabilities of the `queries`, or all h w; rows are queries and sum to one."""
         q, k, _ = self.split(x.flatten(-3, -2))
-        return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1) + self.bias(q, x.shape[-3], x.shape[-2])).softmax(-1)
+        height, width = x.shape[-3], x.shape[-2]
+        numbers, q = torch.arange(height * width, device=x.device)[queries], q[..., queries, :]
+        rows = torch.einsum("...qc,qkc->...qk", q, relative(self.rows, height).to(q)[numbers // width])[..., :, None]
+        columns = torch.einsum("...qc,qkc->...qk", q, relative(self.columns, width).to(q)[numbers % width])[..., None, :]
+        return probabilities(q, k, (rows + columns).flatten(-2))
 
     def bias(self, q: Tensor, height: int, width: int) -> Tensor:
         """(..., heads, h w, d) -> (..., heads, h w, h w): what is added to the logits."""

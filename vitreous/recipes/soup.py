@@ -31,7 +31,7 @@ from vitreous.machine import default_workers
 from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.models.hollow import hollow
 from vitreous.models.names import name_of
-from vitreous.training.evaluate import examples, matched, open_bundle
+from vitreous.reports.opening import examples, matched, open_bundle
 from vitreous.training.folder import Folder
 from vitreous.training.run import DataOptions
 from vitreous.training.session import Listener, Silent

@@ -28,8 +28,8 @@ from vitreous.recipes.channels import channelwise, facts
 from vitreous.recipes.derive import apply, derive
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.transfer import TRIALS, check, opening, prepare, transfer
+from vitreous.reports.evaluate import evaluate
 from vitreous.training import parts
-from vitreous.training.evaluate import evaluate
 from vitreous.training.folder import Folder
 from vitreous.training.peak import quick_peak
 from vitreous.training.probe import fitted
@@ -241,7 +241,7 @@ def without(opened: Data, names: frozenset[str], exclude: str, listener: Listene
         raise DataError(f"none of the {len(names)} names in {exclude} is in the data; the first is {first}", "name the data as then")
     listener.note(f"{len(split) - len(rows)} of {len(split)} training images are left out, as {exclude} says")
     groups = opened.groups[rows] if opened.groups is not None and opened.whole is None else opened.groups  # else they are those of `whole`
-    return replace(opened, splits=opened.splits | {"train": split.take(rows)}, groups=groups)
+    return replace(opened, splits=opened.splits | {"train": split.take(rows)}, groups=groups, identity=opened.fingerprint())
 
 
 def processes(run: Run, split: Split) -> int:

@@ -20,7 +20,7 @@ from vitreous.evaluation.engine import Engine, How, make_engine
 from vitreous.evaluation.forward import CHUNK, answer
 from vitreous.evaluation.several import THRESHOLD, sigmoid
 from vitreous.machine import default_workers
-from vitreous.training.evaluate import open_bundle
+from vitreous.reports.opening import open_bundle
 from vitreous.weights.bundle import Bundle
 
 

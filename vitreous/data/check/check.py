@@ -18,6 +18,7 @@ from vitreous.data.check.scan import Job, Seen, scan
 from vitreous.data.check.subject import Subject, parted, subject
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
+from vitreous.machine import cores
 
 RADIUS = 4  # bits of 64 in which the perceptual hashes of near copies differ at most
 PROBED = 100  # pictures of which one must be readable to tell how all are read
@@ -91,8 +92,3 @@ def near_copies(what: Subject, seen: dict[str, Seen], radius: int, job: Job, wor
         views[first:last] = scan(again, workers, lambda n, d=done: progress("compare", d + n, len(rows), ""), job).records["view"]
         done += len(again)
     return linked(rows[correlated(places.reshape(2, -1), views)], sum(what.lengths))
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.copies.hashes import perceptual
-from vitreous.data.decode import FORMATS, SUFFIXES, decode, silence
+from vitreous.data.decode import FORMATS, SUFFIXES, decode, orientation, silence
 from vitreous.data.jpeg import Jpeg
 from vitreous.data.npy import MAGIC
 from vitreous.data.regions import open_picture
@@ -176,7 +176,7 @@ def header(raw: bytes | np.ndarray, picture: Image.Image) -> Header:
             kind, mode = image.format or "other", image.mode
             coding = str(image.tile[0][3]) if image.tile else ""
             depth = 1 if mode == "1" else 16 if ";16" in coding or mode.startswith("I") else 8
-            traits = Trait.ALPHA * image.has_transparency_data | Trait.TURNED * turned(image)
+            traits = Trait.ALPHA * image.has_transparency_data | Trait.TURNED * (orientation(image) > 1)
             return kind, mode, depth, traits | Trait.ANIMATED * bool(getattr(image, "is_animated", False))
     except Exception:  # what `bands` reads, Pillow need not
         return "other", "other", 8, 0
@@ -186,11 +186,3 @@ def misnamed(name: str, kind: str) -> bool:
     """Whether a name ends as that of another format; not where it has no such end."""
     suffix = os.path.splitext(name)[1].lower()
     return suffix in SUFFIXES and suffix not in SUFFIX_OF[kind]
-
-
-def turned(image: Image.Image) -> bool:
-    """Whether EXIF asks for the picture to be turned or mirrored; not where it cannot be read."""
-    try:
-        return image.getexif().get(0x0112, 1) in range(2, 9)
-    except Exception:  # as `decode` has it: a tag is not worth a picture
-        return False

@@ -9,20 +9,18 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from vitreous.data.copies.windows import WHOLE, spectrum
 from vitreous.data.decode import decode
-from vitreous.data.loader import HANG, Decoding, collate, leave_signals
+from vitreous.data.loader import Decoding, collate, in_workers
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
-from vitreous.errors import DataError, ResourceError
+from vitreous.errors import DataError
 
 SIDE = 32  # of the view that every picture leaves
 DIGEST = 16  # bytes kept of a SHA-256
@@ -155,20 +153,12 @@ def rows_of(reader: Looking, samples: Sequence[int], workers: int, bad: dict[int
     Raises ResourceError where a worker dies or hangs.
     """
     places = [[(int(sample),) for sample in samples[low : low + BATCH]] for low in range(0, len(samples), BATCH)]
-    workers = min(workers, len(places))
-    options: dict[str, Any] = {"timeout": HANG, "worker_init_fn": leave_signals} if workers else {}
-    loader = DataLoader(Decoding(reader), batch_sampler=places, num_workers=workers, collate_fn=collate, **options)  # type: ignore[arg-type]
-    try:
-        for numbers, rows in loader:
-            if not isinstance(rows, Tensor):
-                bad |= {int(n): row for n, row in zip(numbers, rows, strict=True) if isinstance(row, DataError)}
-                numbers = numbers[[isinstance(row, Tensor) for row in rows]]
-                rows = torch.stack([row for row in rows if isinstance(row, Tensor)]) if len(numbers) else torch.empty(0, 0)
-            yield numbers.numpy(), rows.numpy()
-    except RuntimeError as error:
-        if "DataLoader" not in str(error):
-            raise
-        raise ResourceError(f"a worker stopped: {str(error).splitlines()[0]}", "try fewer --workers, or --workers 0") from None
+    for numbers, rows in in_workers(Decoding(reader), places, min(workers, len(places)), collate, prefetch=2):  # type: ignore[arg-type]
+        if not isinstance(rows, Tensor):
+            bad |= {int(n): row for n, row in zip(numbers, rows, strict=True) if isinstance(row, DataError)}
+            numbers = numbers[[isinstance(row, Tensor) for row in rows]]
+            rows = torch.stack([row for row in rows if isinstance(row, Tensor)]) if len(numbers) else torch.empty(0, 0)
+        yield numbers.numpy(), rows.numpy()
 
 
 def digest(raw: bytes | np.ndarray) -> bytes:

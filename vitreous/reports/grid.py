@@ -27,7 +27,7 @@ def write_report(folder: Folder, table: dict[str, Any], summary: dict[str, Any] 
     run, val = folder.run(), (summary or {}).get("val") or {}
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["span"] = span
-    page = environment.from_string(files("vitreous.recipes").joinpath("report.html").read_text("utf-8"))
+    page = environment.from_string(files("vitreous.reports").joinpath("grid.html").read_text("utf-8"))
     rates = [row["lr"] for row in table["trials"]]
     trials: list[Curve] = [
         (f"{rate:g}", COLOURS[number % len(COLOURS)], metrics(folder.path / row["folder"] / "metrics.jsonl"))
