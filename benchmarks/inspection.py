@@ -1,0 +1,160 @@
+"""Attention distance and rollout of one image beside eager attention with every map kept: seconds, and peak memory beyond the model.
+
+    python benchmarks/inspection.py --out benchmarks/DATE-inspection-HARDWARE.md
+
+Each row is a process of its own: it loads the model (random weights), computes once on a small image, sets the mark of its peak
+memory back, and then takes the time of one look at a noise image. Eager is timm's model with fused attention switched off and a
+hook on every attention's dropout that keeps its probabilities, as vit-explain has it; then the same distance, or the same rollout (mean
+over the heads, half the identity, nothing discarded) by whole matrices. Where the kept maps would not fit into three quarters of
+the free memory, their size is told instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitreous.machine import processor
+
+NAME, THEIRS = "ViT-B/16", "vit_base_patch16_224"
+PATCH, HEADS, DEPTH, MIB, GIB = 16, 12, 12, 2**20, 2**30
+Look = Callable[[Tensor], Tensor]
+
+
+def resident(word: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(word))
+
+
+def ours(task: str, image_size: int) -> Look:
+    """The library's functions."""
+    from vitreous.inspection.distance import distances
+    from vitreous.inspection.rollout import rollout
+    from vitreous.models.zoo import create
+
+    model = create(NAME, image_size).eval()
+    return (lambda images: distances(model, [images]).mean) if task == "distance" else (lambda images: rollout(model, images).maps[:, -1])
+
+
+def eager(task: str, image_size: int) -> Look:
+    """Hooks that keep (B, h, T, T) of every block."""
+    import timm
+
+    model = timm.create_model(THEIRS, img_size=image_size, dynamic_img_size=True).eval()
+    kept: list[Tensor] = []
+    for block in model.blocks:
+        block.attn.fused_attn = False
+        block.attn.attn_drop.register_forward_hook(lambda module, given, out: kept.append(out))
+
+    @torch.no_grad()
+    def look(images: Tensor) -> Tensor:
+        kept.clear()
+        model(images)
+        return far(kept, images.shape[-1] // PATCH) if task == "distance" else rolled(kept)
+
+    return look
+
+
+def far(maps: list[Tensor], side: int) -> Tensor:
+    """Mean distances in pixels, (L, h), by the whole matrix of distances."""
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).float() * PATCH
+    apart = torch.cdist(places, places)
+    return torch.stack([(a[0, :, 1:, 1:] * apart).sum(-1).mean(-1) for a in maps])
+
+
+def rolled(maps: list[Tensor]) -> Tensor:
+    """The class token's row of the rollout, by products of whole matrices."""
+    identity = result = torch.eye(maps[0].shape[-1])
+    for a in maps:
+        mixed = (a.mean(1) + identity) / 2
+        result = mixed / mixed.sum(-1, keepdim=True) @ result
+    return result[0, 0, 1:]
+
+
+def measure(who: str, task: str, image_size: int) -> dict:
+    """One row, in this process."""
+    look = {"vitreous": ours, "eager": eager}[who](task, image_size)
+    look(torch.randn(1, 3, 32, 32))
+    images = torch.randn(1, 3, image_size, image_size)
+    ctypes.CDLL(None).malloc_trim(0)  # what loading has left behind would be taken again, and not be seen
+    Path("/proc/self/clear_refs").write_text("5")
+    before, began = resident("VmRSS"), time.perf_counter()
+    look(images)
+    return {"seconds": time.perf_counter() - began, "beyond": resident("VmHWM") - before}
+
+
+def maps_of(image_size: int) -> int:
+    """Bytes of every block's probabilities in float32."""
+    return DEPTH * HEADS * ((image_size // PATCH) ** 2 + 1) ** 2 * 4
+
+
+def free() -> int:
+    """Bytes of memory that a process could still have."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def page(rows: list[dict]) -> list[str]:
+    """The page, line by line."""
+    import timm
+
+    lines = [
+        f"# Attention distance and rollout of {NAME}, one image, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}, timm {timm.__version__}, float32.",
+        "`python benchmarks/inspection.py`; each row is a process of its own. Memory is the peak beyond the loaded model; eager is timm",
+        "without fused attention, every map kept, as vit-explain has it.",
+        "",
+        "| what | image | | seconds | memory beyond the model |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if "seconds" in row:
+            told = f"{row['seconds']:.1f} | {row['beyond'] / MIB:,.0f} MiB"
+        else:
+            told = f"not run | the maps alone take {maps_of(row['image']) / GIB:.1f} GiB"
+        lines.append(f"| {row['task']} | {row['image']} | {row['who']} | {told} |")
+    return [*lines, ""]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--image-sizes", type=int, nargs="+", default=[224, 1024])
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.one:
+        who, task, image_size = arguments.one
+        print(json.dumps(measure(who, task, int(image_size))))
+        return
+    rows = []
+    for image_size in arguments.image_sizes:
+        for task in ("distance", "rollout"):
+            for who in ("vitreous", "eager"):
+                row = {"task": task, "image": image_size, "who": who}
+                if who == "vitreous" or maps_of(image_size) < 0.75 * free():
+                    command = [sys.executable, __file__, "--threads", str(arguments.threads), "--one", who, task, str(image_size)]
+                    row |= json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+                rows.append(row)
+                print(row, file=sys.stderr, flush=True)
+    text = "\n".join(page(rows))
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
