@@ -3,6 +3,7 @@
 create(name, ...)       a model by name, freshly initialised
 train(data, ...)        what `vitreous train` does; returns the run's summary
 evaluate(run, ...)      what `vitreous evaluate` does; returns its document
+inspect(run, ...)       what `vitreous inspect` does: figures of what a model looks at
 soup(runs, out, ...)    what `vitreous soup` does: runs of one model averaged into a bundle
 load(run)               a trained model, ready for `.predict(["dog.jpg"])`
 """
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from vitreous.models.zoo import create as create
     from vitreous.recipes.soup import soup as soup
     from vitreous.recipes.train import train as train
-    from vitreous.serving.predict import load as load
     from vitreous.reports.evaluate import evaluate as evaluate
+    from vitreous.reports.inspect import inspect as inspect
+    from vitreous.serving.predict import load as load
 
 __version__ = "0.1.0"
 
@@ -29,6 +31,7 @@ _HOMES = {
     "create": "vitreous.models.zoo",
     "train": "vitreous.recipes.train",
     "evaluate": "vitreous.reports.evaluate",
+    "inspect": "vitreous.reports.inspect",
     "soup": "vitreous.recipes.soup",
     "load": "vitreous.serving.predict",
 }

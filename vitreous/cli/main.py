@@ -18,6 +18,7 @@ VERBS = {
     "train": ("vitreous.cli.train", "train a model, judge it and save it"),
     "evaluate": ("vitreous.cli.evaluate", "judge a trained model on a split"),
     "predict": ("vitreous.cli.predict", "names and probabilities for images"),
+    "inspect": ("vitreous.cli.inspect", "what a model has learned and what it looks at, as figures"),
     "soup": ("vitreous.cli.soup", "average the weights of several runs"),
     "data check": ("vitreous.cli.data_check", "what is wrong with a data set, before an hour is spent on it"),
     "data dedup": ("vitreous.cli.data_dedup", "the images of a data set that are in another one too"),

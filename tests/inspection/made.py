@@ -1,0 +1,81 @@
+"""What the tests of inspection share: models of every kind, and attention made by hand."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from vitreous.inspection.watch import Look
+from vitreous.models.zoo import create
+
+POOLED = {"class_token": False, "pool": "mean"}
+#: kinds whose blocks see all tokens
+KINDS = {
+    "plain": {},
+    "registers": {"registers": 3},
+    "mean": POOLED,
+    "registers-mean": {**POOLED, "registers": 2},
+    "pooled-by-attention": {"pool": "attention"},
+    "distilled": {"pool": "distilled"},
+    "relative": {"attention": "relative"},
+    "rotary": {"attention": "rotary"},
+    "decomposed": {**POOLED, "attention": "decomposed"},
+    "each": {"position_at": "each"},
+    "shared": {"position_at": "shared"},
+    "scaled": {"layer_scale": 0.3},
+}
+#: kinds whose blocks do not
+NARROW = {
+    "axial": {**POOLED, "axial": True},
+    "windows": {**POOLED, "attention": "decomposed", "window": 3, "global_blocks": (1,)},
+}
+IMAGE = (16, 20)  # patches of 4: a grid of 4 x 5
+
+
+def made(kind: str = "plain", name: str = "ViT-16x2/4", image=IMAGE, num_classes: int = 5, **changes):
+    """A model of a kind, with attention that is not flat and a head that says something; in evaluation mode."""
+    torch.manual_seed(0)
+    model = create(name, image, num_classes, **{**{**KINDS, **NARROW}[kind], "heads": 2, **changes}).eval()
+    for parameter in model.head.parameters():
+        nn.init.normal_(parameter)
+    for key, parameter in model.named_parameters():
+        if "qkv.weight" in key:
+            parameter.data *= 3
+        if key.endswith(("rows", "columns")):
+            nn.init.normal_(parameter)
+    return model
+
+
+def images(count: int = 2, image=IMAGE):
+    return torch.randn(count, 3, *image, generator=torch.Generator().manual_seed(1))
+
+
+class Given(nn.Module):
+    """Attention whose probabilities (B, h, T, T) are given."""
+
+    def __init__(self, maps):
+        super().__init__()
+        self.maps, self.heads = maps, maps.shape[1]
+
+    def weights(self, x, queries=slice(None)):
+        return self.maps[..., queries, :]
+
+
+def look(maps, grid, prefix=0, layer=0):
+    """A look at attention made by hand."""
+    maps = torch.as_tensor(maps, dtype=torch.float32)
+    maps = maps.view(*[1] * (4 - maps.dim()), *maps.shape)
+    return Look(layer, "all", grid, prefix, Given(maps), torch.zeros(len(maps), maps.shape[-1], 1))
+
+
+def chance(*shape, seed=0):
+    """Probabilities: the last axis sums to one."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).mul(2).softmax(-1)
+
+
+class Few(Look):
+    """A look that hands out three queries or so at a time."""
+
+    def chunks(self, most=0):
+        batch = self.x[..., 0].numel() // (self.tokens if self.x.shape[-2] == self.tokens else self.x.shape[-3] * self.x.shape[-2])
+        return super().chunks(3 * 4 * batch * self.part.heads * self.tokens)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from vitreous.inspection import cost as costing
+from vitreous.inspection.cost import Alive, costs, held, powers, sizes
+from vitreous.models.cost import macs
+from vitreous.models.zoo import create
+
+
+def tiny(**changes):
+    return create("ViT-16x1/8", **({"image_size": 16, "num_classes": 2} | changes)).eval()
+
+
+def test_sizes_are_multiples_of_the_patch_each_once():
+    assert sizes(tiny(), (64, 30, 27, 3)) == [(8, 8), (24, 24), (32, 32), (64, 64)]
+    assert sizes(create("ViT-16x1/14", image_size=28)) == [(70, 70), (126, 126), (224, 224), (378, 378), (518, 518)]
+
+
+def test_memory_is_what_is_alive_at_the_same_time():
+    """Of three products of 100 x 100 one after the other two are alive at once, and the weights are the model's."""
+    layers = nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(3)))
+    with torch.no_grad(), Alive([p.untyped_storage() for p in layers.parameters()]) as alive:
+        layers(torch.ones(100, 100).clone())
+    assert alive.peak == 3 * 100 * 100 * 4  # the input lives on
+    with torch.no_grad(), Alive([]) as alive:
+        for _ in range(5):
+            a = torch.ones(1000)
+            a.view(10, 100).T.add_(1)
+    assert alive.peak <= 2 * 1000 * 4
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_memory_grows_with_the_batch_and_covers_the_widest_place(batch):
+    model = tiny(hidden=256)
+    with torch.no_grad():
+        found = held(model, torch.zeros(batch, 3, 32, 32))
+    assert found >= batch * (3 * 32 * 32 + 2 * 17 * 256) * 4
+    assert found <= 2 * batch * (3 * 32 * 32 + 2 * 17 * 256) * 4
+
+
+def test_costs_of_each_size():
+    model = tiny()
+    found = list(costs(model, sizes(model, (16, 32)), (1, 3)))
+    assert [(c.image, c.tokens) for c in found] == [((16, 16), 5), ((32, 32), 17)]
+    for cost in found:
+        assert cost.macs == macs(model.config, cost.image)
+        assert list(cost.rate) == [1, 3] and min(cost.rate.values()) > 0
+        assert cost.best[1] == max(cost.rate.values())
+        assert cost.largest <= costing.MOST and not cost.tried
+    assert found[1].memory > found[0].memory
+    bit = create("BiT-R50x1", image_size=32, blocks=(1,), width=16, num_classes=2)
+    assert [c.tokens for c in costs(bit, [(32, 32)], (1,))] == [64]
+    assert bit.training and not next(bit.parameters()).grad
+
+
+def test_the_largest_batch_is_what_free_memory_holds(monkeypatch):
+    model = tiny()
+    with torch.no_grad():
+        one = held(model, torch.zeros(1, 3, 16, 16))
+    monkeypatch.setattr(costing, "free_memory", lambda device: int(5.5 * one / costing.SPARE))
+    (found,) = costs(model, [(16, 16)], (1, 4, 8))
+    assert found.largest == 5 and list(found.rate) == [1, 4]  # eight would not fit
+    assert powers(5) == [1, 2, 4] and powers(1) == [1]
+
+
+def test_time_is_kept(monkeypatch):
+    """A model that takes a tenth of a second an image: few batches are tried, and a size that would not fit in is left out."""
+    model = tiny()
+    model.register_forward_pre_hook(lambda module, given: time.sleep(0.1 * len(given[0])))
+    monkeypatch.setattr(costing, "TURN", 0.05)
+    found = list(costs(model, [(16, 16), (256, 256)], seconds=1.2))
+    assert [c.image for c in found] == [(16, 16)] and 1 <= len(found[0].rate) <= 3

@@ -1,0 +1,129 @@
+"""Mean attention distance against loops, on attention made by hand and on that of models."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from tests.inspection.made import KINDS, Few, chance, images, look, made
+from vitreous.errors import DataError
+from vitreous.inspection import distance as room
+from vitreous.inspection.distance import distance, distances, uniform
+from vitreous.inspection.watch import watch
+from vitreous.models.config import ViTConfig
+from vitreous.models.zoo import build, create
+
+
+def loop(weights, places, prefix, patch):
+    """One head's (T, T) weights, and where each patch lies, None for one that is not there."""
+    total, queries = 0.0, 0
+    for q, one in enumerate(places):
+        queries += one is not None
+        for k, other in enumerate(places):
+            if one is not None and other is not None:
+                apart = [(a - b) * p for a, b, p in zip(one[-2:], other[-2:], patch[-2:], strict=True)]
+                total += weights[prefix + q, prefix + k].item() * math.hypot(*apart)
+    return total / queries
+
+
+def lying(grid):
+    return list(itertools.product(*map(range, grid)))
+
+
+@pytest.mark.parametrize(
+    ("side", "patch", "pixels"), [(14, 16, 116.49222709), (7, 32, 115.50289414), (2, 16, 13.65685425), (3, 16, 23.25298037)]
+)
+def test_uniform_attention_is_as_far_as_the_specification_says(side, patch, pixels):
+    grid = (side, side)
+    assert uniform(grid, (patch, patch)) == pytest.approx(pixels, abs=1e-8)
+    even = torch.full((2, side**2, side**2), 1 / side**2)
+    assert distance(look(even, grid), (patch, patch), grid)[0].tolist() == pytest.approx([pixels] * 2, rel=1e-5)
+    prefixed = torch.full((1, side**2 + 1, side**2 + 1), 1 / (side**2 + 1))
+    nowhere = side**2 / (side**2 + 1)  # the class token's share is not given to the patches
+    assert distance(look(prefixed, grid, 1), (patch, patch), grid).item() == pytest.approx(pixels * nowhere, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("grid", "patch", "prefix"), [((3, 5), (4, 4), 0), ((4, 2), (8, 4), 3), ((1, 6), (2, 2), 1), ((2, 3, 2), (2, 4, 8), 1)]
+)
+def test_any_grid_is_the_loop(grid, patch, prefix):
+    tokens = prefix + math.prod(grid)
+    maps = chance(2, 3, tokens, tokens)
+    found = distance(look(maps, grid, prefix), patch, grid)
+    wanted = [[loop(head, lying(grid), prefix, patch) for head in heads] for heads in maps]
+    assert found.tolist() == [pytest.approx(row, rel=1e-5) for row in wanted]
+    few = Few(**vars(look(maps, grid, prefix)))
+    assert len(list(few.chunks())) > 1
+    assert torch.allclose(distance(few, patch, grid), found, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["plain", "registers", "axial", "windows"])
+def test_models_are_the_loop_within_what_they_see(kind):
+    model, x, grid = made(kind), images(), (4, 5)
+    found = distances(model, [x])
+    looks = []
+    watch(model, x, looks.append)
+    for row, one in enumerate(looks):
+        weights = one.weights()
+        weights = weights.reshape(2, -1, *weights.shape[-3:])  # (B, S, h, T, T)
+        sequences = [lying(one.grid)] * weights.shape[1]
+        if one.span == "window":  # 3 x 3 windows of a 4 x 5 grid: what lies beyond it is not there
+            sequences = [
+                [(top + i, left + j) if top + i < 4 and left + j < 5 else None for i, j in lying((3, 3))]
+                for top in (0, 3)
+                for left in (0, 3)
+            ]
+        shares = torch.tensor([sum(place is not None for place in places) for places in sequences]).double()
+        for image, head in itertools.product(range(2), range(2)):
+            each = [loop(w[head], places, one.prefix, (4, 4)) for w, places in zip(weights[image], sequences, strict=True)]
+            wanted = (torch.tensor(each).double() * shares / shares.sum()).sum().item()
+            assert found.each[image, row, head].item() == pytest.approx(wanted, rel=1e-5)
+    expected = {"axial": ["row", "column"] * 2, "windows": ["window", "all"]}.get(kind, ["all"] * 2)
+    assert list(found.spans) == expected and found.layers == ((0, 0, 1, 1) if kind == "axial" else (0, 1))
+    assert set(found.uniform) == {
+        "axial": {uniform((1, 5), (4, 4)), uniform((4, 1), (4, 4))},
+        "windows": {uniform(grid, (4, 4)), uniform(grid, (4, 4), (3, 3))},
+    }.get(kind, {uniform(grid, (4, 4))})
+
+
+def test_uniform_attention_in_windows_is_the_mean_over_all_queries():
+    far = {sides: uniform(sides, (4, 4)) for sides in ((3, 3), (3, 2), (1, 3), (1, 2))}
+    assert uniform((4, 5), (4, 4), (3, 3)) == pytest.approx(sum(math.prod(sides) * pixels for sides, pixels in far.items()) / 20)
+
+
+def test_batches_do_not_matter_and_one_image_has_no_deviation(monkeypatch):
+    model, x = made("registers"), images(5)
+    whole = distances(model, [x])
+    parts = distances(model, x.split(2))
+    assert whole.each.shape == (5, 2, 2)
+    assert torch.allclose(whole.each, parts.each, rtol=1e-5)
+    assert torch.allclose(whole.mean, whole.each.mean(0)) and torch.allclose(whole.std, (whole.each - whole.mean).square().mean(0).sqrt())
+    assert distances(model, [x[:1]]).std.tolist() == [[0, 0]] * 2
+    monkeypatch.setattr(room, "watch", lambda model, x, each: watch(model, x, lambda one: each(Few(**vars(one)))))
+    for kind in (*KINDS, "axial", "windows"):
+        monkeypatch.undo()
+        wanted = distances(made(kind), [x]).each
+        monkeypatch.setattr(room, "watch", lambda model, x, each: watch(model, x, lambda one: each(Few(**vars(one)))))
+        assert torch.allclose(distances(made(kind), [x]).each, wanted, rtol=1e-5), kind
+
+
+def test_hybrids_count_pixels_and_video_counts_them_within_the_frame():
+    hybrid = create("Conv+ViT-16x2/8", (32, 16), 3, heads=2).eval()
+    for parameter in hybrid.parameters():
+        parameter.data.mul_(0)
+    tokens = 4 * 2 + hybrid.config.prefix
+    assert distances(hybrid, [images(1, (32, 16))]).mean.flatten().tolist() == pytest.approx([uniform((4, 2), (8, 8)) * 8 / tokens] * 4)
+    video = build(
+        ViTConfig(image=(4, 8, 12), patch=(2, 4, 4), channels=1, width=8, depth=1, heads=2, hidden=8, class_token=False, pool="mean")
+    )
+    for parameter in video.parameters():
+        parameter.data.mul_(0)
+    assert distances(video, [torch.randn(1, 1, 4, 8, 12)]).mean.tolist() == [pytest.approx([uniform((2, 3), (4, 4))] * 2)]
+
+
+def test_no_images_are_refused():
+    with pytest.raises(DataError, match="no images"):
+        distances(made(), [])

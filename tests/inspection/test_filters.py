@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA
+
+from vitreous.inspection.filters import filters, first_layer
+from vitreous.inspection.principal import principal
+from vitreous.models.zoo import create
+from vitreous.nn.frozen import can_pack, frozen
+from vitreous.nn.grid import patchify
+from vitreous.nn.resnet import standardize
+
+
+@pytest.mark.parametrize("shape", [(40, 12), (12, 40), (6, 3)])
+def test_components_are_those_of_scikit_learn(shape):
+    rows = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * torch.linspace(3, 1, shape[1]) + 5
+    found, wanted = principal(rows, 5), PCA(min(5, *shape)).fit(rows.numpy())
+    assert np.allclose(found.share, wanted.explained_variance_ratio_[: len(found.share)], atol=1e-5)
+    signs = np.sign((found.directions.numpy() * wanted.components_).sum(1, keepdims=True))
+    assert np.allclose(found.directions, signs * wanted.components_, atol=1e-3)
+    assert np.allclose(found.scores(rows), wanted.transform(rows.numpy()) * signs.T, atol=1e-3)
+    assert (found.directions.gather(1, found.directions.abs().argmax(1, keepdim=True)) > 0).all()
+
+
+def test_rows_that_do_not_vary_have_no_components():
+    found = principal(torch.full((5, 4), 2.0), 3)
+    assert not found.directions.any() and not found.share.any()
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_filters_lie_as_the_image_does(channels):
+    """A filter as it is given here answers to the patch that looks like it as the model's own product does."""
+    model = create("ViT-24x1/4", image_size=8, channels=channels)
+    name, kernels = first_layer(model)
+    image = torch.randn(1, channels, 8, 8, generator=torch.Generator().manual_seed(1))
+    wanted = (image[0, :, 4:8, :4] * kernels).sum((1, 2, 3))
+    assert name == "patch embedding"
+    assert torch.allclose(patchify(image, (4, 4))[0, 1, 0] @ model.projection.weight.T, wanted, atol=1e-5)
+
+
+def test_each_kind_of_first_layer():
+    hybrid = create("R26+ViT-S/32", image_size=32, width=24, heads=2, depth=1, hidden=24)
+    bit = create("BiT-R50x1", image_size=32, blocks=(1,), width=16)
+    small = create("Conv+ViT-128x4/8", image_size=16, depth=1)
+    shapes = {"root convolution": (64, 3, 7, 7), "first convolution of the stem": (32, 3, 3, 3)}
+    for model, root in ((hybrid, hybrid.stem.root), (bit, bit.body.root)):
+        name, kernels = first_layer(model)
+        assert name == "root convolution" and torch.equal(kernels, standardize(root.conv.weight, root.conv.numerics))
+    for model in (hybrid, small):
+        name, kernels = first_layer(model)
+        assert kernels.shape == shapes[name]
+    found = filters(small)
+    assert found.components.shape == (27, 3, 3, 3) and found.count == 32
+    assert found.share.sum().item() == pytest.approx(1, abs=1e-5)
+    assert filters(bit).components.shape == (15, 3, 7, 7)  # sixteen filters about their mean
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_frozen_model_has_the_same_filters(dtype):
+    model = create("ViT-24x1/4", image_size=8).eval()
+    wanted = first_layer(model)[1]
+    for packed in {False, can_pack(dtype)}:
+        found = first_layer(frozen(model, dtype, packed))[1]
+        assert torch.allclose(found, wanted.to(dtype).float())

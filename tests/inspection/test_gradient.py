@@ -1,0 +1,83 @@
+"""Gradient-weighted rollout against autograd on attention that is written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.inspection.made import KINDS, POOLED, images, made
+from vitreous.errors import UsageError
+from vitreous.inspection.gradient import gradient
+from vitreous.nn import attention as plain
+from vitreous.nn import relative
+from vitreous.nn.frozen import can_pack, frozen
+
+
+def written_out(model, x, classes, monkeypatch):
+    """A, and the derivative of the classes' logits by it, of every block: (B, L, h, T, T) each; and the logits."""
+    maps = []
+
+    def attend(q, k, v, bias=None):
+        logits = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        a = (logits if bias is None else logits + bias).softmax(-1)
+        a.retain_grad()
+        maps.append(a)
+        return a @ v
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plain, "attend", attend)
+        patch.setattr(relative, "attend", attend)
+        logits = model(x).gather(1, classes[:, None])
+        logits.sum().backward()
+    model.zero_grad()
+    return torch.stack([a.detach() for a in maps], 1), torch.stack([a.grad for a in maps], 1), logits.detach()[:, 0]
+
+
+def loop(maps, slopes, prefix, from_class):
+    """One image: R_0 = I, R_l = R_(l-1) + W_l R_(l-1); the row of R_L - I that is read."""
+    result = np.eye(maps.shape[-1])
+    for a, slope in zip(np.asarray(maps, np.float64), np.asarray(slopes, np.float64), strict=True):
+        result = result + np.clip(a * slope, 0, None).mean(0) @ result
+    result -= np.eye(len(result))
+    return result[0] if from_class else result[prefix:].mean(0)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "pooled-by-attention"])
+def test_it_is_autograd_on_explicit_attention(kind, monkeypatch):
+    model, x, classes = made(kind), images(), torch.tensor([3, 1])
+    maps, slopes, logits = written_out(model, x, classes, monkeypatch)
+    wanted = [loop(a, s, model.config.prefix, model.config.pool in ("class", "distilled")) for a, s in zip(maps, slopes, strict=True)]
+    found = gradient(model, x, classes)
+    assert np.allclose(found.rows, wanted, rtol=1e-4, atol=2e-5) and found.rows.max() > 1e-3
+    assert torch.equal(found.classes, classes) and torch.allclose(found.logits, logits, atol=1e-5)
+    assert torch.equal(found.maps[0].flatten(), found.rows[0, model.config.prefix :])
+    model.requires_grad_(False)
+    assert torch.allclose(gradient(model, x, classes).rows, found.rows, atol=1e-6)
+    assert torch.allclose(gradient(frozen(model), x, classes).rows, found.rows, rtol=1e-3, atol=1e-5)
+    assert torch.allclose(gradient(model, x[1:], classes[1:]).rows, found.rows[1:], rtol=1e-3, atol=1e-5)
+
+
+def test_bf16_is_near_and_the_class_is_the_predicted_one_where_none_is_named():
+    model, x = made("registers"), images(4)
+    found = gradient(model, x)
+    with torch.no_grad():
+        assert torch.equal(found.classes, model(x).argmax(1))
+    other = gradient(model, x, (found.classes + 1) % 5)
+    assert not torch.allclose(other.rows, found.rows, rtol=0.1)
+    for near in (gradient(made("registers").bfloat16(), x, found.classes), gradient(frozen(model, torch.bfloat16), x, found.classes)):
+        assert (near.rows - found.rows).norm() < 0.2 * found.rows.norm()
+
+
+def test_models_without_a_head_or_with_packed_products_are_refused():
+    with pytest.raises(UsageError, match="no head"):
+        gradient(made(num_classes=0), images())
+    if can_pack(torch.float32):
+        with pytest.raises(UsageError, match="packed"):
+            gradient(frozen(made("mean"), packed=True), images())
+
+
+def test_pooling_by_attention_starts_from_all_patches():
+    model, x = made("pooled-by-attention", class_token=POOLED["class_token"]), images()
+    found = gradient(model, x)
+    assert found.rows.shape == (2, 20) and found.rows.min() >= 0 and found.rows.max() > 0

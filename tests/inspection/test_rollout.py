@@ -1,0 +1,152 @@
+"""Rollout against loops and against what the specification works out; and it points at what matters."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from tests.inspection.made import KINDS, Few, chance, images, look, made
+from vitreous.errors import UsageError
+from vitreous.inspection.attention import attention
+from vitreous.inspection.rollout import Mixing, looks_of, matrix_of, rollout, rollout_matrix, rows_of
+from vitreous.models.zoo import create
+
+FIRST = [[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]
+SECOND = [[0.4, 0.3, 0.3], [0.3, 0.5, 0.2], [0.1, 0.1, 0.8]]
+#: every way of mixing that differs in kind
+MIXINGS = [Mixing(*one) for one in itertools.product((0.0, 0.3, 0.5), ("mean", "max", "min"), (0.0, 0.4, 0.95))]
+
+
+def loop(maps, mixing):
+    """(L, h, T, T) -> (T, T), the definition, one image, numpy's float64."""
+    result = np.eye(maps.shape[-1])
+    for heads in np.asarray(maps, dtype=np.float64):
+        fused = {"mean": heads.mean(0), "max": heads.max(0), "min": heads.min(0)}[mixing.fusion]
+        order = np.argsort(fused, axis=None)[: int(mixing.discard * fused.size)]
+        fused.flat[order] = 0
+        mixed = mixing.residual * np.eye(len(fused)) + (1 - mixing.residual) * fused
+        for q in range(len(mixed)):
+            if mixed[q].sum() == 0:
+                mixed[q, q] = 1
+            mixed[q] /= mixed[q].sum()
+        result = mixed @ result
+    return result
+
+
+def test_two_blocks_are_what_the_specification_works_out():
+    wanted = [[0.5475, 0.2375, 0.215], [0.16, 0.70375, 0.13625], [0.13, 0.14125, 0.72875]]
+    looks = [look(FIRST, (2,), 1), look(SECOND, (2,), 1, layer=1)]
+    assert torch.allclose(matrix_of(looks, Mixing())[0], torch.tensor(wanted), atol=1e-6)
+    joint, single = rows_of(looks, torch.tensor([1.0, 0, 0]), Mixing())
+    assert torch.allclose(joint[0, 1], torch.tensor(wanted[0]), atol=1e-6)
+    assert torch.allclose(joint[0, 0], torch.tensor([0.75, 0.125, 0.125])) and torch.equal(joint[:, 0], single[:, 0])
+    assert torch.allclose(single[0, 1], torch.tensor([0.7, 0.15, 0.15]))
+
+
+@pytest.mark.parametrize("mixing", MIXINGS, ids=lambda m: f"{m.residual}-{m.fusion}-{m.discard}")
+def test_matrices_and_rows_are_the_loop_for_each_image_of_its_own(mixing):
+    maps = chance(2, 3, 4, 6, 6)  # images, blocks, heads
+    looks = [look(maps[:, layer], (5,), 1, layer) for layer in range(3)]
+    wanted = np.stack([loop(one, mixing) for one in maps])
+    matrix = matrix_of(looks, mixing).numpy()
+    assert np.allclose(matrix, wanted, atol=1e-5) and np.allclose(matrix.sum(-1), 1, atol=1e-5) and matrix.min() >= 0
+    first = torch.tensor([0.5, 0, 0.25, 0.25, 0, 0])
+    joint, single = rows_of(looks, first, mixing)
+    for layer in range(3):
+        through = np.stack([first.numpy() @ loop(one[: layer + 1], mixing) for one in maps])
+        alone = np.stack([first.numpy() @ loop(one[layer : layer + 1], mixing) for one in maps])
+        assert np.allclose(joint[:, layer], through, atol=1e-5) and np.allclose(single[:, layer], alone, atol=1e-5)
+    few = [Few(**vars(one)) for one in looks]
+    assert torch.allclose(rows_of(few, first, mixing)[0], joint, atol=1e-6)
+    assert np.allclose(matrix_of(few, mixing), matrix, atol=1e-6)
+
+
+@pytest.mark.parametrize("mixing", [Mixing(), Mixing(0.0), Mixing(1.0), Mixing(0.2, "min", 0.9), Mixing(0.0, "max", 0.5)])
+def test_identity_attention_rolls_out_to_the_identity(mixing):
+    looks = [look(torch.eye(5).expand(2, 5, 5), (2, 2), 1, layer) for layer in range(3)]
+    assert torch.equal(matrix_of(looks, mixing)[0], torch.eye(5))
+
+
+def test_equal_weights_are_not_discarded_by_chance():
+    even = [look(torch.full((1, 4, 4), 0.25), (4,))]
+    assert torch.equal(matrix_of(even, Mixing(0.0, discard=0.9))[0], torch.full((4, 4), 0.25))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_of_every_kind_show_their_patches_as_the_answer_reads_them(kind):
+    model, x = made(kind), images()
+    prefix = model.config.prefix
+    found, whole = rollout(model, x), rollout_matrix(model, x)
+    read = whole[:, 0] if model.config.pool in ("class", "distilled") else whole[:, prefix:].mean(1)
+    assert torch.allclose(found.joint[:, -1], read, atol=1e-6)
+    assert torch.allclose(found.joint.sum(-1), torch.ones(2, 2), atol=1e-5)
+    assert found.maps.shape == found.single_maps.shape == (2, 2, 4, 5)
+    assert torch.equal(found.maps[1, 1].flatten(), found.joint[1, 1, prefix:])
+    wanted = np.stack([loop(torch.stack([one.weights()[image] for one in looks_of(model, x)]), Mixing()) for image in range(2)])
+    assert np.allclose(whole, wanted, atol=1e-5)
+    alone = rollout(model, x[1:], Mixing(0.5, "max", 0.5))
+    assert torch.allclose(alone.joint, rollout(model, x, Mixing(0.5, "max", 0.5)).joint[1:], atol=1e-5)
+    raw = attention(model, x, [1])[1]
+    weights = looks_of(model, x)[1].weights()
+    wanted_raw = weights[:, :, 0] if model.config.pool in ("class", "distilled") else weights[:, :, prefix:].mean(2)
+    assert torch.allclose(raw, wanted_raw, atol=1e-6) and torch.allclose(raw.sum(-1), torch.ones(2, 2), atol=1e-5)
+
+
+def test_hybrids_and_other_sizes_than_the_native_one_roll_out():
+    hybrid = create("Conv+ViT-16x2/8", (16, 16), 3, heads=2).eval()
+    found = rollout(hybrid, images(1, (32, 16)))
+    assert found.grid == (4, 2) and found.maps.shape == (1, 2, 4, 2)
+    assert torch.allclose(found.joint.sum(-1), torch.ones(1, 2), atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [(-0.1,), (1.5,), (0.5, "median"), (0.5, "mean", 1.0), (0.5, "mean", -1)])
+def test_numbers_that_cannot_be_meant_are_refused(wrong):
+    with pytest.raises(UsageError) as refused:
+        Mixing(*wrong)
+    assert refused.value.hint
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """A ViT with a class token, trained on scikit-learn's digits for seconds; and 400 images that it has not seen."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    pictures, labels = torch.tensor(data.images).float()[:, None] / 8 - 1, torch.tensor(data.target)
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(labels), generator=generator)
+    unseen, seen = order[:400], order[400:]
+    torch.manual_seed(0)
+    model = create("ViT-32x2/2", 8, 10, channels=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, 300)
+    for _ in range(300):
+        batch = seen[torch.randint(0, len(seen), (64,), generator=generator)]
+        torch.nn.functional.cross_entropy(model(pictures[batch]), labels[batch]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    return model.eval(), pictures[unseen], labels[unseen]
+
+
+def test_what_rollout_points_at_is_what_a_trained_model_needs(digits):
+    """25 % of the patches become the mean pixel: those of the largest rollout, those nearest to the centre, and random ones."""
+    model, pictures, labels = digits
+    count, side = 16, 4
+
+    def accuracy(score):
+        kept = torch.ones(len(score), count).scatter(1, score.topk(count // 4, 1).indices, 0).view(-1, 1, side, side)
+        kept = kept.repeat_interleave(2, 2).repeat_interleave(2, 3)
+        with torch.no_grad():
+            return (model(pictures * kept + pictures.mean() * (1 - kept)).argmax(1) == labels).float().mean().item()
+
+    axis = torch.arange(side) - (side - 1) / 2
+    gaussian = (-(axis[:, None] ** 2 + axis**2) / 2).exp().flatten().expand(len(labels), -1)
+    pointed = accuracy(rollout(model, pictures).maps[:, -1].flatten(1))
+    chances = [accuracy(torch.rand(len(labels), count, generator=torch.Generator().manual_seed(seed))) for seed in range(5)]
+    assert (model(pictures).argmax(1) == labels).float().mean() > 0.75
+    assert pointed < min(chances) - 0.1
+    assert pointed < accuracy(gaussian) - 0.05

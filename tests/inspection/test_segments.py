@@ -1,0 +1,44 @@
+"""DINO's map against its published rule and against its definition."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tests.inspection.made import chance
+from vitreous.errors import UsageError
+from vitreous.inspection.segments import segments
+
+
+def published(weights, mass):
+    """One row: ascending order, running sums of the normalised weights, those above one minus the mass."""
+    ordered, places = (weights.double() / weights.double().sum()).sort()
+    kept = torch.zeros(len(weights), dtype=torch.bool)
+    kept[places[ordered.cumsum(0) > 1 - mass]] = True
+    return kept
+
+
+@pytest.mark.parametrize("mass", [0.1, 0.6, 0.95])
+def test_patches_are_those_of_the_published_rule(mass):
+    maps = chance(3, 4, 25) * 0.7  # a part of the attention is elsewhere
+    found = segments(maps, mass)
+    for image, head in itertools.product(range(3), range(4)):
+        assert torch.equal(found[image, head], published(maps[image, head], mass))
+
+
+def test_no_fewer_patches_would_do():
+    maps = chance(1, 1, 8, seed=3)[0, 0]
+    found = segments(maps, 0.6)
+    fewest = next(k for k in range(9) if max(maps[list(some)].sum() for some in itertools.combinations(range(8), k)) >= 0.6 * maps.sum())
+    assert found.sum() == fewest and maps[found].sum() >= 0.6 * maps.sum()
+
+
+def test_even_and_empty_maps_and_the_whole_mass():
+    assert segments(torch.full((10,), 0.1), 0.6).sum() == 6
+    assert segments(torch.tensor([0.0, 0.5, 0.5]), 1.0).tolist() == [False, True, True]
+    assert not segments(torch.zeros(4)).any()
+    for wrong in (0, -1, 1.1):
+        with pytest.raises(UsageError, match="mass"):
+            segments(torch.ones(4), wrong)

@@ -1,0 +1,137 @@
+"""Looks and states are what the model computed, and the model does not notice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.inspection.made import IMAGE, KINDS, NARROW, images, made
+from vitreous.errors import UsageError
+from vitreous.inspection.attention import attention
+from vitreous.inspection.distance import distances
+from vitreous.inspection.gradient import gradient
+from vitreous.inspection.rollout import rollout
+from vitreous.inspection.watch import Once, states, watch
+from vitreous.models.zoo import create
+from vitreous.nn.frozen import can_pack, frozen
+
+
+def looks_of(model, x):
+    looks = []
+    watch(model, x, looks.append)
+    return looks
+
+
+def answers_of(model, x):
+    """What every attention really answered, by plain hooks on the parts, in the order of the pass."""
+    found = []
+    parts = [module for module in model.modules() if hasattr(module, "weights")]
+    handles = [part.register_forward_hook(lambda module, given, out: found.append(out.detach())) for part in parts]
+    with torch.no_grad():
+        model(x)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *NARROW])
+def test_a_looks_weights_give_the_answer_of_the_fused_pass(kind):
+    model, x = made(kind), images()
+    looks, answers = looks_of(model, x), answers_of(model, x)
+    assert [look.layer for look in looks] == ([0, 0, 1, 1] if kind == "axial" else [0, 1])
+    assert len(answers) == len(looks)
+    for look, answer in zip(looks, answers, strict=True):
+        weights = look.weights()
+        assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-5)
+        tokens = look.x if look.x.shape[-2] == look.tokens else look.x.flatten(-3, -2)
+        values = look.part.split(tokens)[2]
+        heads = (weights @ values).transpose(-3, -2).flatten(-2)
+        assert torch.allclose(look.part.out(heads).reshape(answer.shape), answer, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *NARROW])
+def test_chunks_are_the_whole_and_ask_for_keys_once(kind, monkeypatch):
+    asked = []
+    forward = Once.forward
+    monkeypatch.setattr(Once, "forward", lambda self, x: (asked.append(self.answer is None), forward(self, x))[1])
+    for look in looks_of(made(kind), images()):
+        asked.clear()
+        chunks = list(look.chunks(most=1))
+        assert len(chunks) == look.tokens == len(asked) and sum(asked) == 1
+        assert torch.allclose(torch.cat([weights for _, weights in chunks], -2), look.weights(), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["registers", "relative", "decomposed", "scaled", *NARROW])
+def test_frozen_and_bf16_models_look_where_the_model_does(kind):
+    model, x = made(kind), images()
+    wanted = [look.weights() for look in looks_of(model, x)]
+    others = [(frozen(model), 1e-5), (frozen(model, torch.bfloat16), 0.25), (made(kind).bfloat16(), 0.25)]
+    others += [(frozen(model, torch.float32, packed=True), 1e-5)] if can_pack(torch.float32) else []
+    for other, limit in others:
+        found = [look.weights() for look in looks_of(other, x)]
+        assert all(weights.dtype == torch.float32 for weights in found)
+        assert max(((a - b).norm() / b.norm()).item() for a, b in zip(found, wanted, strict=True)) < limit
+
+
+def test_a_pass_ends_with_the_tokens_that_the_states_lead_to():
+    model, x = made("registers"), images()
+    found = []
+    tokens = states(model, x, found.append)
+    assert [(one.layer, one.after) for one in found] == [(-1, "embedding")] + [(i, a) for i in (0, 1) for a in ("attention", "mlp")]
+    with torch.no_grad():
+        assert torch.equal(tokens, model.features(x)) and torch.equal(model.encoder.norm(found[-1].tokens), tokens)
+        assert torch.equal(found[0].patches, model.place(model.project(x)).unflatten(1, (4, 5)))
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_the_model_is_what_it_was(train):
+    model, x = made("plain", dropout=0.1, drop_path=0.1).train(train), images()
+    model.encoder.blocks[1].eval()
+    modes = [module.training for module in model.modules()]
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    known = [sorted(vars(module)) for module in model.modules()]
+    for look in (lambda: distances(model, [x]), lambda: rollout(model, x), lambda: gradient(model, x), lambda: attention(model, x, [0])):
+        look()
+        with pytest.raises(ZeroDivisionError):
+            watch(model, x, lambda look: 1 / 0)
+        assert [module.training for module in model.modules()] == modes
+        assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
+        assert not any(module._forward_pre_hooks or module._forward_hooks or module._backward_hooks for module in model.modules())
+        assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+        assert [sorted(vars(module)) for module in model.modules()] == known
+        assert torch.is_grad_enabled()
+
+
+def test_a_compiled_model_is_watched_and_still_compiled():
+    model, x = made(), images()
+    wanted, maps, speaking = model(x), rollout(model, x).joint, gradient(model, x).rows
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    model.compile(backend=backend)
+    assert torch.allclose(model(x), wanted, atol=1e-6)
+    graphs = len(compiled)
+    assert graphs
+    assert torch.allclose(rollout(model, x).joint, maps, atol=1e-6)
+    assert torch.allclose(gradient(model, x).rows, speaking, atol=1e-6)
+    assert torch.allclose(model(x), wanted, atol=1e-6)
+    assert len(compiled) == graphs
+
+
+def test_what_has_no_attention_or_does_not_see_everything_is_refused_with_what_works():
+    resnet = create("BiT-R50x1", 32, 3, blocks=(1, 1), width=16)
+    for look in (lambda: distances(resnet, [images(1, (32, 32))]), lambda: rollout(resnet, images(1, (32, 32)))):
+        with pytest.raises(UsageError, match="no attention") as refused:
+            look()
+        assert "filters" in refused.value.hint
+    for kind, word in (("axial", "row"), ("windows", "window")):
+        for look in (rollout, gradient):
+            with pytest.raises(UsageError, match=word) as refused:
+                look(made(kind), images())
+            assert "distance" in refused.value.hint
+    with pytest.raises(UsageError, match="window"):
+        attention(made("windows"), images(), [0])
+    assert attention(made("windows"), images(), [1])[1].shape == (2, 2, IMAGE[0] // 4 * IMAGE[1] // 4)

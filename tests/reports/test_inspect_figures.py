@@ -1,0 +1,207 @@
+"""Figures of `inspect` that look at weights, features and cost: files that open, numbers that are finite, and refusals that help."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import make_folder, picture, say
+from tests.contracts import randomise
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError
+from vitreous.models.zoo import create
+from vitreous.reports.inspect import Looking, inspect
+from vitreous.weights.bundle import Bundle
+
+CLASSES = ("ant", "bee", "cat")
+MODELS = {
+    "plain": ("ViT-16x2/8", {}),
+    "headless": ("ViT-16x1/8", {"num_classes": 0, "registers": 1}),
+    "grey": ("ViT-16x1/8", {"channels": 1, "class_token": False, "pool": "mean"}),
+    "four": ("ViT-16x1/8", {"channels": 4, "position_at": "each", "position": "axes"}),
+    "relative": ("ViT-16x2/8", {"heads": 2, "attention": "relative", "position": "none"}),
+    "rotary": ("ViT-16x1/8", {"attention": "rotary", "position": "none"}),
+    "windows": ("ViT-16x2/8", {"attention": "decomposed", "window": 2, "global_blocks": (1,), "class_token": False, "pool": "mean"}),
+    "placeless": ("ViT-16x1/8", {"position": "none"}),
+    "hybrid": ("R26+ViT-S/32", {"width": 16, "heads": 2, "depth": 1, "hidden": 16, "patch": (8, 8), "stem": None}),
+    "bit": ("BiT-R50x1", {"blocks": (1, 1), "width": 16}),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Bundles of random weights by their names, and a data set in `photos`."""
+    from vitreous.models.config import StemConfig
+
+    root = tmp_path_factory.mktemp("looked-into")
+    for name, (model, changes) in MODELS.items():
+        if name == "hybrid":
+            changes = changes | {"stem": StemConfig((1, 1), 16)}
+        torch.manual_seed(0)
+        made = create(model, **{"image_size": 32, "num_classes": 3, **changes})
+        channels = made.config.channels
+        numbers = "uint8" if channels == 4 else "colours"
+        preprocess = Preprocess((32, 32), channels, (0.5,) * channels, (0.5,) * channels, numbers=numbers)
+        classes = CLASSES if made.config.classes else ()
+        Bundle(randomise(made).eval(), classes, preprocess).save(root / name)
+    make_folder(root / "photos", {"train": 4, "val": 2}, size=(40, 32))
+    return root
+
+
+def looked(place, model, *figures, images=(), **words):
+    """What `inspect` made, after a look at every file of it."""
+    out = place / "out" / f"{model}-{'-'.join(figures)}-{len(list(place.glob('out/*')))}"
+    looking = Looking(figures, **{"data": str(place / "photos"), "device": "cpu", "precision": "fp32", "count": 5, "batch_size": 2} | words)
+    document = inspect(place / model, images, out, looking)
+    for one in document["figures"]:
+        with Image.open(out / one["png"]) as image:
+            assert image.width > 200 and len(image.convert("L").resize((64, 64)).getcolors()) > 3
+        numbers = np.load(out / one["npz"])
+        assert all(np.isfinite(numbers[key]).all() for key in numbers if numbers[key].dtype.kind == "f")
+        assert one["caption"].endswith(".") and "nan" not in one["caption"]
+        if "csv" in one:
+            rows = list(csv.reader((out / one["csv"]).read_text("utf-8").splitlines()))
+            assert len(rows) > 1 and len({len(row) for row in rows}) == 1
+    return {one["name"]: (one, np.load(out / one["npz"])) for one in document["figures"]}
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "words"),
+    [
+        ("plain", (15, 3, 8, 8), "in colour"),
+        ("grey", (15, 1, 8, 8), "in grey"),
+        ("four", (15, 4, 8, 8), "the first three of 4 channels"),
+        ("hybrid", (15, 3, 7, 7), "root convolution"),
+        ("bit", (15, 3, 7, 7), "root convolution"),
+    ],
+)
+def test_filters(place, model, shape, words):
+    one, numbers = looked(place, model, "filters")["filters"]
+    assert numbers["components"].shape == shape and words in one["caption"]
+    assert numbers["share"].sum() == pytest.approx(1, abs=1e-4)
+
+
+def test_positions_before_and_after_resizing(place):
+    made = looked(place, "plain", "positions", image_size=(64, 144))
+    assert list(made) == ["positions", "positions-resized"]
+    assert made["positions"][1]["similarity_input"].shape == (4, 4, 4, 4)
+    one, numbers = made["positions-resized"]
+    assert numbers["similarity_input"].shape == (4, 9, 8, 18) and numbers["step"] == 2
+    assert "8 × 18" in one["title"] and "second row" in one["caption"]
+    row, column, other, contrast = made["positions"][1]["structure"][0]
+    assert contrast == pytest.approx((row + column) / 2 - other)
+
+
+def test_positions_of_every_kind(place):
+    assert set(looked(place, "four", "positions")["positions"][1]) == {"similarity_block_0", "structure", "grid", "step"}
+    heads = looked(place, "relative", "positions", layers=(-1,), heads=(1,))["positions-relative"][1]
+    assert list(heads) == ["similarity_block_1_head_1"] and heads["similarity_block_1_head_1"].shape == (33, 33)
+    with pytest.raises(UsageError, match="no head 2"):
+        looked(place, "relative", "positions", heads=(2,))
+    turned = looked(place, "rotary", "positions", image_size=(32, 48))["positions-rotary"][1]
+    assert turned["kernel"].shape == (7, 11) and turned["kernel"][3, 5] == 1
+    made = looked(place, "windows", "positions")
+    assert list(made) == ["positions", "positions-relative"]
+    assert made["positions-relative"][1]["similarity_block_1_columns"].shape == (7, 7)
+
+
+def test_fourier(place):
+    one, numbers = looked(place, "plain", "fourier")["fourier"]
+    assert numbers["frequency"].tolist() == [0, 0.5] and numbers["relative"].shape == (5, 2)
+    assert not numbers["relative"][:, 0].any() and "mean over 5 images" in one["caption"]
+    assert numbers["after"].tolist() == ["embedding", "attention", "mlp", "attention", "mlp"]
+    oblong = looked(place, "headless", "fourier", image_size=(24, 40))["fourier"][0]
+    assert "oblong" in oblong["caption"]
+    with pytest.raises(UsageError, match="no frequencies"):
+        looked(place, "plain", "fourier", image_size=(16,))
+
+
+@pytest.mark.parametrize("model", ["plain", "headless", "hybrid", "bit"])
+def test_features_of_named_pictures_also_those_smaller_than_a_patch(place, model):
+    small = [place / f"{number}.png" for number in range(2)]
+    for number, path in enumerate(small):
+        picture(number, (5, 3)).save(path)
+    _, numbers = looked(place, model, "features", images=small, data=None)["features"]
+    assert numbers["all"].shape == (2, 4, 4, 3) and numbers["foreground"].dtype == bool
+    _, one = looked(place, model, "features", images=small[:1], data=None, image_size=(32, 64))["features"]
+    assert one["inside"].shape == (1, 4, 8, 3)
+
+
+def test_nearest_is_the_picture_itself_where_it_was_trained_on(place):
+    named = place / "photos" / "train" / "bee" / "1.png"
+    made = looked(place, "plain", "nearest", images=[named])["nearest"]
+    assert made[1]["similarity"].shape == (1, 6) and made[1]["similarity"][0, 0] == pytest.approx(1, abs=1e-5)
+    rows = list(csv.DictReader((place / "out").glob("plain-nearest-*/nearest.csv").__next__().read_text().splitlines()))
+    assert rows[0]["training_image"].endswith("bee/1.png") and rows[0]["class"] == "bee"
+    assert "12 training images" in made[0]["caption"]
+
+
+@pytest.mark.parametrize("model", ["headless", "bit", "grey"])
+def test_nearest_of_validation_pictures(place, model):
+    numbers = looked(place, model, "nearest", count=1)["nearest"][1]
+    assert numbers["similarity"].shape == (6, 6) and (np.diff(numbers["similarity"]) <= 0).all()
+    assert len(np.unique(numbers["sample"])) <= 8  # eight training images for each of --count
+
+
+def test_nearest_leaves_the_pictures_themselves_out_of_their_own_split(place):
+    numbers = looked(place, "plain", "nearest", split="train")["nearest"][1]
+    assert numbers["sample"].shape == (8, 4)  # twelve less the eight that are shown
+
+
+def test_similarity_within_and_between_models(place):
+    own = looked(place, "plain", "similarity")["similarity"][1]
+    assert own["cka"].shape == (5, 5) and np.allclose(own["cka"].diagonal(), 1) and np.allclose(own["cka"], own["cka"].T)
+    one, numbers = looked(place, "plain", "similarity", other=str(place / "bit"))["similarity"]
+    assert numbers["cka"].shape == numbers["cka_biased"].shape == (5, 3) and "bit" in one["caption"]
+    assert numbers["other_layers"].tolist() == ["root", "stage 0 unit 0", "stage 1 unit 0"]
+    named = [place / "photos" / "val" / name / "0.png" for name in CLASSES]
+    with pytest.raises(UsageError, match="too few"):
+        looked(place, "plain", "similarity", images=named)
+
+
+def test_a_model_beside_itself_is_the_model(place):
+    own = looked(place, "plain", "similarity")["similarity"][1]
+    beside = looked(place, "plain", "similarity", other=str(place / "plain"))["similarity"][1]
+    assert np.allclose(own["cka"], beside["cka"])
+
+
+def test_half_precision_sees_much_the_same(place):
+    figures = ("fourier", "features", "similarity")
+    full, half = (looked(place, "plain", *figures, precision=precision) for precision in ("fp32", "bf16"))
+    for name, key in (("fourier", "relative"), ("similarity", "cka")):
+        assert np.allclose(full[name][1][key], half[name][1][key], atol=0.1)
+    assert not np.array_equal(full["fourier"][1]["relative"], half["fourier"][1]["relative"])
+
+
+@pytest.mark.parametrize("model", ["plain", "bit"])
+def test_cost(place, model, monkeypatch):
+    from vitreous.reports.figures import cost
+
+    monkeypatch.setattr(cost, "SIZES", (64,))  # beside the model's own 32
+    one, numbers = looked(place, model, "cost", batch_sizes=(1, 2), data=None)["cost"]
+    assert numbers["image"].tolist() == [[32, 32], [64, 64]] and (numbers["images_per_second"] > 0).all()
+    assert numbers["memory_bytes"][1] > numbers["memory_bytes"][0] and "an estimate" in one["caption"]
+
+
+def test_all_of_a_model_without_tokens_says_what_it_has_not(place):
+    out = place / "out" / "bit-all"
+    named = [place / "photos" / "val" / name / f"{number}.png" for name in CLASSES for number in range(2)]
+    for figure in ("positions", "fourier"):
+        with pytest.raises(UsageError, match="BiT") as refused:
+            inspect(place / "bit", named, out, Looking((figure,), device="cpu"))
+        assert "filters" in refused.value.hint
+    with pytest.raises(UsageError, match="no positions"):
+        looked(place, "placeless", "positions")
+
+
+def test_the_command_line(place):
+    words = ["inspect", "plain", "photos/val", "--figures", "filters", "features", "--out", "said", "--device", "cpu"]
+    result = say(*words, cwd=place)
+    assert result.returncode == 0, result.stderr
+    assert {path.name for path in (place / "said").iterdir()} >= {"filters.png", "features.npz", "index.html", "inspect.json"}
+    bad = say("inspect", "plain", "photos/val", "--figures", "fourier", "--image-size", "16", "--device", "cpu", cwd=place)
+    assert bad.returncode == 2 and "larger --image-size" in bad.stderr

@@ -1,0 +1,166 @@
+"""What a model costs at each input size: images a second, the largest batch, memory (arXiv:2010.11929, D.5 and Fig. 12)."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from vitreous.inspection.watch import quietly
+from vitreous.machine import free_memory
+from vitreous.models.cost import macs
+from vitreous.models.zoo import Model
+
+SIZES = (64, 128, 224, 384, 512)  # as in the paper
+MOST = 4096  # images in a batch that are tried or told
+MOST_TIMED = 64  # of a CPU: more are not faster
+SPARE = 0.8  # share of a CPU's free memory that a batch may take
+TURN = 0.2  # seconds that a batch is repeated for
+
+
+@dataclass
+class Cost:
+    """Of one input size: `image` pixels, `tokens` of one, `macs` of one, `memory` (bytes beyond the model that one holds at once).
+
+    `rate`: images a second by batch. `largest`: images in the largest batch, of those tried if it was found by trying, as on a
+    GPU; on a CPU what SPARE of the free memory would hold (`tried` is False), 0 where that is not known; at most MOST.
+    """
+
+    image: tuple[int, int]
+    tokens: int
+    macs: int
+    memory: int
+    rate: dict[int, float] = field(default_factory=dict)
+    largest: int = 0
+    tried: bool = False
+
+    @property
+    def best(self) -> tuple[int, float]:
+        """The batch that is fastest, and its images a second."""
+        return max(self.rate.items(), key=lambda pair: pair[1], default=(0, 0.0))
+
+
+def sizes(model: Model, wanted: Sequence[int] = SIZES) -> list[tuple[int, int]]:
+    """Square images of about these pixels a side, multiples of the patch, each once."""
+    rows, columns = model.config.patch[-2:]
+    return sorted({(max(1, round(size / rows)) * rows, max(1, round(size / columns)) * columns) for size in wanted})
+
+
+def costs(model: Model, wanted: Sequence[tuple[int, int]], batches: Sequence[int] = (), seconds: float = 60.0) -> Iterator[Cost]:
+    """What forward passes of black images of these sizes cost, smallest first, in evaluation mode, where the model is.
+
+    `batches` are tried as they are, those that memory does not hold left out; without any, powers of two as long as a size's even
+    share of the `seconds` lasts. A size that one image of would take longer than all that is left is not given at all.
+    """
+    left, pace = seconds, 0.0
+    for number, image in enumerate(wanted):
+        work = macs(model.config, image)
+        if not batches and 3 * work * pace > left:  # memory, warming up and timing: three passes
+            return
+        began = time.perf_counter()
+        cost = measured(model, image, batches, left / (len(wanted) - number))
+        left -= time.perf_counter() - began
+        pace = max(pace, 1 / (cost.best[1] * work)) if cost.rate else pace
+        yield cost
+
+
+def measured(model: Model, image: tuple[int, int], batches: Sequence[int], seconds: float) -> Cost:
+    """The cost of one size, in about `seconds` unless `batches` are named."""
+    c, own = model.config, next(model.parameters())
+    tokens = c.prefix + -(-image[0] // c.patch[0]) * -(-image[1] // c.patch[1])
+    black = torch.zeros(1, c.channels, *image, device=own.device, dtype=own.dtype)
+    began = time.perf_counter()
+    with quietly(model):
+        cost = Cost(image, tokens, macs(c, image), held(model, black))
+        gpu, free = own.is_cuda, free_memory(str(own.device))
+        if not gpu:
+            cost.largest = min(MOST, int(SPARE * free / cost.memory))
+        cost.tried = gpu
+        room = MOST if gpu else cost.largest or MOST_TIMED
+        for size in batches or powers(room if gpu else min(room, MOST_TIMED)):
+            spent = time.perf_counter() - began
+            if size > room or (not batches and cost.rate and spent + 3 * size / cost.best[1] > seconds and not gpu):
+                continue
+            rate = timed(model, black.expand(size, *black.shape[1:]))
+            if rate is None:
+                break
+            cost.rate[size] = rate
+            cost.largest = max(cost.largest, size) if gpu else cost.largest
+    return cost
+
+
+def powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to `most`."""
+    return [2**n for n in range(max(1, most).bit_length())]
+
+
+def timed(model: Model, images: Tensor) -> float | None:
+    """Images a second, of the fastest pass after one to warm up, within about TURN seconds; None where memory gives out."""
+    cuda, best, began = images.is_cuda, float("inf"), 0.0
+    try:
+        images = images.contiguous()
+        for number in range(100):
+            started = time.perf_counter()
+            model(images)
+            if cuda:
+                torch.cuda.synchronize(images.device)
+            ended = time.perf_counter()
+            if number:
+                best = min(best, ended - started)
+            began = began or ended
+            if number and ended - began > TURN:
+                break
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return None
+    return len(images) / best
+
+
+def held(model: Model, images: Tensor) -> int:
+    """Bytes of the tensors that one pass holds at the same time at most, images included, parameters not.
+
+    What kernels use for themselves is not seen, and the allocator rounds up.
+    """
+    known = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
+    with Alive(known) as alive:
+        alive.see(images)
+        model(images)
+    return alive.peak
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of the storages that are made and not yet freed; `peak` is the most at one time."""
+
+    def __init__(self, known: list[Any]) -> None:
+        super().__init__()
+        self.peak = self.now = 0
+        self.seen: dict[int, Any] = {storage.data_ptr(): storage for storage in known}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do as without, and look at what came out."""
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self.see(leaf)
+        return out
+
+    def see(self, tensor: Tensor) -> None:
+        """Count a tensor's storage until it is freed, if it is new."""
+        storage = tensor.untyped_storage()
+        place, size = storage.data_ptr(), storage.nbytes()
+        if place not in self.seen and size:
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            self.seen[place] = weakref.ref(storage, lambda _: self.gone(place, size))
+
+    def gone(self, place: int, size: int) -> None:
+        """A storage was freed."""
+        del self.seen[place]
+        self.now -= size

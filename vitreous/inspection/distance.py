@@ -1,0 +1,127 @@
+"""Mean attention distance (arXiv:2010.11929, section 4.5 and D.7, Figs. 7 and 11): how far the heads of each block look, in pixels.
+
+B batch, S sequences of an image (rows, columns, windows, or one), T tokens of a sequence, h heads, Q queries.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitreous.errors import DataError
+from vitreous.inspection.watch import Look, Span, watch
+from vitreous.models.zoo import Model
+from vitreous.nn.grid import cut
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Distances in pixels, `each` (images, R, h) float64; a row of R is one attention: its block in `layers`, what a query sees in
+    `spans`, and in `uniform` what a head would have that looks at all of that alike. Axial blocks have two rows."""
+
+    layers: tuple[int, ...]
+    spans: tuple[Span, ...]
+    uniform: tuple[float, ...]
+    each: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """(R, h): over the images."""
+        return self.each.mean(0)
+
+    @property
+    def std(self) -> Tensor:
+        """(R, h): over the images, zero for a single one."""
+        return self.each.std(0, correction=0)
+
+
+def distances(model: Model, batches: Iterable[Tensor]) -> Distances:
+    """How far each head looks in each of the images, (B, C, *image) inputs of one size.
+
+    The mean over a head's patch queries of sum_k A[q, k] d(q, k), d from centre to centre of the patches, in pixels. Rows and columns
+    of prefix tokens are dropped and the rest is not renormalised: what a head gives to the class token or a register counts as
+    looking nowhere. Rows, columns and windows count alike, within themselves; tokens that fill a window up are dropped like prefix
+    tokens. Of grids with more than two axes (video) the last two count: a distance within the frame. The loop it replaces:
+
+        for q, k in product(patches, patches): total += A[q, k] * p * sqrt((row_q - row_k)^2 + (column_q - column_k)^2)
+
+    Raises UsageError for a model without attention, and DataError where there are no images.
+    """
+    found: list[Tensor] = []
+    rows: list[tuple[int, Span, float]] = []
+    for images in batches:
+        grid = tuple(i // p for i, p in zip(images.shape[2:], model.config.patch, strict=True))
+        these: list[tuple[int, Span, float]] = []
+        batch: list[Tensor] = []
+
+        def each(look: Look, grid=grid, these=these, batch=batch) -> None:
+            patch = model.config.patch
+            these.append((look.layer, look.span, uniform(grid if look.span == "window" else look.grid, patch, look.grid)))
+            batch.append(distance(look, patch, grid))
+
+        watch(model, images, each)
+        if rows and rows != these:
+            raise DataError("the images are not all of one size", "take them batch by batch")
+        rows = these
+        found.append(torch.stack(batch, 1).cpu())
+    if not found:
+        raise DataError("there are no images to look at")
+    layers, spans, reference = zip(*rows, strict=True)
+    return Distances(layers, spans, reference, torch.cat(found))
+
+
+def distance(look: Look, patch: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
+    """(B, h) float64: the mean distance of one attention, in pixels of `patch`, where the patches of the image lie in `grid`."""
+    there = existing(look, grid)
+    places = torch.nonzero(torch.ones(look.grid))[:, -2:].float() * torch.tensor(patch[-2:])
+    places = F.pad(places, (2 - places.shape[1], 0, look.prefix, 0)).to(look.x.device)  # (T, 2)
+    total = torch.zeros((), dtype=torch.float64)
+    for queries, weights in look.chunks():
+        rows, columns = (places[queries, None] - places).unbind(-1)
+        counted = torch.hypot(rows, columns) * there[:, queries, None] * there[:, None]  # (S, Q, T)
+        weights = weights.reshape(len(look.x), len(there), *weights.shape[-3:])
+        total = total + torch.einsum("bshqt,sqt->bh", weights, counted).double().cpu()
+    return total / there.sum().cpu()
+
+
+def existing(look: Look, grid: tuple[int, ...]) -> Tensor:
+    """(S, T) float32: one for patches of the image, zero for prefix tokens and for what fills a window up."""
+    if look.span == "window":
+        there = cut(torch.ones(1, *grid, 1), look.grid).reshape(-1, look.tokens)
+    else:
+        patches = look.tokens - look.prefix
+        there = F.pad(torch.ones(math.prod(grid) // patches, patches), (look.prefix, 0))
+    return there.to(look.x.device)
+
+
+def uniform(grid: tuple[int, ...], patch: tuple[int, ...], window: tuple[int, ...] = ()) -> float:
+    """Pixels from a patch to another of the same window, or of the whole grid, or to itself, all pairs alike.
+
+    116.49 for 14 x 14 patches of 16 pixels. Of more than two axes the last two count.
+    """
+    total = count = 0.0
+    axes = [lengths(length, size) for length, size in zip(grid[-2:], (window or grid)[-2:], strict=True)]
+    for sides in itertools.product(*axes):
+        # along an axis of n patches, 2 (n - k) ordered pairs are k > 0 apart, and n are not
+        offsets = [
+            (torch.arange(n).double() * p, (n - torch.arange(n)) * (1 + (torch.arange(n) > 0)))
+            for n, p in zip(sides, patch[-2:], strict=True)
+        ]
+        far, times = offsets[0]
+        for more, again in offsets[1:]:
+            far, times = torch.hypot(far[:, None], more), times[:, None] * again
+        patches = math.prod(sides)
+        total += (far * times).sum().item() / patches  # the sum over its queries of each query's mean
+        count += patches
+    return total / count
+
+
+def lengths(length: int, size: int) -> list[int]:
+    """What windows of `size` hold of an axis: 5, 2 -> [2, 2, 1]."""
+    return [min(size, length - low) for low in range(0, length, size)]

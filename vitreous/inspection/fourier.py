@@ -1,0 +1,98 @@
+"""How fast features change from patch to patch, by depth: their relative log amplitude (Park and Kim, arXiv:2202.06709).
+
+B batch, D width; the last two axes of a grid are (h, w).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.errors import UsageError
+from vitreous.inspection.watch import State, states
+from vitreous.models.zoo import Model
+
+LEAST = 1e-6  # added to amplitudes before the logarithm, as Park and Kim do
+
+
+class Place(NamedTuple):
+    """Where a spectrum was taken: `after` the patch embedding (`layer` -1), or after the attention or MLP of a block."""
+
+    layer: int
+    after: Literal["embedding", "attention", "mlp"]
+
+
+class Spectra:
+    """Mean log amplitudes of a model's running sum, gathered batch by batch: `add` images, then read.
+
+    Raises UsageError, on adding, for a model without tokens and for a grid of which a side is under three.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.images = model, 0
+        self.places: list[Place] = []
+        self.frequency = np.zeros(0)
+        self._sums: list[np.ndarray] = []
+
+    def add(self, images: Tensor) -> None:
+        """Take (B, C, *image), the model's input, in."""
+        rows: list[np.ndarray] = []
+        places: list[Place] = []
+
+        def each(state: State) -> None:
+            places.append(Place(state.layer, state.after))
+            rows.append(amplitudes(state.patches).sum(0).cpu().numpy())
+            self.frequency = frequencies(state.grid)
+
+        states(self.model, images, each)
+        self._sums = [a + b for a, b in zip(self._sums, rows, strict=True)] if self._sums else rows
+        self.places, self.images = places, self.images + len(images)
+
+    @property
+    def log_amplitude(self) -> np.ndarray:
+        """(places, K): the mean over images and channels of ln(|F| + 1e-6) along the diagonal, constant term first."""
+        return np.stack(self._sums) / self.images
+
+    @property
+    def relative(self) -> np.ndarray:
+        """(places, K): the same less the constant term's. Lower at high frequencies is smoother."""
+        return self.log_amplitude - self.log_amplitude[:, :1]
+
+
+def amplitudes(maps: Tensor) -> Tensor:
+    """(B, *grid, D) -> (B, K) float64: the mean over channels of ln(|F| + 1e-6) at the frequencies of `frequencies`.
+
+    The loop it replaces, on a square grid of side n, F the unnormalised 2-D transform of a channel:
+        out[b, k] = mean(ln(|F[k, k]| + 1e-6) for F in channels), k = 0 .. ceil(n / 2) - 1
+
+    Over an axis before the last two of the grid, the mean is taken.
+    """
+    height, width = maps.shape[-3:-1]
+    rows, columns = diagonal((height, width))
+    found = torch.fft.fft2(maps.float(), dim=(-3, -2))[..., rows, columns, :].abs()
+    logs = (found + LEAST).log().double().mean(-1)  # (B, ..., K)
+    return logs.mean(tuple(range(1, logs.ndim - 1))) if logs.ndim > 2 else logs
+
+
+def diagonal(grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Indices in rows and in columns of the frequencies that are looked at: the diagonal, from the constant term to below the Nyquist
+    frequency of the shorter side. Along a longer side, the nearest that there is."""
+    height, width = grid[-2:]
+    short = min(height, width)
+    steps = torch.arange(math.ceil(short / 2))
+    return (steps * height / short + 0.5).floor().long(), (steps * width / short + 0.5).floor().long()
+
+
+def frequencies(grid: tuple[int, ...]) -> np.ndarray:
+    """(K,) of `diagonal`, in units of pi a patch: 2 k / n for a shorter side of n; the last is 6 / 7 for 14, under 1 for any.
+
+    Raises UsageError for a side under three, which has the constant term alone.
+    """
+    short = min(grid[-2:])
+    if short < 3:
+        raise UsageError(f"a grid of {' x '.join(map(str, grid))} patches has no frequencies", "use a larger --image-size")
+    return 2 * np.arange(math.ceil(short / 2)) / short

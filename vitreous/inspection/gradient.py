@@ -1,0 +1,133 @@
+"""Gradient-weighted rollout (arXiv:2103.15679, Eqs. 5-6): which patches speak for a class.
+
+B batch, P prefix tokens, T tokens with them, D width, h heads, d = D / h, Q queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import UsageError
+from vitreous.inspection.attention import far_sighted, start
+from vitreous.inspection.watch import Look, branches, core, has_attention, looker, quietly, removing
+from vitreous.models.zoo import Model
+from vitreous.nn.encoder import Encoder
+from vitreous.nn.frozen import FrozenBranch, Packed
+
+
+@dataclass(frozen=True)
+class Relevance:
+    """What speaks for a class of each image: `rows` (B, T) float32, at least zero, prefix tokens first; `classes` (B,) int64, and
+    their `logits` (B,) float32."""
+
+    grid: tuple[int, ...]
+    prefix: int
+    rows: Tensor
+    classes: Tensor
+    logits: Tensor
+
+    @property
+    def maps(self) -> Tensor:
+        """(B, *grid): of the patches."""
+        return self.rows[:, self.prefix :].unflatten(-1, self.grid)
+
+
+def gradient(model: Model, images: Tensor, classes: Tensor | None = None) -> Relevance:
+    """Relevance of the tokens of (B, C, *image) inputs for `classes` (B,) int64, or for the class predicted of each.
+
+    With A a block's attention and y the logit: W_l = mean over heads of max(A * dy/dA, 0), R_l = R_(l-1) + W_l R_(l-1), R_0 = I, and
+    what is told is the row of R_L - I that the answer is read from (`attention.start`). Rows are not normalised, and there is
+    no residual to choose. Attention stays fused: with o = A v the heads' outputs, dy/dA = dy/do v^T. Parameters need no
+    gradients and get none. Raises UsageError for a model without attention or head, whose blocks do not see everything, or whose
+    products are packed.
+    """
+    has_attention(model)
+    if not model.config.classes:
+        raise UsageError("the model has no head, so there is no class to take a gradient of", "rollout works without one")
+    if any(isinstance(module, Packed) for module in model.modules()):
+        raise UsageError("packed products have no gradients", "give the model before it is packed, or `frozen(model, packed=False)`")
+    looks, logits, asked, slopes = differentiated(model, images, classes)
+    first = start(model, looks[0])
+    row = first.expand(len(images), -1)
+    for look, slope in zip(reversed(looks), reversed(slopes), strict=True):
+        row = row + through(look, slope, row)
+    return Relevance(looks[0].grid, looks[0].prefix, row - first, asked, logits)
+
+
+@torch.no_grad()
+def through(look: Look, slope: Tensor, row: Tensor) -> Tensor:
+    """dy/do (B, T, D) of a look, and a row (B, T) -> (B, T): row W, a few queries at a time."""
+    part: Any = look.part
+    values = part.split(look.x.flatten(1, -2))[2].float().transpose(-2, -1)  # (B, h, d, T)
+    slope = slope.float().unflatten(-1, (part.heads, -1)).transpose(1, 2)  # (B, h, T, d)
+    gained = torch.zeros_like(row)
+    for queries, weights in look.chunks():
+        speaking = (weights * (slope[..., queries, :] @ values)).clamp_(min=0).mean(1)
+        gained += torch.einsum("bq,bqt->bt", row[:, queries], speaking)
+    return gained
+
+
+def differentiated(model: Model, images: Tensor, classes: Tensor | None) -> tuple[list[Look], Tensor, Tensor, list[Tensor]]:
+    """One pass and back: looks, the classes' logits (B,), the classes, and for each look dy/do (B, T, D)."""
+    looks: list[Look] = []
+    outputs: list[Tensor] = []
+    grid = tuple(i // p for i, p in zip(images.shape[2:], model.config.patch, strict=True))
+    own = next(model.parameters())
+    inside = True
+
+    def each(look: Look) -> None:
+        if inside:  # blocks are computed once more on the way back
+            far_sighted(look, model)
+            looks.append(look)
+
+    def leaf(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (given[0].detach().requires_grad_(True), *given[1:])
+
+    def output(module: nn.Module, given: tuple[Any, ...]) -> None:
+        if inside:
+            outputs.append(given[0])
+
+    with quietly(model) as stack, torch.enable_grad():
+        stack.enter_context(recomputing(model.encoder))  # type: ignore[arg-type]
+        attentive = [(name, branch) for name, branch in branches(model) if hasattr(core(branch), "weights")]
+        stack.enter_context(removing(attentive[0][1].register_forward_pre_hook(leaf)))
+        for name, branch in attentive:
+            last: Any = branch.last if isinstance(branch, FrozenBranch) else core(branch).out
+            look = ungraded(looker(name, branch, grid, model.config.prefix, each))
+            stack.enter_context(removing(branch.register_forward_pre_hook(look)))
+            stack.enter_context(removing(last.register_forward_pre_hook(output)))
+        answers = model(images.to(own.device, own.dtype if own.is_floating_point() else torch.float32))
+        inside = False
+        asked = answers.argmax(1) if classes is None else classes.to(answers.device)
+        logits = answers.gather(1, asked[:, None])[:, 0]
+        slopes = torch.autograd.grad(logits.sum(), outputs)
+    return looks, logits.detach().float(), asked, [slope.flatten(1, -2) for slope in slopes]
+
+
+def ungraded(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook without gradients: what it keeps has no graph behind it."""
+
+    def quiet(module: Any, given: tuple[Any, ...]) -> None:
+        with torch.no_grad():
+            hook(module, given)
+
+    return quiet
+
+
+@contextmanager
+def recomputing(encoder: Encoder) -> Iterator[None]:
+    """Keep blocks' inputs alone for the way back, though the blocks are in evaluation mode; `quietly` restores the mode."""
+    before = encoder.recompute
+    encoder.recompute, encoder.training = True, True
+    try:
+        yield
+    finally:
+        encoder.recompute = before
+        if before is Encoder.recompute:
+            del encoder.recompute

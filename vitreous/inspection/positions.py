@@ -1,0 +1,133 @@
+"""What a model knows of places: how alike its positions are (arXiv:2010.11929, Figs. 7 and 10).
+
+N places of a grid, D width, h heads, d channels of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.errors import UsageError
+from vitreous.models.config import BiTConfig
+from vitreous.models.zoo import Model
+from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
+
+TILES = 14  # along a side of what is shown of a grid
+
+
+class Structure(NamedTuple):
+    """Mean similarity of two different places of one row, of one column, and of neither; NaN where there are no such pairs."""
+
+    row: float
+    column: float
+    other: float
+
+    @property
+    def contrast(self) -> float:
+        """How much more alike places of one row or one column are than others: the mean of the two, less `other`."""
+        return (self.row + self.column) / 2 - self.other
+
+
+class Table(NamedTuple):
+    """Vectors of the offsets from 1 - L to L - 1 that attention adds: `layer` from 0, `axis` is `tokens`, `rows` or `columns`, `vectors`
+    (heads, 2 L - 1, d), one head where all share them. `zero` is where offset 0 is."""
+
+    layer: int
+    axis: str
+    vectors: Tensor
+
+    @property
+    def zero(self) -> int:
+        """L - 1."""
+        return self.vectors.shape[1] // 2
+
+
+def embeddings(model: Model, grid: tuple[int, ...] | None = None) -> dict[str, Tensor]:
+    """The positions that are added to patch tokens, (*grid, D) float32 by where: `input`, or `block 0`, `block 1`, ...
+
+    Slots of prefix tokens are left out. Another `grid` than the model's own reads them as the model would. Empty for a model that
+    adds none.
+    """
+    if isinstance(model.config, BiTConfig) or model.config.position == "none":
+        return {}
+    grid = grid or model.config.grid
+    part: Any = model
+    if model.config.position_at == "each":
+        found = {f"block {index}": block.position for index, block in enumerate(part.encoder.blocks)}
+    else:
+        found = {"input": part.position}
+    with torch.no_grad():
+        return {name: position.read(grid).detach().float().cpu() for name, position in found.items()}
+
+
+def similarity(table: Tensor, step: int = 1) -> Tensor:
+    """(*grid, D) -> (*some, *grid): cosine similarity of every place with all, or of every `step`-th along each axis.
+
+    The loop it replaces: out[i, j, k, l] = cos(table[step i, step j], table[k, l])
+    """
+    unit = F.normalize(table, dim=-1)
+    some = unit[tuple(slice(None, None, step) for _ in table.shape[:-1])]
+    return (some.flatten(0, -2) @ unit.flatten(0, -2).T).view(*some.shape[:-1], *table.shape[:-1])
+
+
+def stride(grid: tuple[int, ...], most: int = TILES) -> int:
+    """Every which row and column is shown, so that there are at most `most` along each axis."""
+    return -(-max(grid) // most)
+
+
+def structure(similar: Tensor) -> Structure:
+    """(h, w, h, w) similarity -> how much of it is rows and columns."""
+    height, width = similar.shape[:2]
+    rows, columns = torch.arange(height * width) // width, torch.arange(height * width) % width
+    same_row, same_column = rows[:, None] == rows, columns[:, None] == columns
+    flat = similar.reshape(height * width, -1)
+    return Structure(*(float(flat[pairs].mean()) for pairs in (same_row & ~same_column, same_column & ~same_row, ~same_row & ~same_column)))
+
+
+def tables(model: Model) -> list[Table]:
+    """The tables of relative positions, by head, or decomposed into rows and columns and shared by the heads, from the first block on."""
+    found: list[Table] = []
+    for layer, part in attentions(model):
+        if isinstance(part, RelativeAttention):
+            found.append(Table(layer, "tokens", part.table.detach().float().cpu().transpose(0, 1)))
+        elif isinstance(part, GridAttention):
+            found.append(Table(layer, "rows", part.rows.detach().float().cpu()[None]))
+            found.append(Table(layer, "columns", part.columns.detach().float().cpu()[None]))
+    return found
+
+
+def kernel(model: Model, grid: tuple[int, ...] | None = None) -> Tensor | None:
+    """(2 h - 1, 2 w - 1) of rotary positions, None without: what turning leaves of a logit, by offset in rows and in columns.
+
+    It is the mean over the pairs of channels of cos(the difference of their angles): the logit of two vectors that would be
+    equal if they lay at one place, all pairs of one length, as a share of its value there. The same in every block and head.
+    """
+    turned = next((part for _, part in attentions(model) if isinstance(part, RotaryAttention)), None)
+    if turned is None:
+        return None
+    grid = grid or model.config.grid
+    ahead = turned.angles(grid, model.config.width // turned.heads).cos().mean(-1)  # of offsets from 0 on; a cosine is even
+    return ahead[torch.meshgrid(*(torch.arange(1 - length, length).abs() for length in grid), indexing="ij")].float()
+
+
+def attentions(model: Model) -> Iterator[tuple[int, nn.Module]]:
+    """Every attention and the number of its block, from the first on."""
+    blocks: Any = () if isinstance(model.config, BiTConfig) else model.encoder.blocks  # type: ignore[union-attr]
+    for layer, block in enumerate(blocks):
+        yield from ((layer, part) for part in block.modules() if hasattr(part, "weights"))
+
+
+def has_positions(model: Model) -> None:
+    """Raises UsageError for a model that knows nothing of places but what the image's own tokens tell."""
+    c = model.config
+    if isinstance(c, BiTConfig):
+        raise UsageError("a BiT ResNet has no positions", "filters, features, nearest, similarity and cost work for it")
+    if c.position == "none" and c.attention == "plain" and not c.axial:
+        raise UsageError("the model has no positions: its patches are a set", "filters, distance, features and the others work for it")
+    if c.position == "none" and c.attention == "plain":
+        raise UsageError("the model has no positions but the rows and columns that its blocks look along", "distance works for it")

@@ -1,0 +1,145 @@
+"""Attention rollout (arXiv:2005.00928; arXiv:2010.11929, D.8, Figs. 6 and 14): what the answer is made of, through all blocks.
+
+B batch, L blocks, P prefix tokens, N patch tokens, T = P + N, h heads, Q queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import UsageError
+from vitreous.inspection.attention import far_sighted, start
+from vitreous.inspection.watch import Look, watch
+from vitreous.models.zoo import Model
+
+Fusion = Literal["mean", "max", "min"]
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """How a block's attention A (h, T, T) becomes its map of tokens to tokens:
+
+        F = fusion of A over the heads
+        F[F < the (floor(discard T^2) + 1)-th smallest of F] = 0
+        M = residual I + (1 - residual) F, rows divided by their sums
+
+    The threshold is each image's own, over its whole map, and spares no entry; equal weights stay together. A row of which nothing is
+    left sees itself. The paper averages the heads; it mentions no residual, 0.5 is Abnar and Zuidema's. Raises UsageError for a
+    `residual` outside 0..1 or a `discard` outside 0..1, without 1.
+    """
+
+    residual: float = 0.5
+    fusion: Fusion = "mean"
+    discard: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.residual <= 1:
+            raise UsageError(f"a residual of {self.residual} is no share", "use a number from 0 to 1, 0.5 for the usual rollout")
+        if not 0 <= self.discard < 1:
+            raise UsageError(f"a share of {self.discard} cannot be discarded", "use a number from 0 to below 1, such as 0.9")
+        if self.fusion not in ("mean", "max", "min"):
+            raise UsageError(f"no fusion {self.fusion}", "use mean, max or min")
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Rows of the answer, float32: `joint` (B, L, T) through blocks 0 to l together, `single` (B, L, T) of block l alone.
+
+    Each sums to one, prefix tokens first. `grid` is how the N patches lie.
+    """
+
+    grid: tuple[int, ...]
+    prefix: int
+    joint: Tensor
+    single: Tensor
+
+    @property
+    def maps(self) -> Tensor:
+        """(B, L, *grid): `joint` without the prefix tokens, not renormalised."""
+        return self.joint[..., self.prefix :].unflatten(-1, self.grid)
+
+    @property
+    def single_maps(self) -> Tensor:
+        """(B, L, *grid): `single` without the prefix tokens, not renormalised."""
+        return self.single[..., self.prefix :].unflatten(-1, self.grid)
+
+
+def rollout(model: Model, images: Tensor, mixing: Mixing | None = None) -> Rollout:
+    """What (B, C, *image) inputs' answers are made of, read from the class token or from all patches (`attention.start`).
+
+    Only rows are computed, from the last block back to the first, so no T x T matrix is held unless weights are discarded, and then
+    one. Raises UsageError for a model without attention, and for one whose blocks do not see everything.
+    """
+    looks = looks_of(model, images)
+    joint, single = rows_of(looks, start(model, looks[0]), mixing or Mixing())
+    return Rollout(looks[0].grid, looks[0].prefix, joint, single)
+
+
+def rollout_matrix(model: Model, images: Tensor, mixing: Mixing | None = None) -> Tensor:
+    """(B, C, *image) -> (B, T, T): the whole R_L = M_L ... M_1, for few tokens; row q is what token q is made of."""
+    return matrix_of(looks_of(model, images), mixing or Mixing())
+
+
+def looks_of(model: Model, images: Tensor) -> list[Look]:
+    """The attention of every block on a batch. Raises UsageError where it is not over all tokens."""
+    looks: list[Look] = []
+
+    def each(look: Look) -> None:
+        far_sighted(look, model)
+        looks.append(look)
+
+    watch(model, images, each)
+    return looks
+
+
+def rows_of(looks: Sequence[Look], first: Tensor, mixing: Mixing) -> tuple[Tensor, Tensor]:
+    """Looks at (B, T, D), and a row (T,) -> (B, L, T) twice: row M_l ... M_1 and row M_l for every block l."""
+    batch, tokens = len(looks[0].x), looks[0].tokens
+    joint = first.new_zeros(batch, 0, tokens)  # of the blocks met so far, the last one first
+    single = []
+    for look in reversed(looks):
+        asked = torch.cat([joint, first.expand(batch, 1, -1)], 1)
+        joint = torch.zeros_like(asked)
+        for queries, some in mixed(look, mixing):
+            joint = joint + asked[..., queries] @ some
+        single.append(joint[:, -1])
+    return joint.flip(1), torch.stack(single[::-1], 1)
+
+
+def matrix_of(looks: Sequence[Look], mixing: Mixing) -> Tensor:
+    """Looks at (B, T, D) -> (B, T, T): R_1 = M_1, R_l = M_l R_(l-1)."""
+    joint = torch.eye(looks[0].tokens, device=looks[0].x.device)
+    for look in looks:
+        joint = torch.cat([some @ joint for _, some in mixed(look, mixing)], -2)
+    return joint
+
+
+def mixed(look: Look, mixing: Mixing) -> Iterator[tuple[slice, Tensor]]:
+    """Rows of a look's map M, some queries at a time: which, and (B, Q, T)."""
+    fused = ((queries, fuse(weights, mixing.fusion)) for queries, weights in look.chunks())
+    if mixing.discard:
+        fused = iter([(slice(0, look.tokens), without(torch.cat([some for _, some in fused], -2), mixing.discard))])
+    for queries, some in fused:
+        numbers = torch.arange(look.tokens, device=some.device)[queries]
+        rows = some * (1 - mixing.residual)
+        rows[:, torch.arange(len(numbers)), numbers] += mixing.residual
+        empty = rows.sum(-1) == 0
+        rows[:, torch.arange(len(numbers)), numbers] += empty.to(rows)
+        yield queries, rows / rows.sum(-1, keepdim=True)
+
+
+def fuse(weights: Tensor, how: Fusion) -> Tensor:
+    """(B, h, Q, T) -> (B, Q, T)."""
+    return weights.mean(1) if how == "mean" else weights.amax(1) if how == "max" else weights.amin(1)
+
+
+def without(fused: Tensor, discard: float) -> Tensor:
+    """(B, T, T): the smallest weights of each image set to zero, a share `discard` of all of them."""
+    flat = fused.flatten(1)
+    limits = flat.kthvalue(int(discard * flat.shape[1]) + 1, dim=1).values
+    return fused.masked_fill(fused < limits[:, None, None], 0.0)

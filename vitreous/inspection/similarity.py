@@ -1,0 +1,84 @@
+"""How alike layers are, of one model or of two: linear centred kernel alignment (CKA; Kornblith et al., arXiv:1905.00414).
+
+n images, D channels of a layer; layers may differ in D.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import UsageError
+from vitreous.inspection.watch import State, quietly, removing, run, states
+from vitreous.models.config import BiTConfig
+from vitreous.models.zoo import Model
+
+LEAST = 4  # images: the unbiased estimate divides by n - 3
+
+
+def layers(model: Model, images: Tensor) -> dict[str, Tensor]:
+    """(B, C, *image), the model's input -> by layer, in order, (B, D) float32 on the CPU: the mean of its patch tokens.
+
+    A ViT's are the running sum after the `embedding` and after `attention 0`, `mlp 0`, ...; a BiT's the mean of its maps after the
+    `root` and the units of its stages, `stage 0 unit 0`, ...
+    """
+    found: dict[str, Tensor] = {}
+    if isinstance(model.config, BiTConfig):
+        body: Any = model.body
+        parts = {body.root: "root"}
+        parts |= {unit: f"stage {s} unit {u}" for s, stage in enumerate(body.stages) for u, unit in enumerate(stage.units)}
+
+        def hook(module: Any, given: Any, out: Tensor) -> None:
+            found[parts[module]] = out.float().mean((2, 3)).cpu()
+
+        with quietly(model) as stack:
+            for part in parts:
+                stack.enter_context(removing(part.register_forward_hook(hook)))
+            run(model, images)
+        return found
+
+    def each(state: State) -> None:
+        name = state.after if state.layer < 0 else f"{state.after} {state.layer}"
+        found[name] = state.patches.flatten(1, -2).mean(1).cpu()
+
+    states(model, images, each)
+    return found
+
+
+def cka(one: list[Tensor], other: list[Tensor], unbiased: bool = True) -> Tensor:
+    """Layers of (n, D) of the same n images, from two models or twice from one -> (layers, layers) float64.
+
+    CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) of the (n, n) Gram matrices K = X X^T and L = Y Y^T. HSIC is tr(K H L H), H the
+    centring matrix; or, `unbiased`, the estimate of Song et al. (2012) that does not grow with D / n, so 0 for layers that have
+    nothing in common, and a little below at times. Both are products of centred Gram matrices, element by element.
+
+    0 for a layer that is the same for all images. Raises UsageError for fewer than four images.
+    """
+    if len(one[0]) < LEAST:
+        raise UsageError(f"too few images to compare layers: {len(one[0])}", f"use at least {LEAST}; a hundred say more")
+    first, second = (torch.stack([aligned(x, unbiased) for x in xs]) for xs in (one, other))
+    return first @ second.T
+
+
+def aligned(x: Tensor, unbiased: bool) -> Tensor:
+    """(n, D) -> (n * n,) float64: the centred Gram matrix, of length one."""
+    x = x.double()
+    x = x - x.mean(0)
+    gram = x @ x.T
+    gram = (u_centred(gram) if unbiased else gram).flatten()
+    return gram / gram.norm().clamp(min=1e-12)
+
+
+def u_centred(gram: Tensor) -> Tensor:
+    """(n, n) -> (n, n) without its diagonal, rows and columns of sum 0: what makes the product unbiased (Szekely and Rizzo, 2014).
+
+    With sums over all but the diagonal, off it:
+        out[i, j] = gram[i, j] - (sum(gram[i]) + sum(gram[:, j])) / (n - 2) + sum(gram) / ((n - 1) (n - 2))
+    """
+    n = len(gram)
+    gram = gram - gram.diag().diag()
+    sums = gram.sum(1) / (n - 2)
+    centred = gram - sums[:, None] - sums + gram.sum() / ((n - 1) * (n - 2))
+    return centred - centred.diag().diag()

@@ -1,0 +1,223 @@
+"""Watch a model at work: hooks hand over what its parts are given, and the parts then answer for themselves.
+
+The forward pass stays what it is, fused attention and all, and the model is not changed: the hooks are gone when the pass is over,
+modules are back in the mode they were in, and a compiled model runs this one pass uncompiled.
+
+B batch, P prefix tokens, N patch tokens, T = P + N, D width, h heads, Q queries.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import UsageError
+from vitreous.models.config import BiTConfig
+from vitreous.models.zoo import Model
+from vitreous.nn.block import Branch
+from vitreous.nn.frozen import FrozenBranch, Plain
+from vitreous.nn.grid import cut
+from vitreous.nn.layout import Windows
+
+CHUNK_BYTES = 64 * 2**20  # of the float32 probabilities that a look has in memory at a time
+
+Span = Literal["all", "row", "column", "window"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """One attention and its input.
+
+    `layer` counts blocks from 0; `span` is what a query sees: all tokens, its row or column (axial blocks come as two looks), or its
+    window. `grid` is how the patch tokens of one sequence lie, `prefix` the tokens before them. `x` (..., T, D) float32, or
+    (..., *grid, D) for attention that takes a grid: every axis before is batch.
+    """
+
+    layer: int
+    span: Span
+    grid: tuple[int, ...]
+    prefix: int
+    part: nn.Module
+    x: Tensor
+    context: tuple[Any, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """T, of one sequence."""
+        return self.prefix + math.prod(self.grid)
+
+    @torch.no_grad()
+    def weights(self, queries: slice = slice(None)) -> Tensor:
+        """The (..., h, Q, T) float32 probabilities of some queries, after the softmax; rows sum to one."""
+        return self.part.weights(self.x, *self.context, queries=queries).float()  # type: ignore[operator]
+
+    def chunks(self, most: int = CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
+        """All queries, a few at a time: which, and their `weights`, of at most about `most` bytes."""
+        batch = math.prod(self.x.shape[: -1 - (1 if self.x.shape[-2] == self.tokens else len(self.grid))])
+        size = max(1, most // (4 * batch * self.part.heads * self.tokens))  # type: ignore[operator]
+        part = copy.copy(self.part)
+        part._modules = {**part._modules, "qkv": Once(part.qkv)} if "qkv" in part._modules else part._modules  # type: ignore[arg-type]
+        look = replace(self, part=part)
+        for low in range(0, self.tokens, size):
+            queries = slice(low, min(low + size, self.tokens))
+            yield queries, look.weights(queries)
+
+
+class Once(nn.Module):
+    """A layer that is always asked the same: it computes the first time, and for every chunk of queries answers that again."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.answer = layer, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., T, D) -> (..., T, out)."""
+        if self.answer is None:
+            self.answer = self.layer(x)
+        return self.answer
+
+
+@dataclass(frozen=True)
+class State:
+    """The sum that runs through the blocks at one place: `after` the patch embedding (then `layer` is -1), or the attention or the
+    MLP of block `layer`, counted from 0. `tokens` (B, P + N, D) as the model has them, before the last norm."""
+
+    layer: int
+    after: Literal["embedding", "attention", "mlp"]
+    grid: tuple[int, ...]
+    prefix: int
+    tokens: Tensor
+
+    @property
+    def patches(self) -> Tensor:
+        """(B, *grid, D) float32, without the prefix tokens."""
+        return self.tokens[:, self.prefix :].float().unflatten(1, self.grid)
+
+
+def has_attention(model: Model) -> None:
+    """Raises UsageError for a model without tokens that look at each other, with what works for it all the same."""
+    if isinstance(model.config, BiTConfig):
+        raise UsageError("a BiT ResNet has no attention over tokens to look at", "filters, features and similarity work for it")
+
+
+def watch(model: Model, images: Tensor, each: Callable[[Look], None]) -> None:
+    """Run the model once on (B, C, *image), its input, and hand every attention's look to `each`, from the first block on.
+
+    A look may be used after the call, but keeps its x in memory. Raises UsageError for a model without attention.
+    """
+    has_attention(model)
+    grid = tuple(i // p for i, p in zip(images.shape[2:], model.config.patch, strict=True))
+    with quietly(model) as stack:
+        for name, branch in branches(model):
+            if hasattr(core(branch), "weights"):
+                stack.enter_context(removing(branch.register_forward_pre_hook(looker(name, branch, grid, model.config.prefix, each))))
+        run(model, images)
+
+
+def states(model: Model, images: Tensor, each: Callable[[State], None]) -> Tensor:
+    """Run the model once on (B, C, *image), hand its running sum to `each`, after the embedding and every branch, and return the
+    (B, P + N, D) tokens after the last norm. Of axial blocks the attention and the MLP along columns count."""
+    has_attention(model)
+    c = model.config
+    grid = tuple(i // p for i, p in zip(images.shape[2:], c.patch, strict=True))
+
+    def told(layer: int, after: Any) -> Callable[..., None]:
+        def hook(module: nn.Module, given: tuple[Any, ...], out: Tensor | None = None) -> None:
+            tokens = (given[0] if out is None else out).detach()
+            tokens = tokens.transpose(1, 2) if ".column." in name_of[module] else tokens
+            each(State(layer, after, grid, c.prefix, tokens.flatten(1, -2)))
+
+        return hook
+
+    name_of = {branch: name for name, branch in branches(model)}
+    with quietly(model) as stack:
+        first = next(iter(name_of))
+        stack.enter_context(removing(first.register_forward_pre_hook(told(-1, "embedding"))))
+        for branch, name in name_of.items():
+            if ".row." not in name:
+                after = "attention" if hasattr(core(branch), "weights") else "mlp"
+                stack.enter_context(removing(branch.register_forward_hook(told(layer_of(name), after))))
+        return run(model, images)
+
+
+def run(model: Model, images: Tensor) -> Tensor:
+    """One pass up to the last norm, on the model's device and in a type that it takes."""
+    own = next(model.parameters())
+    return model.features(images.to(own.device, own.dtype if own.is_floating_point() else torch.float32))
+
+
+@contextmanager
+def quietly(model: nn.Module) -> Iterator[ExitStack]:
+    """Evaluation mode, no gradients, nothing compiled; all as it was afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and to import it takes seconds
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        model.eval()
+        try:
+            yield stack
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+
+@contextmanager
+def removing(handle: Any) -> Iterator[None]:
+    """Remove a hook at the end."""
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def branches(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every residual branch by its name in the model, in the order of the forward pass."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, (Branch, FrozenBranch)))
+
+
+def core(branch: nn.Module) -> nn.Module:
+    """The part of a branch, out of its windows."""
+    part: Any = branch.part
+    return part.part if isinstance(part, Windows) else part
+
+
+def looker(name: str, branch: nn.Module, grid: tuple[int, ...], prefix: int, each: Callable[[Look], None]) -> Callable[..., None]:
+    """The hook that makes a branch's look from what the branch is given."""
+    part = exact(core(branch))
+    windows: Any = branch.part if isinstance(branch.part, Windows) else None
+
+    def hook(module: Any, given: tuple[Any, ...]) -> None:
+        x = module.norm(given[0]).float()
+        span: Span = "row" if ".row." in name else "column" if ".column." in name else "window" if windows else "all"
+        own = {"row": (1, grid[-1]), "column": (grid[0], 1), "window": windows.size if windows else ()}.get(span, grid)
+        each(Look(layer_of(name), span, own, prefix, part, cut(x, windows.size) if windows else x, given[1:]))
+
+    return hook
+
+
+def layer_of(name: str) -> int:
+    """`encoder.blocks.3.attention` -> 3."""
+    found = re.search(r"blocks\.(\d+)\.", name)
+    assert found is not None, name
+    return int(found[1])
+
+
+def exact(part: nn.Module) -> nn.Module:
+    """The part itself where its parameters are float32, else a float32 copy of it; products that oneDNN packed stay as they are."""
+    if all(p.dtype == torch.float32 for p in part.parameters() if p.is_floating_point()):
+        return part
+    twin = copy.deepcopy(part).float()
+    for product in twin.modules():
+        if isinstance(product, Plain) and product.bias is not None:
+            product.bias = product.bias.float()
+    return twin

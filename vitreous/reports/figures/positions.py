@@ -1,0 +1,180 @@
+"""The figures of positions: how alike they are (arXiv:2010.11929, Figs. 7 centre and 10)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitreous.inspection.positions import Structure, embeddings, has_positions, kernel, similarity, stride, structure, tables
+from vitreous.reports.figures.overlay import chosen
+from vitreous.reports.figures.style import mosaic, styled, times
+from vitreous.reports.inspect import Made, Scene
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ACROSS = 4  # panels in a row
+HEAD = ["positions", "grid", "same_row", "same_column", "other", "contrast"]
+
+
+@styled
+def make(scene: Scene) -> list[Made]:
+    """A figure of what is added to tokens, one of it at --image-size, and one of what attention itself knows of places."""
+    model = scene.model
+    has_positions(model)
+    native = model.config.grid
+    grid = tuple(i // p for i, p in zip(scene.preprocess.image, model.config.patch, strict=True))
+    own = embeddings(model, native)
+    made = [added(own, native, "positions", "Position embeddings", "")] if own else []
+    if own and grid != native:
+        learned = model.config.position in ("learned", "axes")  # type: ignore[union-attr]
+        how = f", read from those of {times(native)} as the model resizes them" if learned else ", of the same formula as at any other"
+        made.append(added(embeddings(model, grid), grid, "positions-resized", f"Position embeddings at {times(grid)}", how))
+    if tables(model):
+        made.append(relative(scene))
+    if kernel(model, grid) is not None:
+        made.append(rotary(scene, grid))
+    return made
+
+
+def added(found: dict[str, Tensor], grid: tuple[int, ...], name: str, title: str, how: str) -> Made:
+    """Tiles of cosine similarity, a panel for each place where positions are added."""
+    from matplotlib.figure import Figure
+
+    step = stride(grid)
+    across = min(ACROSS, len(found))
+    down = -(-len(found) // across)
+    side = 4.6 if len(found) == 1 else 8.0 / across
+    figure = Figure(figsize=(side * across + 0.6, down * (0.88 * side * grid[0] / grid[1] + 0.25) + 0.4), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False)
+    numbers, rows, scores, image = {}, [], [], None
+    for axes, (where, table) in zip(panels.flat, found.items(), strict=False):
+        similar = similarity(table)
+        score = structure(similar)
+        some = similar[::step, ::step].contiguous()
+        image = tiles(axes, some.numpy(), step, labels=len(found) == 1)
+        axes.set_title(where if len(found) > 1 else "")
+        scores.append(score)
+        rows.append([where, times(grid), *told(score)])
+        numbers[f"similarity_{where.replace(' ', '_')}"] = some.numpy()
+    for axes in list(panels.flat)[len(found) :]:
+        axes.set_axis_off()
+    figure.colorbar(image, ax=panels, label="cosine similarity", shrink=0.8, pad=0.02)  # type: ignore[arg-type]
+    every = "" if step == 1 else f" Every {ordinal(step)} row and column of positions has a tile."
+    words = summed(scores[0]) if len(found) == 1 else f"in the first block, {summed(scores[0])}; in the last, {summed(scores[-1])}"
+    caption = (
+        f"Cosine similarity of each position of the {times(grid)} grid (its place among the tiles) with all others (within the tile)"
+        f"{how}; prefix tokens left out.{every} Structure: {words}. As in arXiv:2010.11929, Figs. 7 and 10."
+    )
+    numbers |= {"structure": np.array([[*score, score.contrast] for score in scores]), "grid": np.array(grid), "step": np.array(step)}
+    return Made(name, title, caption, figure, numbers, (HEAD, rows))
+
+
+def tiles(axes: Axes, similar: np.ndarray, step: int, labels: bool) -> Any:
+    """(rows, columns, h, w) as tiles, named by their row and column."""
+    rows, columns, height, width = similar.shape
+    gap = max(1, round(max(rows * height, columns * width) / 120))
+    whole = mosaic(similar, gap)
+    sharp = max(whole.shape) <= 300  # larger ones have more numbers than the figure has dots
+    image = axes.imshow(whole, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest" if sharp else "auto")
+    axes.spines[:].set_visible(False)
+    if not labels:
+        axes.set_xticks([])
+        axes.set_yticks([])
+        return image
+    axes.set_xticks([j * (width + gap) + (width - 1) / 2 for j in range(columns)], [str(j * step) for j in range(columns)])
+    axes.set_yticks([i * (height + gap) + (height - 1) / 2 for i in range(rows)], [str(i * step) for i in range(rows)])
+    axes.tick_params(length=0)
+    axes.set(xlabel="column of the patch", ylabel="row of the patch")
+    return image
+
+
+def relative(scene: Scene) -> Made:
+    """Similarity of offsets, a panel for each table of the blocks asked for: the mean over heads, or the heads asked for."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    layers = scene.layers(scene.model.config.depth)  # type: ignore[union-attr]
+    shown: list[tuple[str, Tensor, int]] = []
+    for table in tables(scene.model):
+        if table.layer not in layers:
+            continue
+        unit = F.normalize(table.vectors, dim=-1)
+        similar = unit @ unit.transpose(1, 2)  # (heads, 2 L - 1, 2 L - 1)
+        name = f"block {table.layer}" + ("" if table.axis == "tokens" else f", {table.axis}")
+        heads = chosen(scene.looking.heads, len(similar)) if scene.looking.heads and table.axis == "tokens" else []
+        shown += [(f"{name}, head {head}", similar[head], table.zero) for head in heads] or [(name, similar.mean(0), table.zero)]
+    across = min(ACROSS, len(shown))
+    down = -(-len(shown) // across)
+    figure = Figure(figsize=(1.9 * across + 0.6, 2.0 * down + 0.3), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False)
+    image = None
+    for axes, (name, similar, zero) in zip(panels.flat, shown, strict=False):
+        extent = (-zero - 0.5, zero + 0.5, zero + 0.5, -zero - 0.5)
+        image = axes.imshow(similar.numpy(), cmap="viridis", vmin=-1, vmax=1, extent=extent, interpolation="nearest")
+        axes.set_title(name)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(5, integer=True))
+    for axes in list(panels.flat)[len(shown) :]:
+        axes.set_axis_off()
+    figure.supxlabel("offset of the query from the key (patches)", fontsize=9)
+    figure.supylabel("offset", fontsize=9)
+    figure.colorbar(image, ax=panels, label="cosine similarity", shrink=0.8, pad=0.02)  # type: ignore[arg-type]
+    one_d = scene.model.config.attention == "relative"  # type: ignore[union-attr]
+    kind = (
+        "1-D offsets, of tokens numbered in raster order, prefix tokens first" + ("" if scene.looking.heads else ", mean over heads")
+        if one_d
+        else "offsets in rows and in columns, shared by the heads"
+    )
+    caption = (
+        f"Cosine similarity of the vectors that attention has for each {kind}, with each other, at the size the tables were made for. "
+        "Vectors of length zero, as before training, have 0 with all. arXiv:2010.11929, D.4."
+    )
+    numbers = {f"similarity_{name.replace(', ', '_').replace(' ', '_')}": similar.numpy() for name, similar, _ in shown}
+    return Made("positions-relative", "Relative positions", caption, figure, numbers)
+
+
+def rotary(scene: Scene, grid: tuple[int, ...]) -> Made:
+    """What turning by position leaves of a logit, by offset."""
+    from matplotlib.figure import Figure
+
+    found = kernel(scene.model, grid)
+    assert found is not None
+    height, width = grid
+    places = torch.cartesian_prod(torch.arange(height), torch.arange(width))
+    offsets = places[:, None] - places + torch.tensor([height - 1, width - 1])
+    score = structure(found[offsets[..., 0], offsets[..., 1]].view(*grid, *grid))
+    figure = Figure(figsize=(4.4, 3.2 * height / width + 0.5), layout="constrained")
+    axes = figure.subplots()
+    extent = (0.5 - width, width - 0.5, height - 0.5, 0.5 - height)
+    image = axes.imshow(found.numpy(), cmap="viridis", vmin=-1, vmax=1, extent=extent, interpolation="nearest")
+    figure.colorbar(image, ax=axes, label="share of the logit", pad=0.02)
+    axes.set(xlabel="offset in columns (patches)", ylabel="offset in rows (patches)")
+    caption = (
+        "Rotary positions: the logit of a query and a key that would be equal at one place, every pair of channels of one length, by how "
+        f"far they lie apart, as a share of that at one place; the same in every block and head. Structure on the {times(grid)} grid: "
+        f"{summed(score)}. arXiv:2104.09864."
+    )
+    numbers = {"kernel": found.numpy(), "structure": np.array([*score, score.contrast])}
+    return Made("positions-rotary", "Rotary positions", caption, figure, numbers, (HEAD, [["rotary", times(grid), *told(score)]]))
+
+
+def told(score: Structure) -> list[str]:
+    """Numbers of a structure for a table; nothing where there are no such pairs."""
+    return ["" if math.isnan(value) else f"{value:.4f}" for value in (*score, score.contrast)]
+
+
+def summed(score: Structure) -> str:
+    """A structure in words."""
+    row, column, other, contrast = (f"{value:.2f}" if not math.isnan(value) else "none" for value in (*score, score.contrast))
+    return f"mean similarity in one row {row}, in one column {column}, elsewhere {other}, contrast {contrast}"
+
+
+def ordinal(number: int) -> str:
+    """2 -> `second`."""
+    return {2: "second", 3: "third"}.get(number, f"{number}th")
