@@ -18,6 +18,7 @@ from hypothesis import settings
 from PIL import Image
 
 from vitreous.cli.main import main
+from vitreous.reports import report
 
 settings.register_profile("steady", deadline=None, derandomize=True)  # the same examples everywhere, however slow
 settings.load_profile("steady")
@@ -43,6 +44,22 @@ TINY = {
 def one_thread():
     """Small tensors on two cores are slower than on one, and the number of threads changes the last bits."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def without_pages():
+    """Drawing a page takes longer than most runs here: they are written where a test asks for `pages`."""
+    written, report.write_report = report.write_report, lambda *parts, **named: None
+    yield written
+    report.write_report = written
+
+
+@pytest.fixture(scope="module")
+def pages(without_pages):
+    """Every `train` and `evaluate` of this module writes its page."""
+    quiet, report.write_report = report.write_report, without_pages
+    yield
+    report.write_report = quiet
 
 
 def picture(seed: int, size: tuple[int, int] = (16, 16), tint: int = 0) -> Image.Image:

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from vitreous.cli.answering import Answering
+from vitreous.cli.protocols import Protocols, run_protocol
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
 
 
 @dataclass(frozen=True)
-class Options(Answering):
-    """Judge a trained model on a split of its own data, or of other data with classes of the same names.
+class Options(Protocols):
+    """Judge a trained model on a split of its own data, or of other data with classes of the same names; or two on the same images.
 
     Example: vitreous evaluate runs/pets photos/ --split test
     """
 
     run: Annotated[Positional[str], arg(metavar="RUN")]
     """A run folder or a bundle."""
-    data: Positional[str | None] = None
-    """A data set (default: the run's own)."""
+    data: Annotated[Positional[str | None], arg(metavar="[RUN|DATA]")] = None
+    """A second run or bundle to compare with the first, or a data set (default: the run's own)."""
+    more: Annotated[Positional[str | None], arg(metavar="[DATA]")] = None
+    """A data set, after two runs."""
     split: Literal["train", "val", "test"] = "test"
     """Which part of it."""
+    calibrate: bool = False
+    """Fit a temperature to the validation images, and store it in the bundle: later answers are divided by it."""
+    abstain: float | None = None
+    """Tell what is gained by not answering where the highest probability is below this, above 0 to 1."""
+    outliers: str | None = None
+    """Write a table to this file: path and score of each image, from the one least like the training images on."""
+    against: str | None = None
+    """Other data, with or without labels: tell how well they are known from the judged images by that score."""
+    suspects: str | None = None
+    """Write a table to this file: images whose label is probably wrong, the surest first."""
+    report: str | None = None
+    """Where the page with all of it goes (default: report.html in the run's folder)."""
     batch_size: int = 64
     """Images decoded at a time; changes no figure."""
     workers: int | None = None
@@ -34,8 +49,12 @@ class Options(Answering):
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Judge, and print the figures and the table of classes."""
+    if (second := other_run(options)) is not None:
+        return against_another(options, second, console)
+    if options.protocol != "top1":
+        return run_protocol(options, console)
     from vitreous.cli.train import figures
-    from vitreous.reports.evaluate import evaluate
+    from vitreous.reports.evaluate import Further, evaluate
 
     document = evaluate(
         options.run,
@@ -46,12 +65,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         options.how(),
         options.bad_images,
         console,
+        further=Further(
+            options.calibrate, options.abstain, options.outliers, options.against, options.suspects, options.cache, options.report
+        ),
     )
     console.say(figures(options.split, document[options.split]))
     unreadable = document[options.split]["unreadable"]
     if unreadable:
         console.say(f"{unreadable} images cannot be read and count as wrong")
-    several = document["confusion"] is None
+    several = document["confused"] is None
     rank, name = ("ap", "AP") if several else ("f1", "F1")
     rows = sorted(document["per_class"], key=lambda row: row[rank] if row[rank] is not None else 2.0)
     shown = rows if len(rows) <= 20 else rows[:20]
@@ -61,7 +83,94 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     )
     if len(rows) > len(shown):
         console.say(f"… and {len(rows) - len(shown)} classes with a better {name}")
+    for line in judgements(document):
+        console.say(line)
+    console.say(f"page: {document['report']}")
     return document
+
+
+def other_run(options: Options) -> str | None:
+    """The second run, where there are two. Raises UsageError for what two runs cannot be asked."""
+    if options.data is None:
+        return None
+    from vitreous.errors import UsageError
+    from vitreous.reports.compare import is_run
+
+    if options.more is None and not is_run(options.data):
+        return None
+    if options.more is not None and not is_run(options.data) and ":" not in options.data:
+        raise UsageError(f"{options.data} is no run to compare {options.run} with", "vitreous evaluate RUN RUN DATA")
+    own = [name for name in ("calibrate", "abstain", "outliers", "against", "suspects") if getattr(options, name)]
+    own += ["protocol"] * (options.protocol != "top1")
+    if own:
+        raise UsageError(f"--{own[0]} is for one run", "leave it out, or name one run")
+    return options.data
+
+
+def against_another(options: Options, second: str, console: Console) -> dict[str, Any]:
+    """Compare two runs, and print how they differ."""
+    from vitreous.cli.train import figures
+    from vitreous.reports.answers import Computing
+    from vitreous.reports.compare import compare
+
+    computing = Computing(options.batch_size, options.workers, options.how(), options.bad_images, console)
+    document = compare(options.run, second, options.more, options.split, computing)
+    for side in (document["a"], document["b"]):
+        console.say(figures(side["run"], side))
+    if counts := document["counts"]:
+        right = f"{counts['both']} right by both, {counts['only_a']} by the first alone, {counts['only_b']} by the second alone"
+        console.say(f"of {document['images']} images {right}, {counts['neither']} by neither")
+    ends = document["interval"]
+    others = [name for name in ("nll", "ece") if document["difference"].get(name) is not None]
+    signs = [
+        f"{name.upper()} {document['difference'][name]:+.3f}" + (f" ({ends[name][0]:+.3f} to {ends[name][1]:+.3f})" if ends[name] else "")
+        for name in others
+    ]
+    if signs:
+        console.say(f"second less first: {', '.join(signs)}")
+    console.say(document["verdict"])
+    return document
+
+
+def judgements(document: dict[str, Any]) -> Iterator[str]:
+    """What people are told below the table of classes: a line each."""
+    if document["confused"] and (pairs := document["confused"]["unordered"]):
+        named = (f"{' and '.join(pair['classes'])} {pair['count']} ({pair['share']:.1%} of their images)" for pair in pairs[:5])
+        yield f"most often confused: {', '.join(named)}"
+    if found := document["calibration"]:
+        told = found["fitted_on"]
+        on = f", fitted on {told['images']} {told['split']} images of {told['data']}" if told else ""
+        yield f"temperature {found['temperature']:.3f}{on}"
+        for name in ("val", "test", "train"):
+            if name in found:
+                yield f"  {name}: {moved(found[name], 'nll')}{moved(found[name], 'ece', ', ')}"
+    if found := document["abstain"]:
+        right = "" if found["top1"] is None else f": top-1 {found['top1']:.2%}{ends_of(found['interval'])} on them"
+        answered = f"{found['answered']} images answered ({found['coverage']:.1%}){right}"
+        yield f"below {found['below']:g} it is unsure: {answered}; AURC {found['aurc']:.2g}"
+    if found := document["outliers"]:
+        yield f"unlike training images by a score of {found['median']:.1f} (median; theirs {found['training_median']:.1f}), most of all:"
+        for row in found["top"][:5]:
+            yield f"  {row['score']:.1f}  {row['path']}"
+        if other := found["against"]:
+            rates = f"AUROC {other['auroc']:.3f}, false-positive rate {other['fpr95']:.1%} at 95 % true positives"
+            yield f"against {other['images']} images of {other['data']}: {rates}"
+    if found := document["suspects"]:
+        yield f"{found['count']} of {found['images']} labels are suspect: {found['file']}"
+        for row in found["top"][:5]:
+            said = f"model {row['class']} {row['probability']:.0%}, neighbours {row['knn_class']} {row['share']:.0%}"
+            yield f"  {row['path']}: labelled {row['label']}; {said}"
+
+
+def moved(found: dict[str, Any], name: str, before: str = "") -> str:
+    """A figure before and after."""
+    old, new = found["before"][name], found["after"][name]
+    return "" if old is None else f"{before}{name.upper()} {old:.3f} -> {new:.3f}"
+
+
+def ends_of(interval: list[float]) -> str:
+    """An interval of an accuracy."""
+    return f" ({interval[0]:.1%} to {interval[1]:.1%})"
 
 
 def cells(row: dict[str, Any]) -> list[str]:

@@ -28,8 +28,10 @@ class Options(Answering):
     """How many classes to name at most (default: 3; all above --threshold where an image may have several)."""
     threshold: float | None = None
     """Name classes of a probability above it alone (default: 0.5 where an image may have several, else none)."""
+    abstain: float | None = None
+    """Say "unsure" of an image whose highest probability is below this, above 0 to 1."""
     csv: str | None = None
-    """Write a table to this file: path, class and probability of each of the top classes."""
+    """Write a table to this file: path, class and probability of each of the top classes, and whether the model is unsure."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
@@ -54,11 +56,12 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     def each(done: int) -> None:
         console.progress("predict", done, len(paths))
 
-    answers = predictor.predict(paths, top, options.bad_images, each, options.threshold)
+    answers = predictor.predict(paths, top, options.bad_images, each, options.threshold, options.abstain)
     rows = []
     for answer in answers:
         best = [f"{name} {p:.1%}" for name, p in zip(answer.names, answer.probabilities, strict=True)]
-        rows.append([printable(answer.path), f"cannot be read: {answer.error}" if answer.error else "  ".join(best) or "none"])
+        said = f"unsure ({best[0] if best else 'none'})" if answer.unsure else "  ".join(best) or "none"
+        rows.append([printable(answer.path), f"cannot be read: {answer.error}" if answer.error else said])
     console.table(["image", "classes"], rows)
     if options.csv:
         write_csv(options.csv, answers)
@@ -69,6 +72,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
                 "path": printable(a.path),
                 "classes": [{"class": n, "probability": p} for n, p in zip(a.names, a.probabilities, strict=True)],
                 "error": a.error,
+                "unsure": a.unsure,
             }
             for a in answers
         ],
@@ -90,13 +94,13 @@ def write_csv(path: str, answers: list[Any]) -> None:
 
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(["path", "rank", "class", "probability", "error"])
+    writer.writerow(["path", "rank", "class", "probability", "error", "unsure"])
     for answer in answers:
         where = plain(printable(answer.path))
         if not answer.names:
-            writer.writerow([where, "", "", "", answer.error])
+            writer.writerow([where, "", "", "", answer.error, "unsure" * answer.unsure])
         for rank, (name, p) in enumerate(zip(answer.names, answer.probabilities, strict=True), 1):
-            writer.writerow([where, rank, plain(name), f"{p:.6f}", ""])
+            writer.writerow([where, rank, plain(name), f"{p:.6f}", "", "unsure" * answer.unsure])
     try:
         write_text(Path(path), text.getvalue())
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitreous.recipes.options import TrainOptions as Options
@@ -46,18 +47,24 @@ def figures(name: str, found: dict[str, Any] | None) -> str:
         return f"{name}: no such split, nothing was measured"
     if "map" in found:
         return several(name, found)
-    low, high = found["interval"]["top1"]
-    top5 = "" if found["top5"] is None else f", top-5 {found['top5']:.2%}"
-    nll = "" if found["nll"] is None else f", NLL {found['nll']:.3f}, ECE {found['ece']:.3f}"
+    ends = found["interval"]
+    low, high = ends["top1"]
+    top5 = "" if found["top5"] is None else f", top-5 {found['top5']:.2%}{within(ends['top5'], '.1%')}"
+    nll = "" if found["nll"] is None else f", NLL {found['nll']:.3f}{within(ends['nll'])}, ECE {found['ece']:.3f}{within(ends['ece'])}"
     return f"{name}: top-1 {found['top1']:.2%} (95 % interval {low:.1%} to {high:.1%}){top5}{nll}, {found['images']} images"
+
+
+def within(ends: Sequence[float] | None, form: str = ".3f") -> str:
+    """The interval behind a figure, where there is one."""
+    return f" ({ends[0]:{form}} to {ends[1]:{form}})" if ends else ""
 
 
 def several(name: str, found: dict[str, Any]) -> str:
     """The same where images have several labels."""
-    ends = found["interval"]["map"]
-    interval = "" if ends is None else f" (95 % interval {ends[0]:.1%} to {ends[1]:.1%})"
-    nll = "" if found["nll"] is None else f", NLL {found['nll']:.3f}"
-    f1 = f"macro F1 {found['macro_f1']:.2%}, micro F1 {found['micro_f1']:.2%}"
+    ends = found["interval"]
+    interval = "" if ends["map"] is None else f" (95 % interval {ends['map'][0]:.1%} to {ends['map'][1]:.1%})"
+    nll = "" if found["nll"] is None else f", NLL {found['nll']:.3f}{within(ends['nll'])}"
+    f1 = ", ".join(f"{kind} F1 {found[f'{kind}_f1']:.2%}{within(ends[f'{kind}_f1'], '.1%')}" for kind in ("macro", "micro"))
     return f"{name}: mAP {found['map']:.2%}{interval}, {f1}{nll}, {found['images']} images"
 
 

@@ -128,14 +128,19 @@ def fingerprint(data: Data) -> str:
     """The data's own fingerprint, and the sizes and times of its files, where it is made of files."""
     digest = hashlib.sha256(data.fingerprint().encode())
     for split in data.splits.values():
-        if isinstance(split, Files):
-            for path in split.paths:
-                try:
-                    status = os.stat(path)
-                    digest.update(b"%d %d\n" % (status.st_size, status.st_mtime_ns))
-                except OSError:
-                    digest.update(b"none\n")
+        stamp(split, digest)
     return digest.hexdigest()
+
+
+def stamp(split: Split, digest: Any) -> None:
+    """Feed a digest of hashlib with the sizes and times of a split's files, where it is made of files."""
+    if isinstance(split, Files):
+        for path in split.paths:
+            try:
+                status = os.stat(path)
+                digest.update(b"%d %d\n" % (status.st_size, status.st_mtime_ns))
+            except OSError:
+                digest.update(b"none\n")
 
 
 def begin(out: Path, plan: Plan) -> None:

@@ -15,6 +15,7 @@ from vitreous.evaluation.report import DRAWS, Report
 from vitreous.evaluation.several import judge_several
 
 BINS = 15  # of the calibration error
+TOGETHER = 30_000  # numbers that draws of the bootstrap, made at once, hold
 
 
 def judge(logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], readable: np.ndarray | None = None) -> Report:
@@ -35,19 +36,20 @@ def judge(logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], read
     log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))
     nll = -log_p[np.arange(count), labels][readable]
     confidence, right = np.exp(log_p.max(1))[readable], (predicted == labels)[readable]
-    confusion = np.bincount(labels[readable] * len(classes) + predicted[readable], minlength=len(classes) ** 2)
-    confusion = confusion.reshape(len(classes), len(classes))
-    support = np.bincount(labels, minlength=len(classes))
+    found = cells(labels[readable], predicted[readable], len(classes))
+    support, said = (np.bincount(part, minlength=len(classes)) for part in (labels, predicted[readable]))
+    right_of = np.bincount(labels[readable][right], minlength=len(classes))
     hits = {"top1": int((readable & (ranks < 1)).sum()), "top5": int((readable & (ranks < 5)).sum())}
     if len(classes) <= 5:
         del hits["top5"]
     figures = {"top1": None, "top5": None} | {name: hit / count for name, hit in hits.items()}
     intervals: dict[str, Any] = {"top1": None, "top5": None} | {name: wilson(hit, count) for name, hit in hits.items()}
-    figures["macro_f1"] = macro_f1(confusion, support)
+    figures["macro_f1"] = macro_f1(right_of, said, support)
     figures["nll"] = float(nll.mean()) if len(nll) else None
     figures["ece"] = calibration_error(confidence, right) if len(nll) else None
     intervals |= bootstrap(labels, predicted, readable, nll, confidence, right, len(classes))
-    return Report(count, int((~readable).sum()), figures, intervals, table(confusion, support, classes), confusion)
+    rows = table(right_of, said, support, found, classes)
+    return Report(count, int((~readable).sum()), figures, intervals, rows, found)
 
 
 def rank_of(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -67,17 +69,30 @@ def wilson(hits: int, count: int, z: float = 1.959963984540054) -> tuple[float, 
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def macro_f1(confusion: np.ndarray, support: np.ndarray) -> float:
-    """The mean over classes with images of F1 = 2 TP / (images + predictions)."""
+def cells(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """(n,) labels and answers -> (m, 3) int64: the label, answer and count of every cell of the confusion matrix that is not empty.
+
+    The whole matrix of 10,000 classes would take 800 MB.
+    """
+    codes, counts = np.unique(labels * classes + predicted, return_counts=True)
+    return np.stack([codes // classes, codes % classes, counts], 1)
+
+
+def macro_f1(right: np.ndarray, said: np.ndarray, support: np.ndarray) -> float:
+    """The mean over classes with images of F1 = 2 TP / (images + predictions), from the counts of each class."""
     present = support > 0
-    f1 = 2 * np.diagonal(confusion) / np.maximum(support + confusion.sum(0), 1)
+    f1 = 2 * right / np.maximum(support + said, 1)
     return float(f1[present].mean()) if present.any() else 0.0
+
+
+def bins_of(confidence: np.ndarray) -> np.ndarray:
+    """(n,) probabilities -> (n,) bins of the calibration error."""
+    return np.minimum((confidence * BINS).astype(int), BINS - 1)
 
 
 def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
     """Expected calibration error: the mean over images of |accuracy - confidence| of their bin."""
-    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    gaps = np.bincount(bins, weights=right - confidence, minlength=BINS)
+    gaps = np.bincount(bins_of(confidence), weights=right - confidence, minlength=BINS)
     return float(np.abs(gaps).sum() / len(confidence))
 
 
@@ -91,36 +106,47 @@ def bootstrap(
     classes: int,
 ) -> dict[str, tuple[float, float] | None]:
     """95 % percentile intervals of macro F1, NLL and ECE over images drawn with replacement, always the same draws."""
-    if len(nll) < 2:
+    count = len(nll)
+    if count < 2:
         return {"macro_f1": None, "nll": None, "ece": None}
     generator = np.random.default_rng(0)
     draws: dict[str, list[float]] = {"macro_f1": [], "nll": [], "ece": []}
-    cells = labels[readable] * classes + predicted[readable]
-    draw_count = DRAWS if len(nll) * classes < 5e6 else DRAWS // 10
-    for _ in range(draw_count):
-        rows = generator.integers(len(nll), size=len(nll))
-        confusion = np.bincount(cells[rows], minlength=classes**2).reshape(classes, classes)
-        draws["macro_f1"].append(macro_f1(confusion, confusion.sum(1)))
-        draws["nll"].append(float(nll[rows].mean()))
-        draws["ece"].append(calibration_error(confidence[rows], right[rows]))
+    labels, predicted, bins, gap = labels[readable], predicted[readable], bins_of(confidence), right - confidence
+    left = DRAWS if count * classes < 5e6 else DRAWS // 10
+    while left:
+        rows = generator.integers(count, size=(min(left, max(1, TOGETHER // max(count, classes))), count))
+        support, said = sums(labels[rows], classes), sums(predicted[rows], classes)
+        f1 = 2 * sums(labels[rows], classes, right[rows]) / np.maximum(support + said, 1)
+        draws["macro_f1"] += (f1.sum(1) / (support > 0).sum(1)).tolist()
+        draws["nll"] += nll[rows].mean(1).tolist()
+        draws["ece"] += (np.abs(sums(bins[rows], BINS, gap[rows])).sum(1) / count).tolist()
+        left -= len(rows)
     return {name: (float(np.percentile(values, 2.5)), float(np.percentile(values, 97.5))) for name, values in draws.items()}
 
 
-def table(confusion: np.ndarray, support: np.ndarray, classes: tuple[str, ...]) -> list[dict[str, Any]]:
-    """One row a class: images, recall, precision, F1, and the class it is most often taken for."""
+def sums(codes: np.ndarray, size: int, weights: np.ndarray | None = None) -> np.ndarray:
+    """(D, n) codes below `size` -> (D, size): how often each comes in its row, or the sum of its (D, n) weights."""
+    places = codes + size * np.arange(len(codes))[:, None]
+    found = np.bincount(places.ravel(), None if weights is None else weights.ravel(), len(codes) * size)
+    return found.reshape(len(codes), size)
+
+
+def table(right: np.ndarray, said: np.ndarray, support: np.ndarray, found: np.ndarray, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+    """One row a class: images, recall, precision, F1, and the class it is most often taken for; `found` are `cells`."""
+    wrong = found[found[:, 0] != found[:, 1]]
+    wrong = wrong[np.lexsort((wrong[:, 1], -wrong[:, 2], wrong[:, 0]))]  # of each label, the answer given most often comes first
+    taken = dict(zip(*(column.tolist() for column in wrong[np.unique(wrong[:, 0], return_index=True)[1]].T[:2]), strict=True))
     rows = []
     for index, name in enumerate(classes):
-        hits, predictions = int(confusion[index, index]), int(confusion[:, index].sum())
-        wrong = confusion[index].copy()
-        wrong[index] = 0
+        hits, predictions, images = int(right[index]), int(said[index]), int(support[index])
         rows.append(
             {
                 "class": name,
-                "images": int(support[index]),
-                "recall": hits / support[index] if support[index] else None,
+                "images": images,
+                "recall": hits / images if images else None,
                 "precision": hits / predictions if predictions else None,
-                "f1": 2 * hits / (support[index] + predictions) if support[index] + predictions else None,
-                "taken_for": classes[int(wrong.argmax())] if wrong.any() else None,
+                "f1": 2 * hits / (images + predictions) if images + predictions else None,
+                "taken_for": classes[taken[index]] if index in taken else None,
             }
         )
     return rows

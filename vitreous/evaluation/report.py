@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 DRAWS = 1000  # bootstrap
+DENSE = 2000  # classes of a confusion matrix that is written down whole
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,21 @@ class Report:
     figures: dict[str, float | None]
     intervals: dict[str, tuple[float, float] | None]
     per_class: list[dict[str, Any]]
-    confusion: np.ndarray | None  # (classes, classes) int64, rows are labels; None where images have several labels
+    cells: np.ndarray | None  # (m, 3) int64: label, answer, count, where there are any; None where images have several labels
+
+    @property
+    def several(self) -> bool:
+        """Whether images have several labels."""
+        return self.cells is None
+
+    @property
+    def confusion(self) -> np.ndarray | None:
+        """(K, K) int64 counts, rows are labels; None where images have several labels, or there are more than `DENSE` classes."""
+        if self.cells is None or len(self.per_class) > DENSE:
+            return None
+        matrix = np.zeros((len(self.per_class),) * 2, np.int64)
+        matrix[self.cells[:, 0], self.cells[:, 1]] = self.cells[:, 2]
+        return matrix
 
     @property
     def leading(self) -> tuple[str, float]:

@@ -145,7 +145,8 @@ def gather(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]:
         if digest in found:
             raise UsageError(f"{found[digest].run} and {run} are the same weights", "name each model once")
         data = home.run().data if home.config.is_file() else None
-        found[digest] = Ingredient(run, folder, digest, replace(bundle, model=hollow(bundle.model.config), provenance={}), data)
+        like = replace(bundle, model=hollow(bundle.model.config), provenance={}, temperature=1.0)
+        found[digest] = Ingredient(run, folder, digest, like, data)
     if len(found) < 2:
         raise UsageError(f"a soup needs two models at least, not {len(found)}", "vitreous soup RUN RUN ... --out BUNDLE")
     return [found[digest] for digest in sorted(found)]

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from vitreous.data.screen import fits_in_memory, readable, refuse, screen
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Data, Split
 from vitreous.errors import DataError, UsageError
+from vitreous.evaluation.classification import judge
 from vitreous.evaluation.engine import How
+from vitreous.evaluation.forward import CHUNK
 from vitreous.machine import default_workers, environment, pick_device, warning
 from vitreous.models.cost import macs
 from vitreous.models.names import configure, name_of
@@ -28,7 +30,8 @@ from vitreous.recipes.channels import channelwise, facts
 from vitreous.recipes.derive import apply, derive
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.transfer import TRIALS, check, opening, prepare, transfer
-from vitreous.reports.evaluate import evaluate
+from vitreous.reports.answers import Computing, answered
+from vitreous.reports.evaluate import record, write_page
 from vitreous.training import parts
 from vitreous.training.folder import Folder
 from vitreous.training.peak import quick_peak
@@ -111,13 +114,28 @@ def carried_out(options: TrainOptions, listener: Listener, ranks: Ranks) -> dict
             summary = transfer(folder, run, inputs, opened, listener, ranks, options.ray)
         else:
             summary = Session(run, inputs, folder, listener, ranks).train()
-            if "test" in opened.splits and ranks.leads:
-                how, workers = How(run.device), run.data.workers
-                judged = evaluate(folder.path, workers=workers, how=how, bad_images=run.data.bad_images, listener=listener)
-                summary["test"] = judged["test"]
         if ranks.leads:
-            write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
+            judged(folder, run, opened, summary, listener)
     return summary
+
+
+def judged(folder: Folder, run: Run, opened: Data, summary: dict[str, Any], listener: Listener) -> None:
+    """Judge the model that was trained, write the summary, to which figures of the test split are added, and the page.
+
+    Where there is no test split, or a grid left it unread, the page shows the validation images.
+    """
+    read = "test" in opened.splits and "lr_grid" not in summary
+    found = report = None
+    computing = Computing(CHUNK, run.data.workers, How(run.device), run.data.bad_images if read else "skip", listener)
+    if read or ("val" in opened.splits and len(opened.splits["val"])):
+        with nullcontext() if read else suppress(DataError):  # the page can do without
+            found = answered(folder.path, None, "test" if read else "val", computing)
+            report = judge(found.logits, found.split.labels, found.bundle.classes, found.readable)
+    if read and found is not None and report is not None:
+        summary["test"] = report.summary()
+        record(folder.path, found.source, "test", summary["test"])
+    write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
+    write_page(folder.path / "report.html", folder, found, report, listener)
 
 
 def begin(folder: Folder, run: Run, documents: dict[str, Any], begun: Folder | None) -> None:

@@ -26,7 +26,7 @@ from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
 from vitreous.models.names import name_of
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.registry import grid_of, hold_out_of
-from vitreous.reports.grid import write_report
+from vitreous.reports import report
 from vitreous.training.folder import Folder
 from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run
@@ -179,11 +179,9 @@ def transfer(
                 write_text(folder.path / TRIALS, json.dumps(table, indent=2) + "\n")
             if folder.run() != final:
                 write_text(folder.config, to_yaml(final))
-            write_report(folder, table)
+            report.write_report(folder.path / "report.html", folder)
         halt(signals, ranks, lambda code: stopped(folder, code, "before the run on all images"))
         summary = Session(final, inputs, folder, listener, ranks).train() | {"lr_grid": table}
-        if ranks.leads:
-            write_report(folder, table, summary)
     if "test" in opened.splits and ranks.leads:
         listener.note(f"the test split was not read; `vitreous evaluate {folder.path}` reads it")
     return summary

@@ -4,26 +4,54 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitreous.data.loader import Judged
-from vitreous.data.screen import readable, refuse
-from vitreous.errors import UsageError
+from vitreous.errors import UsageError, VitreousError
+from vitreous.evaluation.abstention import abstained, check_abstain
 from vitreous.evaluation.classification import Report, judge
-from vitreous.evaluation.engine import How, make_engine
-from vitreous.evaluation.forward import CHUNK, logits_of
-from vitreous.machine import default_workers, pick_device, warning
+from vitreous.evaluation.engine import How
+from vitreous.evaluation.forward import CHUNK
+from vitreous.evaluation.pairs import confused
 from vitreous.models.names import name_of
-from vitreous.reports.opening import data_for, examples, matched, open_bundle
+from vitreous.reports import report as pages
+from vitreous.reports.answers import Answered, Computing, answered
+from vitreous.reports.calibrate import calibrate, effect
+from vitreous.reports.familiarity import outliers, suspected
+from vitreous.reports.seen import seen, told
 from vitreous.training.folder import Folder
 from vitreous.training.session import Listener, Silent
 from vitreous.weights.bundle import Bundle
 
+if TYPE_CHECKING:
+    from vitreous.reports.protocols import Terms
+
 READINGS = "evaluations.jsonl"
+
+
+@dataclass(frozen=True)
+class Further:
+    """What else is asked of an evaluation.
+
+    `calibrate` fits a temperature first and stores it in the bundle. `abstain`: what is gained by not answering below this highest
+    probability, in (0, 1]. `outliers` and `suspects` are CSV files to write: how unlike the training images each image is, and whose
+    label is probably wrong. `against`: other data that are to be told from the judged images. `cache` keeps features for the next time.
+    `report`: where the page goes, by default RUN/report.html, with the names of other data and of another split than `test` in it.
+    """
+
+    calibrate: bool = False
+    abstain: float | None = None
+    outliers: str | None = None
+    against: str | None = None
+    suspects: str | None = None
+    cache: bool = True
+    report: str | None = None
 
 
 def evaluate(
@@ -35,44 +63,84 @@ def evaluate(
     how: How | None = None,
     bad_images: str = "stop",
     listener: Listener | None = None,
+    protocol: str | Terms = "top1",
+    further: Further | None = None,
 ) -> dict[str, Any]:
     """Judge a run's model on a split of its own data set, or of another one with classes of the same names.
 
-    Figures, intervals, per-class table and confusion matrix come back as a document with the keys of `summary.json`, and
-    each reading is added to the run's `evaluations.jsonl`. Images that cannot be read stop the evaluation with a DataError
-    that names them; with `bad_images="skip"` they count as wrong, unless none can be read. `how` says what computes:
+    Figures, intervals, per-class table, confusion matrix and most confused classes come back as a document with the keys of
+    `summary.json`, and each reading is added to the run's `evaluations.jsonl`. Images that cannot be read stop the evaluation with a
+    DataError that names them; with `bad_images="skip"` they count as wrong, unless none can be read. `how` says what computes:
     device, precision, engine. `batch_size` pictures are decoded at a time; like `workers` it cannot change a figure.
+    `protocol`: another way to judge, by its name or with its `vitreous.reports.protocols.Terms`. `further`: what else is asked.
+    A page with all of it, `report.html`, is written too.
     """
-    bundle, folder, listener = open_bundle(run), Folder(Path(run)), listener or Silent()
-    source, opened = data_for(run, data, split)
-    chosen = matched(opened.split(split), opened, bundle.classes, bundle.several)
-    if opened.several and bundle.loss == "softmax":
-        raise UsageError(f"{run} names one class an image, {source} has several labels an image", "train with --loss sigmoid")
-    how = how or How()
-    if slow := warning(how.precision, pick_device(how.device)):
-        listener.note(slow)
-    answers = make_engine(bundle.model, bundle.preprocess, how, lambda: examples(opened, bundle.preprocess))
-    started, done = time.perf_counter(), 0
+    if protocol != "top1":
+        from vitreous.reports.protocols import judge_by
 
-    def each(images: int) -> None:
-        nonlocal done
-        done += images
-        listener.progress("evaluate", done, len(chosen), f"{done / (time.perf_counter() - started):.0f} images/s")
+        return judge_by(protocol, run, data, split, Computing(batch_size, workers, how or How(), bad_images, listener or Silent()))
+    further = further or Further()
+    computing = Computing(batch_size, workers, how or How(), bad_images, listener or Silent(), further.cache)
+    check_abstain(further.abstain)
+    fitted = calibrate(run, data, computing) if further.calibrate else {}
+    found = answered(run, data, split, computing)
+    labels, classes = found.split.labels, found.bundle.classes
+    if further.abstain is not None and labels.ndim == 2:
+        raise UsageError("--abstain is for data with one label an image", "use predict --threshold where there may be several")
+    report = judge(found.logits, labels, classes, found.readable)
+    document = describe(found.bundle, report, split, found.source, str(run), time.perf_counter() - found.started)
+    facts = seen(found, data)
+    for line in told(facts, found):
+        computing.listener.note(line)
+    document |= {
+        **facts,
+        "confused": None if report.cells is None else confused(report.cells, np.bincount(labels, minlength=len(classes)), classes),
+        "calibration": (fitted | (effect(found) or {})) or None,
+        "abstain": None if further.abstain is None else abstained(found.confidence, found.right, further.abstain),
+        "outliers": None,
+        "suspects": None,
+    }
+    if further.outliers or further.against:
+        document["outliers"] = outliers(found, computing, further.outliers, further.against)
+    if further.suspects:
+        document["suspects"] = suspected(found, computing, further.suspects)
+    record(run, found.source, split, report.summary())
+    place = Path(further.report) if further.report else page_of(Path(run), data, split)
+    write_page(place, Folder(Path(run)), found, report, computing.listener, shlex.join(command_of(run, data, split)))
+    return document | {"report": os.fspath(place)}
 
-    reader = Judged(chosen, bundle.preprocess, default_workers() if workers is None else workers)
-    logits, bad = logits_of(answers, reader, batch_size, each)
-    if bad and bad_images == "stop":
-        raise refuse(bad, len(chosen))
-    readable(chosen, bad)  # there must be some
-    report = judge(logits, chosen.labels, bundle.classes, np.array([s not in bad for s in range(len(chosen))]))
-    seconds = time.perf_counter() - started
-    document = describe(bundle, report, split, source, str(run), seconds)
+
+def page_of(run: Path, data: str | os.PathLike[str] | None, split: str) -> Path:
+    """Where the page of an evaluation goes: into the folder of the run, or here for weights that are not one."""
+    words = ["report", *([] if run.is_dir() else [stem(run.name)]), *([] if data is None else [stem(Path(data).name)])]
+    words += [] if split == "test" else [split]
+    return (run if (run / "config.yaml").is_file() else Path()) / f"{'-'.join(words)}.html"
+
+
+def stem(name: str) -> str:
+    """A name as part of a file's."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "data"
+
+
+def command_of(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str) -> list[str]:
+    """What repeats an evaluation."""
+    return ["vitreous", "evaluate", os.fspath(run), *([] if data is None else [os.fspath(data)]), *(["--split", split] * (split != "test"))]
+
+
+def write_page(path: Path, folder: Folder, found: Answered | None, report: Report | None, listener: Listener, command: str = "") -> None:
+    """Write the page, or say why it could not be written: no figure is lost for it."""
+    try:
+        pages.write_report(path, folder, found, report, command or None)
+    except (OSError, VitreousError) as error:
+        listener.note(f"no page at {path}: {error}")
+
+
+def record(run: str | os.PathLike[str], source: str, split: str, found: dict[str, Any]) -> None:
+    """Add a reading of a split to a run's `evaluations.jsonl`; other weights have no such file."""
+    folder = Folder(Path(run))
     if folder.config.is_file():
         with open(folder.path / READINGS, "a", encoding="utf-8") as file:
-            file.write(
-                json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": source, "split": split, **report.summary()}) + "\n"
-            )
-    return document
+            file.write(json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": source, "split": split, **found}) + "\n")
 
 
 def describe(bundle: Bundle, report: Report, split: str, source: str, run: str, seconds: float) -> dict[str, Any]:

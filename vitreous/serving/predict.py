@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,12 @@ from torch import Tensor
 from vitreous.data.decode import printable
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.loader import complete
-from vitreous.errors import DataError
+from vitreous.errors import DataError, UsageError
+from vitreous.evaluation.abstention import check_abstain
 from vitreous.evaluation.engine import Engine, How, make_engine
 from vitreous.evaluation.forward import CHUNK, answer
-from vitreous.evaluation.several import THRESHOLD, sigmoid
+from vitreous.evaluation.several import THRESHOLD
+from vitreous.evaluation.temperature import probabilities
 from vitreous.machine import default_workers
 from vitreous.reports.opening import open_bundle
 from vitreous.weights.bundle import Bundle
@@ -28,13 +30,14 @@ from vitreous.weights.bundle import Bundle
 class Prediction:
     """One image's answer: the class names, best first, with their probabilities; or why there is none.
 
-    Where an image may have several classes, there may be no name.
+    Where an image may have several classes, there may be no name. `unsure`: no probability reaches what an answer needs.
     """
 
     path: str
     names: tuple[str, ...] = ()
     probabilities: tuple[float, ...] = ()
     error: str | None = None
+    unsure: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,15 +54,21 @@ class Predictor:
         bad_images: str = "stop",
         each: Callable[[int], None] = lambda done: None,
         threshold: float | None = None,
+        abstain: float | None = None,
     ) -> list[Prediction]:
         """The `top` classes of every image file (5 if not said), in the order given, of a probability above `threshold`.
 
         Where an image may have several classes, and neither is said: all of a probability above 0.5. With the softmax loss
-        probabilities are shared out among the classes, with the others each is a question of its own.
+        probabilities are shared out among the classes, with the others each is a question of its own. Logits are divided by the
+        bundle's temperature first. An image whose highest probability is below `abstain`, in (0, 1], is `unsure`.
         Files are decoded by as many threads as there are cores, CHUNK at a time, then answered together.
-        Raises DataError for a file that cannot be read; with `bad_images="skip"` its prediction has an `error` instead.
+        Raises UsageError for an `abstain` that cannot be, and DataError for a file that cannot be read; with `bad_images="skip"` its
+        prediction has an `error` instead.
         """
-        several, to_p = self.bundle.several, softmax if self.bundle.loss == "softmax" else sigmoid
+        several = self.bundle.several
+        check_abstain(abstain)
+        if abstain is not None and several:
+            raise UsageError("--abstain is for models that name one class an image", "use --threshold where there may be several")
         if threshold is None:
             threshold = THRESHOLD if several and top is None else -1.0
         top = top or (len(self.bundle.classes) if several else 5)
@@ -70,8 +79,10 @@ class Predictor:
                 pictures = list(pool.map(self.read, paths))
                 if bad_images == "stop":
                     complete(pictures)
-                probabilities = to_p(answer(self.engine, pictures))
-                answers += [self.named(*row, top, threshold) for row in zip(paths, pictures, probabilities, strict=True)]
+                p = probabilities(answer(self.engine, pictures).astype(np.float64) / self.bundle.temperature, self.bundle.loss)
+                sure = p.max(1) >= (abstain or 0.0)
+                found = [self.named(*row, top, threshold) for row in zip(paths, pictures, p, strict=True)]
+                answers += [one if certain or one.error else replace(one, unsure=True) for one, certain in zip(found, sure, strict=True)]
                 each(len(answers))
         return answers
 
@@ -88,12 +99,6 @@ class Predictor:
             return Prediction(os.fspath(path), error=picture.message)
         best = [i for i in np.argsort(-p, kind="stable")[:top] if p[i] > threshold]
         return Prediction(os.fspath(path), tuple(self.bundle.classes[i] for i in best), tuple(float(p[i]) for i in best))
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """(B, K) float32 logits -> (B, K) float64 probabilities."""
-    p = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
 
 
 def load(

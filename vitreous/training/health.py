@@ -67,11 +67,11 @@ class Health:
 
     def report(self, report: Report, classes: tuple[str, ...]) -> None:
         """After an evaluation: one answer for everything."""
-        if report.confusion is None:
+        if report.cells is None:
             return
-        seen, taken = report.confusion.sum(1) > 0, report.confusion.sum(0) > 0
-        if seen.sum() > 1 and taken.sum() == 1:
-            name = classes[int(taken.argmax())]
+        seen, taken = np.unique(report.cells[:, 0]), np.unique(report.cells[:, 1])
+        if len(seen) > 1 and len(taken) == 1:
+            name = classes[int(taken[0])]
             self.once(
                 "one class",
                 f"all {report.images} validation images are taken for {name}: the model has learned nothing yet, or --lr is too high",

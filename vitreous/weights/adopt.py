@@ -46,12 +46,14 @@ class Weights:
     unused: list[str] = field(default_factory=list)
     loss: Loss = "softmax"
     several: bool = False
+    temperature: float = 1.0
 
     def bundle(self) -> Bundle:
         """The model with these weights, and what belongs to it."""
         model = hollow(self.config)
         fill(model, self.state(), self.source)
-        return Bundle(model.eval(), self.classes, self.preprocess, {"init": self.source}, self.loss, self.several)
+        told = {"init": self.source}
+        return Bundle(model.eval(), self.classes, self.preprocess, told, self.loss, self.several, self.temperature)
 
 
 def open_weights(source: str | os.PathLike[str], said: dict[str, Any] | None = None) -> Weights:
@@ -65,7 +67,8 @@ def open_weights(source: str | os.PathLike[str], said: dict[str, Any] | None = N
     if folder:
         bundle = load_bundle(folder)
         parts = bundle.model.config, bundle.preprocess, bundle.classes, bundle.model.state_dict
-        return Weights(os.fspath(source), "a bundle", *parts, loss=bundle.loss, several=bundle.several)
+        meaning = {"loss": bundle.loss, "several": bundle.several, "temperature": bundle.temperature}
+        return Weights(os.fspath(source), "a bundle", *parts, **meaning)
     if (path / "state.json").is_file():
         return checkpoint(path)
     beside: dict[str, Any] = {}

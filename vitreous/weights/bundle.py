@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ class Bundle:
     """A model with what belongs to it: class names in the order of the logits, preprocessing, where it came from.
 
     `loss` is what the model was trained with: it tells how logits become probabilities. `several`: an image may have several
-    of the classes, or none.
+    of the classes, or none. `temperature`, above 0: what logits are divided by before they become probabilities.
     """
 
     model: Model
@@ -45,6 +46,7 @@ class Bundle:
     provenance: dict[str, Any] = field(default_factory=dict)
     loss: Loss = "softmax"
     several: bool = False
+    temperature: float = 1.0
 
     def save(self, folder: Path) -> None:
         """Write the bundle into `folder`, which is made if need be; each file appears whole or not at all."""
@@ -60,6 +62,7 @@ class Bundle:
             "classes": list(self.classes),
             "loss": self.loss,
             "several": self.several,
+            "temperature": self.temperature,
             "preprocess": to_plain(self.preprocess),
             "provenance": self.provenance,
             "sha256": {WEIGHTS: sha256(weights)},
@@ -86,11 +89,23 @@ def load_bundle(folder: Path) -> Bundle:
         raise WeightsError(f"{folder / DESCRIPTION}: {error}") from None
     loss = description.get("loss", "softmax")
     several = description.get("several", False)
+    temperature = description.get("temperature", 1.0)
     if loss not in get_args(Loss) or not isinstance(several, bool):
         raise WeightsError(f"{folder / DESCRIPTION}: loss {loss}, several {several}", f"there are {', '.join(get_args(Loss))}; true, false")
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
+        raise WeightsError(f"{folder / DESCRIPTION}: temperature {temperature}", "it is a number above 0; 1 changes nothing")
     model = hollow(config)
     fill(model, open_weights(weights).read(), os.fspath(weights))
-    return Bundle(model.eval(), tuple(description["classes"]), preprocess, description.get("provenance", {}), loss, several)
+    told = description.get("provenance", {})
+    return Bundle(model.eval(), tuple(description["classes"]), preprocess, told, loss, several, float(temperature))
+
+
+def set_temperature(folder: Path, temperature: float, fitted_on: dict[str, Any]) -> None:
+    """Store a temperature in a bundle, and what it was fitted on in its provenance; the weights are not touched."""
+    place = folder / DESCRIPTION
+    description = json.loads(place.read_text("utf-8"))
+    description |= {"temperature": temperature, "provenance": description.get("provenance", {}) | {"temperature": fitted_on}}
+    write_text(place, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
 
 
 def fill(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> None:

@@ -114,8 +114,10 @@ def changed(weights: Weights, config: ModelConfig) -> tuple[Bundle, Adoption | N
     preprocess = weights.preprocess
     mean, std = (tuple((values * config.channels)[: config.channels]) for values in (preprocess.mean, preprocess.std))
     preprocess = replace(preprocess, image=(config.image[-2], config.image[-1]), channels=config.channels, mean=mean, std=std)
-    classes = weights.classes if config.classes == weights.config.classes else tuple(map(str, range(config.classes)))
-    return Bundle(model.eval(), classes, preprocess, {"init": weights.source}, weights.loss, weights.several), adoption
+    same = config.classes == weights.config.classes
+    classes, temperature = (weights.classes, weights.temperature) if same else (tuple(map(str, range(config.classes))), 1.0)
+    told = {"init": weights.source}
+    return Bundle(model.eval(), classes, preprocess, told, weights.loss, weights.several, temperature), adoption
 
 
 def write(bundle: Bundle, form: Format | None, place: Path, state: Tensors) -> int:

@@ -1,0 +1,64 @@
+"""Nearest neighbours: scikit-learn's, in chunks of any size, with DINO's votes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
+
+from vitreous.evaluation import knn
+from vitreous.evaluation.knn import logits_of, neighbours, votes
+
+
+def clusters(count, seed, classes=4, width=6):
+    """(n, d) features near their class's centre, and labels."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, classes, count)
+    centres = np.random.default_rng(9).normal(size=(classes, width))
+    return (centres[labels] + generator.normal(size=(count, width))).astype(np.float32) * 3, labels
+
+
+@pytest.mark.parametrize("chunks", [(16_384, 1_024), (13, 7), (3, 100)])
+@pytest.mark.parametrize("k", [1, 5, 60])
+def test_neighbours_and_votes_are_those_of_scikit_learn(chunks, k, monkeypatch):
+    monkeypatch.setattr(knn, "MEMORY", chunks[0])
+    monkeypatch.setattr(knn, "QUERIES", chunks[1])
+    (memory, labels), (queries, _) = clusters(60, 0), clusters(31, 1)
+    judge = KNeighborsClassifier(k, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07), algorithm="brute")
+    judge.fit(memory, labels)
+    cosines, rows = neighbours(memory, queries, k)
+    distances, wanted = judge.kneighbors(queries)
+    assert np.array_equal(rows, wanted)
+    np.testing.assert_allclose(cosines, 1 - distances, atol=2e-6)
+    shares = votes(cosines, rows, labels, 4)
+    np.testing.assert_allclose(shares, judge.predict_proba(queries), atol=2e-4)
+    logits = logits_of(shares)
+    np.testing.assert_allclose(np.exp(logits) / np.exp(logits).sum(1, keepdims=True), shares, atol=1e-12)
+
+
+def test_no_image_is_its_own_neighbour(monkeypatch):
+    monkeypatch.setattr(knn, "MEMORY", 11)
+    monkeypatch.setattr(knn, "QUERIES", 4)
+    memory, _ = clusters(40, 2)
+    _, wanted = NearestNeighbors(n_neighbors=39, metric="cosine").fit(memory).kneighbors()  # without queries: itself left out
+    _, rows = neighbours(memory, memory, 39, own=True)
+    assert np.array_equal(rows, wanted)
+    with pytest.raises(ValueError, match="40 neighbours of 39"):
+        neighbours(memory, memory, 40, own=True)
+
+
+def test_votes_of_several_labels_are_weighted_means():
+    generator = np.random.default_rng(0)
+    labels = (generator.random((20, 3)) < 0.4).astype(np.float32)
+    cosines, rows = np.sort(generator.uniform(-1, 1, (5, 4)))[:, ::-1].astype(np.float32), generator.integers(0, 20, (5, 4))
+    weights = np.exp(cosines / 0.5)
+    wanted = np.stack([np.average(labels[rows[m]], axis=0, weights=weights[m]) for m in range(5)])
+    shares = votes(cosines, rows, labels, 3, 0.5)
+    np.testing.assert_allclose(shares, wanted, atol=1e-6)
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits_of(shares, True))), wanted, atol=1e-6)
+
+
+def test_a_feature_of_zeros_is_like_nothing():
+    memory = np.array([[0, 0], [1, 0], [-1, 0]], np.float32)
+    cosines, rows = neighbours(memory, np.array([[2, 0], [0, 0]], np.float32), 3)
+    assert rows[0].tolist() == [1, 0, 2] and cosines.tolist() == [[1, 0, -1], [0, 0, 0]]

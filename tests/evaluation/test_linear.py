@@ -1,0 +1,112 @@
+"""Logistic regression: scikit-learn's optimum, by scikit-learn and chunk by chunk; the sweep of its penalty."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score
+from sklearn.preprocessing import StandardScaler
+
+from vitreous.errors import DataError
+from vitreous.evaluation import linear
+from vitreous.evaluation.linear import COARSE, UNKNOWN, Known, fit, score, swept
+
+
+def known(classes=4, images=240, width=5, seed=0, several=False):
+    """Features of uneven scale that overlap between classes."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, classes, images)
+    centres = np.random.default_rng(7).normal(size=(classes, width))
+    scale, shift = np.array([1, 10, 0.1, 3, 1])[:width], np.array([0, 50, -1, 2, 0])[:width]
+    if several:
+        labels = (generator.random((images, classes)) < 0.3).astype(np.float32)
+        features = labels @ centres + generator.normal(size=(images, width))
+    else:
+        features = centres[labels] + generator.normal(size=(images, width))
+    return Known((features * scale + shift).astype(np.float32), labels, np.arange(images), classes)
+
+
+@pytest.fixture(params=["library", "streamed"])
+def way(request, monkeypatch):
+    """By scikit-learn, or by our own loop in odd chunks."""
+    monkeypatch.setattr(linear, "SMALL", 10**9 if request.param == "library" else 0)
+    monkeypatch.setattr(linear, "CHUNK", 37)
+    return request.param
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("l2", [1.0, 0.01])
+def test_the_optimum_is_that_of_scikit_learn(way, classes, l2):
+    data = known(classes)
+    scaler = StandardScaler().fit(data.features.astype(np.float64))
+    two = 2 if classes == 2 else 1  # for two classes it penalises w1 - w0, half of whose square the squares of w0 and w1 sum to
+    judge = LogisticRegression(C=two / (l2 * len(data.rows)), tol=1e-10, max_iter=10_000)
+    judge.fit(scaler.transform(data.features), data.labels)
+    found = fit(data, l2)
+    weight, bias = found.weight * scaler.scale_, found.bias + found.weight @ scaler.mean_
+    if classes == 2:
+        weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
+    assert abs(weight - judge.coef_).max() < 1e-3
+    centred, wanted = (bias, judge.intercept_) if classes == 2 else (bias - bias.mean(), judge.intercept_ - judge.intercept_.mean())
+    assert abs(centred - wanted).max() < 1e-3
+    logits = found.logits(data.features)
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    np.testing.assert_allclose(p / p.sum(1, keepdims=True), judge.predict_proba(scaler.transform(data.features)), atol=1e-3)
+
+
+def test_several_labels_are_a_question_each():
+    data = known(several=True)
+    scaler = StandardScaler().fit(data.features.astype(np.float64))
+    found = fit(data, 0.05)
+    for label in range(4):
+        judge = LogisticRegression(C=1 / (0.05 * len(data.rows)), tol=1e-10, max_iter=10_000)
+        judge.fit(scaler.transform(data.features), data.labels[:, label])
+        assert abs(found.weight[label] * scaler.scale_ - judge.coef_[0]).max() < 1e-3
+    logits = found.logits(data.features)
+    assert score(logits, data.labels) == pytest.approx(average_precision_score(data.labels, logits, average="macro"), abs=1e-6)
+
+
+def test_only_the_rows_count_and_a_beginning_only_saves_time(way):
+    data = known()
+    some = np.arange(0, 240, 3)
+    wanted = fit(Known(data.features[some], data.labels[some], np.arange(80), 4), 0.02)
+    found = fit(data.taking(some), 0.02, fit(data, 3.0))
+    assert abs(found.weight - wanted.weight).max() < 1e-2 * abs(wanted.weight).max()
+
+
+def test_a_class_without_images_lies_below_the_others(way):
+    data = known()
+    five = Known(data.features, np.where(data.labels > 1, data.labels + 1, data.labels), data.rows, 5)
+    logits, wanted = fit(five, 0.1).logits(data.features), fit(data, 0.1).logits(data.features)
+    np.testing.assert_allclose(logits[:, [0, 1, 3, 4]], wanted, atol=1e-4)
+    assert (logits[:, 2] < logits[:, [0, 1, 3, 4]].min(1) - UNKNOWN / 2).all()
+    one = Known(data.features, np.ones_like(data.labels), data.rows, 4)
+    with pytest.raises(DataError, match="one class"):
+        fit(one, 0.1)
+
+
+def test_a_number_that_never_changes_does_no_harm(way):
+    data = known()
+    features = np.concatenate([data.features, np.full((240, 1), 7.3, np.float32)], 1)
+    logits = fit(Known(features, data.labels, data.rows, 4), 0.1).logits(features)
+    np.testing.assert_allclose(logits, fit(data, 0.1).logits(data.features), atol=1e-3)
+
+
+def test_the_sweep_finds_no_less_than_powers_of_ten_by_scikit_learn():
+    """Many numbers, few images: the weakest penalty is not the best one."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 3, 160)
+    features = (np.eye(3, 60)[labels] * 1.5 + generator.normal(size=(160, 60))).astype(np.float32)
+    whole = Known(features, labels, np.arange(160), 3)
+    train, dev = whole.taking(np.arange(60)), whole.taking(np.arange(60, 160))
+    tried = []
+    l2, best = swept(train, dev, lambda l2, found: tried.append((l2, found)))
+    scaler = StandardScaler().fit(features[:60])
+    scores = {}
+    for penalty in COARSE:
+        judge = LogisticRegression(C=1 / (penalty * 60), max_iter=5_000).fit(scaler.transform(features[:60]), labels[:60])
+        scores[penalty] = judge.score(scaler.transform(features[60:]), labels[60:])
+    assert best >= max(scores.values()) > scores[COARSE[-1]]
+    assert (l2, best) in tried and len(tried) == linear.TRIES
+    assert l2 == max(penalty for penalty, found in tried if found == best)

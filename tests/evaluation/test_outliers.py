@@ -1,0 +1,75 @@
+"""The relative Mahalanobis distance against plain numpy, its covariance and its rates against scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn import metrics
+from sklearn.covariance import LedoitWolf
+
+from vitreous.errors import DataError
+from vitreous.evaluation import outliers
+from vitreous.evaluation.outliers import cloud, familiar, separation
+
+
+def clouds(images: int, width: int = 12, classes: int = 4, seed: int = 0):
+    """Features around class means, stretched in some directions, and labels."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, classes, images)
+    means = np.random.default_rng(9).normal(size=(classes, width)) * 3
+    return (means[labels] + generator.normal(size=(images, width)) * np.linspace(0.2, 2, width)).astype(np.float32), labels
+
+
+def naive(points, centres, covariance):
+    """Squared distance of each point from the nearest centre."""
+    inverse = np.linalg.inv(covariance)
+    return np.array([min((x - m) @ inverse @ (x - m) for m in centres) for x in points])
+
+
+@pytest.mark.parametrize("images", [10, 60, 500])
+def test_scores_are_those_of_plain_numpy(images, monkeypatch):
+    monkeypatch.setattr(outliers, "CHUNK", 37)
+    features, labels = clouds(images)
+    other = clouds(50, seed=3)[0] * 2
+    points, found = features.astype(float), familiar(features, labels, 5)  # the last class has no image
+    means = [points[labels == k].mean(0) for k in np.unique(labels)]
+    within = LedoitWolf(assume_centered=True).fit(points - np.array([points[labels == k].mean(0) for k in labels])).covariance_
+    total = LedoitWolf().fit(points).covariance_
+    wanted = naive(other, means, within) - naive(other, [points.mean(0)], total)
+    assert found.scores(other) == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+
+
+def test_images_with_several_labels_are_one_cloud():
+    features, labels = clouds(200)
+    found = familiar(features, np.eye(4, dtype=np.float32)[labels], 4)
+    points = features.astype(float)
+    assert found.scores(features) == pytest.approx(naive(points, [points.mean(0)], LedoitWolf().fit(points).covariance_), rel=1e-6)
+
+
+def test_what_lies_off_the_classes_scores_higher():
+    features, labels = clouds(2000)
+    found = familiar(features[:1500], labels[:1500], 4)
+    usual, between = found.scores(features[1500:]), found.scores((features[1500:] + features[:500]) / 2)
+    assert separation(usual, between)["auroc"] > 0.75
+
+
+def test_fewer_images_than_features_and_features_all_alike():
+    features, labels = clouds(5, width=40)
+    assert np.isfinite(familiar(features, labels, 4).scores(clouds(9, width=40, seed=2)[0])).all()
+    assert np.isfinite(cloud(np.ones((6, 3), np.float32), np.zeros(6, int), 1).whiten).all()
+    with pytest.raises(DataError, match="two at least"):
+        familiar(features[:1], labels[:1], 4)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_rates_are_those_of_scikit_learn(ties):
+    generator = np.random.default_rng(2)
+    usual, other = generator.normal(size=400), generator.normal(size=300) + 1
+    if ties:
+        usual, other = usual.round(), other.round()
+    found = separation(usual, other)
+    truth, scores = np.r_[np.zeros(400), np.ones(300)], np.r_[usual, other]
+    assert found["auroc"] == pytest.approx(metrics.roc_auc_score(truth, scores))
+    limits = [limit for limit in np.unique(usual) if (usual <= limit).mean() >= 0.95]
+    assert found["limit"] == limits[0] and found["fpr95"] == pytest.approx((other <= limits[0]).mean())
+    assert separation(usual, usual + 100) == {"auroc": 1.0, "fpr95": 0.0, "limit": found["limit"]}

@@ -1,0 +1,66 @@
+"""Labels turned on purpose are found; neighbours against scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.neighbors import NearestNeighbors
+
+from vitreous.evaluation.suspects import neighbour_shares, suspects
+from vitreous.evaluation.temperature import probabilities
+
+
+def data(images: int, seed: int, classes: int = 5, width: int = 16):
+    """Features around class means, and their labels."""
+    generator = np.random.default_rng(seed)
+    means = np.random.default_rng(7).normal(size=(classes, width)) * 1.2
+    labels = np.arange(images) % classes
+    return (means[labels] + generator.normal(size=(images, width))).astype(np.float32), labels
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_shares_are_those_of_the_nearest_by_cosine(own):
+    memory, labels = data(90, 0)
+    features = memory if own else data(40, 1)[0]
+    shares = neighbour_shares(features, memory, labels, 5, np.arange(90) if own else None, k=7)
+    _, rows = NearestNeighbors(n_neighbors=8 if own else 7, metric="cosine").fit(memory).kneighbors(features)
+    for i, near in enumerate(rows):
+        near = [row for row in near if not (own and row == i)]
+        assert shares[i] == pytest.approx(np.bincount(labels[near], minlength=5) / 7)
+
+
+def test_few_neighbours_are_all_neighbours_and_none_is_none():
+    memory, labels = data(3, 0)
+    assert neighbour_shares(memory[:1], memory, labels, 5, np.array([0]), k=10)[0] == pytest.approx([0, 0.5, 0.5, 0, 0])
+    assert neighbour_shares(memory[:1], memory[:1], labels[:1], 5, np.array([0]))[0].sum() == 0
+
+
+def test_turned_labels_are_found():
+    """Of 1000 images, 60 have a wrong label: at least 90 % are found, and at most one in ten of those named is right."""
+    memory, known = data(2000, 0)
+    features, truth = data(1000, 1)
+    generator = np.random.default_rng(3)
+    turned = generator.choice(1000, 60, replace=False)
+    labels = truth.copy()
+    labels[turned] = (truth[turned] + generator.integers(1, 5, 60)) % 5
+    means = np.array([memory[known == k].mean(0) for k in range(5)])
+    p = probabilities(features @ means.T * 1.0 - (means**2).sum(1) / 2)
+    found = suspects(p, neighbour_shares(features, memory, known, 5), labels)
+    named = [one.sample for one in found]
+    assert len(set(named) & set(turned)) >= 54
+    assert len(set(named) - set(turned)) <= len(named) / 10
+    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+    assert set(named[:30]) <= set(turned)
+    for one in found:
+        assert one.label == labels[one.sample] and one.label not in (one.answer, one.neighbour)
+        assert one.probability == p[one.sample].max() and 0 < one.score <= 1
+
+
+def test_both_have_to_disagree_and_to_be_sure():
+    p = np.array([[0.1, 0.9], [0.1, 0.9], [0.9, 0.1], [0.1, 0.9]])
+    shares = np.array([[0.2, 0.8], [0.8, 0.2], [0.2, 0.8], [1.0, 0.0]])
+    labels = np.array([0, 0, 0, 1])
+    found = suspects(p, shares, labels)
+    assert [one.sample for one in found] == [0]
+    assert found[0].score == pytest.approx((0.9 - 0.1 + 0.8 - 0.2) / 2)
+    assert suspects(np.array([[0.3, 0.4, 0.3]]), np.array([[0.0, 1.0, 0.0]]), np.array([0])) == []

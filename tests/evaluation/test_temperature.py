@@ -1,0 +1,85 @@
+"""Temperatures that are known, found again; calibration errors against torchmetrics and a plain loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from vitreous.errors import DataError
+from vitreous.evaluation.classification import BINS, calibration_error
+from vitreous.evaluation.temperature import fit_temperature, losses, probabilities
+
+
+def planted(temperature: float, images: int = 20_000, classes: int = 6, several: bool = False):
+    """Logits that are `temperature` times those that the labels were drawn by."""
+    generator = np.random.default_rng(1)
+    logits = generator.normal(size=(images, classes)) * 2
+    if several:
+        return logits * temperature, (generator.random(logits.shape) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    drawn = (logits + generator.gumbel(size=logits.shape)).argmax(1)
+    return logits * temperature, drawn
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
+def test_a_planted_temperature_is_found_again(temperature, several):
+    assert fit_temperature(*planted(temperature, several=several)) == pytest.approx(temperature, rel=0.03)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_no_other_temperature_has_a_smaller_loss(several):
+    logits, labels = planted(1.7, 300, several=several)
+    found = fit_temperature(logits, labels)
+    grid = found * np.linspace(0.5, 2, 3001)
+    values = np.array([losses(logits / t, labels).mean() for t in grid])
+    assert grid[values.argmin()] == pytest.approx(found, rel=1e-3)
+    assert losses(logits / found, labels).mean() <= values.min() + 1e-12
+
+
+def test_a_temperature_softens_what_is_too_sure_and_changes_no_answer():
+    logits, labels = planted(3.0)
+    found = fit_temperature(logits, labels)
+    before, after = probabilities(logits), probabilities(logits / found)
+    right = logits.argmax(1) == labels
+    assert calibration_error(after.max(1), right) < 0.02 < 0.1 < calibration_error(before.max(1), right)
+    assert (before.argmax(1) == after.argmax(1)).all()
+
+
+def test_without_a_best_temperature_there_is_none():
+    labels = np.arange(30) % 3
+    with pytest.raises(DataError, match="all answered right"):
+        fit_temperature(np.eye(3)[labels] * 0.1, labels)
+    with pytest.raises(DataError, match="no better than chance"):
+        fit_temperature(-np.eye(3)[labels], labels)
+    with pytest.raises(DataError):
+        fit_temperature(np.zeros((30, 3)), labels)
+
+
+def test_losses_and_probabilities_are_those_of_torch():
+    logits, labels = planted(1.0, 200)
+    tensor = torch.from_numpy(logits)
+    assert losses(logits, labels) == pytest.approx(
+        torch.nn.functional.cross_entropy(tensor, torch.from_numpy(labels), reduction="none").numpy()
+    )
+    several = planted(1.0, 200, several=True)[1]
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(tensor, torch.from_numpy(several).double(), reduction="none")
+    assert losses(logits, several) == pytest.approx(loss.sum(1).numpy())
+    assert probabilities(logits) == pytest.approx(tensor.softmax(1).numpy())
+    assert probabilities(logits, "binary") == pytest.approx(tensor.sigmoid().numpy())
+
+
+def test_the_calibration_error_is_that_of_torchmetrics_and_of_a_loop():
+    logits, labels = planted(2.0, 1500)
+    p = probabilities(logits)
+    found = calibration_error(p.max(1), p.argmax(1) == labels)
+    theirs = multiclass_calibration_error(torch.from_numpy(p), torch.from_numpy(labels), p.shape[1], n_bins=BINS, norm="l1")
+    assert found == pytest.approx(float(theirs), abs=1e-6)
+    total = 0.0
+    for low in range(BINS):
+        inside = [i for i in range(len(p)) if low / BINS <= p[i].max() < (low + 1) / BINS]
+        if inside:
+            accuracy = np.mean([p[i].argmax() == labels[i] for i in inside])
+            total += len(inside) / len(p) * abs(accuracy - np.mean([p[i].max() for i in inside]))
+    assert found == pytest.approx(total)

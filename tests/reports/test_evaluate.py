@@ -1,0 +1,239 @@
+"""`vitreous evaluate` on one run: temperature, abstention, familiarity, suspects, and what it says of images the model has seen."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import TINY, document, make_folder, say
+from vitreous.errors import DataError, UsageError, WeightsError
+from vitreous.recipes.train import train
+from vitreous.reports.evaluate import Further, evaluate
+from vitreous.serving.predict import load
+from vitreous.weights.bundle import load_bundle
+
+TURNED = ("ant", "bee", "cat")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("judged")
+
+
+@pytest.fixture(scope="module")
+def photos(home):
+    """Classes that are easily told; in `val` and `test`, one image of each class has a wrong label."""
+    root = make_folder(home / "photos", {"train": 16, "val": 8, "test": 8})
+    for split in ("val", "test"):
+        for name, other in zip(TURNED, (*TURNED[1:], TURNED[0]), strict=True):
+            (root / split / name / "0.png").rename(root / split / other / f"turned-from-{name}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(home, photos):
+    """A run that has learned the classes."""
+    options = {**TINY, "epochs": 20, "lr": 3e-3, "drop_path": 0.0, "save_every": 50, "evaluate_every": 100, "ema": 0.5}
+    train(str(photos), out=str(home / "run"), workers=0, **options)
+    return home / "run"
+
+
+@pytest.fixture
+def run(trained, tmp_path, monkeypatch):
+    """A copy of it that a test may change, and a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def asked(run, *words):
+    """The document of `vitreous evaluate RUN WORDS`, and what was said."""
+    result = say("evaluate", str(run), *map(str, words), "--workers", "0", "--device", "cpu", "--json", cwd=run.parent)
+    return document(result), result.stderr
+
+
+def test_a_temperature_is_fitted_on_val_stored_and_used(run, photos):
+    weights = (run / "model" / "weights.safetensors").read_bytes()
+    before, _ = asked(run)
+    assert before["calibration"] is None
+    found, said = asked(run, "--calibrate")
+    held = found["calibration"]
+    assert held["fitted_on"] == {"data": str(photos), "split": "val", "images": 24}
+    assert f"temperature {held['temperature']:.3f}, fitted on 24 val images" in said
+    assert held["val"]["after"]["nll"] < held["val"]["before"]["nll"]
+    assert held["test"]["before"]["nll"] == pytest.approx(before["test"]["nll"])
+    assert held["test"]["after"] == pytest.approx({name: found["test"][name] for name in ("nll", "ece")})
+    for name in ("top1", "macro_f1"):
+        assert found["test"][name] == before["test"][name]
+    bundle = load_bundle(run / "model")
+    assert bundle.temperature == held["temperature"] and (run / "model" / "weights.safetensors").read_bytes() == weights
+    again, said = asked(run, "--split", "val")
+    assert again["val"]["nll"] == pytest.approx(held["val"]["after"]["nll"]) and "used to fit the temperature" in said
+    twice, _ = asked(run, "--calibrate")  # from the logits as the model gives them, not from those of the first time
+    assert twice["calibration"]["temperature"] == pytest.approx(held["temperature"])
+
+
+def test_predict_divides_by_the_temperature(run, photos):
+    files = sorted((photos / "test" / "ant").iterdir())
+    plain = load(run).predict(files, top=3)
+    asked(run, "--calibrate")
+    t = load_bundle(run / "model").temperature
+    for before, after in zip(plain, load(run).predict(files, top=3), strict=True):
+        assert before.names == after.names
+        powers = np.array(before.probabilities) ** (1 / t)
+        assert after.probabilities == pytest.approx(powers / powers.sum(), rel=1e-4)
+
+
+def test_bundles_of_before_have_temperature_one_and_odd_ones_are_refused(run):
+    place = run / "model" / "model.json"
+    stored = json.loads(place.read_text())
+    place.write_text(json.dumps({name: value for name, value in stored.items() if name != "temperature"}))
+    assert load_bundle(run / "model").temperature == 1.0
+    for odd in (0, -1, "2", True, None, float("inf")):
+        place.write_text(json.dumps(stored | {"temperature": odd}))
+        with pytest.raises(WeightsError, match="temperature"):
+            load_bundle(run / "model")
+
+
+def test_a_temperature_survives_conversion_but_not_another_head(run, tmp_path):
+    asked(run, "--calibrate")
+    t = load_bundle(run / "model").temperature
+    for words, wanted in (([], t), (["--image-size", "32"], t), (["--num-classes", "5"], 1.0)):
+        out = tmp_path / f"made{len(words)}{wanted}"
+        assert say("convert", str(run), str(out), *words, cwd=tmp_path).returncode == 0
+        assert load_bundle(out).temperature == wanted
+
+
+def test_nothing_to_calibrate_is_said(run, photos, tmp_path):
+    shutil.copytree(run / "model", tmp_path / "bundle")
+    with pytest.raises(UsageError, match="no val split"):
+        evaluate(tmp_path / "bundle", photos / "test", further=Further(calibrate=True), workers=0)
+    make_folder(tmp_path / "easy", {"train": 2, "val": 2, "test": 2})
+    before = (tmp_path / "bundle" / "model.json").read_bytes()
+    with pytest.raises(DataError, match="all answered right"):
+        evaluate(tmp_path / "bundle", tmp_path / "easy", further=Further(calibrate=True), workers=0)
+    assert (tmp_path / "bundle" / "model.json").read_bytes() == before
+
+
+def test_abstaining_is_judged_and_done(run, photos, tmp_path):
+    found, said = asked(run, "--abstain", "0.9")
+    files = sorted((photos / "test").glob("*/*.png"))
+    answers = load(run).predict(files, top=1, abstain=0.9)
+    assert found["abstain"]["unsure"] == sum(answer.unsure for answer in answers)
+    assert all(answer.unsure == (answer.probabilities[0] < 0.9) for answer in answers)
+    assert "AURC" in said and 0 < found["abstain"]["coverage"] <= 1
+    table = tmp_path / "x.csv"
+    words = ("predict", str(run), str(photos / "test" / "ant"), "--abstain", "1", "--csv", str(table))
+    assert "unsure (" in say(*words, cwd=tmp_path).stdout
+    rows = list(csv.DictReader(table.open()))
+    assert {row["unsure"] for row in rows} == {"unsure"} and rows[0]["probability"]
+    assert all(one["unsure"] for one in document(say(*words, "--json", cwd=tmp_path))["predictions"])
+    for verb in ("evaluate", "predict"):
+        result = say(verb, str(run), str(photos / "test"), "--abstain", "1.5", cwd=tmp_path)
+        assert result.returncode == 2 and "--abstain must be above 0" in result.stderr
+
+
+def test_turned_labels_are_suspected(run, photos, tmp_path):
+    """Three of 24 labels are wrong: all are found, and nothing else."""
+    shutil.move(photos / "test" / "ant" / "turned-from-cat.png", photos / "test" / "ant" / "=turned-from-cat.png")
+    try:
+        found, said = asked(run, "--suspects", tmp_path / "s.csv")
+    finally:
+        shutil.move(photos / "test" / "ant" / "=turned-from-cat.png", photos / "test" / "ant" / "turned-from-cat.png")
+    rows = list(csv.DictReader((tmp_path / "s.csv").open()))
+    assert {(row["path"].rsplit("turned-from-")[-1], row["label"]) for row in rows} == {
+        ("ant.png", "bee"),
+        ("bee.png", "cat"),
+        ("cat.png", "ant"),
+    }
+    assert all(row["model_class"] == row["knn_class"] == row["path"].rsplit("from-")[-1][:3] for row in rows)
+    assert found["suspects"]["count"] == 3 and "3 of 24 labels are suspect" in said
+    assert found["confused"]["ordered"][0]["count"] == 1 and "most often confused" in said
+
+
+def test_training_images_are_no_neighbours_of_themselves(run, photos, tmp_path):
+    """A training image whose label was turned after training is told by the others, though it is in the memory with that label."""
+    copy = shutil.copytree(photos, tmp_path / "photos")
+    (copy / "train" / "ant" / "3.png").rename(copy / "train" / "bee" / "was-ant.png")
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace(str(photos), str(copy)))
+    found, said = asked(run, "--split", "train", "--suspects", tmp_path / "s.csv")
+    assert [row["path"].endswith("was-ant.png") for row in found["suspects"]["top"]] == [True]
+    assert found["trained_on"] is True and found["trained_on_images"] == 48 and "was trained on these images" in said
+
+
+def test_a_cell_that_a_spreadsheet_would_compute_is_marked(tmp_path):
+    from vitreous.reports.familiarity import write_table
+
+    write_table(str(tmp_path / "x.csv"), ["path", "score"], [["=cmd()", "-1.5"], ["@x", "2"], ["-rf", "0"]])
+    assert [row[0] for row in csv.reader((tmp_path / "x.csv").open())][1:] == ["'=cmd()", "'@x", "'-rf"]
+    assert (tmp_path / "x.csv").read_text().splitlines()[1].endswith(",-1.5")
+
+
+def test_other_images_are_less_familiar(run, photos, tmp_path):
+    other = tmp_path / "noise"  # without classes: any folder of images will do
+    other.mkdir()
+    for number in range(20):
+        image = np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        image[number % 8 :: 8] = 255
+        Image.fromarray(image).save(other / f"{number}.png")
+    found, said = asked(run, "--outliers", tmp_path / "o.csv", "--against", other)
+    rows = list(csv.DictReader((tmp_path / "o.csv").open()))
+    scores = [float(row["score"]) for row in rows]
+    assert len(rows) == 24 and scores == sorted(scores, reverse=True)
+    assert found["outliers"]["top"][0]["path"] == rows[0]["path"] and found["outliers"]["fitted_on"]["images"] == 48
+    assert found["outliers"]["against"]["images"] == 20 and found["outliers"]["against"]["auroc"] > 0.8
+    assert "AUROC" in said
+
+
+def test_it_is_said_when_the_model_has_seen_the_images(run, photos, tmp_path):
+    assert asked(run)[0]["trained_on"] is False
+    found, said = asked(run, photos, "--split", "train")
+    assert found["trained_on"] is True and found["trained_on_images"] == 48 and "was trained on these images" in said
+    links = tmp_path / "links"
+    for name in TURNED:
+        (links / name).mkdir(parents=True)
+        (links / name / "seen").symlink_to(photos / "train" / name)
+        (links / name / "unseen").symlink_to(photos / "test" / name)
+    found, said = asked(run, links)
+    assert found["trained_on_images"] == 48 and "was trained on 48 of these 72 images" in said
+    elsewhere = shutil.copytree(photos, tmp_path / "elsewhere")  # the same data by their fingerprint
+    assert asked(run, elsewhere, "--split", "train")[0]["trained_on_images"] == 48
+    assert asked(run, elsewhere)[0]["trained_on"] is False
+    shutil.copytree(run / "model", tmp_path / "bundle")
+    assert asked(tmp_path / "bundle", photos)[0]["trained_on"] is None  # a bundle does not say
+
+
+def test_what_a_run_started_from_counts_too(run, photos, tmp_path):
+    """A run on other images that started from this one knows what this one was trained on; a run of a grid chose its rate on `val`."""
+    other = tmp_path / "grid" / "trials" / "lr-0.003"
+    make_folder(tmp_path / "more", {"train": 4, "val": 2})
+    train(str(tmp_path / "more"), out=str(other), init=str(run), workers=0, **{**TINY, "epochs": 1})
+    assert asked(other, photos, "--split", "train")[0]["trained_on_images"] == 48
+    assert asked(other, "--split", "val")[0]["chosen_on"] == []
+    (tmp_path / "grid" / "trials.json").write_text("{}")
+    found, said = asked(other, "--split", "val")
+    assert found["chosen_on"] == ["choose the learning rate"] and "used to choose the learning rate" in said
+
+
+def test_unreadable_images_are_neither_answered_nor_suspected(run, photos, tmp_path):
+    copy = shutil.copytree(photos, tmp_path / "photos")
+    (copy / "test" / "ant" / "1.png").write_bytes(b"junk")
+    found, _ = asked(
+        run, copy, "--bad-images", "skip", "--abstain", "0.34", "--suspects", tmp_path / "s.csv", "--outliers", tmp_path / "o.csv"
+    )
+    assert found["abstain"]["answered"] == 23 and found["suspects"]["images"] == 23 and found["outliers"]["images"] == 23
+    assert found["test"]["unreadable"] == 1 and "ant/1.png" not in (tmp_path / "o.csv").read_text()
+
+
+def test_one_image_is_judged_in_every_way(run, tmp_path):
+    make_folder(tmp_path / "one", {"train": 2, "test": 1})
+    for name in ("bee", "cat"):
+        shutil.rmtree(tmp_path / "one" / "test" / name)
+    found, _ = asked(run, tmp_path / "one", "--abstain", "0.5", "--suspects", tmp_path / "s.csv", "--outliers", tmp_path / "o.csv")
+    assert found["test"]["images"] == 1 and found["outliers"]["images"] == 1
+    assert found["test"]["interval"]["nll"] is None

@@ -1,0 +1,324 @@
+"""The protocols through the command line: figures of independent references, features computed once, refusals with a way out."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.neighbors import KNeighborsClassifier
+
+import vitreous
+from tests.conftest import TINY, document, make_folder, picture, say
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import open_data
+from vitreous.data.split import Arrays, Data
+from vitreous.errors import DataError, UsageError
+from vitreous.evaluation import features
+from vitreous.evaluation.classification import wilson
+from vitreous.evaluation.sets import judge_sets
+from vitreous.models.zoo import create
+from vitreous.reports.answers import Computing
+from vitreous.reports.opening import open_bundle
+from vitreous.reports.protocols import JUDGES, Case, Terms
+from vitreous.reports.sets import imagenet_order, plain
+from vitreous.weights.bundle import Bundle
+
+FP32 = ("--precision", "fp32", "--device", "cpu", "--workers", "0")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """One cache of features for the module, nobody else's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Three classes of 12 training, 4 validation and 6 test images, which a tint tells apart."""
+    return make_folder(tmp_path_factory.mktemp("photos") / "photos", {"train": 12, "val": 4, "test": 6})
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    """A run of one step."""
+    out = tmp_path_factory.mktemp("run") / "run"
+    vitreous.train(photos, out=out, **{**TINY, "epochs": 0.5, "workers": 0})
+    return out
+
+
+def judged(run, *words):
+    return document(say("evaluate", str(run), *words, *FP32, "--json", cwd=run.parent))
+
+
+def refused(code, run, *words):
+    result = say("evaluate", str(run), *words, *FP32, cwd=run.parent)
+    assert result.returncode == code, result.stderr
+    return result.stderr
+
+
+def pooled(run, split):
+    """Features by the model itself, and labels."""
+    bundle = open_bundle(run)
+    images = [bundle.preprocess.pixels(bundle.preprocess.decoded(split.raw(s))) for s in range(len(split))]
+    with torch.inference_mode():
+        return bundle.model.pool(bundle.model.features(bundle.preprocess.normalise(torch.stack(images)))).numpy(), split.labels
+
+
+def test_knn_is_that_of_scikit_learn(run, photos):
+    found, data = judged(run, "--protocol", "knn", "--k", "3", "20", "9"), open_data(photos)
+    train, test = pooled(run, data.split("train")), pooled(run, data.split("test"))
+    assert [row["k"] for row in found["figures"]] == [3, 9, 20] and found["k"] == 20
+    for row in found["figures"]:
+        judge = KNeighborsClassifier(row["k"], metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07))
+        right = int((judge.fit(*train).predict(test[0]) == test[1]).sum())
+        assert (row["top1"], row["interval"]["top1"]) == (right / 18, list(wilson(right, 18)))
+    headline = {name: value for name, value in found["figures"][2].items() if name != "k"}
+    assert found["test"] == headline and found["test"]["nll"] is None
+    assert found["protocol"] == "knn" and found["classes"] == ["ant", "bee", "cat"] and len(found["confusion"]) == 3
+    assert vitreous.create("ViT-32x2/8", image_size=16, num_classes=3).config.width == found["features"]["train"]["width"]
+
+
+def test_features_are_computed_once_for_all_protocols(run, monkeypatch):
+    judged(run, "--protocol", "knn")
+    monkeypatch.setattr(features, "make_engine", None)  # calling it would fail
+    for protocol in ("knn", "linear", "fewshot"):
+        found = judged(run, "--protocol", protocol)
+        assert all(part["reused"] for part in found["features"].values())
+        assert {name: part["images"] for name, part in found["features"].items()} == {"train": 36, "test": 18}
+    with pytest.raises(TypeError):
+        vitreous.evaluate(run, protocol=Terms("knn", cache=False))
+
+
+def test_linear_tells_its_penalty_and_how_it_was_chosen(run):
+    found = judged(run, "--protocol", "linear")
+    assert found["dev"]["images"] == 6 and found["dev"]["top1"] == max(row["top1"] for row in found["dev"]["tried"])
+    assert found["l2"] in [row["l2"] for row in found["dev"]["tried"]]
+    assert found["test"]["top1"] > 0.8 and found["test"]["nll"] < np.log(3)
+    fixed = judged(run, "--protocol", "linear", "--l2", "0.5")
+    assert (fixed["l2"], fixed["dev"]) == (0.5, None)
+
+
+def test_fewshot_is_a_plain_solve_for_each_draw(run, photos):
+    found, data = judged(run, "--protocol", "fewshot", "--shots", "2", "5", "--seed", "1"), open_data(photos)
+    (x, y), (test, wanted) = pooled(run, data.split("train")), pooled(run, data.split("test"))
+    for row in found["figures"]:
+        top1 = []
+        for seed in (1, 2, 3):
+            generator = np.random.default_rng(seed)
+            drawn = np.concatenate([generator.permutation(np.flatnonzero(y == c))[: row["shots"]] for c in range(3)])
+            mean, deviation = x[drawn].mean(0, dtype=float), x[drawn].std(0, dtype=float) + 1e-5
+            known, asked = ([np.append((one - mean) / deviation, 100.0) for one in part] for part in (x[drawn], test))
+            a, b = np.array(known), np.eye(3)[y[drawn]] * 2 - 1
+            weight = np.linalg.solve(a.T @ a + 1024 * np.eye(33), a.T @ b)
+            top1.append(float(((np.array(asked) @ weight).argmax(1) == wanted).mean()))
+        assert [one["top1"] for one in row["per_seed"]] == top1
+        assert row["top1"] == pytest.approx(np.mean(top1)) and row["std"] == pytest.approx(np.std(top1, ddof=1))
+    assert found["shots"] == 5 and found["test"]["top1"] == found["figures"][1]["top1"]
+
+
+def test_fewer_images_than_shots_are_all_used_and_told(run):
+    result = say("evaluate", str(run), "--protocol", "fewshot", "--shots", "25", "--seeds", "1", *FP32, cwd=run.parent)
+    assert result.returncode == 0 and "3 of 3 classes have less than 25 training images" in result.stderr
+    found = judged(run, "--protocol", "fewshot")
+    assert [row["shots"] for row in found["figures"]] == [1, 5, 10]  # of the usual ones, those that a class has
+
+
+def test_each_reading_is_recorded(run):
+    judged(run, "--protocol", "knn", "--k", "4")
+    last = json.loads((run / "evaluations.jsonl").read_text().splitlines()[-1])
+    assert (last["protocol"], last["k"], last["split"], last["images"]) == ("knn", 4, "test", 18)
+
+
+def test_val_is_judged_without_learning_from_it(run, tmp_path):
+    found = judged(run, "--protocol", "knn", "--split", "val")
+    assert found["features"]["train"]["images"] == 36 and found["val"]["images"] == 12
+    flat = make_folder(tmp_path / "flat", {"": 20})
+    told = say("evaluate", str(run), str(flat), "--protocol", "knn", *FP32, "--json", cwd=tmp_path)
+    assert "judged on val, held out here" in told.stderr
+    found = document(told)
+    assert (found["features"]["train"]["images"], found["val"]["images"]) == (54, 6)
+
+
+def test_test_is_judged_with_all_training_images(run, tmp_path):
+    source = make_folder(tmp_path / "two", {"train": 10, "test": 2})
+    assert judged(run, str(source), "--protocol", "knn")["features"]["train"]["images"] == 30  # those held out for validation too
+
+
+def test_other_classes_and_models_without_a_head(run, tmp_path):
+    source = make_folder(tmp_path / "other", {"train": 6, "test": 2}, ("x", "y"))
+    torch.manual_seed(0)
+    Bundle(create("ViT-32x1/8", image_size=16, num_classes=0), (), Preprocess((16, 16))).save(tmp_path / "bundle")
+    for one in (run, tmp_path / "bundle"):
+        found = judged(one, str(source), "--protocol", "linear")
+        assert found["classes"] == ["x", "y"] and found["test"]["top1"] == 1.0
+
+
+def test_several_labels_give_map(run, tmp_path):
+    rows = ["path,label,split"]
+    for index in range(30):
+        picture(index, tint=index % 3).save(tmp_path / f"{index}.png")
+        rows.append(f"{index}.png,{('red', 'green', 'green|blue')[index % 3]},{'test' if index > 20 else 'train'}")
+    (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
+    data = open_data(tmp_path / "table.csv")
+    assert data.several
+    for protocol in ("knn", "linear"):
+        found = judged(run, str(tmp_path / "table.csv"), "--protocol", protocol)
+        assert found["test"]["map"] > 0.9 and found["test"]["top1"] is None
+    assert "few-shot has one" in refused(2, run, str(tmp_path / "table.csv"), "--protocol", "fewshot")
+
+
+def test_unreadable_images_stop_or_count_as_wrong(run, tmp_path):
+    source = make_folder(tmp_path / "photos", {"train": 12, "test": 6})
+    good = judged(run, str(source), "--protocol", "knn", "--k", "5")["test"]
+    for bad in ("test/ant/2.png", "train/bee/0.png"):
+        (source / bad).write_bytes(b"no picture")
+    assert "train/bee/0.png" in refused(3, run, str(source), "--protocol", "knn", "--k", "5")
+    found = judged(run, str(source), "--protocol", "knn", "--k", "5", "--bad-images", "skip")["test"]
+    assert (good["top1"], found["unreadable"]) == (1.0, 1) and found["top1"] == 17 / 18
+    shots = judged(run, str(source), "--protocol", "fewshot", "--shots", "5", "--bad-images", "skip")
+    assert shots["test"]["top1"] <= 17 / 18 and shots["test"]["unreadable"] == 1
+
+
+def test_refusals(run, tmp_path):
+    assert "--k 37 neighbours of 36 training images" in refused(2, run, "--protocol", "knn", "--k", "5", "37")
+    assert "judge val or test" in refused(2, run, "--protocol", "linear", "--split", "train")
+    assert "at least 1" in refused(2, run, "--protocol", "knn", "--k", "0")
+    assert "above 0" in refused(2, run, "--protocol", "knn", "--temperature", "0")
+    assert "a folder with a folder for each task" in refused(2, run, "--protocol", "vtab")
+    assert "needs --labels FILE" in refused(2, run, "--protocol", "real")
+    assert "--calibrate is about the answers of the head" in refused(2, run, "--protocol", "knn", "--calibrate")
+    with pytest.raises(UsageError, match="did you mean linear"):
+        vitreous.evaluate(run, protocol="liner")
+
+
+@pytest.mark.parametrize("protocol", JUDGES)
+def test_data_that_cannot_be_learnt_from(run, protocol):
+    pixels, labels = np.zeros((4, 16, 16, 3), np.uint8), np.zeros(4, np.int64)
+    for splits, why in (({"test"}, "no training images"), ({"train", "test"}, "of one class")):
+        data = Data("made", ("a", "b"), {name: Arrays(pixels, labels) for name in splits})
+        case = Case("run", "made", data, "test", open_bundle(run), Terms(protocol), Computing(workers=0))
+        with pytest.raises(DataError, match=why):
+            JUDGES[protocol](case)
+
+
+# ImageNet's other labels
+
+
+def test_sets_of_right_answers_by_hand():
+    logits = np.array([[5, 4, 3, 2, 1, 0, 0], [0, 1, 2, 3, 4, 5, 6], [9, 0, 0, 0, 0, 0, 0], [9, 8, 7, 6, 5, 4, 3]], float)
+    right = np.zeros((4, 7), bool)
+    right[0, [1, 6]], right[1, [6, 0]], right[3, 5] = True, True, True  # second; first; none; sixth
+    report = judge_sets(logits, right, np.ones(4, bool))
+    assert (report.images, report.figures["top1"], report.figures["top5"]) == (3, 1 / 3, 2 / 3)
+    assert report.intervals["top1"] == wilson(1, 3)
+    report = judge_sets(logits, right, np.array([True, False, True, True]))
+    assert (report.figures["top1"], report.figures["top5"], report.unreadable) == (0, 1 / 3, 1)
+
+
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory):
+    """A bundle that answers with 1,000 numbers, of a random head."""
+    torch.manual_seed(0)
+    model = create("ViT-32x1/8", image_size=16, num_classes=1000).eval()
+    torch.nn.init.normal_(model.head.weight)
+    home = tmp_path_factory.mktemp("thousand") / "model"
+    Bundle(model, tuple(map(str, range(1000))), Preprocess((16, 16))).save(home)
+    return home
+
+
+def logits(home, files):
+    """The model's own, of image files."""
+    bundle = open_bundle(home)
+    images = [bundle.preprocess.pixels(bundle.preprocess.decoded(str(file))) for file in files]
+    with torch.inference_mode():
+        return bundle.model(bundle.preprocess.normalise(torch.stack(images))).numpy()
+
+
+def test_real_judges_by_sets_in_the_order_of_the_names(thousand, tmp_path):
+    names = [f"n0000000{number % 2}/ILSVRC2012_val_0000000{number}.png" for number in (1, 2, 3, 4, 6)]
+    for number, name in enumerate(names):
+        (tmp_path / "val" / name).parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(tmp_path / "val" / name)
+    best = np.argsort(-logits(thousand, [tmp_path / "val" / name for name in names]), 1)
+    sets = [[int(best[0, 0])], [7, int(best[1, 0])], [], [int(best[3, 3])], [1, 2], [int(best[4, 9])]]  # of images 1, 2, 3, 4, 5, 6
+    (tmp_path / "real.json").write_text(json.dumps(sets))
+    found = judged(thousand, str(tmp_path / "val"), "--protocol", "real", "--labels", str(tmp_path / "real.json"))
+    figures = found["figures"][0]
+    assert (figures["top1"], figures["top5"], figures["images"], found["images_without_label"]) == (2 / 4, 3 / 4, 4, 1)
+
+    def why(content, source="val"):
+        (tmp_path / "bad.json").write_text(content)
+        return refused(3, thousand, str(tmp_path / source), "--protocol", "real", "--labels", str(tmp_path / "bad.json"))
+
+    assert "not all among the 3" in why("[[1], [2], [3]]")
+    assert "the labels of image 2 are [1000]" in why("[[1], [1000], [3]]")
+    assert "no list of lists" in why('{"1": [2]}')
+    assert "no JSON" in why("[[1], ")
+    assert "no image of" in why(json.dumps([[]] * 6))
+    make_folder(tmp_path / "other", {"": 2}, ("n00000001", "n00000002"))
+    assert "0.png is no validation image of ImageNet" in why(json.dumps(sets), "other")
+
+
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_objectnet_maps_classes_and_cuts_the_frame(thousand, tmp_path, form):
+    names, files = ("air_freshener", "alarm_clock", "banana"), []
+    for number, name in enumerate(names):
+        home = tmp_path / "images" / name
+        home.mkdir(parents=True)
+        for index in range(2):
+            plain_picture = picture(10 * number + index)
+            plain_picture.save(tmp_path / f"{name}{index}.png")
+            framed = Image.new("RGB", (18, 18), (255, 0, 0))
+            framed.paste(plain_picture, (1, 1))
+            framed.save(home / f"{index}.png")
+            files.append(tmp_path / f"{name}{index}.png")
+    scores = logits(thousand, files)
+    best = np.argsort(-scores, 1)
+    numbers = {"Alarm clock": [int(best[2, 0]), int(best[3, 7])], "Banana": [int(best[4, 2])], "Tench": [0]}
+    if form == "json":
+        (tmp_path / "map.json").write_text(json.dumps(numbers))
+    else:
+        rows = [f"{name},{number}" for name, several in numbers.items() for number in several]
+        (tmp_path / "map.csv").write_text("\n".join(["class,number", *rows]))
+    found = judged(thousand, str(tmp_path / "images"), "--protocol", "objectnet", "--labels", str(tmp_path / f"map.{form}"))
+    mapped = sorted({number for name in ("Alarm clock", "Banana") for number in numbers[name]})
+    wanted = {"all": [0, 0], "mapped": [0, 0]}
+    for row, name in ((2, "Alarm clock"), (3, "Alarm clock"), (4, "Banana"), (5, "Banana")):
+        among = {"all": list(best[row]), "mapped": [c for c in best[row] if c in mapped]}
+        for kind, ranked in among.items():
+            wanted[kind][0] += ranked[0] in numbers[name]
+            wanted[kind][1] += bool(set(ranked[:5]) & set(numbers[name]))
+    for row in found["figures"]:
+        assert [row["top1"] * 4, row["top5"] * 4] == wanted[row["among"]]
+    assert (found["classes_mapped"], found["images_not_mapped"], found["test"]["images"]) == (2, 2, 4)
+    assert found["test"]["top1"] == found["figures"][0]["top1"]
+
+
+def test_faults_of_a_class_map(thousand, tmp_path):
+    source = make_folder(tmp_path / "images", {"": 2})
+
+    def why(name, content):
+        (tmp_path / name).write_text(content)
+        return refused(3, thousand, str(source), "--protocol", "objectnet", "--labels", str(tmp_path / name))
+
+    assert "names none of the classes" in why("map.json", '{"dog": 1}')
+    assert "line 3: cat,x" in why("map.csv", "class,number\nant,3\ncat,x\n")
+    assert "ant is [1, true]" in why("map.json", '{"ant": [1, true]}').replace("True", "true")
+    assert "cannot be read" in refused(3, thousand, str(source), "--protocol", "objectnet", "--labels", str(tmp_path / "none.json"))
+
+
+def test_which_heads_are_those_of_imagenet():
+    from vitreous.data.layouts.imagenet import torchvision_names
+
+    assert imagenet_order("m", tuple(map(str, range(1000)))).tolist() == list(range(1000))
+    assert imagenet_order("m", tuple(f"{name}, other" for name in torchvision_names())).tolist() == list(range(1000))
+    with pytest.raises(UsageError, match="1,000 classes"):
+        imagenet_order("m", tuple(reversed(torchvision_names())))
+    with pytest.raises(UsageError, match="1,000 classes"):
+        imagenet_order("m", ("cat", "dog"))
+    assert plain("Wine-bottle (red)") == "wine_bottle_red"

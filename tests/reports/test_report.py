@@ -1,0 +1,146 @@
+"""The page of a run: everything is on it, it needs nothing else, and a browser shows it on a phone and on a desk."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import TINY, make_folder, picture
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.split import Arrays, Data
+from vitreous.evaluation.classification import judge
+from vitreous.models.zoo import create
+from vitreous.recipes.train import train
+from vitreous.reports import cards
+from vitreous.reports.answers import Answered
+from vitreous.reports.cards import SHOWN, marks
+from vitreous.reports.report import CELLS, ROWS, write_report
+from vitreous.training.folder import Folder
+from vitreous.weights.bundle import Bundle
+
+
+def judged(classes: int, images: int, several: bool = False, names=None, bad=frozenset()):
+    """Answers of an untrained model to noise, and what they come to."""
+    draw = np.random.default_rng(0)
+    model = create("ViT-16x2/8", image_size=16, num_classes=classes, heads=2).eval()
+    labels = draw.integers(0, classes, images)
+    if several:
+        labels = (draw.random((images, classes)) < 0.3).astype(np.float32)
+    logits = draw.normal(size=(images, classes)).astype(np.float32)
+    split = Arrays(draw.integers(0, 255, (images, 16, 16, 3), dtype=np.uint8), labels)
+    names = names or tuple(f"class {index}" for index in range(classes))
+    bundle = Bundle(model, names, Preprocess((16, 16)), loss="sigmoid" if several else "softmax", several=several)
+    found = Answered("x", bundle, "noise", Data("noise", names, {"test": split}), "test", split, logits, frozenset(bad), 0.0)
+    return found, judge(logits, labels, names, found.readable)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, pages):
+    """A run of seconds, judged on its test split, with its page."""
+    root = tmp_path_factory.mktemp("report")
+    photos = make_folder(root / "photos", {"train": 12, "val": 4, "test": 4})
+    train(str(photos), out=str(root / "run"), workers=0, **TINY)
+    return root / "run"
+
+
+def test_train_writes_a_page_with_everything_on_it(run):
+    page, summary = (run / "report.html").read_text(), json.loads((run / "summary.json").read_text())
+    assert f"{100 * summary['test']['top1']:.2f} %" in page
+    for heading in ("Curves", "Classes", "Confusion", "Calibration", "Least certain", "Data", "Compute", "Environment", "To repeat it"):
+        assert f"<h2>{heading}</h2>" in page
+    assert json.loads((run / "data.json").read_text())["fingerprint"] in page
+    assert json.loads((run / "environment.json").read_text())["torch"] in page
+    assert "device-hours" in page and "exaFLOPs" in page
+    assert page.count("data:image/png") >= 2 * min(SHOWN, 12)  # each picture, and what was looked at
+
+
+def test_a_page_needs_nothing_but_itself(run):
+    page = (run / "report.html").read_text()
+    assert not re.search(r'(?:src|href)="(?!data:|#)|@import|url\(\s*["\']?http|<script|<link(?! rel="icon")', page)
+
+
+def test_names_are_text_and_never_markup(run, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(run, out, ignore=shutil.ignore_patterns("checkpoints"))
+    config = (out / "config.yaml").read_text()
+    (out / "config.yaml").write_text(re.sub("source: .*", "source: <script>x</script>", config))
+    names = ("<b>$\\frac$</b>", "&amp;", "ant")
+    write_report(out / "report.html", Folder(out), *judged(3, 9, names=names), "evaluate <i>")
+    page = (out / "report.html").read_text()
+    assert "<script" not in page and "&lt;script&gt;x" in page and "<b>$" not in page and "<i>" not in page
+    assert "&lt;b&gt;$\\frac$&lt;/b&gt;" in page and "&amp;amp;" in page
+
+
+def test_ten_thousand_classes_are_sampled(tmp_path):
+    write_report(tmp_path / "page.html", None, *judged(10_000, 40))
+    page = (tmp_path / "page.html").read_text()
+    assert len(page) < 1_500_000 and page.count("<tr><td>class") <= ROWS and "classes between" in page
+    assert f"The {CELLS} classes that were most often wrong" in page
+
+
+def test_several_labels_and_one_image(tmp_path):
+    write_report(tmp_path / "several.html", None, *judged(4, 12, several=True))
+    page = (tmp_path / "several.html").read_text()
+    assert "mAP" in page and "<h2>Confusion</h2>" not in page and "<th>AP</th>" in page
+    write_report(tmp_path / "one.html", None, *judged(3, 1))
+    assert "1 images" in (tmp_path / "one.html").read_text()
+
+
+def test_unreadable_images_are_counted_and_never_shown(tmp_path):
+    found, report = judged(3, 12, bad=range(6))
+    shown = cards.cards(found.bundle, found.split, found.logits, found.bad)
+    assert {card["name"] for card in shown["unsure"]} == {f"sample {sample}" for sample in range(6, 12)}
+    write_report(tmp_path / "page.html", None, found, report)
+    assert "6 cannot be read" in (tmp_path / "page.html").read_text()
+
+
+def test_the_worst_and_the_least_certain_against_a_loop():
+    draw = np.random.default_rng(3)
+    logits, labels = draw.normal(size=(50, 5)).astype(np.float32) * 3, draw.integers(0, 5, 50)
+    loss, margin, wrong = marks(logits, labels)
+    for row in range(50):
+        p = torch.tensor(logits[row]).double().softmax(0)
+        best = p.sort(descending=True).values
+        assert loss[row] == pytest.approx(-float(p[labels[row]].log()))
+        assert margin[row] == pytest.approx(float(best[0] - best[1])) and wrong[row] == (int(p.argmax()) != labels[row])
+
+
+def test_a_model_without_attention_shows_its_images_alone():
+    model = create("BiT-R50x1", image_size=32, num_classes=3, blocks=(1,), width=16).eval()
+    bundle = Bundle(model, ("a", "b", "c"), Preprocess((32, 32)))
+    split = Arrays(np.stack([np.asarray(picture(seed, (32, 32))) for seed in range(3)]), np.arange(3))
+    found = cards.cards(bundle, split, np.eye(3, dtype=np.float32)[[1, 1, 1]], frozenset())
+    assert [card["attention"] for card in found["worst"]] == [None, None]
+
+
+def chromium() -> str | None:
+    """The system's browser, where there is one."""
+    return next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_browser_shows_it_without_errors_or_requests(run, width):
+    playwright = pytest.importorskip("playwright.sync_api")
+    said, asked = [], []
+    with playwright.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"file://{os.path.abspath(run / 'report.html')}")
+        images = page.eval_on_selector_all("img", "all => all.map(one => one.complete && one.naturalWidth > 0 && one.offsetWidth > 0)")
+        drawings = page.eval_on_selector_all("svg", "all => all.map(one => one.getBoundingClientRect().width)")
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        browser.close()
+    assert not said and [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert len(images) >= SHOWN and all(images)
+    assert len(drawings) >= 5 and all(100 < drawn <= width for drawn in drawings)
+    assert wide <= width

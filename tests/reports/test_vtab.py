@@ -1,0 +1,184 @@
+"""VTAB: the rules of its labels, its 1,000 images, tasks resumed one by one, means only of what is whole."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import document, make_folder, picture, say
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import open_data
+from vitreous.data.split import Arrays, Data
+from vitreous.errors import DataError
+from vitreous.evaluation.vtab import GROUPS, TASKS, classes_of, means
+from vitreous.models.zoo import create
+from vitreous.reports import vtab as module
+from vitreous.reports.vtab import as_task, found_in
+from vitreous.weights.bundle import Bundle
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """A cache of the module's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def test_there_are_19_tasks_in_three_groups():
+    """SPEC-VIT.md part 5.4."""
+    assert [sum(task.group == group for task in TASKS.values()) for group in GROUPS] == [7, 4, 8]
+    unflipped = {name for name, task in TASKS.items() if not task.flip}
+    uncropped = {name for name, task in TASKS.items() if not task.crop}
+    assert unflipped == {"dsprites_orientation", "smallnorb_azimuth", "dsprites_location"}
+    assert uncropped == {"clevr_count", "clevr_distance", "dmlab", "kitti", "dsprites_location"}
+
+
+@pytest.mark.parametrize(
+    "name, raw, classes",
+    [
+        ("clevr_count", [3, 5, 10], [0, 2, 7]),
+        ("clevr_distance", [0.1, 8.0, 8.01, 8.5, 9.2, 9.7, 10.0, 30.0], [0, 0, 1, 1, 3, 4, 4, 5]),
+        ("kitti", [-5.0, 8.0, 8.1, 20.0, 21.0, 999.0, 1000.0], [0, 0, 1, 1, 2, 2, 3]),
+        ("dsprites_location", [0, 1, 2, 31], [0, 0, 1, 15]),
+        ("dsprites_orientation", [0, 2, 3, 4, 5, 39], [0, 0, 1, 1, 2, 15]),
+    ],
+)
+def test_raw_labels_become_classes(name, raw, classes):
+    rule = TASKS[name].rule
+    assert rule is not None and rule(np.array(raw, dtype=float)).tolist() == classes
+
+
+def test_division_is_even_and_distances_follow_their_definition():
+    orientation = TASKS["dsprites_orientation"].rule(np.arange(40.0))
+    assert set(np.bincount(orientation)) == {2, 3} and len(np.bincount(orientation)) == 16
+    for name, edges in (("clevr_distance", (0, 8, 8.5, 9, 9.5, 10, 100)), ("kitti", (-100, 8, 20, 999))):
+        for distance in np.random.default_rng(0).uniform(0.01, 99, 50):
+            wanted = max(index for index, edge in enumerate(edges) if edge < distance)
+            assert TASKS[name].rule(np.array([distance]))[0] == wanted
+
+
+def test_only_raw_labels_are_changed():
+    task = TASKS["dsprites_orientation"]
+    assert classes_of(task, tuple(map(str, range(16)))) is None
+    assert classes_of(task, tuple(f"turn {n}" for n in range(40))) is None
+    assert classes_of(TASKS["dtd"], tuple(map(str, range(60)))) is None
+    assert classes_of(task, tuple(map(str, range(40)))).tolist() == [math.floor(n / 2.5) for n in range(40)]
+
+
+def test_means_are_of_whole_groups():
+    top1 = {name: index / 100 for index, name in enumerate(TASKS)}
+    found = means(top1)
+    assert found["natural"] == pytest.approx(0.03) and found["mean"] == pytest.approx(0.09)
+    del top1["dtd"]
+    assert means(top1) == {**found, "natural": None, "mean": None}
+
+
+def test_folders_are_found_by_the_names_of_copies(tmp_path):
+    for name in ("cifar", "Oxford_Flowers102", "wds_vtab-clevr_closest_object_distance", "smallnorb_azi", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "dtd").touch()
+    assert list(found_in(tmp_path)) == ["cifar100", "flowers102", "clevr_distance", "smallnorb_azimuth"]
+
+
+def data(images, classes=3, val=0, name="made"):
+    """A data set in memory."""
+    splits = {part: Arrays(np.zeros((count, 2, 2, 3), np.uint8), np.arange(count) % classes) for part, count in images.items() if count}
+    return Data(name, tuple(map(str, range(classes))), splits)
+
+
+def test_the_thousand_images_of_a_whole_data_set_are_drawn_and_told():
+    task = TASKS["svhn"]
+    found, note = as_task(task, data({"train": 3000, "val": 100, "test": 30}, 10), 0)
+    assert {name: len(split) for name, split in found.splits.items()} == {"train": 800, "val": 200, "test": 30}
+    assert "1000 of 3000 training images drawn here (seed 0)" in note
+    again, other = (as_task(task, data({"train": 3000, "test": 30}, 10), seed)[0].split("train").labels for seed in (0, 1))
+    assert np.array_equal(found.split("train").labels, again) and not np.array_equal(again, other)
+    whole, note = as_task(task, data({"train": 800, "val": 200, "test": 30}, 10), 0)
+    assert len(whole.split("train")) == 800 and note == ""
+    assert as_task(task, data({"train": 8, "val": 2, "test": 3}, 3), 0)[1] == "3 classes where the task has 10"
+    with pytest.raises(DataError, match="has no test split"):
+        as_task(task, data({"train": 8}), 0)
+
+
+def test_raw_labels_of_a_data_set_become_the_task_s():
+    found, _ = as_task(TASKS["dsprites_orientation"], data({"train": 400, "val": 80, "test": 80}, 40), 0)
+    assert len(found.classes) == 16 and found.split("test").labels.tolist() == [n % 40 * 2 // 5 for n in range(80)]
+    with pytest.raises(DataError, match="labels 0 to 62 are not those"):
+        as_task(TASKS["dsprites_location"], data({"train": 400, "val": 80, "test": 80}, 64), 0)
+
+
+def task_folder(home, seed):
+    """A task as copies have it: 12 images to train on, 6 to choose by, 9 to judge, told apart by their tint."""
+    parts = {"train800": range(12), "val200": range(12, 18), "test": range(18, 27)}
+    home.mkdir(parents=True)
+    for name, images in parts.items():
+        for index in images:
+            picture(seed + index, (20, 12), index).save(home / f"{index}.png")
+        (home / f"{name}.txt").write_text("".join(f"{index}.png {index % 3}\n" for index in images))
+    (home / "train800val200.txt").write_text((home / "train800.txt").read_text() + (home / "val200.txt").read_text())
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    """Random weights, always the same."""
+    torch.manual_seed(0)
+    Bundle(create("ViT-32x1/8", image_size=16, num_classes=0), (), Preprocess((16, 16))).save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
+    root = tmp_path / "vtab"
+    for seed, name in enumerate(("dtd", "pets", "kitti")):
+        task_folder(root / name, 100 * seed)
+    (root / "kitti" / "test.txt").write_text("missing.png 0\n")
+    computed, judged = [], module.judged
+    monkeypatch.setattr(module, "judged", lambda name, *rest: (computed.append(name), judged(name, *rest))[1])
+
+    def again(*words):
+        computed.clear()
+        words = ("evaluate", str(bundle), str(root), "--protocol", "vtab", "--workers", "0", "--precision", "fp32", *words)
+        return document(say(*words, "--json", cwd=tmp_path))
+
+    found = again()
+    assert computed == ["dtd", "pets"] and len(found["missing"]) == 16
+    assert list(found["failed"]) == ["kitti"] and "missing.png" in found["failed"]["kitti"]
+    assert [row["task"] for row in found["figures"]] == ["dtd", "pets"]
+    row = found["figures"][0]
+    assert (row["top1"], row["images"], row["train_images"], row["group"]) == (1.0, 9, 18, "natural")
+    assert row["dev"]["images"] == 6 and row["interval"]["top1"][0] < 1
+    assert found["natural"] is found["mean"] is found["test"]["top1"] is None and found["test"]["images"] == 18
+    assert again()["figures"] == found["figures"] and computed == []
+    picture(999, (20, 12), 0).save(root / "pets" / "18.png")
+    again()
+    assert computed == ["pets"]
+    again("--l2", "0.1")
+    assert computed == ["dtd", "pets"]
+    (bundle / "vtab.json").write_text(json.dumps({"dtd": 3}) + "torn")
+    again()
+    assert computed == ["dtd", "pets"]
+
+
+def test_pictures_are_scaled_whole(bundle, tmp_path):
+    """A broad picture's ends are seen: a centre crop would not tell these classes apart."""
+    root = tmp_path / "vtab"
+    (root / "dtd").mkdir(parents=True)
+    for index in range(24):
+        image = picture(index, (48, 16))
+        image.paste((255, 255, 255) if index % 2 else (0, 0, 0), (0, 0, 12, 16))
+        image.save(root / "dtd" / f"{index}.png")
+    for name, rows in (("train800", range(8)), ("val200", range(8, 12)), ("test", range(12, 24))):
+        (root / "dtd" / f"{name}.txt").write_text("".join(f"{index}.png {index % 2}\n" for index in rows))
+    words = ("evaluate", str(bundle), str(root), "--protocol", "vtab", "--workers", "0", "--precision", "fp32", "--json")
+    assert document(say(*words, cwd=tmp_path))["figures"][0]["top1"] == 1.0
+    assert open_data(root / "dtd").classes == ("0", "1")
+
+
+def test_a_folder_without_tasks_is_refused(bundle, tmp_path):
+    source = make_folder(tmp_path / "photos", {"train": 2, "test": 2})
+    result = say("evaluate", str(bundle), str(source), "--protocol", "vtab", cwd=tmp_path)
+    assert result.returncode == 3 and "has no task of VTAB" in result.stderr and "caltech101" in result.stderr

@@ -1,0 +1,216 @@
+"""What a model's head reads, of every picture of a split: computed once, streamed to disk, found again by what it depends on.
+
+n images, d numbers for each: the class token, the mean of the patches, or what else the model pools, behind the representation
+layer where there is one (`pre_logits` in big_vision).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from torch import nn
+
+import vitreous
+from vitreous.config import to_plain
+from vitreous.data.decode import printable, reason
+from vitreous.data.loader import Judged
+from vitreous.data.pack import stamp
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.rows import cache
+from vitreous.data.split import Split
+from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError
+from vitreous.evaluation.engine import Engine, How, make_engine
+from vitreous.evaluation.forward import CHUNK, answer, chunks
+from vitreous.machine import default_workers, pick_device, pick_precision
+from vitreous.models.zoo import Model
+
+FORMAT = 1  # goes up when the same model gives other numbers
+STALE = 86_400  # seconds after which a file that was begun is taken for left behind
+WAY = "make room, set XDG_CACHE_HOME to a folder on a larger disk, or use --no-cache"
+
+
+@dataclass(frozen=True)
+class Features:
+    """Representations of a split's pictures in its order; those of unreadable ones are a black picture's.
+
+    `rows` (n, d) float32 lie on disk and are read as they are used. `bad`: why pictures could not be read. `file` is None where
+    nothing is kept; `reused`: nothing was computed.
+    """
+
+    rows: np.ndarray
+    bad: dict[int, str]
+    file: Path | None = None
+    reused: bool = False
+
+    @property
+    def good(self) -> np.ndarray:
+        """(n,) bool: the pictures that could be read."""
+        whole = np.ones(len(self.rows), dtype=bool)
+        whole[list(self.bad)] = False
+        return whole
+
+
+def features_of(
+    model: Model,
+    preprocess: Preprocess,
+    split: Split,
+    how: How | None = None,
+    batch_size: int = CHUNK,
+    workers: int | None = None,
+    keep: bool = True,
+    each: Callable[[int], None] = lambda images: None,
+) -> Features:
+    """The features of a split: from `XDG_CACHE_HOME/vitreous/features`, or computed, and kept there if `keep`.
+
+    `each` is told how many images each step computed. Raises NonFiniteError for features that are not finite, ResourceError where
+    the disk has no room, UsageError for int8, whose calibration would differ from split to split.
+    """
+    how = how or How()
+    if how.precision == "int8":
+        raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
+    told = {**of_model(model, preprocess, how), "images": of_images(split)}
+    place = cache("features") / f"{key_of(told)}.npy"
+    if keep and (found := kept(place)):
+        return found
+    engine = make_engine(headless(model), preprocess, how)
+    reader = Judged(split, preprocess, default_workers() if workers is None else workers)
+    batches = Stream(engine, reader, batch_size, each)
+    if not keep:
+        with tempfile.TemporaryFile() as file:
+            shape, bad = batches.into(file)
+            start = file.tell() - 4 * shape[0] * shape[1]
+            return Features(np.memmap(file, np.float32, "r", start, shape), bad)
+    handle, temporary = begun(place)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            shape, bad = batches.into(file)
+            os.fsync(file.fileno())
+        os.replace(temporary, place)
+        publish(place.with_suffix(".json"), {"shape": shape, "unreadable": bad, "of": told})
+    except OSError as error:
+        raise ResourceError(f"features cannot be stored in {place.parent} ({reason(error)})", WAY) from None
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+    return Features(np.load(place, mmap_mode="r", allow_pickle=False), bad, place)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The features of a reader's pictures, chunk by chunk."""
+
+    engine: Engine
+    reader: Judged
+    batch_size: int
+    each: Callable[[int], None]
+
+    def into(self, file: IO[bytes]) -> tuple[tuple[int, int], dict[int, str]]:
+        """Write them as a .npy file; returns its shape, and why pictures cannot be read. Raises NonFiniteError and ResourceError."""
+        bad: dict[int, str] = {}
+        shape, count = (0, 0), len(self.reader.split)
+        for samples, images in chunks(self.reader.batches(self.batch_size), CHUNK):
+            bad |= {s: image.message for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
+            rows = np.ascontiguousarray(answer(self.engine, images), dtype="<f4")
+            wrong = np.flatnonzero(~np.isfinite(rows).all(1))
+            if len(wrong):
+                named = self.reader.split.name(samples[wrong[0]])
+                raise NonFiniteError(f"the features of {named} are not finite", "use --precision fp32, or other weights")
+            if not shape[0]:
+                shape = count, rows.shape[1]
+                room(file, 4 * count * rows.shape[1])
+                np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+            file.write(rows.data)
+            self.each(len(rows))
+        file.flush()
+        return shape, bad
+
+
+def headless(model: Model) -> Model:
+    """The model with nothing for a head, its weights shared: its answers are what the head reads."""
+    twin = copy(model)
+    twin._modules = {**model._modules, "head": nn.Identity()}
+    twin.config = replace(model.config, classes=0)  # type: ignore[assignment]
+    return twin
+
+
+def of_model(model: Model, preprocess: Preprocess, how: How) -> dict[str, Any]:
+    """What features depend on beside the images: weights, but for the head, and how they are computed."""
+    body, device = headless(model), pick_device(how.device)
+    digest = hashlib.sha256()
+    for name, tensor in body.state_dict().items():
+        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().float().cpu().contiguous().numpy().data)
+    return {
+        "format": FORMAT,
+        "vitreous": vitreous.__version__,
+        "weights": digest.hexdigest(),
+        "architecture": to_plain(body.config),
+        "preprocess": to_plain(preprocess),
+        "precision": pick_precision(how.precision, device),
+        "engine": "openvino" if how.engine == "openvino" else "torch",
+        "merge_tokens": how.merge_tokens,
+    }
+
+
+def of_images(split: Split) -> str:
+    """What tells the images of a split from others, and from what they were before; labels are no part of it."""
+    digest = hashlib.sha256()
+    split.update(digest)
+    stamp(split, digest)
+    return f"{len(split)} {digest.hexdigest()}"
+
+
+def key_of(told: dict[str, Any]) -> str:
+    """What is told of features -> the name of their file."""
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def kept(place: Path) -> Features | None:
+    """The features in a file, if it is whole: its description is written last."""
+    try:
+        document = json.loads(place.with_suffix(".json").read_text("utf-8"))
+        rows = np.load(place, mmap_mode="r", allow_pickle=False)
+        bad = {int(sample): why for sample, why in document["unreadable"].items()}
+        whole = list(rows.shape) == document["shape"] and rows.dtype == np.float32
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return Features(rows, bad, place, reused=True) if whole else None
+
+
+def begun(place: Path) -> tuple[int, str]:
+    """A file beside the place to write into first, and its name; what was left behind there goes. Raises ResourceError."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        for left in place.parent.glob("*.part"):
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > STALE:
+                    left.unlink()
+        return tempfile.mkstemp(".part", f"{place.stem}.", place.parent)
+    except OSError as error:
+        raise ResourceError(f"nothing can be stored in {printable(place.parent)} ({reason(error)})", WAY) from None
+
+
+def room(file: IO[bytes], need: int) -> None:
+    """Raise ResourceError where a file cannot grow to `need` bytes."""
+    home = tempfile.gettempdir() if isinstance(file.name, int) else os.path.dirname(file.name)
+    if (free := shutil.disk_usage(home or ".").free) < need:
+        raise ResourceError(f"features of {need:,} bytes do not fit on the disk of {home}, which has {free:,}", WAY)
+
+
+def publish(path: Path, document: dict[str, Any]) -> None:
+    """Write a small document so that it is there whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    temporary.write_text(json.dumps(document, ensure_ascii=False), "utf-8")
+    os.replace(temporary, path)

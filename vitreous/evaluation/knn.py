@@ -1,0 +1,70 @@
+"""Classification by the nearest training images, as DINO does it (arXiv:2104.14294, section 4.1 and appendix F.2).
+
+n training images, m judged ones, d numbers of a feature, K classes, k neighbours.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MEMORY, QUERIES = 16_384, 1_024  # images whose similarities are in memory at a time
+TEMPERATURE = 0.07
+LEAST = 1e-30  # a share of votes, so that its logarithm is a number
+
+
+def neighbours(memory: np.ndarray, queries: np.ndarray, k: int, device: str = "cpu", own: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """(n, d) and (m, d) features -> (m, k) cosines in [-1, 1], the nearest first, and (m, k) int64 rows of `memory`.
+
+    `memory` is read once, a chunk at a time, and may be larger than memory; what is held is O(m (d + k)). `own`: the queries are the
+    memory, and none is its own neighbour. A feature of zeros has cosine 0 to all. Raises ValueError for more neighbours than there are.
+    """
+    if k > len(memory) - own:
+        raise ValueError(f"{k} neighbours of {len(memory) - own}")
+    best = np.full((len(queries), k), -np.inf, np.float32)
+    rows = np.zeros((len(queries), k), np.int64)
+    for start in range(0, len(memory), MEMORY):
+        known = unit(memory[start : start + MEMORY], device)
+        for low in range(0, len(queries), QUERIES):
+            span = slice(low, low + QUERIES)
+            cosines = unit(queries[span], device) @ known.T
+            if own:
+                itself = torch.arange(low, low + len(cosines), device=device)[:, None] == torch.arange(
+                    start, start + len(known), device=device
+                )
+                cosines[itself] = -torch.inf
+            near, place = cosines.topk(min(k, len(known)), dim=1)
+            both = np.concatenate([best[span], near.cpu().numpy()], 1)
+            where = np.concatenate([rows[span], place.cpu().numpy() + start], 1)
+            order = np.argsort(-both, axis=1, kind="stable")[:, :k]
+            best[span], rows[span] = np.take_along_axis(both, order, 1), np.take_along_axis(where, order, 1)
+    return best, rows
+
+
+def unit(rows: np.ndarray, device: str) -> Tensor:
+    """(b, d) -> (b, d) of length one, on a device."""
+    return F.normalize(torch.from_numpy(np.array(rows, dtype=np.float32)).to(device), dim=1)
+
+
+def votes(cosines: np.ndarray, rows: np.ndarray, labels: np.ndarray, classes: int, temperature: float = TEMPERATURE) -> np.ndarray:
+    """(m, k) cosines and rows of the neighbours, and the labels of all, (n,) or (n, K) -> (m, K) shares of the votes, float64.
+
+    A neighbour counts exp(cosine / temperature). Shares of one label an image sum to one; of several, each is a class's own.
+    """
+    weights = np.exp((cosines - cosines[:, :1]).astype(np.float64) / temperature)  # the nearest counts 1: quotients are the same
+    weights /= weights.sum(1, keepdims=True)
+    if labels.ndim == 1:
+        cells = np.arange(len(rows))[:, None] * classes + labels[rows]
+        return np.bincount(cells.ravel(), weights.ravel(), len(rows) * classes).reshape(len(rows), classes)
+    shares = np.zeros((len(rows), classes))
+    for near in range(rows.shape[1]):
+        shares += weights[:, near, None] * (labels[rows[:, near]] > 0)
+    return shares
+
+
+def logits_of(shares: np.ndarray, several: bool = False) -> np.ndarray:
+    """Shares of votes -> logits whose softmax they are, or whose sigmoid for `several` labels an image."""
+    shares = np.clip(shares, LEAST, 1.0)
+    return np.log(shares) - (np.log(np.clip(1 - shares, LEAST, 1.0)) if several else 0.0)

@@ -1,0 +1,206 @@
+"""Logistic regression on frozen features, its penalty chosen on training images held out.
+
+n images, d numbers of a feature, K classes. What is minimised, for features that are standardised by the training images:
+
+    mean over images of the loss + l2 / 2 |W|^2      softmax cross-entropy, or for several labels an image the sum of sigmoid losses
+
+Small sets are solved by scikit-learn. Large ones are read from disk chunk by chunk, on any device, for scipy's L-BFGS: the same
+optimum, with one chunk in memory.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitreous.errors import DataError
+from vitreous.evaluation.several import average_precision, ranking
+
+SMALL = 10_000_000  # numbers of features that scikit-learn is given, in float64
+CHUNK = 16_384  # images whose loss is computed at a time
+STEPS, TOLERANCE = 1_000, 1e-5  # of L-BFGS: iterations at most, and the largest number of a gradient that is taken for none
+COARSE = tuple(10.0**power for power in range(2, -7, -1))  # penalties tried first, from strong to weak
+HALVINGS = 3  # of the step between the powers, around the best
+TRIES = len(COARSE) + 2 * HALVINGS
+UNKNOWN = 20.0  # how far below the others, for a mean image, the logit of a class lies that has no training image
+
+#: told after every fit: its penalty, and what it scored
+Each = Callable[[float, float], None]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear classifier: `weight` (K, d) and `bias` (K,), for features that are not standardised."""
+
+    weight: np.ndarray
+    bias: np.ndarray
+    l2: float
+
+    def logits(self, features: np.ndarray) -> np.ndarray:
+        """(m, d) -> (m, K) float32."""
+        weight = self.weight.T.astype(np.float32)
+        parts = [features[low : low + CHUNK] @ weight for low in range(0, len(features), CHUNK)]
+        return np.concatenate(parts) + self.bias.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Known:
+    """Training images: features (n, d), the `rows` of them that count, and labels of all, (n,) int64 or (n, K)."""
+
+    features: np.ndarray
+    labels: np.ndarray
+    rows: np.ndarray
+    classes: int
+    device: str = "cpu"
+
+    @property
+    def several(self) -> bool:
+        """Whether an image has several labels, or none."""
+        return self.labels.ndim == 2
+
+    def taking(self, rows: np.ndarray) -> Known:
+        """Some of the rows alone."""
+        return Known(self.features, self.labels, rows, self.classes, self.device)
+
+    def moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and deviation of each number, (d,) float64; 1 for the deviation of one that never changes."""
+        mean = np.sum([self.features[part].sum(0, dtype=np.float64) for part in self.parts()], 0) / len(self.rows)
+        squares = [((self.features[part] - mean) ** 2).sum(0) for part in self.parts()]
+        spread = np.sqrt(np.sum(squares, 0) / len(self.rows))
+        return mean, np.where(spread > 1e-6 * np.abs(mean) + 1e-12, spread, 1.0)
+
+    def parts(self) -> list[np.ndarray]:
+        """The rows, a chunk at a time."""
+        return [self.rows[low : low + CHUNK] for low in range(0, len(self.rows), CHUNK)]
+
+
+def fit(known: Known, l2: float, start: Linear | None = None) -> Linear:
+    """The classifier of a penalty; `start` shortens the search. A class without an image is never the answer.
+
+    Raises DataError where all images are of one class.
+    """
+    labels = known.labels[known.rows]
+    there = np.flatnonzero(labels.sum(0) if known.several else np.bincount(labels, minlength=known.classes))
+    if len(there) < 2 and not known.several:
+        raise DataError("all training images are of one class", "a classifier needs two")
+    mean, spread = known.moments()
+    small = len(known.rows) * known.features.shape[1] <= SMALL and not known.several
+    begin = None if start is None else (start.weight[there] * spread, start.bias[there] + start.weight[there] @ mean)
+    weight, bias = (library if small else streamed)(known, there, l2, (mean, spread), begin)
+    whole = np.zeros((known.classes, len(mean)))
+    low = np.full(known.classes, bias.min() - UNKNOWN)
+    whole[there], low[there] = weight / spread, bias - (weight / spread) @ mean
+    return Linear(whole, low, l2)
+
+
+Moments = tuple[np.ndarray, np.ndarray]
+Solution = tuple[np.ndarray, np.ndarray]  # weight (K', d) and bias (K',), for standardised features and the classes that are there
+
+
+def library(known: Known, there: np.ndarray, l2: float, moments: Moments, begin: Solution | None) -> Solution:
+    """By scikit-learn, which has one row for two classes, w = w1 - w0, and the penalty of it."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    x = (known.features[known.rows] - moments[0]) / moments[1]
+    y = np.searchsorted(there, known.labels[known.rows])
+    two = len(there) == 2
+    found = LogisticRegression(C=(2 if two else 1) / (l2 * len(x)), tol=TOLERANCE, max_iter=STEPS, warm_start=begin is not None)
+    if begin is not None:
+        weight, bias = (begin[0][1:] - begin[0][:1], begin[1][1:] - begin[1][:1]) if two else begin
+        found.coef_, found.intercept_ = weight.copy(), bias.copy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a penalty so weak that it takes longer is not the one chosen
+        found.fit(x, y)
+    weight, bias = np.asarray(found.coef_), np.asarray(found.intercept_)
+    return (np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2) if two else (weight, bias)
+
+
+def streamed(known: Known, there: np.ndarray, l2: float, moments: Moments, begin: Solution | None) -> Solution:
+    """By L-BFGS, each loss and gradient a sum over chunks."""
+    from scipy.optimize import minimize
+
+    shape = len(there), known.features.shape[1] + 1
+    mean, spread = (torch.from_numpy(moment).float().to(known.device) for moment in moments)
+    place = np.full(known.classes, -1)
+    place[there] = np.arange(len(there))
+
+    def chunk(rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Standardised features with a 1 for the bias, and labels."""
+        x = (torch.from_numpy(np.asarray(known.features[rows], dtype=np.float32)).to(known.device) - mean) / spread
+        y = known.labels[rows][:, there].astype(np.float32) if known.several else place[known.labels[rows]]
+        return F.pad(x, (0, 1), value=1.0), torch.from_numpy(y).to(known.device)
+
+    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        """Loss and gradient at (K' (d + 1),) weights."""
+        weight = torch.from_numpy(flat.reshape(shape)).float().to(known.device)
+        total, slope = 0.0, np.zeros(shape)
+        for rows in known.parts():
+            x, y = chunk(rows)
+            loss, gradient = losses(x @ weight.T, y)
+            total += loss
+            slope += (gradient.T @ x).double().cpu().numpy()
+        rest = flat.reshape(shape).copy()
+        rest[:, -1] = 0  # the bias is not penalised
+        value = total / len(known.rows) + l2 / 2 * float((rest**2).sum())
+        return value, (slope / len(known.rows) + l2 * rest).ravel()
+
+    at = np.zeros(shape) if begin is None else np.concatenate([begin[0], begin[1][:, None]], 1)
+    options = {"maxiter": STEPS, "gtol": TOLERANCE, "ftol": 1e-12, "maxls": 50}
+    found = minimize(objective, at.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(shape)
+    return found[:, :-1], found[:, -1]
+
+
+def losses(logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
+    """(b, K) logits and (b,) or (b, K) labels -> the sum of their losses, and its gradient (b, K)."""
+    if labels.ndim == 2:
+        return float(F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")), logits.sigmoid() - labels
+    gradient = logits.softmax(1)
+    gradient[torch.arange(len(labels), device=labels.device), labels] -= 1
+    return float(F.cross_entropy(logits, labels, reduction="sum")), gradient
+
+
+def swept(train: Known, held_out: Known, each: Each = lambda l2, score: None) -> tuple[float, float]:
+    """The penalty that is best on images held out, and its top-1 or mAP there.
+
+    Powers of ten from strong to weak, each fit begun at the one before; then the step around the best is halved, `HALVINGS` times
+    (CLIP's search, arXiv:2103.00020, appendix A.3, has the same form). Of equal scores the stronger penalty is taken.
+    """
+    tried: dict[float, float] = {}
+    last: Linear | None = None
+    features, labels = held_out.features[held_out.rows], held_out.labels[held_out.rows]
+
+    def attempt(l2: float) -> None:
+        nonlocal last
+        last = fit(train, l2, last)
+        tried[l2] = score(last.logits(features), labels)
+        each(l2, tried[l2])
+
+    for l2 in COARSE:
+        attempt(l2)
+    for halving in range(1, HALVINGS + 1):
+        best, step = chosen(tried), 10.0**2.0**-halving
+        for l2 in (best * step, best / step):
+            attempt(l2)
+    return chosen(tried), max(tried.values())
+
+
+def chosen(tried: dict[float, float]) -> float:
+    """The penalty of the highest score, the strongest of several."""
+    return max(tried, key=lambda l2: (tried[l2], l2))
+
+
+def score(logits: np.ndarray, labels: np.ndarray) -> float:
+    """(m, K) logits -> top-1, or mAP for (m, K) labels, which takes no draws for intervals."""
+    if labels.ndim == 1:
+        return float((logits.argmax(1) == labels).mean())
+    one = np.ones((len(labels), 1), np.float32)
+    there = np.flatnonzero(labels.sum(0))
+    found = [average_precision(ranking(logits[:, c].astype(np.float64), labels[:, c] > 0), one)[0] for c in there]
+    return float(np.mean(found)) if found else 0.0

@@ -1,0 +1,107 @@
+"""A model's answers to the images of a split: what every judgement starts from."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from vitreous.data.loader import Judged
+from vitreous.data.screen import readable, refuse
+from vitreous.data.split import Data, Split
+from vitreous.errors import UsageError
+from vitreous.evaluation.engine import How, make_engine
+from vitreous.evaluation.forward import CHUNK, logits_of
+from vitreous.evaluation.temperature import probabilities
+from vitreous.machine import default_workers, pick_device, warning
+from vitreous.reports.opening import data_for, examples, matched, open_bundle
+from vitreous.training.session import Listener, Silent
+from vitreous.weights.bundle import Bundle
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How answers are computed: none of it but `how` can change a figure."""
+
+    batch_size: int = CHUNK
+    workers: int | None = None
+    how: How = field(default_factory=How)
+    bad_images: str = "stop"
+    listener: Listener = field(default_factory=Silent)
+    cache: bool = True  # of features
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The images of a split, with labels in the model's order of the classes, and its answers to them.
+
+    `raw` (n, K) float32 are the logits as the model gives them, `bad` the images that could not be read, `started` the clock's
+    reading when the first one was asked for.
+    """
+
+    run: str
+    bundle: Bundle
+    source: str
+    opened: Data
+    name: str
+    split: Split
+    raw: np.ndarray
+    bad: frozenset[int]
+    started: float
+
+    @cached_property
+    def logits(self) -> np.ndarray:
+        """(n, K), divided by the bundle's temperature: in float64, where logits that differ stay different."""
+        return self.raw if self.bundle.temperature == 1 else self.raw.astype(np.float64) / self.bundle.temperature
+
+    @cached_property
+    def readable(self) -> np.ndarray:
+        """(n,) bool: the images that could be read."""
+        return np.array([sample not in self.bad for sample in range(len(self.split))], dtype=bool)
+
+    @cached_property
+    def confidence(self) -> np.ndarray:
+        """(n,) float64: the highest probability of each image, 0 of one that could not be read."""
+        return np.where(self.readable, probabilities(self.logits, self.bundle.loss).max(1), 0.0)
+
+    @cached_property
+    def right(self) -> np.ndarray:
+        """(n,) bool: the class of the highest logit is the label; for one label an image."""
+        return self.readable & (self.logits.argmax(1) == self.split.labels)
+
+
+def answered(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str, computing: Computing) -> Answered:
+    """Answer the images of a split of `data`, by default of the run's own data set.
+
+    Raises DataError for images that cannot be read, naming them; with bad_images `skip`, only where none can be. UsageError for
+    images with several labels and a model that names one; WeightsError as `open_bundle` does.
+    """
+    bundle = open_bundle(run)
+    source, opened = data_for(run, data, split)
+    return answers_to(run, bundle, source, opened, split, computing)
+
+
+def answers_to(run: str | os.PathLike[str], bundle: Bundle, source: str, opened: Data, split: str, computing: Computing) -> Answered:
+    """The same, of a model and data that are already open."""
+    chosen = matched(opened.split(split), opened, bundle.classes, bundle.several)
+    if opened.several and bundle.loss == "softmax":
+        raise UsageError(f"{run} names one class an image, {source} has several labels an image", "train with --loss sigmoid")
+    if slow := warning(computing.how.precision, pick_device(computing.how.device)):
+        computing.listener.note(slow)
+    engine = make_engine(bundle.model, bundle.preprocess, computing.how, lambda: examples(opened, bundle.preprocess))
+    started, done = time.perf_counter(), 0
+
+    def each(images: int) -> None:
+        nonlocal done
+        done += images
+        computing.listener.progress("evaluate", done, len(chosen), f"{done / (time.perf_counter() - started):.0f} images/s")
+
+    workers = default_workers() if computing.workers is None else computing.workers
+    logits, bad = logits_of(engine, Judged(chosen, bundle.preprocess, workers), computing.batch_size, each)
+    if bad and computing.bad_images == "stop":
+        raise refuse(bad, len(chosen))
+    readable(chosen, bad)  # there must be some
+    return Answered(os.fspath(run), bundle, source, opened, split, chosen, logits, frozenset(bad), started)

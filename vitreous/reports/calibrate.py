@@ -1,0 +1,73 @@
+"""A bundle's temperature: fitted on validation images, stored beside the weights, and said with every figure that it changes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.errors import UsageError
+from vitreous.evaluation.classification import calibration_error
+from vitreous.evaluation.temperature import fit_temperature, losses, probabilities
+from vitreous.reports.answers import Answered, Computing, answers_to
+from vitreous.reports.opening import data_for, open_bundle
+from vitreous.training.folder import Folder
+from vitreous.weights.adopt import bundle_in
+from vitreous.weights.bundle import set_temperature
+
+HELD_OUT = "val"  # never test, which is read to judge, nor train, which the model knows
+
+
+def calibrate(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, computing: Computing) -> dict[str, Any]:
+    """Fit a temperature on the validation images of a run, of `data` where a bundle has no run, and store it in the bundle.
+
+    Returns the temperature, what it was fitted on, and NLL and ECE there before and after. Raises UsageError for weights that are
+    no bundle, and where no images were held out; DataError where no temperature fits best.
+    """
+    folder, own = bundle_in(Path(run)), Folder(Path(run)).config.is_file()
+    if folder is None:
+        raise UsageError(f"{run} is no bundle that a temperature can be stored in", f"make one of it: vitreous convert {run} FOLDER")
+    source, opened = data_for(run, None if own else data, HELD_OUT)
+    if HELD_OUT not in opened.splits or (opened.unsplit and not own):  # of which all images are judged
+        raise UsageError(f"{source} has no val split, and a temperature is fitted on no other", "name a run, or data with a val split")
+    found = answers_to(run, open_bundle(run), source, opened, HELD_OUT, computing)
+    targets, rows = of_loss(found), found.readable
+    temperature = fit_temperature(found.raw[rows], targets[rows])
+    fitted_on = {"data": found.source, "split": HELD_OUT, "images": int(rows.sum())}
+    set_temperature(folder, temperature, fitted_on)
+    return {
+        "temperature": temperature,
+        "fitted_on": fitted_on,
+        "val": {"before": soft(found, 1.0), "after": soft(found, temperature)},
+    }
+
+
+def effect(found: Answered) -> dict[str, Any] | None:
+    """What the bundle's temperature changes on the judged images; None where there is none."""
+    if found.bundle.temperature == 1:
+        return None
+    return {
+        "temperature": found.bundle.temperature,
+        "fitted_on": found.bundle.provenance.get("temperature"),
+        found.name: {"before": soft(found, 1.0), "after": soft(found, found.bundle.temperature)},
+    }
+
+
+def soft(found: Answered, temperature: float) -> dict[str, float | None]:
+    """NLL in nats and ECE of the images that could be read, at a temperature, by the probabilities that `predict` says; ECE is None
+    where images have several labels."""
+    rows = found.readable
+    logits, targets = found.raw[rows].astype(np.float64) / temperature, of_loss(found)[rows]
+    right = logits.argmax(1) == found.split.labels[rows] if found.split.labels.ndim == 1 else None
+    ece = None if right is None else calibration_error(probabilities(logits, found.bundle.loss).max(1), right)
+    return {"nll": float(losses(logits, targets).mean()), "ece": ece}
+
+
+def of_loss(found: Answered) -> np.ndarray:
+    """The labels as the bundle's loss has them: (n,) for softmax, else (n, K) in {0, 1}."""
+    labels = found.split.labels
+    if labels.ndim == 2 or found.bundle.loss == "softmax":
+        return labels
+    return np.eye(len(found.bundle.classes), dtype=np.float32)[labels]

@@ -1,0 +1,121 @@
+"""Images of an evaluation that are worth a look, with what the model looked at: data for a page."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitreous.data.split import Split
+from vitreous.errors import DataError, UsageError
+from vitreous.evaluation.several import sigmoid
+from vitreous.weights.bundle import Bundle
+
+SHOWN = 8  # images of a kind
+SIDE = 224  # pixels of an image on the page, at most
+SMALL = 64  # below which an image is shown with its pixels as squares
+
+
+def cards(bundle: Bundle, split: Split, logits: np.ndarray, bad: frozenset[int]) -> dict[str, Any]:
+    """The images that were judged worst, and those least certain, each with its label, the answer, and its picture as a data URI.
+
+    Worst: of those answered wrongly, where the label's probability is lowest; where images have several labels, the highest loss.
+    Least certain: where the two best classes are nearest to each other, or the nearest class to 0.5. `logits` (n, K).
+    """
+    loss, margin, wrong = marks(logits, split.labels)
+    usable = np.array([sample not in bad for sample in range(len(split))], dtype=bool)
+    worst = [int(s) for s in np.argsort(-loss, kind="stable") if usable[s] and wrong[s]][:SHOWN]
+    unsure = [int(s) for s in np.argsort(margin, kind="stable") if usable[s]][:SHOWN]
+    shown = pictures(bundle, split, list(dict.fromkeys([*worst, *unsure])))
+    small = max(bundle.preprocess.image) < SMALL
+
+    def card(sample: int) -> dict[str, Any]:
+        p, name, picture = probabilities(logits[sample], split.labels.ndim == 2), split.name(sample), shown[sample]
+        best = int(p.argmax())
+        label = split.labels[sample]
+        names = [bundle.classes[place] for place in (np.flatnonzero(label > 0) if split.labels.ndim == 2 else [int(label)])]
+        return {"name": name, "label": ", ".join(names) or "none", "answer": bundle.classes[best], "p": float(p[best]), **picture}
+
+    return {"worst": [card(s) for s in worst if s in shown], "unsure": [card(s) for s in unsure if s in shown], "small": small}
+
+
+def marks(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(n, K) logits and labels, (n,) or (n, K) -> loss, distance between the two nearest answers, and what is wrong; each (n,)."""
+    scores = logits.astype(np.float64)
+    if labels.ndim == 2:
+        loss = (np.logaddexp(0, scores) - (labels > 0) * scores).sum(1)
+        return loss, np.abs(sigmoid(scores) - 0.5).min(1), ((scores > 0) != (labels > 0)).any(1)
+    log_p = scores - scores.max(1, keepdims=True)
+    log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))
+    best = np.sort(log_p, 1)[:, -2:]
+    return -log_p[np.arange(len(labels)), labels], np.exp(best[:, -1]) - np.exp(best[:, 0]), log_p.argmax(1) != labels
+
+
+def probabilities(logits: np.ndarray, several: bool) -> np.ndarray:
+    """(K,) logits -> (K,) probabilities."""
+    p = sigmoid(logits) if several else np.exp(logits.astype(np.float64) - logits.max())
+    return p if several else p / p.sum()
+
+
+def pictures(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict[str, str | None]]:
+    """Samples as data URIs: the picture as the model sees it, and the same with its attention, where the model has any."""
+    pixels: dict[int, Tensor] = {}
+    for sample in samples:
+        try:
+            pixels[sample] = bundle.preprocess.pixels(bundle.preprocess.decoded(split.raw(sample), split.name(sample)))
+        except DataError:  # gone since it was judged
+            continue
+    if not pixels:
+        return {}
+    maps = attention(bundle, torch.stack(list(pixels.values())))
+    found = {}
+    for place, (sample, own) in enumerate(pixels.items()):
+        image = shown(own)
+        found[sample] = {"picture": uri(image), "attention": uri(lit(image, maps[place])) if maps is not None else None}
+    return found
+
+
+def attention(bundle: Bundle, pixels: Tensor) -> np.ndarray | None:
+    """(B, C, *image) pixels -> (B, *grid) rollout from the class token, its greatest value 1; None for models that have none."""
+    from vitreous.inspection.rollout import rollout
+
+    model, device = bundle.model, next(bundle.model.parameters()).device
+    try:
+        found = [rollout(model, bundle.preprocess.normalise(part.to(device))) for part in pixels.split(4)]
+    except UsageError:
+        return None
+    grid, prefix = found[0].grid, found[0].prefix
+    if len(grid) != 2:
+        return None
+    maps = torch.cat([one.joint[:, -1, prefix:] for one in found])
+    return (maps / maps.amax(1, keepdim=True).clamp(min=1e-12)).unflatten(1, grid).cpu().numpy()
+
+
+def shown(pixels: Tensor) -> Image.Image:
+    """(C, *image) pixels -> an RGB picture of at most `SIDE`; of other channels than three, the first."""
+    bands = (pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, *pixels.shape[1:])).float()
+    if pixels.dtype != torch.uint8:
+        low, high = bands.min(), bands.max()
+        bands = (bands - low) / (high - low).clamp(min=1e-9) * 255
+    image = Image.fromarray(bands.to(torch.uint8).permute(1, 2, 0).contiguous().numpy())
+    share = min(1.0, SIDE / max(image.size))
+    return image.resize((max(1, round(image.width * share)), max(1, round(image.height * share)))) if share < 1 else image
+
+
+def lit(image: Image.Image, weights: np.ndarray) -> Image.Image:
+    """A picture times its attention (*grid) in [0, 1], as in the paper's Figure 6."""
+    light = Image.fromarray((weights * 255).astype(np.uint8)).resize(image.size, Image.Resampling.BILINEAR)
+    return Image.fromarray((np.asarray(image) * (0.12 + 0.88 * np.asarray(light, np.float32)[..., None] / 255)).astype(np.uint8))
+
+
+def uri(image: Image.Image) -> str:
+    """A picture as a data URI: PNG where it is small, else JPEG."""
+    buffer = io.BytesIO()
+    small = max(image.size) < SMALL
+    image.save(buffer, "PNG") if small else image.save(buffer, "JPEG", quality=85)
+    return f"data:image/{'png' if small else 'jpeg'};base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,0 +1,109 @@
+"""Two runs judged on the same images."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.split import Data
+from vitreous.errors import DataError, UsageError
+from vitreous.evaluation.classification import judge
+from vitreous.evaluation.comparison import Answers, Comparison
+from vitreous.evaluation.comparison import compare as compared
+from vitreous.evaluation.report import Report
+from vitreous.models.names import name_of
+from vitreous.reports.answers import Answered, Computing, answers_to
+from vitreous.reports.evaluate import record
+from vitreous.reports.opening import data_for, open_bundle, places
+from vitreous.reports.seen import seen, told
+from vitreous.training.folder import Folder
+from vitreous.weights.adopt import bundle_in
+from vitreous.weights.bundle import Bundle
+
+
+def is_run(word: str) -> bool:
+    """Whether a word of the command line names a run folder or a bundle, rather than data."""
+    return Folder(Path(word)).config.is_file() or bundle_in(Path(word)) is not None
+
+
+def compare(
+    first: str | os.PathLike[str],
+    second: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    split: str = "test",
+    computing: Computing | None = None,
+) -> dict[str, Any]:
+    """Judge two runs on the same images: each one's figures, how they differ, and whether that can be told from chance.
+
+    The images are of `data`, by default of the first run's data set, or of the second's where the first is a bundle alone. Classes
+    are matched by name. Each reading is added to its run's `evaluations.jsonl`. Raises DataError for a class of the data that one of
+    the models does not know, naming both; UsageError where one takes images for one label and the other for several.
+    """
+    computing, runs = computing or Computing(), [os.fspath(first), os.fspath(second)]
+    bundles = [open_bundle(run) for run in runs]
+    if bundles[0].several != bundles[1].several:
+        one = next(run for run, bundle in zip(runs, bundles, strict=True) if not bundle.several)
+        raise UsageError(f"{one} names one class an image, the other run names several", "compare runs that answer the same question")
+    home = runs[0] if data is not None or Folder(Path(runs[0])).config.is_file() else runs[1]
+    source, opened = data_for(home, data, split)
+    for run, bundle in zip(runs, bundles, strict=True):
+        known_to(run, bundle, source, opened)
+    if set(bundles[0].classes) != set(bundles[1].classes):
+        computing.listener.note("the runs do not know the same classes; they are compared on those of the data")
+    found = [answers_to(run, bundle, source, opened, split, computing) for run, bundle in zip(runs, bundles, strict=True)]
+    judged, made = [], []
+    for one in found:
+        own = None if data is None and one.run == home else source
+        facts, report = seen(one, own), judge(one.logits, one.split.labels, one.bundle.classes, one.readable)
+        for line in told(facts, one):
+            computing.listener.note(line)
+        record(one.run, source, split, report.summary())
+        judged.append(facts)
+        made.append(report)
+    comparison = compared(*(answers_of(one) for one in found))
+    return described(found, made, judged, comparison)
+
+
+def known_to(run: str, bundle: Bundle, source: str, opened: Data) -> None:
+    """Raise DataError, with the run's name, where a run does not know a class of the data."""
+    try:
+        places(opened, bundle.classes)
+    except DataError as error:
+        raise DataError(f"{run}, on {source}: {error.message}", error.hint) from None
+
+
+def answers_of(found: Answered) -> Answers:
+    """Logits and labels that two models can be compared by: where images have several labels, in the order of the data's classes."""
+    logits, labels = found.logits.astype(np.float64), found.split.labels
+    if labels.ndim == 2:
+        order = places(found.opened, found.bundle.classes)
+        return Answers(logits[:, order], labels[:, order], found.readable)
+    return Answers(logits, labels, found.readable)
+
+
+def described(found: list[Answered], reports: list[Report], facts: list[dict[str, Any]], comparison: Comparison) -> dict[str, Any]:
+    """The document of a comparison. `a` and `b` are the runs in the order in which they were named; differences are b less a."""
+    a, b = found
+    sides = [
+        {"run": one.run, "model": name_of(one.bundle.model.config), "temperature": one.bundle.temperature, **seen_by, **report.summary()}
+        for one, report, seen_by in zip(found, reports, facts, strict=True)
+    ]
+    names = [os.path.basename(one.run.rstrip("/")) for one in found]
+    names = names if names[0] != names[1] and all(names) else [a.run, b.run]
+    return {
+        "data": a.source,
+        "split": a.name,
+        "images": len(a.split),
+        "a": sides[0],
+        "b": sides[1],
+        "counts": comparison.counts,
+        "mcnemar_p": comparison.p,
+        "difference": comparison.differences,
+        "interval": {name: None if ends is None else list(ends) for name, ends in comparison.intervals.items()},
+        "figures": {name: list(pair) for name, pair in comparison.figures.items()},
+        "told": comparison.told,
+        "verdict": comparison.verdict(*names),
+    }

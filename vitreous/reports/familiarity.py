@@ -1,0 +1,199 @@
+"""Judgements by the training images: which images are unlike them, and which labels are probably wrong."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.copies.listing import marked
+from vitreous.data.layouts.folder import list_images
+from vitreous.data.screen import refuse
+from vitreous.data.sources import open_data
+from vitreous.data.split import Files, Split
+from vitreous.errors import DataError, ResourceError, UsageError
+from vitreous.evaluation.features import Features, features_of
+from vitreous.evaluation.outliers import familiar, separation
+from vitreous.evaluation.suspects import CONFIDENT, K, neighbour_shares, suspects
+from vitreous.evaluation.temperature import probabilities
+from vitreous.reports.answers import Answered, Computing
+from vitreous.reports.opening import data_for, everything, matched
+from vitreous.reports.seen import identities, without_excluded
+from vitreous.training.folder import Folder
+from vitreous.weights.bundle import write_text
+
+SHOWN = 10  # images of a kind in a document
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Training images that features are known of: where they come from, what they are, and the rows of those that could be read."""
+
+    source: str
+    split: Split
+    features: np.ndarray
+    rows: np.ndarray
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The labels of those rows, in the order of the model's classes."""
+        return self.split.labels[self.rows]
+
+    @property
+    def usable(self) -> np.ndarray:
+        """(n, d) features of those rows: on disk where they are all."""
+        return self.features if len(self.rows) == len(self.features) else self.features[self.rows]
+
+
+def memory(found: Answered, computing: Computing, alone: bool = False) -> Memory:
+    """The training images of the run, or of the judged data where there is no run.
+
+    Data without a training split stand in for it themselves if `alone`. Raises UsageError where there is nothing to compare with.
+    """
+    source, opened = found.source, found.opened
+    if Folder(Path(found.run)).config.is_file():
+        source, opened = data_for(found.run, None, "train")
+        opened = replace(opened, splits={"train": without_excluded(opened.split("train"), Folder(Path(found.run)))})
+    elif "train" not in opened.splits and not alone:
+        raise UsageError(f"{source} has no training images to compare with", "name a run, or data with a train split")
+    split = opened.splits.get("train")
+    chosen = found.split if split is None else matched(split, opened, found.bundle.classes, found.bundle.several)
+    features = rows_of(found, chosen, "training images", computing)
+    return Memory(source, chosen, features.rows, np.flatnonzero(features.good))
+
+
+def rows_of(found: Answered, split: Split, name: str, computing: Computing) -> Features:
+    """The features of a split, computed once. Raises DataError for unreadable images, unless they are skipped."""
+    started, done = time.perf_counter(), 0
+
+    def each(images: int) -> None:
+        nonlocal done
+        done += images
+        computing.listener.progress(f"features of {name}", done, len(split), f"{done / (time.perf_counter() - started):.0f} images/s")
+
+    c, bundle = computing, found.bundle
+    features = features_of(bundle.model, bundle.preprocess, split, c.how, c.batch_size, c.workers, c.cache, each)
+    if features.bad and computing.bad_images == "stop":
+        raise refuse({sample: DataError(why) for sample, why in features.bad.items()}, len(split))
+    if not features.good.any():
+        raise DataError(f"none of the {len(split)} {name} can be read; the first: {next(iter(features.bad.values()))}")
+    return features
+
+
+def outliers(found: Answered, computing: Computing, file: str | None, against: str | None) -> dict[str, Any]:
+    """How unlike the training images the judged ones are: `score`, relative Mahalanobis distance in squared standard deviations of the
+    features, higher is less familiar.
+
+    `file` gets path, score, and the share of training images that score lower. `against`: other data, whose images are told from
+    the judged ones by AUROC and the false-positive rate at 95 % true positives (of judged images let pass).
+    """
+    known = memory(found, computing)
+    kinds = familiar(known.usable, known.labels, len(found.bundle.classes))
+    features = rows_of(found, found.split, "the judged images", computing)
+    usual, rows = np.sort(kinds.scores(known.usable)), np.flatnonzero(features.good)
+    scores = kinds.scores(features.rows[rows])
+    shares = np.searchsorted(usual, scores) / len(usual)
+    order = np.argsort(-scores, kind="stable")
+    table = [(found.split.name(int(rows[i])), float(scores[i]), float(shares[i])) for i in order]
+    if file:
+        write_table(file, ["path", "score", "training_below"], [[name, f"{score:.4f}", f"{share:.4f}"] for name, score, share in table])
+    return {
+        "method": "Mahalanobis" if kinds.classes is None else "relative Mahalanobis",
+        "unit": "squared standard deviations of the features; higher is less familiar",
+        "fitted_on": {"data": known.source, "split": "train", "images": len(known.rows)},
+        "images": len(rows),
+        "median": float(np.median(scores)),
+        "training_median": float(np.median(usual)),
+        "above_training_99": float((scores > np.percentile(usual, 99)).mean()),
+        "top": [{"path": name, "score": score, "training_below": share} for name, score, share in table[:SHOWN]],
+        "against": None if against is None else told_apart(found, computing, scores, kinds, against),
+    }
+
+
+def told_apart(found: Answered, computing: Computing, usual: np.ndarray, kinds: Any, against: str) -> dict[str, Any]:
+    """How well the judged images are told from all those of other data, whatever their classes."""
+    split = images_of(against)
+    features = rows_of(found, split, "the other data", computing)
+    return {"data": against, "images": int(features.good.sum())} | separation(usual, kinds.scores(features.rows[features.good]))
+
+
+def images_of(source: str) -> Split:
+    """The test split of other data, all of those without one, or every image below a folder. Raises DataError."""
+    try:
+        opened = open_data(source)
+        return opened.split("test") if "test" in opened.splits and not opened.unsplit else everything(opened).split("test")
+    except DataError:
+        paths = list_images(Path(source)) if os.path.isdir(source) else []
+        if not paths:
+            raise
+        return Files(paths, np.zeros(len(paths), dtype=np.int64))
+
+
+def suspected(found: Answered, computing: Computing, file: str) -> dict[str, Any]:
+    """Images whose label is probably wrong: the model and the nearest training images both say otherwise, with confidence.
+
+    `file` gets one row each, the surest first: path, label, the model's class and its probability, the neighbours' class and their
+    share, score. An image that is a training image is no neighbour of its own. What a model has learned by heart it does not
+    doubt: labels of training images are best judged by a run that did not train on them. Raises UsageError for several labels.
+    """
+    if found.split.labels.ndim == 2:
+        raise UsageError("--suspects is for data with one label an image", "leave it out")
+    known, classes = memory(found, computing, alone=True), found.bundle.classes
+    features = known.features if known.split is found.split else rows_of(found, found.split, "the judged images", computing).rows
+    rows = np.flatnonzero(found.readable)
+    place = {identity: index for index, identity in enumerate(identities(known.split, known.source))}
+    at = {int(row): index for index, row in enumerate(known.rows)}
+    names = identities(found.split, found.source)
+    own = np.array([at.get(place.get(names[row], -1), -1) for row in rows], dtype=np.int64)
+    shares = neighbour_shares(features[rows], known.usable, known.labels, len(classes), own)
+    listed = suspects(probabilities(found.logits[rows], found.bundle.loss), shares, found.split.labels[rows])
+    table = [
+        {
+            "path": found.split.name(int(rows[one.sample])),
+            "label": classes[one.label],
+            "class": classes[one.answer],
+            "probability": one.probability,
+            "knn_class": classes[one.neighbour],
+            "share": one.share,
+            "score": one.score,
+        }
+        for one in listed
+    ]
+    head = ["path", "label", "model_class", "probability", "knn_class", "share", "score"]
+    write_table(file, head, [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row.values()] for row in table])
+    return {
+        "file": file,
+        "images": len(rows),
+        "count": len(table),
+        "neighbours": K,
+        "least": CONFIDENT,
+        "compared_with": {"data": known.source, "images": len(known.rows)},
+        "top": table[:SHOWN],
+    }
+
+
+def write_table(path: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A CSV file that is there whole or not at all; no spreadsheet computes what is in it. Raises ResourceError."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(head)
+    writer.writerows([cell if cell[:1] == "-" and number(cell) else marked(cell) for cell in row] for row in rows)
+    try:
+        write_text(Path(path), text.getvalue())
+    except OSError as error:
+        raise ResourceError(f"cannot write {path}: {error.strerror}", "choose another file") from None
+
+
+def number(cell: str) -> bool:
+    """Whether a cell is a number."""
+    with suppress(ValueError):
+        return bool(np.isfinite(float(cell)))
+    return False

@@ -1,0 +1,198 @@
+"""`report.html`: what a run is and how well it does, on one page that needs nothing but itself.
+
+Curves, figures with intervals, classes, confusion, calibration, the worst and the least certain images with what the model looked
+at, the data, the learning-rate grid where there was one, compute, environment, and the commands that repeat it. Large data are
+sampled: a page has at most `ROWS` classes in full, `CELLS` in its confusion matrix and `cards.SHOWN` images of a kind.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.evaluation.report import Report
+from vitreous.models.names import name_of
+from vitreous.reports.answers import Answered
+from vitreous.reports.cards import cards
+from vitreous.reports.plots import COLOURS, INK, Curve, confusion, curves, reliability
+from vitreous.training.folder import Folder, whole
+from vitreous.training.run import Run
+from vitreous.weights.bundle import write_text
+
+ROWS = 60  # classes shown in full; of more, the worst and the best
+CELLS = 40  # classes in the confusion matrix; of more, those most often wrong
+BINS = 15  # of the reliability diagram, as of the calibration error
+NAMES = {"top1": "top-1", "top5": "top-5", "map": "mAP", "macro_f1": "macro F1", "micro_f1": "micro F1", "nll": "NLL", "ece": "ECE"}
+SHARES = ("top1", "top5", "map", "macro_f1", "micro_f1")  # shown in per cent
+
+
+def write_report(
+    path: Path, folder: Folder | None = None, found: Answered | None = None, report: Report | None = None, command: str | None = None
+) -> None:
+    """Write the page of a run, of an evaluation (the answers and what they come to), or of both. `command` repeats the evaluation."""
+    from jinja2 import Environment, PackageLoader
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=PackageLoader("vitreous", "reports"))
+    environment.filters |= {"span": span, "percent": percent, "number": number, "size": size}
+    parts: dict[str, Any] = {"trained": None, "grid": None, "judged": None}
+    if folder is not None and folder.config.is_file():
+        parts |= trained(folder)
+    if found is not None and report is not None:
+        parts |= {"judged": evaluated(found, report), "model": name_of(found.bundle.model.config)}
+        parts.setdefault("data", Path(found.source).name or found.source)
+    parts["commands"] = list(dict.fromkeys([*parts.get("commands", []), *([command] if command else [])]))
+    write_text(path, environment.get_template("report.html").render(**parts))
+
+
+def trained(folder: Folder) -> dict[str, Any]:
+    """What the files of a run's folder say of its training."""
+    run, summary = folder.run(), document(folder.summary)
+    table, lines = document(folder.path / "trials.json"), metrics(folder.metrics)
+    measure = "map" if any("val/map" in line for line in lines) else "top1"
+    panels: list[tuple[str, str, list[Curve]]] = [
+        ("training loss", "train/loss", [("", COLOURS[0], lines)]),
+        (f"validation {NAMES[measure]}", f"val/{measure}", [("", COLOURS[2], lines)]),
+        ("learning rate", "lr", [("", COLOURS[1], lines)]),
+    ]
+    drawn = [curves(*panel) for panel in panels if any(line.get(panel[1]) is not None for line in lines)]
+    return {
+        "model": name_of(run.model),
+        "data": Path(run.data.source).name or run.data.source,
+        "trained": {"run": run, "summary": summary, "curves": drawn},
+        "classes_of": data_facts(folder, run),
+        "grid": grid(folder, run, table, summary) if table else None,
+        "environment": {name: value for name, value in document(folder.path / "environment.json").items() if value},
+        "commands": commands(folder, run, table),
+    }
+
+
+def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
+    """The trials of a learning-rate grid, and their curves."""
+    trials: list[Curve] = [
+        (f"{row['lr']:g}", COLOURS[count % len(COLOURS)], metrics(folder.path / row["folder"] / "metrics.jsonl"))
+        for count, row in enumerate(table["trials"])
+    ]
+    last: list[Curve] = [(f"{run.optimizer.lr:g}, all images", INK, metrics(folder.metrics))] if summary else []
+    several = any(line.get("val/map") is not None for _, _, lines in [*trials, *last] for line in lines)
+    measure = "map" if several else "top1"
+    panels = [("training loss", "train/loss", [*trials, *last]), (f"held-out {NAMES[measure]}", f"val/{measure}", trials)]
+    return {**table, "measure": NAMES[measure], "curves": [curves(*panel, "learning rate") for panel in panels] if trials else []}
+
+
+def evaluated(found: Answered, report: Report) -> dict[str, Any]:
+    """What an evaluation found, for the page."""
+    rank = "ap" if report.several else "f1"
+    rows = sorted(report.per_class, key=lambda row: row[rank] if row[rank] is not None else 2.0)
+    worst, best = (rows, []) if len(rows) <= ROWS else (rows[: ROWS * 2 // 3], [row for row in rows if row["images"]][-ROWS // 3 :])
+    figures = [(NAMES[name], figure(name, value), ends(name, report.ends.get(name)))
+               for name, value in report.figures.items() if name in NAMES and value is not None]  # fmt: skip
+    return {
+        "source": found.source,
+        "name": found.name,
+        "images": report.images,
+        "unreadable": report.unreadable,
+        "figures": figures,
+        "worst": worst,
+        "best": best,
+        "left": len(rows) - len(worst) - len(best),
+        "rank": "AP" if report.several else "F1",
+        **matrix(report, found.bundle.classes),
+        "reliability": None if report.several else diagram(found),
+        "cards": cards(found.bundle, found.split, found.logits, found.bad),
+    }
+
+
+def matrix(report: Report, classes: tuple[str, ...]) -> dict[str, Any]:
+    """The confusion matrix: whole, or of the classes most often wrong."""
+    if report.cells is None or len(classes) < 2:
+        return {"confusion": None, "chosen": 0}
+    label, answer, count = report.cells.T
+    chosen = np.arange(len(classes))
+    if len(chosen) > CELLS:
+        wrong = sum(np.bincount(side, weights=count * (label != answer), minlength=len(classes)) for side in (label, answer))
+        chosen = np.sort(np.argsort(-wrong, kind="stable")[:CELLS])
+    places = [np.searchsorted(chosen, side).clip(max=len(chosen) - 1) for side in (label, answer)]
+    kept = (chosen[places[0]] == label) & (chosen[places[1]] == answer)
+    counts = np.zeros((len(chosen), len(chosen)), np.int64)
+    counts[places[0][kept], places[1][kept]] = count[kept]
+    drawn = confusion(counts, [classes[place] for place in chosen])
+    return {"confusion": drawn, "chosen": len(chosen) if len(chosen) < len(classes) else 0}
+
+
+def diagram(found: Answered) -> Any:
+    """The reliability diagram over the images that could be read."""
+    confidence, right = found.confidence[found.readable], found.right[found.readable]
+    if not len(confidence):
+        return None
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    counts = np.bincount(bins, minlength=BINS)
+    accuracy, mean = (np.bincount(bins, weights=values, minlength=BINS) / np.maximum(counts, 1) for values in (right, confidence))
+    return reliability(np.linspace(0, 1, BINS + 1), accuracy, mean, counts)
+
+
+def data_facts(folder: Folder, run: Run) -> list[tuple[str, Any]]:
+    """What the page says of the data of a run."""
+    facts = document(folder.path / "data.json")
+    if not facts:
+        return []
+    splits = ", ".join(f"{name} {count:,}" for name, count in facts.get("splits", {}).items())
+    found = [("source", facts["source"]), ("images", splits), ("trained on", f"{run.data.images:,}")]
+    found += [("classes", f"{len(facts['classes']):,}")]
+    found += [("left out by", facts["left_out_by"])] if facts.get("left_out_by") else []
+    found += [("note", note) for note in facts.get("notes", [])]
+    return [*found, ("fingerprint", facts["fingerprint"])]
+
+
+def commands(folder: Folder, run: Run, table: dict[str, Any]) -> list[str]:
+    """What repeats the run, each trial of its grid, and what reads the test split."""
+    place, data = str(folder.path), shlex.quote(run.data.source)
+    first = folder.path / "command.txt"
+    lines = first.read_text("utf-8").splitlines() if first.is_file() else []
+    homes = [*(f"{place}/{row['folder']}" for row in table.get("trials", [])), place]
+    return [*lines, *(f"vitreous train {data} --config {shlex.quote(home + '/config.yaml')} --out AGAIN" for home in homes),
+            f"vitreous evaluate {shlex.quote(place)}"]  # fmt: skip
+
+
+def document(path: Path) -> dict[str, Any]:
+    """A JSON document; empty where there is no file."""
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+
+def metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file; none where there is no file."""
+    lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
+    return [json.loads(line) for line in lines if whole(line)]
+
+
+def figure(name: str, value: float) -> str:
+    """One figure for people."""
+    return percent(value) if name in SHARES else f"{value:.3f}"
+
+
+def ends(name: str, interval: list[float] | None) -> str:
+    """A 95 % interval for people."""
+    return "" if interval is None else f"{figure(name, interval[0])} to {figure(name, interval[1])}"
+
+
+def percent(value: float | None) -> str:
+    """A share for people."""
+    return "–" if value is None else f"{100 * value:.2f} %"
+
+
+def number(value: float | None) -> str:
+    """A number for people, with as many digits as say something."""
+    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def size(value: float | None) -> str:
+    """Bytes for people."""
+    return "–" if not value else f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+
+
+def span(seconds: float) -> str:
+    """A time for people."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

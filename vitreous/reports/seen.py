@@ -1,0 +1,127 @@
+"""Whether a model has seen the images that it is judged on: in training, or when something about it was chosen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.copies.listing import staying
+from vitreous.data.layouts.packed import Pixels
+from vitreous.data.layouts.tars import Tars
+from vitreous.data.sources import open_data
+from vitreous.data.split import Arrays, Files, Split
+from vitreous.errors import VitreousError
+from vitreous.reports.answers import Answered
+from vitreous.training.folder import Folder
+
+FAR = 8  # runs that a run may have started from, one after the other
+
+
+def seen(found: Answered, data: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """`trained_on`: whether any judged image is one that the model was trained on, None where that cannot be told; how many are; and
+    `chosen_on`: what was chosen or fitted on the split.
+
+    Images are the same that are the same file, or hold the same pixels in memory; and the data of a run are known wherever they
+    lie by their fingerprint. The runs that a run started from, and those in a soup, count too. `data`: what the user named.
+    """
+    own, hit, known = identities(found.split, found.source), np.zeros(len(found.split), dtype=bool), False
+    for folder in homes(Path(found.run), found.bundle.provenance):
+        for source, split in trained_on(folder, found, data):
+            known = True
+            images = set(identities(split, source))
+            hit |= np.array([image in images for image in own], dtype=bool)
+    count = int(hit.sum())
+    return {"trained_on": count > 0 if known else None, "trained_on_images": count if known else None, "chosen_on": chosen_on(found)}
+
+
+def told(facts: dict[str, Any], found: Answered) -> list[str]:
+    """What to say of it: a sentence each."""
+    count, total = facts["trained_on_images"], len(found.split)
+    said = []
+    if count:
+        which = "these images" if count == total else f"{count} of these {total} images"
+        said.append(f"{found.run} was trained on {which}: the figures say how well it remembers, not how well it does on others")
+    said += [f"these images were used to {reason}: the figures flatter it" for reason in facts["chosen_on"]]
+    return said
+
+
+def homes(run: Path, provenance: dict[str, Any]) -> Iterator[Folder]:
+    """The folders of all runs that the weights come from: the run, what it started from, and the ingredients of a soup."""
+    waiting = [run, *(Path(row["run"]) for row in provenance.get("ingredients", []))]
+    for _ in range(FAR + len(waiting)):
+        if not waiting:
+            return
+        folder = Folder(waiting.pop(0))
+        if folder.config.is_file():
+            yield folder
+            init = folder.run().init
+            waiting += [Path(init)] if init else []
+
+
+def trained_on(folder: Folder, found: Answered, data: str | os.PathLike[str] | None) -> Iterator[tuple[str, Split]]:
+    """The training images of a run, where they can be found, and what holds them."""
+    run = folder.run().data
+    mine = data is None and folder.path == Path(found.run)
+    for source in dict.fromkeys([run.source, found.source]):
+        try:
+            opened = found.opened if mine else open_data(source, run.split_seed, run.group_by).holding_out(run.hold_out, run.split_seed)
+            if source == run.source or opened.fingerprint() == run.fingerprint:
+                yield source, without_excluded(opened.split("train"), folder)
+        except (VitreousError, OSError):  # moved away, or other data
+            continue
+
+
+def without_excluded(split: Split, folder: Folder) -> Split:
+    """The training images less those that the run left out."""
+    listed = folder.path / "excluded.json"
+    return split.take(staying(split, frozenset(json.loads(listed.read_text("utf-8"))))) if listed.is_file() else split
+
+
+def chosen_on(found: Answered) -> list[str]:
+    """What was chosen on the split that is judged, in words that follow `used to`."""
+    folder, told, reasons = Folder(Path(found.run)), found.bundle.provenance, []
+    if folder.config.is_file() and found.name == "val" and same(folder.run().data.source, found.source):
+        trials = folder.path.parent
+        if trials.name == "trials" and (trials.parent / "trials.json").is_file():
+            reasons.append("choose the learning rate")
+    if told.get("soup") == "greedy" and told.get("split") == found.name and same(told.get("data"), found.source):
+        reasons.append("choose what is in the soup")
+    fitted = told.get("temperature")
+    if fitted and fitted.get("split") == found.name and same(fitted.get("data"), found.source):
+        reasons.append("fit the temperature")
+    return reasons
+
+
+def same(one: str | None, other: str | None) -> bool:
+    """Whether two sources name the same data."""
+    return one is not None and other is not None and (one == other or os.path.realpath(one) == os.path.realpath(other))
+
+
+def identities(split: Split, source: str) -> list[bytes]:
+    """What tells each image of a split from others, wherever it is listed: its file, its place in an archive, or its pixels."""
+    if isinstance(split, Files):
+        real: dict[bytes, bytes] = {}
+        found = []
+        for sample in range(len(split)):
+            home, _, name = os.fsencode(split.path(sample)).rpartition(b"/")
+            if home not in real:  # links are mostly to folders, and to look up each file takes seconds
+                real[home] = os.path.realpath(home or b".")
+            found.append(real[home] + b"/" + name)
+        return found
+    if isinstance(split, Arrays):
+        return [hashlib.sha1(np.ascontiguousarray(split.raw(s)).tobytes()).digest() for s in range(len(split))]
+    if isinstance(split, Pixels):
+        rows = split.rows
+        return [f"{split.shards[row['shard']]}:{row['offset']}".encode() for row in rows]
+    if isinstance(split, Tars):
+        index = split.index
+        places = [os.path.realpath(archive) for archive in index.archives]
+        return [os.fsencode(places[index.archive[row]]) + b":" + index.name(int(row)) for row in split.rows]
+    home = os.path.realpath(source)
+    return [f"{home}:{split.name(sample)}".encode("utf-8", "surrogateescape") for sample in range(len(split))]

@@ -1,0 +1,236 @@
+"""The protocols `real` and `objectnet`: a model with ImageNet's head, judged by files of right answers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitreous.data.decode import decode, printable, read_regular
+from vitreous.data.layouts.imagenet import is_ilsvrc2012, torchvision_names
+from vitreous.data.loader import Judged
+from vitreous.data.screen import readable, refuse
+from vitreous.data.split import Split
+from vitreous.errors import DataError, UsageError
+from vitreous.evaluation.engine import make_engine
+from vitreous.evaluation.forward import logits_of
+from vitreous.evaluation.report import Report
+from vitreous.evaluation.sets import judge_sets
+from vitreous.machine import default_workers
+
+if TYPE_CHECKING:
+    from vitreous.reports.protocols import Case, Found
+
+IMAGENET = 1_000
+NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
+AGREE = 0.9  # share of names that a head's have to share with torchvision's, in their order
+RED = (255, 0, 0)
+REAL = "real.json of github.com/google-research/reassessed-imagenet: a list of 50,000 lists of numbers below 1,000"
+MAP = 'expected {"class": number or [numbers], …} in JSON, or rows of class,number in CSV; numbers are ImageNet\'s, below 1,000'
+
+
+def real(case: Case) -> Found:
+    """ImageNet ReaL: right is what several people agreed on, one or more of the 1,000 classes; images without any are left out."""
+    path, order = named(case), imagenet_order(case.run, case.bundle.classes)
+    answers, split = read_real(path), case.judged
+    found = [NUMBER.search(os.path.basename(split.name(sample))) for sample in range(len(split))]
+    if not all(found):
+        way = "ReaL's labels are in the order of ILSVRC2012_val_00000001.JPEG, …: judge images with those names"
+        raise DataError(f"{split.name(found.index(None))} is no validation image of ImageNet", way)
+    numbers = [int(match[1]) for match in found if match]
+    if not 0 < min(numbers) <= max(numbers) <= len(answers):
+        raise DataError(f"images {min(numbers)} to {max(numbers)} are not all among the {len(answers)} of {printable(path)}", REAL)
+    right = table([answers[number - 1] for number in numbers], order)
+    if not right.any():
+        raise DataError(f"no image of {case.source} has a label in {printable(path)}", REAL)
+    scores, right, good = answered(case, split, right)
+    report = judge_sets(scores, right, good)
+    return found_by(report, [report.summary()], {"labels": os.fspath(path), "images_without_label": len(split) - len(right)})
+
+
+def objectnet(case: Case) -> Found:
+    """ObjectNet (Barbu et al., 2019): its classes that ImageNet has too, each as one or several of the 1,000.
+
+    The headline takes the model's answer among all 1,000 classes, as the data set's authors do, and BiT and the paper after them; the
+    figures `mapped` choose among the classes alone that the map names. The red frame around the published images is cut off.
+    """
+    path, order = named(case), imagenet_order(case.run, case.bundle.classes)
+    if case.data.several:
+        raise UsageError(f"{case.source} has several labels an image", "ObjectNet has one")
+    known = {plain(name): numbers for name, numbers in read_map(path).items()}
+    of_class = [known.get(plain(name), []) for name in case.data.classes]
+    right = table(of_class, order)[case.judged.labels]
+    if not right.any():
+        way = f"they are called {', '.join(case.data.classes[:5])}, …"
+        raise DataError(f"{printable(path)} names none of the classes of {case.source} that have images", way)
+    scores, right, good = answered(case, Unframed(case.judged), right)
+    report = judge_sets(scores, right, good)
+    chosen = np.where(table(of_class, order).any(0), scores, -np.inf)
+    figures = [{"among": "all", **report.summary()}, {"among": "mapped", **judge_sets(chosen, right, good).summary()}]
+    further = {"labels": os.fspath(path), "classes_mapped": sum(map(bool, of_class)), "images_not_mapped": len(case.judged) - len(right)}
+    return found_by(report, figures, further)
+
+
+SETS = {"real": real, "objectnet": objectnet}
+
+
+def found_by(report: Report, figures: list[dict[str, Any]], further: dict[str, Any]) -> Found:
+    """What a protocol found."""
+    from vitreous.reports.protocols import Found
+
+    return Found(report, figures, further)
+
+
+def answered(case: Case, split: Split, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logits (m, 1000) of the images with a right answer, those answers (m, 1000), and which images are readable (m,)."""
+    rows, s, done = np.flatnonzero(right.any(1)), case.computing, 0
+    judged = split.take(rows)
+    engine = make_engine(case.bundle.model, case.bundle.preprocess, s.how)
+    reader = Judged(judged, case.bundle.preprocess, default_workers() if s.workers is None else s.workers)
+
+    def each(images: int) -> None:
+        nonlocal done
+        done += images
+        s.listener.progress("evaluate", done, len(rows))
+
+    logits, bad = logits_of(engine, reader, s.batch_size, each)
+    if bad and s.bad_images == "stop":
+        raise refuse(bad, len(rows))
+    readable(judged, bad)  # there must be some
+    return logits, right[rows], np.array([sample not in bad for sample in range(len(rows))])
+
+
+def table(sets: Sequence[Sequence[int]], order: np.ndarray) -> np.ndarray:
+    """Sets of ImageNet's numbers -> (n, 1000) bool at the model's places of them."""
+    right = np.zeros((len(sets), IMAGENET), dtype=bool)
+    for row, numbers in enumerate(sets):
+        right[row, order[list(numbers)]] = True
+    return right
+
+
+def imagenet_order(run: str, classes: tuple[str, ...]) -> np.ndarray:
+    """Where each of ImageNet's 1,000 classes is among a model's, (1000,) int64. Raises UsageError for a model with others.
+
+    Its classes are numbers, in ImageNet's order; or synsets, in any; or names, nine in ten of which are those of torchvision.
+    """
+    if len(classes) == IMAGENET:
+        if classes == tuple(map(str, range(IMAGENET))):
+            return np.arange(IMAGENET)
+        if is_ilsvrc2012(tuple(sorted(classes))):
+            return np.argsort(np.array(classes), kind="stable")
+        same = [first(own) == first(name) for own, name in zip(classes, torchvision_names(), strict=True)]
+        if np.mean(same) >= AGREE:
+            return np.arange(IMAGENET)
+    raise UsageError(f"{run} does not answer with the 1,000 classes of ImageNet", "ReaL and ObjectNet are for models with that head")
+
+
+def first(title: str) -> str:
+    """The first name of a class: `tench` of `tench, Tinca tinca`."""
+    return title.split(",")[0].strip().casefold()
+
+
+def plain(name: str) -> str:
+    """A class's name without what folders write in other ways: `Alarm clock` and `alarm_clock` are the same."""
+    return re.sub(r"[^a-z0-9]+", "_", name.casefold()).strip("_")
+
+
+def named(case: Case) -> Path:
+    """The file of --labels. Raises UsageError where none is named."""
+    if not case.terms.labels:
+        way = REAL if case.terms.protocol == "real" else MAP
+        raise UsageError(f"--protocol {case.terms.protocol} needs --labels FILE", way)
+    return Path(case.terms.labels)
+
+
+def read_real(path: Path) -> list[list[int]]:
+    """The label sets of ReaL, in the order of the validation images. Raises DataError."""
+    found = parsed(path, REAL)
+    if not isinstance(found, list) or not found:
+        raise DataError(f"{printable(path)} is no list of lists", REAL)
+    for number, labels in enumerate(found, 1):
+        if not isinstance(labels, list) or not all(is_class(label) for label in labels):
+            raise DataError(f"{printable(path)}: the labels of image {number} are {str(labels)[:80]}", REAL)
+    return found
+
+
+def read_map(path: Path) -> dict[str, list[int]]:
+    """Class -> ImageNet's numbers, of JSON or CSV; the rows of a CSV may name a class several times. Raises DataError."""
+    found: dict[str, list[int]] = {}
+    if path.suffix.lower() == ".json":
+        document = parsed(path, MAP)
+        if not isinstance(document, dict):
+            raise DataError(f"{printable(path)} has no classes", MAP)
+        for name, numbers in document.items():
+            found[name] = numbers if isinstance(numbers, list) else [numbers]
+            if not all(is_class(number) for number in found[name]):
+                raise DataError(f"{printable(path)}: {printable(name)} is {str(numbers)[:80]}", MAP)
+        return found
+    for line, row in enumerate(csv.reader(io.StringIO(text(path))), 1):
+        if not row or (line == 1 and len(row) == 2 and not row[1].strip().isdecimal()):  # a head
+            continue
+        if len(row) != 2 or not row[1].strip().isdecimal() or not is_class(int(row[1])):
+            raise DataError(f"{printable(path)}, line {line}: {printable(','.join(row)[:80])}", MAP)
+        found.setdefault(row[0], []).append(int(row[1]))
+    return found
+
+
+def is_class(number: Any) -> bool:
+    """Whether it is a number of ImageNet's classes."""
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < IMAGENET
+
+
+def parsed(path: Path, way: str) -> Any:
+    """What a JSON file says. Raises DataError."""
+    try:
+        return json.loads(text(path))
+    except ValueError as error:
+        raise DataError(f"{printable(path)} is no JSON ({error})", way) from None
+
+
+def text(path: Path) -> str:
+    """A file's text. Raises DataError."""
+    try:
+        return read_regular(path).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise DataError(f"{printable(path)}: not UTF-8", "save it as UTF-8") from None
+
+
+@dataclass(frozen=True)
+class Unframed:
+    """A split whose pictures lose a frame of one pure red pixel, where they have one: ObjectNet's, against training on them."""
+
+    split: Split
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Those of the split."""
+        return self.split.labels
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def raw(self, sample: int) -> bytes | np.ndarray:
+        """What is stored, or the pixels within the frame. Raises DataError."""
+        stored = self.split.raw(sample)
+        pixels = np.asarray(decode(stored, 3, self.name(sample)))
+        sides = (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1])
+        framed = min(pixels.shape[:2]) > 2 and all((side == RED).all() for side in sides)
+        return np.ascontiguousarray(pixels[1:-1, 1:-1]) if framed else stored
+
+    def name(self, sample: int) -> str:
+        return self.split.name(sample)
+
+    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Unframed:
+        return replace(self, split=self.split.take(rows, labels))
+
+    def update(self, digest: Any) -> None:
+        digest.update(b"unframed\n")
+        self.split.update(digest)
