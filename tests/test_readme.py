@@ -56,6 +56,19 @@ def told() -> list[str]:
     return found
 
 
+def test_every_figure_of_the_docs_is_made_by_a_command_above_it():
+    from vitreous.reports.inspect import FIGURES
+
+    page, made = (ROOT / "docs" / "inside.md").read_text(), set()
+    for part in re.split(r"(?=!\[)", page):
+        shown = re.match(r"!\[[^]]+\]\(figures/(([a-z]+)[a-z-]*)\.png\)", part)
+        if shown:
+            assert shown[2] in made and (ROOT / "docs" / "figures" / f"{shown[1]}.png").read_bytes().startswith(b"\x89PNG")
+        for words in re.findall(r"^vitreous inspect .*--figures ([a-z ]+)", part, re.MULTILINE):
+            made |= set(words.split())
+    assert made >= set(FIGURES)
+
+
 @pytest.mark.parametrize("line", told())
 def test_commands_that_are_shown_are_understood(line):
     from importlib import import_module

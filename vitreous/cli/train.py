@@ -37,7 +37,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         console.say(figures("test", summary["test"]))
     minutes = summary["wall_seconds"] / 60
     console.say(f"{summary['model']}, {summary['parameters']:,} parameters, trained in {minutes:.1f} minutes: {summary['run']}")
-    console.say(f"next: vitreous predict {summary['run']} IMAGE …")
+    console.say(f"next: vitreous predict {summary['run']} IMAGE …, or read {summary['run']}/report.html")
     return summary
 
 

@@ -1,0 +1,83 @@
+"""Does rollout point at what matters? Accuracy of a run with a quarter of the patches masked: by rollout, at random, at the centre.
+
+    python benchmarks/pointing.py RUN --out benchmarks/DATE-pointing-HARDWARE.md
+
+A masked patch gets the mean pixel of the training images. The patches masked are those with the highest rollout, those nearest to the
+centre (a Gaussian's order; ties by row and column), or drawn for each image, with five seeds. All images of the run's test split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.data.split import picture_of
+from vitreous.inspection.gradient import gradient
+from vitreous.inspection.rollout import Mixing, rollout
+from vitreous.machine import processor
+from vitreous.nn.grid import patchify, unpatchify
+from vitreous.reports.opening import data_for, matched, open_bundle
+
+SHARE, SEEDS = 0.25, 5
+
+
+def centred(grid: tuple[int, ...], images: int) -> Tensor:
+    """(images, N): the higher, the nearer to the centre."""
+    rows, columns = (torch.arange(length) - (length - 1) / 2 for length in grid)
+    return -(rows[:, None] ** 2 + columns[None] ** 2).flatten().expand(images, -1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    bundle = open_bundle(arguments.run)
+    source, opened = data_for(arguments.run, None, "test")
+    split, own = matched(opened.split("test"), opened, bundle.classes), bundle.preprocess
+    pixels = torch.stack([own.pixels(picture_of(split, sample, own.channels)) for sample in range(len(split))])
+    images, labels = own.normalise(pixels), torch.from_numpy(split.labels)
+    train = opened.split("train")
+    mean = np.mean([np.asarray(picture_of(train, sample, own.channels)).mean((0, 1)) for sample in range(len(train))], 0)
+    filled = own.normalise(torch.as_tensor(mean, dtype=torch.float32).view(1, -1, 1, 1)).flatten(1)
+    patch, model = bundle.model.config.patch, bundle.model
+    patches = patchify(images, patch).flatten(1, -2)  # (n, N, C * pixels)
+    grid = tuple(i // p for i, p in zip(images.shape[2:], patch, strict=True))
+    count, blank = math.floor(SHARE * math.prod(grid)), filled.repeat_interleave(math.prod(patch), 1)
+
+    def accuracy(order: Tensor | None) -> float:
+        shown = patches.clone()
+        if order is not None:
+            rows = order.argsort(dim=1, descending=True, stable=True)[:, :count]
+            shown.scatter_(1, rows[..., None].expand(-1, -1, shown.shape[-1]), blank.expand(len(shown), count, -1))
+        with torch.no_grad():
+            return float((model(unpatchify(shown.unflatten(1, grid), patch)).argmax(1) == labels).float().mean())
+
+    def maps(mixing: Mixing) -> Tensor:
+        found = rollout(model, images, mixing)
+        return found.joint[:, -1, found.prefix :]
+
+    rows = [("nothing", accuracy(None))]
+    rows += [("highest rollout", accuracy(maps(Mixing()))), ("highest rollout, maximum over heads", accuracy(maps(Mixing(fusion="max"))))]
+    rows.append(("highest gradient-weighted rollout", accuracy(gradient(model, images).maps.flatten(1))))
+    rows += [("the centre", accuracy(centred(grid, len(images))))]
+    for seed in range(SEEDS):
+        draw = torch.rand(len(images), math.prod(grid), generator=torch.Generator().manual_seed(seed))
+        rows.append((f"at random, seed {seed}", accuracy(draw)))
+    page = [f"# What masking costs, {time.strftime('%Y-%m-%d')}", "", f"{processor()}, torch {torch.__version__}."]
+    page += [f"`python benchmarks/pointing.py RUN` on the run of `vitreous train {source}`: {len(images)} test images,"]
+    page += [f"{count} of {math.prod(grid)} patches masked.", ""]
+    page += ["| masked | test top-1 |", "|---|---|", *(f"| {name} | {share:.1%} |" for name, share in rows), ""]
+    print("\n".join(page))
+    if arguments.out:
+        arguments.out.write_text("\n".join(page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
