@@ -86,12 +86,13 @@ def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path / "photos", {"train": 12, "val": 4, "test": 4})
 
 
-def say(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`vitreous WORDS` in this process, which has imported everything: for what ends before any work."""
+def say(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`vitreous WORDS` in this process, which has imported everything."""
     out, err, before, home = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGTERM), Path.cwd()
-    os.chdir(cwd)
+    os.chdir(cwd or home)
     try:
-        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+            patch.setattr(sys, "argv", ["vitreous", *words])
             main(words)
     finally:
         os.chdir(home)
@@ -100,7 +101,7 @@ def say(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def run_command(*words: str, timeout: float = 120, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`vitreous WORDS` in a process of its own."""
+    """`vitreous WORDS` in a process of its own, which imports for 3 s: for what a process of its own is needed for."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run([sys.executable, "-m", "vitreous", *words], capture_output=True, text=True, timeout=timeout, cwd=cwd, env=env)
 

@@ -2,58 +2,22 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import time
 from functools import partial
 
 import pytest
 import torch
 from PIL import Image
 
-from tests.cli.test_cli import document, run_command
+from tests.bench.field import broken, dying, late, parent, steady
+from tests.conftest import document, say
 from vitreous.bench import report
 from vitreous.bench.contenders import TASKS, contenders, limits
-from vitreous.bench.race import race
+from vitreous.bench.race import Lane, race
 from vitreous.bench.run import bench
 from vitreous.bench.work import Contender, Work
 from vitreous.errors import DataError, UsageError
 
 WORK = Work("inference", "ViT-32x1/8", 16, 2)
-
-
-def steady(work, rate=100.0):
-    """Does `rate` images a second."""
-    return lambda: time.sleep(0.01) or rate * 0.01
-
-
-def broken(work):
-    raise ValueError("nothing here\nand more")
-
-
-def dying(work):
-    os._exit(7)
-
-
-def late(work):
-    calls = []
-
-    def turn():
-        calls.append(None)
-        if len(calls) > 1:
-            raise RuntimeError("tired")
-        return 1.0
-
-    return turn
-
-
-def parent(work):
-    """Has a process of its own, as loaders have."""
-    import multiprocessing
-
-    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,))
-    child.start()
-    child.join()
-    return lambda: time.sleep(0.01) or 1.0
 
 
 FIELD = [
@@ -84,7 +48,7 @@ def test_ratios_are_to_the_first_peer_and_fractions_of_the_peak_in_the_same_race
     from vitreous.models.cost import macs
     from vitreous.models.names import configure
 
-    limit = race(WORK, [Contender("peak", "fp32", partial(steady, rate=1e9))], 2, 0.05)
+    limit = [Lane(Contender("peak", "fp32", steady), [1e9, 1e9])]
     found = report.document([report.Race(WORK, lanes, limit)])
     rows = found["rows"]
     assert rows[0]["ratio"] == pytest.approx(3.0, rel=0.2) and rows[1]["ratio"] == 1.0
@@ -137,10 +101,23 @@ def test_what_cannot_be_measured(options, error, words):
 
 
 def test_the_verb_prints_a_document_and_writes_a_page(tmp_path):
-    words = ["--models", "ViT-32x1/8", "--image-size", "16", "--batch-sizes", "2", "--rounds", "1", "--seconds", "0.05"]
-    result = run_command("bench", *words, "--only", "vitreous, fp32", "--out", str(tmp_path), "--json")
+    words = [
+        "--models",
+        "ViT-32x1/8",
+        "--image-size",
+        "16",
+        "--batch-sizes",
+        "2",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.05",
+        "--tasks",
+        "inference",
+    ]
+    result = say("bench", *words, "--seconds", "0.05", "--only", "vitreous, fp32", "--out", str(tmp_path), "--json")
     found = document(result)
-    assert [row["task"] for row in found["rows"]] == ["inference", "train"]
+    assert [row["task"] for row in found["rows"]] == ["inference"]
     keys = {
         "task",
         "model",
@@ -155,6 +132,6 @@ def test_the_verb_prints_a_document_and_writes_a_page(tmp_path):
     assert all({*keys, "peak_memory_bytes"} <= set(row) and row["images_per_second"] > 0 for row in found["rows"])
     assert found["peak"]["fp32"] > 1e9
     (page,) = tmp_path.iterdir()
-    assert page.name.endswith("threads.md") and "inference-train" in page.name
+    assert page.name.endswith("threads.md") and "inference" in page.name
     assert "vitreous bench --models" in page.read_text()
     json.dumps(found)

@@ -43,10 +43,10 @@ except SystemExit as end:
 @pytest.mark.parametrize("words", [[], *[[verb] for verb in VERBS]])
 def test_help_is_quick_and_imports_nothing_heavy(words):
     code = HELP.format(words=words, heavy=HEAVY)
-    started = time.perf_counter()
+    started = sum(os.times()[2:4])
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.rstrip().endswith("CODE 0 []"), printed[-300:]
-    assert time.perf_counter() - started < 3  # a bound against disasters; the figure is measured in benchmarks/
+    assert sum(os.times()[2:4]) - started < 3  # of the processor's time, a bound against disasters; the figure is measured in benchmarks/
     if words:
         assert "Example: vitreous" in printed
 
@@ -97,17 +97,15 @@ def test_underscores_and_dotted_settings():
 def test_bad_data_exit_3(words, tmp_path):
     (tmp_path / "empty").mkdir()
     make_folder(tmp_path / "one", {"": 3}, classes=("ant",))
-    started = time.perf_counter()
+    started = time.process_time()
     result = say("train", *words, "--json", cwd=tmp_path)
     assert result.returncode == 3 and "expected DIR/CLASS" in result.stderr and "Traceback" not in result.stderr
     assert json.loads(result.stdout)["error"]["code"] == 3
-    assert time.perf_counter() - started < 30
+    assert time.process_time() - started < 30
 
 
 def test_a_plan_writes_nothing(trained, tmp_path):
-    plan = document(
-        run_command("train", str(trained[0]), "--dry-run", "--json", "--model", "ViT-32x2/8", "--image_size", "32", cwd=tmp_path)
-    )
+    plan = document(say("train", str(trained[0]), "--dry-run", "--json", "--model", "ViT-32x2/8", "--image_size", "32", cwd=tmp_path))
     assert (plan["model"], plan["resolution"], plan["tokens"]) == ("ViT-32x2/8", "32", 16)
     assert plan["parameters"] > 0 and plan["peak_memory_bytes"] > 0 and plan["seconds_per_step"] > 0
     assert plan["run"]["model"]["image"] == [32, 32]
@@ -128,14 +126,14 @@ def test_evaluate_gives_the_figures_of_the_run_and_records_the_reading(trained):
     photos, out = trained
     summary = json.loads((out / "summary.json").read_text())
     before = len((out / "evaluations.jsonl").read_text().splitlines())
-    found = document(run_command("evaluate", str(out), "--json"))
+    found = document(say("evaluate", str(out), "--json"))
     assert found["test"] == summary["test"]
     for words in (["--batch-size", "5"], ["--workers", "2"], [str(photos)], [str(photos / "test")]):
-        assert document(run_command("evaluate", str(out), *words, "--json"))["test"] == summary["test"], words
+        assert document(say("evaluate", str(out), *words, "--json"))["test"] == summary["test"], words
     assert len((out / "evaluations.jsonl").read_text().splitlines()) == before + 5
-    assert document(run_command("evaluate", str(out), "--split", "val", "--json"))["val"] == summary["val"]
+    assert document(say("evaluate", str(out), "--split", "val", "--json"))["val"] == summary["val"]
     assert sum(map(sum, found["confusion"])) == 18
-    table = run_command("evaluate", str(out)).stdout
+    table = say("evaluate", str(out)).stdout
     assert "test: top-1" in table and "mostly taken for" in table
 
 
@@ -145,11 +143,11 @@ def test_classes_are_matched_by_name(trained, tmp_path):
     part.mkdir()
     for name in ("cat", "bee"):
         (part / name).symlink_to(photos / "test" / name)
-    found = document(run_command("evaluate", str(out), str(part), "--json"))["per_class"]
-    whole = document(run_command("evaluate", str(out), "--json"))["per_class"]
+    found = document(say("evaluate", str(out), str(part), "--json"))["per_class"]
+    whole = document(say("evaluate", str(out), "--json"))["per_class"]
     assert [row["recall"] for row in found] == [None, whole[1]["recall"], whole[2]["recall"]]
     (part / "dog").symlink_to(photos / "test" / "ant")
-    result = run_command("evaluate", str(out), str(part))
+    result = say("evaluate", str(out), str(part))
     assert result.returncode == 3 and "does not know the classes dog" in result.stderr
 
 
@@ -157,15 +155,15 @@ def test_an_unreadable_image_stops_or_counts_as_wrong(trained, tmp_path):
     out = trained[1]
     make_folder(tmp_path / "photos", {"train": 12, "val": 4, "test": 6}, size=(24, 16))
     (tmp_path / "photos" / "test" / "ant" / "0.png").write_bytes(b"junk")
-    result = run_command("evaluate", str(out), str(tmp_path / "photos"))
+    result = say("evaluate", str(out), str(tmp_path / "photos"))
     assert result.returncode == 3 and "ant/0.png: not an image" in result.stderr and "--bad-images skip" in result.stderr
-    found = document(run_command("evaluate", str(out), str(tmp_path / "photos"), "--bad-images", "skip", "--json"))["test"]
+    found = document(say("evaluate", str(out), str(tmp_path / "photos"), "--bad-images", "skip", "--json"))["test"]
     assert found["images"] == 18 and found["unreadable"] == 1 and found["top1"] <= 17 / 18
     (tmp_path / "photos" / "train" / "bee" / "1.png").write_bytes(b"")
-    result = run_command("train", str(tmp_path / "photos"), "--out", str(tmp_path / "run"))
+    result = say("train", str(tmp_path / "photos"), "--out", str(tmp_path / "run"))
     assert result.returncode == 3 and "1 of 36 images cannot be read" in result.stderr and "bee/1.png: empty file" in result.stderr
     words = [w for k, v in TINY.items() for w in (f"--{k}", str(v))]
-    result = run_command("train", str(tmp_path / "photos"), "--out", str(tmp_path / "run"), "--bad-images", "skip", *words)
+    result = say("train", str(tmp_path / "photos"), "--out", str(tmp_path / "run"), "--bad-images", "skip", *words)
     assert result.returncode == 0, result.stderr
     assert "1 of 36 training images cannot be read and are left out" in result.stderr
 
@@ -214,26 +212,26 @@ def test_predict_agrees_with_evaluate_on_files_of_every_kind(trained, tmp_path):
 def test_predict_prints_a_table_a_document_and_a_csv(trained, tmp_path):
     photos, out = trained
     files = sorted((photos / "test").rglob("*.png"))
-    found = document(run_command("predict", str(out), *map(str, files), "--top", "2", "--csv", str(tmp_path / "x.csv"), "--json"))
+    found = document(say("predict", str(out), *map(str, files), "--top", "2", "--csv", str(tmp_path / "x.csv"), "--json"))
     assert [row["path"] for row in found["predictions"]] == list(map(str, files))
     assert all(len(row["classes"]) == 2 and row["error"] is None for row in found["predictions"])
     right = sum(row["classes"][0]["class"] == path.parent.name for row, path in zip(found["predictions"], files, strict=True))
     assert right / len(files) == json.loads((out / "summary.json").read_text())["test"]["top1"]
     rows = list(csv.DictReader((tmp_path / "x.csv").read_text().splitlines()))
     assert len(rows) == 2 * len(files) and rows[0]["rank"] == "1"
-    assert "0.png" in run_command("predict", str(out), str(photos / "test")).stdout
+    assert "0.png" in say("predict", str(out), str(photos / "test")).stdout
 
 
 def test_predict_on_bad_files(trained, tmp_path):
     (tmp_path / "bad.jpg").write_bytes(b"junk")
     picture(0).save(tmp_path / "good.png")
     words = ["predict", str(trained[1]), str(tmp_path / "bad.jpg"), str(tmp_path / "good.png")]
-    result = run_command(*words)
+    result = say(*words)
     assert result.returncode == 3 and "bad.jpg: not an image" in result.stderr
-    found = document(run_command(*words, "--bad-images", "skip", "--json"))["predictions"]
+    found = document(say(*words, "--bad-images", "skip", "--json"))["predictions"]
     assert "not an image" in found[0]["error"] and found[1]["classes"]
-    assert run_command("predict", str(trained[1]), str(tmp_path / "none.jpg")).returncode == 3
-    assert run_command("predict", str(trained[1])).returncode == 2
+    assert say("predict", str(trained[1]), str(tmp_path / "none.jpg")).returncode == 3
+    assert say("predict", str(trained[1])).returncode == 2
 
 
 def test_a_damaged_bundle_exits_4(trained, tmp_path):
@@ -241,19 +239,19 @@ def test_a_damaged_bundle_exits_4(trained, tmp_path):
 
     shutil.copytree(trained[1] / "model", tmp_path / "model")
     (tmp_path / "model" / "weights.safetensors").write_bytes(b"junk")
-    result = run_command("predict", str(tmp_path / "model"), str(trained[0] / "test" / "ant" / "0.png"))
+    result = say("predict", str(tmp_path / "model"), str(trained[0] / "test" / "ant" / "0.png"))
     assert result.returncode == 4 and "altered" in result.stderr
 
 
 def test_starting_from_a_run_at_a_higher_resolution(trained, tmp_path):
     words = [w for k, v in TINY.items() if k != "model" for w in (f"--{k}", str(v))]
-    result = run_command("train", str(trained[0]), "--init", str(trained[1]), "--image-size", "32", "--out", str(tmp_path / "fine"), *words)
+    result = say("train", str(trained[0]), "--init", str(trained[1]), "--image-size", "32", "--out", str(tmp_path / "fine"), *words)
     assert result.returncode == 0, result.stderr
     assert "started from" in result.stderr and "positions resized 2x3 -> 4" in result.stderr
 
 
 def test_models_and_doctor():
-    rows = {row["name"]: row for row in document(run_command("models", "--json"))["models"]}
+    rows = {row["name"]: row for row in document(say("models", "--json"))["models"]}
     assert {"R50+ViT-B/16", "BiT-R152x4", "Axial-ViT-B/16", "DINOv2-g/14-registers", "SAM-H/16"} <= set(rows)
     assert rows["ViT-B/16"] == {
         "name": "ViT-B/16",
@@ -263,23 +261,28 @@ def test_models_and_doctor():
         "gflops": 35.128,
         "activation_bytes_bf16": 2 * 12 * 197 * (9 * 768 + 2 * 3072),
     }
-    assert "ViT-L/16" in run_command("models", "vit-l*", "--image-size", "384").stdout
-    found = document(run_command("doctor", "--json"))
+    assert "ViT-L/16" in say("models", "vit-l*", "--image-size", "384").stdout
+    found = document(say("doctor", "--json"))
     assert found["ok"] and found["train_images_per_second"] > 0 and "cpu" in found["devices"]
 
 
-def test_a_reader_that_goes_away_is_no_error(trained):
-    result = subprocess.run(f"{sys.executable} -m vitreous models | head -1", shell=True, capture_output=True, text=True, env=os.environ)
-    assert "Traceback" not in result.stderr and "model" in result.stdout
+@pytest.mark.parametrize("word,unbuffered", [("--version", ""), ("--version", "1"), ("recipes", "")])
+def test_a_reader_that_goes_away_is_no_error(word, unbuffered):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as gone:
+        words, environment = [sys.executable, "-m", "vitreous", word], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        result = subprocess.run(words, stdout=gone, stderr=subprocess.PIPE, text=True, env=environment)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes anywhere")
 def test_an_output_that_cannot_be_written_is_refused_before_training(trained, tmp_path):
     tmp_path.chmod(0o500)
-    assert run_command("train", "digits", "--out", str(tmp_path / "run")).returncode == 6
+    assert say("train", "digits", "--out", str(tmp_path / "run")).returncode == 6
 
 
 def test_an_output_below_a_file_is_refused_before_training(tmp_path):
     (tmp_path / "file").write_text("x")
-    result = run_command("train", "digits", "--out", str(tmp_path / "file" / "run"))
+    result = say("train", "digits", "--out", str(tmp_path / "file" / "run"))
     assert result.returncode == 6 and "choose another --out" in result.stderr

@@ -193,10 +193,10 @@ def test_too_many_pixels_are_refused_from_the_header(tmp_path):
     side = int(MAX_PIXELS**0.5) + 100
     Image.new("1", (side, side)).save(path)
     assert path.stat().st_size < 100_000
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(DataError, match="more than 64,000,000"):
         decode(path)
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def test_pipes_folders_and_missing_files_are_refused_at_once(tmp_path):

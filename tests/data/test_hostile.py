@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
-from tests.conftest import TINY, document, make_folder, run_command
+from tests.conftest import TINY, document, make_folder, say
 from tests.data.crafted import saved, with_scans, with_segment
 from tests.data.hostile import NOISE, RGB, Case, corpus
 from tests.data.mutate import hunt
@@ -156,7 +156,7 @@ def test_the_command_line_says_the_same(files, predictor, verdicts, tmp_path):
     run = predictor_home(predictor, tmp_path)
     said = {name: path for name, path in files.items() if not path.is_dir()}  # a folder stands for the images in it
     words = ["predict", str(run), *map(str, said.values()), "--bad-images", "skip", "--json"]
-    found = document(run_command(*words))["predictions"]
+    found = document(say(*words))["predictions"]
     expected = {name: message for name, message in refused(verdicts).items() if name in said}
     assert {name: row["error"] for name, row in zip(said, found, strict=True) if row["error"]} == expected
 
@@ -207,7 +207,7 @@ def test_training_stops_at_them_or_leaves_them_out(files, table, verdicts, tmp_p
 
 @pytest.mark.skipif(importlib.util.find_spec("vitreous.cli.data_check") is None, reason="there is no `data check`")
 def test_data_check_names_the_same(files, table, verdicts):
-    result = run_command("data", "check", str(table), "--json")
+    result = say("data", "check", str(table), "--json")
     found = json.dumps(json.loads(result.stdout))
     assert result.returncode == 1
     for name, message in refused(verdicts).items():

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import document, make_folder, picture, run_command
+from tests.conftest import document, make_folder, picture, say
 from tests.data.resume import STARTS, assert_continues
 from vitreous.data import pack as packing
 from vitreous.data.decode import decode
@@ -439,14 +439,14 @@ def test_any_source_can_be_packed(tmp_path):
 
 def test_the_command(photos, tmp_path):
     out = tmp_path / "out"
-    result = document(run_command("data", "pack", str(photos), "--out", str(out), "--short-side", "24", "--workers", "0", "--json"))
+    result = document(say("data", "pack", str(photos), "--out", str(out), "--short-side", "24", "--workers", "0", "--json"))
     assert result["splits"]["test"]["images"] == 6 and result["form"] == "tar" and result["out"] == str(out)
     with tarfile.open(out / "test-000000.tar") as tar:
         members = tar.getnames()
         assert members[:3] == ["000000000.cls", "000000000.png", "000000000.json"]
         assert all(member.mtime == 0 and member.uid == 0 for member in tar)
         Image.open(io.BytesIO(tar.extractfile(members[1]).read())).verify()
-    wrong = run_command("data", "pack", str(photos), "--out", str(tmp_path / "b"), "--shard-size", "1X")
+    wrong = say("data", "pack", str(photos), "--out", str(tmp_path / "b"), "--shard-size", "1X")
     assert wrong.returncode == 2 and "is no size" in wrong.stderr
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import vitreous
-from tests.conftest import document, make_folder, run_command
+from tests.conftest import document, make_folder, say
 from vitreous.cli.main import command
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
@@ -209,9 +209,9 @@ def test_what_is_no_soup_is_refused(tmp_path):
 def test_the_command_makes_what_predict_takes(folder, tmp_path, capsys):
     runs = [str(tinted(tmp_path / f"run-{seed}", size=size, seed=seed)) for seed, size in enumerate((1.0, 2.0, -9.0))]
     words = ["soup", *runs, "--greedy", "--data", str(folder), "--workers", "0", "--out"]
-    shown = run_command(*words, str(tmp_path / "soup")).stdout
+    shown = say(*words, str(tmp_path / "soup")).stdout
     assert "val top-1  soup with it  kept" in shown and "val: top-1 100.00%" in shown and runs[2] in shown
-    found = document(run_command("predict", str(tmp_path / "soup"), str(folder / "val" / "bee"), "--json"))
+    found = document(say("predict", str(tmp_path / "soup"), str(folder / "val" / "bee"), "--json"))
     assert {answer["classes"][0]["class"] for answer in found["predictions"]} == {"bee"}
     assert command([*words, str(tmp_path / "again"), "--json"]) == 0
     made = json.loads(capsys.readouterr().out)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import TINY, make_folder, run_command
+from tests.conftest import TINY, make_folder, run_command, say
 from vitreous.data.layouts.digits import digits
 from vitreous.data.sources import open_data
 from vitreous.data.split import hold_out
@@ -244,11 +244,11 @@ def test_sigterm_saves_and_says_how_to_go_on(uninterrupted, tmp_path):
     words = [w for k, v in {**QUICK, "epochs": 400, "save_every": 10_000}.items() for w in (f"--{k.replace('_', '-')}", str(v))]
     command = [sys.executable, "-m", "vitreous", "train", str(root), *words, "--lr-grid", "0.001", "0.01", "--out", str(out)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    deadline = time.time() + 60
+    deadline = time.time() + 200
     while time.time() < deadline and not (out / "trials" / "lr-0.001" / "metrics.jsonl").exists():
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode == 143 and "Traceback" not in errors, errors
     assert f"continue with --resume --out {out}" in errors and "in trial 1 of 2" in errors
     assert len(list((out / "trials" / "lr-0.001" / "checkpoints").iterdir())) == 1
@@ -380,7 +380,7 @@ def test_classes_too_small_to_hold_out_from_are_refused(tmp_path):
 
 def test_a_dry_run_tells_the_price_of_the_grid(folder, tmp_path):
     words = [w for k, v in QUICK.items() for w in (f"--{k.replace('_', '-')}", str(v))]
-    result = run_command("train", str(folder), *words, "--lr-grid", "--dry-run", "--json", cwd=tmp_path)
+    result = say("train", str(folder), *words, "--lr-grid", "--dry-run", "--json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     plan = json.loads(result.stdout)
     assert plan["trials"] == 4 and plan["lr_grid"] == [0.001, 0.003, 0.01, 0.03] and plan["held_out"] == 3

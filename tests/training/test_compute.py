@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.conftest import TINY, document, run_command
+from tests.conftest import TINY, document, say
 from tests.training.test_loop import losses, make
 from vitreous.data.augment import Augment
 from vitreous.errors import NonFiniteError, ResourceError
@@ -143,10 +143,10 @@ def test_a_cpu_is_asked_for_no_more_than_it_has(tmp_path, monkeypatch):
 def test_auto_and_a_number_reach_the_run_and_may_change_when_it_goes_on(folder, tmp_path):
     common = ["train", str(folder), "--out", str(tmp_path / "run"), "--workers", "0"]
     words = [w for k, v in {**TINY, "drop_path": 0.0}.items() for w in (f"--{k.replace('_', '-')}", str(v))]
-    found = document(run_command(*common, *words, "--micro-batch", "auto", "--json"))
+    found = document(say(*common, *words, "--micro-batch", "auto", "--json"))
     assert found["steps"] == 6
     assert "micro_batch: null" in (tmp_path / "run" / "config.yaml").read_text()
-    wrong = run_command(*common, "--micro-batch", "none")
+    wrong = say(*common, "--micro-batch", "none")
     assert wrong.returncode == 2
 
 

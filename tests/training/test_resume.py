@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.conftest import TINY, run_command
+from tests.conftest import TINY, run_command, say
 from vitreous.recipes.train import train
 
 
@@ -25,11 +25,11 @@ def test_a_signal_saves_and_says_how_to_go_on(folder, tmp_path, number, code):
         for w in (f"--{k.replace('_', '-')}", str(v))
     ]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    deadline = time.time() + 60
+    deadline = time.time() + 200
     while time.time() < deadline and not (out / "metrics.jsonl").exists():
         time.sleep(0.05)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode == code, errors
     assert "continue with --resume" in errors and "Traceback" not in errors
     step = int(errors.split("stopped at step ")[1].split()[0])
@@ -53,19 +53,19 @@ def test_a_finished_run_is_left_alone(folder, finished):
 
 
 def test_a_run_is_never_overwritten_and_keeps_its_settings(folder, finished):
-    result = run_command("train", str(folder), "--out", str(finished))
+    result = say("train", str(folder), "--out", str(finished))
     assert result.returncode == 2 and "use --resume to continue it, or another --out" in result.stderr
-    result = run_command("train", str(folder), "--out", str(finished), "--resume", "--lr", "0.5", "--optimizer.betas", "0.8", "0.9")
+    result = say("train", str(folder), "--out", str(finished), "--resume", "--lr", "0.5", "--optimizer.betas", "0.8", "0.9")
     assert result.returncode == 2
     assert "optimizer.lr" in result.stderr and "-> 0.5" in result.stderr and "optimizer.betas" in result.stderr
-    result = run_command("train", str(folder), "--out", str(folder), "--resume")
+    result = say("train", str(folder), "--out", str(folder), "--resume")
     assert result.returncode == 2 and "no run folder" in result.stderr
 
 
 def test_changed_data_are_refused(folder, finished):
     (finished / "summary.json").unlink()
     next((folder / "train" / "ant").iterdir()).unlink()
-    result = run_command("train", str(folder), "--out", str(finished), "--resume")
+    result = say("train", str(folder), "--out", str(finished), "--resume")
     assert result.returncode == 3 and "is not what it was" in result.stderr
 
 

@@ -1,7 +1,8 @@
 """Runs by several processes, forked from one that has imported torch and done nothing yet: what `torchrun` does, in less time.
 
-python -m tests.training.world JOBS.json: a list of {"world", "options": those of train, "stop": a step to be interrupted after,
-"kill": [rank, step], "poison": [rank, step], "timeout": seconds}. Prints a list of each job's exit codes by rank.
+python -m tests.training.world: reads JSON, a line at a time: {"jobs": [...], "errors": the file that their stderr goes to}. A job
+is {"world", "options": those of train, "stop": a step to be interrupted after, "kill": [rank, step], "poison": [rank, step],
+"timeout": seconds}. Prints, a line each, the list of each job's exit codes by rank.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
 
+import pydantic.type_adapter  # noqa: F401  what a run imports late is imported here, once for all processes
 import torch
+import torch._dynamo
 import torch.distributed.checkpoint.hf_storage
 import torch.distributed.fsdp
+import torch.nested._internal.nested_tensor
 import torch.nn.parallel
+import yaml  # noqa: F401
 
 from vitreous.errors import VitreousError
 from vitreous.recipes.train import train
+from vitreous.training import account
 from vitreous.training.session import Session
 
 
@@ -49,6 +54,7 @@ def arm(rank: int, job: dict) -> None:
             yield batch
 
     Session.watch, Session.batches = watched, poisoned
+    account.quick_peak = lambda device, precision: 1e12  # half a second, for a figure that is no part of an outcome
 
 
 def process(rank: int, port: int, job: dict) -> int:
@@ -97,4 +103,9 @@ def carry_out(job: dict) -> list[int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([carry_out(job) for job in json.loads(Path(sys.argv[1]).read_text())]))
+    for line in sys.stdin:
+        order = json.loads(line)
+        errors = os.open(order["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(errors, 2)
+        os.close(errors)
+        print(json.dumps([carry_out(job) for job in order["jobs"]]), flush=True)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests import contracts
-from tests.conftest import document, run_command
+from tests.conftest import document, say
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.bit import BiT
@@ -112,12 +112,12 @@ def test_a_write_that_goes_wrong_leaves_nothing(tmp_path, monkeypatch):
 def test_the_command(tmp_path):
     bundle(tmp_path / "a", ViTConfig(**SMALL))
     words = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "huggingface"]
-    found = document(run_command(*words, "--json"))
+    found = document(say(*words, "--json"))
     assert found["model"] == "ViT-64x2/8" and found["tensors"] > 0
     assert json.loads((tmp_path / "b" / "config.json").read_text())["model_type"] == "vit"
-    again = run_command(*words)
+    again = say(*words)
     assert again.returncode == 2 and "exists already" in again.stderr
-    wrong = run_command("convert", str(tmp_path / "b" / "config.json"), str(tmp_path / "c"))
+    wrong = say("convert", str(tmp_path / "b" / "config.json"), str(tmp_path / "c"))
     assert wrong.returncode == 4 and "Traceback" not in wrong.stderr
 
 

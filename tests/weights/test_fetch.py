@@ -140,7 +140,7 @@ def client(home: Path, port: int, *sources: str, **environment: str) -> list:
         input=json.dumps(sources),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         env=clean | settings | environment,
     )
     assert done.returncode == 0, done.stderr

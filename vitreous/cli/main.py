@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # a run that trains has its own way
     try:
         code = command(words)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         code = fail(VitreousError("stopped"), words, 130)
     except BrokenPipeError:  # the reader of a pipe went away: nobody is left to tell

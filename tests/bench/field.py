@@ -1,0 +1,47 @@
+"""Contenders of the tests, apart from them: the process of each imports this, and nothing that takes seconds."""
+
+from __future__ import annotations
+
+import os
+import time
+
+
+def steady(work, rate=100.0):
+    """Does `rate` images a second, however late a busy machine wakes it."""
+
+    def turn():
+        begun = time.perf_counter()
+        time.sleep(0.01)
+        return rate * (time.perf_counter() - begun)
+
+    return turn
+
+
+def broken(work):
+    raise ValueError("nothing here\nand more")
+
+
+def dying(work):
+    os._exit(7)
+
+
+def late(work):
+    calls = []
+
+    def turn():
+        calls.append(None)
+        if len(calls) > 1:
+            raise RuntimeError("tired")
+        return 1.0
+
+    return turn
+
+
+def parent(work):
+    """Has a process of its own, as loaders have."""
+    import multiprocessing
+
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,))
+    child.start()
+    child.join()
+    return lambda: time.sleep(0.01) or 1.0
