@@ -20,9 +20,21 @@ from vitreous.recipes.train import train
 from vitreous.reports import cards
 from vitreous.reports.answers import Answered
 from vitreous.reports.cards import SHOWN, marks
+from vitreous.reports.evaluate import Further, evaluate
 from vitreous.reports.report import CELLS, ROWS, write_report
 from vitreous.training.folder import Folder
+from vitreous.training.session import Silent
 from vitreous.weights.bundle import Bundle
+
+
+class Heard(Silent):
+    """A listener that keeps what it is told."""
+
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
 
 
 def judged(classes: int, images: int, several: bool = False, names=None, bad=frozenset()):
@@ -58,6 +70,27 @@ def test_train_writes_a_page_with_everything_on_it(run):
     assert json.loads((run / "environment.json").read_text())["torch"] in page
     assert "device-hours" in page and "exaFLOPs" in page
     assert page.count("data:image/png") >= 2 * min(SHOWN, 12)  # each picture, and what was looked at
+
+
+def test_a_page_that_cannot_be_written_costs_no_figure(run, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(run, out, ignore=shutil.ignore_patterns("checkpoints"))
+    heard = Heard()
+    document = evaluate(out, further=Further(report=str(tmp_path / "no" / "page.html")), workers=0, listener=heard)
+    assert document["report"] is None and document["test"]["images"] == 12
+    assert any("no page at" in note for note in heard.notes)
+
+
+def test_every_evaluation_has_a_page_of_its_own(run, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(run, out, ignore=shutil.ignore_patterns("checkpoints"))
+    (out / "report.html").unlink()
+    photos = run.parent / "photos"
+    for data, split, name in ((None, "test", "report"), (None, "val", "report-val"), (photos, "test", "report-photos")):
+        document = evaluate(out, data, split, workers=0)
+        page = (out / f"{name}.html").read_text()
+        assert document["report"] == str(out / f"{name}.html")
+        assert f"vitreous evaluate {out}" in page and f"Judged on the {split} split" in page
 
 
 def test_a_page_needs_nothing_but_itself(run):

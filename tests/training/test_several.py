@@ -65,7 +65,8 @@ def test_evaluate_gives_the_same_figures_and_a_table_of_classes(trained, capsys)
     judging.run(judging.Options(str(out)), Console(False))
     first, head, *rows = capsys.readouterr().out.splitlines()
     assert first.startswith(f"test: mAP {summary['test']['map']:.2%}")
-    assert head.split() == ["class", "images", "AP", "recall", "precision", "F1"] and len(rows) == 3
+    assert head.split() == ["class", "images", "AP", "recall", "precision", "F1"] and len(rows) == 4
+    assert rows[-1] == f"page: {out}/report.html"
 
 
 def test_predict_names_every_class_above_the_threshold(trained, tmp_path, capsys):

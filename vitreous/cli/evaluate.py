@@ -85,7 +85,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         console.say(f"… and {len(rows) - len(shown)} classes with a better {name}")
     for line in judgements(document):
         console.say(line)
-    console.say(f"page: {document['report']}")
+    if document["report"]:
+        console.say(f"page: {document['report']}")
     return document
 
 

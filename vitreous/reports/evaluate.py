@@ -106,8 +106,9 @@ def evaluate(
         document["suspects"] = suspected(found, computing, further.suspects)
     record(run, found.source, split, report.summary())
     place = Path(further.report) if further.report else page_of(Path(run), data, split)
-    write_page(place, Folder(Path(run)), found, report, computing.listener, shlex.join(command_of(run, data, split)))
-    return document | {"report": os.fspath(place)}
+    command = shlex.join(command_of(run, data, split))
+    written = write_page(place, Folder(Path(run)), found, report, computing.listener, command)
+    return document | {"report": os.fspath(place) if written else None}
 
 
 def page_of(run: Path, data: str | os.PathLike[str] | None, split: str) -> Path:
@@ -127,12 +128,14 @@ def command_of(run: str | os.PathLike[str], data: str | os.PathLike[str] | None,
     return ["vitreous", "evaluate", os.fspath(run), *([] if data is None else [os.fspath(data)]), *(["--split", split] * (split != "test"))]
 
 
-def write_page(path: Path, folder: Folder, found: Answered | None, report: Report | None, listener: Listener, command: str = "") -> None:
-    """Write the page, or say why it could not be written: no figure is lost for it."""
+def write_page(path: Path, folder: Folder, found: Answered | None, report: Report | None, listener: Listener, command: str = "") -> bool:
+    """Write the page, or say why it could not be written: no figure is lost for it. Returns whether it was."""
     try:
         pages.write_report(path, folder, found, report, command or None)
     except (OSError, VitreousError) as error:
         listener.note(f"no page at {path}: {error}")
+        return False
+    return True
 
 
 def record(run: str | os.PathLike[str], source: str, split: str, found: dict[str, Any]) -> None:
