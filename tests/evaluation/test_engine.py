@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -77,13 +79,26 @@ def test_merging_tokens_changes_the_answer_a_little_and_not_for_attention_poolin
         make_engine(build({"pool": "attention"}), PREPROCESS, How(merge_tokens=1))
 
 
-@pytest.fixture
-def unobserved(monkeypatch):
-    """OpenVINO tells its makers of every conversion, in processes of its own that cost seconds, unless this is CI."""
-    monkeypatch.setenv("CI", "true")
+def test_openvino_sends_nothing_home(monkeypatch, tmp_path):
+    sender = pytest.importorskip("openvino_telemetry.utils.sender").TelemetrySender
+    from vitreous.evaluation import openvino
+
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))  # where nobody has said anything about it
+    sent = []
+    monkeypatch.setattr(sender, "send", lambda self, backend, message: sent.append(message))
+    once = "_SingletonMetaClass__single_instance"  # it makes up its mind but once a process
+    telemetry = pytest.importorskip("openvino_telemetry.main").Telemetry
+    monkeypatch.setattr(telemetry, once, None)
+    make_engine(build({}).eval(), PREPROCESS, How(engine="openvino"))
+    assert not sent and "CI" not in os.environ
+    monkeypatch.setattr(telemetry, once, None)
+    monkeypatch.setattr(openvino, "unobserved", nullcontext)
+    make_engine(build({}).eval(), PREPROCESS, How(engine="openvino"))
+    assert sent  # what would have been
 
 
-def test_openvino_answers_as_the_model_does(unobserved):
+def test_openvino_answers_as_the_model_does():
     pytest.importorskip("openvino")
     model = build({}).eval()
     with torch.inference_mode():
@@ -93,7 +108,7 @@ def test_openvino_answers_as_the_model_does(unobserved):
         assert torch.allclose(made(pixels(5)[:count]), wanted[:count], rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
 
 
-def test_openvino_int8_is_calibrated_on_pictures(unobserved):
+def test_openvino_int8_is_calibrated_on_pictures():
     pytest.importorskip("nncf")
     model = build({"width": 48, "hidden": 96}).eval()
     with pytest.raises(UsageError, match="at least 8"):

@@ -8,16 +8,18 @@ from functools import lru_cache
 
 import torch
 
-from vitreous.machine import DTYPES, team
+from vitreous.machine import DTYPES, has_bf16, team
 from vitreous.nn.frozen import Packed, can_pack
 
 QUICK = {"cpu": 1024, "cuda": 8192}  # sides of the matrices, small enough that measuring takes a fraction of a second
+EMULATED = 128  # where bfloat16 is: a thousandth of the speed
 
 
 @lru_cache(maxsize=4)
 def quick_peak(device: str, precision: str) -> float:
     """Operations a second, a multiply-add counted as two; measured once a process, in a fraction of a second."""
-    way, operations = fastest(device, precision, QUICK.get(device.split(":")[0], 1024))
+    emulated = precision == "bf16" and not has_bf16(device)
+    way, operations = fastest(device, precision, EMULATED if emulated else QUICK.get(device.split(":")[0], 1024))
     return operations / best_of(way, device)
 
 
