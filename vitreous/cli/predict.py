@@ -80,28 +80,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def write_csv(path: str, answers: list[Any]) -> None:
-    """One row an image and class, one of an image without any. What a spreadsheet would take for a formula gets an apostrophe."""
-    import csv
-    import io
-    from pathlib import Path
-
+    """One row an image and class, one of an image without any."""
     from vitreous.data.decode import printable
-    from vitreous.errors import ResourceError
-    from vitreous.weights.bundle import write_text
+    from vitreous.reports.tables import write_table
 
-    def plain(cell: str) -> str:
-        return "'" + cell if cell[:1] in "=+-@" else cell
-
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["path", "rank", "class", "probability", "error", "unsure"])
+    rows: list[list[Any]] = []
     for answer in answers:
-        where = plain(printable(answer.path))
+        where = printable(answer.path)
         if not answer.names:
-            writer.writerow([where, "", "", "", answer.error, "unsure" * answer.unsure])
+            rows.append([where, "", "", "", answer.error, "unsure" * answer.unsure])
         for rank, (name, p) in enumerate(zip(answer.names, answer.probabilities, strict=True), 1):
-            writer.writerow([where, rank, plain(name), f"{p:.6f}", "", "unsure" * answer.unsure])
-    try:
-        write_text(Path(path), text.getvalue())
-    except OSError as error:
-        raise ResourceError(f"cannot write {path}: {error.strerror}") from None
+            rows.append([where, rank, name, f"{p:.6f}", "", "unsure" * answer.unsure])
+    write_table(path, ["path", "rank", "class", "probability", "error", "unsure"], rows)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import time
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitreous.data.copies.listing import marked
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.screen import refuse
 from vitreous.data.sources import open_data
 from vitreous.data.split import Files, Split
-from vitreous.errors import DataError, ResourceError, UsageError
+from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.features import Features, features_of
 from vitreous.evaluation.outliers import familiar, separation
 from vitreous.evaluation.suspects import CONFIDENT, K, neighbour_shares, suspects
@@ -27,8 +22,8 @@ from vitreous.evaluation.temperature import probabilities
 from vitreous.reports.answers import Answered, Computing
 from vitreous.reports.opening import data_for, everything, matched
 from vitreous.reports.seen import identities, without_excluded
+from vitreous.reports.tables import write_table
 from vitreous.training.folder import Folder
-from vitreous.weights.bundle import write_text
 
 SHOWN = 10  # images of a kind in a document
 
@@ -178,22 +173,3 @@ def suspected(found: Answered, computing: Computing, file: str) -> dict[str, Any
         "compared_with": {"data": known.source, "images": len(known.rows)},
         "top": table[:SHOWN],
     }
-
-
-def write_table(path: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A CSV file that is there whole or not at all; no spreadsheet computes what is in it. Raises ResourceError."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(head)
-    writer.writerows([cell if cell[:1] == "-" and number(cell) else marked(cell) for cell in row] for row in rows)
-    try:
-        write_text(Path(path), text.getvalue())
-    except OSError as error:
-        raise ResourceError(f"cannot write {path}: {error.strerror}", "choose another file") from None
-
-
-def number(cell: str) -> bool:
-    """Whether a cell is a number."""
-    with suppress(ValueError):
-        return bool(np.isfinite(float(cell)))
-    return False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import re
@@ -30,6 +28,7 @@ from vitreous.machine import DTYPES, pick_device, pick_precision, warning
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model
 from vitreous.reports.opening import data_for, open_bundle
+from vitreous.reports.tables import write_table
 from vitreous.training.session import Listener, Silent
 from vitreous.weights.bundle import Bundle, write_text
 
@@ -285,9 +284,6 @@ def keep(made: Made, folder: Path) -> dict[str, Any]:
     np.savez_compressed(f"{place}.npz", **made.numbers)  # type: ignore[arg-type]
     files = {"png": f"{made.name}.png", "npz": f"{made.name}.npz"}
     if made.table is not None:
-        head, rows = made.table
-        text = io.StringIO()
-        csv.writer(text).writerows([head, *rows])
-        write_text(Path(f"{place}.csv"), text.getvalue())
+        write_table(f"{place}.csv", *made.table)
         files["csv"] = f"{made.name}.csv"
     return {"name": made.name, "title": made.title, "caption": made.caption, **files}
