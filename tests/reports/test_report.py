@@ -93,6 +93,18 @@ def test_every_evaluation_has_a_page_of_its_own(run, tmp_path):
         assert f"vitreous evaluate {out}" in page and f"Judged on the {split} split" in page
 
 
+def test_every_reading_is_on_the_page_and_a_protocol_writes_it_too(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    out = tmp_path / "run"
+    shutil.copytree(run, out, ignore=shutil.ignore_patterns("checkpoints"))
+    document = evaluate(out, workers=0, protocol="knn")
+    assert document["report"] == str(out / "report-knn.html")
+    page = (out / "report-knn.html").read_text()
+    rows = re.search(r"<h2>Readings</h2>.*?</table>", page, re.DOTALL)[0]
+    assert rows.count("<tr>") == 3 and "head" in rows and "knn" in rows
+    assert rows.count(f"top-1 {100 * document['test']['top1']:.2f} %") >= 1 and "<h2>Curves</h2>" in page
+
+
 def test_a_page_needs_nothing_but_itself(run):
     page = (run / "report.html").read_text()
     assert not re.search(r'(?:src|href)="(?!data:|#)|@import|url\(\s*["\']?http|<script|<link(?! rel="icon")', page)

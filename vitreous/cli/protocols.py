@@ -62,6 +62,8 @@ def run_protocol(options: Any, console: Console) -> dict[str, Any]:
             console.say(f"{name} cannot be judged: {why}")
     elif document[document["split"]]["unreadable"]:
         console.say(f"{document[document['split']]['unreadable']} images cannot be read and count as wrong")
+    if document["report"]:
+        console.say(f"page: {document['report']}")
     return document
 
 

@@ -78,7 +78,12 @@ def evaluate(
     if protocol != "top1":
         from vitreous.reports.protocols import judge_by
 
-        return judge_by(protocol, run, data, split, Computing(batch_size, workers, how or How(), bad_images, listener or Silent()))
+        document = judge_by(protocol, run, data, split, Computing(batch_size, workers, how or How(), bad_images, listener or Silent()))
+        if not (folder := Folder(Path(run))).config.is_file():
+            return document | {"report": None}  # the page is of the run, with all that it was ever judged by
+        place = folder.path / f"report-{document['protocol']}.html"
+        written = write_page(place, folder, None, None, listener or Silent())
+        return document | {"report": os.fspath(place) if written else None}
     further = further or Further()
     computing = Computing(batch_size, workers, how or How(), bad_images, listener or Silent(), further.cache)
     check_abstain(further.abstain)

@@ -25,6 +25,7 @@ from vitreous.weights.bundle import write_text
 
 ROWS = 60  # classes shown in full; of more, the worst and the best
 CELLS = 40  # classes in the confusion matrix; of more, those most often wrong
+READ = 50  # readings shown, the latest
 BINS = 15  # of the reliability diagram, as of the calibration error
 NAMES = {"top1": "top-1", "top5": "top-5", "map": "mAP", "macro_f1": "macro F1", "micro_f1": "micro F1", "nll": "NLL", "ece": "ECE"}
 SHARES = ("top1", "top5", "map", "macro_f1", "micro_f1")  # shown in per cent
@@ -64,6 +65,7 @@ def trained(folder: Folder) -> dict[str, Any]:
         "data": Path(run.data.source).name or run.data.source,
         "trained": {"run": run, "summary": summary, "curves": drawn},
         "classes_of": data_facts(folder, run),
+        "readings": [reading(line) for line in metrics(folder.path / "evaluations.jsonl")[-READ:]],
         "grid": grid(folder, run, table, summary) if table else None,
         "environment": {name: value for name, value in document(folder.path / "environment.json").items() if value},
         "commands": commands(folder, run, table),
@@ -132,6 +134,21 @@ def diagram(found: Answered) -> Any:
     counts = np.bincount(bins, minlength=BINS)
     accuracy, mean = (np.bincount(bins, weights=values, minlength=BINS) / np.maximum(counts, 1) for values in (right, confidence))
     return reliability(np.linspace(0, 1, BINS + 1), accuracy, mean, counts)
+
+
+def reading(line: dict[str, Any]) -> dict[str, str]:
+    """One line of `evaluations.jsonl` for the page: when, on what, by which protocol, and the figure that leads."""
+    name = "map" if line.get("map") is not None else "top1"
+    value, how = line.get(name), line.get("protocol", "head")
+    settings = [f"{key} {line[key]}" for key in ("k", "shots", "l2") if line.get(key) is not None]
+    return {
+        "time": line["time"][:16].replace("T", " "),
+        "on": f"{line['data']}, {line['split']}",
+        "how": ", ".join([how, *settings]),
+        "images": f"{line['images']:,}",
+        "figure": "–" if value is None else f"{NAMES[name]} {figure(name, value)}",
+        "range": ends(name, (line.get("interval") or {}).get(name)),
+    }
 
 
 def data_facts(folder: Folder, run: Run) -> list[tuple[str, Any]]:
