@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from vitreous.cli.protocols import Protocols, run_protocol
+from vitreous.cli.protocols import Protocols, run_protocol, share
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
@@ -178,8 +178,3 @@ def cells(row: dict[str, Any]) -> list[str]:
     """A class's row of the table; a class of images with several labels has an average precision."""
     shares = [share(row[name]) for name in ("ap", "recall", "precision", "f1") if name in row]
     return [row["class"], str(row["images"]), *shares, *([row["taken_for"] or "-"] if "taken_for" in row else [])]
-
-
-def share(value: float | None) -> str:
-    """A fraction as a percentage."""
-    return "-" if value is None else f"{value:.1%}"

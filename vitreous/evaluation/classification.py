@@ -13,6 +13,7 @@ import numpy as np
 
 from vitreous.evaluation.report import DRAWS, Report
 from vitreous.evaluation.several import judge_several
+from vitreous.evaluation.temperature import log_softmax
 
 BINS = 15  # of the calibration error
 TOGETHER = 30_000  # numbers that draws of the bootstrap, made at once, hold
@@ -32,8 +33,7 @@ def judge(logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], read
     count, scores = len(labels), logits.astype(np.float64)
     ranks = rank_of(scores, labels)
     predicted = scores.argmax(1)
-    log_p = scores - scores.max(1, keepdims=True)
-    log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))
+    log_p = log_softmax(scores)
     nll = -log_p[np.arange(count), labels][readable]
     confidence, right = np.exp(log_p.max(1))[readable], (predicted == labels)[readable]
     found = cells(labels[readable], predicted[readable], len(classes))

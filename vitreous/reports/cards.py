@@ -13,7 +13,8 @@ from torch import Tensor
 
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.several import sigmoid
+from vitreous.evaluation.temperature import losses, probabilities
+from vitreous.reports.inspect import coloured
 from vitreous.weights.bundle import Bundle
 
 SHOWN = 8  # images of a kind
@@ -35,7 +36,7 @@ def cards(bundle: Bundle, split: Split, logits: np.ndarray, bad: frozenset[int])
     small = max(bundle.preprocess.image) < SMALL
 
     def card(sample: int) -> dict[str, Any]:
-        p, name, picture = probabilities(logits[sample], split.labels.ndim == 2), split.name(sample), shown[sample]
+        p, name, picture = probabilities(logits[sample : sample + 1], bundle.loss)[0], split.name(sample), shown[sample]
         best = int(p.argmax())
         label = split.labels[sample]
         names = [bundle.classes[place] for place in (np.flatnonzero(label > 0) if split.labels.ndim == 2 else [int(label)])]
@@ -46,20 +47,11 @@ def cards(bundle: Bundle, split: Split, logits: np.ndarray, bad: frozenset[int])
 
 def marks(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(n, K) logits and labels, (n,) or (n, K) -> loss, distance between the two nearest answers, and what is wrong; each (n,)."""
-    scores = logits.astype(np.float64)
+    loss = losses(logits, labels)
     if labels.ndim == 2:
-        loss = (np.logaddexp(0, scores) - (labels > 0) * scores).sum(1)
-        return loss, np.abs(sigmoid(scores) - 0.5).min(1), ((scores > 0) != (labels > 0)).any(1)
-    log_p = scores - scores.max(1, keepdims=True)
-    log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))
-    best = np.sort(log_p, 1)[:, -2:]
-    return -log_p[np.arange(len(labels)), labels], np.exp(best[:, -1]) - np.exp(best[:, 0]), log_p.argmax(1) != labels
-
-
-def probabilities(logits: np.ndarray, several: bool) -> np.ndarray:
-    """(K,) logits -> (K,) probabilities."""
-    p = sigmoid(logits) if several else np.exp(logits.astype(np.float64) - logits.max())
-    return p if several else p / p.sum()
+        return loss, np.abs(probabilities(logits, "sigmoid") - 0.5).min(1), ((logits > 0) != (labels > 0)).any(1)
+    best = np.sort(probabilities(logits), 1)[:, -2:]
+    return loss, best[:, -1] - best[:, 0], logits.argmax(1) != labels
 
 
 def pictures(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict[str, str | None]]:
@@ -97,12 +89,8 @@ def attention(bundle: Bundle, pixels: Tensor) -> np.ndarray | None:
 
 
 def shown(pixels: Tensor) -> Image.Image:
-    """(C, *image) pixels -> an RGB picture of at most `SIDE`; of other channels than three, the first."""
-    bands = (pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, *pixels.shape[1:])).float()
-    if pixels.dtype != torch.uint8:
-        low, high = bands.min(), bands.max()
-        bands = (bands - low) / (high - low).clamp(min=1e-9) * 255
-    image = Image.fromarray(bands.to(torch.uint8).permute(1, 2, 0).contiguous().numpy())
+    """(C, *image) pixels -> an RGB picture of at most `SIDE`."""
+    image = coloured(pixels)
     share = min(1.0, SIDE / max(image.size))
     return image.resize((max(1, round(image.width * share)), max(1, round(image.height * share)))) if share < 1 else image
 

@@ -259,11 +259,16 @@ def pictures_of(images: Sequence[str | os.PathLike[str]], preprocess: Preprocess
 def picture(raw: bytes | np.ndarray | Path, name: str, preprocess: Preprocess) -> Picture:
     """What is stored -> what the model sees of it. Raises DataError."""
     pixels = preprocess.pixels(preprocess.decoded(raw, name))
-    shown = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, *pixels.shape[1:])
+    return Picture(name, coloured(pixels), pixels, raw)
+
+
+def coloured(pixels: Tensor) -> Image.Image:
+    """(C, *image) pixels -> an RGB picture: the first three channels, or the first as grey; floats from the least to the greatest."""
+    bands = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, *pixels.shape[1:])
     if pixels.dtype != torch.uint8:
-        low, high = shown.min(), shown.max()
-        shown = ((shown - low) / (high - low).clamp(min=1e-9) * 255).to(torch.uint8)
-    return Picture(name, Image.fromarray(shown.permute(1, 2, 0).contiguous().numpy()), pixels, raw)
+        low, high = bands.min(), bands.max()
+        bands = ((bands - low) / (high - low).clamp(min=1e-9) * 255).to(torch.uint8)
+    return Image.fromarray(bands.permute(1, 2, 0).contiguous().numpy())
 
 
 def stem(name: str) -> str:
