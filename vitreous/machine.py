@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
-import os
 import platform
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -92,22 +90,6 @@ def team(count: int) -> ThreadPoolExecutor:
     list(pool.map(int, range(count)))  # starts them all
     torch.set_num_threads(total)  # the global number, which threads that start later take over
     return pool
-
-
-def cores() -> int:
-    """Cores that this process may use: those it is bound to, and no more than a container's share of the machine's time."""
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-        return max(1, min(found, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no such file, or "max"
-        return found
-
-
-def default_workers() -> int:
-    """Processes that decode images: one a core, at most eight."""
-    return min(cores(), 8)
 
 
 def peak_memory(device: str) -> int:

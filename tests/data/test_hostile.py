@@ -104,9 +104,9 @@ def verdicts(files, predictor) -> dict[str, str]:
     return {name: told(verdict(path)) for name, path in files.items()}
 
 
-def told(found: Tensor | DataError) -> str:
+def told(found: Tensor | np.ndarray | DataError) -> str:
     """A verdict as text."""
-    return found.message if isinstance(found, DataError) else hashlib.sha256(found.numpy().tobytes()).hexdigest()
+    return found.message if isinstance(found, DataError) else hashlib.sha256(np.asarray(found).tobytes()).hexdigest()
 
 
 def refused(verdicts: dict[str, str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.conftest import make_folder, picture
+from vitreous.cores import cores
 from vitreous.data import loader, pace
 from vitreous.data.augment import Augment
 from vitreous.data.decode import decode
@@ -15,7 +16,6 @@ from vitreous.data.pace import WORKER_BYTES, balanced, decode_seconds, workers_f
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Files
-from vitreous.machine import cores
 
 
 def throughput(workers: int, seconds: float, rate: float, cores: int) -> float:

@@ -14,6 +14,7 @@ from PIL import Image
 from torch import nn
 
 from vitreous.bench.work import CIFAR, Turn, Work
+from vitreous.cores import default_workers
 from vitreous.data.augment import Augment
 from vitreous.data.decode import decode, read_regular
 from vitreous.data.jpeg import decoder, layout
@@ -22,7 +23,7 @@ from vitreous.data.loader import Feed
 from vitreous.data.preprocess import IMAGENET, Preprocess
 from vitreous.data.split import Arrays, Files, Split
 from vitreous.evaluation.engine import How, make_engine
-from vitreous.machine import DTYPES, default_workers, pick_precision, settle_allocator
+from vitreous.machine import DTYPES, pick_precision, settle_allocator
 from vitreous.models.zoo import Model, create
 from vitreous.objectives.supervised import Supervised
 from vitreous.serving.predict import load

@@ -9,12 +9,13 @@ import time
 import numpy as np
 import torch
 
+from vitreous.cores import cores
 from vitreous.data.augment import Augment
 from vitreous.data.loader import Feed
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError
-from vitreous.machine import cores, free_memory
+from vitreous.machine import free_memory
 
 TRIED = 12  # pictures whose time stands for all
 SECONDS = 2.0  # after which no more are tried

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from vitreous.data.decode import decode
 from vitreous.data.spectral import Picture, bands
+
+if TYPE_CHECKING:  # a process that only decodes pictures starts in a tenth of a second without torch, and in seconds with it
+    import torch
+    from torch import Tensor
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # the paper's models: pixels in [-1, 1]
@@ -52,6 +54,8 @@ class Preprocess:
     @property
     def dtype(self) -> torch.dtype:
         """Of pixels before they are normalised: uint8 where they have 8 bits, else float32."""
+        import torch
+
         return torch.uint8 if self.numbers in ("colours", "uint8") else torch.float32
 
     def decoded(self, raw: bytes | np.ndarray | str | os.PathLike[str], name: str | None = None) -> Picture:
@@ -62,9 +66,15 @@ class Preprocess:
 
     def pixels(self, picture: Picture) -> Tensor:
         """A decoded picture -> (C, *image) of `dtype`."""
+        import torch
+
+        return torch.from_numpy(self.array(picture))
+
+    def array(self, picture: Picture) -> np.ndarray:
+        """The same as numpy has it, without torch."""
         if isinstance(picture, tuple):
-            return torch.cat([self.pixels(band) for band in picture])
-        return to_tensor(self.fitted(picture))
+            return np.concatenate([self.array(band) for band in picture])
+        return to_array(self.fitted(picture))
 
     def fitted(self, picture: Image.Image) -> Image.Image:
         """A decoded picture at the target size."""
@@ -84,8 +94,11 @@ class Preprocess:
         box = (middle[0] - half[0], middle[1] - half[1], middle[0] + half[0], middle[1] + half[1])
         return picture.resize((width, height), _FILTERS[self.filter], box=box)
 
-    def normalise(self, pixels: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(B, C, *image) in 0..peak, uint8 or float -> (B, C, *image) of the model's input."""
+    def normalise(self, pixels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """(B, C, *image) in 0..peak, uint8 or float -> (B, C, *image) of the model's input, float32 if no `dtype` is said."""
+        import torch
+
+        dtype = dtype or torch.float32
         shape = (1, -1) + (1,) * (pixels.dim() - 2)
         mean = torch.tensor(self.mean, device=pixels.device).view(shape)
         std = torch.tensor(self.std, device=pixels.device).view(shape)
@@ -100,5 +113,12 @@ class Preprocess:
 
 def to_tensor(picture: Image.Image) -> Tensor:
     """A picture -> (C, height, width), uint8, or float32 where its mode is F."""
+    import torch
+
+    return torch.from_numpy(to_array(picture))
+
+
+def to_array(picture: Image.Image) -> np.ndarray:
+    """The same as numpy has it, without torch."""
     array = np.array(picture)
-    return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy()

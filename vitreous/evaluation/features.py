@@ -24,6 +24,7 @@ from torch import nn
 
 import vitreous
 from vitreous.config import to_plain
+from vitreous.cores import default_workers
 from vitreous.data.decode import printable, reason
 from vitreous.data.loader import Judged
 from vitreous.data.pack import stamp
@@ -33,7 +34,7 @@ from vitreous.data.split import Split
 from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError
 from vitreous.evaluation.engine import Engine, How, make_engine
 from vitreous.evaluation.forward import CHUNK, answer, chunks
-from vitreous.machine import default_workers, pick_device, pick_precision
+from vitreous.machine import pick_device, pick_precision
 from vitreous.models.zoo import Model
 
 FORMAT = 1  # goes up when the same model gives other numbers

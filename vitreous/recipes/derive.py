@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.config import set_paths
+from vitreous.cores import default_workers
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data
 from vitreous.errors import UsageError
-from vitreous.machine import default_workers, pick_device, pick_precision
+from vitreous.machine import pick_device, pick_precision
 from vitreous.models.config import ModelConfig
 from vitreous.models.cost import macs
 from vitreous.objectives.supervised import balanced

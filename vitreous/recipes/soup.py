@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from vitreous.config import differences
+from vitreous.cores import default_workers
 from vitreous.data.loader import Judged
 from vitreous.data.screen import refuse
 from vitreous.data.sources import open_data
@@ -27,7 +28,6 @@ from vitreous.evaluation.classification import judge
 from vitreous.evaluation.engine import How, make_engine
 from vitreous.evaluation.forward import logits_of
 from vitreous.evaluation.report import Report
-from vitreous.machine import default_workers
 from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.models.hollow import hollow
 from vitreous.models.names import name_of

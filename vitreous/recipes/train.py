@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.config import differences, from_yaml, set_paths
+from vitreous.cores import default_workers
 from vitreous.data.copies.listing import excluded as names_in
 from vitreous.data.copies.listing import staying
 from vitreous.data.decode import printable
@@ -23,7 +24,7 @@ from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.engine import How
 from vitreous.evaluation.forward import CHUNK
-from vitreous.machine import default_workers, environment, pick_device, warning
+from vitreous.machine import environment, pick_device, warning
 from vitreous.models.cost import macs
 from vitreous.models.names import configure, name_of
 from vitreous.recipes.channels import channelwise, facts

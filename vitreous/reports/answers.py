@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from vitreous.cores import default_workers
 from vitreous.data.loader import Judged
 from vitreous.data.screen import readable, refuse
 from vitreous.data.split import Data, Split
@@ -16,7 +17,7 @@ from vitreous.errors import UsageError
 from vitreous.evaluation.engine import How, make_engine
 from vitreous.evaluation.forward import CHUNK, logits_of
 from vitreous.evaluation.temperature import probabilities
-from vitreous.machine import default_workers, pick_device, warning
+from vitreous.machine import pick_device, warning
 from vitreous.reports.opening import data_for, examples, matched, open_bundle
 from vitreous.training.session import Listener, Silent
 from vitreous.weights.bundle import Bundle

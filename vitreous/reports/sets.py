@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitreous.cores import default_workers
 from vitreous.data.decode import decode, printable, read_regular
 from vitreous.data.layouts.imagenet import is_ilsvrc2012, torchvision_names
 from vitreous.data.loader import Judged
@@ -24,7 +25,6 @@ from vitreous.evaluation.engine import make_engine
 from vitreous.evaluation.forward import logits_of
 from vitreous.evaluation.report import Report
 from vitreous.evaluation.sets import judge_sets
-from vitreous.machine import default_workers
 
 if TYPE_CHECKING:
     from vitreous.reports.protocols import Case, Found

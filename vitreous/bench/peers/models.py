@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.bench.work import Turn, Work
+from vitreous.cores import default_workers
 from vitreous.data.layouts.folder import list_images
-from vitreous.machine import DTYPES, default_workers, has_bf16
+from vitreous.machine import DTYPES, has_bf16
 from vitreous.models.names import configure_vit
 from vitreous.training.peak import synchronise
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.cores import cores
 from vitreous.data.check.alike import Groups, correlated, hashed, linked
 from vitreous.data.check.facts import facts
 from vitreous.data.check.findings import FAILS, findings
@@ -18,7 +19,6 @@ from vitreous.data.check.scan import Job, Seen, scan
 from vitreous.data.check.subject import Subject, parted, subject
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
-from vitreous.machine import cores
 
 RADIUS = 4  # bits of 64 in which the perceptual hashes of near copies differ at most
 PROBED = 100  # pictures of which one must be readable to tell how all are read

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from vitreous.cores import default_workers
 from vitreous.data.copies.hashes import first_equal, near, perceptual
 from vitreous.data.copies.search import candidates
 from vitreous.data.copies.verification import fit, refit, same
@@ -22,7 +23,6 @@ from vitreous.data.copies.views import SIDE, Joined, Looker, Looks, Progress, cl
 from vitreous.data.copies.windows import Windows
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
-from vitreous.machine import default_workers
 
 RADIUS = 6  # bits in which two perceptual hashes may differ
 CERTAIN = 0.95  # how alike two views of near hashes have to be, nothing moved
