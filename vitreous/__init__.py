@@ -5,7 +5,8 @@ train(data, ...)        what `vitreous train` does; returns the run's summary
 evaluate(run, ...)      what `vitreous evaluate` does; returns its document
 inspect(run, ...)       what `vitreous inspect` does: figures of what a model looks at
 soup(runs, out, ...)    what `vitreous soup` does: runs of one model averaged into a bundle
-load(run)               a trained model, ready for `.predict(["dog.jpg"])`
+load(run)               a trained model, ready for `.predict(["dog.jpg"])` and `.embed(["dog.jpg"])`
+export(run, to="onnx")  what `vitreous export` does: a file for other programs, checked against the original
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from vitreous.recipes.train import train as train
     from vitreous.reports.evaluate import evaluate as evaluate
     from vitreous.reports.inspect import inspect as inspect
+    from vitreous.serving.export.export import export as export
     from vitreous.serving.predict import load as load
 
 __version__ = "0.1.0"
@@ -34,6 +36,7 @@ _HOMES = {
     "inspect": "vitreous.reports.inspect",
     "soup": "vitreous.recipes.soup",
     "load": "vitreous.serving.predict",
+    "export": "vitreous.serving.export.export",
 }
 __all__ = [*_HOMES, "__version__"]
 

@@ -196,13 +196,13 @@ def test_predict_agrees_with_evaluate_on_files_of_every_kind(trained, tmp_path):
     predictor = load(trained[1], How(precision="fp32"))
     data = open_data(tmp_path / "all")
     for split in data.splits.values():
-        logits, bad = logits_of(predictor.runtime.engine, Judged(split, predictor.bundle.preprocess))
+        logits, bad = logits_of(predictor.runtime.engine, Judged(split, predictor.card.preprocess))
         assert not bad
         p = np.exp(logits - logits.max(1, keepdims=True))
         p /= p.sum(1, keepdims=True)
         for one, path in zip(p, split.paths, strict=True):
             answer = predictor.predict([path], top=3)[0]
-            expected = dict(zip(predictor.bundle.classes, one, strict=True))
+            expected = dict(zip(predictor.card.classes, one, strict=True))
             for name, value in zip(answer.names, answer.probabilities, strict=True):
                 assert value == pytest.approx(expected[name], abs=1e-6), path
     upright = predictor.predict([tmp_path / "all" / "bee" / name for name in ("rgb.png", "rgb.bmp", "alpha.png", "named.jpg", "rgb.tif")])
@@ -226,9 +226,11 @@ def test_predict_on_bad_files(trained, tmp_path):
     (tmp_path / "bad.jpg").write_bytes(b"junk")
     picture(0).save(tmp_path / "good.png")
     words = ["predict", str(trained[1]), str(tmp_path / "bad.jpg"), str(tmp_path / "good.png")]
-    result = say(*words)
-    assert result.returncode == 3 and "bad.jpg: not an image" in result.stderr
-    found = document(say(*words, "--bad-images", "skip", "--json"))["predictions"]
+    result = say(*words, "--bad-images", "stop")
+    assert result.returncode == 3 and "error: " in result.stderr and "bad.jpg: not an image" in result.stderr and not result.stdout
+    result = say(*words, "--json")
+    found = json.loads(result.stdout)["predictions"]
+    assert result.returncode == 3 and "1 of 2 images could not be read" in result.stderr
     assert "not an image" in found[0]["error"] and found[1]["classes"]
     assert say("predict", str(trained[1]), str(tmp_path / "none.jpg")).returncode == 3
     assert say("predict", str(trained[1])).returncode == 2

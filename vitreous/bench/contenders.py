@@ -6,7 +6,7 @@ from functools import partial
 
 from vitreous.bench import ours
 from vitreous.bench.peak import peak
-from vitreous.bench.peers import loaders, models
+from vitreous.bench.peers import loaders, models, pictures
 from vitreous.bench.work import DECODING, Contender
 from vitreous.machine import has_bf16
 
@@ -89,9 +89,13 @@ def memory(device: str) -> list[Contender]:
 
 
 def predict(device: str) -> list[Contender]:
-    """Files to classes and probabilities."""
+    """Files to classes and probabilities, by what each library has for it: as it comes, and at the best settings known."""
     return [
         Contender("vitreous", "default", ours.predict, ours=True),
-        Contender("transformers", "default (pipeline)", models.predict_transformers, "transformers"),
-        Contender("timm", "best script with a DataLoader", models.predict_timm, "timm"),
+        Contender("vitreous", "--exact", partial(ours.predict, exact=True), ours=True),
+        Contender("transformers", "default (pipeline)", pictures.transformers, "transformers"),
+        Contender("transformers", "best: batches of 8, workers", partial(pictures.transformers, best=True), "transformers"),
+        Contender("timm", "default script with a DataLoader", pictures.timm, "timm"),
+        Contender("timm", "best: batches of 32, a worker a core", partial(pictures.timm, best=True), "timm"),
+        Contender("timm", "best, compiled", partial(pictures.timm, best=True, compiled=True), "timm"),
     ]

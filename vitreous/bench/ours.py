@@ -81,12 +81,12 @@ def train(work: Work, precision: str = "auto", shards: int | None = None) -> Tur
     return turn
 
 
-def predict(work: Work, precision: str = "auto") -> Turn:
+def predict(work: Work, precision: str = "auto", exact: bool = False) -> Turn:
     """Files to names and probabilities, the model already loaded."""
     files, (model, preprocess) = list_images(Path(work.images or ".")), answering(work)
     with tempfile.TemporaryDirectory() as scratch:
         Bundle(model, tuple(map(str, range(CLASSES))), preprocess).save(Path(scratch) / "model")
-        predictor = load(Path(scratch) / "model", How(work.device, precision))
+        predictor = load(Path(scratch) / "model", How(work.device, precision), exact=exact)
 
     def turn() -> float:
         return len(predictor.predict(files))

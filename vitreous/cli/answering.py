@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from vitreous.evaluation.engine import How
+    from vitreous.evaluation.how import How
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,6 @@ class Answering:
 
     def how(self) -> How:
         """What of it the engine needs."""
-        from vitreous.evaluation.engine import How
+        from vitreous.evaluation.how import How
 
         return How(self.device, self.precision, self.engine, self.merge_tokens)

@@ -13,7 +13,10 @@ PLAIN_EVERY = 10.0  # seconds between two progress lines where stderr is no term
 
 
 class Console:
-    """Hears a run (`note`, `progress`) and prints tables. With `quiet_stdout`, stdout belongs to one JSON document."""
+    """Hears a run (`note`, `progress`) and prints tables. With `quiet_stdout`, stdout belongs to one JSON document.
+
+    `code`: what the command exits with when it is done, where its document tells of something that is not as it should be.
+    """
 
     def __init__(self, quiet_stdout: bool) -> None:
         self.quiet_stdout = quiet_stdout
@@ -23,27 +26,32 @@ class Console:
         self.label = ""
         self.told = 0.0
         self.began = time.monotonic()
+        self.code = 0
 
     def note(self, text: str) -> None:
         """One line of news on stderr."""
         self.close()
         print(f"note: {text}", file=sys.stderr, flush=True)
 
-    def progress(self, label: str, done: int, total: int, text: str = "") -> None:
-        """How far a piece of work is: a bar with time left, or a plain line now and then."""
+    def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
+        """How far a piece of work is: a bar with time left, or a plain line now and then. Without a total: how much is done."""
         if self.terminal:
             self.draw(label, done, total, text)
             return
         now = time.monotonic()
         if label != self.label:
             self.label, self.began, self.told = label, now, 0.0
-        if now - self.told >= PLAIN_EVERY or done >= total:
+        if total is None:
+            if now - self.told >= PLAIN_EVERY:
+                self.told = now
+                print(f"{label} {done:,}  {text}", file=sys.stderr, flush=True)
+        elif now - self.told >= PLAIN_EVERY or done >= total:
             self.told = now
             left = (now - self.began) / max(done, 1) * (total - done)
             rest = f"  {left:.0f} s left" if now > self.began and done < total else ""
             print(f"{label} {done / max(total, 1):4.0%}  {text}{rest}", file=sys.stderr, flush=True)
 
-    def draw(self, label: str, done: int, total: int, text: str) -> None:
+    def draw(self, label: str, done: int, total: int | None, text: str) -> None:
         """The bar."""
         from rich.console import Console as Terminal
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

@@ -18,6 +18,9 @@ VERBS = {
     "train": ("vitreous.cli.train", "train a model, judge it and save it"),
     "evaluate": ("vitreous.cli.evaluate", "judge a trained model on a split"),
     "predict": ("vitreous.cli.predict", "names and probabilities for images"),
+    "embed": ("vitreous.cli.embed", "features of images, as npz, Parquet or JSONL"),
+    "serve": ("vitreous.cli.serve", "a page and an HTTP interface for a model"),
+    "export": ("vitreous.cli.export", "a model as a file for other programs, checked against the original"),
     "inspect": ("vitreous.cli.inspect", "what a model has learned and what it looks at, as figures"),
     "soup": ("vitreous.cli.soup", "average the weights of several runs"),
     "data check": ("vitreous.cli.data_check", "what is wrong with a data set, before an hour is spent on it"),
@@ -60,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def command(words: list[str]) -> int:
-    """One verb with its words. Returns the exit code: 1 for a check that failed."""
+    """One verb with its words. Returns the exit code: 1 for a check that failed, 3 for images that could not be read."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0 if words else 2
@@ -82,7 +85,7 @@ def command(words: list[str]) -> int:
     console.close()
     if as_json and document is not None and speaks():
         print(json.dumps(document, ensure_ascii=False))
-    return int(isinstance(document, dict) and document.get("passed") is False)
+    return console.code or int(isinstance(document, dict) and document.get("passed") is False)
 
 
 def verb_of(words: list[str]) -> tuple[str, list[str]]:

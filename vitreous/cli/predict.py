@@ -2,93 +2,130 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from tyro.conf import Positional, arg
-
-from vitreous.cli.answering import Answering
+from vitreous.cli.jobs import Job, Meter, answering, images_of, into_file, tell_bad, told
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
+    from vitreous.serving.predict import Prediction
+    from vitreous.serving.sources import Item, Source
+
+EXAMPLES = 512  # images that int8 may be calibrated on
 
 
 @dataclass(frozen=True)
-class Options(Answering):
+class Options(Job):
     """Names and probabilities for images.
 
     Example: vitreous predict runs/pets new/*.jpg --top 3
     """
 
-    run: Annotated[Positional[str], arg(metavar="RUN")]
-    """A run folder or a bundle."""
-    images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...")]
-    """Image files, or folders of them."""
     top: int | None = None
     """How many classes to name at most (default: 3; all above --threshold where an image may have several)."""
     threshold: float | None = None
     """Name classes of a probability above it alone (default: 0.5 where an image may have several, else none)."""
     abstain: float | None = None
     """Say "unsure" of an image whose highest probability is below this, above 0 to 1."""
+    out: str | None = None
+    """Write the answers to this .jsonl, .csv or .parquet file as they come, and print none: for any number of images."""
     csv: str | None = None
-    """Write a table to this file: path, class and probability of each of the top classes, and whether the model is unsure."""
+    """Print the answers, and write them to this CSV file too: a row for each of the top classes."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Predict, print a table, and write the CSV if one was asked for."""
-    from vitreous.data.decode import printable
+    """Predict, and print a table or write a file."""
     from vitreous.errors import UsageError
-    from vitreous.machine import pick_device, warning
-    from vitreous.serving.predict import expand, load
+    from vitreous.serving.predict import load
 
-    if not options.images:
-        raise UsageError("no images to predict", "name files or folders after the run")
+    found = images_of(options)
     if options.top is not None and options.top < 1:
         raise UsageError(f"--top must be at least 1, not {options.top}")
     if options.threshold is not None and not 0 <= options.threshold < 1:
         raise UsageError(f"--threshold must be at least 0 and below 1, not {options.threshold}")
-    paths = list(expand(options.images))
-    if slow := warning(options.precision, pick_device(options.device)):
-        console.note(slow)
-    predictor = load(options.run, options.how(), paths)
-    top = options.top if options.top or predictor.bundle.several else 3
+    if options.out and options.csv:
+        raise UsageError("--out and --csv are two ways to one file", "leave --csv out")
+    if options.resume and not options.out:
+        raise UsageError("--resume continues the file of --out", "name it")
+    if options.precision == "int8" and {"-", "@-"} & set(options.images):
+        raise UsageError("int8 is calibrated on the images, and a list on stdin is read once", "name a file: @list.txt")
+    warn(options, console)
+    predictor = load(options.run, options.how(), examples(found), options.exact)
+    top = options.top if options.top or predictor.card.several else 3
+    asked = predictor.asked(top, options.threshold, options.abstain)
 
-    def each(done: int) -> None:
-        console.progress("predict", done, len(paths))
+    def answers(items: Iterator[Item]) -> Iterator[Sequence[Prediction]]:
+        return answering(options, predictor).predictions(items, asked, options.bad_images)
 
-    answers = predictor.predict(paths, top, options.bad_images, each, options.threshold, options.abstain)
-    rows = []
-    for answer in answers:
+    if options.out:
+        from vitreous.serving.rows import Predictions
+
+        made_by = {"verb": "predict", "model": predictor.card.name, "version": predictor.card.version}
+        made_by |= told(options, top=asked.top, threshold=asked.threshold, abstain=asked.abstain)
+        return into_file(options, options.out, Predictions(), made_by, answers, found, console)
+    return printed(options, answers, found, console)
+
+
+def examples(found: Source) -> Iterator[str | bytes]:
+    """The first images, for int8 to be calibrated on."""
+    from contextlib import suppress
+    from itertools import islice
+
+    from vitreous.errors import DataError
+
+    for item in islice(found, EXAMPLES):
+        with suppress(DataError):
+            yield item.content()
+
+
+def warn(options: Job, console: Console) -> None:
+    """Tell of a precision that the device only emulates."""
+    if options.precision == "bf16":
+        from vitreous.machine import pick_device, warning
+
+        if slow := warning(options.precision, pick_device(options.device)):
+            console.note(slow)
+
+
+def printed(options: Options, answers: Any, found: Source, console: Console) -> dict[str, Any]:
+    """A table on stdout, and the document."""
+    from vitreous.data.decode import printable
+    from vitreous.serving.rows import HEAD, Predictions, cells, encodable
+
+    meter, all_rows, rows = Meter("predict", found.count, console), [], []
+    for chunk in answers(iter(found)):
+        meter.passed(chunk)
+        all_rows += chunk
+    for answer in all_rows:
         best = [f"{name} {p:.1%}" for name, p in zip(answer.names, answer.probabilities, strict=True)]
         said = f"unsure ({best[0] if best else 'none'})" if answer.unsure else "  ".join(best) or "none"
         rows.append([printable(answer.path), f"cannot be read: {answer.error}" if answer.error else said])
     console.table(["image", "classes"], rows)
     if options.csv:
-        write_csv(options.csv, answers)
+        write_csv(options.csv, HEAD, [row for answer in all_rows for row in cells(answer)])
+    tell_bad(console, meter.bad, meter.unreadable, meter.done)
+    plain = [Predictions().plain(answer) for answer in all_rows]
     return {
         "model": options.run,
-        "predictions": [
-            {
-                "path": printable(a.path),
-                "classes": [{"class": n, "probability": p} for n, p in zip(a.names, a.probabilities, strict=True)],
-                "error": a.error,
-                "unsure": a.unsure,
-            }
-            for a in answers
-        ],
+        "predictions": [row if encodable(row["path"]) else {**row, "path": printable(row["path"])} for row in plain],
     }
 
 
-def write_csv(path: str, answers: list[Any]) -> None:
-    """One row an image and class, one of an image without any."""
-    from vitreous.data.decode import printable
-    from vitreous.reports.tables import write_table
+def write_csv(path: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A CSV file that is there whole or not at all. Raises ResourceError."""
+    import csv
+    import io
+    import os
 
-    rows: list[list[Any]] = []
-    for answer in answers:
-        where = printable(answer.path)
-        if not answer.names:
-            rows.append([where, "", "", "", answer.error, "unsure" * answer.unsure])
-        for rank, (name, p) in enumerate(zip(answer.names, answer.probabilities, strict=True), 1):
-            rows.append([where, rank, name, f"{p:.6f}", "", "unsure" * answer.unsure])
-    write_table(path, ["path", "rank", "class", "probability", "error", "unsure"], rows)
+    from vitreous.serving.sinks import cannot
+
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([head, *rows])
+    try:
+        with open(f"{path}.part", "wb") as file:
+            file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+        os.replace(f"{path}.part", path)
+    except OSError as error:
+        raise cannot(path, error) from None

@@ -70,6 +70,22 @@ def decode(raw: bytes | np.ndarray | str | os.PathLike[str], channels: int = 3, 
         raise DataError(f"{name}: cannot be read as an image ({reason(error)})", "mend or remove the file") from None
 
 
+def upright_size(content: bytes, name: str, most: int = MAX_PIXELS) -> tuple[int, int]:
+    """(width, height) of a picture, turned as EXIF asks, from its header; 0 x 0 where it is none that can be read.
+
+    Raises DataError for more than `most` pixels: a server bears less than training does.
+    """
+    refuse_costly(content, name, most)
+    try:
+        with silence(), Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            size = image.size[::-1] if orientation(image) >= 5 else image.size
+    except Exception:  # whatever it is, decoding says it better
+        return 0, 0
+    if size[0] * size[1] > most:
+        raise too_large(name, *size, most)
+    return size
+
+
 @contextmanager
 def silence() -> Iterator[None]:
     """No warnings from any thread while one of them is in here: Python's own way of muting is not made for threads."""

@@ -53,11 +53,11 @@ def kind(content: bytes) -> str:
     return next((what for offset, mark, what in SIGNATURES if content.startswith(mark, offset)), "")
 
 
-def refuse_costly(content: bytes, name: str) -> None:
+def refuse_costly(content: bytes, name: str, most: int = MAX_PIXELS) -> None:
     """Raise DataError for no content, and for an image that costs far more than its size suggests or that decoders disagree about.
 
-    Those are a WebP canvas of more than MAX_PIXELS; a PNG too small for its rows; a JPEG of more than MAX_SCANS scans, or of any but
-    8-bit Huffman coding (ITU-T T.81, Table B.1); and a BMP in run lengths of more than MAX_RUNS.
+    Those are a PNG or a WebP canvas of more than `most` pixels; a PNG too small for its rows; a JPEG of more than MAX_SCANS scans,
+    or of any but 8-bit Huffman coding (ITU-T T.81, Table B.1); and a BMP in run lengths of more than MAX_RUNS.
     """
     if not content:
         raise DataError(f"{name}: empty file")
@@ -66,23 +66,23 @@ def refuse_costly(content: bytes, name: str) -> None:
             raise DataError(f"{name}: a JPEG {what}", SAVE)
     elif content.startswith(PNG):
         width, height = struct.unpack_from(">II", content.ljust(24), 16)
-        if width * height > MAX_PIXELS and content[12:16] == b"IHDR":
-            raise too_large(name, width, height)
+        if width * height > most and content[12:16] == b"IHDR":
+            raise too_large(name, width, height, most)
         if row_bytes(content) > DEFLATE * len(content):
             raise DataError(f"{name}: cannot be read as an image (rows are missing)", "mend or remove the file")
     elif content.startswith(b"RIFF") and content[8:12] == b"WEBP":
         width, height = webp_size(content)
-        if width * height > MAX_PIXELS:
-            raise too_large(name, width, height)
+        if width * height > most:
+            raise too_large(name, width, height, most)
     elif content.startswith(b"BM") and len(content) >= 34:
         width, height, coding = struct.unpack_from("<ii4xI", content, 18)
         if coding in (1, 2) and max(abs(width * height), len(content)) > MAX_RUNS:
             raise DataError(f"{name}: a BMP in run lengths of {abs(width)} x {abs(height)} pixels", SAVE)
 
 
-def too_large(name: str, width: int, height: int) -> DataError:
+def too_large(name: str, width: int, height: int, most: int = MAX_PIXELS) -> DataError:
     """The refusal of a picture of so many pixels."""
-    return DataError(f"{name}: {width} x {height} pixels, more than {MAX_PIXELS:,}", "scale it down")
+    return DataError(f"{name}: {width} x {height} pixels, more than {most:,}", "scale it down")
 
 
 def webp_size(content: bytes) -> tuple[int, int]:

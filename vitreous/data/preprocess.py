@@ -87,12 +87,21 @@ class Preprocess:
 
     def centre(self, picture: Image.Image) -> Image.Image:
         """The centre of the picture, scaled: one resampling of the box that the crop would cut from the scaled picture."""
+        return self.resampled(picture, self.box(picture.size))
+
+    def box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
+        """What is shown of a picture of (width, height): left, top, right and bottom, in pixels."""
+        if self.fit == "squash":
+            return (0.0, 0.0, *size)
         height, width = self.image
-        scale = max(height / picture.height, width / picture.width) / self.share
-        half = (min(width / scale, picture.width) / 2, min(height / scale, picture.height) / 2)
-        middle = (picture.width / 2, picture.height / 2)
-        box = (middle[0] - half[0], middle[1] - half[1], middle[0] + half[0], middle[1] + half[1])
-        return picture.resize((width, height), _FILTERS[self.filter], box=box)
+        scale = max(height / size[1], width / size[0]) / self.share
+        half = (min(width / scale, size[0]) / 2, min(height / scale, size[1]) / 2)
+        middle = (size[0] / 2, size[1] / 2)
+        return middle[0] - half[0], middle[1] - half[1], middle[0] + half[0], middle[1] + half[1]
+
+    def resampled(self, picture: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
+        """A box of a picture at the target size."""
+        return picture.resize((self.image[1], self.image[0]), _FILTERS[self.filter], box=box)
 
     def normalise(self, pixels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """(B, C, *image) in 0..peak, uint8 or float -> (B, C, *image) of the model's input, float32 if no `dtype` is said."""

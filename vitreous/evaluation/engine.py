@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
+from vitreous.evaluation.how import How as How
 from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_allocator, team
 from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
 from vitreous.models.zoo import Model
@@ -24,6 +24,7 @@ from vitreous.nn.merge import Merging
 
 TOKENS = 1600  # of one part, about: more fall out of the caches, fewer leave the cores waiting for each other
 IDLE = 0.1  # share of the cores that may wait before a batch is computed by all of them together
+STEADY, DEVICE_PART = 800, 32  # tokens of a part of one thread, where parts are of one size; images of such a part on a GPU
 
 
 #: the pictures that int8 is calibrated on, each (C, *image) uint8, made when they are needed
@@ -70,6 +71,24 @@ class TorchEngine:
         parts = pixels.split(size)
         return torch.cat(list(map(self.part, parts) if together else team(threads).map(self.part, parts)))
 
+    def steady(self, pixels: Tensor, size: int) -> Tensor:
+        """The same in parts of exactly `size` images, the last one filled up with black ones: answers are the same to the last bit
+        whatever is beside an image, wherever it stands, and however many there are. On a CPU one thread computes a part: products
+        of another height, or shared by more threads, may round otherwise.
+        """
+        lacking = -len(pixels) % size
+        whole = torch.cat([pixels, pixels.new_zeros(lacking, *pixels.shape[1:])]) if lacking else pixels
+        parts, threads = whole.split(size), torch.get_num_threads()
+        if self.device == "cpu":
+            rows = list(map(self.part, parts) if threads == 1 else team(threads).map(self.part, parts))
+        else:
+            rows = [self.part(part.to(self.device, non_blocking=True)) for part in parts]
+        return torch.cat(rows)[: len(pixels)].cpu()
+
+    def part_size(self, tokens: int = STEADY) -> int:
+        """Images of a part of about so many tokens; on a GPU as many whatever the tokens."""
+        return max(1, min(64, round(tokens / self.tokens))) if self.device == "cpu" else DEVICE_PART
+
     @torch.inference_mode()
     def part(self, pixels: Tensor) -> Tensor:
         """One forward pass."""
@@ -90,20 +109,6 @@ def cut(images: int, most: int, threads: int) -> tuple[int, bool]:
     size = max(1, math.ceil(images / (rounds * threads)))
     busy = images / (size * threads * rounds)
     return (size, False) if threads > 1 and busy >= 1 - IDLE else (most, True)
-
-
-@dataclass(frozen=True)
-class How:
-    """How answers are computed, in the words of the command line. `auto` is the fastest that gives the model's own answers.
-
-    `precision` auto is bf16 where the device multiplies it in hardware, else fp32; int8 is for the engine `openvino` alone.
-    `merge_tokens`: tokens that every block merges (ToMe), faster and less exact.
-    """
-
-    device: str = "auto"
-    precision: str = "auto"
-    engine: str = "auto"
-    merge_tokens: int = 0
 
 
 def make_engine(model: Model, preprocess: Preprocess, how: How | None = None, pictures: Pictures | None = None) -> Engine:

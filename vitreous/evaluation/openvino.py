@@ -6,9 +6,7 @@ Its bfloat16 is about as fast as this project's own path; what it adds is int8, 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from io import StringIO
 from itertools import islice
 from typing import Any
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import ResourceError, UsageError
 from vitreous.evaluation.engine import Pictures
+from vitreous.evaluation.unobserved import unobserved
 from vitreous.machine import capabilities, pick_precision
 from vitreous.models.zoo import Model
 
@@ -47,20 +46,6 @@ class OpenVinoEngine:
     def __call__(self, pixels: Tensor) -> Tensor:
         """(B, C, *image) uint8 -> (B, K) float32 logits."""
         return torch.from_numpy(np.asarray(self.compiled([pixels.numpy()])[0]).astype(np.float32))
-
-
-@contextmanager
-def unobserved() -> Iterator[None]:
-    """OpenVINO and nncf tell their makers of every import and conversion, but in CI jobs: be one, so that nothing is sent from here."""
-    before = os.environ.get("CI")
-    os.environ["CI"] = "true"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["CI"]
-        else:
-            os.environ["CI"] = before
 
 
 class Whole(nn.Module):

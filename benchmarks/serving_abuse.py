@@ -1,0 +1,214 @@
+"""Slow, malformed and faithless clients; parts of `serving.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import resource
+import sys
+from collections import Counter, defaultdict
+
+from serving_client import Client, Phase, Question, open_loop, quantile, uploads
+from serving_malformed import LIMIT, drawn, lists
+from serving_sending import send_all
+from serving_server import Server, make_run
+
+MIB = 2**20
+SMALL = "ViT-64x2/32"
+WAYS = ("header", "body", "idle", "reader")
+TELLS = {
+    "header": "a byte of a header every 5 s",
+    "body": "a byte of a body every second",
+    "idle": "nothing at all",
+    "reader": "never read the answers to 30 requests",
+}
+
+
+def more_files() -> None:
+    """As many descriptors as the system lets us have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def attack(port: int, way: str, until: float) -> tuple[str, float]:
+    """One connection that holds on as long as it can. Returns how long that was; infinite where it outlived the time."""
+    clock = asyncio.get_running_loop().time
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    except OSError:
+        return way, 0.0
+    begun, host = clock(), f"Host: 127.0.0.1:{port}\r\n"
+    if way == "header":
+        writer.write(f"GET /v1/model HTTP/1.1\r\n{host}X-A: ".encode())
+    elif way == "body":
+        writer.write(f"POST /v1/predict HTTP/1.1\r\n{host}Content-Type: image/jpeg\r\nContent-Length: 60000\r\n\r\n".encode())
+    elif way == "reader":
+        writer.write(f"GET /v1/model HTTP/1.1\r\n{host}\r\n".encode() * 30)
+        writer.transport.pause_reading()
+    try:
+        if way == "reader":  # a close cannot be seen without reading: send now and then, until that breaks
+            while clock() < until:
+                await asyncio.sleep(1)
+                writer.write(b"G")
+                await writer.drain()
+            return way, float("inf")
+        pause = {"header": 5.0, "body": 1.0, "idle": 1.0}[way]
+        while clock() < until:
+            try:
+                if not await asyncio.wait_for(reader.read(4096), pause):
+                    return way, clock() - begun
+            except TimeoutError:
+                if way != "idle":
+                    writer.write(b"a")
+                    await writer.drain()
+        return way, float("inf")
+    except OSError:
+        return way, clock() - begun
+    finally:
+        writer.transport.abort()
+
+
+async def good_clients(port: int, asked: list[Question], rig, seconds: float) -> list[Phase]:
+    """0.7 T*, half of it on connections that are kept."""
+    kept, fresh = Client(port), Client(port, fresh=True)
+    rate = 0.35 * rig.capacity
+    phases = await asyncio.gather(open_loop(kept, asked, rate, seconds, rig.seed), open_loop(fresh, asked, rate, seconds, rig.seed + 1))
+    kept.close()
+    return phases
+
+
+async def loris(rig, arguments) -> list[str]:
+    """Attackers hold connections while good clients, half of them on new connections, ask at 0.7 T*."""
+    more_files()
+    seconds = max(rig.seconds, 45.0)
+    with rig.serve() as server:
+        asked = rig.questions(server.port)
+        calm = await good_clients(server.port, asked, rig, seconds / 3)
+        before, files = server.memory(), server.files()
+        clock = asyncio.get_running_loop().time
+        until = clock() + seconds + 2
+        attackers = [
+            asyncio.create_task(attack(server.port, way, until)) for _, way in zip(range(arguments.attackers), itertools.cycle(WAYS))
+        ]
+        await asyncio.sleep(2)
+        held = server.files() - files
+        attacked = await good_clients(server.port, asked, rig, seconds)
+        peak = server.memory()
+        ended = await asyncio.gather(*attackers)
+        await asyncio.sleep(1)
+        after, left = server.memory(), server.files()
+    lines = [
+        "## Slow clients",
+        "",
+        f"{arguments.attackers} connections, {held} of them held 2 s after; good clients at 0.7 T* for {seconds:g} s.",
+        "",
+    ]
+    names = [f"{how}, {when}" for when in ("before the attack", "under it") for how in ("kept connections", "a new connection each")]
+    for name, phase in zip(names, [*calm, *attacked], strict=True):
+        share, statuses = len(phase.good) / len(phase.replies), phase.statuses()
+        lines.append(f"- {name}: {share:.1%} of {len(phase.replies)} answered right, {statuses}, p99 {phase.latency(0.99):.2f} s")
+    times = defaultdict(list)
+    for way, span in ended:
+        times[way].append(span)
+    lines += ["", "| attack | connections | median s until closed | longest | still open at the end |", "|---|---|---|---|---|"]
+    for way in WAYS:
+        spans = [span for span in times[way] if span != float("inf")]
+        longest = f"{quantile(spans, 0.5):.1f} | {max(spans):.1f}" if spans else "– | –"
+        lines.append(f"| {TELLS[way]} | {len(times[way])} | {longest} | {len(times[way]) - len(spans)} |")
+    lines += [
+        "",
+        f"Memory {before / MIB:.0f} MiB before, {peak / MIB:.0f} under attack, {after / MIB:.0f} after.",
+        f"Descriptors {files} before, {left} after.",
+        "",
+    ]
+    return lines
+
+
+async def fuzz(rig, arguments) -> list[str]:
+    """Known tricks, then drawn requests, then the same questions as at the start; to a small model, so that few are refused."""
+    with rig.serve(make_run(rig.scratch, SMALL, rig.seed)) as server:
+        client = Client(server.port)
+        answers = [json.loads((await client.ask(question)).body)["predictions"] for question in uploads(server.port, rig.pictures)]
+        before, raws = server.memory(), [raw for _, raw in rig.pictures[:20]]
+        cases = lists(server.port, raws[0])
+        known = len(cases)
+        cases += drawn(server.port, max(0, arguments.requests - known), rig.seed, raws)
+        begun = asyncio.get_running_loop().time()
+        tally = await send_all(server.port, cases)
+        seconds = asyncio.get_running_loop().time() - begun
+        right = sum([(await client.ask(question)).right for question in uploads(server.port, rig.pictures, answers)])
+        client.close()
+        after, metrics, alive = server.memory(), server.metrics(), server.process.poll() is None
+    kinds = defaultdict(list)
+    for outcome in tally.wrong:
+        kinds[outcome.wrong].append(outcome)
+        print(f"WRONG {outcome.case.name}: {outcome.wrong}; {outcome.statuses}, closed {outcome.closed}", file=sys.stderr)
+    counted = ", ".join(f"{status} {count}" for status, count in sorted(tally.statuses.items(), key=str))
+    lines = [
+        "## Malformed requests",
+        "",
+        f"{len(cases):,} requests in {seconds:.0f} s: {known} known tricks, bodies up to {LIMIT // MIB} MiB; others of seed {rig.seed}.",
+        "",
+        f"- first statuses: {counted}",
+        f"- 500: {tally.statuses[500]}; neither answered nor hung up: {sum(o.wrong.startswith('neither') for o in tally.wrong)}",
+        f"- otherwise not as it must be: {sum(map(len, kinds.values()))}"
+        + "".join(f"; {why}: {', '.join(o.case.name for o in found[:6])}" for why, found in kinds.items()),
+        f"- slowest: {tally.slowest.case.name}, {tally.slowest.seconds:.1f} s",
+        f"- server alive: {alive}; the {len(rig.pictures)} pictures afterwards: {right} right",
+        f"- decoders started again {metrics.get('vitreous_decoder_restarts_total', 0):.0f}",
+        f"- memory {before / MIB:.0f} MiB before, {after / MIB:.0f} after",
+        "",
+    ]
+    return lines
+
+
+def computed(server: Server) -> float:
+    """Images that went through the model so far."""
+    return server.metrics().get("vitreous_batch_images_sum", 0.0)
+
+
+async def cancel(rig, arguments) -> list[str]:
+    """Clients that leave: during the upload, while they wait, at any time up to a second after; ten at a time."""
+    draw = random.Random(rig.seed)
+    with rig.serve() as server:
+        before, files, first = server.memory(), server.files(), computed(server)
+        asked, seen = rig.questions(server.port), Counter()
+        room = asyncio.Semaphore(8)
+
+        async def leave(number: int) -> None:
+            question = draw.choice(asked)
+            raw = question.before + f"leaving-{number}".encode() + question.after
+            async with room:
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                phase = number % 3
+                writer.write(raw[: draw.randrange(1, len(raw))] if phase == 0 else raw)
+                await writer.drain()
+                try:
+                    head = await asyncio.wait_for(reader.read(100), draw.uniform(0, 1.0 if phase == 2 else 0.02))
+                    seen[head[9:12].decode()] += 1
+                except (TimeoutError, OSError):
+                    pass
+                writer.transport.abort()
+
+        await asyncio.gather(*(leave(number) for number in range(arguments.attackers)))
+        await asyncio.sleep(3)
+        spent = computed(server) - first
+        client = Client(server.port)
+        right = sum([(await client.ask(question)).right for question in asked])
+        client.close()
+        await asyncio.sleep(0.5)
+        after, left, metrics = server.memory(), server.files(), server.metrics()
+    waiting = sum(number % 3 != 0 for number in range(arguments.attackers))
+    return [
+        "## Clients that leave",
+        "",
+        f"{arguments.attackers} clients, 8 at a time: a third during the upload, a third within 20 ms of it, a third within 1 s.",
+        "",
+        f"- {waiting} had sent everything; {seen['200']} were answered and {seen['429']} refused before they left",
+        f"- images computed: {spent:.0f}; counted as cancelled: {metrics.get('vitreous_cancelled_total', 0):.0f}",
+        f"- afterwards {right} of {len(asked)} pictures right",
+        f"- memory {before / MIB:.0f} MiB before, {after / MIB:.0f} after; descriptors {files} before, {left} after",
+        "",
+    ]

@@ -1,0 +1,245 @@
+"""An HTTP/1.1 client on asyncio's sockets that sends at times set beforehand, whatever the server does; `serving.py` uses it.
+
+Latency counts from the time at which a request was due, not from when there was a connection to send it on: a server that stalls
+is charged for everybody who had to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+PATIENCE = 60.0  # seconds after which a request counts as hung
+BROKEN, HUNG = 0, -1  # statuses of what got no answer
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request without its id: what stands before the id, what follows it, and the predictions that it must get."""
+
+    before: bytes
+    after: bytes
+    expected: list | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back: status, seconds since it was due and since it was sent, when, and whether it was the right answer."""
+
+    status: int
+    seconds: float
+    finished: float
+    sent: float
+    right: bool
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    body: bytes = b""
+
+
+class Line(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    def __init__(self) -> None:
+        self.buffer, self.waiter, self.open, self.transport = bytearray(), None, False, None
+
+    def connection_made(self, transport) -> None:
+        self.transport, self.open = transport, True
+
+    def connection_lost(self, error) -> None:
+        self.open = False
+        if self.waiter and not self.waiter.done():
+            self.waiter.set_result((BROKEN, {}, b""))
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        while self.waiter and not self.waiter.done() and (found := parse(self.buffer)):
+            if found[0] != 100:
+                self.waiter.set_result(found)
+
+    def ask(self, raw: bytes) -> asyncio.Future:
+        """Send; the future holds (status, headers, body)."""
+        self.buffer.clear()
+        self.waiter = asyncio.get_running_loop().create_future()
+        self.transport.write(raw)
+        return self.waiter
+
+
+def parse(buffer: bytearray) -> tuple[int, dict[bytes, bytes], bytes] | None:
+    """Take one whole response with a Content-Length off the buffer; None where there is none yet."""
+    end = buffer.find(b"\r\n\r\n")
+    if end < 0:
+        return None
+    first, *lines = bytes(buffer[:end]).split(b"\r\n")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+    size = end + 4 + int(headers.get(b"content-length", 0))
+    if len(buffer) < size:
+        return None
+    body = bytes(buffer[end + 4 : size])
+    del buffer[:size]
+    return int(first.split()[1]), headers, body
+
+
+class Client:
+    """A pool of connections to one server."""
+
+    def __init__(self, port: int, most: int = 2000, fresh: bool = False) -> None:
+        self.port, self.fresh, self.idle, self.room = port, fresh, [], asyncio.Semaphore(most)
+        self.numbers = itertools.count()
+        self.mark = f"{random.randrange(16**6):06x}"
+
+    async def connected(self) -> Line:
+        """An idle connection that is still open, or a new one."""
+        while self.idle and not self.fresh:
+            line = self.idle.pop()
+            if line.open:
+                return line
+        return (await asyncio.get_running_loop().create_connection(Line, "127.0.0.1", self.port))[1]
+
+    async def ask(self, question: Question, due: float | None = None) -> Reply:
+        """One request, whole; a broken connection or a hung request is a reply too."""
+        clock = asyncio.get_running_loop().time
+        due, name = clock() if due is None else due, f"{self.mark}-{next(self.numbers)}".encode()
+        async with self.room:
+            sent = clock()
+            try:
+                line = await self.connected()
+                sent = clock()
+                status, headers, body = await asyncio.wait_for(line.ask(question.before + name + question.after), PATIENCE)
+            except (OSError, TimeoutError) as error:
+                return Reply(HUNG if isinstance(error, TimeoutError) else BROKEN, clock() - due, clock(), sent, False)
+            finished = clock()
+        if status and headers.get(b"connection", b"").lower() != b"close" and not self.fresh:
+            self.idle.append(line)
+        elif line.open:
+            line.transport.close()
+        right = status == 200 and headers.get(b"x-request-id") == name and fits(question.expected, body)
+        return Reply(status, finished - due, finished, sent, right, headers, body)
+
+    def close(self) -> None:
+        """Let all idle connections go."""
+        for line in self.idle:
+            if line.open:
+                line.transport.close()
+        self.idle.clear()
+
+
+def fits(expected: list | None, body: bytes) -> bool:
+    """Whether the predictions are the expected ones, to the last digit; anything fits where none are."""
+    return expected is None or json.loads(body)["predictions"] == expected
+
+
+def question(port: int, path: str, body: bytes = b"", kind: str = "", expected: list | None = None, more: str = "") -> Question:
+    """A well-formed request: POST with a body, GET without."""
+    head = f"{'POST' if body else 'GET'} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{more}"
+    head += f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n" if body else ""
+    return Question(head.encode() + b"X-Request-Id: ", b"\r\n\r\n" + body, expected)
+
+
+def uploads(port: int, pictures: Sequence[tuple[str, bytes]], expected: Sequence[list] | None = None) -> list[Question]:
+    """One prediction a picture: the even ones as a form with a file name, the odd ones as the body itself."""
+    found = []
+    for number, (name, raw) in enumerate(pictures):
+        answer = expected[number] if expected else None
+        if number % 2:
+            found.append(question(port, "/v1/predict?top=5", raw, "image/jpeg", answer))
+        else:
+            body, kind = form([(name, raw)])
+            found.append(question(port, "/v1/predict?top=5", body, kind, answer))
+    return found
+
+
+def form(files: Sequence[tuple[str, bytes]], boundary: str = "frontier7f3a") -> tuple[bytes, str]:
+    """A multipart body with these files, and its Content-Type."""
+    parts = []
+    for name, raw in files:
+        parts.append(f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="{name}"\r\n\r\n'.encode() + raw + b"\r\n")
+    return b"".join(parts) + f"--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
+
+
+@dataclass
+class Phase:
+    """What a time of load brought. Rates are per second; `skip` seconds at its start are left out of the goodput."""
+
+    start: float
+    seconds: float
+    skip: float
+    replies: list[Reply]
+    own: float  # processor seconds of the client for each second
+
+    @property
+    def offered(self) -> float:
+        """Requests a second that were sent."""
+        return len(self.replies) / self.seconds
+
+    @property
+    def good(self) -> list[Reply]:
+        """Those answered, and answered right."""
+        return [reply for reply in self.replies if reply.right]
+
+    @property
+    def goodput(self) -> float:
+        """Right answers a second between the skipped start and the end of sending."""
+        low, high = self.start + self.skip, self.start + self.seconds
+        return sum(low <= reply.finished < high for reply in self.good) / (self.seconds - self.skip)
+
+    def statuses(self) -> dict[str, int]:
+        """How many of each status; a 200 with somebody else's answer is `wrong`."""
+        names = {BROKEN: "broken", HUNG: "hung"}
+        return dict(Counter("wrong" if r.status == 200 and not r.right else names.get(r.status, str(r.status)) for r in self.replies))
+
+    def latency(self, share: float, refused: bool = False) -> float:
+        """A quantile of the seconds of right answers, or of refusals (429 and 503); NaN without any."""
+        chosen = [r for r in self.replies if r.status in (429, 503)] if refused else self.good
+        return quantile([reply.seconds for reply in chosen], share)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of them does not exceed; NaN of none."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)] if ordered else float("nan")
+
+
+async def open_loop(client: Client, questions: Sequence[Question], rate: float, seconds: float, seed: int = 0) -> Phase:
+    """Requests at Poisson times of this rate, the questions in a drawn order; returns when all have ended."""
+    draw, clock, tasks = random.Random(seed), asyncio.get_running_loop().time, []
+    begun, start = time.process_time(), clock()
+    due = start + draw.expovariate(rate)
+    while due < start + seconds:
+        if (wait := due - clock()) > 0:
+            await asyncio.sleep(wait)
+        tasks.append(asyncio.create_task(client.ask(draw.choice(questions), due)))
+        due += draw.expovariate(rate)
+    own = (time.process_time() - begun) / seconds
+    return Phase(start, seconds, min(2.0, seconds / 5), await asyncio.gather(*tasks), own)
+
+
+async def closed_loop(client: Client, questions: Sequence[Question], clients: int, seconds: float) -> Phase:
+    """So many clients, each of which asks again as soon as it has its answer; one refused waits 20 ms."""
+    clock, replies = asyncio.get_running_loop().time, []
+    begun, start = time.process_time(), clock()
+    order = itertools.cycle(questions)
+
+    async def one() -> None:
+        while clock() < start + seconds:
+            replies.append(reply := await client.ask(next(order)))
+            if not reply.right:
+                await asyncio.sleep(0.02)
+
+    await asyncio.gather(*(one() for _ in range(clients)))
+    return Phase(start, seconds, min(2.0, seconds / 5), replies, (time.process_time() - begun) / seconds)
+
+
+async def pulse(client: Client, path: str, every: float, over: asyncio.Event) -> list[Reply]:
+    """Ask for one path at a fixed beat until it is over."""
+    clock, tasks, asked = asyncio.get_running_loop().time, [], question(client.port, path)
+    due = clock()
+    while not over.is_set():
+        tasks.append(asyncio.create_task(client.ask(asked, due)))
+        due += every
+        await asyncio.sleep(max(0.0, due - clock()))
+    return await asyncio.gather(*tasks)

@@ -1,0 +1,207 @@
+"""A server that is told to end, to load another model, whose decoders fall over, and that runs for long; parts of `serving.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+
+from serving_client import BROKEN, HUNG, Client, Reply, closed_loop, open_loop, quantile, question
+from serving_server import make_run
+from serving_trap import TRICKS
+
+MIB = 2**20
+TRAP = Path(__file__).parent / "serving_trap.py"
+
+
+def deaf(port: int) -> bool:
+    """Whether nobody takes connections at a port any more."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return True
+    return False
+
+
+async def drained(rig, number: int) -> dict:
+    """One server under load, a SIGTERM at a drawn moment, and what became of every request."""
+    draw = random.Random(rig.seed + number)
+    with rig.serve() as server:
+        client, asked, clock = Client(server.port), rig.questions(server.port), asyncio.get_running_loop().time
+        load = asyncio.create_task(open_loop(client, asked, 1.5 * rig.capacity, 4.0, number))
+        await asyncio.sleep(draw.uniform(1.0, 2.0))
+        told = clock()
+        server.process.send_signal(signal.SIGTERM)
+        while not await asyncio.to_thread(deaf, server.port) and clock() - told < 15:
+            await asyncio.sleep(0.002)
+        closed = clock() - told
+        while server.process.poll() is None and clock() - told < 20:
+            await asyncio.sleep(0.005)
+        ended, code = clock() - told, server.process.poll()
+        phase = await load
+    before = [reply for reply in phase.replies if reply.sent < told]
+    waiting = [reply for reply in before if reply.finished > told]
+    lost = [reply for reply in before if reply.status in (BROKEN, HUNG)]
+    wrong = [reply for reply in before if reply.status == 200 and not reply.right]
+    late = [reply for reply in phase.replies if reply.sent >= told and reply.sent < told + closed]
+    torn = [reply for reply in late if reply.status in (BROKEN, HUNG)]
+    return {
+        "before": len(before),
+        "waiting": len(waiting),
+        "lost": len(lost),
+        "wrong": len(wrong),
+        "late": len(late),
+        "torn": len(torn),
+        "closed": closed,
+        "ended": ended,
+        "code": code,
+    }
+
+
+async def drain(rig, arguments) -> list[str]:
+    """As many servers as `--drains`, each told to end under load at 1.5 T*."""
+    rows = []
+    for number in range(arguments.drains):
+        rows.append(await drained(rig, number))
+        print(rows[-1], flush=True)
+
+    def total(key: str) -> int:
+        return sum(row[key] for row in rows)
+
+    clean = sum(row["code"] == 0 and not row["lost"] and not row["wrong"] for row in rows)
+    return [
+        "## SIGTERM under load",
+        "",
+        f"{len(rows)} servers at 1.5 T*, each told to end after 1 to 2 s: {clean} of {len(rows)} exited with 0 and lost nothing.",
+        "",
+        f"- sent before the signal: {total('before')}, of which {total('waiting')} were not answered yet",
+        f"- of these lost: {total('lost')}, wrong: {total('wrong')}",
+        f"- sent after it, while the listener was open: {total('late')}, without an answer: {total('torn')}",
+        f"- listener closed within {max(row['closed'] for row in rows) * 1000:.0f} ms",
+        f"- ended within {max(row['ended'] for row in rows):.2f} s, median {quantile([row['ended'] for row in rows], 0.5):.2f}",
+        "",
+    ]
+
+
+async def crash(rig, arguments) -> list[str]:
+    """Pictures that crash, spin or eat memory, and a decoder killed from outside, while others ask at 0.5 T*."""
+    lines = [
+        "## Decoders that fall over",
+        "",
+        "| what | status | s until answered | others answered right | same process |",
+        "|---|---|---|---|---|",
+    ]
+    with rig.serve(program=(str(TRAP), "serve")) as server:
+        asked, first = rig.questions(server.port), server.process.pid
+        memory = server.memory()
+        for trick in (*TRICKS, b"SIGKILL"):
+            client, side = Client(server.port), Client(server.port)
+            load = asyncio.create_task(open_loop(client, asked, 0.5 * rig.capacity, 10.0, rig.seed))
+            await asyncio.sleep(1)
+            if trick == b"SIGKILL":
+                for child in server.decoders():
+                    os.kill(child, signal.SIGKILL)
+                victim = None
+            else:
+                victim = await side.ask(question(server.port, "/v1/predict", rig.pictures[0][1] + trick, "image/jpeg"))
+            phase = await load
+            told = f"{victim.status} | {victim.seconds:.2f}" if victim else "– | –"
+            alive = server.process.poll() is None and server.process.pid == first
+            lines.append(f"| {trick.decode()} | {told} | {len(phase.good)} of {len(phase.replies)} {phase.statuses()} | {alive} |")
+            client.close()
+            side.close()
+        restarts = server.metrics().get("vitreous_decoder_restarts_total", 0)
+        lines += [
+            "",
+            f"Decoders started again: {restarts:.0f}. Memory {memory / MIB:.0f} MiB before, {server.memory() / MIB:.0f} after.",
+            "",
+        ]
+    return lines
+
+
+def swap(run: Path, other: Path) -> None:
+    """Put another bundle in the place of one, file by file as a copy does."""
+    for path in other.iterdir():
+        if path.is_file():
+            shutil.copy(path, run / f".{path.name}")
+            os.replace(run / f".{path.name}", run / path.name)
+
+
+async def reload(rig, arguments) -> list[str]:
+    """SIGHUP at 0.7 T*: another model, then a damaged one, then the first again."""
+    home = rig.scratch / "reloaded"
+    shutil.rmtree(home, ignore_errors=True)
+    first = make_run(rig.scratch, arguments.model, 0)
+    second = make_run(rig.scratch, arguments.model, 1)
+    shutil.copytree(first, home)
+    lines = [
+        "## Another model at SIGHUP",
+        "",
+        "| put there | versions before, after | requests, statuses | p99 s | taken over after s |",
+        "|---|---|---|---|---|",
+    ]
+    with rig.serve(run=home) as server:
+        asked = [question(server.port, "/v1/predict", raw, "image/jpeg") for _, raw in rig.pictures]
+        kept = server.memory()
+        for what in ("another", "a damaged one", "the first"):
+            client, side = Client(server.port), Client(server.port)
+            before = version(await side.ask(asked[0]))
+            load = asyncio.create_task(open_loop(client, asked, 0.7 * rig.capacity, 15.0))
+            await asyncio.sleep(2)
+            swap(home, {"another": second, "the first": first}.get(what, second))
+            if what == "a damaged one":
+                with open(home / "weights.safetensors", "r+b") as file:
+                    file.seek(-1000, 2)
+                    file.write(b"\xff" * 100)
+            begun = time.perf_counter()
+            server.process.send_signal(signal.SIGHUP)
+            taken = float("nan")
+            while time.perf_counter() - begun < 12:
+                if version(await side.ask(asked[0])) != before:
+                    taken = time.perf_counter() - begun
+                    break
+                await asyncio.sleep(0.1)
+            phase = await load
+            after = version(await side.ask(asked[0]))
+            versions = sorted({version(reply) for reply in phase.replies if reply.status == 200})
+            told = f"{len(phase.replies)}, {phase.statuses()}, {len(versions)} versions"
+            lines.append(f"| {what} | {before}, {after} | {told} | {phase.latency(0.99):.2f} | {taken:.1f} |")
+            client.close()
+            side.close()
+        lines += ["", f"Memory {kept / MIB:.0f} MiB before, {server.memory() / MIB:.0f} after three.", ""]
+    return lines
+
+
+def version(reply: Reply) -> str:
+    """The model's version in an answer."""
+    try:
+        return json.loads(reply.body)["model"]["version"]
+    except (ValueError, KeyError):
+        return f"status {reply.status}"
+
+
+async def soak(rig, arguments) -> list[str]:
+    """Long at 0.7 T*, one picture in ten damaged."""
+    minutes = max(rig.seconds * 10, 60) / 60
+    with rig.serve() as server:
+        asked = rig.questions(server.port)
+        bad = [question(server.port, "/v1/predict", raw[: len(raw) // 2], "image/jpeg") for _, raw in rig.pictures[: len(asked) // 10]]
+        client = Client(server.port)
+        await closed_loop(client, asked, 4, 5)
+        rows = []
+        for _ in range(6):
+            phase = await open_loop(client, [*asked, *bad], 0.7 * rig.capacity, minutes * 10, len(rows))
+            rows.append((phase.latency(0.5), phase.latency(0.99), server.memory(), server.files(), phase.statuses()))
+            print(rows[-1], flush=True)
+        client.close()
+    lines = ["## A long time", "", f"{minutes:.0f} minutes at 0.7 T*, one picture in ten cut in half.", ""]
+    lines += ["| sixth | p50 ms | p99 ms | memory MiB | descriptors | statuses |", "|---|---|---|---|---|---|"]
+    for number, (p50, p99, memory, files, statuses) in enumerate(rows, 1):
+        lines.append(f"| {number} | {1000 * p50:.0f} | {1000 * p99:.0f} | {memory / MIB:.0f} | {files} | {statuses} |")
+    return [*lines, ""]

@@ -1,0 +1,134 @@
+"""Sends the requests of `serving_malformed.py`, each on a connection of its own, and judges what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from serving_client import parse
+from serving_malformed import Case
+
+PATIENCE = 20.0  # seconds within which the server has to have answered or hung up
+AGAIN = 100  # times that what was refused for want of room is sent again
+GRACE = 2.0  # seconds that it may take to hang up after it has refused
+FAULTS = {500, 502, 503}  # what a client must not be able to bring about; 503 because nothing here drains or starts
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The statuses that came, whether the server hung up, seconds, and what is wrong with it ("" for nothing)."""
+
+    case: Case
+    statuses: tuple[int, ...]
+    closed: bool
+    seconds: float
+    wrong: str
+
+
+async def send(port: int, case: Case) -> Outcome:
+    """Send one on a connection of its own and see what comes."""
+    clock = asyncio.get_running_loop().time
+    begun, found, closed = clock(), bytearray(), False
+    replies: list[tuple[int, dict[bytes, bytes], bytes]] = []
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+    async def push() -> None:
+        try:
+            for piece in case.pieces:
+                if replies:
+                    return
+                writer.write(piece)
+                await writer.drain()
+            if case.finish:
+                await asyncio.wait([pulling], timeout=0.3)
+                writer.write_eof()
+        except OSError:
+            return
+
+    async def pull() -> None:
+        nonlocal closed
+        while True:
+            try:
+                piece = await reader.read(65536)
+            except OSError:
+                piece = b""
+            closed = not piece
+            found.extend(piece)
+            while one := parse(found):
+                replies.extend([one] * (one[0] != 100))
+            if closed or (replies and not case.strict):
+                return
+
+    pulling = asyncio.create_task(pull())
+    pushing = asyncio.create_task(push())
+    while not pulling.done() and clock() - begun < PATIENCE:
+        answered = bool(replies)
+        await asyncio.wait([pulling], timeout=GRACE if answered else 0.25)
+        if answered and not pulling.done():
+            break
+    for task in (pushing, pulling):
+        task.cancel()
+    await asyncio.gather(pushing, pulling, return_exceptions=True)
+    writer.close()
+    return judged(case, replies, closed, clock() - begun)
+
+
+def judged(case: Case, replies: list, closed: bool, seconds: float) -> Outcome:
+    """What came back beside what may."""
+    statuses = tuple(status for status, _, _ in replies)
+    wrong = ""
+    if not replies and not closed:
+        wrong = "neither answered nor hung up"
+    elif FAULTS & set(statuses):
+        wrong = "a fault of the server's"
+    elif case.strict and any(status < 400 for status in statuses):
+        wrong = "not refused"
+    elif case.strict and (len(statuses) > 1 or not closed):
+        wrong = "read on after a request that has no sure end"
+    elif case.allowed and statuses and statuses[0] not in case.allowed:
+        wrong = f"status not among {case.allowed}"
+    elif not case.pieces[0].startswith(b"HEAD") and (told := [r[0] for r in replies if r[0] >= 400 and not explained(*r[1:])]):
+        wrong = f"{told[0]} without its JSON error"
+    return Outcome(case, statuses, closed, seconds, wrong)
+
+
+def explained(headers: dict[bytes, bytes], body: bytes) -> bool:
+    """Whether an error says its code, its message and its request, on one line of JSON."""
+    try:
+        error = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    return {"code", "message", "request_id"} <= set(error) and headers.get(b"x-request-id", b"").decode() == error["request_id"]
+
+
+@dataclass
+class Tally:
+    """Outcomes of many: by status, what was wrong, and the longest."""
+
+    statuses: Counter = field(default_factory=Counter)
+    wrong: list[Outcome] = field(default_factory=list)
+    slowest: Outcome | None = None
+
+
+async def send_all(port: int, cases: Sequence[Case], together: int = 8) -> Tally:
+    """Send them, a few at a time."""
+    tally, waiting = Tally(), iter(cases)
+
+    async def one() -> None:
+        for case in waiting:
+            outcome = await send(port, case)
+            for _ in range(AGAIN):
+                if outcome.statuses[:1] != (429,):
+                    break
+                await asyncio.sleep(0.2)
+                outcome = await send(port, case)
+            tally.statuses[outcome.statuses[0] if outcome.statuses else "hung up"] += 1
+            tally.wrong += [outcome] * bool(outcome.wrong)
+            if tally.slowest is None or outcome.seconds > tally.slowest.seconds:
+                tally.slowest = outcome
+
+    await asyncio.gather(*(one() for _ in range(together)))
+    return tally

@@ -1,0 +1,45 @@
+"""`vitreous serve` whose decoding falls over on demand: pictures that end in CRASH, SPIN or EAT make the child do so. For `serving.py`.
+
+python benchmarks/serving_trap.py serve RUN …
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+TRICKS = (b"CRASH", b"SPIN", b"EAT")
+
+
+def trapped(content: bytes, *rest: Any) -> Any:
+    """What the child does with a picture."""
+    from vitreous.serving.http.child import reader
+
+    if content.endswith(b"CRASH"):
+        ctypes.string_at(0)
+    while content.endswith(b"SPIN"):
+        pass
+    if content.endswith(b"EAT"):
+        held = []
+        while True:
+            held.append(bytearray(b"x") * 2**26)
+    return reader(content, *rest)
+
+
+def main() -> None:
+    if sys.argv[1] != "serve":
+        from vitreous.serving.http.child import serve
+
+        serve(trapped)
+        return
+    from vitreous.cli.main import main as vitreous
+    from vitreous.serving.http import decoders
+
+    given = decoders.Decoders.__init__.__defaults__ or ()
+    decoders.Decoders.__init__.__defaults__ = tuple((sys.executable, __file__) if d is decoders.COMMAND else d for d in given)
+    vitreous(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""A tiny served model, and requests to it: well made by the standard library, or any bytes over a socket."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import socket
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from vitreous.data.preprocess import Preprocess
+from vitreous.models.config import ViTConfig
+from vitreous.models.zoo import build
+from vitreous.weights.bundle import Bundle
+
+CLASSES = ("ant", "<b>bee</b>", "cat", "dog", "eel")
+
+
+def save_bundle(place: Path, seed: int = 0, classes: tuple[str, ...] = CLASSES) -> Path:
+    """A ViT of 4 x 4 patches with a head that tells pictures apart."""
+    torch.manual_seed(seed)
+    model = build(ViTConfig(image=(32, 32), patch=(8, 8), classes=len(classes), width=32, depth=2, heads=2, hidden=64)).eval()
+    with torch.no_grad():
+        model.head.weight.normal_(0, 1)
+    Bundle(model, classes, Preprocess((32, 32))).save(place)
+    return place
+
+
+def file(seed: int, size: tuple[int, int] = (48, 40), kind: str = "PNG") -> bytes:
+    """A noisy picture as a file."""
+    buffer = io.BytesIO()
+    Image.fromarray(torch.randint(0, 256, (size[1], size[0], 3), generator=torch.Generator().manual_seed(seed)).byte().numpy()).save(
+        buffer, kind
+    )
+    return buffer.getvalue()
+
+
+def form(*files: tuple[str, bytes], mark: str = "XXmark") -> tuple[bytes, dict[str, str]]:
+    """Files as multipart/form-data: body and headers."""
+    parts = [f'--{mark}\r\nContent-Disposition: form-data; name="image"; filename="{n}"\r\n\r\n'.encode() + c + b"\r\n" for n, c in files]
+    return b"".join(parts) + f"--{mark}--\r\n".encode(), {"Content-Type": f"multipart/form-data; boundary={mark}"}
+
+
+class Site:
+    """Where the server is."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.host, port = address.removeprefix("http://").rsplit(":", 1)
+        self.port = int(port)
+
+    def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> tuple[int, Any, Any]:
+        """Status, the document or the bytes, and the headers."""
+        with closing(http.client.HTTPConnection(self.host, self.port, timeout=60)) as connection:
+            connection.request(method, path, body, headers or {})
+            found = connection.getresponse()
+            content = found.read()
+        kind = found.headers.get("Content-Type", "")
+        return found.status, json.loads(content) if kind.startswith("application/json") and content else content, found.headers
+
+    def predict(self, content: bytes, query: str = "", **headers: str) -> tuple[int, Any, Any]:
+        """One picture as the body."""
+        return self.ask("POST", f"/v1/predict{query}", content, {"Content-Type": "image/png", **headers})
+
+    def raw(self, content: bytes, timeout: float = 30) -> bytes:
+        """Everything that comes back for some bytes, until the server closes the connection."""
+        with self.connect(timeout) as link:
+            link.sendall(content)
+            return everything(link)
+
+    def connect(self, timeout: float = 30) -> socket.socket:
+        """A connection."""
+        return socket.create_connection((self.host, self.port), timeout)
+
+    def metric(self, name: str) -> float:
+        """One number of /metrics."""
+        text = self.ask("GET", "/metrics")[1].decode()
+        return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(name + " ")))
+
+
+def everything(link: socket.socket) -> bytes:
+    """What a connection gives until it ends, also by a reset."""
+    found = b""
+    try:
+        while piece := link.recv(65536):
+            found += piece
+    except ConnectionError:
+        pass
+    return found
+
+
+def until(condition: Callable[[], Any], seconds: float = 30) -> Any:
+    """Wait for a condition. Fails after a generous time."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+    return found
+
+
+__all__ = ["CLASSES", "Site", "everything", "file", "form", "save_bundle", "until"]

@@ -1,0 +1,149 @@
+"""Answers for files: the same bits whatever is beside an image, in order, with reading and computing at the same time."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.serving.made import CLASSES, pictures, tiny
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError, UsageError
+from vitreous.serving import pipeline
+from vitreous.serving.pipeline import chunk_of, flow
+from vitreous.serving.predict import Predictor, load
+from vitreous.serving.runtime import TorchRuntime
+from vitreous.serving.sources import Item
+
+
+@pytest.fixture(scope="module")
+def bundle():
+    return tiny()
+
+
+@pytest.fixture(scope="module")
+def home(bundle, tmp_path_factory):
+    place = tmp_path_factory.mktemp("model") / "bundle"
+    bundle.save(place)
+    return place
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("quick", [False, True])
+def test_an_answer_is_the_same_bits_whatever_is_beside_it(bundle, threads, quick):
+    with ThreadPoolExecutor(1) as apart:  # the number of threads is each thread's own
+
+        def body():
+            torch.set_num_threads(threads)
+            runtime = TorchRuntime(bundle, quick=quick)
+            rng = np.random.default_rng(0)
+            pixels = rng.integers(0, 256, (150, 3, 16, 16), dtype=np.uint8)
+            alone = np.concatenate([runtime.logits(one[None]) for one in pixels[:20]])
+            features = np.concatenate([runtime.features(one[None]) for one in pixels[:5]])
+            for _ in range(12):
+                beside = pixels[rng.permutation(150)[: rng.integers(1, 150)]]
+                which = rng.integers(0, 20)
+                at = rng.integers(0, len(beside) + 1)
+                mixed = np.insert(beside, at, pixels[which], axis=0)
+                assert np.array_equal(runtime.logits(mixed)[at], alone[which])
+            assert np.array_equal(runtime.features(pixels[4::-1]), features[::-1])
+            return pixels, alone
+
+        before = torch.get_num_threads()
+        try:
+            pixels, alone = apart.submit(body).result()
+        finally:
+            torch.set_num_threads(before)
+    with torch.inference_mode():
+        plain = bundle.model.eval()(bundle.preprocess.normalise(torch.from_numpy(pixels[:20])))
+    np.testing.assert_allclose(alone, plain.numpy(), atol=1e-5)
+
+
+def test_embeddings_are_what_the_head_reads(bundle, home, tmp_path):
+    files, seen = pictures(tmp_path, 7), []
+    handle = bundle.model.head.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    with torch.inference_mode():
+        for file in files:
+            bundle.model.eval()(bundle.preprocess.normalise(bundle.preprocess.pixels(Image.open(file).convert("RGB"))[None]))
+    handle.remove()
+    found = load(home).embed(files)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, torch.cat(seen).numpy(), atol=1e-5)
+    (tmp_path / "bad.png").write_bytes(b"junk")
+    mixed = load(home).embed([files[0], tmp_path / "bad.png", files[1]], bad_images="skip")
+    assert np.array_equal(mixed[[0, 2]], found[:2]) and np.isnan(mixed[1]).all()
+    with pytest.raises(DataError, match=r"bad\.png"):
+        load(home).embed([tmp_path / "bad.png"])
+    assert load(home).embed([]).shape == (0, 0)
+
+
+def test_a_model_without_a_head_embeds_and_does_not_predict(tmp_path):
+    tiny(classes=()).save(tmp_path / "body")
+    file = pictures(tmp_path, 1)
+    with pytest.raises(UsageError, match="no head"):
+        load(tmp_path / "body")
+    body = load(tmp_path / "body", headless=True)
+    assert body.embed(file).shape == (1, 24)
+    with pytest.raises(UsageError, match="no head"):
+        body.predict(file)
+
+
+def test_predictions_are_in_order_across_chunks(bundle, home, tmp_path, monkeypatch):
+    files, predictor = pictures(tmp_path, 11), load(home)
+    whole = predictor.predict(files, top=2)
+    monkeypatch.setattr(pipeline, "CHUNK", 2)
+    told = []
+    assert predictor.predict(files, top=2, each=told.append) == whole
+    assert told == [2, 4, 6, 8, 10, 11] and [answer.path for answer in whole] == files
+    assert all(set(answer.names) < set(CLASSES) for answer in whole)
+    assert isinstance(predictor, Predictor) and predictor.bundle is not None
+
+
+def test_a_flow_reads_ahead_a_little_and_no_more():
+    read, rows = [], 0
+
+    def items():
+        for number in range(1000):
+            read.append(number)
+            yield Item(str(number), b"")
+
+    def decode(item: Item) -> np.ndarray | DataError:
+        number = int(item.name)
+        return DataError(f"no {number}") if number % 7 == 3 else np.full((1, 2, 2), number)
+
+    for chunk in flow(items(), decode, lambda given: given.reshape(len(given), -1)[:, :1] * 2, 5):
+        for item, row in chunk:
+            assert item.name == str(rows)
+            assert row.message == f"no {rows}" if rows % 7 == 3 else row == 2 * rows
+            rows += 1
+        assert len(read) - rows <= 4 * 5
+    assert rows == 1000
+
+
+def test_a_flow_gives_all_answers_before_a_failure_and_leaves_no_thread():
+    def items():
+        yield from (Item(str(number), b"") for number in range(7))
+        raise DataError("the archive ends here")
+
+    def start():
+        return flow(items(), lambda item: np.zeros((1, 2, 2)), lambda given: given, 3)
+
+    before, seen = threading.active_count(), []
+    with pytest.raises(DataError, match="ends here"):
+        for chunk in start():
+            seen += chunk
+    assert len(seen) == 7
+    stopped = start()
+    next(stopped)
+    stopped.close()
+    assert threading.active_count() == before
+
+
+def test_chunks_of_large_pictures_are_smaller():
+    assert chunk_of(Preprocess((224, 224))) == 64
+    assert chunk_of(Preprocess((2048, 2048))) == 5
+    assert chunk_of(Preprocess((20000, 20000))) == 1

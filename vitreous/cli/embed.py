@@ -1,0 +1,61 @@
+"""vitreous embed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vitreous.cli.jobs import Job, answering, images_of, into_file, told
+
+if TYPE_CHECKING:
+    from vitreous.cli.console import Console
+    from vitreous.serving.predict import Embedding
+    from vitreous.serving.sources import Item
+
+
+@dataclass(frozen=True)
+class Options(Job):
+    """Features of images: what the model's head reads, for search, clustering and models of your own.
+
+    Example: vitreous embed runs/pets new/ --out new.npz
+    """
+
+    out: str | None = None
+    """Write to this .npz, .parquet or .jsonl file (default: embeddings.npz)."""
+    index: bool = False
+    """Instead: keep the features of the run's training images in its bundle, so that the page of `serve` shows the nearest."""
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """Embed into a file, or into the bundle."""
+    from vitreous.errors import UsageError
+    from vitreous.serving.predict import load
+    from vitreous.serving.rows import Embeddings
+
+    if options.index:
+        return indexed(options, console)
+    if options.precision == "int8":
+        raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
+    found = images_of(options)
+    predictor = load(options.run, options.how(), (), options.exact, headless=True)
+
+    def answers(items: Iterator[Item]) -> Iterator[Sequence[Embedding]]:
+        return answering(options, predictor).embeddings(items, options.bad_images)
+
+    made_by = {"verb": "embed", "model": predictor.card.name, "version": predictor.card.version, **told(options)}
+    return into_file(options, options.out or "embeddings.npz", Embeddings(), made_by, answers, found, console)
+
+
+def indexed(options: Options, console: Console) -> dict[str, Any]:
+    """Keep the features of the training images, or of the data set that is named in their place."""
+    from vitreous.errors import UsageError
+    from vitreous.serving.index import write_index
+
+    if len(options.images) > 1 or options.list or options.out:
+        raise UsageError(
+            "--index takes the run's training images, or those of one data set", "vitreous embed RUN --index, or RUN DATA --index"
+        )
+    place = write_index(options.run, options.images[0] if options.images else None, how=options.how())
+    console.note(f"written to {place}")
+    return {"model": options.run, "index": str(place)}

@@ -1,0 +1,80 @@
+"""vitreous export."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+if TYPE_CHECKING:
+    from vitreous.cli.console import Console
+
+
+@dataclass(frozen=True)
+class Options:
+    """A trained model as a file for other programs, kept only once it answers real images as the original does.
+
+    Example: vitreous export runs/pets --to onnx
+    """
+
+    run: Annotated[Positional[str], arg(metavar="RUN")]
+    """A run folder, a bundle, or weights of a known format."""
+    to: str = "onnx"
+    """onnx, torch (torch.export), openvino; or timm, huggingface, google-npz and other formats of weights that `convert` writes."""
+    out: str | None = None
+    """The file to make (default: model.onnx and the like, in the run's folder)."""
+    dynamic_size: bool = False
+    """Let height and width be any that the patch divides; the batch is free always."""
+    quantize: Literal["int8"] | None = None
+    """Compute products in int8, calibrated on training images of the run, or of --data, or on half of --images."""
+    images: Annotated[tuple[str, ...], arg(metavar="PATH...")] = ()
+    """Judge it on these files, or those in these folders (default: the run's validation images)."""
+    data: str | None = None
+    """Judge it on this data set, which has labels: top-1 is told too."""
+    max_loss: float | None = None
+    """Share of answers that may change, 0 to 1 (default: none, and logits within 1e-3; for int8 0.02). Top-1 may fall by half of it."""
+    accept_loss: bool = False
+    """Keep the file whatever it lost."""
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """Export, and print how the file compares with the original."""
+    from vitreous.serving.export.export import export
+
+    document = export(
+        options.run,
+        options.to,
+        options.out,
+        options.images,
+        options.data,
+        options.quantize,
+        options.dynamic_size,
+        options.accept_loss,
+        options.max_loss,
+        console,
+    )
+    for made in document["exports"]:
+        for label, text in lines(made):
+            console.say(f"{label:9} {text}")
+    return document
+
+
+def lines(made: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is told of one file."""
+    if not made["images"]:
+        return [("written", f"{made['file']}, {made['bytes']:,} bytes, read back bit for bit")]
+    found = [
+        ("judged", f"on {made['images']} images: {made['judged_on']}"),
+        ("logits", f"at most {made['max_abs_logit_difference']:.2g} off"),
+        ("answers", f"{made['top1_agreement']:.2%} the same"),
+    ]
+    if made["top1"]:
+        found.append(("top-1", f"{made['top1']['export']:.2%}, original {made['top1']['original']:.2%}"))
+    return [
+        *found,
+        ("size", f"{made['bytes'] / 1e6:,.1f} MB, original {made['original_bytes'] / 1e6:,.1f} MB"),
+        ("speed", f"{made['images_per_second']:,.1f} images/s, original {made['original_images_per_second']:,.1f}"),
+        ("written", made["file"]),
+        *([("next", f"vitreous predict {made['file']} IMAGE ...")] if made["format"] != "torch" else []),
+    ]

@@ -1,0 +1,136 @@
+"""What `predict` and `embed` have in common: images from anywhere, a file that can be continued, and what is told at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from vitreous.cli.answering import Answering
+
+if TYPE_CHECKING:
+    from vitreous.cli.console import Console
+    from vitreous.serving.predict import Predictor
+    from vitreous.serving.rays import Remote
+    from vitreous.serving.rows import Kind
+    from vitreous.serving.sources import Item, Source
+
+SHOWN = 20  # unreadable images that are named
+UNREADABLE = 3  # the exit code where there are some
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Answering):
+    """Which images, and what becomes of them."""
+
+    run: Annotated[Positional[str], arg(metavar="RUN")]
+    """A run folder, a bundle, weights in another library's format, or an exported file."""
+    images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...")] = ()
+    """Image files, folders, 'patterns/**/*.jpg', @list.txt, - for a list on stdin, .csv, .tsv, .tar, .parquet."""
+    list: tuple[str, ...] = ()
+    """Files with one path a line, or paths between NUL bytes; the same as @FILE."""
+    column: str | None = None
+    """The column of CSV and Parquet files that has the images (default: path, image, file ...)."""
+    exact: bool = False
+    """Decode every JPEG at its full size; else those at least four times too large are decoded at 1/2 to 1/8, which moves
+    pixels of photographs by 0.4 of 255 on average, by less than 16 at most."""
+    bad_images: Literal["skip", "stop"] = "skip"
+    """Give images that cannot be read a row with the reason, go on, and exit with 3; or stop at the first."""
+    resume: bool = False
+    """Continue the file of --out: rows that are written are not computed again."""
+    ray: Annotated[str | None, arg(metavar="ADDRESS")] = None
+    """Compute on a Ray cluster: its address, or `local` for one started here. Needs the extra `ray`."""
+
+
+def images_of(options: Job) -> Source:
+    """The images that are meant. Raises UsageError for none."""
+    from vitreous.errors import UsageError
+    from vitreous.serving.sources import WAY, source
+
+    if not options.images and not options.list:
+        raise UsageError("no images", WAY)
+    return source(options.images, options.column, options.list)
+
+
+def answering(options: Job, predictor: Predictor) -> Predictor | Remote:
+    """What answers: the predictor, or a cluster in its place. Raises UsageError for int8 on a cluster."""
+    if options.ray is None:
+        return predictor
+    from vitreous.errors import UsageError
+    from vitreous.serving.rays import Remote
+
+    if options.precision == "int8":
+        raise UsageError("int8 is calibrated by one process, not by a cluster's", "use --precision fp32, or leave --ray out")
+    return Remote(options.ray, options.run, options.how(), options.exact)
+
+
+def told(options: Job, **more: Any) -> dict[str, Any]:
+    """What a file of answers depends on beside the model and the images."""
+    return {name: getattr(options, name) for name in ("exact", "device", "precision", "engine", "merge_tokens")} | more
+
+
+class Meter:
+    """Counts answers as they pass, and shows how far the job is."""
+
+    def __init__(self, label: str, total: int | None, console: Console, done: int = 0) -> None:
+        self.label, self.total, self.console = label, total, console
+        self.done, self.before, self.began = done, done, time.monotonic()
+        self.bad: list[str] = []
+        self.unreadable = 0
+
+    @property
+    def rate(self) -> float:
+        """Images a second."""
+        return (self.done - self.before) / max(time.monotonic() - self.began, 1e-9)
+
+    def passed(self, rows: Sequence[Any]) -> None:
+        """Some more."""
+        self.done += len(rows)
+        errors = [row.error for row in rows if row.error is not None]
+        self.unreadable += len(errors)
+        self.bad += errors[: SHOWN - len(self.bad)]
+        self.console.progress(self.label, self.done, self.total, f"{self.rate:,.1f} images/s")
+
+
+def into_file(
+    options: Job,
+    out: str,
+    kind: Kind,
+    made_by: dict[str, Any],
+    answers: Callable[[Iterator[Item]], Iterator[Sequence[Any]]],
+    found: Source,
+    console: Console,
+) -> dict[str, Any]:
+    """Write the answers to a file as they come; the document of the verb. Nothing is kept in memory."""
+    from vitreous.serving.sinks import Job as File
+
+    job = File(out, kind, made_by, options.resume)
+    try:
+        items = iter(found) if job.finished else job.left(iter(found))
+        meter = Meter("images", found.count, console, job.rows)
+        if job.finished:
+            console.note(f"{out} is finished: {job.rows:,} images")
+        else:
+            if job.rows:
+                console.note(f"{job.rows:,} images are in {out} already")
+            for rows in answers(items):
+                job.add(rows)
+                meter.passed(rows)
+            job.finish()
+            console.note(f"{job.rows:,} images in {out}, {meter.rate:,.1f} a second")
+    finally:
+        job.close()
+    tell_bad(console, meter.bad, job.bad, job.rows)
+    return {"model": options.run, "out": out, "images": job.rows, "unreadable": job.bad, "images_per_second": meter.rate}
+
+
+def tell_bad(console: Console, messages: Sequence[str], bad: int, total: int) -> None:
+    """Name images that could not be read, and have the command exit with 3."""
+    if bad:
+        listing = "".join(f"\n  {message}" for message in messages[:SHOWN])
+        more = f"\n  and {bad - len(messages)} more" if bad > len(messages) else ""
+        console.note(f"{bad:,} of {total:,} images could not be read:{listing}{more}")
+        console.code = UNREADABLE

@@ -1,0 +1,92 @@
+"""vitreous serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+
+from tyro.conf import Positional, arg
+
+if TYPE_CHECKING:
+    from vitreous.cli.console import Console
+    from vitreous.serving.predict import Predictor
+
+
+@dataclass(frozen=True)
+class Options:
+    """A page and an HTTP interface for a trained model, on this machine unless you say --public.
+
+    Example: vitreous serve runs/pets
+    """
+
+    run: Annotated[Positional[str], arg(metavar="RUN")]
+    """A run folder, a bundle, or an exported file."""
+    host: str = "127.0.0.1"
+    """The address to listen at; another than this machine's own needs --public."""
+    port: int = 8000
+    """0 finds a free one."""
+    public: bool = False
+    """Listen to other machines. Whoever asks needs the token, which is printed once unless --token-file has it."""
+    token_file: str | None = None
+    """A file with the token, of at least 16 characters."""
+    host_name: tuple[str, ...] = ()
+    """Names by which browsers may call this server, beside its address."""
+    queue: int = 0
+    """Pictures that may wait; 0 is as many as the model answers in a second, at least 8. Further requests are refused with 429."""
+    max_bytes: int = 20 * 2**20
+    """The largest request."""
+    max_pixels: int = 25_000_000
+    """The largest picture."""
+    decoders: int = 0
+    """Processes that decode pictures; 0 is one a core, at least two."""
+    exact: bool = False
+    """Decode every JPEG at its full size."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Numbers to compute with; auto is bf16 where the device has it, else fp32."""
+    engine: Literal["auto", "torch", "openvino"] = "auto"
+    """What computes; auto is torch. openvino needs the extra `export`."""
+    bulk: bool = False
+    """Answer more pictures a second (a fifth more with ViT-S/16 on two cores), each of them later: larger parts are computed together."""
+    quiet: bool = False
+    """No line on stderr for each request."""
+
+
+def run(options: Options, console: Console) -> NoReturn:
+    """Serve until SIGTERM or Ctrl-C."""
+    import asyncio
+    import json
+    import os
+    import sys
+
+    from vitreous.errors import Interrupted
+    from vitreous.serving.http.server import Server
+    from vitreous.serving.http.start import settings_of
+
+    settings, token = settings_of(options)
+    from vitreous.evaluation.how import How
+    from vitreous.serving.predict import load
+
+    how = How(options.device, options.precision, options.engine)
+
+    def loaded() -> Predictor:
+        return load(options.run, how, exact=options.exact, quick=not options.bulk)
+
+    server = Server(settings, options.run, loaded)
+
+    def up() -> None:
+        card = server.site.served.predictor.card
+        if console.quiet_stdout:
+            told = {"address": server.address, "model": card.name, "version": card.version, **({"token": token} if token else {})}
+            print(json.dumps(told), flush=True)
+            return
+        console.say(f"serving {card.name} ({card.version}) at {server.address}")
+        if token:
+            console.say(f"token {token}")
+
+    code = asyncio.run(server.run(up))
+    if code:
+        raise Interrupted("stopped")
+    sys.stdout.flush()
+    os._exit(code)  # nothing is left to save, and with PyTorch loaded Python takes seconds to end by itself

@@ -1,0 +1,19 @@
+"""How answers are computed, in the words of the command line. Told without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class How:
+    """How answers are computed, in the words of the command line. `auto` is the fastest that gives the model's own answers.
+
+    `precision` auto is bf16 where the device multiplies it in hardware, else fp32; int8 is for the engine `openvino` alone.
+    `merge_tokens`: tokens that every block merges (ToMe), faster and less exact.
+    """
+
+    device: str = "auto"
+    precision: str = "auto"
+    engine: str = "auto"
+    merge_tokens: int = 0

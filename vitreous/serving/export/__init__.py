@@ -1,0 +1,1 @@
+"""Models as files for other programs, each run beside the original before it is there."""

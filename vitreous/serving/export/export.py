@@ -1,0 +1,132 @@
+"""The verb `export`: a trained model as a file for other programs, there only once it answers as the original does."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitreous.errors import ResourceError, UsageError, VitreousError
+from vitreous.evaluation.how import How
+from vitreous.reports.opening import open_bundle
+from vitreous.serving.card import card_of
+from vitreous.serving.export.formats import FORMS, Made, open_made
+from vitreous.serving.export.graph import check_dynamic
+from vitreous.serving.export.pictures import gather, sizes
+from vitreous.serving.export.proof import Pictures, Proof, compare, lost
+from vitreous.serving.runtime import Runtime, TorchRuntime
+from vitreous.training.session import Listener, Silent
+from vitreous.weights.bundle import Bundle, sha256
+from vitreous.weights.convert import convert
+
+KINDS = ("int8",)
+
+
+def export(
+    run: str | os.PathLike[str],
+    to: str = "onnx",
+    out: str | os.PathLike[str] | None = None,
+    images: Sequence[str] = (),
+    data: str | os.PathLike[str] | None = None,
+    quantize: str | None = None,
+    dynamic_size: bool = False,
+    accept_loss: bool = False,
+    max_loss: float | None = None,
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Write a run's model as `onnx`, `torch` (torch.export), `openvino`, or a format of weights that `convert` knows.
+
+    The first three are run beside the original, on the files `images`, on `data`, or on the run's own validation images, and kept only
+    if they answer the same: float32 logits within 1e-3 and no other class first; for `quantize="int8"`, at most 2 % other answers and
+    1 point of top-1. `max_loss`, a share of answers, replaces these bounds; `accept_loss` keeps the file whatever it lost.
+    `dynamic_size` frees height and width. `out` is the file to make, by default in the run's folder. Returns a document of figures.
+    Raises UsageError for what cannot be exported so, and VitreousError for an export that was not kept.
+    """
+    if to not in FORMS:
+        return written(run, to, out, bool(images or data or quantize or dynamic_size or accept_loss or max_loss is not None), listener)
+    if quantize not in (None, *KINDS):
+        raise UsageError(f"--quantize {quantize} is not known", f"use {', '.join(KINDS)}")
+    if quantize and to == "torch":
+        raise UsageError("int8 is for --to onnx and --to openvino", "leave --quantize out")
+    if images and data is not None:
+        raise UsageError("--images and --data are two answers to one question", "name one of them")
+    if max_loss is not None and not 0 <= max_loss <= 1:
+        raise UsageError(f"--max-loss {max_loss} is no share of answers", "it is a number from 0 to 1")
+    listener, place = listener or Silent(), free(run, out, "model" + (f"-{quantize}" if quantize else ""), FORMS[to].suffix)
+    bundle = open_bundle(run)
+    if dynamic_size:
+        check_dynamic(bundle.model.config)
+    pictures, calibration = gather(run, bundle, images, data, quantize is not None)
+    made = Made(bundle.model, card_of(bundle), dynamic_size, calibration)
+    listener.note(f"judged on {len(pictures)} pictures: {pictures.name}")
+    with scratch_beside(place) as scratch:
+        file = Path(scratch) / place.name
+        FORMS[to].write(made, file)
+        export = open_made(file, made)
+        proof = judge(bundle, export, pictures, made, listener)
+        if (reason := lost(proof, quantize, max_loss)) and not accept_loss:
+            raise VitreousError(f"the export was not kept: {reason}", "--accept-loss keeps it all the same")
+        if reason:
+            listener.note(f"kept all the same: {reason}")
+        parts = sorted(Path(scratch).glob(f"{place.stem}.*"), key=lambda part: part.suffix == place.suffix)  # the .bin comes first
+        size, digest = sum(part.stat().st_size for part in parts), sha256(file)
+        for part in parts:
+            os.replace(part, place.parent / part.name)
+    original = sum(tensor.numel() * tensor.element_size() for tensor in bundle.model.state_dict().values())
+    figures = {"format": to, "file": str(place), "bytes": size, **proof.plain(), "original_bytes": original, "sha256": digest}
+    told = {"quantised": quantize, "dynamic_size": dynamic_size, "judged_on": pictures.name, "loss": reason or None}
+    return {"run": os.fspath(run), "exports": [figures | told]}
+
+
+def judge(bundle: Bundle, export: Runtime, pictures: Pictures, made: Made, listener: Listener) -> Proof:
+    """The export beside the original: at the model's own size and, where others are free, at two of them."""
+    original = TorchRuntime(bundle, How("cpu", "fp32"))
+    total = len(pictures)
+    proof = compare(original, export, pictures, made.card, lambda done: listener.progress("judge", done, total))
+    for pixels in sizes(pictures, bundle.model.config.patch) if made.dynamic else ():
+        with torch.inference_mode():
+            expected = bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()
+        found = export.logits(pixels)
+        finite = bool(np.isfinite(found).all())
+        furthest = float(np.abs(found - expected).max()) if finite else float("inf")
+        proof = replace(proof, furthest=max(proof.furthest, furthest), finite=proof.finite and finite)
+    return proof
+
+
+def written(
+    run: str | os.PathLike[str], to: str, out: str | os.PathLike[str] | None, more: bool, listener: Listener | None
+) -> dict[str, Any]:
+    """Weights in another program's format, by `convert`, which reads them back: the same bits give the same answers."""
+    if more:
+        raise UsageError(f"--to {to} writes the weights as they are", "leave the other options out, or use --to onnx, torch or openvino")
+    place = free(run, out, f"model-{to}", "")
+    document = convert(run, place, to, tell=(listener or Silent()).note)
+    figures = dict.fromkeys(["max_abs_logit_difference", "top1_agreement", "top1", "images_per_second", "original_images_per_second"])
+    figures = {"format": to, "file": document["out"], "bytes": document["bytes"], "images": 0, **figures}
+    return {"run": os.fspath(run), "exports": [figures]}
+
+
+def free(run: str | os.PathLike[str], out: str | os.PathLike[str] | None, name: str, suffix: str) -> Path:
+    """Where the file goes: `out`, or the run's folder, or here. Raises UsageError where there is one, or for another suffix."""
+    place = Path(out) if out is not None else (Path(run) if Path(run).is_dir() else Path()) / (name + suffix)
+    if suffix and place.suffix != suffix:
+        raise UsageError(f"{place} does not end in {suffix}", f"name a {suffix} file")
+    for path in {place, place.with_suffix(".bin") if suffix == ".xml" else place}:
+        if path.exists() or path.is_symlink():
+            raise UsageError(f"{path} exists already, and is not overwritten", "name another place: --out")
+    return place
+
+
+def scratch_beside(place: Path) -> tempfile.TemporaryDirectory[str]:
+    """A folder beside the place, gone in the end. Raises ResourceError where there can be none."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=place.parent, prefix=".export-")
+    except OSError as error:
+        raise ResourceError(f"cannot write {place} ({error.strerror or error})", "name another place: --out") from None

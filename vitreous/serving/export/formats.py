@@ -1,0 +1,180 @@
+"""The files: ONNX, torch.export's .pt2, and OpenVINO's .xml with its .bin, each with the model's card in it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError
+from vitreous.evaluation.unobserved import unobserved
+from vitreous.models.zoo import Model
+from vitreous.serving.card import Card
+from vitreous.serving.export.graph import INPUT, OUTPUTS, program
+from vitreous.serving.export.int8 import quantise_onnx, quantise_openvino
+from vitreous.serving.exported import open_exported
+from vitreous.serving.runtime import Runtime
+from vitreous.serving.sealed import CARD, MOST, content, needed, normalised, seal_onnx, seal_xml, told
+
+OPSET = 18  # of 2022: the first that has every operator here in the form that PyTorch writes
+WHOLE = 1.9e9  # bytes of weights that fit into an ONNX file, of 2 GiB with everything
+
+
+@dataclass(frozen=True)
+class Made:
+    """What is exported: a model, what is told of it, whether its height and width are free, and, for int8, normalised pictures
+    (1, C, *image) to calibrate on."""
+
+    model: Model
+    card: Card
+    dynamic: bool = False
+    calibration: list[np.ndarray] | None = None
+
+    @property
+    def quantised(self) -> str | None:
+        """What products are computed in, where it is not what the model was trained in."""
+        return None if self.calibration is None else "int8"
+
+    @property
+    def told(self) -> str:
+        """The card as the file has it."""
+        return told(self.card, self.quantised)
+
+
+def write_onnx(made: Made, place: Path) -> None:
+    """An ONNX file. Raises UsageError for a model that is larger than such files can be."""
+    needed("onnxscript")
+    onnx = needed("onnx")
+    if sum(p.numel() * p.element_size() for p in made.model.parameters()) > WHOLE:
+        raise UsageError("the model is larger than one ONNX file can be, 2 GiB", "use --to openvino or --to torch")
+    with quietly():
+        exported = program(made.model, made.dynamic)
+        written = torch.onnx.export(
+            exported, (), input_names=[INPUT], output_names=list(OUTPUTS), opset_version=OPSET, dynamo=True, verbose=False
+        )
+        assert written is not None
+        graph = written.model_proto
+        plain(graph, made)
+        if made.calibration is not None:
+            graph = quantise_onnx(graph, made.calibration, place.parent)
+    for name, text in {CARD: made.told, **plain_words(made.card)}.items():
+        graph.metadata_props.add(key=name, value=text)
+    onnx.checker.check_model(graph)
+    raw = graph.SerializeToString()
+    if len(raw) > MOST:
+        raise UsageError("the model is larger than one ONNX file can be, 2 GiB", "use --to openvino or --to torch")
+    place.write_bytes(seal_onnx(raw))
+
+
+def plain(graph: Any, made: Made) -> None:
+    """Leave out of an ONNX graph what tells of the machine that made it, and name its free axes."""
+    del graph.metadata_props[:], graph.graph.metadata_props[:], graph.graph.value_info[:]
+    graph.graph.doc_string, graph.producer_name = "", "vitreous"
+    for node in (*graph.graph.node, *(node for function in graph.functions for node in function.node)):
+        del node.metadata_props[:]
+        node.doc_string = ""
+    for value in (*graph.graph.input, *graph.graph.output, *graph.graph.initializer):
+        del value.metadata_props[:]
+    for value in (*graph.graph.input, *graph.graph.output):
+        axes = value.type.tensor_type.shape.dim
+        axes[0].dim_param = "batch"
+        if made.dynamic and value.name == INPUT:
+            axes[2].dim_param, axes[3].dim_param = "height", "width"
+
+
+def plain_words(card: Card) -> dict[str, str]:
+    """What other programs may want to know, each by itself."""
+    p = card.preprocess
+    return {
+        "classes": json.dumps(card.classes, ensure_ascii=False),
+        "mean": json.dumps([value * p.peak for value in p.mean]),
+        "std": json.dumps([value * p.peak for value in p.std]),
+        "image_size": json.dumps(p.image),
+        "resize": json.dumps({"fit": p.fit, "share": p.share, "filter": p.filter}),
+        "answer": json.dumps({"loss": card.loss, "temperature": card.temperature}),
+    }
+
+
+def write_torch(made: Made, place: Path) -> None:
+    """A torch.export file."""
+    if made.calibration is not None:
+        raise UsageError("int8 is for --to onnx and --to openvino", "leave --quantize out")
+    with quietly():
+        torch.export.save(program(made.model, made.dynamic), place, extra_files={f"{CARD}.json": made.told})
+
+
+def write_openvino(made: Made, place: Path) -> None:
+    """An OpenVINO file, and its .bin beside it."""
+    with unobserved(), quietly():
+        ov = needed("openvino")
+        graph = ov.convert_model(program(made.model, made.dynamic))
+        for value, name in zip((*graph.inputs, *graph.outputs), (INPUT, *OUTPUTS), strict=True):
+            value.get_tensor().set_names({name})
+        config = made.card.preprocess
+        graph.reshape([-1, config.channels, *([-1, -1] if made.dynamic else config.image)])
+        if made.calibration is not None:
+            graph = quantise_openvino(graph, made.calibration)
+        graph.set_rt_info(made.told, CARD)
+        for name, text in plain_words(made.card).items():
+            graph.set_rt_info(text, [f"{CARD}_told", name])
+        ov.save_model(graph, place, compress_to_fp16=False)
+    weights = content(place.with_suffix(".bin"))
+    place.write_bytes(seal_xml(content(place), weights))
+
+
+class ProgramRuntime:
+    """A .pt2 that this process has just written. Nobody else's is ever opened: loading one can run what is in it."""
+
+    def __init__(self, path: Path, preprocess: Preprocess) -> None:
+        with quietly():
+            self.module = torch.export.load(path).module()
+        self.preprocess = preprocess
+
+    def logits(self, pixels: np.ndarray) -> np.ndarray:
+        """(B, C, *image) pixels -> (B, K) float32."""
+        with torch.inference_mode():
+            return self.module(torch.from_numpy(normalised(pixels, self.preprocess)))[0].numpy()
+
+    def features(self, pixels: np.ndarray) -> np.ndarray:
+        """(B, C, *image) pixels -> (B, D) float32, what the head reads."""
+        with torch.inference_mode():
+            return self.module(torch.from_numpy(normalised(pixels, self.preprocess)))[1].numpy()
+
+
+def open_made(path: Path, made: Made) -> Runtime:
+    """What runs a file that was just written: the same way as everybody's, but for .pt2."""
+    return ProgramRuntime(path, made.card.preprocess) if path.suffix == ".pt2" else open_exported(path)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A format: how its files end, and what writes one."""
+
+    suffix: str
+    write: Callable[[Made, Path], None]
+
+
+FORMS = {"onnx": Form(".onnx", write_onnx), "torch": Form(".pt2", write_torch), "openvino": Form(".xml", write_openvino)}
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Exporters print, log and warn of their own inner life, where a document may be expected."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

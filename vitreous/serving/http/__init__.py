@@ -1,0 +1,1 @@
+"""A trained model behind HTTP: admission, decoding in processes that may die, batches, and a page."""

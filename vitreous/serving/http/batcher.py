@@ -1,0 +1,156 @@
+"""The one thread that computes: it takes the pictures that wait, leaves out those that nobody waits for, and answers them together.
+
+It never waits long for a batch to fill: only while pictures are being decoded, and for a small part of what a batch takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitreous.serving.http.messages import Refusal
+
+SIZE = 8  # pictures of a batch, where the runtime does not say
+COMPANY = 0.1  # of a batch's time, that pictures which are being decoded are waited for
+HUNG = 5.0  # seconds beyond ten times the usual after which a batch is given up for lost
+NICE = 10  # of the computing thread: whoever asks how the server does is answered while it computes
+
+
+@dataclass(eq=False)
+class Job:
+    """Work for the computing thread: `work` with all the inputs of one batch, or with one where `alone`.
+
+    `work`: inputs -> as many answers. Jobs of the same `work` are computed together.
+    """
+
+    work: Callable[[list[Any]], Any]
+    given: Any
+    deadline: float
+    answer: asyncio.Future[Any] = field(repr=False)
+    alone: bool = False
+
+
+class Batcher:
+    """`decoding` tells how many pictures will soon be here. `observe` hears of each batch: pictures, seconds."""
+
+    def __init__(self, decoding: Callable[[], int], observe: Callable[[int, float], None], size: int = SIZE) -> None:
+        self.decoding, self.observe, self.size = decoding, observe, size
+        self.jobs: deque[Job] = deque()
+        self.arrived = threading.Condition()
+        self.usual = self.each = 0.0  # seconds of a batch and of a picture in it, running means
+        self.began: float | None = None
+        self.expired = self.cancelled = self.failures = 0
+        self.closed = False
+        self.loop = asyncio.get_running_loop()
+        self.thread = threading.Thread(target=self.run, name="compute", daemon=True)
+        self.thread.start()
+
+    async def ask(self, work: Callable[[list[Any]], Any], given: Any, deadline: float, alone: bool = False) -> Any:
+        """The answer to one input. Raises Refusal where the deadline (of the event loop's clock) passes first or computing fails."""
+        job = Job(work, given, deadline, self.loop.create_future(), alone)
+        with self.arrived:
+            self.jobs.append(job)
+            self.arrived.notify()
+        return await job.answer
+
+    @property
+    def lost(self) -> str:
+        """Why there will be no more answers; an empty string where all is well."""
+        began = self.began
+        if not self.thread.is_alive() and not self.closed:
+            return "the computing thread ended"
+        if began is not None and time.monotonic() - began > HUNG + 10 * self.usual:
+            return "a batch takes too long"
+        return "computing failed three times in a row" if self.failures >= 3 else ""
+
+    def run(self) -> None:
+        """Take and answer, until closed."""
+        if sys.platform == "linux":
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        while (batch := self.take()) is not None:
+            if not batch:
+                continue
+            self.began = began = time.monotonic()
+            try:
+                found = list(batch[0].work([job.given for job in batch]))
+                self.failures = 0
+            except Exception as error:  # one batch must not end the thread
+                self.failures += 1
+                found = [error] * len(batch)
+            self.began = None
+            seconds = time.monotonic() - began
+            if not batch[0].alone:
+                self.usual = running(self.usual, seconds)
+                self.each = running(self.each, seconds / len(batch))
+            self.tell(self.deliver, batch, found, seconds)
+
+    def take(self) -> list[Job] | None:
+        """The next batch, perhaps empty; None when closed."""
+        with self.arrived:
+            while not self.jobs and not self.closed:
+                self.arrived.wait()
+            if self.closed:
+                return None
+            if not self.jobs[0].alone:
+                until = time.monotonic() + COMPANY * self.usual
+                while len(self.jobs) < self.size and self.decoding() > 0 and (left := until - time.monotonic()) > 0:
+                    self.arrived.wait(left)
+            batch, dropped, now = list[Job](), list[Job](), time.monotonic()
+            kept = deque[Job]()
+            while self.jobs and len(batch) < (1 if batch and batch[0].alone else self.size):
+                job = self.jobs.popleft()
+                if job.answer.cancelled() or job.deadline <= now:
+                    dropped.append(job)
+                elif batch and (job.alone or job.work != batch[0].work):
+                    kept.append(job)
+                else:
+                    batch.append(job)
+            self.jobs.extendleft(reversed(kept))
+        if dropped:
+            self.tell(self.give_up, dropped)
+        return batch
+
+    def tell(self, what: Callable[..., None], *parts: Any) -> None:
+        """Run something in the event loop, if it still runs."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(what, *parts)
+
+    def give_up(self, jobs: list[Job]) -> None:
+        """Jobs that nobody waits for any more."""
+        for job in jobs:
+            late = job.deadline <= self.loop.time()
+            self.expired, self.cancelled = self.expired + late, self.cancelled + (not late)
+            if not job.answer.done():
+                job.answer.set_exception(Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one"))
+
+    def deliver(self, jobs: list[Job], found: list[Any], seconds: float) -> None:
+        """The answers of a batch."""
+        if not jobs[0].alone:
+            self.observe(len(jobs), seconds)
+        for job, one in zip(jobs, found, strict=True):
+            if job.answer.done():
+                continue
+            if isinstance(one, Exception):
+                job.answer.set_exception(one)
+            else:
+                job.answer.set_result(one)
+
+    def close(self) -> None:
+        """Take no more work."""
+        with self.arrived:
+            self.closed = True
+            self.arrived.notify()
+
+
+def running(mean: float, value: float) -> float:
+    """A mean that forgets."""
+    return 0.8 * mean + 0.2 * value if mean else value

@@ -1,0 +1,129 @@
+"""A process that decodes pictures for the server, and may die of one: it has no model, no file and no way out but its socket.
+
+Job: lengths of settings and content (8 bytes each), settings as JSON, content. Answer: a status byte, two lengths, a text as
+JSON (type and shape of the pixels, or the reason), the pixels. It runs without PyTorch.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pkgutil import iter_modules
+from typing import Any
+
+import numpy as np
+
+from vitreous.config import from_plain
+from vitreous.data.decode import FORMATS, upright_size
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError
+from vitreous.serving.reading import read
+
+JOB, ANSWER = struct.Struct(">QQ"), struct.Struct(">BQQ")
+PIXELS, REFUSED = 0, 1
+
+#: content, preprocessing, the server's settings -> pixels
+Reader = Callable[[bytes, Preprocess, dict[str, Any]], np.ndarray]
+
+
+def reader(content: bytes, preprocess: Preprocess, settings: dict[str, Any]) -> np.ndarray:
+    """One picture as (C, *image) pixels. Raises DataError."""
+    upright_size(content, "image", settings["pixels"])
+    return read(content, preprocess, "image", exact=settings["exact"])
+
+
+@cache
+def preprocess_of(text: str) -> Preprocess:
+    """Preprocessing from its JSON."""
+    return from_plain(Preprocess, json.loads(text))
+
+
+def serve(read: Reader = reader) -> None:
+    """Answer jobs from the socket whose number is the first argument, until it is closed."""
+    pipe = socket.socket(fileno=int(sys.argv[1]))
+    seconds, memory = float(sys.argv[2]), int(sys.argv[3])
+    confine(memory)
+    pipe.sendall(b"!")
+    while head := receive(pipe, JOB.size):
+        said, size = JOB.unpack(head)
+        settings = json.loads(receive(pipe, said))
+        content = receive(pipe, size)
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # the signal's default is the end of the process, in whatever code it is
+        try:
+            pixels = np.ascontiguousarray(read(content, preprocess_of(settings["preprocess"]), settings))
+            size = upright_size(content, "image") if settings["sized"] else (0, 0)
+            told, data = {"dtype": str(pixels.dtype), "shape": pixels.shape, "size": size}, pixels.data.cast("B")
+            status = PIXELS
+        except DataError as error:
+            told, data, status = {"message": error.message, "hint": error.hint}, memoryview(b""), REFUSED
+        except MemoryError:
+            told, data, status = {"message": "image: takes too much memory", "hint": "scale it down"}, memoryview(b""), REFUSED
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        text = json.dumps(told).encode()
+        pipe.sendall(ANSWER.pack(status, len(text), len(data)) + text)
+        pipe.sendall(data)
+
+
+def receive(pipe: socket.socket, size: int) -> bytes:
+    """Exactly so many bytes, or none where the other end is closed."""
+    parts = bytearray(size)
+    view, at = memoryview(parts), 0
+    while at < size:
+        got = pipe.recv_into(view[at:])
+        if not got:
+            return b""
+        at += got
+    return bytes(parts)
+
+
+def confine(memory: int) -> None:
+    """Give up what decoding does not need: more memory than `memory` bytes, files, processes, core dumps, and a life without a parent."""
+    import resource
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server ends its children
+    prepare()
+    with suppress(OSError):
+        os.nice(5)
+    if sys.platform == "linux":
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    limits = {"RLIMIT_AS": memory, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NPROC": 0}
+    for name, most in limits.items():
+        with suppress(ValueError, OSError):
+            resource.setrlimit(getattr(resource, name), (most, most))
+    highest = max(int(name) for name in os.listdir("/dev/fd")) if os.path.isdir("/dev/fd") else 16
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
+
+
+def prepare() -> None:
+    """Import what decoding imports when it first needs it, also by decoding: afterwards no file can be opened."""
+    from importlib import import_module
+
+    import PIL
+    from PIL import Image
+
+    Image.init()
+    plugins = [module.name for module in iter_modules(PIL.__path__, "PIL.") if module.name.endswith("ImagePlugin")]
+    for name in (*plugins, "PIL.ImageCms", "PIL.ImageOps", "PIL.ImageChops", "PIL.ExifTags", "tifffile", "vitreous.data.spectral"):
+        with suppress(ImportError):
+            import_module(name)
+    for kind in FORMATS:
+        Image.new("RGB", (64, 64)).save(file := io.BytesIO(), kind)
+        upright_size(file.getvalue(), kind)
+        read(file.getvalue(), Preprocess((8, 8)), kind)
+
+
+if __name__ == "__main__":
+    serve()

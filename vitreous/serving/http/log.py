@@ -1,0 +1,68 @@
+"""One line of JSON for each request, on stderr, written by a thread of its own: a reader that stops reading stops nobody else."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any, TextIO
+
+MOST = 10_000  # lines that wait for a slow reader; later ones are counted, not kept
+PERIOD = 0.1
+
+
+class Log:
+    """`asked` costs microseconds, and is for requests, which `quiet` leaves out; `tell` is for what happens to the server.
+
+    Refusals for want of room are counted and told once a second.
+    """
+
+    def __init__(self, quiet: bool = False, out: TextIO | None = None) -> None:
+        self.quiet, self.out = quiet, out or sys.stderr
+        self.lines: deque[dict[str, Any]] = deque()
+        self.lost = self.refused = 0
+        self.closed = threading.Event()
+        self.thread = threading.Thread(target=self.run, name="log", daemon=True)
+        self.thread.start()
+
+    def asked(self, **fields: Any) -> None:
+        """One request."""
+        if not self.quiet:
+            self.tell(**fields)
+
+    def tell(self, **fields: Any) -> None:
+        """One event."""
+        if len(self.lines) >= MOST:
+            self.lost += 1
+        else:
+            self.lines.append({"time": round(time.time(), 3), **fields})
+
+    def run(self) -> None:
+        """Write what there is, until closed."""
+        told = time.monotonic()
+        while not self.closed.wait(PERIOD):
+            if (self.refused or self.lost) and time.monotonic() - told >= 1:
+                told = time.monotonic()
+                refused, lost, self.refused, self.lost = self.refused, self.lost, 0, 0
+                self.asked(event="refused", requests=refused, **({"lines_lost": lost} if lost else {}))
+            self.flush()
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that wait."""
+        lines = []
+        while self.lines:
+            lines.append(json.dumps(self.lines.popleft()) + "\n")  # ASCII: no name can end a line or steer a terminal
+        try:
+            self.out.write("".join(lines))
+            self.out.flush()
+        except (OSError, ValueError):
+            pass  # nobody reads
+
+    def close(self) -> None:
+        """Write the rest; a second is enough for a reader that reads."""
+        self.closed.set()
+        if self.thread.is_alive():
+            self.thread.join(1.0)

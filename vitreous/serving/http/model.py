@@ -1,0 +1,167 @@
+"""The model that answers: warmed up, compared with itself, and described. A reload makes another and puts it in its place."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitreous.errors import UsageError, VitreousError, WeightsError
+from vitreous.serving.http.batcher import SIZE
+from vitreous.serving.http.decoders import settings_of
+from vitreous.serving.http.limits import Limits
+from vitreous.serving.predict import Predictor
+
+if TYPE_CHECKING:
+    from vitreous.serving.index import Index
+
+
+MOST = 64  # pictures of a batch
+
+
+@dataclass(eq=False)
+class Served:
+    """A predictor that has answered a picture of noise twice alike.
+
+    `rate`: pictures a second, in full batches; `note`: what its user should know.
+    """
+
+    predictor: Predictor
+    settings: bytes
+    sized: bytes
+    rate: float
+    size: int
+    embeds: bool
+    index: Index | None = None
+    note: str = ""
+    cache: dict[str, Any] = field(default_factory=dict)
+
+    def probabilities(self, given: list[np.ndarray]) -> np.ndarray:
+        """B pictures -> (B, K) float64."""
+        return self.predictor.probabilities(np.stack(given))
+
+    def features(self, given: list[np.ndarray]) -> np.ndarray:
+        """B pictures -> (B, D) float32."""
+        return self.predictor.runtime.features(np.stack(given))
+
+    @cached_property
+    def can(self) -> dict[str, bool]:
+        """What can be asked of it beside its classes."""
+        from vitreous.serving import looking
+
+        bundle = self.predictor.bundle
+        told = looking.can(bundle) if bundle is not None else {"attention": False, "positions": False, "filters": False}
+        return {"embed": self.embeds, **told, "neighbours": self.index is not None}
+
+    def describe(self) -> dict[str, Any]:
+        """What GET /v1/model tells of it, without the server's own."""
+        import vitreous
+
+        card, bundle = self.predictor.card, self.predictor.bundle
+        config = bundle.model.config if bundle is not None else None
+        shape = {name: getattr(config, name, None) for name in ("patch", "grid", "depth", "heads", "prefix", "pool")}
+        runtime = self.predictor.runtime
+        engine = getattr(runtime, "engine", None)
+        return {
+            "name": card.name,
+            "version": card.version,
+            "parameters": sum(p.numel() for p in bundle.model.parameters()) if bundle is not None else None,
+            "classes": list(card.classes),
+            "image": list(card.preprocess.image),
+            "channels": card.preprocess.channels,
+            "patch": pair(shape["patch"]),
+            "grid": pair(shape["grid"]),
+            "layers": shape["depth"],
+            "heads": shape["heads"] if isinstance(shape["heads"], int) else None,
+            "prefix": shape["prefix"],
+            "pool": shape["pool"],
+            "several": card.several,
+            "temperature": card.temperature,
+            "precision": getattr(engine, "precision", None),
+            "engine": type(engine or runtime).__name__.removesuffix("Engine").removesuffix("Runtime").lower(),
+            "provenance": card.provenance,
+            "can": self.can,
+            "vitreous": vitreous.__version__,
+        }
+
+
+def pair(value: Any) -> list[int] | None:
+    """Two numbers as a list, whatever holds them; None where there are none."""
+    return [int(n) for n in value] if isinstance(value, (tuple, list)) and len(value) == 2 else None
+
+
+def noise(predictor: Predictor, count: int = 1) -> np.ndarray:
+    """(count, C, *image) pictures of noise, always the same."""
+    p = predictor.card.preprocess
+    shape = (count, p.channels, *p.image)
+    values = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    return values if p.numbers in ("colours", "uint8") else values.astype(np.float32) * np.float32(p.peak / 255)
+
+
+def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | None = None) -> Served:
+    """Warm a predictor up; `run` may have an index.
+
+    Raises WeightsError where its answer is not finite, has another shape, or is another one the second time.
+    """
+    size = min(together(predictor), limits.queue or MOST)
+    one, card = noise(predictor), predictor.card
+    try:
+        golden, again = predictor.probabilities(one), predictor.probabilities(one)
+    except VitreousError:
+        raise
+    except Exception as error:
+        raise WeightsError(
+            f"{card.name} cannot answer: {str(error).splitlines()[0][:200]}", "see whether `vitreous predict` can"
+        ) from error
+    if golden.shape != (1, len(card.classes)) or not np.isfinite(golden).all() or not np.array_equal(golden, again):
+        what = "another answer the second time" if np.isfinite(golden).all() else "numbers that are not finite"
+        raise WeightsError(f"{card.name} {card.version} gives {what}, shape {golden.shape}", "train or export it again")
+    many = noise(predictor, size)
+    best = min(timed(predictor, many) for _ in range(2))
+    settings = [settings_of(card.preprocess, limits, predictor.exact, sized) for sized in (False, True)]
+    index, note = indexed(predictor, run)
+    served = Served(predictor, settings[0], settings[1], size / best, size, embeds(predictor), index, note)
+    served.describe()  # here, in no hurry: it imports what looks inside
+    return served
+
+
+def indexed(predictor: Predictor, run: str | os.PathLike[str] | None) -> tuple[Index | None, str]:
+    """The run's index of training images, if it has one; and what is wrong with it, as where it is of other weights."""
+    from vitreous.serving.index import open_index
+
+    if run is None or predictor.bundle is None:
+        return None, ""
+    try:
+        return open_index(run), ""
+    except VitreousError as error:
+        return None, f"{error.message}: {error.hint}"
+
+
+def together(predictor: Predictor) -> int:
+    """Pictures of a batch: a part for each thread that computes one; more would only wait for each other."""
+    import sys
+
+    part = int(getattr(predictor.runtime, "part", SIZE))
+    torch = sys.modules.get("torch")
+    return min(part * (torch.get_num_threads() if torch is not None else 1), max(part, MOST))
+
+
+def timed(predictor: Predictor, pixels: np.ndarray) -> float:
+    """Seconds of one batch."""
+    began = time.perf_counter()
+    predictor.probabilities(pixels)
+    return max(time.perf_counter() - began, 1e-6)
+
+
+def embeds(predictor: Predictor) -> bool:
+    """Whether it tells features. A bundle does; asking one would pack its weights a second time."""
+    if predictor.bundle is not None:
+        return True
+    try:
+        return predictor.runtime.features(noise(predictor)).ndim == 2
+    except (UsageError, NotImplementedError, AttributeError):
+        return False

@@ -1,0 +1,55 @@
+"""What `vitreous serve` was told, as settings; refused before anything is loaded."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from vitreous.errors import ResourceError, UsageError
+from vitreous.serving.http.access import LOCAL, Access
+from vitreous.serving.http.limits import Limits
+from vitreous.serving.http.server import Settings
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SHORTEST = 16  # characters of a token
+
+
+def settings_of(options: Any) -> tuple[Settings, str]:
+    """Settings, and the token that was made, empty where none was. Raises UsageError and, without the extra, ResourceError."""
+    if sys.platform == "win32":
+        raise UsageError("serving needs processes that can be confined, as on Linux and macOS", "run it in WSL or a container")
+    if find_spec("httptools") is None:
+        raise ResourceError("httptools is not installed", "pip install 'vitreous[serve]'")
+    for name, least in (("queue", 0), ("max_bytes", 1), ("max_pixels", 1), ("decoders", 0)):
+        if getattr(options, name) < least:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(options, name)}")
+    if not 0 <= options.port <= 65535:
+        raise UsageError(f"--port {options.port}", "0 to 65535; 0 finds a free one")
+    if options.host not in LOOPBACK and not options.public:
+        raise UsageError(f"--host {options.host} lets other machines in", "say so with --public; they will need a token")
+    made = ""
+    token = read_token(options.token_file) if options.token_file else b""
+    if options.public and not token:
+        made = secrets.token_urlsafe(24)
+        token = made.encode()
+    hosts = {*LOCAL, options.host.lower(), f"[{options.host.lower()}]", *(name.lower() for name in options.host_name)}
+    limits = Limits(bytes=options.max_bytes, pixels=options.max_pixels, queue=options.queue, flight=max(4 * options.max_bytes, 2**26))
+    access = Access(frozenset(hosts), token or None)
+    return Settings(options.host, options.port, limits, access, options.decoders, options.quiet), made
+
+
+def read_token(path: str) -> bytes:
+    """The token in a file, without the blanks around it. Raises UsageError."""
+    try:
+        token = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise UsageError(f"--token-file {path}: {error.strerror}", "name a file with a token") from None
+    if len(token) < SHORTEST or not token.isascii() or b" " in token or b"\n" in token:
+        raise UsageError(
+            f"--token-file {path} has no token of at least {SHORTEST} characters",
+            "python -c 'import secrets; print(secrets.token_urlsafe())'",
+        )
+    return token

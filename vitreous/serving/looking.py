@@ -1,0 +1,232 @@
+"""What a served model can be asked about itself and one picture: attention, positions, filters, and what it saw of the picture.
+
+It is looked at in float32, uncompiled, while a frozen copy answers. L blocks, h heads, P prefix tokens, N patches on a (rows,
+columns) grid.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError
+from vitreous.models.config import ModelConfig, ViTConfig
+
+if TYPE_CHECKING:
+    from vitreous.models.zoo import Model
+    from vitreous.weights.bundle import Bundle
+
+ONE_AT_A_TIME = Lock()  # hooks see every pass of a model: two of them at once would see each other's
+PLACES = 1024  # positions whose similarities are told: more would be an answer of over 8 MB
+SIDE = 448  # pixels along the longer side that a PNG has at least
+DIGITS = 6  # of a weight
+
+FUSIONS = ("mean", "max", "min")
+
+
+@dataclass(frozen=True)
+class AttentionAsked:
+    """Whose attention, where, and from which token.
+
+    `raw` is what heads look at in a block; `rollout` what the blocks up to it mix together, its `head` the way heads become one.
+    `layer` counts from 0. `query` is the (row, column) of a patch; None: where the answer is read from.
+    """
+
+    kind: Literal["raw", "rollout"] = "rollout"
+    layer: int | Literal["all"] = 0
+    head: int | Literal["mean", "max", "min", "all"] = "mean"
+    query: tuple[int, int] | None = None
+
+    @staticmethod
+    def parse(parameters: Mapping[str, str], model: Model) -> AttentionAsked:
+        """The words `kind`, `layer`, `head` and `query` of a request; others are not looked at.
+
+        Raises UsageError with the word, its value and what is allowed, and for a model whose attention cannot be shown.
+        """
+        c = visible(model.config)
+        kind = parameters.get("kind", "rollout")
+        if kind not in ("raw", "rollout"):
+            raise wrong("kind", kind, "raw or rollout")
+        head = parameters.get("head", "mean")
+        words = FUSIONS if kind == "rollout" else (*FUSIONS, "all")
+        if head not in words:
+            numbered = "" if kind == "rollout" else f"a head from 0 to {c.heads - 1}, "
+            head = number("head", head, c.heads if kind == "raw" else 0, f"{numbered}{', '.join(words[:-1])} or {words[-1]}")
+        layer = parameters.get("layer", str(c.depth - 1))
+        if layer != "all":
+            layer = number("layer", layer, c.depth, f"a block from 0 to {c.depth - 1}, or all")
+        query = parameters.get("query", "answer")
+        place = None
+        if query != "answer":
+            rows, columns = c.grid
+            allowed = f"answer, or ROW,COLUMN of a patch, from 0,0 to {rows - 1},{columns - 1}"
+            found = query.split(",")
+            if len(found) != 2:
+                raise wrong("query", query, allowed)
+            place = number("query", found[0], rows, allowed, query), number("query", found[1], columns, allowed, query)
+        return AttentionAsked(kind, layer, head, place)  # type: ignore[arg-type]
+
+
+def number(name: str, text: str, end: int, allowed: str, whole: str = "") -> int:
+    """A number from 0 to below `end`. Raises UsageError."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < end):
+        raise wrong(name, whole or text, allowed)
+    return int(text)
+
+
+def wrong(name: str, value: str, allowed: str) -> UsageError:
+    """The refusal of a parameter."""
+    return UsageError(f"{name}={value[:40]} cannot be", f"{name} is {allowed}")
+
+
+def visible(config: ModelConfig) -> ViTConfig:
+    """The config of a model whose every block sees a whole picture. Raises UsageError for others."""
+    if not isinstance(config, ViTConfig):
+        raise UsageError("a BiT ResNet has no attention over tokens to look at", "ask for its filters")
+    narrow = config.axial or (config.window and not set(range(config.depth)) <= set(config.global_blocks))
+    if narrow or len(config.grid) != 2:
+        raise UsageError("blocks of this model see rows, columns, windows or clips, not one whole picture", "ask for its filters")
+    return config
+
+
+def can(bundle: Bundle) -> dict[str, bool]:
+    """Which of `attention`, `positions` and `filters` the model has."""
+    c = bundle.model.config
+    try:
+        seen = bool(visible(c))
+    except UsageError:
+        seen = False
+    placed = isinstance(c, ViTConfig) and c.position != "none" and len(c.grid) == 2 and c.grid[0] * c.grid[1] <= PLACES
+    return {"attention": seen, "positions": placed, "filters": isinstance(c.image, tuple) and len(c.image) == 2}
+
+
+def attention(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> dict[str, Any]:
+    """(C, H, W) pixels as `reading.read` makes them -> what is asked, as JSON has it.
+
+    `weights` is [h][w], one axis before it for all layers and one after that for all heads; `prefix_weights` [P] likewise. A token's
+    weights and prefix weights together sum to one, but for `max` and `min` of heads. Raises UsageError where a model has none.
+    """
+    found, grid, prefix = rows(bundle, pixels, asked)
+    c = visible(bundle.model.config)
+    return {
+        "kind": asked.kind,
+        "layer": asked.layer,
+        "head": asked.head,
+        "query": "answer" if asked.query is None else list(asked.query),
+        "grid": list(grid),
+        "layers": c.depth,
+        "heads": c.heads,
+        "prefix": prefix,
+        "weights": short(found[..., prefix:].reshape(*found.shape[:-1], *grid)).tolist(),
+        "prefix_weights": short(found[..., :prefix]).tolist(),
+    }
+
+
+def rows(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> tuple[np.ndarray, tuple[int, ...], int]:
+    """(C, H, W) pixels -> (..., P + N) float32 weights, the axes before as `asked`; the grid, and P."""
+    import torch
+
+    from vitreous.inspection.attention import attention as raw
+    from vitreous.inspection.rollout import Mixing, rollout
+
+    model, c = bundle.model, visible(bundle.model.config)
+    grid = tuple(i // p for i, p in zip(bundle.preprocess.image, c.patch, strict=True))
+    queries = None
+    if asked.query is not None:
+        queries = torch.zeros(c.prefix + grid[0] * grid[1])
+        queries[c.prefix + asked.query[0] * grid[1] + asked.query[1]] = 1
+    device = next(model.parameters()).device
+    images = bundle.preprocess.normalise(torch.from_numpy(pixels)[None].to(device))
+    layers = range(c.depth) if asked.layer == "all" else [asked.layer]
+    with ONE_AT_A_TIME:
+        if asked.kind == "rollout":
+            through = rollout(model, images, Mixing(fusion=asked.head), queries).joint[0]  # type: ignore[arg-type]
+            found = through[list(layers)]
+        else:
+            each = raw(model, images, layers, queries)
+            found = torch.stack([each[layer][0] for layer in layers])  # (L, h, T)
+            if isinstance(asked.head, int):
+                found = found[:, asked.head]
+            elif asked.head != "all":
+                found = {"mean": found.mean, "max": found.amax, "min": found.amin}[asked.head](1)
+    return (found if asked.layer == "all" else found[0]).float().cpu().numpy(), grid, c.prefix
+
+
+def short(values: np.ndarray) -> np.ndarray:
+    """Numbers to `DIGITS` significant digits, float64, so that JSON writes no more; below 1e-16 fewer."""
+    values = values.astype(np.float64)
+    size = np.floor(np.log10(np.maximum(np.abs(values), 1e-16)))
+    scale = np.array([float(10**k) for k in range(23)])[np.clip(DIGITS - 1 - size, 0, 22).astype(int)]
+    return np.rint(values * scale) / scale
+
+
+def attention_png(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> bytes:
+    """The picture the model saw, dark where the map is low (arXiv:2010.11929, Fig. 6). Raises UsageError for more than one map."""
+    import torch
+    from PIL import Image
+
+    from vitreous.reports.cards import lit
+    from vitreous.reports.inspect import coloured
+
+    if "all" in (asked.layer, asked.head):
+        name = "layer" if asked.layer == "all" else "head"
+        raise wrong(name, "all", "one for a PNG; format=json has them all")
+    found, grid, prefix = rows(bundle, pixels, asked)
+    weights = found[prefix:].reshape(grid)
+    picture = coloured(torch.from_numpy(pixels))
+    times = -(-SIDE // max(picture.size))
+    picture = picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
+    return png(lit(picture, weights / max(float(weights.max()), 1e-12)))
+
+
+def positions(bundle: Bundle) -> dict[str, Any] | None:
+    """Cosine similarity of every place's embedding with all others (arXiv:2010.11929, Fig. 7 centre), or None.
+
+    `similarity` is [N][N], places in rows from the top left. Models that add positions before each block tell those of the first.
+    """
+    from vitreous.inspection.positions import embeddings, similarity
+
+    if not can(bundle)["positions"]:
+        return None
+    c = bundle.model.config
+    assert isinstance(c, ViTConfig)
+    grid = tuple(i // p for i, p in zip(bundle.preprocess.image, c.patch, strict=True))
+    table = next(iter(embeddings(bundle.model, grid).values()))
+    similar = similarity(table).reshape(grid[0] * grid[1], -1).double().numpy()
+    return {"grid": list(grid), "kind": c.position, "similarity": (np.rint(similar * 1e4) / 1e4).tolist()}
+
+
+def filters(bundle: Bundle) -> bytes | None:
+    """A PNG of the first principal components of the filters that read the image (arXiv:2010.11929, Fig. 7 left), or None."""
+    from PIL import Image
+
+    from vitreous.inspection.filters import filters as components
+    from vitreous.reports.figures.filters import shown, together_of
+
+    if not can(bundle)["filters"]:
+        return None
+    whole = together_of(shown(components(bundle.model).components.numpy())[0])
+    return png(Image.fromarray((whole * 255).round().astype(np.uint8)))
+
+
+def box(preprocess: Preprocess, width: int, height: int) -> list[float]:
+    """The part of an upright picture of so many pixels that the model sees: left, top, right, bottom, shares of width and height."""
+    if preprocess.fit == "squash" or (width, height) == preprocess.image[::-1]:
+        return [0.0, 0.0, 1.0, 1.0]
+    tall, wide = preprocess.image
+    scale = max(tall / height, wide / width) / preprocess.share
+    half = min(wide / scale / width, 1.0) / 2, min(tall / scale / height, 1.0) / 2
+    return [round(edge, 6) for edge in (0.5 - half[0], 0.5 - half[1], 0.5 + half[0], 0.5 + half[1])]
+
+
+def png(picture: Any) -> bytes:
+    """A Pillow picture as a PNG file."""
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()

@@ -1,0 +1,87 @@
+// Questions to the server, and its refusals as one kind of error.
+
+const KEPT = "vitreous-token";
+
+/** What the server refused: its message, what to do about it, its code, and in how many seconds to try again. */
+export class Refused extends Error {
+  constructor(message, hint = "", code = "", retry = 0) {
+    super(message);
+    Object.assign(this, { hint, code, retry });
+  }
+
+  /** Whether the same question may be answered another time. */
+  get passing() {
+    return this.retry > 0 || ["gone", "deadline", "too_slow", "unauthorised"].includes(this.code);
+  }
+}
+
+let token = sessionStorage.getItem(KEPT) ?? "";
+let wanted = null;
+
+/** `ask(wrong)` is called where the server wants a token; it answers with one, or with nothing. */
+let ask = async () => "";
+export const onToken = (function_) => { ask = function_; };
+
+/** One dialog for all questions that were refused meanwhile. */
+function another() {
+  wanted ??= ask(token !== "").then((given) => {
+    wanted = null;
+    if (given) sessionStorage.setItem(KEPT, token = given);
+    return Boolean(given);
+  });
+  return wanted;
+}
+
+async function question(path, body, signal) {
+  for (;;) {
+    const used = token;
+    const headers = used ? { Authorization: `Bearer ${used}` } : {};
+    let answer;
+    try {
+      answer = await fetch(path, { method: body ? "POST" : "GET", body, headers, signal, credentials: "omit", redirect: "error", cache: "no-store" });
+    } catch (error) {
+      throw gone(error);
+    }
+    if (answer.status === 401 && (used !== token || (await another()))) continue;
+    if (!answer.ok) throw await refusal(answer);
+    return answer;
+  }
+}
+
+function gone(error) {
+  if (error.name === "AbortError") return error;
+  return new Refused("The server does not answer.", "See whether it still runs, then try again.", "gone");
+}
+
+async function refusal(answer) {
+  const retry = Number(answer.headers.get("Retry-After")) || 0;
+  let told = {};
+  try {
+    told = (await answer.json()).error ?? {};
+  } catch { /* an answer from something else than the server */ }
+  const wait = retry ? `Try again in ${retry} ${retry === 1 ? "second" : "seconds"}.` : "";
+  const message = told.message || `The server answered ${answer.status}.`;
+  return new Refused(message, wait || told.hint, told.code || String(answer.status), retry);
+}
+
+/** GET or POST, answered in JSON. */
+export async function numbers(path, body = null, signal = undefined) {
+  const answer = await question(path, body, signal);
+  try {
+    return await answer.json();
+  } catch (error) {
+    throw gone(error);
+  }
+}
+
+/** GET, answered by a file. */
+export async function blob(path) {
+  return (await question(path)).blob();
+}
+
+/** A picture as the body of a question, the bytes as they are. */
+export function upload(file, name) {
+  const form = new FormData();
+  form.append("image", file, name);
+  return form;
+}

@@ -1,0 +1,182 @@
+// The page: a picture comes in, is shown, asked about, and kept for the session.
+
+import { MOST, answers, blank, neighbours } from "./answers.js";
+import { Refused, numbers, onToken, upload } from "./api.js";
+import { Attention } from "./attention.js";
+import { camera } from "./camera.js";
+import { History, small } from "./history.js";
+import { inside } from "./inside.js";
+import { calm, make, part, percent, say, trouble } from "./page.js";
+import { Stage, opened } from "./stage.js";
+
+const stage = new Stage(part("picture"));
+const history = new History((entry) => { calm(); show(entry); });
+let model = null, attention = null, turn = 0, waiting = Promise.resolve();
+const waits = new Set();
+
+/** What is waited for, by its name: the word `Looking` stays while there is anything. */
+const busy = (name, flag) => {
+  waits[flag ? "add" : "delete"](name);
+  part("busy").hidden = !waits.size;
+};
+
+function failed(error, again = null) {
+  if (error.name === "AbortError") return;
+  if (!(error instanceof Refused)) console.error(error);
+  const message = error instanceof Refused ? error.message : "The page failed.";
+  trouble(message, error.hint ?? "", error.passing ? again : null);
+}
+
+/** Pictures one after the other: each is looked at and kept, the last one stays. */
+function take(files) {
+  if (!files.length) return;
+  calm();
+  for (const file of files) waiting = waiting.then(() => look(file));
+}
+
+async function look(file) {
+  if (!model) await start();
+  if (!model) return;
+  const name = file.name || "pasted picture", own = ++turn;
+  const { bytes } = model.limits ?? {};
+  if (bytes && file.size > bytes) {
+    trouble(`${name} has ${megabytes(file.size)}, more than the ${megabytes(bytes)} that this server takes.`, "Save it smaller, then try again.");
+    return;
+  }
+  try {
+    await file.slice(0, 1).arrayBuffer();
+  } catch {
+    trouble(`${name} cannot be read.`, "It may be a folder, or have changed since it was chosen.");
+    return;
+  }
+  busy("answer", true);
+  try {
+    const shown = await opened(file);
+    put(shown, name);
+    blank(model.classes.length);
+    const top = Math.min(MOST, model.classes.length);
+    const answer = await numbers(`/v1/predict?top=${top}`, upload(file, name));
+    if (answer.model.version !== model.version) {
+      trouble("The server has another model now.", "Load the page again to ask it.", () => location.reload());
+      if (own === turn) await back();
+      return;
+    }
+    const prediction = answer.predictions[0];
+    if (prediction.error) throw new Refused(prediction.error.message, prediction.error.hint ?? "", prediction.error.code);
+    const entry = { file, name, prediction, maps: new Map(), ...small(shown) };
+    history.keep(entry);
+    if (own === turn) await show(entry, shown);
+  } catch (error) {
+    error.message = error.message.replace(/^image: /, `${name}: `); // what the server calls it
+    failed(error, () => take([file]));
+    if (own === turn) await back();
+  } finally {
+    busy("answer", false);
+  }
+}
+
+/** What was on the stage before, or nothing. */
+async function back() {
+  if (history.current) await show(history.current);
+  else put(null, "");
+}
+
+/** A picture on the stage, without its attention; null leaves the stage empty. */
+function put(shown, name) {
+  stage.shown = shown;
+  stage.map = null;
+  part("empty").hidden = Boolean(name);
+  part("stage").classList.toggle("bare", !name);
+  part("readout").textContent = name || "\u00a0";
+  part("picture").setAttribute("aria-label", name || "No picture yet");
+  if (name && !shown) part("readout").textContent = `${name}: the browser cannot show this format, the model can read it.`;
+  attention?.show(null);
+  stage.draw();
+}
+
+/** An entry with all that is known of it. */
+async function show(entry, shown = null) {
+  const own = ++turn;
+  shown ??= await opened(entry.file);
+  if (own !== turn) return;
+  put(shown, entry.name);
+  history.mark(entry);
+  answers(entry.prediction, model.several);
+  const best = entry.prediction.classes.slice(0, 3).map((one) => `${one.class} ${percent(one.probability)}`).join(", ");
+  say(`${entry.name}: ${entry.prediction.unsure ? "unsure. " : ""}${best || "no class"}.`);
+  attention?.show(entry);
+  if (!model.can.neighbours) return;
+  try {
+    entry.near ??= (await numbers("/v1/neighbours?count=8", upload(entry.file, entry.name))).neighbours;
+    if (own === turn) neighbours(entry.near);
+  } catch (error) {
+    if (own === turn) failed(error, () => show(entry));
+  }
+}
+
+const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
+
+/** What the model is, in the head of the page and in full. */
+function introduce() {
+  part("model").textContent = `${model.name} · ${model.classes.length} classes`;
+  document.title = `${model.name} · vitreous`;
+  const facts = {
+    Model: model.name, Version: model.version, Parameters: model.parameters?.toLocaleString("en"),
+    Picture: model.image && `${model.image.join(" × ")} pixels, ${model.channels} channels`, Patch: model.patch && `${model.patch.join(" × ")} pixels`,
+    Blocks: model.layers && `${model.layers}, ${model.heads} heads each`, Computed: [model.precision, model.engine].filter(Boolean).join(", by "),
+    Temperature: model.temperature, vitreous: model.vitreous,
+    Origin: Object.entries(model.provenance ?? {}).filter(([, value]) => typeof value !== "object").map(([key, value]) => `${key} ${value}`).join(", "),
+  };
+  part("facts").replaceChildren(...Object.entries(facts).filter(([, value]) => value).flatMap(([key, value]) => [make("dt", "", key), make("dd", "", String(value))]));
+}
+
+/** Drop, paste, choose. */
+function listen() {
+  const over = (flag) => part("stage").classList.toggle("over", flag);
+  const carries = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
+  addEventListener("dragover", (event) => { if (carries(event)) { event.preventDefault(); over(true); } });
+  addEventListener("dragleave", (event) => { if (!event.relatedTarget) over(false); });
+  addEventListener("drop", (event) => {
+    if (!carries(event)) return;
+    event.preventDefault();
+    over(false);
+    take([...event.dataTransfer.files]);
+  });
+  addEventListener("paste", (event) => take([...(event.clipboardData?.files ?? [])]));
+  part("file").addEventListener("change", () => { take([...part("file").files]); part("file").value = ""; });
+  camera((file) => take([file]));
+}
+
+/** Ask for the token; an empty one where the question is put aside. */
+function token(wrong) {
+  const dialog = part("token");
+  part("token-text").textContent = wrong ? "That was not the token." : "This server wants the token that it was started with.";
+  part("token-value").value = "";
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((done) => {
+    dialog.addEventListener("close", () => done(dialog.returnValue === "go" ? part("token-value").value.trim() : ""), { once: true });
+  });
+}
+
+async function start() {
+  try {
+    model = await numbers("/v1/model");
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    trouble(error.message, error.hint, start);
+    return;
+  }
+  introduce();
+  blank(model.classes.length);
+  if (model.can.attention) {
+    attention = new Attention(stage, model, failed, (flag) => busy("attention", flag));
+    Object.assign(stage.canvas, { tabIndex: 0 }).setAttribute("role", "application");
+  }
+  inside(model.can);
+}
+
+put(null, "");
+listen();
+onToken(token);
+start();

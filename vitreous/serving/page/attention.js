@@ -1,0 +1,206 @@
+// The panel of attention: which block, which head, seen from where. One question to the server for a picture, a kind and a patch.
+
+import { numbers, upload } from "./api.js";
+import { coloured, darkened, heat, painted } from "./colours.js";
+import { chosen, part, percent, say } from "./page.js";
+
+const FUSIONS = ["mean", "max", "min"];
+const OF_FUSION = { mean: "mean of heads", max: "greatest of heads", min: "least of heads" };
+const KEPT = 12; // answers of the server that are kept for a picture
+
+export class Attention {
+  /** `failed(error, again)` is told what the server refused; `busy(flag)` that there is something to wait for. */
+  constructor(stage, model, failed, busy) {
+    Object.assign(this, { stage, model, failed, busy, entry: null, query: null, turn: 0, answer: null });
+    part("attention").hidden = false;
+    part("layer").max = model.layers - 1;
+    part("layer").value = model.layers - 1;
+    for (const id of ["layer", "head"]) part(id).addEventListener("input", () => this.update());
+    for (const radio of document.querySelectorAll("#attention input[type=radio]")) radio.addEventListener("change", () => this.update(radio.name));
+    part("opacity").addEventListener("input", () => this.update());
+    part("back").addEventListener("click", () => { this.ask(null); stage.canvas.focus(); });
+    part("zoom").addEventListener("click", () => {
+      stage.zoomed = !stage.zoomed;
+      part("zoom").setAttribute("aria-pressed", stage.zoomed);
+      stage.draw();
+    });
+    this.listen(stage.canvas);
+    this.update("kind");
+  }
+
+  /** Mouse and keys on the picture. */
+  listen(canvas) {
+    canvas.addEventListener("pointermove", (event) => this.move(this.stage.under(event)));
+    canvas.addEventListener("pointerleave", () => this.move(null));
+    canvas.addEventListener("click", (event) => {
+      const patch = this.stage.under(event);
+      if (patch) this.ask(patch);
+    });
+    canvas.addEventListener("focus", () => { if (canvas.matches(":focus-visible") && this.answer) this.move(this.query ?? this.strongest(), true); });
+    canvas.addEventListener("blur", () => this.move(null));
+    canvas.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  key(event) {
+    if (!this.answer || event.ctrlKey || event.metaKey || event.altKey) return;
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const [rows, columns] = this.answer.grid;
+    if (step) {
+      const [row, column] = this.stage.cursor ?? this.strongest();
+      this.move([Math.min(rows - 1, Math.max(0, row + step[0])), Math.min(columns - 1, Math.max(0, column + step[1]))], true);
+    } else if ((event.key === "Enter" || event.key === " ") && this.stage.cursor) {
+      this.ask(this.stage.cursor);
+    } else if (event.key === "Escape" && this.query) {
+      this.ask(null);
+    } else {
+      return;
+    }
+    event.preventDefault();
+  }
+
+  /** Another picture, or none. It is asked about as the controls stand, from the answer. */
+  show(entry) {
+    Object.assign(this, { entry, query: null, answer: null });
+    Object.assign(this.stage, { map: null, cursor: null });
+    for (const id of ["back", "zoom", "legend"]) part(id).hidden = true;
+    this.update();
+  }
+
+  /** From a [row, column], or null from where the answer is read. */
+  ask(patch) {
+    this.query = patch;
+    part("back").hidden = patch === null;
+    this.update("query");
+  }
+
+  /** The cursor: on a patch, or nowhere. */
+  move(patch, aloud = false) {
+    if (!this.answer) return;
+    this.stage.cursor = patch;
+    this.stage.draw();
+    this.read();
+    if (aloud && patch) say(this.words(patch));
+  }
+
+  /** What the controls ask for. */
+  get kind() { return chosen("kind"); }
+  get layer() { return Number(part("layer").value); }
+  get head() { return Number(part("head").value); }
+  get fused() { return FUSIONS[this.head] ?? null; } // in raw maps heads follow these
+  get heads() {
+    if (this.fused) return OF_FUSION[this.fused];
+    return `head ${this.head - FUSIONS.length} of 0–${this.model.heads - 1}`;
+  }
+
+  /** The controls were moved, or something else `changed`. */
+  update(changed = "") {
+    const { stage } = this;
+    if (changed === "kind") {
+      const most = this.kind === "raw" ? FUSIONS.length + this.model.heads - 1 : FUSIONS.length - 1;
+      Object.assign(part("head"), { max: most });
+      part("head").value = 0;
+    }
+    Object.assign(stage, { view: chosen("view"), smooth: chosen("edges") === "smooth", strength: Number(part("opacity").value) / 100 });
+    this.label("layer", `${this.layer} of 0–${this.model.layers - 1}`);
+    this.label("head", this.heads);
+    this.label("opacity", `${part("opacity").value} %`);
+    if (!this.entry) part("meaning").textContent = this.meaning();
+    stage.draw();
+    if (this.entry) this.fetch(changed === "query");
+  }
+
+  label(id, text) {
+    part(`${id}-text`).textContent = text;
+    part(id).setAttribute("aria-valuetext", text);
+  }
+
+  /** The map in words. */
+  meaning() {
+    const from = this.query ? `the patch in row ${this.query[0]}, column ${this.query[1]}` : "";
+    if (this.kind === "raw") {
+      const who = this.fused ? `heads of block ${this.layer} look at, ${OF_FUSION[this.fused]},` : `head ${this.head - FUSIONS.length} of block ${this.layer} looks at`;
+      return `What ${who} from ${from || "where the answer is read"}.`;
+    }
+    const blocks = this.layer ? `blocks 0 to ${this.layer} together` : "block 0";
+    return `What ${from || "the answer"} is made of through ${blocks}, ${OF_FUSION[this.fused]}.`;
+  }
+
+  /** Ask the server, unless it has been asked, and show the map. */
+  async fetch(aloud) {
+    const { entry } = this, turn = ++this.turn;
+    const query = this.query ? this.query.join(",") : "answer", head = this.kind === "raw" ? "all" : this.fused;
+    const key = `kind=${this.kind}&layer=all&head=${head}&query=${query}`;
+    if (!entry.maps.has(key)) {
+      const asked = numbers(`/v1/attention?${key}`, upload(entry.file, entry.name));
+      entry.maps.set(key, asked);
+      asked.catch(() => entry.maps.delete(key));
+      if (entry.maps.size > KEPT) entry.maps.delete(entry.maps.keys().next().value);
+    }
+    try {
+      this.busy(true);
+      const answer = await entry.maps.get(key);
+      if (turn !== this.turn) return;
+      this.answer = answer;
+      const { weights, kept } = this.map(answer);
+      this.stage.map = { weights, kept, grid: answer.grid, box: this.stage.shown ? answer.box : [0, 0, 1, 1], query: this.query };
+      part("zoom").hidden = !this.stage.shown || answer.box.join() === "0,0,1,1";
+      this.stage.draw();
+      this.read();
+      this.colours();
+      part("picture").setAttribute("aria-label", `${entry.name}, in ${answer.grid.join(" by ")} patches. ${this.meaning()}`);
+      if (aloud) say(`${this.meaning()} ${this.words(this.strongest())}.`);
+    } catch (error) {
+      if (turn === this.turn) this.failed(error, () => this.update());
+    } finally {
+      if (turn === this.turn) this.busy(false);
+    }
+  }
+
+  /** The (rows * columns) weights that the controls ask for, and what stays with tokens that are no patches. */
+  map(answer) {
+    const own = answer.weights[this.layer], prefix = answer.prefix_weights[this.layer];
+    if (answer.kind === "rollout") return { weights: own.flat(), kept: sum(prefix) };
+    if (!this.fused) return { weights: own[this.head - FUSIONS.length].flat(), kept: sum(prefix[this.head - FUSIONS.length]) };
+    return { weights: together(own.map((one) => one.flat()), this.fused), kept: sum(together(prefix, this.fused)) };
+  }
+
+  /** The [row, column] of the greatest weight. */
+  strongest() {
+    const { weights, grid } = this.stage.map;
+    const best = weights.indexOf(weights.reduce((a, b) => Math.max(a, b), 0));
+    return [Math.floor(best / grid[1]), best % grid[1]];
+  }
+
+  words([row, column]) {
+    const { weights, grid } = this.stage.map;
+    return `row ${row}, column ${column}: ${percent(weights[row * grid[1] + column])}`;
+  }
+
+  /** The line below the picture. */
+  read() {
+    if (!this.stage.map) return;
+    const text = this.words(this.stage.cursor ?? this.strongest());
+    const blind = this.stage.shown ? "" : "; this browser cannot show the picture";
+    part("readout").textContent = (this.stage.cursor ? `${text[0].toUpperCase()}${text.slice(1)}` : `Strongest in ${text}`) + blind;
+  }
+
+  /** What the colours mean, and what is not on the picture. */
+  colours() {
+    const { weights, kept } = this.stage.map, pen = part("legend-bar").getContext("2d");
+    const ramp = painted(Array.from({ length: 200 }, (_, step) => step / 199), 200, this.stage.view === "heat" ? coloured(heat) : darkened(1));
+    pen.fillStyle = "#fff";
+    pen.fillRect(0, 0, 200, 1);
+    pen.drawImage(ramp, 0, 0);
+    part("legend-most").textContent = percent(weights.reduce((a, b) => Math.max(a, b), 0));
+    part("legend").hidden = false;
+    part("meaning").textContent = this.meaning() + (this.answer.prefix ? ` Tokens that are no patches have ${percent(kept)} of it.` : "");
+  }
+}
+
+const sum = (values) => values.reduce((a, b) => a + b, 0);
+
+/** Rows of heads -> one, by the mean, the greatest or the least. */
+function together(rows, how) {
+  const one = { mean: (values) => sum(values) / values.length, max: (values) => Math.max(...values), min: (values) => Math.min(...values) }[how];
+  return (rows[0] ?? []).map((_, place) => one(rows.map((row) => row[place])));
+}

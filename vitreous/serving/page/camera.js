@@ -1,0 +1,35 @@
+// One still picture from the camera, where there is one.
+
+import { part, trouble } from "./page.js";
+
+/** Offer the camera; `taken(file)` gets each picture. */
+export async function camera(taken) {
+  const devices = navigator.mediaDevices;
+  const found = (await devices?.enumerateDevices?.().catch(() => [])) ?? [];
+  if (!found.some((device) => device.kind === "videoinput")) return;
+  const dialog = part("shot"), video = part("video");
+  let stream = null;
+  part("camera").hidden = false;
+  part("camera").addEventListener("click", async () => {
+    try {
+      stream = await devices.getUserMedia({ video: { facingMode: "environment", width: { ideal: 1920 } } });
+    } catch (error) {
+      trouble("The camera cannot be used.", error.name === "NotAllowedError" ? "Allow it in the browser's settings of this page." : "Another program may be using it.");
+      return;
+    }
+    video.srcObject = stream;
+    dialog.showModal();
+  });
+  dialog.addEventListener("close", () => {
+    stream?.getTracks().forEach((track) => track.stop());
+    video.srcObject = stream = null;
+  });
+  part("close-shot").addEventListener("click", () => dialog.close());
+  part("take").addEventListener("click", () => {
+    if (!video.videoWidth) return; // not a frame yet
+    const canvas = Object.assign(document.createElement("canvas"), { width: video.videoWidth, height: video.videoHeight });
+    canvas.getContext("2d").drawImage(video, 0, 0);
+    dialog.close();
+    canvas.toBlob((blob) => taken(new File([blob], "camera.jpg", { type: "image/jpeg" })), "image/jpeg", 0.95);
+  });
+}

@@ -1,0 +1,40 @@
+// Colours of numbers, as ramps that also rise in lightness.
+
+const HEAT = [[6, 7, 24], [58, 15, 92], [139, 34, 105], [212, 72, 66], [248, 149, 41], [252, 244, 178]];
+const ALIKE = [[24, 22, 66], [36, 72, 122], [36, 128, 140], [76, 182, 130], [170, 218, 92], [250, 240, 140]];
+
+function ramp(anchors) {
+  const table = new Uint8ClampedArray(256 * 3);
+  for (let step = 0; step < 256; step++) {
+    const place = (step / 255) * (anchors.length - 1);
+    const low = Math.min(Math.floor(place), anchors.length - 2);
+    for (let c = 0; c < 3; c++) table[3 * step + c] = anchors[low][c] + (place - low) * (anchors[low + 1][c] - anchors[low][c]);
+  }
+  return table;
+}
+
+export const heat = ramp(HEAT);
+export const alike = ramp(ALIKE);
+
+/** Values in [0, 1], `width` in a row, as a canvas of as many pixels; `paint(value, rgba, at)` colours one. */
+export function painted(values, width, paint) {
+  const canvas = document.createElement("canvas");
+  canvas.width = width;
+  canvas.height = values.length / width;
+  const image = new ImageData(width, canvas.height);
+  values.forEach((value, place) => paint(value, image.data, 4 * place));
+  canvas.getContext("2d").putImageData(image, 0, 0);
+  return canvas;
+}
+
+/** A way to paint: the colour of a ramp, as opaque as `alpha` in [0, 1]. */
+export const coloured = (table, alpha = 1) => (value, rgba, at) => {
+  const step = 3 * Math.round(255 * Math.min(1, Math.max(0, value)));
+  for (let c = 0; c < 3; c++) rgba[at + c] = table[step + c];
+  rgba[at + 3] = 255 * alpha;
+};
+
+/** A way to paint: the darker the lower, black and `alpha` opaque at 0. */
+export const darkened = (alpha) => (value, rgba, at) => {
+  rgba[at + 3] = 255 * alpha * (1 - Math.min(1, Math.max(0, value)));
+};

@@ -1,0 +1,60 @@
+// Pictures of this session, in memory alone; the oldest go.
+
+import { make, part, percent } from "./page.js";
+
+const MOST = 24;
+const SIDE = 160; // pixels of a small picture
+
+/** Pictures that were looked at; `show(entry)` is called for one that is clicked. */
+export class History {
+  constructor(show) {
+    Object.assign(this, { entries: [], show });
+    part("forget").addEventListener("click", () => { this.entries.splice(0, this.entries.length, ...this.entries.filter((one) => one === this.current)); this.draw(); part("file").focus(); });
+  }
+
+  /** A new one, or one that has been answered. */
+  keep(entry) {
+    if (!this.entries.includes(entry)) this.entries.unshift(entry);
+    this.entries.length = Math.min(this.entries.length, MOST);
+    this.draw();
+  }
+
+  /** The one that is on the stage. */
+  mark(entry) {
+    this.current = entry;
+    this.draw();
+  }
+
+  draw() {
+    part("past").hidden = !this.entries.length;
+    const within = part("history").contains(document.activeElement);
+    part("history").replaceChildren(...this.entries.map((entry) => this.tile(entry)));
+    if (within) part("history").querySelector("[aria-current]")?.focus();
+  }
+
+  tile(entry) {
+    const item = make("li"), button = make("button"), best = entry.prediction.classes[0];
+    button.type = "button";
+    if (entry.small) {
+      const picture = make("img", entry.tiny ? "tiny" : "");
+      Object.assign(picture, { src: entry.small, alt: "" });
+      button.append(picture);
+    }
+    button.append(make("p", "", best ? `${best.class}, ${percent(best.probability)}` : "no class"), make("p", "dim", entry.name));
+    if (entry === this.current) button.setAttribute("aria-current", "true");
+    button.addEventListener("click", () => this.show(entry));
+    item.append(button);
+    return item;
+  }
+}
+
+/** A small copy of what `opened` answered, as a data URL; nothing for a format that the browser does not know. */
+export function small(shown) {
+  if (!shown) return { small: "", tiny: false };
+  const { width, height } = shown.pixels, share = Math.min(1, SIDE / Math.max(width, height));
+  const canvas = Object.assign(document.createElement("canvas"), { width: Math.max(1, Math.round(width * share)), height: Math.max(1, Math.round(height * share)) });
+  const pen = canvas.getContext("2d");
+  pen.imageSmoothingQuality = "high";
+  pen.drawImage(shown.pixels, 0, 0, canvas.width, canvas.height);
+  return { small: canvas.toDataURL(width < 48 ? "image/png" : "image/jpeg", 0.8), tiny: width < 48 };
+}

@@ -1,0 +1,93 @@
+// What the model has learned: how alike its positions are, and the filters of its first layer. Asked for when they come into view.
+
+import { blob, numbers } from "./api.js";
+import { alike, coloured, painted } from "./colours.js";
+import { part, say } from "./page.js";
+
+/** Show what the model has. */
+export function inside(can) {
+  if (!can.positions && !can.filters) return;
+  part("inside").hidden = false;
+  part("positions").hidden = !can.positions;
+  part("filters").hidden = !can.filters;
+  const watcher = new IntersectionObserver((seen) => {
+    if (!seen.some((one) => one.isIntersecting)) return;
+    watcher.disconnect();
+    if (can.positions) numbers("/v1/positions").then((answer) => new Positions(answer), () => { part("positions").hidden = true; });
+    if (can.filters) blob("/v1/filters").then(filters, () => { part("filters").hidden = true; });
+  }, { rootMargin: "200px" });
+  watcher.observe(part("inside"));
+}
+
+function filters(file) {
+  const image = part("filters-image");
+  image.addEventListener("load", () => URL.revokeObjectURL(image.src), { once: true });
+  image.src = URL.createObjectURL(file);
+}
+
+/** All tiles, and one of them large: the similarity of a position with all others. */
+class Positions {
+  constructor({ grid, similarity }) {
+    const [rows, columns] = grid, tiles = part("mosaic");
+    Object.assign(this, { grid, similarity, tiles, at: [Math.floor(rows / 2), Math.floor(columns / 2)] });
+    this.whole = this.mosaic();
+    for (const canvas of [tiles, part("one")]) canvas.style.aspectRatio = `${columns} / ${rows}`;
+    part("scale").getContext("2d").drawImage(painted(Array.from({ length: 200 }, (_, step) => step / 199), 200, coloured(alike)), 0, 0);
+    tiles.addEventListener("click", (event) => {
+      const frame = tiles.getBoundingClientRect();
+      const inside = (share, count) => Math.min(count - 1, Math.max(0, Math.floor(share * count)));
+      this.go([inside((event.clientY - frame.top) / frame.height, rows), inside((event.clientX - frame.left) / frame.width, columns)]);
+    });
+    tiles.addEventListener("keydown", (event) => {
+      const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      this.go([Math.min(rows - 1, Math.max(0, this.at[0] + step[0])), Math.min(columns - 1, Math.max(0, this.at[1] + step[1]))], true);
+    });
+    this.go(this.at);
+  }
+
+  /** All tiles side by side; `side` is the pixels of a value, `gap` those between two tiles. */
+  mosaic() {
+    const [rows, columns] = this.grid, canvas = document.createElement("canvas");
+    this.side = Math.max(1, Math.round(1200 / (columns * columns)));
+    this.gap = Math.max(1, Math.round((this.side * columns) / 16));
+    Object.assign(canvas, { width: this.left(columns) - this.gap, height: this.top(rows) - this.gap });
+    const pen = canvas.getContext("2d");
+    pen.imageSmoothingEnabled = false;
+    this.similarity.forEach((values, place) => {
+      const tile = [this.left(place % columns), this.top(Math.floor(place / columns)), columns * this.side, rows * this.side];
+      pen.drawImage(this.tile(values), ...tile);
+    });
+    return canvas;
+  }
+
+  left(column) { return column * (this.grid[1] * this.side + this.gap); }
+  top(row) { return row * (this.grid[0] * this.side + this.gap); }
+
+  tile(values) {
+    return painted(values.map((value) => (value + 1) / 2), this.grid[1], coloured(alike));
+  }
+
+  /** Choose a [row, column]. */
+  go([row, column], aloud = false) {
+    const [rows, columns] = this.grid, { tiles, whole, side } = this, large = part("one");
+    this.at = [row, column];
+    Object.assign(tiles, { width: whole.width, height: whole.height });
+    const pen = tiles.getContext("2d"), thick = Math.max(3, Math.round(whole.width / 160));
+    pen.drawImage(whole, 0, 0);
+    for (const [wide, colour] of [[thick + 4, "#000"], [thick, "#fff"]]) {
+      Object.assign(pen, { lineWidth: wide, strokeStyle: colour });
+      pen.strokeRect(this.left(column), this.top(row), columns * side, rows * side);
+    }
+    Object.assign(large, { width: columns, height: rows });
+    const values = this.similarity[row * columns + column];
+    large.getContext("2d").drawImage(this.tile(values), 0, 0);
+    const others = values.filter((_, place) => place !== row * columns + column);
+    const text = `Cosine similarity of row ${row}, column ${column} with every position` +
+      (others.length ? `: ${Math.min(...others).toFixed(2)} to ${Math.max(...others).toFixed(2)} with others.` : ".");
+    part("positions-text").textContent = text;
+    large.setAttribute("aria-label", text);
+    if (aloud) say(text);
+  }
+}

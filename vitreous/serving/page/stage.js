@@ -1,0 +1,146 @@
+// The picture on its canvas: what the model saw of it, a map over that, and the patch asked from.
+
+import { coloured, darkened, heat, painted } from "./colours.js";
+import { part } from "./page.js";
+
+const LARGEST = 1600; // pixels along a side that are kept of a picture to show it
+
+/** A file as the browser shows it: upright, scaled down if need be; null for a format that it does not know. */
+export async function opened(file) {
+  const image = new Image();
+  image.src = URL.createObjectURL(file);
+  try {
+    await image.decode();
+    const { naturalWidth: width, naturalHeight: height } = image;
+    const share = Math.min(1, LARGEST / Math.max(width, height));
+    const size = { width: Math.max(1, Math.round(width * share)), height: Math.max(1, Math.round(height * share)) };
+    const canvas = Object.assign(document.createElement("canvas"), size);
+    const pen = canvas.getContext("2d");
+    pen.fillStyle = "#fff"; // what transparent pictures are laid over, as the server does
+    pen.fillRect(0, 0, size.width, size.height);
+    pen.imageSmoothingQuality = "high";
+    pen.drawImage(image, 0, 0, size.width, size.height);
+    return { pixels: canvas, width, height };
+  } catch {
+    return null;
+  } finally {
+    URL.revokeObjectURL(image.src);
+  }
+}
+
+export class Stage {
+  /** `shown` is what `opened` answered; `map` {weights, grid, box, query}, its weights (rows * columns) numbers. */
+  constructor(canvas) {
+    Object.assign(this, { canvas, shown: null, map: null, cursor: null, focused: false, view: "heat", smooth: true, strength: 0.65, zoomed: false, due: false });
+    new ResizeObserver(() => this.draw()).observe(canvas);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+  }
+
+  /** Draw once before the next frame, however often it is asked. */
+  draw() {
+    if (this.due) return;
+    this.due = true;
+    requestAnimationFrame(() => { this.due = false; this.paint(); });
+  }
+
+  /** Where the picture lies on the canvas, in its pixels. */
+  place() {
+    const { width: wide, height: high } = this.canvas;
+    const [rows, columns] = this.map?.grid ?? [1, 1]; // where the browser cannot show the picture
+    const { width, height } = this.shown ?? { width: columns, height: rows };
+    const [left, top, right, bottom] = this.zoomed && this.map ? this.map.box : [0, 0, 1, 1];
+    const share = Math.min(wide / (width * (right - left)), high / (height * (bottom - top)));
+    return {
+      left: wide / 2 - (width * share * (left + right)) / 2, top: high / 2 - (height * share * (top + bottom)) / 2,
+      width: width * share, height: height * share,
+    };
+  }
+
+  /** Where what the model saw lies on the canvas. */
+  seen() {
+    const whole = this.place(), [left, top, right, bottom] = this.map.box;
+    return {
+      left: whole.left + left * whole.width, top: whole.top + top * whole.height,
+      width: (right - left) * whole.width, height: (bottom - top) * whole.height,
+    };
+  }
+
+  paint() {
+    const { canvas } = this, times = window.devicePixelRatio || 1;
+    const wide = Math.round(canvas.clientWidth * times), high = Math.round(canvas.clientHeight * times);
+    if (!wide || !high) return;
+    if (canvas.width !== wide || canvas.height !== high) Object.assign(canvas, { width: wide, height: high });
+    const pen = canvas.getContext("2d");
+    pen.clearRect(0, 0, wide, high);
+    if (!this.shown && !this.map) return;
+    const whole = this.place();
+    if (this.shown) {
+      const { pixels } = this.shown;
+      pen.imageSmoothingEnabled = whole.width < 4 * pixels.width; // a tiny picture shows its pixels
+      pen.imageSmoothingQuality = "high";
+      pen.drawImage(pixels, whole.left, whole.top, whole.width, whole.height);
+    }
+    if (this.map) this.over(pen, whole, times);
+  }
+
+  /** The map over what the model saw; the rest of the picture fades. */
+  over(pen, whole, times) {
+    const { weights, grid } = this.map, seen = this.seen();
+    pen.save();
+    pen.beginPath();
+    pen.rect(whole.left, whole.top, whole.width, whole.height);
+    pen.rect(seen.left, seen.top, seen.width, seen.height);
+    pen.globalAlpha = 0.72;
+    pen.fillStyle = getComputedStyle(part("stage")).backgroundColor;
+    pen.fill("evenodd");
+    pen.restore();
+    pen.save();
+    pen.beginPath();
+    pen.rect(seen.left, seen.top, seen.width, seen.height);
+    pen.clip();
+    if (this.view === "heat" && this.shown && this.strength > 0) {
+      pen.filter = "grayscale(1)";
+      pen.imageSmoothingEnabled = whole.width < 4 * this.shown.pixels.width;
+      pen.drawImage(this.shown.pixels, whole.left, whole.top, whole.width, whole.height);
+      pen.filter = "none";
+    }
+    const most = weights.reduce((a, b) => Math.max(a, b), 0) || 1;
+    const paint = this.view === "heat" ? coloured(heat, this.strength) : darkened(this.strength);
+    const layer = painted(weights.map((weight) => weight / most), grid[1], paint);
+    pen.imageSmoothingEnabled = this.smooth;
+    pen.drawImage(layer, seen.left, seen.top, seen.width, seen.height);
+    pen.restore();
+    this.frame(pen, seen, 1.5 * times);
+    if (this.map.query) this.frame(pen, this.patch(this.map.query), 3 * times);
+    if (this.cursor) this.frame(pen, this.patch(this.cursor), 2 * times, true);
+  }
+
+  /** A frame that is seen on light and on dark. */
+  frame(pen, { left, top, width, height }, thick, dashed = false) {
+    pen.save();
+    pen.lineWidth = thick + 2;
+    pen.strokeStyle = "rgb(0 0 0 / .75)";
+    pen.strokeRect(left, top, width, height);
+    pen.lineWidth = thick;
+    pen.strokeStyle = "#fff";
+    if (dashed) pen.setLineDash([3 * thick, 2 * thick]);
+    pen.strokeRect(left, top, width, height);
+    pen.restore();
+  }
+
+  /** Where a [row, column] lies on the canvas. */
+  patch([row, column]) {
+    const seen = this.seen(), [rows, columns] = this.map.grid;
+    const width = seen.width / columns, height = seen.height / rows;
+    return { left: seen.left + column * width, top: seen.top + row * height, width, height };
+  }
+
+  /** The [row, column] under a pointer, null outside of what the model saw. */
+  under(event) {
+    if (!this.map) return null;
+    const frame = this.canvas.getBoundingClientRect(), times = this.canvas.width / frame.width, seen = this.seen();
+    const column = Math.floor((((event.clientX - frame.left) * times - seen.left) / seen.width) * this.map.grid[1]);
+    const row = Math.floor((((event.clientY - frame.top) * times - seen.top) / seen.height) * this.map.grid[0]);
+    return row >= 0 && column >= 0 && row < this.map.grid[0] && column < this.map.grid[1] ? [row, column] : null;
+  }
+}

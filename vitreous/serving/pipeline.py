@@ -1,0 +1,81 @@
+"""Reading, computing and what comes after, at the same time: order kept, and never more than four chunks of pictures in memory.
+
+Files are decoded by threads, since Pillow lets go of Python's lock while it works, and processes cost seconds to start and time to
+send pictures between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+
+import numpy as np
+
+from vitreous.cores import default_workers
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError
+from vitreous.serving.sources import Item
+
+CHUNK = 64  # images that are computed at a time
+MOST = 2**26  # bytes of the pictures of a chunk, where that is fewer images
+AHEAD = 2  # chunks that are decoded before they are asked for
+
+#: an image, and its row of numbers or why there is none
+Answer = tuple[Item, np.ndarray | DataError]
+
+
+def chunk_of(preprocess: Preprocess) -> int:
+    """Images of a chunk."""
+    item = 1 if preprocess.numbers in ("colours", "uint8") else 4
+    return max(1, min(CHUNK, MOST // (item * preprocess.channels * math.prod(preprocess.image))))
+
+
+def flow(
+    items: Iterable[Item],
+    decode: Callable[[Item], np.ndarray | DataError],
+    compute: Callable[[np.ndarray], np.ndarray],
+    chunk: int = CHUNK,
+) -> Iterator[list[Answer]]:
+    """Items -> their answers in order, chunk by chunk: (C, *image) pictures by `decode`, rows of (B, ...) by `compute`.
+
+    What the items themselves raise is raised behind the answers to those before. Whoever stops early leaves no thread behind.
+    """
+    rest, failure = iter(items), list[Exception]()
+    decoding, computing = ThreadPoolExecutor(default_workers(), "decode"), ThreadPoolExecutor(1, "compute")
+    waiting: deque[list[tuple[Item, Future[np.ndarray | DataError]]]] = deque()
+    running: deque[Future[list[Answer]]] = deque()
+
+    def fill() -> None:
+        while len(waiting) < AHEAD and not failure:
+            batch: list[tuple[Item, Future[np.ndarray | DataError]]] = []
+            try:
+                batch.extend((item, decoding.submit(decode, item)) for item in islice(rest, chunk))
+            except Exception as error:
+                failure.append(error)
+            if not batch:
+                return
+            waiting.append(batch)
+
+    try:
+        fill()
+        while waiting:
+            pictures = [(item, future.result()) for item, future in waiting.popleft()]
+            running.append(computing.submit(answered, pictures, compute))
+            fill()
+            while len(running) > bool(waiting):
+                yield running.popleft().result()
+        if failure:
+            raise failure[0]
+    finally:
+        for pool in (decoding, computing):
+            pool.shutdown(cancel_futures=True)
+
+
+def answered(pictures: list[Answer], compute: Callable[[np.ndarray], np.ndarray]) -> list[Answer]:
+    """The rows of the pictures that there are."""
+    good = [picture for _, picture in pictures if isinstance(picture, np.ndarray)]
+    rows = iter(compute(np.stack(good)) if good else ())
+    return [(item, next(rows) if isinstance(picture, np.ndarray) else picture) for item, picture in pictures]

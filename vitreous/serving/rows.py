@@ -1,0 +1,134 @@
+"""Answers as rows of files: what a line of JSON, a row of CSV, a row of Parquet and an entry of npz say of an image.
+
+A path is written exactly. JSON and CSV keep bytes that are no UTF-8 as Python does (surrogateescape); Parquet, whose text is UTF-8
+alone, has such a path readable in `path`, and its bytes in `path_bytes`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from vitreous.data.copies.listing import marked
+from vitreous.data.decode import printable
+from vitreous.serving.predict import Embedding, Prediction
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+HEAD = ["path", "rank", "class", "probability", "error", "unsure"]
+
+
+class Kind(Protocol):
+    """How the answers of a verb are written."""
+
+    formats: tuple[str, ...]
+
+    def plain(self, row: Any) -> dict[str, Any]:
+        """A row as JSON has it."""
+        ...
+
+    def table(self, rows: Sequence[Any]) -> pa.Table:
+        """Rows as Parquet has them."""
+        ...
+
+
+class Predictions:
+    """Rows of `predict`."""
+
+    formats: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
+
+    def plain(self, row: Prediction) -> dict[str, Any]:
+        """Path, classes with probabilities, error, unsure."""
+        classes = [{"class": n, "probability": p} for n, p in zip(row.names, row.probabilities, strict=True)]
+        return {"path": row.path, "classes": classes, "error": row.error, "unsure": row.unsure}
+
+    def table(self, rows: Sequence[Prediction]) -> pa.Table:
+        """The same columns, `classes` a list of structs."""
+        import pyarrow as pa
+
+        pair = pa.struct([("class", pa.string()), ("probability", pa.float64())])
+        classes = [
+            None if r.error else [{"class": n, "probability": p} for n, p in zip(r.names, r.probabilities, strict=True)] for r in rows
+        ]
+        return pa.table(
+            {
+                **paths(rows),
+                "classes": pa.array(classes, pa.list_(pair)),
+                "error": pa.array([row.error for row in rows], pa.string()),
+                "unsure": pa.array([row.unsure for row in rows], pa.bool_()),
+            }
+        )
+
+
+class Embeddings:
+    """Rows of `embed`."""
+
+    formats: tuple[str, ...] = (".npz", ".parquet", ".jsonl")
+
+    def plain(self, row: Embedding) -> dict[str, Any]:
+        """Path, embedding (null where there is none), error."""
+        values = None if row.values is None else [float(str(value)) for value in row.values]  # as short as float32 allows
+        return {"path": row.path, "embedding": values, "error": row.error}
+
+    def table(self, rows: Sequence[Embedding]) -> pa.Table:
+        """The same columns."""
+        import pyarrow as pa
+
+        return pa.table(
+            {
+                **paths(rows),
+                "embedding": pa.array([row.values for row in rows], pa.list_(pa.float32())),
+                "error": pa.array([row.error for row in rows], pa.string()),
+            }
+        )
+
+
+def paths(rows: Sequence[Prediction | Embedding]) -> dict[str, pa.Array]:
+    """The columns `path` and `path_bytes`."""
+    import pyarrow as pa
+
+    odd = [not encodable(row.path) for row in rows]
+    return {
+        "path": pa.array([printable(row.path) if o else row.path for row, o in zip(rows, odd, strict=True)], pa.string()),
+        "path_bytes": pa.array([os.fsencode(row.path) if o else None for row, o in zip(rows, odd, strict=True)], pa.binary()),
+    }
+
+
+def encodable(text: str) -> bool:
+    """Whether a text can be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def line(document: dict[str, Any]) -> bytes:
+    """One line of JSON; in ASCII where a path is no UTF-8."""
+    text = json.dumps(document, ensure_ascii=False)
+    return (text if encodable(text) else json.dumps(document)).encode() + b"\n"
+
+
+def cells(row: Prediction) -> list[list[str]]:
+    """The rows of CSV of one image: one for each class, or one without any. No spreadsheet computes what is in them: a cell that
+    begins as a formula does, or with an apostrophe, has an apostrophe in front."""
+    where, unsure = marked(row.path), "unsure" * row.unsure
+    if not row.names:
+        return [[where, "", "", "", marked(row.error or ""), unsure]]
+    found = zip(row.names, row.probabilities, strict=True)
+    return [[where, str(rank), marked(name), f"{p:.6f}", "", unsure] for rank, (name, p) in enumerate(found, 1)]
+
+
+def arrays(rows: Sequence[Embedding]) -> dict[str, np.ndarray]:
+    """Embeddings as npz has them: `embeddings` (n, D) float32, NaN where there is none, `paths` and `errors` as text."""
+    width = next((len(row.values) for row in rows if row.values is not None), 0)
+    found = np.full((len(rows), width), np.nan, np.float32)
+    for number, row in enumerate(rows):
+        if row.values is not None:
+            found[number] = row.values
+    return {"embeddings": found, "paths": np.array([row.path for row in rows]), "errors": np.array([row.error or "" for row in rows])}

@@ -1,0 +1,258 @@
+"""Files that answers are written to as they come: in order, as good as they are when the job stops, and continued from there.
+
+    x.jsonl   a line an image           grows in place; a line that was not finished is cut off
+    x.csv     a row an image and class  the same, and the last image is done again, since rows of it may be lacking
+    x.parquet x.npz                     parts of 4096 rows in x.parquet.parts/, joined at the end
+
+Beside the file lies `x.jsonl.job.json`: which model with which options made it, and whether it is finished. Another model or other
+options never continue it, and neither do other images: those that were written are compared by name with those that are to come.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from vitreous.data.decode import printable
+from vitreous.errors import ResourceError, UsageError
+from vitreous.serving.parts import NpzParts, ParquetParts
+from vitreous.serving.rows import HEAD, Kind, cells, line
+from vitreous.weights.bundle import write_text
+
+ANEW = "remove it to begin anew, or name another file with --out"
+
+
+class Sink(Protocol):
+    """A file of answers in the making."""
+
+    def names(self) -> Iterator[str]:
+        """The images that were written before, in order."""
+        ...
+
+    def add(self, rows: Sequence[Any]) -> None:
+        """Write answers behind those."""
+        ...
+
+    def finish(self) -> int:
+        """Have the file whole on the disk; how many images could not be read."""
+        ...
+
+    def close(self) -> None:
+        """Leave it as it is."""
+        ...
+
+
+class Job:
+    """One file, what made it, and its rows so far. `told`: model and options, as JSON has them.
+
+    Raises UsageError for a suffix that is none of `kind.formats`, for a file that was begun unless `resume`, and for one that was
+    begun by another model or with other options; ResourceError where it cannot be written. `finished`: there is nothing left to do.
+    """
+
+    def __init__(self, path: str, kind: Kind, told: dict[str, Any], resume: bool = False) -> None:
+        suffix = os.path.splitext(path)[1].lower()
+        if suffix not in kind.formats:
+            raise UsageError(f"--out {printable(path)}: cannot tell the format", f"end it in {', '.join(kind.formats)}")
+        self.path, self.told, self.described = path, told, Path(f"{path}.job.json")
+        before = self.before()
+        begun = before is not None and not before.get("finished")
+        if begun and not resume:
+            raise UsageError(f"{printable(path)} was begun and is not finished", f"continue it with --resume, or {ANEW}")
+        if resume and before is None and os.path.lexists(path):
+            raise UsageError(f"{self.described.name} is not there: nobody knows what made {printable(path)}", ANEW)
+        resume = resume and before is not None
+        if resume and before and (other := differing(before.get("made_by", {}), told)):
+            raise UsageError(f"{printable(path)} was begun otherwise: {other}", ANEW)
+        self.finished = resume and not begun
+        self.rows, self.bad = (int(before["rows"]), int(before["unreadable"])) if before and self.finished else (0, 0)
+        try:
+            if not self.finished:
+                if not resume:
+                    forget(path)
+                write_text(self.described, self.document(False))
+                self.sink: Sink = SINKS[suffix](path, kind)
+        except OSError as error:
+            raise cannot(path, error) from None
+
+    def before(self) -> dict[str, Any] | None:
+        """What lies beside the file; None where there is nothing. Raises UsageError for what is no such description."""
+        try:
+            found = json.loads(self.described.read_text("utf-8"))
+            if not isinstance(found, dict) or not {"made_by", "rows", "unreadable", "finished"} <= set(found):
+                raise ValueError
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            raise UsageError(f"{printable(self.described)} describes no job", ANEW) from None
+        return found
+
+    def document(self, finished: bool) -> str:
+        """The description."""
+        found = {"finished": finished, "rows": self.rows, "unreadable": self.bad, "made_by": self.told}
+        return json.dumps(found, indent=1) + "\n"
+
+    def left(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Items without those that were written. Raises UsageError where those were others."""
+        for name in () if self.finished else self.sink.names():
+            item = next(items, None)
+            if item is None or item.name != name:
+                there = "the images end before" if item is None else f"now comes {printable(item.name)}"
+                raise UsageError(f"{printable(self.path)}, image {self.rows + 1}, is {printable(name)}; {there}", ANEW)
+            self.rows += 1
+        return items
+
+    def add(self, rows: Sequence[Any]) -> None:
+        """Write answers. Raises ResourceError."""
+        try:
+            self.sink.add(rows)
+        except OSError as error:
+            raise cannot(self.path, error) from None
+        self.rows += len(rows)
+
+    def finish(self) -> None:
+        """Have it whole on the disk, and say so beside it. Raises ResourceError."""
+        try:
+            self.bad = self.sink.finish()
+            write_text(self.described, self.document(True))
+        except OSError as error:
+            raise cannot(self.path, error) from None
+
+    def close(self) -> None:
+        """Leave what was written as it is."""
+        if not self.finished:
+            self.sink.close()
+
+
+def differing(before: dict[str, Any], told: dict[str, Any]) -> str:
+    """What a job was told otherwise, in words; an empty string where there is no difference."""
+    told = json.loads(json.dumps(told))
+    return ", ".join(
+        f"{name} {before.get(name)}, now {told.get(name)}" for name in {**before, **told} if before.get(name) != told.get(name)
+    )
+
+
+def cannot(path: str, error: OSError) -> ResourceError:
+    """The refusal of a file that cannot be written."""
+    return ResourceError(f"cannot write {printable(path)}: {error.strerror or error}", "make room, or choose another file")
+
+
+def forget(path: str) -> None:
+    """Remove a file of answers and its parts."""
+    shutil.rmtree(f"{path}.parts", ignore_errors=True)
+    Path(path).unlink(missing_ok=True)
+
+
+class Lines:
+    """JSONL, in place."""
+
+    def __init__(self, path: str, kind: Kind) -> None:
+        self.file, self.kind = grown(path), kind
+        self.bad = 0
+
+    def names(self) -> Iterator[str]:
+        """Read once, before anything is added; what is no whole line goes."""
+        end = 0
+        self.file.seek(0)
+        for one in self.file:
+            try:
+                found = json.loads(one if one.endswith(b"\n") else b"")
+                name, failed = found["path"], found["error"] is not None
+            except (ValueError, TypeError, KeyError):
+                break
+            end += len(one)
+            self.bad += failed
+            yield name
+        self.file.seek(end)
+        self.file.truncate()
+
+    def add(self, rows: Sequence[Any]) -> None:
+        """A line for each."""
+        self.file.write(b"".join(line(self.kind.plain(row)) for row in rows))
+        self.file.flush()
+        self.bad += sum(row.error is not None for row in rows)
+
+    def finish(self) -> int:
+        """How many could not be read."""
+        os.fsync(self.file.fileno())
+        self.file.close()
+        return self.bad
+
+    def close(self) -> None:
+        """Whole lines only are in the file, but for a full disk."""
+        self.file.close()
+
+
+class Csv:
+    """CSV, in place."""
+
+    def __init__(self, path: str, kind: Kind) -> None:
+        self.file, self.bad = grown(path), 0
+
+    def names(self) -> Iterator[str]:
+        """Read once, before anything is added; the last image goes, and what is no whole row."""
+        self.file.seek(0)
+        at = last = before = 0
+        name, failed = None, False
+
+        def lines() -> Iterator[str]:
+            nonlocal at
+            for one in self.file:
+                if not one.endswith(b"\n"):
+                    return
+                at += len(one)
+                yield one.decode("utf-8", "surrogateescape")
+
+        rows = csv.reader(lines(), strict=True)
+        try:
+            if next(rows, None) == HEAD:
+                last = at
+                for row in rows:
+                    if len(row) == len(HEAD) and row[1] in ("", "1"):
+                        if name is not None:
+                            self.bad += failed
+                            yield name
+                            last = before
+                        name, failed = row[0].removeprefix("'"), bool(row[4])
+                    before = at
+        except csv.Error:
+            pass
+        self.file.seek(last)
+        self.file.truncate()
+        if not last:
+            self.write([HEAD])
+
+    def write(self, rows: Sequence[Sequence[str]]) -> None:
+        """Rows, on the disk as far as the system goes."""
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows(rows)
+        self.file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+        self.file.flush()
+
+    def add(self, rows: Sequence[Any]) -> None:
+        """The rows of each."""
+        self.write([row for one in rows for row in cells(one)])
+        self.bad += sum(row.error is not None for row in rows)
+
+    def finish(self) -> int:
+        """How many could not be read."""
+        os.fsync(self.file.fileno())
+        self.file.close()
+        return self.bad
+
+    def close(self) -> None:
+        """Whole rows only are in the file, but for a full disk."""
+        self.file.close()
+
+
+def grown(path: str) -> BinaryIO:
+    """A file to read and to write on; a new one where there is none."""
+    return open(path, "r+b" if os.path.lexists(path) else "w+b")
+
+
+SINKS: dict[str, Callable[[str, Kind], Sink]] = {".jsonl": Lines, ".csv": Csv, ".parquet": ParquetParts, ".npz": NpzParts}

@@ -1,0 +1,247 @@
+"""What there is to answer about: files, folders, patterns, lists, CSV, archives and Parquet, one image after the other.
+
+    photo.jpg   folder/   'new/**/*.jpg'   @list.txt   -   table.csv   shard.tar   'shard-{000..127}.tar'   rows.parquet
+
+A word that names something on disk means that; only then is it a pattern. What a file is, its suffix says: .csv and .tsv are
+tables, .tar archives, .parquet rows, everything else an image. A folder stands for the images below it or, where it has none, for
+the tables of rows and the archives there. Lists have one path a line, or between NUL bytes (`find -print0`), relative to the
+current folder; tables have a header and name paths relative to their own folder.
+
+Nothing is read before its turn. Of a folder or a pattern the names are held as text (100 to 200 bytes each); of lists, tables,
+archives and Parquet one block at a time.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vitreous.data.decode import MAX_BYTES, SUFFIXES, open_regular, printable, reason
+from vitreous.data.layouts.folder import natural, walk
+from vitreous.data.layouts.tars import COMPRESSED
+from vitreous.data.layouts.tars import expand as braced
+from vitreous.data.rows import opened
+from vitreous.data.tar import Archive, read_at, stamp
+from vitreous.errors import DataError, UsageError
+
+TABLES, TARS, ROWS = (".csv", ".tsv"), (".tar", *COMPRESSED), (".parquet",)
+PATHS = ("path", "image", "file", "filename", "file_name", "image_path", "filepath")  # columns that are taken for the path, best first
+IMAGES = (*PATHS, "img", "jpg", "png", "bytes")  # and those of Parquet that may hold the image itself
+BLOCK = 2**16  # bytes of a list that are read at a time
+BATCH = 16  # rows of Parquet
+WAY = "name image files, folders, 'patterns/**/*.jpg', @list.txt, .csv, .tar or .parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One image: what to call it, and its path, its bytes, or what gets them."""
+
+    name: str
+    raw: str | bytes | Callable[[], bytes]
+
+    def content(self) -> str | bytes:
+        """A path or the bytes of a file. Raises DataError."""
+        return self.raw() if callable(self.raw) else self.raw
+
+
+@dataclass(frozen=True)
+class Source:
+    """The images that words stand for, to be gone through any number of times, but for stdin. `count` is None where none can know."""
+
+    parts: tuple[Callable[[], Iterator[Item]], ...]
+    count: int | None
+
+    def __iter__(self) -> Iterator[Item]:
+        for part in self.parts:
+            yield from part()
+
+
+def source(words: Sequence[str], column: str | None = None, lists: Sequence[str] = ()) -> Source:
+    """The images of words and, after them, of `lists`; `column` names the column of tables and Parquet that has them.
+
+    Raises DataError for what is not there or has no images.
+    """
+    parts: list[Callable[[], Iterator[Item]]] = []
+    count: int | None = 0
+    for word in [*words, *(f"@{name}" for name in lists)]:
+        for part, number in found(word, column):
+            parts.append(part)
+            count = None if count is None or number is None else count + number
+    return Source(tuple(parts), count)
+
+
+def found(word: str, column: str | None) -> Iterator[tuple[Callable[[], Iterator[Item]], int | None]]:
+    """What a word stands for, and how many images that is where it can be known."""
+    if word == "-":
+        yield partial(listed, "-"), None
+    elif os.path.isdir(word):
+        files = walk(word) or walk(word, frozenset((*TARS[:1], *ROWS)))
+        if not files:
+            raise DataError(f"no images in {printable(word)}")
+        yield from several(files, column)
+    elif os.path.lexists(word):
+        yield from several([word], column)
+    elif word.startswith("@"):
+        if word != "@-" and not os.path.lexists(word[1:]):
+            raise DataError(f"no such file: {printable(word[1:])}")
+        yield partial(listed, word[1:]), None
+    elif word.endswith(".tar") and "{" in word:
+        paths = [os.fspath(path) for path in braced(word)]
+        if missing := [path for path in paths if not os.path.lexists(path)]:
+            raise DataError(f"{len(missing)} of {len(paths)} archives are not there; the first is {printable(missing[0])}")
+        yield from several(paths, column)
+    elif glob.has_magic(word):
+        known = (*SUFFIXES, *TABLES, *TARS, *ROWS)
+        files = [name for name in glob.iglob(word, recursive=True) if name.lower().endswith(known) and not os.path.isdir(name)]
+        if not files:
+            raise DataError(f"nothing matches {printable(word)}", WAY)
+        yield from several(sorted(files, key=natural), column)
+    else:
+        raise DataError(f"no such file: {printable(word)}", WAY)
+
+
+def several(files: list[str], column: str | None) -> Iterator[tuple[Callable[[], Iterator[Item]], int | None]]:
+    """Files of any kind, those of the same kind together."""
+    plain: list[str] = []
+    for file in files:
+        name = file.lower()
+        if not name.endswith((*TABLES, *TARS, *ROWS)) or os.path.isdir(file):
+            plain.append(file)
+            continue
+        if plain:
+            yield partial(as_files, plain), len(plain)
+            plain = []
+        if name.endswith(TABLES):
+            yield partial(tabled, file, column), None
+        else:
+            yield (partial(rowed, file, column) if name.endswith(ROWS) else partial(archived, file)), None
+    if plain:
+        yield partial(as_files, plain), len(plain)
+
+
+def as_files(paths: Sequence[str]) -> Iterator[Item]:
+    """Paths, under their own names."""
+    return (Item(path, path) for path in paths)
+
+
+def opening(path: str) -> BinaryIO:
+    """A regular file, for reading. Raises DataError."""
+    try:
+        return open_regular(path)
+    except OSError as error:
+        raise DataError(f"{printable(path)}: cannot be read ({reason(error)})") from None
+
+
+def listed(path: str) -> Iterator[Item]:
+    """The paths in a list, `-` for stdin; empty lines stand for nothing."""
+    with ExitStack() as stack:
+        file = sys.stdin.buffer if path == "-" else stack.enter_context(opening(path))
+        rest, end = b"", b""
+        while block := file.read(BLOCK):
+            end = end or (b"\0" if b"\0" in block else b"\n" if b"\n" in block else b"")
+            *lines, rest = (rest + block).split(end) if end else [rest + block]
+            yield from map(of_line, filter(None, (line if end == b"\0" else line.removesuffix(b"\r") for line in lines)))
+        if rest := rest if end == b"\0" else rest.removesuffix(b"\r"):
+            yield of_line(rest)
+
+
+def of_line(line: bytes) -> Item:
+    """The path that a line of a list is."""
+    return Item(os.fsdecode(line), os.fsdecode(line))
+
+
+def tabled(path: str, column: str | None) -> Iterator[Item]:
+    """The paths in a column of a CSV file, or with tabs of a TSV file, with a header. Raises DataError and UsageError."""
+    home, name = os.path.dirname(path), printable(path)
+    opening(path).close()
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file, delimiter="\t" if path.lower().endswith(".tsv") else ",", strict=True)
+        try:
+            head = next(reader, [])
+            place = head.index(chosen(name, head, column, PATHS))
+            for row in reader:
+                if not row:
+                    continue
+                if place >= len(row) or not row[place]:
+                    raise DataError(f"{name}, line {reader.line_num}: no path in the column {head[place]}", "give every row a path")
+                yield Item(row[place], os.path.join(home, row[place]))
+        except csv.Error as error:
+            raise DataError(f"{name}, line {reader.line_num}: not CSV ({error})", "put cells with commas or quotes in quotes") from None
+
+
+def chosen(name: str, columns: Sequence[str], column: str | None, known: Sequence[str]) -> str:
+    """The column that was said, or that is called as such columns are. Raises UsageError with those that there are."""
+    there = ", ".join(map(printable, columns)) or "none"
+    if column is not None:
+        if column not in columns:
+            raise UsageError(f"{name} has no column {printable(column)}; there are {there}", "name one of them with --column")
+        return column
+    by_name = {one.strip().lower(): one for one in reversed(columns)}
+    if (best := next((by_name[word] for word in known if word in by_name), None)) is None:
+        raise UsageError(f"{name}: which column has the images? There are {there}", "name it with --column, below a header line")
+    return best
+
+
+def archived(path: str) -> Iterator[Item]:
+    """The images in a tar archive, called ARCHIVE/NAME. Raises DataError for what is none, or not whole."""
+    known = stamp(Path(path))
+    if not known.size:
+        raise DataError(f"{printable(path)}: empty file", "copy it anew, or leave it out")
+    for member in Archive(Path(path), known, Counter()).members():
+        name = os.fsdecode(member.name)
+        base = os.path.basename(name)
+        if os.path.splitext(base)[1].lower() in SUFFIXES and not base.startswith("."):
+            called = f"{path}/{name}"
+            yield Item(called, partial(member_bytes, path, known, member.start, member.size, called))
+
+
+def member_bytes(path: str, known: Any, start: int, size: int, called: str) -> bytes:
+    """The bytes of a member. Raises DataError."""
+    if not 0 < size <= MAX_BYTES:
+        raise DataError(f"{printable(called)}: " + (f"larger than {MAX_BYTES >> 20} MiB" if size else "empty file"))
+    return read_at(path, known, start, size)
+
+
+def rowed(path: str, column: str | None) -> Iterator[Item]:
+    """The images in a column of a Parquet file: bytes, a struct of bytes and path, or paths. Raises DataError and UsageError."""
+    import pyarrow as pa
+
+    home, number, name = os.path.dirname(path), 0, printable(path)
+    with opened(Path(path)) as parquet:
+        schema = parquet.schema_arrow
+        holds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string, pa.types.is_large_string, pa.types.is_struct)
+        fitting = [field.name for field in schema if any(kind(field.type) for kind in holds)]
+        bytes_first = sorted(fitting, key=lambda one: pa.types.is_string(schema.field(one).type))
+        own = [one for one in bytes_first if not pa.types.is_string(schema.field(one).type)]
+        if column is None and len(own) == 1:
+            column = own[0]
+        column = chosen(name, bytes_first, column, IMAGES)
+        with closing(parquet.iter_batches(BATCH, columns=[column], use_threads=False)) as batches:
+            for batch in batches:
+                for value in batch.column(0).to_pylist():
+                    yield of_row(value, f"{path}, row {number}", home)
+                    number += 1
+
+
+def of_row(value: Any, called: str, home: str) -> Item:
+    """The image that a value of Parquet is."""
+    content, where = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+    if isinstance(content, str):
+        content, where = None, content
+    if content is None and where:
+        return Item(where, os.path.join(home, where))
+    return Item(called, content if content else partial(missing, called))
+
+
+def missing(called: str) -> bytes:
+    """No bytes: raises DataError."""
+    raise DataError(f"{printable(called)}: no image")
