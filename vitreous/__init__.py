@@ -7,6 +7,7 @@ inspect(run, ...)       what `vitreous inspect` does: figures of what a model lo
 soup(runs, out, ...)    what `vitreous soup` does: runs of one model averaged into a bundle
 load(run)               a trained model, ready for `.predict(["dog.jpg"])` and `.embed(["dog.jpg"])`
 export(run, to="onnx")  what `vitreous export` does: a file for other programs, checked against the original
+serve(run)              what `vitreous serve` does: the page and HTTP, until it is stopped
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from vitreous.reports.evaluate import evaluate as evaluate
     from vitreous.reports.inspect import inspect as inspect
     from vitreous.serving.export.export import export as export
+    from vitreous.serving.http.start import serve as serve
     from vitreous.serving.predict import load as load
 
 __version__ = "0.1.0"
@@ -37,6 +39,7 @@ _HOMES = {
     "soup": "vitreous.recipes.soup",
     "load": "vitreous.serving.predict",
     "export": "vitreous.serving.export.export",
+    "serve": "vitreous.serving.http.start",
 }
 __all__ = [*_HOMES, "__version__"]
 

@@ -104,6 +104,7 @@ def serve(pipe: Connection, contender: Contender, work: Work) -> None:
     import warnings
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then closes the pipe
+    mp.set_start_method(None, force=True)  # a spawned process would spawn its workers: let them start as the platform has it
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
-    from vitreous.serving.predict import Predictor
+    from vitreous.serving.http.server import Server
 
 
 @dataclass(frozen=True)
@@ -55,27 +55,18 @@ class Options:
 
 def run(options: Options, console: Console) -> NoReturn:
     """Serve until SIGTERM or Ctrl-C."""
-    import asyncio
     import json
     import os
     import sys
 
     from vitreous.errors import Interrupted
-    from vitreous.serving.http.server import Server
-    from vitreous.serving.http.start import settings_of
+    from vitreous.evaluation.how import How
+    from vitreous.serving.http.start import serve, settings_of
 
     settings, token = settings_of(options)
-    from vitreous.evaluation.how import How
-    from vitreous.serving.predict import load
-
     how = How(options.device, options.precision, options.engine)
 
-    def loaded() -> Predictor:
-        return load(options.run, how, exact=options.exact, quick=not options.bulk)
-
-    server = Server(settings, options.run, loaded)
-
-    def up() -> None:
+    def up(server: Server) -> None:
         card = server.site.served.predictor.card
         if console.quiet_stdout:
             told = {"address": server.address, "model": card.name, "version": card.version, **({"token": token} if token else {})}
@@ -85,7 +76,7 @@ def run(options: Options, console: Console) -> NoReturn:
         if token:
             console.say(f"token {token}")
 
-    code = asyncio.run(server.run(up))
+    code = serve(options.run, settings, how, options.exact, not options.bulk, up)
     if code:
         raise Interrupted("stopped")
     sys.stdout.flush()

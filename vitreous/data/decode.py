@@ -78,12 +78,13 @@ def upright_size(content: bytes, name: str, most: int = MAX_PIXELS) -> tuple[int
     refuse_costly(content, name, most)
     try:
         with silence(), Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            size = image.size[::-1] if orientation(image) >= 5 else image.size
+            width, height = image.size
+            turned = orientation(image) >= 5
     except Exception:  # whatever it is, decoding says it better
         return 0, 0
-    if size[0] * size[1] > most:
-        raise too_large(name, *size, most)
-    return size
+    if width * height > most:
+        raise too_large(name, width, height, most)
+    return (height, width) if turned else (width, height)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from vitreous.serving.http.messages import Refusal
 SIZE = 8  # pictures of a batch, where the runtime does not say
 COMPANY = 0.1  # of a batch's time, that pictures which are being decoded are waited for
 HUNG = 5.0  # seconds beyond ten times the usual after which a batch is given up for lost
-NICE = 10  # of the computing thread: whoever asks how the server does is answered while it computes
+NICE = 10  # steps that the computing thread stands back: whoever asks how the server does is answered while it computes
 
 
 @dataclass(eq=False)
@@ -75,7 +75,8 @@ class Batcher:
         """Take and answer, until closed."""
         if sys.platform == "linux":
             with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+                own = threading.get_native_id()
+                os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + NICE))
         while (batch := self.take()) is not None:
             if not batch:
                 continue

@@ -1,15 +1,22 @@
 """The pictures in a request's body: the parts of multipart/form-data that have a file name (RFC 7578), or the body itself.
 
-The body is in memory, whole and within its limit, so a part is a slice of it: nothing is copied, nothing touches a disk.
+The body is in memory, whole and within its limit, so a part is a slice of it, and nothing touches a disk.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser
 
 from vitreous.serving.http.limits import Limits
 from vitreous.serving.http.messages import Refusal, Request, short
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
 
 MOST_PARTS = 64  # fields of a form without a file among them
 NAME = 255  # characters of a file name that are kept
@@ -53,42 +60,77 @@ def boundary(kind: str) -> bytes:
 
 
 def parts(body: memoryview, mark: bytes, limits: Limits) -> list[Upload | None]:
-    """The parts between the marks, None for those without a file name. Raises Refusal for anything that RFC 2046 does not allow."""
-    raw: bytearray = body.obj  # type: ignore[assignment]
-    found: list[Upload | None] = []
-    at = 0 if raw.startswith(b"--" + mark) else raw.find(b"\r\n--" + mark) + 2
-    if at == 1:
-        raise Refusal(400, "bad_multipart", "the boundary does not occur in the body", "let an HTTP library make the form")
-    at += 2 + len(mark)
-    while raw[at : at + 2] != b"--":
-        after = re.compile(rb"[ \t]{0,16}\r\n").match(raw, at)
-        end = raw.find(b"\r\n--" + mark, after.end() - 2) if after else -1
-        if not after or end < 0:
-            raise Refusal(400, "bad_multipart", "the form ends before its last boundary", "send it whole")
-        if len(found) == MOST_PARTS:
-            raise Refusal(400, "bad_multipart", f"more than {MOST_PARTS} parts", f"send at most {limits.images} pictures")
-        found.append(part(body, after.end(), end, limits))
-        at = end + 4 + len(mark)
-    return found
+    """The parts between the marks, None for those without a file name. Raises Refusal for what python-multipart cannot read."""
+    form = Form(body, limits)
+    parser = MultipartParser(mark, form.callbacks(), max_header_size=limits.part_head)
+    try:
+        parser.write(bytes(body))
+    except FormParserError:
+        raise Refusal(400, "bad_multipart", "a form that cannot be read", "let an HTTP library make it") from None
+    if not form.whole:
+        raise Refusal(400, "bad_multipart", "the form ends before its last boundary", "send it whole")
+    return form.found
 
 
-def part(body: memoryview, start: int, end: int, limits: Limits) -> Upload | None:
-    """One part: headers, an empty line, content; None where it has no file name."""
-    raw: bytearray = body.obj  # type: ignore[assignment]
-    stop = raw.find(b"\r\n\r\n", start, min(end, start + limits.part_head))
-    if stop < 0:
-        raise Refusal(400, "bad_multipart", "a part without headers, or with too long ones", "let an HTTP library make the form")
-    name = None
-    for line in bytes(raw[start:stop]).decode("utf-8", "replace").split("\r\n"):
-        field, colon, value = line.partition(":")
-        if not colon or not field.strip():
-            raise Refusal(400, "bad_multipart", "a part with a header that cannot be read", "let an HTTP library make the form")
-        if field.strip().lower() == "content-disposition":
-            name = file_name(value)
-        if field.strip().lower() == "content-transfer-encoding" and value.strip().lower() not in ("binary", "8bit", "7bit"):
+class Form:
+    """Hears the parser, which is given the body as one piece, so that content lies at the same place in it."""
+
+    def __init__(self, body: memoryview, limits: Limits) -> None:
+        self.body, self.limits = body, limits
+        self.found: list[Upload | None] = []
+        self.whole = False
+
+    def callbacks(self) -> MultipartCallbacks:
+        """What the parser calls."""
+        return {
+            "on_part_begin": self.begin,
+            "on_header_field": self.of_field,
+            "on_header_value": self.of_value,
+            "on_header_end": self.header,
+            "on_part_data": self.data,
+            "on_part_end": self.end,
+            "on_end": self.over,
+        }
+
+    def begin(self) -> None:
+        """A part. Raises Refusal for too many."""
+        if len(self.found) == MOST_PARTS:
+            raise Refusal(400, "bad_multipart", f"more than {MOST_PARTS} parts", f"send at most {self.limits.images} pictures")
+        self.field, self.value = b"", b""
+        self.name: str | None = None
+        self.low = self.high = 0
+
+    def of_field(self, data: bytes, start: int, end: int) -> None:
+        """A piece of a header's name."""
+        self.field += data[start:end]
+
+    def of_value(self, data: bytes, start: int, end: int) -> None:
+        """A piece of its value."""
+        self.value += data[start:end]
+
+    def header(self) -> None:
+        """It is whole. Raises Refusal for a part in base64 and the like."""
+        field, value = self.field.strip().lower(), self.value.decode("utf-8", "replace")
+        if field == b"content-disposition":
+            self.name = file_name(f";{value.partition(';')[2]}")
+        if field == b"content-transfer-encoding" and value.strip().lower() not in ("binary", "8bit", "7bit"):
             raise Refusal(415, "unsupported_media", "a part in a transfer encoding", "send the bytes of the picture as they are")
-    empty = stop + 4 >= end  # what a browser sends for a field in which no file was chosen
-    return None if name is None or (empty and not name) else Upload(name, body[stop + 4 : end])
+        self.field, self.value = b"", b""
+
+    def data(self, data: bytes, start: int, end: int) -> None:
+        """A piece of the content, which follows the one before."""
+        if not self.high:
+            self.low = start
+        self.high = end
+
+    def end(self) -> None:
+        """The part is whole."""
+        empty = self.low == self.high  # what a browser sends for a field in which no file was chosen
+        self.found.append(None if self.name is None or (empty and not self.name) else Upload(self.name, self.body[self.low : self.high]))
+
+    def over(self) -> None:
+        """The last boundary."""
+        self.whole = True
 
 
 def file_name(disposition: str) -> str | None:

@@ -1,28 +1,57 @@
-"""What `vitreous serve` was told, as settings; refused before anything is loaded."""
+"""The verb `serve`, and what it was told as settings, refused before anything is loaded."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import secrets
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import ResourceError, UsageError
 from vitreous.serving.http.access import LOCAL, Access
 from vitreous.serving.http.limits import Limits
-from vitreous.serving.http.server import Settings
+from vitreous.serving.http.server import Server, Settings
+from vitreous.serving.predict import Predictor, load
+
+if TYPE_CHECKING:
+    from vitreous.evaluation.how import How
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SHORTEST = 16  # characters of a token
+
+
+def serve(
+    run: str | os.PathLike[str],
+    settings: Settings | None = None,
+    how: How | None = None,
+    exact: bool = False,
+    quick: bool = True,
+    up: Callable[[Server], None] = lambda server: None,
+) -> int:
+    """What `vitreous serve` does, from the main thread: answer HTTP until SIGTERM or Ctrl-C, load `run` again on SIGHUP.
+
+    `settings` say where to listen (127.0.0.1:8000) and what to bear; `how`, `exact` and `quick` are those of `load`. `up` is called
+    when it answers. Returns the exit code. Raises UsageError and WeightsError as `load` does, ResourceError for a port that is taken.
+    """
+
+    def loaded() -> Predictor:
+        return load(run, how, exact=exact, quick=quick)
+
+    server = Server(settings or Settings(), run, loaded)
+    return asyncio.run(server.run(lambda: up(server)))
 
 
 def settings_of(options: Any) -> tuple[Settings, str]:
     """Settings, and the token that was made, empty where none was. Raises UsageError and, without the extra, ResourceError."""
     if sys.platform == "win32":
         raise UsageError("serving needs processes that can be confined, as on Linux and macOS", "run it in WSL or a container")
-    if find_spec("httptools") is None:
-        raise ResourceError("httptools is not installed", "pip install 'vitreous[serve]'")
+    for name in ("httptools", "python_multipart"):
+        if find_spec(name) is None:
+            raise ResourceError(f"{name} is not installed", "pip install 'vitreous[serve]'")
     for name, least in (("queue", 0), ("max_bytes", 1), ("max_pixels", 1), ("decoders", 0)):
         if getattr(options, name) < least:
             raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(options, name)}")
