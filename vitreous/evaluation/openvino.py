@@ -16,14 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.data.preprocess import Preprocess
-from vitreous.errors import ResourceError, UsageError
+from vitreous.errors import UsageError
 from vitreous.evaluation.engine import Pictures
-from vitreous.evaluation.unobserved import unobserved
+from vitreous.evaluation.libraries import needed, unobserved
 from vitreous.machine import capabilities, pick_precision
 from vitreous.models.zoo import Model
 
 PICTURES = 128  # that int8 is calibrated on, at most
 FEWEST = 8
+NEEDS = "--engine openvino needs"
 HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 
 
@@ -36,10 +37,10 @@ class OpenVinoEngine:
     def __init__(self, model: Model, preprocess: Preprocess, precision: str = "auto", pictures: Pictures | None = None) -> None:
         self.preprocess, self.precision = preprocess, pick_precision(precision, "cpu")
         with unobserved():
-            ov = library("openvino")
+            ov = needed("openvino", NEEDS)
             graph = convert(ov, model, preprocess)
             if self.precision == "int8":
-                graph = quantize(graph, list(islice(pictures() if pictures else (), PICTURES)))
+                graph = quantize(graph, examples(pictures))
         hints = {"INFERENCE_PRECISION_HINT": HINTS[self.precision], "PERFORMANCE_HINT": "LATENCY"}
         self.compiled = ov.Core().compile_model(graph, "CPU", hints)
 
@@ -60,14 +61,12 @@ class Whole(nn.Module):
         return self.model(self.preprocess.normalise(pixels))
 
 
-def library(name: str) -> Any:
-    """An optional library. Raises ResourceError, with the command that installs it, where there is none."""
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ResourceError(f"--engine openvino needs {name}, which is not installed", "pip install 'vitreous[export]'") from None
+def examples(pictures: Pictures | None) -> list[np.ndarray]:
+    """What int8 is calibrated on. Raises UsageError for too few."""
+    found = [picture[None].numpy() for picture in islice(pictures() if pictures else (), PICTURES)]
+    if len(found) < FEWEST:
+        raise UsageError(f"int8 is calibrated on pictures, at least {FEWEST}; there are {len(found)}", "use --precision bf16 or fp32")
+    return found
 
 
 def convert(ov: Any, model: Model, preprocess: Preprocess) -> Any:
@@ -80,14 +79,22 @@ def convert(ov: Any, model: Model, preprocess: Preprocess) -> Any:
     return graph
 
 
-def quantize(graph: Any, pictures: list[Tensor]) -> Any:
-    """The graph with its products in int8, calibrated on the pictures."""
-    if len(pictures) < FEWEST:
-        raise UsageError(f"int8 is calibrated on pictures, at least {FEWEST}; there are {len(pictures)}", "use --precision bf16 or fp32")
-    nncf = library("nncf")
+def quantize(graph: Any, pictures: list[np.ndarray], anywhere: bool = False) -> Any:
+    """The graph with its products in int8, by nncf's rules for transformers, calibrated on inputs of one picture each.
+
+    Without VNNI instructions sums of two products overflow 16 bits unless a bit is kept free: it is, where this processor has none,
+    and where the graph is to run `anywhere`.
+    """
+    nncf = needed("nncf", NEEDS)
     nncf.set_log_level(logging.ERROR)
-    examples = nncf.Dataset([picture[None].numpy() for picture in pictures])
-    roomy = nncf.OverflowFix.DISABLE if capabilities().get("avx512_vnni") or capabilities().get("avx_vnni") else nncf.OverflowFix.ENABLE
-    options = nncf.AdvancedQuantizationParameters(overflow_fix=roomy)  # without VNNI, sums of two products overflow 16 bits
+    has_vnni = capabilities().get("avx512_vnni") or capabilities().get("avx_vnni")
+    roomy = nncf.OverflowFix.DISABLE if has_vnni and not anywhere else nncf.OverflowFix.ENABLE
+    options = nncf.AdvancedQuantizationParameters(overflow_fix=roomy)
     with redirect_stdout(StringIO()):  # it draws its progress where a document may be expected
-        return nncf.quantize(graph, examples, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(pictures), advanced_parameters=options)
+        return nncf.quantize(
+            graph,
+            nncf.Dataset(pictures),
+            model_type=nncf.ModelType.TRANSFORMER,
+            subset_size=len(pictures),
+            advanced_parameters=options,
+        )

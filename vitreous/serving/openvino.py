@@ -10,11 +10,11 @@ import numpy as np
 
 from vitreous.cores import cores
 from vitreous.errors import WeightsError
-from vitreous.evaluation.unobserved import unobserved
+from vitreous.evaluation.libraries import needed, unobserved
 from vitreous.serving.card import Card
 from vitreous.serving.onnx import part
 from vitreous.serving.runtime import in_parts
-from vitreous.serving.sealed import AGAIN, CARD, card_in, check_xml, content, needed, normalised
+from vitreous.serving.sealed import AGAIN, CARD, card_in, check_xml, content, normalised
 
 
 class OpenVinoRuntime:

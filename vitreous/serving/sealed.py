@@ -10,13 +10,12 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import vitreous
 from vitreous.data.preprocess import Preprocess
-from vitreous.errors import ResourceError, WeightsError
+from vitreous.errors import WeightsError
 from vitreous.serving.card import Card, read_card
 from vitreous.weights.files import regular
 
@@ -43,16 +42,6 @@ TREE: dict[str, dict[int, str]] = {
 EXTERNAL, PLACE = 13, 14  # fields of a tensor: what it is called in another file, and whether it lies in one (1)
 DEEPEST = 32  # messages in messages
 FIELDS = 1_000_000  # of a file; the largest models here have 30,000
-
-
-def needed(name: str) -> Any:
-    """An optional library. Raises ResourceError, with the command that installs it, where there is none."""
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ResourceError(f"exported models need {name}, which is not installed", "pip install 'vitreous[export]'") from None
 
 
 def told(card: Card, quantised: str | None = None) -> str:

@@ -17,14 +17,15 @@ import torch
 
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
-from vitreous.evaluation.unobserved import unobserved
+from vitreous.evaluation.libraries import needed, unobserved
+from vitreous.evaluation.openvino import quantize
 from vitreous.models.zoo import Model
 from vitreous.serving.card import Card
 from vitreous.serving.export.graph import INPUT, OUTPUTS, program
-from vitreous.serving.export.int8 import quantise_onnx, quantise_openvino
+from vitreous.serving.export.int8 import quantise_onnx
 from vitreous.serving.exported import open_exported
 from vitreous.serving.runtime import Runtime
-from vitreous.serving.sealed import CARD, MOST, content, needed, normalised, seal_onnx, seal_xml, told
+from vitreous.serving.sealed import CARD, MOST, content, normalised, seal_onnx, seal_xml, told
 
 OPSET = 18  # of 2022: the first that has every operator here in the form that PyTorch writes
 WHOLE = 1.9e9  # bytes of weights that fit into an ONNX file, of 2 GiB with everything
@@ -123,7 +124,7 @@ def write_openvino(made: Made, place: Path) -> None:
         config = made.card.preprocess
         graph.reshape([-1, config.channels, *([-1, -1] if made.dynamic else config.image)])
         if made.calibration is not None:
-            graph = quantise_openvino(graph, made.calibration)
+            graph = quantize(graph, made.calibration, anywhere=True)
         graph.set_rt_info(made.told, CARD)
         for name, text in plain_words(made.card).items():
             graph.set_rt_info(text, [f"{CARD}_told", name])

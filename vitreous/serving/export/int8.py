@@ -6,16 +6,13 @@ beside it.
 
 from __future__ import annotations
 
-import logging
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from vitreous.serving.sealed import needed
+from vitreous.evaluation.libraries import needed
 
 
 def quantise_onnx(graph: Any, pictures: list[np.ndarray], scratch: Path) -> Any:
@@ -52,18 +49,3 @@ def quantise_onnx(graph: Any, pictures: list[np.ndarray], scratch: Path) -> Any:
         made = onnx.load(place)
     del made.metadata_props[:], made.graph.value_info[:]
     return made
-
-
-def quantise_openvino(graph: Any, pictures: list[np.ndarray]) -> Any:
-    """An OpenVINO graph with its products in int8, by nncf's rules for transformers; `pictures` (1, C, *image) normalised."""
-    nncf = needed("nncf")
-    nncf.set_log_level(logging.ERROR)
-    options = nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE)  # for processors without VNNI
-    with redirect_stdout(StringIO()):
-        return nncf.quantize(
-            graph,
-            nncf.Dataset(pictures),
-            model_type=nncf.ModelType.TRANSFORMER,
-            subset_size=len(pictures),
-            advanced_parameters=options,
-        )

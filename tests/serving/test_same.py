@@ -1,0 +1,43 @@
+"""Every file of the hostile corpus over HTTP: the verdict and the probabilities that Python has, but for what is too large for a server."""
+
+from __future__ import annotations
+
+from tests.data.hostile import corpus
+from tests.serving.asking import Site, save_bundle
+from vitreous.data.decode import upright_size
+from vitreous.errors import DataError
+from vitreous.serving.http.limits import PIXELS
+from vitreous.serving.http.server import running
+from vitreous.serving.predict import load
+
+
+def too_large(content: bytes) -> bool:
+    """Whether the server, which bears less than Python, refuses it by its header."""
+    try:
+        upright_size(content, "image", PIXELS)
+    except DataError:
+        return True
+    return False
+
+
+def test_every_odd_file_has_one_verdict_and_one_answer(tmp_path):
+    predictor = load(save_bundle(tmp_path / "model"))
+    accepted = refused = 0
+    with running(predictor) as server:
+        site = Site(server.address)
+        children = {child.process.pid for child in server.site.decoders.children}
+        for case in corpus():
+            status, told, _ = site.predict(case.content)
+            pixels = predictor.read(case.content)
+            if isinstance(pixels, DataError) or too_large(case.content):
+                refused += 1
+                assert status in (400, 422), case.name  # 400: nothing was sent
+                if isinstance(pixels, DataError) and case.content and not too_large(case.content):
+                    assert told["error"]["message"] == pixels.message, case.name
+                continue
+            accepted += 1
+            expected = predictor.asked(5).answer(predictor.card, predictor.probabilities(pixels[None])[0], "")
+            found = {row["class"]: row["probability"] for row in told["predictions"][0]["classes"]}
+            assert status == 200 and found == dict(zip(expected.names, expected.probabilities, strict=True)), case.name
+        assert {child.process.pid for child in server.site.decoders.children} == children  # none of them had to be replaced
+    assert accepted > 50 and refused > 50
