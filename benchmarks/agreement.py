@@ -23,7 +23,7 @@ import numpy as np
 import vitreous
 from vitreous.machine import processor
 
-TOGETHER = 16  # requests at a time
+TOGETHER = 6  # requests at a time: fewer than a server lets wait
 
 
 def command(*words: str) -> dict:

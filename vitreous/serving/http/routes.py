@@ -75,15 +75,20 @@ def openapi(site: Site, request: Request) -> Response:
     """The description of all this."""
     from vitreous.serving.http.openapi import document
 
-    return answer(document(site.limits))
+    kept = site.served.cache
+    if "openapi" not in kept:
+        kept["openapi"] = answer(document(site.limits))
+    return kept["openapi"]
 
 
 def model(site: Site, request: Request) -> Response:
-    """What answers."""
+    """What answers. It is put into words once: 30 questions at a time cost as much as a picture otherwise."""
     request.parameters(())
-    limits = site.limits
-    told = {"bytes": limits.bytes, "pixels": limits.pixels, "images": limits.images, "queue": site.queue, "flight": limits.flight}
-    return answer({**site.served.describe(), "limits": told})
+    limits, kept = site.limits, site.served.cache
+    if "model" not in kept:
+        told = {"bytes": limits.bytes, "pixels": limits.pixels, "images": limits.images, "queue": site.queue, "flight": limits.flight}
+        kept["model"] = answer({**site.served.describe(), "limits": told})
+    return kept["model"]
 
 
 def named(served: Served) -> dict[str, str]:
