@@ -74,7 +74,7 @@ def test_predict_names_every_class_above_the_threshold(trained, tmp_path, capsys
     data = open_data(source)
     test = data.splits["test"]
     files = tuple(str(path) for path in test.paths)
-    found = predicting.run(predicting.Options(str(out), files, csv=str(tmp_path / "x.csv")), Console(False))["predictions"]
+    found = predicting.run(predicting.Options(run=str(out), images=files, csv=str(tmp_path / "x.csv")), Console(False))["predictions"]
     hits = [
         {row["class"] for row in one["classes"]} == {name for name, there in zip(data.classes, labels, strict=True) if there}
         for one, labels in zip(found, test.labels, strict=True)

@@ -84,7 +84,7 @@ def command(words: list[str]) -> int:
     document = module.run(options, console)
     console.close()
     if as_json and document is not None and speaks():
-        print(json.dumps(document, ensure_ascii=False))
+        print(plain(document))
     return console.code or int(isinstance(document, dict) and document.get("passed") is False)
 
 
@@ -134,6 +134,12 @@ def overview() -> str:
     return f"usage: vitreous VERB [OPTIONS]\n\n{rows}\n\n`vitreous VERB --help` tells more; `vitreous train digits` is a good start."
 
 
+def plain(document: Any) -> str:
+    """A document as one line of JSON that a terminal shows as it is: what is not printable, file names may have it, is escaped."""
+    text = json.dumps(document, ensure_ascii=False)
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
 def speaks() -> bool:
     """Whether this process is the one of those that `torchrun` started that speaks to people."""
     return os.environ.get("RANK", "0") == "0"
@@ -147,5 +153,5 @@ def fail(error: VitreousError, words: list[str], code: int) -> int:
 
     Console(False).error(error)
     if "--json" in words:
-        print(json.dumps({"error": {"message": error.message, "hint": error.hint, "code": code}}, ensure_ascii=False))
+        print(plain({"error": {"message": error.message, "hint": error.hint, "code": code}}))
     return code

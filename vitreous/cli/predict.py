@@ -92,7 +92,7 @@ def warn(options: Job, console: Console) -> None:
 def printed(options: Options, answers: Any, found: Source, console: Console) -> dict[str, Any]:
     """A table on stdout, and the document."""
     from vitreous.data.decode import printable
-    from vitreous.serving.rows import HEAD, Predictions, cells, encodable
+    from vitreous.serving.rows import HEAD, Predictions, cells
 
     meter, all_rows, rows = Meter("predict", found.count, console), [], []
     for chunk in answers(iter(found)):
@@ -106,11 +106,7 @@ def printed(options: Options, answers: Any, found: Source, console: Console) -> 
     if options.csv:
         write_csv(options.csv, HEAD, [row for answer in all_rows for row in cells(answer)])
     tell_bad(console, meter.bad, meter.unreadable, meter.done)
-    plain = [Predictions().plain(answer) for answer in all_rows]
-    return {
-        "model": options.run,
-        "predictions": [row if encodable(row["path"]) else {**row, "path": printable(row["path"])} for row in plain],
-    }
+    return {"model": options.run, "predictions": [Predictions().plain(answer) for answer in all_rows]}
 
 
 def write_csv(path: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitreous.errors import ResourceError, UsageError, VitreousError
+from vitreous.errors import ResourceError, UsageError, VitreousError, nearest
 from vitreous.evaluation.how import How
 from vitreous.reports.opening import open_bundle
 from vitreous.serving.card import card_of
@@ -24,6 +24,7 @@ from vitreous.serving.runtime import Runtime, TorchRuntime
 from vitreous.training.session import Listener, Silent
 from vitreous.weights.bundle import Bundle, sha256
 from vitreous.weights.convert import convert
+from vitreous.weights.foreign import FORMATS
 
 KINDS = ("int8",)
 
@@ -103,6 +104,9 @@ def written(
     run: str | os.PathLike[str], to: str, out: str | os.PathLike[str] | None, more: bool, listener: Listener | None
 ) -> dict[str, Any]:
     """Weights in another program's format, by `convert`, which reads them back: the same bits give the same answers."""
+    known = sorted({*FORMS, "bundle", *(form.name for form in FORMATS)})
+    if to not in known:
+        raise UsageError(f"--to {to} is no format", nearest(to, known) or f"use one of {', '.join(known)}")
     if more:
         raise UsageError(f"--to {to} writes the weights as they are", "leave the other options out, or use --to onnx, torch or openvino")
     place = free(run, out, f"model-{to}", "")
