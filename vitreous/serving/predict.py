@@ -6,13 +6,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitreous.data.decode import printable
-from vitreous.data.layouts.folder import list_images
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.abstention import check_abstain
 from vitreous.evaluation.several import THRESHOLD
@@ -22,7 +19,7 @@ from vitreous.serving.exported import is_exported, open_exported
 from vitreous.serving.pipeline import chunk_of, flow
 from vitreous.serving.reading import read
 from vitreous.serving.runtime import Runtime, TorchRuntime
-from vitreous.serving.sources import Item, as_files
+from vitreous.serving.sources import Item, as_files, read_item
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,8 +126,7 @@ class Predictor:
     def picture(self, item: Item) -> np.ndarray | DataError:
         """An item as (C, *image) pixels, or why it cannot be read."""
         try:
-            content = item.content()
-            return read(content, self.card.preprocess, None if isinstance(content, str) else printable(item.name), self.exact)
+            return read_item(item, self.card.preprocess, self.exact)
         except DataError as error:
             return error
 
@@ -200,18 +196,3 @@ def load(
                 yield bundle.preprocess.pixels(bundle.preprocess.decoded(example))
 
     return Predictor(card_of(bundle), TorchRuntime(bundle, how, pictures, quick), bundle, exact)
-
-
-def expand(images: Sequence[str]) -> Iterator[Path]:
-    """Files as they are, folders as the images below them. Raises DataError for what is neither."""
-    for name in images:
-        path = Path(name)
-        if path.is_dir():
-            found = list_images(path)
-            if not found:
-                raise DataError(f"no images in {printable(path)}")
-            yield from found
-        elif os.path.lexists(path):
-            yield path
-        else:
-            raise DataError(f"no such file: {printable(path)}")

@@ -148,12 +148,30 @@ def forget(path: str) -> None:
     Path(path).unlink(missing_ok=True)
 
 
-class Lines:
-    """JSONL, in place."""
+def grown(path: str) -> BinaryIO:
+    """A file to read and to write on; a new one where there is none."""
+    return open(path, "r+b" if os.path.lexists(path) else "w+b")
+
+
+class Growing:
+    """A file that grows in place: whole rows only are in it, but for a full disk. `bad` counts images that could not be read."""
 
     def __init__(self, path: str, kind: Kind) -> None:
-        self.file, self.kind = grown(path), kind
-        self.bad = 0
+        self.file, self.kind, self.bad = grown(path), kind, 0
+
+    def finish(self) -> int:
+        """How many could not be read."""
+        os.fsync(self.file.fileno())
+        self.file.close()
+        return self.bad
+
+    def close(self) -> None:
+        """Leave it as it is."""
+        self.file.close()
+
+
+class Lines(Growing):
+    """JSONL, in place."""
 
     def names(self) -> Iterator[str]:
         """Read once, before anything is added; what is no whole line goes."""
@@ -177,22 +195,9 @@ class Lines:
         self.file.flush()
         self.bad += sum(row.error is not None for row in rows)
 
-    def finish(self) -> int:
-        """How many could not be read."""
-        os.fsync(self.file.fileno())
-        self.file.close()
-        return self.bad
 
-    def close(self) -> None:
-        """Whole lines only are in the file, but for a full disk."""
-        self.file.close()
-
-
-class Csv:
+class Csv(Growing):
     """CSV, in place."""
-
-    def __init__(self, path: str, kind: Kind) -> None:
-        self.file, self.bad = grown(path), 0
 
     def names(self) -> Iterator[str]:
         """Read once, before anything is added; the last image goes, and what is no whole row."""
@@ -238,21 +243,6 @@ class Csv:
         """The rows of each."""
         self.write([row for one in rows for row in cells(one)])
         self.bad += sum(row.error is not None for row in rows)
-
-    def finish(self) -> int:
-        """How many could not be read."""
-        os.fsync(self.file.fileno())
-        self.file.close()
-        return self.bad
-
-    def close(self) -> None:
-        """Whole rows only are in the file, but for a full disk."""
-        self.file.close()
-
-
-def grown(path: str) -> BinaryIO:
-    """A file to read and to write on; a new one where there is none."""
-    return open(path, "r+b" if os.path.lexists(path) else "w+b")
 
 
 SINKS: dict[str, Callable[[str, Kind], Sink]] = {".jsonl": Lines, ".csv": Csv, ".parquet": ParquetParts, ".npz": NpzParts}

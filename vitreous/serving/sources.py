@@ -25,13 +25,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from vitreous.data.decode import MAX_BYTES, SUFFIXES, open_regular, printable, reason
 from vitreous.data.layouts.folder import natural, walk
 from vitreous.data.layouts.tars import COMPRESSED
 from vitreous.data.layouts.tars import expand as braced
+from vitreous.data.preprocess import Preprocess
 from vitreous.data.rows import opened
 from vitreous.data.tar import Archive, read_at, stamp
 from vitreous.errors import DataError, UsageError
+from vitreous.serving.reading import read
 
 TABLES, TARS, ROWS = (".csv", ".tsv"), (".tar", *COMPRESSED), (".parquet",)
 PATHS = ("path", "image", "file", "filename", "file_name", "image_path", "filepath")  # columns that are taken for the path, best first
@@ -51,6 +55,12 @@ class Item:
     def content(self) -> str | bytes:
         """A path or the bytes of a file. Raises DataError."""
         return self.raw() if callable(self.raw) else self.raw
+
+
+def read_item(item: Item, preprocess: Preprocess, exact: bool = False) -> np.ndarray:
+    """An item as the (C, *image) pixels that a model takes. Raises DataError, with its name."""
+    content = item.content()
+    return read(content, preprocess, None if isinstance(content, str) else printable(item.name), exact)
 
 
 @dataclass(frozen=True)

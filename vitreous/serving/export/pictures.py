@@ -17,9 +17,8 @@ from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
 from vitreous.reports.opening import data_for, examples, matched
 from vitreous.serving.export.proof import FEWEST, MOST, Pictures, enough
-from vitreous.serving.predict import expand
-from vitreous.serving.reading import read
 from vitreous.serving.sealed import normalised
+from vitreous.serving.sources import read_item, source
 from vitreous.weights.bundle import Bundle
 
 CALIBRATION = 128  # pictures that int8 is calibrated on, at most
@@ -57,11 +56,11 @@ def gather(
 
 def of_files(images: Sequence[str], preprocess: Preprocess) -> Pictures:
     """Files, and those in folders; of more than are needed, a choice that is always the same. Raises DataError."""
-    paths = list(expand(images))
-    chosen = sorted(permutation(len(paths), 0, 0)[: 2 * MOST].tolist())
+    items = list(source(images))
+    chosen = sorted(permutation(len(items), 0, 0)[: 2 * MOST].tolist())
     with ThreadPoolExecutor(default_workers()) as pool:
-        pixels = list(pool.map(partial(read, preprocess=preprocess, exact=True), [paths[row] for row in chosen]))
-    return Pictures(np.stack(pixels), None, f"{len(pixels)} of {len(paths)} files" if len(pixels) < len(paths) else "the files given")
+        pixels = list(pool.map(partial(read_item, preprocess=preprocess, exact=True), [items[row] for row in chosen]))
+    return Pictures(np.stack(pixels), None, f"{len(pixels)} of {len(items)} files" if len(pixels) < len(items) else "the files given")
 
 
 def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike[str] | None) -> tuple[Data, Pictures]:

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
 
+from vitreous.data.decode import printable
 from vitreous.errors import VitreousError
 
 SECURITY = (
@@ -111,5 +112,4 @@ class Refusal(VitreousError):
 
 def short(text: str) -> str:
     """A client's words as one line of at most 60 characters."""
-    text = text if len(text) <= 60 else text[:57] + "..."
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return printable(text if len(text) <= 60 else text[:57] + "...")
