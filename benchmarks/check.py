@@ -22,7 +22,7 @@ from pathlib import Path
 
 import PIL
 
-from vitreous.data.decode import is_image
+from vitreous.data.decoding.decode import is_image
 from vitreous.machine import processor
 
 OURS = """

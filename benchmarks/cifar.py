@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vitreous.data.augment import Augment
+from vitreous.data.augmentation.augment import Augment
 from vitreous.data.keys import key
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sampling import Order, stream

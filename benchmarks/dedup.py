@@ -24,7 +24,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from vitreous.data.copies.dedup import dedup
-from vitreous.data.decode import decode
+from vitreous.data.decoding.decode import decode
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.split import Files
 from vitreous.machine import processor

@@ -69,7 +69,7 @@ def held() -> int:
 
 def measure(home: Path, workers: int) -> dict:
     """One epoch in this process: seconds to open, and memory before it and at each share of it."""
-    from vitreous.data.augment import Augment
+    from vitreous.data.augmentation.augment import Augment
     from vitreous.data.loader import Feed
     from vitreous.data.preprocess import Preprocess
     from vitreous.data.sources import open_data

@@ -12,7 +12,7 @@ import sys
 import time
 from contextlib import suppress
 
-from vitreous.data.decode import decode
+from vitreous.data.decoding.decode import decode
 from vitreous.errors import DataError
 
 

@@ -27,8 +27,8 @@ import numpy as np
 from PIL import Image
 
 from tests.data.hostile import corpus
-from vitreous.data.decode import decode
-from vitreous.data.regions import open_picture
+from vitreous.data.decoding.decode import decode
+from vitreous.data.decoding.regions import open_picture
 from vitreous.errors import DataError
 
 LARGEST = 4_000  # bytes of a file to start from

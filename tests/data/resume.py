@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from vitreous.data.augment import Augment
+from vitreous.data.augmentation.augment import Augment
 from vitreous.data.loader import Feed
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split

@@ -14,11 +14,11 @@ from torchvision.transforms import v2
 
 from tests.conftest import picture
 from vitreous.config import from_yaml, to_yaml
-from vitreous.data.augment import Augment
-from vitreous.data.crops import InceptionCrop, scaled
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.crops import InceptionCrop, scaled
+from vitreous.data.augmentation.randaugment import BIG_VISION, TIMM, RandAugment
 from vitreous.data.keys import key, seeded
 from vitreous.data.preprocess import IMAGENET, Preprocess, to_tensor
-from vitreous.data.randaugment import BIG_VISION, TIMM, RandAugment
 from vitreous.errors import UsageError
 
 SIZE = (20, 24)

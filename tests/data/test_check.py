@@ -29,7 +29,7 @@ from vitreous.data.check.page import page
 from vitreous.data.check.record import RECORD, UNREADABLE, Trait
 from vitreous.data.check.scan import scan
 from vitreous.data.check.subject import subject
-from vitreous.data.decode import decode
+from vitreous.data.decoding.decode import decode
 from vitreous.data.grouping import grouped
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays

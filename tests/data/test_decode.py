@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, TiffImagePlugin
 
-from vitreous.data.decode import MAX_PIXELS, decode
+from vitreous.data.decoding.decode import MAX_PIXELS, decode
 from vitreous.errors import DataError
 
 

@@ -21,10 +21,10 @@ from tests.conftest import TINY, make_folder, say
 from tests.data.crafted import saved, with_scans, with_segment
 from tests.data.hostile import NOISE, RGB, Case, corpus
 from tests.data.mutate import hunt
-from vitreous.data import decode as decoding
-from vitreous.data.augment import Augment
-from vitreous.data.decode import decode
-from vitreous.data.gate import MAX_SCANS
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.decoding import decode as decoding
+from vitreous.data.decoding.decode import decode
+from vitreous.data.decoding.gate import MAX_SCANS
 from vitreous.data.loader import Decoding, Feed, Judged
 from vitreous.data.screen import screen
 from vitreous.data.sources import open_data

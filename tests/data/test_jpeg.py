@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from vitreous.data import jpeg
-from vitreous.data.augment import Augment
-from vitreous.data.crops import AreaCrop, shown
-from vitreous.data.decode import decode
-from vitreous.data.jpeg import Jpeg, by_pillow, decoder
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.crops import AreaCrop, shown
+from vitreous.data.decoding import jpeg
+from vitreous.data.decoding.decode import decode
+from vitreous.data.decoding.jpeg import Jpeg, by_pillow, decoder
+from vitreous.data.decoding.regions import Pixels, open_picture
 from vitreous.data.keys import seeded
 from vitreous.data.preprocess import Preprocess
-from vitreous.data.regions import Pixels, open_picture
 from vitreous.errors import DataError
 
 SIZE = (131, 97)

@@ -21,8 +21,8 @@ import pytest
 
 from tests.conftest import TINY, make_folder, picture, say
 from tests.data.crafted import saved
-from vitreous.data.augment import Augment
-from vitreous.data.decode import decode
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.decoding.decode import decode
 from vitreous.data.loader import Feed, Judged
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.screen import screen
@@ -311,7 +311,7 @@ def test_the_same_bytes_in_two_splits_and_under_two_labels_are_told(copy):
 
 ORDER = """
 import hashlib, sys
-from vitreous.data.decode import decode
+from vitreous.data.decoding.decode import decode
 from vitreous.data.sampling import Order, stream
 from vitreous.data.sources import open_data
 for root in sys.argv[1:]:

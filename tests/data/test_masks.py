@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from vitreous.data.augmentation.masks import MASK, block_masks, corruptions, ibot_masks, random_masks, within
 from vitreous.data.keys import key, uniform
-from vitreous.data.masks import MASK, block_masks, corruptions, ibot_masks, random_masks, within
 from vitreous.errors import UsageError
 
 GRIDS = [(14, 14), (7, 12), (4, 6, 8)]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from vitreous.data.augment import Augment
-from vitreous.data.crops import window
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.crops import window
+from vitreous.data.augmentation.moves import moved, pierce, windows
 from vitreous.data.keys import key, uniform
-from vitreous.data.moves import moved, pierce, windows
 
 MODES = {"reflection": "symmetric", "reflection inside": "reflect", "zeros": "constant"}
 

@@ -9,8 +9,8 @@ import torch
 from tests.conftest import make_folder, picture
 from vitreous.cores import cores
 from vitreous.data import loader, pace
-from vitreous.data.augment import Augment
-from vitreous.data.decode import decode
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.decoding.decode import decode
 from vitreous.data.loader import AHEAD, Feed, ahead
 from vitreous.data.pace import WORKER_BYTES, balanced, decode_seconds, workers_for
 from vitreous.data.preprocess import Preprocess

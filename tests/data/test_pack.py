@@ -18,13 +18,13 @@ from PIL import Image
 
 from tests.conftest import document, make_folder, picture, say
 from tests.data.resume import STARTS, assert_continues
-from vitreous.data import pack as packing
-from vitreous.data.decode import decode
+from vitreous.data.decoding.decode import decode
 from vitreous.data.layouts.packed import mapped
-from vitreous.data.pack import HOW, Plan, pack
+from vitreous.data.packs import pack as packing
+from vitreous.data.packs.pack import HOW, Plan, pack
 from vitreous.data.sources import open_data
 from vitreous.data.split import picture_of
-from vitreous.data.tar import opened
+from vitreous.data.stores.tar import opened
 from vitreous.errors import DataError, ResourceError, UsageError
 
 FORMS = ("tar", "uint8")

@@ -12,7 +12,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torchvision.transforms import v2
 
 from vitreous.config import from_yaml, to_yaml
-from vitreous.data.augment import Augment
+from vitreous.data.augmentation.augment import Augment
 from vitreous.data.keys import key, seeded
 from vitreous.data.preprocess import Preprocess, to_tensor
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import make_folder, picture
-from vitreous.data.augment import Augment
+from vitreous.data.augmentation.augment import Augment
 from vitreous.data.keys import key, one_key, permutation, seeded, uniform
 from vitreous.data.loader import Feed
 from vitreous.data.preprocess import Preprocess

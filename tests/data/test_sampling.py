@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import make_folder
-from vitreous.data.augment import Augment
+from vitreous.data.augmentation.augment import Augment
 from vitreous.data.keys import permutation
 from vitreous.data.loader import Feed
 from vitreous.data.preprocess import Preprocess

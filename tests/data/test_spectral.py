@@ -14,14 +14,14 @@ import torch
 from PIL import Image
 
 from tests.conftest import TINY, picture
-from vitreous.data import npy
-from vitreous.data.augment import Augment
-from vitreous.data.decode import decode
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.decoding import npy
+from vitreous.data.decoding.decode import decode
+from vitreous.data.decoding.spectral import bands, form, values
 from vitreous.data.keys import key
 from vitreous.data.layouts.folder import folder
 from vitreous.data.preprocess import Preprocess, to_tensor
 from vitreous.data.screen import screen
-from vitreous.data.spectral import bands, form, values
 from vitreous.data.split import Arrays
 from vitreous.data.statistics import statistics
 from vitreous.errors import DataError

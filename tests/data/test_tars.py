@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from tests.conftest import picture
 from tests.data.resume import STARTS, assert_continues
-from vitreous.data import tarindex
 from vitreous.data.layouts.tars import expand
 from vitreous.data.sources import open_data
 from vitreous.data.split import picture_of
-from vitreous.data.tar import Archive, opened, stamp
+from vitreous.data.stores import tarindex
+from vitreous.data.stores.tar import Archive, opened, stamp
 from vitreous.errors import DataError
 
 

@@ -11,12 +11,12 @@ from PIL import Image, ImageFilter, ImageOps
 
 from tests.conftest import make_folder, picture
 from vitreous.config import from_yaml, to_yaml
-from vitreous.data.decode import decode
+from vitreous.data.augmentation.views import DINO, DINOV2, MultiCrop, blurred, of_tensor
+from vitreous.data.decoding.decode import decode
 from vitreous.data.keys import key
 from vitreous.data.layouts.folder import folder
 from vitreous.data.loader import Feed
 from vitreous.data.preprocess import Preprocess, to_tensor
-from vitreous.data.views import DINO, DINOV2, MultiCrop, blurred, of_tensor
 from vitreous.errors import UsageError
 
 SIZE, SMALL = (20, 24), (8, 10)

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import make_folder
 from vitreous.cli.main import command
 from vitreous.config import to_plain
-from vitreous.data.augment import Augment
+from vitreous.data.augmentation.augment import Augment
 from vitreous.data.preprocess import IMAGENET as NORM
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Data

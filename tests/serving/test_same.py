@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.data.hostile import corpus
 from tests.serving.asking import Site, save_bundle
-from vitreous.data.decode import upright_size
+from vitreous.data.decoding.decode import upright_size
 from vitreous.errors import DataError
 from vitreous.serving.http.limits import PIXELS
 from vitreous.serving.http.server import running

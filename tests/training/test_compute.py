@@ -11,7 +11,7 @@ import torch
 
 from tests.conftest import TINY, document, say
 from tests.training.test_loop import losses, make
-from vitreous.data.augment import Augment
+from vitreous.data.augmentation.augment import Augment
 from vitreous.errors import NonFiniteError, ResourceError
 from vitreous.models.config import ViTConfig
 from vitreous.recipes.train import train

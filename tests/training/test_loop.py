@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import TINY, make_folder
-from vitreous.data.augment import Augment
+from vitreous.data.augmentation.augment import Augment
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.errors import NonFiniteError, ResourceError, UsageError

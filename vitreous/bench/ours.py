@@ -15,9 +15,9 @@ from torch import nn
 
 from vitreous.bench.work import CIFAR, Turn, Work
 from vitreous.cores import default_workers
-from vitreous.data.augment import Augment
-from vitreous.data.decode import decode, read_regular
-from vitreous.data.jpeg import decoder, layout
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.decoding.decode import decode, read_regular
+from vitreous.data.decoding.jpeg import decoder, layout
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.loader import Feed
 from vitreous.data.preprocess import IMAGENET, Preprocess
@@ -117,7 +117,7 @@ def photographs(work: Work, form: Literal["tar", "uint8"] | None) -> tuple[Split
     split = Files(files, np.zeros(len(files), dtype=np.int64))
     if form is None:
         return split, None
-    from vitreous.data.pack import Plan, pack
+    from vitreous.data.packs.pack import Plan, pack
     from vitreous.data.sources import open_data
 
     home = tempfile.TemporaryDirectory()

@@ -51,7 +51,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         raise UsageError(f"--shard-size {options.shard_size} is no size", "use bytes, or 64K, 256M, 1G")
     if options.workers is not None and options.workers < 0:
         raise UsageError(f"--workers cannot be {options.workers}")
-    from vitreous.data.pack import Plan, pack
+    from vitreous.data.packs.pack import Plan, pack
 
     size = int(digits) * UNITS["" if unit.isdecimal() else unit]
     plan = Plan(options.to, options.short_side, options.quality, options.lossless, size)

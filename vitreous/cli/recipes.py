@@ -110,7 +110,7 @@ def tell(name: str, console: Console) -> dict[str, Any]:
 def numbers(run: Run) -> list[tuple[str, str]]:
     """Path and value of what a recipe decides: its optimiser and schedule whole, of the rest what is not as usual."""
     from vitreous.config import to_plain
-    from vitreous.data.augment import Augment
+    from vitreous.data.augmentation.augment import Augment
 
     whole = to_plain(run)
     rows = [(f"{part}.{key}", value) for part in ("optimizer", "schedule") for key, value in whole[part].items()]

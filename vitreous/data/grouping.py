@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.decode import printable
+from vitreous.data.decoding.decode import printable
 from vitreous.data.split import Data, Files, Paths, Split, held_out
 from vitreous.errors import DataError, UsageError
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitreous.data.augment import Augment
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.views import MultiCrop
+from vitreous.data.decoding.regions import open_picture
 from vitreous.data.keys import key, one_key
 from vitreous.data.preprocess import Preprocess
-from vitreous.data.regions import open_picture
 from vitreous.data.sampling import Order, stream
 from vitreous.data.split import Split
-from vitreous.data.views import MultiCrop
 from vitreous.errors import DataError, ResourceError
 from vitreous.machine import free_memory
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vitreous.cores import cores
-from vitreous.data.augment import Augment
+from vitreous.data.augmentation.augment import Augment
 from vitreous.data.loader import Feed
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decode import decode
-from vitreous.data.spectral import Picture, bands
+from vitreous.data.decoding.decode import decode
+from vitreous.data.decoding.spectral import Picture, bands
 
 if TYPE_CHECKING:  # a process that only decodes pictures starts in a tenth of a second without torch, and in seconds with it
     import torch

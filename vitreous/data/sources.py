@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vitreous.data.decode import printable
+from vitreous.data.decoding.decode import printable
 from vitreous.data.grouping import grouped
 from vitreous.data.layouts.arrow import hub, is_parquet, parquet
 from vitreous.data.layouts.digits import digits

@@ -15,8 +15,8 @@ from typing import Any, Protocol, overload
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decode import decode, printable, read_regular
-from vitreous.data.groups import hold_out_groups
+from vitreous.data.decoding.decode import decode, printable, read_regular
+from vitreous.data.holdout import hold_out_groups
 from vitreous.data.keys import key
 from vitreous.errors import DataError
 

@@ -25,12 +25,12 @@ from torch import nn
 import vitreous
 from vitreous.config import to_plain
 from vitreous.cores import default_workers
-from vitreous.data.decode import printable, reason
+from vitreous.data.decoding.decode import printable, reason
 from vitreous.data.loader import Judged
-from vitreous.data.pack import stamp
+from vitreous.data.packs.pack import stamp
 from vitreous.data.preprocess import Preprocess
-from vitreous.data.rows import cache
 from vitreous.data.split import Split
+from vitreous.data.stores.rows import cache
 from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError
 from vitreous.evaluation.engine import Engine, How, make_engine
 from vitreous.evaluation.forward import CHUNK, answer, chunks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from vitreous.data.augment import Augment
+from vitreous.data.augmentation.augment import Augment
 from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.models.names import name_of
 from vitreous.recipes.names import LEVELS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitreous.config import set_paths
-from vitreous.data.decode import decode
+from vitreous.data.decoding.decode import decode
+from vitreous.data.decoding.spectral import bands, form, values
 from vitreous.data.preprocess import Preprocess
-from vitreous.data.spectral import bands, form, values
 from vitreous.data.split import Arrays, Data, Split
 from vitreous.data.statistics import statistics
 from vitreous.errors import DataError, UsageError

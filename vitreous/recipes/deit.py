@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from vitreous.data.augment import Augment
+from vitreous.data.augmentation.augment import Augment
 from vitreous.data.preprocess import IMAGENET
 from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.models.names import name_of

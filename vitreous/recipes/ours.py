@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vitreous.data.augment import Augment
+from vitreous.data.augmentation.augment import Augment
 from vitreous.models.config import ConvStemConfig, ModelConfig, ViTConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import Facts, Recipe, common

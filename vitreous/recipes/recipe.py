@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from inspect import getdoc
 from typing import Any, Literal
 
-from vitreous.data.augment import Augment
+from vitreous.data.augmentation.augment import Augment
 from vitreous.data.preprocess import HALF, Preprocess
 from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.recipes.options import TrainOptions

@@ -15,7 +15,7 @@ from vitreous.config import differences, from_yaml, set_paths
 from vitreous.cores import default_workers
 from vitreous.data.copies.listing import excluded as names_in
 from vitreous.data.copies.listing import staying
-from vitreous.data.decode import printable
+from vitreous.data.decoding.decode import printable
 from vitreous.data.pace import workers_for
 from vitreous.data.screen import fits_in_memory, readable, refuse, screen
 from vitreous.data.sources import open_data

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.data.decode import is_image, printable
+from vitreous.data.decoding.decode import is_image, printable
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.preprocess import Preprocess

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitreous.cores import default_workers
-from vitreous.data.decode import decode, printable, read_regular
+from vitreous.data.decoding.decode import decode, printable, read_regular
 from vitreous.data.layouts.imagenet import is_ilsvrc2012, torchvision_names
 from vitreous.data.loader import Judged
 from vitreous.data.screen import readable, refuse

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decode import printable
+from vitreous.data.decoding.decode import printable
 from vitreous.data.keys import permutation
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, Split

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.rows import arrow
+from vitreous.data.stores.rows import arrow
 from vitreous.serving.rows import Kind, arrays
 
 PART = 4096  # rows of a part

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from vitreous.data.decode import printable
+from vitreous.data.decoding.decode import printable
 from vitreous.errors import ResourceError, UsageError
 from vitreous.serving.parts import NpzParts, ParquetParts
 from vitreous.serving.rows import HEAD, Kind, cells, line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vitreous.data.augment import Augment
+from vitreous.data.augmentation.augment import Augment
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig, ViTConfig

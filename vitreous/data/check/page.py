@@ -13,7 +13,7 @@ from PIL import Image
 from vitreous.data.check.facts import by_reason
 from vitreous.data.check.findings import SHOWN
 from vitreous.data.check.subject import Subject
-from vitreous.data.decode import printable
+from vitreous.data.decoding.decode import printable
 from vitreous.data.split import picture_of
 from vitreous.errors import DataError
 

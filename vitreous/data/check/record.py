@@ -13,11 +13,11 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.copies.hashes import perceptual
-from vitreous.data.decode import FORMATS, SUFFIXES, decode, orientation, silence
-from vitreous.data.jpeg import Jpeg
-from vitreous.data.npy import MAGIC
-from vitreous.data.regions import open_picture
-from vitreous.data.spectral import bands, form
+from vitreous.data.decoding.decode import FORMATS, SUFFIXES, decode, orientation, silence
+from vitreous.data.decoding.jpeg import Jpeg
+from vitreous.data.decoding.npy import MAGIC
+from vitreous.data.decoding.regions import open_picture
+from vitreous.data.decoding.spectral import bands, form
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 

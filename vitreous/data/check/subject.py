@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.decode import SUFFIXES, printable
+from vitreous.data.decoding.decode import SUFFIXES, printable
 from vitreous.data.grouping import COLUMN, PARTED, expression, keys_of, no_column, straddling
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.sources import open_data

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decode import printable, read_regular
+from vitreous.data.decoding.decode import printable, read_regular
 from vitreous.data.split import Data, Files, Split
 from vitreous.errors import DataError, UsageError
 

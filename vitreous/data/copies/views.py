@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.data.copies.windows import WHOLE, spectrum
-from vitreous.data.decode import decode
+from vitreous.data.decoding.decode import decode
 from vitreous.data.loader import Decoding, collate, in_workers
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split

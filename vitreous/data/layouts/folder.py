@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.decode import SUFFIXES, printable, reason
+from vitreous.data.decoding.decode import SUFFIXES, printable, reason
 from vitreous.data.split import Data, Files, Paths, Split, held_out
 from vitreous.errors import DataError, nearest
 

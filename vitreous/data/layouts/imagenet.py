@@ -13,7 +13,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from vitreous.data.decode import printable, read_regular
+from vitreous.data.decoding.decode import printable, read_regular
 from vitreous.data.layouts.folder import classified, entries, is_folder, list_classes, split_folders, walk
 from vitreous.data.split import Data, Paths
 from vitreous.errors import DataError

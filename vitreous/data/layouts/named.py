@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decode import printable
+from vitreous.data.decoding.decode import printable
 from vitreous.data.layouts.portable import Patches, Portables
-from vitreous.data.rows import cache
 from vitreous.data.split import Arrays, Data, Files, Paths, Split, held_out
+from vitreous.data.stores.rows import cache
 from vitreous.errors import DataError, UsageError, nearest
 
 DIGITS = tuple("0123456789")

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decode import printable, read_regular
+from vitreous.data.decoding.decode import printable, read_regular
 from vitreous.data.layouts.folder import SPLITS
 from vitreous.data.layouts.tars import tars
 from vitreous.data.split import Data, Split, held_out

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decode import read_regular, reason
-from vitreous.data.gate import MAX_PIXELS
+from vitreous.data.decoding.decode import read_regular, reason
+from vitreous.data.decoding.gate import MAX_PIXELS
 from vitreous.data.split import Files
 from vitreous.errors import DataError
 

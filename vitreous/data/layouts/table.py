@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.data.decode import printable, read_regular
+from vitreous.data.decoding.decode import printable, read_regular
 from vitreous.data.layouts.folder import SPLITS, class_order
 from vitreous.data.split import Data, Files, Split, held_out
 from vitreous.errors import DataError, nearest

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.config import from_plain
-from vitreous.data.decode import FORMATS, upright_size
+from vitreous.data.decoding.decode import FORMATS, upright_size
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError
 from vitreous.serving.reading import read
@@ -116,7 +116,7 @@ def prepare() -> None:
 
     Image.init()
     plugins = [module.name for module in iter_modules(PIL.__path__, "PIL.") if module.name.endswith("ImagePlugin")]
-    for name in (*plugins, "PIL.ImageCms", "PIL.ImageOps", "PIL.ImageChops", "PIL.ExifTags", "tifffile", "vitreous.data.spectral"):
+    for name in (*plugins, "PIL.ImageCms", "PIL.ImageOps", "PIL.ImageChops", "PIL.ExifTags", "tifffile", "vitreous.data.decoding.spectral"):
         with suppress(ImportError):
             import_module(name)
     for kind in FORMATS:

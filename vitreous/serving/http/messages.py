@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
 
-from vitreous.data.decode import printable
+from vitreous.data.decoding.decode import printable
 from vitreous.errors import VitreousError
 
 SECURITY = (

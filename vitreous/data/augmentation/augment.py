@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitreous.data.crops import FILTERS, AreaCrop, InceptionCrop, SimpleCrop, to_picture
+from vitreous.data.augmentation.crops import FILTERS, AreaCrop, InceptionCrop, SimpleCrop, to_picture
+from vitreous.data.augmentation.moves import moved, pierce, static, windows
+from vitreous.data.augmentation.randaugment import BIG_VISION, TIMM, RandAugment, three
+from vitreous.data.decoding.regions import Regions
+from vitreous.data.decoding.spectral import Picture
 from vitreous.data.keys import seeded, uniform
-from vitreous.data.moves import moved, pierce, static, windows
 from vitreous.data.preprocess import Preprocess, to_tensor
-from vitreous.data.randaugment import BIG_VISION, TIMM, RandAugment, three
-from vitreous.data.regions import Regions
-from vitreous.data.spectral import Picture
 from vitreous.errors import UsageError
 
 WHOLE = (1.0, 1.0)  # a crop that takes the whole picture

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.crops import BORDER
+from vitreous.data.augmentation.crops import BORDER
 from vitreous.data.keys import uniform
 from vitreous.data.preprocess import IMAGENET
 

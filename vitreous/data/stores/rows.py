@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from vitreous.data.decode import MAX_BYTES, printable, read_regular, reason
+from vitreous.data.decoding.decode import MAX_BYTES, printable, read_regular, reason
 from vitreous.errors import DataError, ResourceError, UsageError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from zlib import adler32
 
-from vitreous.data.decode import printable, reason
+from vitreous.data.decoding.decode import printable, reason
 from vitreous.errors import DataError
 
 BLOCK = 512

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decode import MAX_BYTES, SUFFIXES, printable
-from vitreous.data.tar import Archive, Member, Stamp, read_at, stamp
+from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES, printable
+from vitreous.data.stores.tar import Archive, Member, Stamp, read_at, stamp
 from vitreous.errors import DataError
 
 Word = str | int  # a class by its name, or by its number

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decode import FORMATS, decode, orientation, silence
+from vitreous.data.decoding.decode import FORMATS, decode, orientation, silence
 from vitreous.data.layouts.packed import ROW
 from vitreous.data.split import Split
 from vitreous.errors import DataError

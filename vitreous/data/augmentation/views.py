@@ -15,11 +15,11 @@ import torch
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from vitreous.data.crops import AreaCrop, to_picture
+from vitreous.data.augmentation.crops import AreaCrop, to_picture
+from vitreous.data.decoding.regions import Regions
+from vitreous.data.decoding.spectral import Picture
 from vitreous.data.keys import seeded
 from vitreous.data.preprocess import Preprocess, to_tensor
-from vitreous.data.regions import Regions
-from vitreous.data.spectral import Picture
 from vitreous.errors import UsageError
 
 GLOBAL = 2  # views of the whole scene, which a teacher sees too

@@ -8,7 +8,7 @@ import struct
 
 import numpy as np
 
-from vitreous.data.gate import MAX_PIXELS
+from vitreous.data.decoding.gate import MAX_PIXELS
 from vitreous.errors import DataError
 
 MAGIC = b"\x93NUMPY"

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decode import decode, orientation, silence
-from vitreous.data.gate import MAX_PIXELS
+from vitreous.data.decoding.decode import decode, orientation, silence
+from vitreous.data.decoding.gate import MAX_PIXELS
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom
 BLOCK = 8  # rows and columns that are coded as one, times what colours are coarser

@@ -18,8 +18,8 @@ from threading import Lock
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from vitreous.data.gate import MAX_PIXELS, kind, lacks_rows, refuse_costly, too_large
-from vitreous.data.npy import MAGIC, colours
+from vitreous.data.decoding.gate import MAX_PIXELS, kind, lacks_rows, refuse_costly, too_large
+from vitreous.data.decoding.npy import MAGIC, colours
 from vitreous.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decode import MODES, decode
-from vitreous.data.jpeg import Box, plain
+from vitreous.data.decoding.decode import MODES, decode
+from vitreous.data.decoding.jpeg import Box, plain
 
 
 class Regions(Protocol):

@@ -1,0 +1,1 @@
+"""A data set written anew as shards made for training."""
