@@ -18,7 +18,7 @@ from hypothesis import settings
 from PIL import Image
 
 from vitreous.cli.main import main
-from vitreous.reports import report
+from vitreous.reports.pages import report
 
 settings.register_profile("steady", deadline=None, derandomize=True)  # the same examples everywhere, however slow
 settings.load_profile("steady")

@@ -25,7 +25,7 @@ from vitreous.recipes import transfer
 from vitreous.recipes.train import train
 from vitreous.recipes.transfer import Protocol, Trial, at_rate, choose
 from vitreous.reports.evaluate import evaluate
-from vitreous.reports.report import write_report
+from vitreous.reports.pages.report import write_report
 from vitreous.training.folder import Folder
 from vitreous.training.session import Session
 

@@ -22,8 +22,8 @@ from vitreous.evaluation.sets import judge_sets
 from vitreous.models.zoo import create
 from vitreous.reports.answers import Computing
 from vitreous.reports.opening import open_bundle
-from vitreous.reports.protocols import JUDGES, Case, Terms
-from vitreous.reports.sets import imagenet_order, plain
+from vitreous.reports.protocols.protocols import JUDGES, Case, Terms
+from vitreous.reports.protocols.sets import imagenet_order, plain
 from vitreous.weights.bundle import Bundle
 
 FP32 = ("--precision", "fp32", "--device", "cpu", "--workers", "0")

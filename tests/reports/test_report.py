@@ -17,11 +17,11 @@ from vitreous.data.split import Arrays, Data
 from vitreous.evaluation.classification import judge
 from vitreous.models.zoo import create
 from vitreous.recipes.train import train
-from vitreous.reports import cards
 from vitreous.reports.answers import Answered
-from vitreous.reports.cards import SHOWN, marks
 from vitreous.reports.evaluate import Further, evaluate
-from vitreous.reports.report import CELLS, ROWS, write_report
+from vitreous.reports.pages import cards
+from vitreous.reports.pages.cards import SHOWN, marks
+from vitreous.reports.pages.report import CELLS, ROWS, write_report
 from vitreous.training.folder import Folder
 from vitreous.training.session import Silent
 from vitreous.weights.bundle import Bundle

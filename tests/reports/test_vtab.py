@@ -16,8 +16,8 @@ from vitreous.data.split import Arrays, Data
 from vitreous.errors import DataError
 from vitreous.evaluation.vtab import GROUPS, TASKS, classes_of, means
 from vitreous.models.zoo import create
-from vitreous.reports import vtab as module
-from vitreous.reports.vtab import as_task, found_in
+from vitreous.reports.protocols import vtab as module
+from vitreous.reports.protocols.vtab import as_task, found_in
 from vitreous.weights.bundle import Bundle
 
 

@@ -12,7 +12,7 @@ from vitreous.errors import UsageError
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
-    from vitreous.reports.protocols import Terms
+    from vitreous.reports.protocols.protocols import Terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Protocols(Answering):
 
     def terms(self) -> Terms:
         """What of it the protocols need."""
-        from vitreous.reports.protocols import Terms
+        from vitreous.reports.protocols.protocols import Terms
 
         return Terms(self.protocol, self.k, self.temperature, self.shots, self.seeds, self.l2, self.labels, self.cache, self.seed)
 

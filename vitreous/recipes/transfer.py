@@ -26,7 +26,7 @@ from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
 from vitreous.models.names import name_of
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.registry import grid_of, hold_out_of
-from vitreous.reports import report
+from vitreous.reports.pages import report
 from vitreous.training.folder import Folder
 from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run

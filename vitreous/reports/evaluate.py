@@ -20,17 +20,17 @@ from vitreous.evaluation.engine import How
 from vitreous.evaluation.forward import CHUNK
 from vitreous.evaluation.pairs import confused
 from vitreous.models.names import name_of
-from vitreous.reports import report as pages
 from vitreous.reports.answers import Answered, Computing, answered
 from vitreous.reports.calibrate import calibrate, effect
 from vitreous.reports.familiarity import outliers, suspected
+from vitreous.reports.pages import report as pages
 from vitreous.reports.seen import seen, told
 from vitreous.training.folder import Folder
 from vitreous.training.session import Listener, Silent
 from vitreous.weights.bundle import Bundle
 
 if TYPE_CHECKING:
-    from vitreous.reports.protocols import Terms
+    from vitreous.reports.protocols.protocols import Terms
 
 READINGS = "evaluations.jsonl"
 
@@ -72,11 +72,11 @@ def evaluate(
     `summary.json`, and each reading is added to the run's `evaluations.jsonl`. Images that cannot be read stop the evaluation with a
     DataError that names them; with `bad_images="skip"` they count as wrong, unless none can be read. `how` says what computes:
     device, precision, engine. `batch_size` pictures are decoded at a time; like `workers` it cannot change a figure.
-    `protocol`: another way to judge, by its name or with its `vitreous.reports.protocols.Terms`. `further`: what else is asked.
+    `protocol`: another way to judge, by its name or with its `vitreous.reports.protocols.protocols.Terms`. `further`: what else is asked.
     A page with all of it, `report.html`, is written too.
     """
     if protocol != "top1":
-        from vitreous.reports.protocols import judge_by
+        from vitreous.reports.protocols.protocols import judge_by
 
         document = judge_by(protocol, run, data, split, Computing(batch_size, workers, how or How(), bad_images, listener or Silent()))
         if not (folder := Folder(Path(run))).config.is_file():

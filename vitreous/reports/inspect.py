@@ -204,7 +204,7 @@ def inspect(
             listener.note(f"no {name}: {error.message}")
     if not made:
         raise UsageError(f"no figure can be made of {run}: " + "; ".join(refused.values()))
-    from vitreous.reports.album import write_album
+    from vitreous.reports.pages.album import write_album
 
     document = {
         "run": os.fspath(run),

@@ -171,8 +171,8 @@ def attention_png(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> 
     import torch
     from PIL import Image
 
-    from vitreous.reports.cards import lit
     from vitreous.reports.inspect import coloured
+    from vitreous.reports.pages.cards import lit
 
     if "all" in (asked.layer, asked.head):
         name = "layer" if asked.layer == "all" else "head"

@@ -143,7 +143,7 @@ def judge_by(
         computing.listener.note(slow)
     began, bundle = time.perf_counter(), open_bundle(run, headless=terms.protocol in (*JUDGES, "vtab"))
     if terms.protocol == "vtab":
-        from vitreous.reports.vtab import vtab
+        from vitreous.reports.protocols.vtab import vtab
 
         return vtab(os.fspath(run), data, bundle, terms, computing)
     if terms.protocol in JUDGES:
@@ -151,7 +151,7 @@ def judge_by(
         case = Case(os.fspath(run), source, opened, there(opened, split, computing.listener), bundle, terms, computing)
         found = JUDGES[terms.protocol](case)
     else:
-        from vitreous.reports.sets import SETS
+        from vitreous.reports.protocols.sets import SETS
 
         source, opened = data_for(run, data, split)
         case = Case(os.fspath(run), source, opened, there(opened, split, computing.listener, "val"), bundle, terms, computing)

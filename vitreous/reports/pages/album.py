@@ -13,7 +13,7 @@ def write_album(folder: Path, document: dict[str, Any]) -> None:
     """Write FOLDER/index.html for the figures of `inspect`'s document; each picture is in the page."""
     from jinja2 import Environment, PackageLoader
 
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=PackageLoader("vitreous", "reports"))
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=PackageLoader("vitreous", "reports/pages"))
     page = environment.get_template("album.html")
     pictures = {one["name"]: base64.b64encode((folder / one["png"]).read_bytes()).decode() for one in document["figures"]}
     write_text(folder / "index.html", page.render(**document, pictures=pictures))

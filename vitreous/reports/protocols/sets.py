@@ -27,7 +27,7 @@ from vitreous.evaluation.report import Report
 from vitreous.evaluation.sets import judge_sets
 
 if TYPE_CHECKING:
-    from vitreous.reports.protocols import Case, Found
+    from vitreous.reports.protocols.protocols import Case, Found
 
 IMAGENET = 1_000
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
@@ -84,7 +84,7 @@ SETS = {"real": real, "objectnet": objectnet}
 
 def found_by(report: Report, figures: list[dict[str, Any]], further: dict[str, Any]) -> Found:
     """What a protocol found."""
-    from vitreous.reports.protocols import Found
+    from vitreous.reports.protocols.protocols import Found
 
     return Found(report, figures, further)
 

@@ -25,8 +25,8 @@ from vitreous.evaluation.vtab import DEV, TASKS, TRAIN, Task, classes_of, means
 from vitreous.reports.answers import Computing
 from vitreous.reports.evaluate import describe, record
 from vitreous.reports.inspect import stem
-from vitreous.reports.protocols import Case, Terms, bare, sweep
-from vitreous.reports.sets import plain
+from vitreous.reports.protocols.protocols import Case, Terms, bare, sweep
+from vitreous.reports.protocols.sets import plain
 from vitreous.weights.bundle import Bundle, write_text
 
 FORMAT = 1  # goes up when the same data give other numbers

@@ -17,8 +17,8 @@ import numpy as np
 from vitreous.evaluation.report import Report
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered
-from vitreous.reports.cards import cards
-from vitreous.reports.plots import COLOURS, INK, Curve, confusion, curves, reliability
+from vitreous.reports.pages.cards import cards
+from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, curves, reliability
 from vitreous.training.folder import Folder, whole
 from vitreous.training.run import Run
 from vitreous.weights.bundle import write_text
@@ -37,7 +37,7 @@ def write_report(
     """Write the page of a run, of an evaluation (the answers and what they come to), or of both. `command` repeats the evaluation."""
     from jinja2 import Environment, PackageLoader
 
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=PackageLoader("vitreous", "reports"))
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=PackageLoader("vitreous", "reports/pages"))
     environment.filters |= {"span": span, "percent": percent, "number": number, "size": size}
     parts: dict[str, Any] = {"trained": None, "grid": None, "judged": None}
     if folder is not None and folder.config.is_file():
