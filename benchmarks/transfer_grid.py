@@ -21,9 +21,9 @@ import torch
 from PIL import Image
 
 from vitreous.config import from_yaml
+from vitreous.data.holdout import hold_out
 from vitreous.data.layouts.digits import digits
 from vitreous.data.layouts.folder import folder
-from vitreous.data.split import hold_out
 from vitreous.machine import processor
 from vitreous.training.run import Run
 

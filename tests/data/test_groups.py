@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import picture
+from vitreous.data.holdout import hold_out
 from vitreous.data.sources import open_data
-from vitreous.data.split import hold_out
 from vitreous.errors import DataError
 
 

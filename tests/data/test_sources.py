@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests.conftest import make_folder, picture
+from vitreous.data.holdout import hold_out
 from vitreous.data.layouts.digits import digits
 from vitreous.data.layouts.folder import natural
 from vitreous.data.sources import open_data
-from vitreous.data.split import hold_out
 from vitreous.errors import DataError, UsageError
 
 

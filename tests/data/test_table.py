@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.conftest import picture
+from vitreous.data.holdout import hold_out
 from vitreous.data.loader import Judged
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
-from vitreous.data.split import hold_out
 from vitreous.errors import DataError
 
 

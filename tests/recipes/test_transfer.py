@@ -17,9 +17,9 @@ import pytest
 from PIL import Image
 
 from tests.conftest import TINY, make_folder, run_command, say
+from vitreous.data.holdout import hold_out
 from vitreous.data.layouts.digits import digits
 from vitreous.data.sources import open_data
-from vitreous.data.split import hold_out
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
 from vitreous.recipes import transfer
 from vitreous.recipes.train import train

@@ -1,10 +1,48 @@
-"""Splits that keep together what belongs together: the images of one patient, one scene, one video."""
+"""Which samples are held out of training: drawn within each class, or in groups that stay together, as the images of one patient do."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from vitreous.data.keys import key
+
+
+def hold_out(labels: np.ndarray, seed: int, shares: dict[str, float], groups: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """Row numbers of `train` and of each held-out split, drawn within each class; every part keeps the original order.
+
+    A class gives round(share * its size) samples to each held-out split, and always keeps at least one for training. Where
+    samples have several labels, (n, K), they are drawn over all of them. `groups`, (n,) int64, are drawn as they are, none of
+    them into two splits, which brings the shares as near as they come.
+    """
+    if groups is not None:
+        return hold_out_groups(labels, groups, seed, shares)
+    if labels.ndim == 2:
+        return hold_out_of_all(labels, seed, shares)
+    rows: dict[str, list[np.ndarray]] = {name: [] for name in ("train", *shares)}
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        members = members[np.argsort(key(seed, label, np.arange(len(members))), kind="stable")]
+        for name, share in shares.items():
+            count = min(round(share * len(labels[labels == label])), len(members) - 1)
+            rows[name].append(members[:count])
+            members = members[count:]
+        rows["train"].append(members)
+    return {name: np.sort(np.concatenate(parts)) for name, parts in rows.items()}
+
+
+def hold_out_of_all(labels: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:
+    """The same for (n, K) labels: round(share * n) samples to each held-out split, but none that is the last of a class."""
+    wanted = [name for name, share in shares.items() for _ in range(round(share * len(labels)))]
+    left = labels.sum(0)
+    drawn: dict[str, list[int]] = {name: [] for name in shares}
+    rest = []
+    for row in np.argsort(key(seed, np.arange(len(labels))), kind="stable"):
+        if wanted and (left[labels[row] > 0] > 1).all():
+            drawn[wanted.pop()].append(row)
+            left -= labels[row]
+        else:
+            rest.append(row)
+    return {name: np.sort(np.array(rows, dtype=np.int64)) for name, rows in (("train", rest), *drawn.items())}
 
 
 def hold_out_groups(labels: np.ndarray, groups: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:

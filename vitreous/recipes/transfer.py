@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from vitreous.config import from_plain, to_yaml
-from vitreous.data.split import Data, hold_out
+from vitreous.data.holdout import hold_out
+from vitreous.data.split import Data
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
 from vitreous.models.names import name_of
 from vitreous.recipes.options import TrainOptions

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.split import Arrays, Data, Split, hold_out
+from vitreous.data.holdout import hold_out
+from vitreous.data.split import Arrays, Data, Split
 
 
 def digits(split_seed: int = 0) -> Data:

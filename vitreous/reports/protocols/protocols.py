@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.data.holdout import hold_out
 from vitreous.data.screen import refuse
-from vitreous.data.split import Data, Split, hold_out
+from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError, nearest
 from vitreous.evaluation import fewshot as few
 from vitreous.evaluation import knn
