@@ -28,7 +28,6 @@ class Ranks:
     world: int = 1
     local: int = 0
     joined: bool = False
-    timeout: float = 300.0  # seconds
 
     @property
     def leads(self) -> bool:
@@ -100,7 +99,7 @@ def together(device: str, timeout: float):
     Raises UsageError where a machine has fewer GPUs than processes.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ or dist.is_initialized():
-        yield ALONE if not dist.is_initialized() else _joined(timeout)
+        yield ALONE if not dist.is_initialized() else _joined()
         return
     local = int(os.environ.get("LOCAL_RANK", "0"))
     cuda = device.startswith("cuda")
@@ -110,7 +109,7 @@ def together(device: str, timeout: float):
         torch.cuda.set_device(local)
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout))
     try:
-        yield _joined(timeout)
+        yield _joined()
     except RuntimeError as error:
         if not any(word in str(error).lower() for word in LOST):
             raise
@@ -120,5 +119,5 @@ def together(device: str, timeout: float):
         dist.destroy_process_group()
 
 
-def _joined(timeout: float) -> Ranks:
-    return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")), True, timeout)
+def _joined() -> Ranks:
+    return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")), True)
