@@ -60,6 +60,11 @@ class Interrupted(VitreousError):
         self.code = code
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory gave out, Python's or PyTorch's, on a GPU or a CPU; PyTorch says the latter with a plain RuntimeError."""
+    return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word most like `word`, as the text `did you mean X?`, or an empty string."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -278,6 +278,25 @@ def test_a_reader_that_goes_away_is_no_error(word, unbuffered):
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory"), RuntimeError("… can't allocate memory: you tried")])
+def test_too_little_memory_is_told_with_a_way_out(monkeypatch, error):
+    def give_out(words):
+        raise error
+
+    monkeypatch.setattr("vitreous.cli.main.command", give_out)
+    result = say("models")
+    assert result.returncode == 6 and result.stderr.startswith("error: out of memory\n  use ")
+
+
+def test_another_error_is_not_told_as_too_little_memory(monkeypatch):
+    def fail(words):
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr("vitreous.cli.main.command", fail)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        say("models")
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes anywhere")
 def test_an_output_that_cannot_be_written_is_refused_before_training(trained, tmp_path):
     tmp_path.chmod(0o500)

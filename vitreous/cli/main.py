@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from vitreous.errors import UsageError, VitreousError, nearest
+from vitreous.errors import UsageError, VitreousError, nearest, out_of_memory
 
 #: verb -> (module, what it does); the module has a frozen dataclass `Options` and a function `run(options, console)`
 VERBS = {
@@ -49,13 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = 0
     except VitreousError as error:
         code = fail(error, words, error.code)
-    except MemoryError:
-        code = fail(VitreousError("out of memory", WAYS), words, 6)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         code = fail(VitreousError(f"{place}{error.strerror or error}", "free some space, or use another place"), words, 6)
-    except RuntimeError as error:
-        if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
             raise
         code = fail(VitreousError("out of memory", WAYS), words, 6)
     sys.stdout.flush()

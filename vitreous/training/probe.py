@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from vitreous.errors import ResourceError
+from vitreous.errors import ResourceError, out_of_memory
 from vitreous.machine import DTYPES, free_memory
 from vitreous.models.cost import activations
 from vitreous.training.folder import Folder
@@ -61,11 +61,6 @@ def fits(shards: Shards, run: Run, size: int, device: str) -> bool:
             torch.cuda.empty_cache()
         return False
     return True
-
-
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether PyTorch ran out of memory, on a GPU or a CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
 def estimate(run: Run) -> float:
