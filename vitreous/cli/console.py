@@ -12,6 +12,11 @@ from vitreous.errors import VitreousError
 PLAIN_EVERY = 10.0  # seconds between two progress lines where stderr is no terminal
 
 
+def speaks() -> bool:
+    """Whether this process is the one of those that `torchrun` started that speaks to people."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 class Console:
     """Hears a run (`note`, `progress`) and prints tables. With `quiet_stdout`, stdout belongs to one JSON document.
 
@@ -80,7 +85,7 @@ class Console:
     def say(self, text: str = "") -> None:
         """One line for people: on stdout, or on stderr where stdout belongs to a document."""
         self.close()
-        if os.environ.get("RANK", "0") == "0":  # of the processes that torchrun started, one speaks
+        if speaks():
             print(text, file=sys.stderr if self.quiet_stdout else sys.stdout, flush=True)
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
+from vitreous.cli.console import Console, speaks
 from vitreous.errors import UsageError, VitreousError, nearest, out_of_memory
 
 #: verb -> (module, what it does); the module has a frozen dataclass `Options` and a function `run(options, console)`
@@ -71,8 +72,6 @@ def command(words: list[str]) -> int:
         print(f"vitreous {__version__}")
         return 0
     verb, said = verb_of(words)
-    from vitreous.cli.console import Console
-
     module = import_module(VERBS[verb][0])
     rest, settings = split_settings(said) if "settings" in module.Options.__dataclass_fields__ else (said, {})
     options, as_json = parse(module.Options, verb, rest)
@@ -138,17 +137,10 @@ def plain(document: Any) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
-def speaks() -> bool:
-    """Whether this process is the one of those that `torchrun` started that speaks to people."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def fail(error: VitreousError, words: list[str], code: int) -> int:
     """Say what went wrong: two lines on stderr and, for `--json`, a document on stdout. Of several processes, the leading one says it."""
     if not speaks():
         return code
-    from vitreous.cli.console import Console
-
     Console(False).error(error)
     if "--json" in words:
         print(plain({"error": {"message": error.message, "hint": error.hint, "code": code}}))
