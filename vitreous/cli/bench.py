@@ -48,8 +48,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     from vitreous.bench import report
     from vitreous.bench.run import bench
+    from vitreous.disk import write_text
     from vitreous.errors import ResourceError
-    from vitreous.weights.bundle import write_text
 
     races = bench(
         options.tasks, options.models, options.batch_sizes, options.image_size, options.images, options.only,

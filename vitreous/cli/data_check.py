@@ -45,8 +45,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     from vitreous.data.check.check import looked
     from vitreous.data.check.page import page
+    from vitreous.disk import write_text
     from vitreous.errors import ResourceError, UsageError
-    from vitreous.weights.bundle import write_text
 
     out = Path(options.out) if options.out else None
     if out and not out.absolute().parent.is_dir():

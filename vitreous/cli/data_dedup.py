@@ -135,8 +135,8 @@ def looking(run: str, device: str) -> Looker:
 
 def write(path: Any, text: str) -> None:
     """A small file, whole or not at all. Raises ResourceError."""
+    from vitreous.disk import write_text
     from vitreous.errors import ResourceError
-    from vitreous.weights.bundle import write_text
 
     try:
         write_text(path, text)

@@ -30,7 +30,7 @@ from vitreous.data.loader import Judged
 from vitreous.data.packs.pack import stamp
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
-from vitreous.data.stores.rows import cache
+from vitreous.disk import cache
 from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError
 from vitreous.evaluation.engine import Engine, How, make_engine
 from vitreous.evaluation.forward import CHUNK, answer, chunks

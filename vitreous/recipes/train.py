@@ -20,6 +20,7 @@ from vitreous.data.pace import workers_for
 from vitreous.data.screen import fits_in_memory, readable, refuse, screen
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Data, Split
+from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.engine import How
@@ -41,7 +42,6 @@ from vitreous.training.ranks import Ranks, together
 from vitreous.training.run import DataOptions, Run
 from vitreous.training.session import Inputs, Listener, Session, Silent
 from vitreous.weights.adopt import starting_point
-from vitreous.weights.bundle import write_text
 
 LATEST = "runs/latest"
 #: settings that a run cannot change: they say what it is, or where it is in its stream of pictures

@@ -23,6 +23,7 @@ import numpy as np
 from vitreous.config import from_plain, to_yaml
 from vitreous.data.holdout import hold_out
 from vitreous.data.split import Data
+from vitreous.disk import write_text
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
 from vitreous.models.names import name_of
 from vitreous.recipes.options import TrainOptions
@@ -33,7 +34,6 @@ from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run
 from vitreous.training.session import Inputs, Listener, Session, Silent
 from vitreous.training.signals import Signals
-from vitreous.weights.bundle import write_text
 
 TRIALS = "trials.json"
 SHARES = ((10_000, 0.1), (200_000, 0.02), (math.inf, 0.01))  # below so many training images: Pets', CIFAR's and ImageNet's share

@@ -23,6 +23,7 @@ from vitreous.data.keys import permutation
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data, Split
+from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError, nearest
 from vitreous.machine import DTYPES, pick_device, pick_precision, warning
 from vitreous.models.names import name_of
@@ -30,7 +31,7 @@ from vitreous.models.zoo import Model
 from vitreous.reports.opening import data_for, open_bundle
 from vitreous.reports.tables import write_table
 from vitreous.training.session import Listener, Silent
-from vitreous.weights.bundle import Bundle, write_text
+from vitreous.weights.bundle import Bundle
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.copies.listing import marked
+from vitreous.disk import write_text
 from vitreous.errors import ResourceError
-from vitreous.weights.bundle import write_text
 
 
 def write_table(path: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from vitreous.data.decoding.decode import printable
+from vitreous.disk import write_text
 from vitreous.errors import ResourceError, UsageError
 from vitreous.serving.parts import NpzParts, ParquetParts
 from vitreous.serving.rows import HEAD, Kind, cells, line
-from vitreous.weights.bundle import write_text
 
 ANEW = "remove it to begin anew, or name another file with --out"
 

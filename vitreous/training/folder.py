@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.config import from_yaml, to_yaml
+from vitreous.disk import write_text
 from vitreous.errors import ResourceError, UsageError
 from vitreous.training.checkpoint import Store
 from vitreous.training.run import Run
-from vitreous.weights.bundle import write_text
 
 #: what `create` writes before config.yaml, whole or half
 BEGINNING = re.compile(r"command\.txt|(environment|data|trials)\.json|\.(command\.txt|(environment|data|trials)\.json|config\.yaml)\.tmp")

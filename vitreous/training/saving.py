@@ -22,11 +22,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vitreous.disk import write_text
 from vitreous.errors import ResourceError, WeightsError
 from vitreous.training.checkpoint import Store
 from vitreous.training.loop import Numbers, State
 from vitreous.training.sharded import Sharded, group_on_cpu
-from vitreous.weights.bundle import write_text
 from vitreous.weights.pieces import tensors_in
 
 FORMAT = 2

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vitreous.config import from_plain, to_plain
 from vitreous.data.preprocess import Preprocess
+from vitreous.disk import write_text
 from vitreous.errors import WeightsError
 from vitreous.models.config import ModelConfig
 from vitreous.models.hollow import hollow
@@ -126,13 +127,3 @@ def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hex."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file so that it is there whole or not at all, also after a crash."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from vitreous.disk import write_text
 from vitreous.errors import ResourceError, UsageError, WeightsError
 from vitreous.models.config import ModelConfig, StemConfig, ViTConfig, check_image
 from vitreous.models.names import name_of
@@ -21,7 +22,7 @@ from vitreous.models.zoo import build
 from vitreous.nn.sizes import by
 from vitreous.weights.adopt import Adoption, Weights, adopt, open_weights
 from vitreous.weights.beside import fields
-from vitreous.weights.bundle import Bundle, write_text
+from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import find, writer
 from vitreous.weights.note import note
 from vitreous.weights.table import Format, Tensors

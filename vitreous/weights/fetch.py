@@ -18,6 +18,7 @@ import urllib.request
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from vitreous.disk import cache
 from vitreous.errors import UsageError, WeightsError
 
 MAX_BYTES = 32 << 30  # of one file
@@ -192,7 +193,7 @@ def from_web(source: str, listener: Listener | None) -> Path:
         raise UsageError(f"{address} is not pinned: what it serves may change", hint)
     refuse_address(address)
     suffix = Path(urllib.parse.urlsplit(address).path).suffix
-    target = cache() / (wanted + (suffix if suffix in SUFFIXES else ""))
+    target = cache("weights") / (wanted + (suffix if suffix in SUFFIXES else ""))
     if target.is_file() and digest(target) == wanted:
         return target
     try:
@@ -215,12 +216,6 @@ def from_web(source: str, listener: Listener | None) -> Path:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
     return target
-
-
-def cache() -> Path:
-    """The folder of downloaded weights, one file for each hash."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "vitreous" / "weights"
 
 
 def digest(path: Path) -> str:

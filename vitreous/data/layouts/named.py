@@ -21,7 +21,7 @@ import numpy as np
 from vitreous.data.decoding.decode import printable
 from vitreous.data.layouts.portable import Patches, Portables
 from vitreous.data.split import Arrays, Data, Files, Paths, Split, held_out
-from vitreous.data.stores.rows import cache
+from vitreous.disk import cache
 from vitreous.errors import DataError, UsageError, nearest
 
 DIGITS = tuple("0123456789")

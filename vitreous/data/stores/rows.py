@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from vitreous.data.decoding.decode import MAX_BYTES, printable, read_regular, reason
+from vitreous.disk import cache
 from vitreous.errors import DataError, ResourceError, UsageError
 
 if TYPE_CHECKING:
@@ -246,12 +247,6 @@ def unpacked(file: Path, column: str) -> Path:
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
     return place
-
-
-def cache(kind: str) -> Path:
-    """Where things of a kind are kept that can be made or fetched again."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "vitreous" / kind
 
 
 def arrow() -> None:

@@ -24,6 +24,7 @@ import numpy as np
 
 from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES, printable
 from vitreous.data.stores.tar import Archive, Member, Stamp, read_at, stamp
+from vitreous.disk import cache
 from vitreous.errors import DataError
 
 Word = str | int  # a class by its name, or by its number
@@ -255,10 +256,8 @@ def index(paths: Sequence[Path]) -> Index:
 
 def kept_at(paths: Sequence[Path]) -> Path:
     """The file that keeps the index of these archives."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
     words = "\n".join(os.path.abspath(path) for path in paths).encode("utf-8", "surrogateescape")
-    base = Path(home) if os.path.isabs(home) else Path(os.path.expanduser("~")) / ".cache"
-    return base / "vitreous" / "tars" / f"{hashlib.sha256(words).hexdigest()}.npz"
+    return cache("tars") / f"{hashlib.sha256(words).hexdigest()}.npz"
 
 
 def keep(place: Path, found: Index) -> None:

@@ -6,7 +6,7 @@ import base64
 from pathlib import Path
 from typing import Any
 
-from vitreous.weights.bundle import write_text
+from vitreous.disk import write_text
 
 
 def write_album(folder: Path, document: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.disk import write_text
 from vitreous.evaluation.report import Report
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered
@@ -21,7 +22,6 @@ from vitreous.reports.pages.cards import cards
 from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, curves, reliability
 from vitreous.training.folder import Folder, whole
 from vitreous.training.run import Run
-from vitreous.weights.bundle import write_text
 
 ROWS = 60  # classes shown in full; of more, the worst and the best
 CELLS = 40  # classes in the confusion matrix; of more, those most often wrong

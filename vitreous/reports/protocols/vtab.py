@@ -17,6 +17,7 @@ from vitreous.data.decoding.decode import printable
 from vitreous.data.keys import permutation
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, Split
+from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.features import of_images, of_model
@@ -27,7 +28,7 @@ from vitreous.reports.evaluate import describe, record
 from vitreous.reports.inspect import stem
 from vitreous.reports.protocols.protocols import Case, Terms, bare, sweep
 from vitreous.reports.protocols.sets import plain
-from vitreous.weights.bundle import Bundle, write_text
+from vitreous.weights.bundle import Bundle
 
 FORMAT = 1  # goes up when the same data give other numbers
 PREFIX = re.compile(r"^(wds_)?(vtab_)?(1k_)?")
