@@ -6,6 +6,7 @@ Every verb turns a `VitreousError` into two lines on stderr and the exit code be
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 
@@ -63,6 +64,12 @@ class Interrupted(VitreousError):
 def out_of_memory(error: BaseException) -> bool:
     """Whether memory gave out, Python's or PyTorch's, on a GPU or a CPU; PyTorch says the latter with a plain RuntimeError."""
     return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
+
+
+def printable(path: str | os.PathLike[str]) -> str:
+    """A path as one line of text, whatever bytes it holds."""
+    text = os.fspath(path)
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -91,7 +91,7 @@ def warn(options: Job, console: Console) -> None:
 
 def printed(options: Options, answers: Any, found: Source, console: Console) -> dict[str, Any]:
     """A table on stdout, and the document."""
-    from vitreous.data.decoding.decode import printable
+    from vitreous.errors import printable
     from vitreous.serving.rows import HEAD, Predictions, cells
 
     meter, all_rows, rows = Meter("predict", found.count, console), [], []

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.decoding.decode import printable
 from vitreous.data.split import Data, Files, Paths, Split, held_out
-from vitreous.errors import DataError, UsageError
+from vitreous.errors import DataError, UsageError, printable
 
 COLUMN = "group"  # of a table
 PARTED = "groups are in more than one split"  # what a table with such groups notes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vitreous.data.decoding.decode import printable
 from vitreous.data.grouping import grouped
 from vitreous.data.layouts.arrow import hub, is_parquet, parquet
 from vitreous.data.layouts.digits import digits
@@ -17,7 +16,7 @@ from vitreous.data.layouts.packed import is_pack, packed
 from vitreous.data.layouts.table import table
 from vitreous.data.layouts.tars import COMPRESSED, are_tars, tars
 from vitreous.data.split import Data
-from vitreous.errors import DataError, UsageError, nearest
+from vitreous.errors import DataError, UsageError, nearest, printable
 
 
 def open_data(source: str | os.PathLike[str], split_seed: int = 0, group_by: str | None = None) -> Data:

@@ -15,9 +15,9 @@ from typing import Any, Protocol, overload
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.decode import decode, printable, read_regular
+from vitreous.data.decoding.decode import decode, read_regular
 from vitreous.data.holdout import hold_out
-from vitreous.errors import DataError
+from vitreous.errors import DataError, printable
 
 
 class Split(Protocol):

@@ -25,13 +25,13 @@ from torch import nn
 import vitreous
 from vitreous.config import to_plain
 from vitreous.cores import default_workers
-from vitreous.data.decoding.decode import printable, reason
+from vitreous.data.decoding.decode import reason
 from vitreous.data.loader import Judged
 from vitreous.data.packs.pack import stamp
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.disk import cache
-from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError
+from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError, printable
 from vitreous.evaluation.engine import Engine, How, make_engine
 from vitreous.evaluation.forward import CHUNK, answer, chunks
 from vitreous.machine import pick_device, pick_precision

@@ -15,13 +15,12 @@ from vitreous.config import differences, from_yaml, set_paths
 from vitreous.cores import default_workers
 from vitreous.data.copies.listing import excluded as names_in
 from vitreous.data.copies.listing import staying
-from vitreous.data.decoding.decode import printable
 from vitreous.data.pace import workers_for
 from vitreous.data.screen import fits_in_memory, readable, refuse, screen
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Data, Split
 from vitreous.disk import write_text
-from vitreous.errors import DataError, UsageError
+from vitreous.errors import DataError, UsageError, printable
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.engine import How
 from vitreous.evaluation.forward import CHUNK

@@ -18,13 +18,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.data.decoding.decode import is_image, printable
+from vitreous.data.decoding.decode import is_image
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data, Split
 from vitreous.disk import write_text
-from vitreous.errors import DataError, UsageError, nearest
+from vitreous.errors import DataError, UsageError, nearest, printable
 from vitreous.machine import DTYPES, pick_device, pick_precision, warning
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model

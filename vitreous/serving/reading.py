@@ -11,10 +11,11 @@ import os
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.decode import MODES, printable, read_regular
+from vitreous.data.decoding.decode import MODES, read_regular
 from vitreous.data.decoding.gate import refuse_costly
 from vitreous.data.decoding.jpeg import FLIPPED, MIRRORED, Jpeg, plain, reduction
 from vitreous.data.preprocess import Preprocess, to_array
+from vitreous.errors import printable
 
 
 def read(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from vitreous.data.copies.listing import marked
-from vitreous.data.decoding.decode import printable
+from vitreous.errors import printable
 from vitreous.serving.predict import Embedding, Prediction
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from vitreous.data.decoding.decode import printable
 from vitreous.disk import write_text
-from vitreous.errors import ResourceError, UsageError
+from vitreous.errors import ResourceError, UsageError, printable
 from vitreous.serving.parts import NpzParts, ParquetParts
 from vitreous.serving.rows import HEAD, Kind, cells, line
 

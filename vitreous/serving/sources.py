@@ -27,14 +27,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES, open_regular, printable, reason
+from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES, open_regular, reason
 from vitreous.data.layouts.folder import natural, walk
 from vitreous.data.layouts.tars import COMPRESSED
 from vitreous.data.layouts.tars import expand as braced
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.stores.rows import opened
 from vitreous.data.stores.tar import Archive, read_at, stamp
-from vitreous.errors import DataError, UsageError
+from vitreous.errors import DataError, UsageError, printable
 from vitreous.serving.reading import read
 
 TABLES, TARS, ROWS = (".csv", ".tsv"), (".tar", *COMPRESSED), (".parquet",)

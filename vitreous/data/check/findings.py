@@ -134,7 +134,7 @@ def pictures(facts: dict[str, Any], source: str) -> list[Finding]:
 
 def listed(names: list[str]) -> str:
     """The first names, and how many more there are."""
-    from vitreous.data.decoding.decode import printable
+    from vitreous.errors import printable
 
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return ", ".join(map(printable, names[:SHOWN])) + more

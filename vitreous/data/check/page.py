@@ -13,9 +13,8 @@ from PIL import Image
 from vitreous.data.check.facts import by_reason
 from vitreous.data.check.findings import SHOWN
 from vitreous.data.check.subject import Subject
-from vitreous.data.decoding.decode import printable
 from vitreous.data.split import picture_of
-from vitreous.errors import DataError
+from vitreous.errors import DataError, printable
 
 PAIRS = 24  # groups of copies whose pictures are shown
 TOGETHER = 4  # pictures of one group

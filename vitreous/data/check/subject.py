@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.decoding.decode import SUFFIXES, printable
+from vitreous.data.decoding.decode import SUFFIXES
 from vitreous.data.grouping import COLUMN, PARTED, expression, keys_of, no_column, straddling
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, Files, Split
-from vitreous.errors import DataError
+from vitreous.errors import DataError, printable
 
 LOOSE = "images"  # the split of a folder that is no data set
 

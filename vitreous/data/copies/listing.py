@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decoding.decode import printable, read_regular
+from vitreous.data.decoding.decode import read_regular
 from vitreous.data.split import Data, Files, Split
-from vitreous.errors import DataError, UsageError
+from vitreous.errors import DataError, UsageError, printable
 
 HEADER = ["path", "copy_of", "reason", "score"]
 MARKED = tuple("=+-@'\t\r")

@@ -20,7 +20,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 
 from vitreous.data.decoding.gate import MAX_PIXELS, kind, lacks_rows, refuse_costly, too_large
 from vitreous.data.decoding.npy import MAGIC, colours
-from vitreous.errors import DataError
+from vitreous.errors import DataError, printable
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy"})
@@ -182,12 +182,6 @@ def flatten(image: Image.Image, mode: str, name: str) -> Image.Image:
         picture = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", picture.size, (BACKGROUND,) * 3 + (255,)), picture)
     return image if image.mode == mode else image.convert(mode)
-
-
-def printable(path: str | os.PathLike[str]) -> str:
-    """A path as one line of text, whatever bytes it holds."""
-    text = os.fspath(path)
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def reason(error: Exception) -> str:

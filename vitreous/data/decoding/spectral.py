@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
-from vitreous.data.decoding.decode import FORMATS, printable, read_regular, reason, silence
+from vitreous.data.decoding.decode import FORMATS, read_regular, reason, silence
 from vitreous.data.decoding.gate import MAX_PIXELS, refuse_costly, too_large
 from vitreous.data.decoding.npy import MAGIC, MAX_CHANNELS, npy_form, read_npy
-from vitreous.errors import DataError
+from vitreous.errors import DataError, printable
 
 Bands = tuple[Image.Image, ...]
 Picture = Image.Image | Bands  # what a model's preprocessing and augmentation take

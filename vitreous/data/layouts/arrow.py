@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decoding.decode import printable
 from vitreous.data.layouts.folder import SPLITS, class_order, natural
 from vitreous.data.layouts.table import MOST
 from vitreous.data.split import Data, Split, held_out
 from vitreous.data.stores.rows import Parquet, Rows, Streams, Table
-from vitreous.errors import DataError, UsageError, nearest
+from vitreous.errors import DataError, UsageError, nearest, printable
 
 LAYOUT = "expected x.parquet, or DIR with train-*.parquet and, if you like, validation-*.parquet and test-*.parquet"
 WORDS = {word: split for split, words in SPLITS.items() for word in words}

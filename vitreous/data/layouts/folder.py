@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.decoding.decode import SUFFIXES, printable, reason
+from vitreous.data.decoding.decode import SUFFIXES, reason
 from vitreous.data.split import Data, Files, Paths, Split, held_out
-from vitreous.errors import DataError, nearest
+from vitreous.errors import DataError, nearest, printable
 
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 LAYOUT = "expected DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ beside it, or a CSV file with columns path,label"

@@ -13,10 +13,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from vitreous.data.decoding.decode import printable, read_regular
+from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.folder import classified, entries, is_folder, list_classes, split_folders, walk
 from vitreous.data.split import Data, Paths
-from vitreous.errors import DataError
+from vitreous.errors import DataError, printable
 
 SYNSET = re.compile(r"n\d{8}")
 KAGGLE = "ILSVRC/Data/CLS-LOC"

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.data.decoding.decode import printable, read_regular
+from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.folder import SPLITS
 from vitreous.data.split import Data, Files, Paths, Split, held_out
-from vitreous.errors import DataError
+from vitreous.errors import DataError, printable
 
 ALL = "train800val200"  # the 1,000 images that the last training of a task is allowed
 LISTS = {"train": ("train800", "train"), "val": ("val200", "val", "valid", "validation"), "test": ("test",)}

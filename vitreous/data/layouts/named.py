@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decoding.decode import printable
 from vitreous.data.layouts.portable import Patches, Portables
 from vitreous.data.split import Arrays, Data, Files, Paths, Split, held_out
 from vitreous.disk import cache
-from vitreous.errors import DataError, UsageError, nearest
+from vitreous.errors import DataError, UsageError, nearest, printable
 
 DIGITS = tuple("0123456789")
 Read = Callable[[Any], Split]

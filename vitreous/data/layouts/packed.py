@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decoding.decode import printable, read_regular
+from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.folder import SPLITS
 from vitreous.data.layouts.tars import tars
 from vitreous.data.split import Data, Split, held_out
-from vitreous.errors import DataError
+from vitreous.errors import DataError, printable
 
 VERSION = 1
 DOCUMENT, UNFINISHED = "pack.json", ".unfinished"

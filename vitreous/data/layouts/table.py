@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.data.decoding.decode import printable, read_regular
+from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.folder import SPLITS, class_order
 from vitreous.data.split import Data, Files, Split, held_out
-from vitreous.errors import DataError, nearest
+from vitreous.errors import DataError, nearest, printable
 
 COLUMNS = ("path", "label", "split", "group")
 EXPECTED = "expected a header path,label[,split][,group] and one image a row; several labels as a|b"

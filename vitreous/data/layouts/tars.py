@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decoding.decode import is_image, printable, read_regular
+from vitreous.data.decoding.decode import is_image, read_regular
 from vitreous.data.layouts.folder import SPLITS, class_order, natural
 from vitreous.data.split import Data, Split, held_out
 from vitreous.data.stores.tarindex import SHOWN, Index, Word, index
-from vitreous.errors import DataError, nearest
+from vitreous.errors import DataError, nearest, printable
 
 EXPECTED = "expected DIR/*.tar or DIR/{train,val,test}/*.tar with samples NAME.jpg and NAME.cls, or CLASS/NAME.jpg"
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decoding.decode import decode, printable
+from vitreous.data.decoding.decode import decode
 from vitreous.data.layouts.folder import folder
 from vitreous.data.split import Data, Files, Paths, Split, held_out
-from vitreous.errors import DataError
+from vitreous.errors import DataError, printable
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,13 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from vitreous.cores import default_workers
-from vitreous.data.decoding.decode import printable
 from vitreous.data.layouts.packed import DOCUMENT, ROW, UNFINISHED, VERSION, describe, is_pack
 from vitreous.data.loader import in_workers
 from vitreous.data.packs.shards import Encoder, PixelShard, Stored, TarShard, npy_bytes, publish, record
 from vitreous.data.screen import refuse
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, Files, Split
-from vitreous.errors import DataError, ResourceError, UsageError
+from vitreous.errors import DataError, ResourceError, UsageError, printable
 
 CHUNK = 16  # pictures that a worker sends at a time
 PROBED = 64  # pictures whose size stands for all, before any is written

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from vitreous.data.decoding.decode import MAX_BYTES, printable, read_regular, reason
+from vitreous.data.decoding.decode import MAX_BYTES, read_regular, reason
 from vitreous.disk import cache
-from vitreous.errors import DataError, ResourceError, UsageError
+from vitreous.errors import DataError, ResourceError, UsageError, printable
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from zlib import adler32
 
-from vitreous.data.decoding.decode import printable, reason
-from vitreous.errors import DataError
+from vitreous.data.decoding.decode import reason
+from vitreous.errors import DataError, printable
 
 BLOCK = 512
 AHEAD = 8192  # bytes that are read at a time, since small members follow each other

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES, printable
+from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES
 from vitreous.data.stores.tar import Archive, Member, Stamp, read_at, stamp
 from vitreous.disk import cache
-from vitreous.errors import DataError
+from vitreous.errors import DataError, printable
 
 Word = str | int  # a class by its name, or by its number
 MAX_LABEL = 2**20  # bytes of a member that says a label

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitreous.cores import default_workers
-from vitreous.data.decoding.decode import decode, printable, read_regular
+from vitreous.data.decoding.decode import decode, read_regular
 from vitreous.data.layouts.imagenet import is_ilsvrc2012, torchvision_names
 from vitreous.data.loader import Judged
 from vitreous.data.screen import readable, refuse
 from vitreous.data.split import Split
-from vitreous.errors import DataError, UsageError
+from vitreous.errors import DataError, UsageError, printable
 from vitreous.evaluation.engine import make_engine
 from vitreous.evaluation.forward import logits_of
 from vitreous.evaluation.report import Report

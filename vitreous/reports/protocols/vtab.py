@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decoding.decode import printable
 from vitreous.data.keys import permutation
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, Split
 from vitreous.disk import write_text
-from vitreous.errors import DataError, UsageError
+from vitreous.errors import DataError, UsageError, printable
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.features import of_images, of_model
 from vitreous.evaluation.linear import Known, fit

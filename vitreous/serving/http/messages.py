@@ -8,8 +8,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
 
-from vitreous.data.decoding.decode import printable
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, printable
 
 SECURITY = (
     b"X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\nX-Frame-Options: DENY\r\n"
