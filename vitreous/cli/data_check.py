@@ -45,8 +45,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     from vitreous.data.check.check import looked
     from vitreous.data.check.page import page
-    from vitreous.disk import write_text
-    from vitreous.errors import ResourceError, UsageError
+    from vitreous.disk import put
+    from vitreous.errors import UsageError
 
     out = Path(options.out) if options.out else None
     if out and not out.absolute().parent.is_dir():
@@ -58,10 +58,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     )
     tell(document, console)
     if out:
-        try:
-            write_text(out, page(document, subject))
-        except OSError as error:
-            raise ResourceError(f"cannot write {out}: {error.strerror}") from None
+        put(out, page(document, subject))
         console.say(f"\n{out} shows it")
     return document
 

@@ -50,6 +50,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.data.copies.dedup import dedup
     from vitreous.data.copies.listing import excluded, listed, remaining
     from vitreous.data.split import Data
+    from vitreous.disk import put
     from vitreous.errors import UsageError
     from vitreous.machine import pick_device
 
@@ -66,10 +67,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     others = [split for source in options.against for split in part(opened(source), options.against_split, source, console)]
     looker = looking(options.model, device) if options.model else None
     found = dedup(own, others, options.within, options.threshold, options.workers, looker, device, console.progress)
-    write(out, listed(found["copies"]))
+    put(out, listed(found["copies"]))
     if options.apply_to and isinstance(data, Data):
         table = Path(options.apply_to)
-        write(table, remaining(data, excluded(out), table.absolute().parent))
+        put(table, remaining(data, excluded(out), table.absolute().parent))
     for line in found["unreadable"][:20]:
         console.note(f"cannot be read: {line}")
     rows = [[reason, str(found["counts"].get(reason, 0))] for reason in ("bytes", "pixels", "hash", "near")]
@@ -131,14 +132,3 @@ def looking(run: str, device: str) -> Looker:
         return model.pool(model.features(bundle.preprocess.normalise(pixels.to(device)))).float().cpu().numpy()
 
     return Looker(bundle.preprocess, embed)
-
-
-def write(path: Any, text: str) -> None:
-    """A small file, whole or not at all. Raises ResourceError."""
-    from vitreous.disk import write_text
-    from vitreous.errors import ResourceError
-
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise ResourceError(f"cannot write {path}: {error.strerror}") from None

@@ -91,8 +91,10 @@ def warn(options: Job, console: Console) -> None:
 
 def printed(options: Options, answers: Any, found: Source, console: Console) -> dict[str, Any]:
     """A table on stdout, and the document."""
+    from vitreous.disk import put
     from vitreous.errors import printable
     from vitreous.serving.rows import HEAD, Predictions, cells
+    from vitreous.tables import as_csv
 
     meter, all_rows, rows = Meter("predict", found.count, console), [], []
     for chunk in answers(iter(found)):
@@ -104,24 +106,6 @@ def printed(options: Options, answers: Any, found: Source, console: Console) -> 
         rows.append([printable(answer.path), f"cannot be read: {answer.error}" if answer.error else said])
     console.table(["image", "classes"], rows)
     if options.csv:
-        write_csv(options.csv, HEAD, [row for answer in all_rows for row in cells(answer)])
+        put(options.csv, as_csv([HEAD, *(row for answer in all_rows for row in cells(answer))]))
     tell_bad(console, meter.bad, meter.unreadable, meter.done)
     return {"model": options.run, "predictions": [Predictions().plain(answer) for answer in all_rows]}
-
-
-def write_csv(path: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A CSV file that is there whole or not at all. Raises ResourceError."""
-    import csv
-    import io
-    import os
-
-    from vitreous.serving.sinks import cannot
-
-    text = io.StringIO(newline="")
-    csv.writer(text).writerows([head, *rows])
-    try:
-        with open(f"{path}.part", "wb") as file:
-            file.write(text.getvalue().encode("utf-8", "surrogateescape"))
-        os.replace(f"{path}.part", path)
-    except OSError as error:
-        raise cannot(path, error) from None

@@ -22,7 +22,7 @@ from vitreous.evaluation.temperature import probabilities
 from vitreous.reports.answers import Answered, Computing
 from vitreous.reports.opening import data_for, everything, matched
 from vitreous.reports.seen import identities, without_excluded
-from vitreous.reports.tables import write_table
+from vitreous.tables import write_table
 from vitreous.training.folder import Folder
 
 SHOWN = 10  # images of a kind in a document

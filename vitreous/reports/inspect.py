@@ -29,7 +29,7 @@ from vitreous.machine import DTYPES, pick_device, pick_precision, warning
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model
 from vitreous.reports.opening import data_for, open_bundle
-from vitreous.reports.tables import write_table
+from vitreous.tables import write_table
 from vitreous.training.session import Listener, Silent
 from vitreous.weights.bundle import Bundle
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from vitreous.data.copies.listing import marked
+from vitreous.disk import encodes
 from vitreous.errors import printable
 from vitreous.serving.predict import Embedding, Prediction
+from vitreous.tables import marked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,26 +93,17 @@ def paths(rows: Sequence[Prediction | Embedding]) -> dict[str, pa.Array]:
     """The columns `path` and `path_bytes`."""
     import pyarrow as pa
 
-    odd = [not encodable(row.path) for row in rows]
+    odd = [not encodes(row.path) for row in rows]
     return {
         "path": pa.array([printable(row.path) if o else row.path for row, o in zip(rows, odd, strict=True)], pa.string()),
         "path_bytes": pa.array([os.fsencode(row.path) if o else None for row, o in zip(rows, odd, strict=True)], pa.binary()),
     }
 
 
-def encodable(text: str) -> bool:
-    """Whether a text can be written as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def line(document: dict[str, Any]) -> bytes:
     """One line of JSON; in ASCII where a path is no UTF-8."""
     text = json.dumps(document, ensure_ascii=False)
-    return (text if encodable(text) else json.dumps(document)).encode() + b"\n"
+    return (text if encodes(text) else json.dumps(document)).encode() + b"\n"
 
 
 def cells(row: Prediction) -> list[list[str]]:

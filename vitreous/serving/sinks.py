@@ -11,7 +11,6 @@ options never continue it, and neither do other images: those that were written 
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 import shutil
@@ -19,10 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from vitreous.disk import write_text
-from vitreous.errors import ResourceError, UsageError, printable
+from vitreous.disk import cannot, write_text
+from vitreous.errors import UsageError, printable
 from vitreous.serving.parts import NpzParts, ParquetParts
 from vitreous.serving.rows import HEAD, Kind, cells, line
+from vitreous.tables import as_csv
 
 ANEW = "remove it to begin anew, or name another file with --out"
 
@@ -136,11 +136,6 @@ def differing(before: dict[str, Any], told: dict[str, Any]) -> str:
     )
 
 
-def cannot(path: str, error: OSError) -> ResourceError:
-    """The refusal of a file that cannot be written."""
-    return ResourceError(f"cannot write {printable(path)}: {error.strerror or error}", "make room, or choose another file")
-
-
 def forget(path: str) -> None:
     """Remove a file of answers and its parts."""
     shutil.rmtree(f"{path}.parts", ignore_errors=True)
@@ -233,9 +228,7 @@ class Csv(Growing):
 
     def write(self, rows: Sequence[Sequence[str]]) -> None:
         """Rows, on the disk as far as the system goes."""
-        text = io.StringIO(newline="")
-        csv.writer(text).writerows(rows)
-        self.file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+        self.file.write(as_csv(rows).encode("utf-8", "surrogateescape"))
         self.file.flush()
 
     def add(self, rows: Sequence[Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,17 @@ import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.split import Data, Files, Split
+from vitreous.disk import encodes
 from vitreous.errors import DataError, UsageError, printable
+from vitreous.tables import MARKED, as_csv, marked
 
 HEADER = ["path", "copy_of", "reason", "score"]
-MARKED = tuple("=+-@'\t\r")
 
 
 def listed(copies: Sequence[dict[str, Any]]) -> str:
     """The copies of a document of `dedup`, as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(HEADER)
-    writer.writerows([marked(copy["path"]), marked(copy["copy_of"]), copy["reason"], f"{copy['score']:.4f}"] for copy in copies)
-    return text.getvalue()
-
-
-def marked(name: str) -> str:
-    """A name as a cell that no spreadsheet computes."""
-    return "'" + name if name.startswith(MARKED) else name
+    rows = ([marked(copy["path"]), marked(copy["copy_of"]), copy["reason"], f"{copy['score']:.4f}"] for copy in copies)
+    return as_csv([HEADER, *rows])
 
 
 def excluded(path: str | os.PathLike[str]) -> frozenset[str]:
@@ -67,30 +60,22 @@ def remaining(data: Data, names: frozenset[str], home: Path) -> str:
     parts = {"train": data.whole} if unsplit else dict(data.splits)
     if not unsplit and data.whole is not None:  # what was drawn for validation goes back
         parts = {"train": data.whole} | {name: split for name, split in data.splits.items() if name not in ("train", "val")}
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["path", "label"] if unsplit else ["path", "label", "split"])
     wrong = [name for name in data.classes if "|" in name or name != name.strip() or not encodes(name)]
     if wrong:
         raise DataError(f"the class {printable(wrong[0])} cannot be written to a CSV file", "rename it, or use --exclude with the list")
-    for part, split in parts.items():
-        if not isinstance(split, Files):
-            raise UsageError(f"{data.name} has no image files to write down", "use the list: vitreous train DATA --exclude LIST")
-        for sample in staying(split, names):
-            path = os.path.relpath(split.paths[sample], home)
-            if not encodes(path):
-                raise DataError(f"{split.name(int(sample))}: a name that is not UTF-8 cannot be written to a CSV file", "rename it")
-            label = split.labels[sample]
-            known = [data.classes[int(k)] for k in (np.flatnonzero(label) if split.labels.ndim == 2 else [label])]
-            row = [f"./{path}" if path.startswith(MARKED) else path, "|".join(known)]
-            writer.writerow(row if unsplit else [*row, part])
-    return text.getvalue()
 
+    def rows() -> Iterator[list[str]]:
+        yield ["path", "label"] if unsplit else ["path", "label", "split"]
+        for part, split in parts.items():
+            if not isinstance(split, Files):
+                raise UsageError(f"{data.name} has no image files to write down", "use the list: vitreous train DATA --exclude LIST")
+            for sample in staying(split, names):
+                path = os.path.relpath(split.paths[sample], home)
+                if not encodes(path):
+                    raise DataError(f"{split.name(int(sample))}: a name that is not UTF-8 cannot be written to a CSV file", "rename it")
+                label = split.labels[sample]
+                known = [data.classes[int(k)] for k in (np.flatnonzero(label) if split.labels.ndim == 2 else [label])]
+                row = [f"./{path}" if path.startswith(MARKED) else path, "|".join(known)]
+                yield row if unsplit else [*row, part]
 
-def encodes(text: str) -> bool:
-    """Whether a text can be written as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return as_csv(rows())
