@@ -230,6 +230,22 @@ class Data:
         return digest.hexdigest()
 
 
+def with_val(
+    splits: dict[str, Split], seed: int, notes: list[str], groups: np.ndarray | None = None
+) -> tuple[dict[str, Split], Split | None]:
+    """The splits in the order `train`, `val`, `test`; and, where `val` was lacking and is drawn from it here, the whole of `train`.
+
+    What is to be said of that is added to the notes.
+    """
+    whole = None
+    if "val" not in splits:
+        whole = splits["train"]
+        drawn, told = held_out(whole, seed, groups)
+        splits = splits | drawn
+        notes.append(told)
+    return {name: splits[name] for name in ("train", "val", "test") if name in splits}, whole
+
+
 def held_out(whole: Split, seed: int, groups: np.ndarray | None = None) -> tuple[dict[str, Split], str]:
     """Training images without a split for validation -> `train` and `val`, a tenth of them, and what to say of it."""
     parts = hold_out(whole.labels, seed, {"val": 0.1}, groups)

@@ -19,7 +19,7 @@ import numpy as np
 
 from vitreous.data.layouts.folder import SPLITS, class_order, natural
 from vitreous.data.layouts.table import MOST
-from vitreous.data.split import Data, Split, held_out
+from vitreous.data.split import Data, Split, with_val
 from vitreous.data.stores.rows import Parquet, Rows, Streams, Table
 from vitreous.errors import DataError, UsageError, nearest, printable
 
@@ -160,13 +160,8 @@ def opened(name: str, tables: dict[str, Table], features: dict[str, Any], column
             )
         labels = labelled(f"{name}: {split}", words, codes, counts, classes)
         splits[split] = Rows(table.streams(image), image, labels, np.arange(len(labels)), f"{name}, {split}", home)
-    whole = None
-    if "val" not in splits:
-        whole = splits["train"]
-        drawn, told = held_out(whole, split_seed)
-        splits |= drawn
-        notes.append(told)
-    return Data(name, tuple(classes), {split: splits[split] for split in SPLITS if split in splits}, notes, whole=whole)
+    splits, whole = with_val(splits, split_seed, notes)
+    return Data(name, tuple(classes), splits, notes, whole=whole)
 
 
 def chosen(name: str, table: Table, features: dict[str, Any], columns: dict[str, str]) -> tuple[str, str]:

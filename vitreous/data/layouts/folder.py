@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data.decoding.decode import SUFFIXES, reason
-from vitreous.data.split import Data, Files, Paths, Split, held_out
+from vitreous.data.split import Data, Files, Paths, Split, with_val
 from vitreous.errors import DataError, nearest, printable
 
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
@@ -47,13 +47,8 @@ def classified(root: Path, homes: dict[str, Path], listed: dict[str, dict[str, P
     if len(classes) < 2:
         raise DataError(f"{printable(homes['train'])} has one class only ({printable(classes[0])}); a classifier needs two", LAYOUT)
     splits: dict[str, Split] = {name: files_of(name, tree, classes) for name, tree in listed.items()}
-    whole, notes = None, []
-    if "val" not in splits:
-        whole = splits["train"]
-        drawn, told = held_out(whole, split_seed)
-        splits |= drawn
-        notes.append(told)
-    splits = {name: splits[name] for name in SPLITS if name in splits}
+    notes: list[str] = []
+    splits, whole = with_val(splits, split_seed, notes)
     return Data(printable(root), tuple(classes), splits, notes, homes["train"] == root, whole)
 
 

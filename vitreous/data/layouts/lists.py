@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
-from vitreous.data.layouts.folder import SPLITS
-from vitreous.data.split import Data, Files, Paths, Split, held_out
+from vitreous.data.split import Data, Files, Paths, Split, with_val
 from vitreous.errors import DataError, printable
 
 ALL = "train800val200"  # the 1,000 images that the last training of a task is allowed
@@ -60,12 +59,8 @@ def lists(root: Path, split_seed: int = 0) -> Data:
     lacking = len(numbers) - len(np.unique(splits["train"].labels))
     notes = [f"{lacking} of {len(numbers)} classes have no image to train on"] if lacking else []
     everything: Split | None = files(root, whole, numbers) if whole else None
-    if "val" not in splits:
-        everything = splits["train"]
-        drawn, told = held_out(everything, split_seed)
-        splits |= drawn
-        notes.append(told)
-    return Data(printable(root), classes, {name: splits[name] for name in SPLITS if name in splits}, notes, whole=everything)
+    splits, undrawn = with_val(splits, split_seed, notes)
+    return Data(printable(root), classes, splits, notes, whole=everything if undrawn is None else undrawn)
 
 
 def read(root: Path, name: str) -> list[Line]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.layouts.portable import Patches, Portables
-from vitreous.data.split import Arrays, Data, Files, Paths, Split, held_out
+from vitreous.data.split import Arrays, Data, Files, Paths, Split, with_val
 from vitreous.disk import cache
 from vitreous.errors import DataError, UsageError, nearest, printable
 
@@ -180,14 +180,8 @@ def named(source: str, split_seed: int = 0) -> Data:
     strange = [split for split, part in parts.items() if len(part) and not 0 <= part.labels.min() <= part.labels.max() < len(classes)]
     if strange or len(set(classes)) < len(classes):
         raise DataError(f"{source}: labels and class names of {name} do not fit each other", f"fetch it again: remove it from {root}")
-    whole = None
-    if "val" not in parts:
-        whole = parts["train"]
-        drawn, told = held_out(whole, split_seed)
-        parts |= drawn
-        notes.append(told)
-    ordered = {split: parts[split] for split in ("train", "val", "test") if split in parts}
-    return Data(source, classes, ordered, notes, len(known.splits) == 1, whole, titles)
+    parts, whole = with_val(parts, split_seed, notes)
+    return Data(source, classes, parts, notes, len(known.splits) == 1, whole, titles)
 
 
 def asked(source: str) -> tuple[str, Named, Path, dict[str, Any]]:

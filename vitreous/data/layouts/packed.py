@@ -19,7 +19,7 @@ import numpy as np
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.folder import SPLITS
 from vitreous.data.layouts.tars import tars
-from vitreous.data.split import Data, Split, held_out
+from vitreous.data.split import Data, Split, with_val
 from vitreous.errors import DataError, printable
 
 VERSION = 1
@@ -129,11 +129,9 @@ def packed(folder: Path, split_seed: int = 0) -> Data:
         splits: dict[str, Split] = {n: pixels(folder, document["splits"][n], classes) for n in SPLITS if n in document["splits"]}
         if "train" not in splits:
             raise DataError(f"{printable(folder)} has {', '.join(splits)} but no images to train on", "pack data with a train split")
-        data = Data(printable(folder), classes, splits)
-        if "val" not in splits:
-            drawn, told = held_out(splits["train"], split_seed)
-            splits = {name: drawn.get(name) or splits[name] for name in SPLITS if name in {**splits, **drawn}}
-            data = replace(data, splits=splits, notes=[told], whole=data.splits["train"])
+        notes: list[str] = []
+        splits, whole = with_val(splits, split_seed, notes)
+        data = Data(printable(folder), classes, splits, notes, whole=whole)
     train, val = data.splits["train"], data.splits.get("val")
     if document.get("drawn") and val:
         data = replace(data, whole=train.joined(val))  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.folder import SPLITS, class_order
-from vitreous.data.split import Data, Files, Split, held_out
+from vitreous.data.split import Data, Files, Split, with_val
 from vitreous.errors import DataError, nearest, printable
 
 COLUMNS = ("path", "label", "split", "group")
@@ -73,13 +73,7 @@ def table(source: Path, split_seed: int = 0) -> Data:
     }
     groups, told = grouped(parts)
     notes += told
-    whole = None
-    if "val" not in splits:
-        whole = splits["train"]
-        drawn, told = held_out(whole, split_seed, groups)
-        splits |= drawn
-        notes.append(told)
-    splits = {split: splits[split] for split in SPLITS if split in splits}
+    splits, whole = with_val(splits, split_seed, notes, groups)
     return Data(name, tuple(classes), splits, notes, unsplit, whole, groups=groups)
 
 

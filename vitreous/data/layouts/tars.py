@@ -21,7 +21,7 @@ import numpy as np
 
 from vitreous.data.decoding.decode import is_image, read_regular
 from vitreous.data.layouts.folder import SPLITS, class_order, natural
-from vitreous.data.split import Data, Split, held_out
+from vitreous.data.split import Data, Split, with_val
 from vitreous.data.stores.tarindex import SHOWN, Index, Word, index
 from vitreous.errors import DataError, nearest, printable
 
@@ -99,13 +99,8 @@ def tars(source: Path, split_seed: int = 0) -> Data:
     counts = splits["train"].labels.sum(0) if several else np.bincount(splits["train"].labels, minlength=len(classes))
     if absent := int((counts == 0).sum()):
         notes.append(f"{absent} of {len(classes)} classes have no training image")
-    undrawn = None
-    if "val" not in splits:
-        undrawn = splits["train"]
-        drawn, told = held_out(undrawn, split_seed)
-        splits |= drawn
-        notes.append(told)
-    return Data(name, classes, {split: splits[split] for split in SPLITS if split in splits}, notes, unsplit, undrawn)
+    splits, undrawn = with_val(splits, split_seed, notes)
+    return Data(name, classes, splits, notes, unsplit, undrawn)
 
 
 def are_tars(folder: Path) -> bool:
