@@ -49,6 +49,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     from vitreous.data.copies.dedup import dedup
     from vitreous.data.copies.listing import excluded, listed, remaining
+    from vitreous.data.sources import open_images
     from vitreous.data.split import Data
     from vitreous.disk import put
     from vitreous.errors import UsageError
@@ -57,14 +58,14 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.workers is not None and options.workers < 0:
         raise UsageError(f"--workers cannot be {options.workers}")
     device = pick_device(options.device)
-    data, out = opened(options.data), Path(options.out)
+    data, out = open_images(options.data), Path(options.out)
     if options.apply_to and not isinstance(data, Data):
         raise UsageError(f"{options.data} has no classes: there is no table of it to write", "leave --apply-to out")
     for path in (out, *([Path(options.apply_to)] if options.apply_to else [])):
         if not path.absolute().parent.is_dir():
             raise UsageError(f"no folder {path.absolute().parent}", "make it first")
     own = [split for name, split in data.splits.items() if name != "test"] if isinstance(data, Data) else [data]
-    others = [split for source in options.against for split in part(opened(source), options.against_split, source, console)]
+    others = [split for source in options.against for split in part(open_images(source), options.against_split, source, console)]
     looker = looking(options.model, device) if options.model else None
     found = dedup(own, others, options.within, options.threshold, options.workers, looker, device, console.progress)
     put(out, listed(found["copies"]))
@@ -81,26 +82,6 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         "images_against": found["against"],
         **{key: found[key] for key in ("within", "threshold", "counts", "unreadable", "copies")},
     }
-
-
-def opened(source: str) -> Data | Split:
-    """A data set; or, where it has no classes, the images of a folder. Raises DataError where there are none."""
-    from pathlib import Path
-
-    import numpy as np
-
-    from vitreous.data.layouts.folder import list_images
-    from vitreous.data.sources import open_data
-    from vitreous.data.split import Files
-    from vitreous.errors import DataError
-
-    try:
-        return open_data(source)
-    except DataError:
-        paths = list_images(Path(source)) if Path(source).is_dir() else []
-        if not paths:
-            raise
-        return Files(paths, np.zeros(len(paths), np.int64))
 
 
 def part(data: Data | Split, which: str, source: str, console: Console) -> list[Split]:

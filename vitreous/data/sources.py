@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
+
 from vitreous.data.grouping import grouped
 from vitreous.data.layouts.arrow import hub, is_parquet, parquet
 from vitreous.data.layouts.digits import digits
-from vitreous.data.layouts.folder import LAYOUT, folder
+from vitreous.data.layouts.folder import LAYOUT, folder, list_images
 from vitreous.data.layouts.imagenet import imagenet, is_imagenet
 from vitreous.data.layouts.lists import are_lists, lists
 from vitreous.data.layouts.named import named
 from vitreous.data.layouts.packed import is_pack, packed
 from vitreous.data.layouts.table import table
 from vitreous.data.layouts.tars import COMPRESSED, are_tars, tars
-from vitreous.data.split import Data
+from vitreous.data.split import Data, Files
 from vitreous.errors import DataError, UsageError, nearest, printable
 
 
@@ -30,6 +32,17 @@ def open_data(source: str | os.PathLike[str], split_seed: int = 0, group_by: str
     """
     data = found(os.fspath(source), split_seed)
     return data if group_by is None else grouped(data, group_by, source, split_seed)
+
+
+def open_images(source: str | os.PathLike[str]) -> Data | Files:
+    """A data set; or, where that has no classes, every image below the folder, labelled 0. Raises DataError where there are none."""
+    try:
+        return open_data(source)
+    except DataError:
+        paths = list_images(Path(source)) if os.path.isdir(source) else []
+        if not paths:
+            raise
+        return Files(paths, np.zeros(len(paths), dtype=np.int64))
 
 
 def found(name: str, split_seed: int) -> Data:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.layouts.folder import list_images
 from vitreous.data.screen import refuse
-from vitreous.data.sources import open_data
+from vitreous.data.sources import open_images
 from vitreous.data.split import Files, Split
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.features import Features, features_of
@@ -122,14 +120,10 @@ def told_apart(found: Answered, computing: Computing, usual: np.ndarray, kinds: 
 
 def images_of(source: str) -> Split:
     """The test split of other data, all of those without one, or every image below a folder. Raises DataError."""
-    try:
-        opened = open_data(source)
-        return opened.split("test") if "test" in opened.splits and not opened.unsplit else everything(opened).split("test")
-    except DataError:
-        paths = list_images(Path(source)) if os.path.isdir(source) else []
-        if not paths:
-            raise
-        return Files(paths, np.zeros(len(paths), dtype=np.int64))
+    opened = open_images(source)
+    if isinstance(opened, Files):
+        return opened
+    return opened.split("test") if "test" in opened.splits and not opened.unsplit else everything(opened).split("test")
 
 
 def suspected(found: Answered, computing: Computing, file: str) -> dict[str, Any]:
