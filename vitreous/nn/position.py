@@ -5,6 +5,7 @@ P prefix tokens, K patch tokens, D width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,13 @@ class Places(NamedTuple):
         return rows[None] if self.index is None else rows[self.index]
 
 
+def crossed(lines: Sequence[Tensor], grid: tuple[int, ...]) -> Tensor:
+    """A table (length, C) of each axis -> (*grid, axes * C): e(i, j) = [X[j] | Y[i]], the last axis first."""
+    axes = range(len(grid))
+    parts = [line.view(*[-1 if a == axis else 1 for a in axes], line.shape[-1]).expand(*grid, -1) for axis, line in enumerate(lines)]
+    return torch.cat(parts[::-1], -1)
+
+
 def sincos(grid: tuple[int, ...], width: int, base: float = 10000.0, form: str = "mae") -> Tensor:
     """(*grid, width): sines and cosines of each axis' coordinate, an equal share of the channels to an axis.
 
@@ -40,12 +48,8 @@ def sincos(grid: tuple[int, ...], width: int, base: float = 10000.0, form: str =
     axes = len(grid)
     half = width // (2 * axes)
     frequencies = base ** (-torch.arange(half) / (half - 1 if form == "big-vision" else half))
-    parts = []
-    for axis in reversed(range(axes)):
-        angles = torch.arange(grid[axis])[:, None] * frequencies  # (length, half)
-        waves = torch.cat([angles.sin(), angles.cos()], 1)
-        parts.append(waves.view(*[-1 if a == axis else 1 for a in range(axes)], 2 * half).expand(*grid, 2 * half))
-    return F.pad(torch.cat(parts, -1), (0, width - 2 * half * axes))
+    angles = [torch.arange(length)[:, None] * frequencies for length in grid]  # (length, half) each
+    return F.pad(crossed([torch.cat([one.sin(), one.cos()], 1) for one in angles], grid), (0, width - 2 * half * axes))
 
 
 class Learned(nn.Module):
@@ -79,11 +83,7 @@ class LearnedAxes(nn.Module):
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
-        parts = []
-        for axis in reversed(range(len(grid))):
-            line = resize(self.tables[axis], (grid[axis],), self.how)
-            parts.append(line.view(*[-1 if a == axis else 1 for a in range(len(grid))], line.shape[-1]).expand(*grid, -1))
-        return torch.cat(parts, -1)
+        return crossed([resize(table, (length,), self.how) for table, length in zip(self.tables, grid, strict=True)], grid)
 
 
 class Waves(nn.Module):

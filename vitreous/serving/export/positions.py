@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vitreous.nn.position import crossed
+
 #: the A of each bicubic kernel (Keys, 1981); the other rules are bilinear
 CUBIC = {"bicubic-antialias": -0.5, "bicubic": -0.75, "bicubic-offset": -0.75, "bicubic-aligned": -0.75}
 ALIGNED = ("bicubic-aligned", "zoom", "zoom-scipy")  # the first and the last place stay where they are
@@ -75,8 +77,4 @@ class AnyAxes(nn.Module):
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
-        parts = []
-        for axis in reversed(range(len(grid))):
-            line = resize(self.tables[axis], (grid[axis],), self.how)
-            parts.append(line.view(*[-1 if a == axis else 1 for a in range(len(grid))], line.shape[-1]).expand(*grid, -1))
-        return torch.cat(parts, -1)
+        return crossed([resize(table, (length,), self.how) for table, length in zip(self.tables, grid, strict=True)], grid)
