@@ -31,6 +31,17 @@ def every_parameter_gets_a_gradient(model, images):
     assert not silent, f"no gradient: {silent}"
 
 
+def what_nobody_reads_makes_no_difference(model, images):
+    """`forward` leaves it out of the last block, `features` does not: answers and gradients are the same."""
+    model.eval()
+    short, whole = model(images), model.classify(model.pool(model.features(images)))
+    assert torch.allclose(short, whole, atol=1e-5 * whole.abs().max().item())
+    weights = torch.linspace(-1, 1, short.numel()).view_as(short)
+    gradients = [torch.autograd.grad((logits * weights).sum(), [*model.parameters()]) for logits in (short, whole)]
+    for one, other in zip(*gradients, strict=True):
+        assert torch.allclose(one, other, atol=1e-4 * other.abs().max().item() + 1e-6)
+
+
 def state_and_config_make_it_again(model, images):
     model.eval()
     config = from_plain(type(model.config), to_plain(model.config))
@@ -54,4 +65,10 @@ def export_agrees(model, images):
     assert torch.allclose(exported(images), model(images), atol=1e-5)
 
 
-ALL = [an_answer_ignores_its_batch, every_parameter_gets_a_gradient, state_and_config_make_it_again, export_agrees]
+ALL = [
+    an_answer_ignores_its_batch,
+    every_parameter_gets_a_gradient,
+    what_nobody_reads_makes_no_difference,
+    state_and_config_make_it_again,
+    export_agrees,
+]

@@ -28,7 +28,7 @@ def written_out(model, x, classes, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(plain, "attend", attend)
         patch.setattr(relative, "attend", attend)
-        logits = model(x).gather(1, classes[:, None])
+        logits = model.classify(model.pool(model.features(x))).gather(1, classes[:, None])
         logits.sum().backward()
     model.zero_grad()
     return torch.stack([a.detach() for a in maps], 1), torch.stack([a.grad for a in maps], 1), logits.detach()[:, 0]

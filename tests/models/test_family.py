@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from vitreous.errors import UsageError
 from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
-from vitreous.models.cost import activations, macs
+from vitreous.models.cost import activations, computed, macs
 from vitreous.models.hollow import hollow
 from vitreous.models.names import NAMES, configure, configure_vit, name_of
 from vitreous.models.vit import ViT
@@ -169,7 +172,9 @@ def by_hooks(config):
 
     torch.nn.functional.scaled_dot_product_attention = attention
     try:
-        model.eval()(torch.empty(1, config.channels, *config.image, device="meta"))
+        model.eval()
+        images = torch.empty(1, config.channels, *config.image, device="meta")
+        model.classify(model.pool(model.features(images)))
     finally:
         torch.nn.functional.scaled_dot_product_attention = original
     return total + sum(products)
@@ -193,6 +198,21 @@ def test_cost_is_what_passes_through_the_layers(name):
     assert macs(config) == by_hooks(config)
 
 
+@pytest.mark.parametrize("name", ["ViT-S/16", "DeiT-Ti/16-distilled", "DINOv2-g/14", "ViT-Ti/16-rotary", "ViT-Ti/16-relative"])
+def test_what_is_not_read_is_the_difference_of_two_passes(name):
+    """By PyTorch's own count of operations, two to a multiply-add."""
+    base, _, attention = name.rpartition("-")
+    config = replace(configure_vit(base), attention=attention) if attention in ("rotary", "relative") else configure_vit(name)
+    with torch.device("meta"):
+        model, images = ViT(config), torch.empty(1, 3, *config.image)
+    flops = []
+    for work in (model, lambda images: model.classify(model.pool(model.features(images)))):
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+            work(images)
+        flops.append(counter.get_total_flops())
+    assert flops[1] - flops[0] == 2 * (macs(config) - computed(config)) > 0
+
+
 def test_cost_of_convolutions_counts_units_and_cells():
     stem = ConvStemConfig(widths=(8, 16, 12), blocks=(2, 0, 1))
     config = ViTConfig(image=(32, 48), patch=(8, 4), channels=2, width=24, depth=2, heads=3, hidden=48, stem=stem)
@@ -207,7 +227,7 @@ def test_cost_of_windows_counts_their_filling_and_the_tables():
     assert macs(config) == by_hooks(config) + tables
 
 
-@pytest.mark.parametrize("changes", [{}, {"hidden": 96}, {"mlp": "swiglu"}, {"registers": 3}])
+@pytest.mark.parametrize("changes", [{}, {"pool": "mean"}, {"hidden": 96}, {"mlp": "swiglu"}, {"registers": 3}])
 def test_activations_are_what_autograd_keeps(changes):
     """Counted by what is saved for the backward pass, each storage once, weights left out: within a tenth."""
     config = ViTConfig(**{"image": (64, 64), "patch": (4, 4), "width": 64, "depth": 3, "heads": 4, "hidden": 256, **changes})
@@ -223,7 +243,7 @@ def test_activations_are_what_autograd_keeps(changes):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        answer = model.encoder(torch.cat([tokens, tokens[:, : config.prefix]], 1))
+        answer = model.encode(tokens, whole=False)
     assert sum(kept.values()) / 2 == pytest.approx(activations(config), rel=0.1)
     assert answer.requires_grad
 

@@ -17,6 +17,18 @@ def test_fused_attention_is_weights_times_values_over_any_batch_axes(shape):
     assert torch.allclose(attention(x), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(7, 12), (2, 3, 7, 12)])
+def test_few_queries_get_the_answers_that_they_get_among_all(shape, bias):
+    part, x = Attention(12, 3, bias).double(), torch.randn(shape, dtype=torch.float64)
+    if bias:
+        torch.nn.init.normal_(part.qkv.bias)
+    few = part(x, queries=slice(2))
+    assert few.shape == (*shape[:-2], 2, 12) and torch.allclose(few, part(x)[..., :2, :])
+    part.qkv = torch.nn.Sequential(part.qkv)  # a layer whose weight is nobody's business: keys are made
+    assert torch.allclose(part(x, queries=slice(2)), few)
+
+
 def test_kept_attention_has_the_gradients_of_the_formula():
     q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     assert torch.autograd.gradcheck(KeptAttention.apply, (q, k, v))

@@ -167,8 +167,9 @@ def test_a_fresh_adapter_changes_no_answer_and_a_trained_one_becomes_weights(kin
     assert said.endswith(f"the head and adapters of rank 4 at {len(layers)} layers (qkv, fc2)")
     assert {name.partition(".lora")[0] for name in moving(made) if ".lora" in name} == set(layers)
     assert {name.partition(".")[0] for name in moving(made) if ".lora" not in name} <= {"head", "representation"}
+    assert torch.equal(made.features(images()), plain.features(images()))
     answers = plain(images())
-    assert torch.equal(made(images()), answers)
+    assert torch.allclose(made(images()), answers, atol=1e-5)  # `forward` makes keys of its own where there are no adapters
     for name, parameter in made.named_parameters():
         if "lora_B" in name:
             parameter.normal_(std=0.05)

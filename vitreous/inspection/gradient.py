@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import UsageError
 from vitreous.inspection.attention import far_sighted, start
-from vitreous.inspection.watch import Look, branches, core, has_attention, looker, quietly, removing
+from vitreous.inspection.watch import Look, branches, core, has_attention, looker, quietly, removing, run
 from vitreous.models.zoo import Model
 from vitreous.nn.encoder import Encoder
 from vitreous.nn.frozen import FrozenBranch, Packed
@@ -78,7 +78,6 @@ def differentiated(model: Model, images: Tensor, classes: Tensor | None) -> tupl
     looks: list[Look] = []
     outputs: list[Tensor] = []
     grid = tuple(i // p for i, p in zip(images.shape[2:], model.config.patch, strict=True))
-    own = next(model.parameters())
     inside = True
 
     def each(look: Look) -> None:
@@ -102,7 +101,7 @@ def differentiated(model: Model, images: Tensor, classes: Tensor | None) -> tupl
             look = ungraded(looker(name, branch, grid, model.config.prefix, each))
             stack.enter_context(removing(branch.register_forward_pre_hook(look)))
             stack.enter_context(removing(last.register_forward_pre_hook(output)))
-        answers = model(images.to(own.device, own.dtype if own.is_floating_point() else torch.float32))
+        answers = model.classify(model.pool(run(model, images)))
         inside = False
         asked = answers.argmax(1) if classes is None else classes.to(answers.device)
         logits = answers.gather(1, asked[:, None])[:, 0]

@@ -127,6 +127,11 @@ class ViTConfig:
         return int(self.class_token) + (self.pool == "distilled") + self.registers
 
     @property
+    def read(self) -> int | None:
+        """Tokens in front that are all that is pooled; None where patches are pooled too."""
+        return {"class": 1, "distilled": 2}.get(self.pool)
+
+    @property
     def positioned(self) -> int:
         """Prefix tokens with a learned position of their own: at most `slots`, and none where there is no class token."""
         return min(self.slots, self.prefix) if self.class_token and self.position in ("learned", "axes") else 0

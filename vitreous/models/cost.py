@@ -12,8 +12,8 @@ from vitreous.nn.sizes import grid_of
 def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
     """Multiply-adds of one forward pass for one image, attention products included, softmax, norms and GELU left out.
 
-    For a plain ViT, N P^2 C D + L (T (4 D^2 + 2 D M) + 2 T^2 D) + K D with T = P + N tokens. FLOPs are twice this; a training
-    step costs three forward passes.
+    For a plain ViT, N P^2 C D + L (T (4 D^2 + 2 D M) + 2 T^2 D) + K D with T = P + N tokens, every token in every block, as papers
+    count. FLOPs are twice this; a training step costs three forward passes.
     """
     image = image or config.image
     if isinstance(config, BiTConfig):
@@ -37,6 +37,31 @@ def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
     head = (config.representation or 0) * out + config.classes * config.features
     layers = config.depth * (1 + config.axial)
     return embed + layers * mlp + attention + pool * (config.pool == "attention") + neck + head
+
+
+def computed(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
+    """Multiply-adds that `ViT.forward` carries out for one image: `macs` but for what of the last block nobody reads."""
+    if isinstance(config, BiTConfig):
+        return macs(config, image)
+    return macs(config, image) - unread(config, math.prod(grid_of(image or config.image, config.patch)) + config.prefix)
+
+
+def unread(config: ModelConfig, tokens: int) -> int:
+    """Of the `macs` of an image of so many tokens, prefix included, those that `ViT.forward` need not carry out.
+
+    Where `read` tokens are all that is pooled, nothing of the last block is computed for the others but their keys and values,
+    and with plain attention not even these (`nn.attention.attend_few`).
+    """
+    if isinstance(config, BiTConfig) or not config.read:
+        return 0
+    width, mlp = config.width, (3 if config.mlp == "swiglu" else 2) * config.width * config.hidden
+    others = tokens - config.read
+    if config.attention == "plain":
+        attention = tokens * (4 * width**2 + 2 * tokens * width) - config.read * (4 * width**2 + 2 * config.heads * tokens * width)
+    else:
+        told = (2 * tokens - 1) * width * (config.attention == "relative")
+        attention = others * (width**2 + 2 * tokens * width + told)
+    return attention + others * mlp
 
 
 def convolution_macs(stem: ConvStemConfig, image: tuple[int, int], channels: int) -> int:
@@ -66,10 +91,12 @@ def activations(config: ModelConfig, image: tuple[int, ...] | None = None) -> in
     """Numbers that the blocks of a plain ViT keep of one image for the backward pass, about: L T (9 D + 2 M).
 
     A block keeps the inputs of its two norms, of its four products and of GELU, and q, k and v; fused attention keeps no
-    probabilities, recomputation would keep less. Two or four bytes each. None for models whose blocks are of another kind.
+    probabilities, recomputation would keep less. Where only prefix tokens are read, the last block keeps its input, normed and
+    not. Two or four bytes each. None for models whose blocks are of another kind.
     """
     if isinstance(config, BiTConfig) or config.on_grid or config.stem or config.attention != "plain":
         return None
     tokens = math.prod(grid_of(image or config.image, config.patch)) + config.prefix
     hidden = (4 if config.mlp == "swiglu" else 2) * config.hidden
-    return config.depth * tokens * (9 * config.width + hidden)
+    last = tokens * 2 * config.width if config.read else tokens * (9 * config.width + hidden)
+    return (config.depth - 1) * tokens * (9 * config.width + hidden) + last

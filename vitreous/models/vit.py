@@ -3,6 +3,8 @@
 B batch, C channels, N patch tokens, P prefix tokens, D width; image and grid are one length per axis.
 
     images (B, C, *image) -> project (B, *grid, D) -> place (B, N, D) -> encode (B, P + N, D) -> pool (B, D) -> logits
+
+Where a class token is all that is pooled, `forward` computes nothing else in the last block; `features` computes every token.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class ViT(nn.Module):
             nn.init.zeros_(self.prefix.data[0])
         self.slots = own_positions(c) if c.position_at != "each" else None
         self.first_norm = nn.LayerNorm(c.width, eps=c.eps) if c.first_norm else nn.Identity()
-        self.encoder = Encoder(c.width, stack(c.depth, self.block, c.drop_path, c.drop_path_rises), c.eps, c.norm == "tokens")
+        blocks = stack(c.depth, self.block, c.drop_path, c.drop_path_rises)
+        self.encoder = Encoder(c.width, blocks, c.eps, c.norm == "tokens", c.read)
         self.neck = Neck(c.width, c.neck, c.eps) if c.neck else None
         self.pooling = AttentionPool(c.width, c.heads, c.hidden, c.eps, c.gelu) if c.pool == "attention" else None
         self.pooled_norm = nn.LayerNorm(c.neck or c.width, eps=c.eps) if c.norm == "pooled" else nn.Identity()
@@ -99,7 +102,8 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, classes): logits."""
-        return self.classify(self.pool(self.features(images)))
+        tokens = self.project(images)
+        return self.answer(self.place(tokens), self.places(tokens))
 
     def features(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, P + N, D): every token after the last norm."""
@@ -126,9 +130,14 @@ class ViT(nn.Module):
         """Where the tokens of a (B, *grid, D) lie, or those with the numbers `index` (B, K) int64 alone: what `encode` may ask for."""
         return Places(tuple(tokens.shape[1:-1]), self.config.prefix, index)
 
-    def encode(self, tokens: Tensor, places: Places | None = None) -> Tensor:
+    def answer(self, tokens: Tensor, places: Places | None = None) -> Tensor:
+        """(B, N, D) -> (B, classes): from placed tokens to logits, by way of what `pool` reads alone. Raises ValueError as `encode`."""
+        return self.classify(self.pool(self.encode(tokens, places, whole=False)))
+
+    def encode(self, tokens: Tensor, places: Places | None = None, whole: bool = True) -> Tensor:
         """(B, N, D) -> (B, P + N, D): prefix tokens in front, blocks, final norm. Any N, in any order.
 
+        Where not the `whole` is asked for, (B, R, D) of the R tokens in front that `pool` reads, if it does not read all.
         Models whose blocks know of places need `places`, unless the tokens are those of the native grid. Raises ValueError.
         """
         c = self.config
@@ -140,14 +149,14 @@ class ViT(nn.Module):
             tokens = torch.cat([prefix, tokens], dim=1)
         tokens = self.first_norm(tokens)
         if not c.told:
-            return self.encoder(tokens)
+            return self.encoder(tokens, whole=whole)
         if places is None:
             if tokens.shape[1] != c.prefix + math.prod(c.grid):
                 raise ValueError(f"{tokens.shape[1] - c.prefix} tokens are not those of the native grid", "give their places")
             places = Places(c.grid, c.prefix)
-        return self.encode_placed(tokens, places)
+        return self.encode_placed(tokens, places, whole)
 
-    def encode_placed(self, tokens: Tensor, places: Places) -> Tensor:
+    def encode_placed(self, tokens: Tensor, places: Places, whole: bool) -> Tensor:
         """(B, P + N, D) -> (B, P + N, D) through blocks that know where their tokens lie."""
         c = self.config
         if c.on_grid:
@@ -157,8 +166,8 @@ class ViT(nn.Module):
             return (x if self.neck is None else self.neck(x)).flatten(1, -2)
         if c.position_at == "shared":
             assert self.position is not None
-            return self.encoder(tokens, everywhere(self.position, self.slots, places))
-        return self.encoder(tokens, places)
+            return self.encoder(tokens, everywhere(self.position, self.slots, places), whole=whole)
+        return self.encoder(tokens, places, whole=whole)
 
     def pool(self, tokens: Tensor) -> Tensor:
         """(B, P + N, D) -> (B, D): the class token (Eq. 4), the mean of the patch tokens, or attention pooling.

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitreous.nn.attention import ALL
+
 
 class Mlp(nn.Module):
     """Two layers with a GELU between them, of the form `gelu`: torch's names `none` (erf) and `tanh` (Google's code), or `quick`,
@@ -79,9 +81,13 @@ class Branch(nn.Module):
         self.part = part
         self.scale = None if layer_scale is None else nn.Parameter(torch.full((width,), layer_scale))
 
-    def forward(self, x: Tensor, *context: Any) -> Tensor:
-        """(B, ..., D) -> (B, ..., D); `context` goes to the part."""
-        y = F.dropout(self.part(self.norm(x), *context), self.dropout, self.training)
+    def forward(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
+        """(B, ..., D) -> (B, ..., D); `context` goes to the part, and so do `queries`, the tokens of axis -2 to come out."""
+        if queries == ALL:
+            y = self.part(self.norm(x), *context)
+        else:
+            y, x = self.part(self.norm(x), *context, queries=queries), x[..., queries, :]
+        y = F.dropout(y, self.dropout, self.training)
         if self.scale is not None:
             y = y * self.scale
         if self.training and self.drop_path > 0:
@@ -110,6 +116,6 @@ class Block(nn.Module):
         residual = (width, dropout, drop_path, layer_scale, eps)
         self.attention, self.mlp = Branch(attention, *residual), Branch(mlp, *residual)
 
-    def forward(self, x: Tensor, *context: Any) -> Tensor:
-        """(..., N, D) -> (..., N, D); `context` goes to the attention."""
-        return self.mlp(self.attention(x, *context))
+    def forward(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
+        """(..., N, D) -> (..., Q, D): the `queries`, or all N; `context` goes to the attention."""
+        return self.mlp(self.attention(x, *context, queries=queries))

@@ -5,6 +5,7 @@ N tokens, D width. What changes is how a product is carried out, never what is c
     Linear     its weight lies in the layout that the processor's product wants (oneDNN), if `packed`
     Branch     LayerScale is folded into the weights of its last product, which in float32 adds the residual as it writes
     Mlp        the GELU is applied by the first product as it writes, if `packed`
+    Encoder    where few tokens are read, the last block's keys and values are not made: its weights stay as they are
     LayerNorm  computes in float32, whatever the products compute in
 
 In bfloat16 only products are; norms, positions and the sum that runs through the blocks stay float32, which costs little and
@@ -20,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.attention import Attention
+from vitreous.nn.attention import ALL, Attention
 from vitreous.nn.block import Branch, Mlp, SwiGLU
+from vitreous.nn.encoder import Encoder
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 from vitreous.nn.resnet import LineAttention
 
@@ -57,7 +59,19 @@ def copied(module: nn.Module, dtype: torch.dtype, packed: bool, without: str = "
             twin._modules[name] = None if child is None else copied(child, torch.float32 if name == "head" else dtype, packed)
     for name, parameter in module._parameters.items():
         twin._parameters[name] = None if parameter is None else nn.Parameter(parameter.detach(), requires_grad=False)
+    if packed and isinstance(module, Encoder) and module.read:
+        for name, part in module.blocks[-1].named_modules():
+            if type(part) is Attention:
+                twin.get_submodule(f"blocks.{len(module.blocks) - 1}.{name}").qkv = Plain(part.qkv, dtype)
     return twin
+
+
+class FrozenAttention(Attention):
+    """Attention whose layers are `Plain` or `Packed`."""
+
+    def opened(self) -> tuple[Tensor, Tensor | None] | None:
+        """As there; None where the weight is packed."""
+        return (self.qkv.weight, self.qkv.bias) if isinstance(self.qkv, Plain) else None
 
 
 class FrozenMlp(Mlp):
@@ -76,7 +90,7 @@ class FrozenNorm(nn.LayerNorm):
         return super().forward(x.float())
 
 
-FROZEN = {Mlp: FrozenMlp, nn.LayerNorm: FrozenNorm}
+FROZEN = {Attention: FrozenAttention, Mlp: FrozenMlp, nn.LayerNorm: FrozenNorm}
 
 
 class FrozenBranch(nn.Module):
@@ -89,9 +103,11 @@ class FrozenBranch(nn.Module):
         self.part = copied(branch.part, dtype, packed, without=last)
         self.last = product(getattr(branch.part, last), dtype, packed, branch.scale)
 
-    def forward(self, x: Tensor, *context: Any) -> Tensor:
-        """(..., N, D) -> (..., N, D) float32."""
-        return self.last.onto(self.part.inner(self.norm(x), *context), x)  # type: ignore[operator]
+    def forward(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
+        """(..., N, D) -> (..., N, D) float32, or the `queries` alone."""
+        if queries == ALL:
+            return self.last.onto(self.part.inner(self.norm(x), *context), x)  # type: ignore[operator]
+        return self.last.onto(self.part.inner(self.norm(x), *context, queries=queries), x[..., queries, :])  # type: ignore[operator]
 
 
 #: the parts that `FrozenBranch` knows, and the name of the linear layer that comes after `inner`

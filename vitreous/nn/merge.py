@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.attention import attend
+from vitreous.nn.attention import ALL, attend
 from vitreous.nn.encoder import Encoder
 
 
@@ -48,18 +48,20 @@ class Merging(nn.Module):
 
     def __init__(self, encoder: Encoder, count: int, protected: int, mean: bool) -> None:
         super().__init__()
-        self.blocks, self.norm = encoder.blocks, encoder.norm
+        self.blocks, self.norm, self.read = encoder.blocks, encoder.norm, encoder.read
         self.count, self.protected, self.mean = count, protected, mean
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, N, D) -> (B, fewer, D)."""
+    def forward(self, x: Tensor, whole: bool = True) -> Tensor:
+        """(B, N, D) -> (B, fewer, D), or (B, read, D) where not the `whole` is asked for."""
         patches, sizes = x.shape[1] - self.protected, x.new_ones(*x.shape[:2], 1)
         for block in self.blocks:
+            few = slice(self.read) if not whole and block is self.blocks[-1] else ALL
             branch = block.attention
             q, k, v = branch.part.split(branch.norm(x))  # type: ignore[union-attr, operator]
-            heads = attend(q, k, v, sizes.log().to(q.dtype)[:, None].mT)
-            x = branch.last.onto(heads.transpose(-3, -2).flatten(-2), x)  # type: ignore[union-attr, operator]
-            x, sizes = merge(x, k.mean(-3), sizes, self.count, self.protected)
+            heads = attend(q[..., few, :], k, v, sizes.log().to(q.dtype)[:, None].mT)
+            x = branch.last.onto(heads.transpose(-3, -2).flatten(-2), x[:, few])  # type: ignore[union-attr, operator]
+            if few == ALL:
+                x, sizes = merge(x, k.mean(-3), sizes, self.count, self.protected)
             x = block.mlp(x)  # type: ignore[operator]
         x = self.norm(x)
         if self.mean:

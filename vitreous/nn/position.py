@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitreous.nn.attention import ALL
 from vitreous.nn.grid import resize
 
 
@@ -114,9 +115,9 @@ class Placed(nn.Module):
         super().__init__()
         self.block, self.position, self.slots = block, position, slots
 
-    def forward(self, x: Tensor, places: Places) -> Tensor:
-        """(B, P + K, D) -> (B, P + K, D)."""
-        return self.block(x + everywhere(self.position, self.slots, places).to(x))
+    def forward(self, x: Tensor, places: Places, queries: slice = ALL) -> Tensor:
+        """(B, P + K, D) -> (B, P + K, D), or the `queries` alone."""
+        return self.block(x + everywhere(self.position, self.slots, places).to(x), queries=queries)
 
 
 class Shared(nn.Module):
@@ -126,6 +127,6 @@ class Shared(nn.Module):
         super().__init__()
         self.block = block
 
-    def forward(self, x: Tensor, added: Tensor) -> Tensor:
-        """(B, P + K, D), positions (1 or B, P + K, D) -> (B, P + K, D)."""
-        return self.block(x + added.to(x))
+    def forward(self, x: Tensor, added: Tensor, queries: slice = ALL) -> Tensor:
+        """(B, P + K, D), positions (1 or B, P + K, D) -> (B, P + K, D), or the `queries` alone."""
+        return self.block(x + added.to(x), queries=queries)

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from vitreous.nn.attention import Attention, attend, probabilities
+from vitreous.nn.attention import ALL, Attention, attend, probabilities
 from vitreous.nn.grid import resize
 from vitreous.nn.position import Places
 
@@ -28,17 +28,18 @@ class RelativeAttention(Attention):
         super().__init__(width, heads, bias)
         self.table = nn.Parameter(torch.empty(2 * tokens - 1, heads, width // heads).normal_(std=0.02))
 
-    def inner(self, x: Tensor, places: Places) -> Tensor:
-        """(B, N, D) -> (B, N, D)."""
+    def inner(self, x: Tensor, places: Places, queries: slice = ALL) -> Tensor:
+        """(B, N, D) -> (B, Q, D)."""
         q, k, v = self.split(x)
-        return attend(q, k, v, self.bias(q, places)).transpose(-3, -2).flatten(-2)
+        q = q[..., queries, :]
+        return attend(q, k, v, self.bias(q, places, queries)).transpose(-3, -2).flatten(-2)
 
-    def weights(self, x: Tensor, places: Places, queries: slice = slice(None)) -> Tensor:
+    def weights(self, x: Tensor, places: Places, queries: slice = ALL) -> Tensor:
         """(B, N, D) -> (B, h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to one."""
         q, k, _ = self.split(x)
         return probabilities(q[..., queries, :], k, self.bias(q[..., queries, :], places, queries))
 
-    def bias(self, q: Tensor, places: Places, queries: slice = slice(None)) -> Tensor:
+    def bias(self, q: Tensor, places: Places, queries: slice = ALL) -> Tensor:
         """(B, h, Q, d), the `queries` of all N -> (B, h, Q, N): what is added to their logits."""
         whole = places.prefix + math.prod(places.grid)
         table = resize(self.table.flatten(1), (2 * whole - 1,), "bilinear").unflatten(1, self.table.shape[1:])  # (2 T - 1, h, d)
@@ -64,12 +65,12 @@ class RotaryAttention(Attention):
             raise ValueError(f"heads of {width // heads} channels cannot be turned along {axes} axes")
         self.axes, self.base = axes, base
 
-    def inner(self, x: Tensor, places: Places) -> Tensor:
-        """(B, N, D) -> (B, N, D)."""
+    def inner(self, x: Tensor, places: Places, queries: slice = ALL) -> Tensor:
+        """(B, N, D) -> (B, Q, D)."""
         q, k, v = self.turned(x, places)
-        return attend(q, k, v).transpose(-3, -2).flatten(-2)
+        return attend(q[..., queries, :], k, v).transpose(-3, -2).flatten(-2)
 
-    def weights(self, x: Tensor, places: Places, queries: slice = slice(None)) -> Tensor:
+    def weights(self, x: Tensor, places: Places, queries: slice = ALL) -> Tensor:
         """(B, N, D) -> (B, h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to one."""
         q, k, _ = self.turned(x, places)
         return probabilities(q[..., queries, :], k)
@@ -117,7 +118,7 @@ class GridAttention(Attention):
         y = attend(q, k, v, self.bias(q, x.shape[-3], x.shape[-2]))
         return y.transpose(-3, -2).flatten(-2).unflatten(-2, x.shape[-3:-1])
 
-    def weights(self, x: Tensor, queries: slice = slice(None)) -> Tensor:
+    def weights(self, x: Tensor, queries: slice = ALL) -> Tensor:
         """(..., h, w, D) -> (..., heads, Q, h w): the probabilities of the `queries`, or all h w; rows are queries and sum to one."""
         q, k, _ = self.split(x.flatten(-3, -2))
         height, width = x.shape[-3], x.shape[-2]

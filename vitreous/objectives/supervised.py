@@ -47,7 +47,7 @@ class Supervised(nn.Module):
         if "keep" in batch and isinstance(model, ViT):
             tokens = model.project(batch["images"])
             kept = take(model.place(tokens), batch["keep"])
-            logits = model.classify(model.pool(model.encode(kept, model.places(tokens, batch["keep"])))).float()
+            logits = model.answer(kept, model.places(tokens, batch["keep"])).float()
         else:
             logits = model(batch["images"]).float()
         return {"loss": cross_entropy(logits, batch["labels"], self.loss, self.smoothing, self.class_weights)}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vitreous.machine import DTYPES, environment, has_bf16, packs, pick_device, pick_precision, settle_allocator
-from vitreous.models.cost import macs
+from vitreous.models.cost import computed
 from vitreous.models.names import configure_vit
 from vitreous.models.vit import ViT
 from vitreous.nn.frozen import can_pack
@@ -56,6 +56,6 @@ def examine(device: str = "auto") -> dict[str, Any]:
         "engines": ["torch", *(["openvino"] if find_spec("openvino") else [])],
         "shards": default_shards(device, BATCH),
         "train_images_per_second": round(rate, 1),
-        "train_gflops": round(rate * 6 * macs(config) / 1e9, 1),
+        "train_gflops": round(rate * 6 * computed(config) / 1e9, 1),
         "ok": True,
     }

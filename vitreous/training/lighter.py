@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitreous.data.keys import key
 from vitreous.models.config import ModelConfig, ViTConfig
-from vitreous.models.cost import macs
+from vitreous.models.cost import computed, macs, unread
 from vitreous.training.run import Run
 
 
@@ -61,19 +61,20 @@ def left(dropped: float, patches: int) -> int:
 
 
 def cost(run: Run, position: int) -> float:
-    """Multiply-adds of one picture's forward pass at a place in the run, without the pixels and patches that are left out."""
+    """Multiply-adds of one picture's forward pass at a place in the run, without the pixels and patches that are left out, and
+    without what of the last block is not read."""
     dropped = run.patch_dropout if position < run.patch_dropout_until * run.total else 0.0
     return _cost(run.model, sides_at(run, position), dropped)
 
 
 @lru_cache(maxsize=16)
 def _cost(model: ModelConfig, image: tuple[int, ...], dropped: float) -> float:
-    whole = macs(model, image)
     if not dropped or not isinstance(model, ViTConfig):
-        return whole
+        return computed(model, image)
     blocks = replace(model, image=image, stem=None)
     patches = math.prod(blocks.grid)
     thin = (left(dropped, patches), *(1,) * (len(image) - 1))  # as many patches in a row: the cost of blocks depends on their number alone
     spared = replace(blocks, image=tuple(n * p for n, p in zip(thin, blocks.patch, strict=True)))
     projection = math.prod(blocks.patch) * blocks.channels * blocks.width
-    return whole - (macs(blocks) - patches * projection) + (macs(spared) - math.prod(thin) * projection)
+    skipped = (macs(blocks) - patches * projection) - (macs(spared) - math.prod(thin) * projection)
+    return macs(model, image) - skipped - unread(model, math.prod(thin) + model.prefix)
