@@ -108,8 +108,9 @@ def test_openvino_answers_as_the_model_does():
         assert torch.allclose(made(pixels(5)[:count]), wanted[:count], rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
 
 
-def test_openvino_int8_is_calibrated_on_pictures():
+def test_openvino_int8_is_calibrated_on_pictures(monkeypatch, tmp_path):
     pytest.importorskip("nncf")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = build({"width": 48, "hidden": 96}).eval()
     with pytest.raises(UsageError, match="at least 8"):
         make_engine(model, PREPROCESS, How(engine="openvino", precision="int8"), pictures=lambda: pixels(3))

@@ -237,3 +237,35 @@ def test_one_image_is_judged_in_every_way(run, tmp_path):
     found, _ = asked(run, tmp_path / "one", "--abstain", "0.5", "--suspects", tmp_path / "s.csv", "--outliers", tmp_path / "o.csv")
     assert found["test"]["images"] == 1 and found["outliers"]["images"] == 1
     assert found["test"]["interval"]["nll"] is None
+
+
+def test_int8_is_calibrated_on_training_images_whatever_is_asked(run, photos, tmp_path, monkeypatch):
+    """By `evaluate` on any data and by `predict` on any files, and on the files themselves where there is no run to be known."""
+    from vitreous.evaluation import openvino
+    from vitreous.evaluation.engine import How, TorchEngine
+
+    sets = []
+
+    def recording(model, preprocess, precision, pictures):
+        sets.append([bytes(picture.numpy()) for picture in pictures()])
+        return TorchEngine(model, preprocess, precision="fp32")
+
+    monkeypatch.setattr(openvino, "OpenVinoEngine", recording)
+    how, p = How("cpu", "int8", "openvino"), load_bundle(run / "model").preprocess
+
+    def seen(files):
+        return [bytes(p.array(p.decoded(file))) for file in files]
+
+    others, files = make_folder(tmp_path / "others", {"": 4}), sorted((photos / "test").rglob("*.png"))
+    evaluate(run, workers=0, how=how)
+    evaluate(run, str(others), workers=0, how=how)
+    load(run, how, files)
+    load(run, how)
+    assert all(found == sets[0] for found in sets) and sorted(sets[0]) == sorted(seen((photos / "train").rglob("*.png")))
+    load(run / "model", how, files)
+    assert sets.pop() == seen(files)
+    evaluate(run / "model", str(photos), workers=0, how=how)
+    assert sets.pop() == sets[0]  # the training split of the data
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace(str(photos), str(tmp_path / "gone")))
+    load(run, how, files)
+    assert sets.pop() == seen(files)

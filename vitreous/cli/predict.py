@@ -49,10 +49,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         raise UsageError("--out and --csv are two ways to one file", "leave --csv out")
     if options.resume and not options.out:
         raise UsageError("--resume continues the file of --out", "name it")
-    if options.precision == "int8" and {"-", "@-"} & set(options.images):
-        raise UsageError("int8 is calibrated on the images, and a list on stdin is read once", "name a file: @list.txt")
     warn(options, console)
-    predictor = load(options.run, options.how(), examples(found), options.exact)
+    predictor = load(options.run, options.how(), examples(options, found), options.exact)
     top = options.top if options.top or predictor.card.several else 3
     asked = predictor.asked(top, options.threshold, options.abstain)
 
@@ -68,13 +66,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     return printed(options, answers, found, console)
 
 
-def examples(found: Source) -> Iterator[str | bytes]:
-    """The first images, for int8 to be calibrated on."""
+def examples(options: Options, found: Source) -> Iterator[str | bytes]:
+    """The first images, for int8 to be calibrated on where no training images are at hand. Raises UsageError for a list on stdin."""
     from contextlib import suppress
     from itertools import islice
 
-    from vitreous.errors import DataError
+    from vitreous.errors import DataError, UsageError
 
+    if {"-", "@-"} & {*options.images, *(f"@{name}" for name in options.list)}:
+        raise UsageError("int8 is calibrated on the images, and a list on stdin is read once", "name a file: @list.txt")
     for item in islice(found, EXAMPLES):
         with suppress(DataError):
             yield item.content()

@@ -149,20 +149,25 @@ def headless(model: Model) -> Model:
 def of_model(model: Model, preprocess: Preprocess, how: How) -> dict[str, Any]:
     """What features depend on beside the images: weights, but for the head, and how they are computed."""
     body, device = headless(model), pick_device(how.device)
-    digest = hashlib.sha256()
-    for name, tensor in body.state_dict().items():
-        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().float().cpu().contiguous().numpy().data)
     return {
         "format": FORMAT,
         "vitreous": vitreous.__version__,
-        "weights": digest.hexdigest(),
+        "weights": digest_of(body),
         "architecture": to_plain(body.config),
         "preprocess": to_plain(preprocess),
         "precision": pick_precision(how.precision, device),
         "engine": "openvino" if how.engine == "openvino" else "torch",
         "merge_tokens": how.merge_tokens,
     }
+
+
+def digest_of(model: Model) -> str:
+    """SHA-256 of a model's weights, by name."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().float().cpu().contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def of_images(split: Split) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from itertools import islice
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
+from vitreous.evaluation.calibrated import kept, told
 from vitreous.evaluation.engine import Pictures
 from vitreous.evaluation.libraries import needed, unobserved
 from vitreous.machine import capabilities, pick_precision
@@ -31,16 +33,22 @@ HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 class OpenVinoEngine:
     """OpenVINO on the CPU. `precision` is `auto` (bf16 where the processor has it), `fp32`, `bf16` or `int8`.
 
+    What was calibrated is kept for the next time (`evaluation.calibrated`), unless `keep` is False.
     Raises ResourceError where OpenVINO is not installed, UsageError for int8 without pictures to calibrate on.
     """
 
-    def __init__(self, model: Model, preprocess: Preprocess, precision: str = "auto", pictures: Pictures | None = None) -> None:
+    def __init__(
+        self, model: Model, preprocess: Preprocess, precision: str = "auto", pictures: Pictures | None = None, keep: bool = True
+    ) -> None:
         self.preprocess, self.precision = preprocess, pick_precision(precision, "cpu")
         with unobserved():
             ov = needed("openvino", NEEDS)
-            graph = convert(ov, model, preprocess)
             if self.precision == "int8":
-                graph = quantize(graph, examples(pictures))
+                found = examples(pictures)
+                make = partial(calibrate, ov, model, preprocess, found)
+                graph = kept(ov, told(model, preprocess, found), make) if keep else make()
+            else:
+                graph = convert(ov, model, preprocess)
         hints = {"INFERENCE_PRECISION_HINT": HINTS[self.precision], "PERFORMANCE_HINT": "LATENCY"}
         self.compiled = ov.Core().compile_model(graph, "CPU", hints)
 
@@ -67,6 +75,11 @@ def examples(pictures: Pictures | None) -> list[np.ndarray]:
     if len(found) < FEWEST:
         raise UsageError(f"int8 is calibrated on pictures, at least {FEWEST}; there are {len(found)}", "use --precision bf16 or fp32")
     return found
+
+
+def calibrate(ov: Any, model: Model, preprocess: Preprocess, pictures: list[np.ndarray]) -> Any:
+    """The model as an int8 graph."""
+    return quantize(convert(ov, model, preprocess), pictures)
 
 
 def convert(ov: Any, model: Model, preprocess: Preprocess) -> Any:

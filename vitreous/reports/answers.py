@@ -18,7 +18,7 @@ from vitreous.evaluation.engine import How, make_engine
 from vitreous.evaluation.forward import CHUNK, logits_of
 from vitreous.evaluation.temperature import probabilities
 from vitreous.machine import pick_device, warning
-from vitreous.reports.opening import data_for, examples, matched, open_bundle
+from vitreous.reports.opening import calibrating, data_for, examples, matched, open_bundle
 from vitreous.training.session import Listener, Silent
 from vitreous.weights.bundle import Bundle
 
@@ -92,7 +92,8 @@ def answers_to(run: str | os.PathLike[str], bundle: Bundle, source: str, opened:
         raise UsageError(f"{run} names one class an image, {source} has several labels an image", "train with --loss sigmoid")
     if slow := warning(computing.how.precision, pick_device(computing.how.device)):
         computing.listener.note(slow)
-    engine = make_engine(bundle.model, bundle.preprocess, computing.how, lambda: examples(opened, bundle.preprocess))
+    p = bundle.preprocess
+    engine = make_engine(bundle.model, p, computing.how, lambda: calibrating(run, p, lambda: examples(opened, p)))
     started, done = time.perf_counter(), 0
 
     def each(images: int) -> None:
@@ -101,7 +102,7 @@ def answers_to(run: str | os.PathLike[str], bundle: Bundle, source: str, opened:
         computing.listener.progress("evaluate", done, len(chosen), f"{done / (time.perf_counter() - started):.0f} images/s")
 
     workers = default_workers() if computing.workers is None else computing.workers
-    logits, bad = logits_of(engine, Judged(chosen, bundle.preprocess, workers), computing.batch_size, each)
+    logits, bad = logits_of(engine, Judged(chosen, p, workers), computing.batch_size, each)
     if bad and computing.bad_images == "stop":
         raise refuse(bad, len(chosen))
     readable(chosen, bad)  # there must be some

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from vitreous.data.layouts.imagenet import is_ilsvrc2012
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, Split
-from vitreous.errors import DataError, UsageError
+from vitreous.errors import DataError, ResourceError, UsageError
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in, open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
@@ -63,6 +63,24 @@ def examples(data: Data, preprocess: Preprocess) -> Iterator[Tensor]:
             yield preprocess.pixels(preprocess.decoded(split.raw(int(sample)), split.name(int(sample))))
         except DataError:
             continue
+
+
+def training(run: str | os.PathLike[str], opened: Data | None = None) -> Data | None:
+    """Data with a training split, which nothing is judged on: those that are open, or the run's own where they can be opened."""
+    if opened is None:
+        try:
+            opened = data_for(run, None, "test")[1]
+        except (UsageError, DataError, ResourceError):
+            return None
+    return opened if "train" in opened.splits and len(opened.splits) > 1 else None
+
+
+def calibrating(run: str | os.PathLike[str], preprocess: Preprocess, others: Callable[[], Iterable[Tensor]]) -> Iterator[Tensor]:
+    """Pictures to calibrate int8 on: training images of the run, so that answers do not depend on what is asked; `others`, made when
+    they are needed, where those cannot be opened.
+    """
+    data = training(run)
+    yield from others() if data is None else examples(data, preprocess)
 
 
 def everything(data: Data) -> Data:

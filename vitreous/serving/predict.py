@@ -178,21 +178,23 @@ def load(
     """A trained model, ready for `.predict(["dog.jpg"])` and `.embed(["dog.jpg"])`: of a run folder, a bundle, an exported file or
     foreign weights.
 
-    `how` says what computes: device, precision, engine. int8 is calibrated on the files `examples`. `exact` decodes every JPEG at its
-    full size. A model without a head is refused unless it may be `headless`. `quick` answers one image alone sooner, many later.
+    `how` says what computes: device, precision, engine. int8 is calibrated on the run's training images, and on the files `examples`
+    where those cannot be opened. `exact` decodes every JPEG at its full size. A model without a head is refused unless it may be
+    `headless`. `quick` answers one image alone sooner, many later.
     Raises UsageError where there is no run, WeightsError where the bundle is damaged.
     """
     if is_exported(run):
         file = open_exported(run, how, quick)
         return Predictor(file.card, file, exact=exact)
-    from vitreous.reports.opening import open_bundle
+    from vitreous.reports.opening import calibrating, open_bundle
     from vitreous.serving.card import card_of
 
     bundle = open_bundle(run, headless)
 
-    def pictures() -> Iterator[Tensor]:
+    def given() -> Iterator[Tensor]:
         for example in examples:
             with suppress(DataError):
                 yield bundle.preprocess.pixels(bundle.preprocess.decoded(example))
 
-    return Predictor(card_of(bundle), TorchRuntime(bundle, how, pictures, quick), bundle, exact)
+    runtime = TorchRuntime(bundle, how, lambda: calibrating(run, bundle.preprocess, given), quick)
+    return Predictor(card_of(bundle), runtime, bundle, exact)

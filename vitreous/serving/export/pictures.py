@@ -15,7 +15,7 @@ from vitreous.data.keys import permutation
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
-from vitreous.reports.opening import data_for, examples, matched
+from vitreous.reports.opening import data_for, examples, matched, training
 from vitreous.serving.export.proof import FEWEST, MOST, Pictures, enough
 from vitreous.serving.sealed import normalised
 from vitreous.serving.sources import read_item, source
@@ -87,16 +87,6 @@ def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike
     if not rows:
         raise DataError(f"no picture of {source} can be read", "name others: --images FOLDER")
     return opened, Pictures(np.stack(pixels), split.labels[rows], f"{source} ({name})")
-
-
-def training(run: str | os.PathLike[str], opened: Data | None) -> Data | None:
-    """Data with a training split, which nothing is judged on: those that are open, or the run's own where they can be opened."""
-    if opened is None:
-        try:
-            opened = data_for(run, None, "test")[1]
-        except (UsageError, DataError):
-            return None
-    return opened if "train" in opened.splits and len(opened.splits) > 1 else None
 
 
 def sizes(pictures: Pictures, patch: tuple[int, ...]) -> Iterator[np.ndarray]:

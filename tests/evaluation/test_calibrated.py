@@ -1,0 +1,173 @@
+"""int8 graphs that are kept: found again by all that decides them, never trusted when damaged, never missed when nothing can be kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models.test_contracts import build
+from vitreous.data.preprocess import Preprocess
+from vitreous.evaluation import calibrated as module
+from vitreous.evaluation.calibrated import MOST, kept, recall, told
+from vitreous.evaluation.engine import How, make_engine
+from vitreous.evaluation.features import key_of
+
+ov = pytest.importorskip("openvino")
+PREPROCESS = Preprocess((16, 16))
+OF = {"format": 1, "pictures": ["a", "b"]}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "vitreous" / "int8"
+
+
+def noise(count=8, seed=0):
+    return torch.randint(0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+class Making:
+    """Makes graphs that multiply by a number, and counts them."""
+
+    def __init__(self, factor=3.0):
+        self.times, self.factor = 0, factor
+
+    def __call__(self):
+        self.times += 1
+        given = ov.opset13.parameter([-1, 4], ov.Type.f32)
+        return ov.Model([ov.opset13.multiply(given, np.full((1, 4), self.factor, np.float32))], [given])
+
+
+def answer(graph):
+    return ov.Core().compile_model(graph, "CPU")([np.ones((2, 4), np.float32)])[0]
+
+
+def test_a_second_start_calibrates_nothing_and_answers_the_same_bits(home, monkeypatch, tmp_path):
+    nncf = pytest.importorskip("nncf")
+    times, original = [], nncf.quantize
+
+    def counted(*given, **named):
+        times.append(1)
+        return original(*given, **named)
+
+    monkeypatch.setattr(nncf, "quantize", counted)
+    model = build({}).eval()
+
+    def started():
+        return make_engine(model, PREPROCESS, How("cpu", "int8", "openvino"), lambda: noise(seed=1))(noise())
+
+    first = started()
+    assert len(times) == 1 and len(list(home.iterdir())) == 1
+    assert torch.equal(started(), first) and len(times) == 1
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert torch.equal(started(), first) and len(times) == 2  # calibrated once more, for nothing could be kept
+
+
+def test_everything_that_decides_a_graph_has_a_graph_of_its_own(monkeypatch):
+    model, pictures = build({}), [one[None].numpy() for one in noise()]
+    keys = {key_of(told(model, PREPROCESS, pictures))}
+    assert key_of(told(build({}), PREPROCESS, [picture.copy() for picture in pictures])) in keys
+    with torch.no_grad():
+        model.head.bias[0] += 1
+    keys.add(key_of(told(model, PREPROCESS, pictures)))
+    keys.add(key_of(told(model, replace(PREPROCESS, std=(0.4, 0.5, 0.5)), pictures)))
+    keys.add(key_of(told(model, PREPROCESS, pictures[1:])))
+    keys.add(key_of(told(model, PREPROCESS, [pictures[0] ^ 1, *pictures[1:]])))
+    for name in ("openvino", "nncf", "torch"):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "version", lambda asked, name=name: "0.0" if asked == name else "1.0")
+            keys.add(key_of(told(model, PREPROCESS, pictures)))
+    for units in ({"avx2": True}, {"avx2": True, "avx512_vnni": True}):
+        monkeypatch.setattr(module, "capabilities", lambda units=units: units)
+        keys.add(key_of(told(model, PREPROCESS, pictures)))
+    assert len(keys) == 10
+
+
+def test_a_kept_graph_is_found_by_what_is_told_of_it(home):
+    make, other = Making(), Making(5.0)
+    assert (answer(kept(ov, OF, make)) == 3).all() and (answer(kept(ov, OF, make)) == 3).all() and make.times == 1
+    assert (answer(kept(ov, OF | {"format": 2}, other)) == 5).all() and other.times == 1
+    assert len(list(home.iterdir())) == 2
+
+
+def cut_head(content):
+    return content[: content.index(b"\n") - 1]
+
+
+def other_length(content):
+    first, _, rest = content.partition(b"\n")
+    return json.dumps(json.loads(first) | {"xml": "all"}).encode() + b"\n" + rest
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda content: b"",
+        lambda content: content[:-1],
+        lambda content: content[: len(content) // 2],
+        cut_head,
+        other_length,
+        lambda content: content[:-20] + bytes([content[-20] ^ 1]) + content[-19:],
+        lambda content: content.replace(b"Multiply", b"Additive"),
+        lambda content: b"[]\n" + content,
+        lambda content: b"\xff\xfe" + content,
+    ],
+)
+def test_a_file_that_is_damaged_is_made_again(home, harm):
+    kept(ov, OF, Making())
+    (place,) = home.iterdir()
+    whole = place.read_bytes()
+    place.write_bytes(harm(whole))
+    make = Making()
+    assert recall(ov, place, OF) is None
+    assert (answer(kept(ov, OF, make)) == 3).all() and make.times == 1
+    assert recall(ov, place, OF) is not None and (answer(kept(ov, OF, make)) == 3).all() and make.times == 1
+
+
+def test_a_whole_file_of_something_else_is_not_taken(home):
+    kept(ov, OF, Making())
+    kept(ov, OF | {"format": 2}, Making(5.0))
+    own, other = home / f"{key_of(OF)}.graph", home / f"{key_of(OF | {'format': 2})}.graph"
+    other.replace(own)
+    assert (answer(kept(ov, OF, Making())) == 3).all()
+
+
+def test_a_graph_that_openvino_cannot_read_is_made_again(home):
+    kept(ov, OF, Making())
+    (place,) = home.iterdir()
+    module.keep(place, OF, b"<net>", b"whole, and no graph")
+    make = Making()
+    assert (answer(kept(ov, OF, make)) == 3).all() and make.times == 1
+
+
+@pytest.mark.parametrize("obstacle", ["a file for a folder", "a folder for a file", "no room to write the parts"])
+def test_where_nothing_can_be_kept_answers_come_all_the_same(home, obstacle, monkeypatch, tmp_path):
+    if obstacle == "a file for a folder":
+        home.parent.mkdir(parents=True)
+        home.write_text("")
+    elif obstacle == "a folder for a file":
+        (home / f"{key_of(OF)}.graph").mkdir(parents=True)
+    else:
+        monkeypatch.setattr(module, "TemporaryDirectory", lambda: (_ for _ in ()).throw(OSError("no room")))
+    make = Making()
+    assert (answer(kept(ov, OF, make)) == 3).all() and (answer(kept(ov, OF, make)) == 3).all() and make.times == 2
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_the_least_used_graphs_go(home):
+    for number in range(MOST):
+        kept(ov, OF | {"format": number}, Making())
+    for number in range(MOST):
+        os.utime(home / f"{key_of(OF | {'format': number})}.graph", (number, number))
+    kept(ov, OF | {"format": 0}, Making())  # used again, so number 1 is the oldest now
+    kept(ov, OF | {"format": MOST}, Making())
+    gone = [number for number in range(MOST + 1) if not (home / f"{key_of(OF | {'format': number})}.graph").is_file()]
+    assert gone == [1]
