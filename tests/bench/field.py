@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import time
 
+import numpy as np
+
+from vitreous.bench.work import Answering
+
 
 def steady(work, rate=100.0):
     """Does `rate` images a second, however late a busy machine wakes it."""
@@ -15,6 +19,16 @@ def steady(work, rate=100.0):
         return rate * (time.perf_counter() - begun)
 
     return turn
+
+
+def leaning(work):
+    """A tenth off."""
+    return Answering(steady(work), lambda: np.array([[3.0, 4.5]], np.float32), lambda: np.array([[3.0, 4.0]], np.float32))
+
+
+def zero(work):
+    """Answers nothing, exactly."""
+    return Answering(steady(work), lambda: np.zeros((1, 2)), lambda: np.zeros((1, 2)))
 
 
 def broken(work):

@@ -8,13 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.bench.field import broken, dying, late, parent, steady
+from tests.bench.field import broken, dying, late, leaning, parent, steady, zero
 from tests.conftest import document, say
 from vitreous.bench import report
 from vitreous.bench.contenders import TASKS, contenders, limits
 from vitreous.bench.race import Lane, race
 from vitreous.bench.run import bench
-from vitreous.bench.work import Contender, Work
+from vitreous.bench.work import Answering, Contender, Work
 from vitreous.errors import DataError, UsageError
 
 WORK = Work("inference", "ViT-32x1/8", 16, 2)
@@ -25,6 +25,8 @@ FIELD = [
     Contender("peer", "default", steady),
     Contender("peer", "best", partial(steady, rate=200.0)),
     Contender("parent", "default", parent),
+    Contender("leaning", "default", leaning),
+    Contender("zero", "default", zero),
     Contender("broken", "default", broken),
     Contender("dying", "default", dying),
     Contender("late", "default", late),
@@ -39,8 +41,8 @@ def lanes():
 
 def test_whoever_fails_says_why_and_the_others_go_on(lanes):
     assert [lane.contender.label for lane in lanes] == [c.label for c in FIELD[:-1]]
-    assert [lane.failure for lane in lanes] == [None] * 4 + ["ValueError: nothing here", "its process ended", "RuntimeError: tired"]
-    assert [len(lane.rates) for lane in lanes] == [2, 2, 2, 2, 0, 0, 0]
+    assert [lane.failure for lane in lanes] == [None] * 6 + ["ValueError: nothing here", "its process ended", "RuntimeError: tired"]
+    assert [len(lane.rates) for lane in lanes] == [2, 2, 2, 2, 2, 2, 0, 0, 0]
     assert all(lane.memory > 10 * 2**20 for lane in lanes[:3])
 
 
@@ -60,6 +62,17 @@ def test_ratios_are_to_the_first_peer_and_fractions_of_the_peak_in_the_same_race
     assert "| vitreous, default |" in page and "failed: ValueError: nothing here" in page and "`vitreous bench`" in page
 
 
+def test_who_can_say_how_exact_it_is_does_so_at_the_end(lanes):
+    found = {lane.contender.name: lane.error for lane in lanes}
+    assert found.pop("leaning") == pytest.approx(0.1) and set(found.values()) == {None}
+    whole = report.Race(WORK, lanes, [])
+    assert [row["logit_error"] for row in report.document([whole])["rows"]].count(None) == len(lanes) - 1
+    page = report.markdown([whole], "vitreous bench", 2)
+    assert "| logit error |" in page and "| 1e-01 |" in page
+    without = report.Race(WORK, [lane for lane in lanes if lane.error is None], [])
+    assert "ogit error" not in report.markdown([without], "vitreous bench", 2)
+
+
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
     home = tmp_path_factory.mktemp("photographs")
@@ -75,7 +88,11 @@ def test_every_contender_that_is_installed_does_its_work(task, photographs):
     for contender in contenders(task, "cpu"):
         slow = "compiled" in contender.settings or "openvino" in contender.label
         if not slow and importlib.util.find_spec(contender.needs):
-            assert contender.build(work)() > 0, contender.label
+            turn = contender.build(work)
+            assert turn() > 0, contender.label
+            if isinstance(turn, Answering):
+                bound = 0.2 if "int8" in contender.settings else 0.05 if "bf16" in contender.settings else 1e-5
+                assert (turn.error() or 0.0) < bound, contender.label
 
 
 def test_the_peak_counts_operations():

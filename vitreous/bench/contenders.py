@@ -46,6 +46,7 @@ def inference(device: str) -> list[Contender]:
         table += [
             Contender("vitreous", "--engine openvino --precision int8", int8, "nncf", True),
             Contender("onnxruntime", "fp32, by hand", models.onnxruntime, "onnxscript"),
+            Contender("onnxruntime", "int8 dynamic, by hand", partial(models.onnxruntime, quantised=True), "onnxscript"),
             Contender("openvino", "fp32, by hand", partial(models.openvino, precision="fp32"), "openvino"),
             Contender("openvino", "bf16, by hand", partial(models.openvino, precision="bf16"), "openvino"),
             Contender("openvino", "int8, by hand", partial(models.openvino, precision="int8"), "nncf"),

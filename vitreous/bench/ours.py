@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
-from vitreous.bench.work import CIFAR, Turn, Work
+from vitreous.bench.work import CIFAR, Answering, Turn, Work
 from vitreous.cores import default_workers
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.decode import decode, read_regular
@@ -45,16 +45,32 @@ def answering(work: Work) -> tuple[Model, Preprocess]:
     return model, Preprocess((work.image_size, work.image_size), share=0.9)
 
 
+def noise(work: Work, count: int, seed: int) -> Tensor:
+    """(count, 3, image size, image size) uint8."""
+    size = (count, 3, work.image_size, work.image_size)
+    return torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
 def inference(work: Work, precision: str = "auto", engine: str = "auto") -> Turn:
-    """Bytes to logits."""
-    pixels = torch.randint(0, 256, (work.batch_size, 3, work.image_size, work.image_size), dtype=torch.uint8)
-    made = make_engine(*answering(work), How(work.device, precision, engine), lambda: pixels[torch.arange(32) % len(pixels)])
+    """Bytes to logits. int8 is calibrated anew, on other images."""
+    pixels = noise(work, work.batch_size, 0)
+    if engine == "openvino":
+        from vitreous.evaluation.openvino import OpenVinoEngine
+
+        made = OpenVinoEngine(*answering(work), precision, lambda: noise(work, 32, 1), keep=False)
+    else:
+        made = make_engine(*answering(work), How(work.device, precision, engine))
 
     def turn() -> float:
         made(pixels)
         return work.batch_size
 
-    return turn
+    @torch.inference_mode()
+    def exact() -> np.ndarray:
+        model, preprocess = answering(work)
+        return model.eval()(preprocess.normalise(pixels)).numpy()
+
+    return Answering(turn, lambda: made(pixels).numpy(), exact)
 
 
 def train(work: Work, precision: str = "auto", shards: int | None = None) -> Turn:

@@ -12,21 +12,24 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from vitreous.bench.work import Contender, Turn, Work
+from vitreous.bench.work import Answering, Contender, Turn, Work
 
 PATIENCE = 900.0  # seconds that a contender may take to get ready or to do its turn
+EXACTLY = -1.0  # the order to say how exact answers are
 PAUSE = 0.05  # seconds between two contenders, in which the threads of the last one go to sleep
 
 
 @dataclass
 class Lane:
-    """One contender's figures: units a second of every round, seconds to get ready and to warm up, peak memory in bytes."""
+    """One contender's figures: units a second of every round, seconds to get ready and to warm up, peak memory in bytes, and how far
+    logits are from those of the same weights in float32, relative, where that can be told."""
 
     contender: Contender
     rates: list[float] = field(default_factory=list)
     ready: float = 0.0
     first: float = 0.0
     memory: int = 0
+    error: float | None = None
     failure: str | None = None
 
     @property
@@ -63,6 +66,8 @@ def race(
                     lane.rates.append(units / elapsed)
                 each(round_, lane.contender.label)
                 time.sleep(PAUSE)
+        for lane, pipe in zip(lanes, pipes, strict=True):  # at the end, for it takes memory
+            lane.error = ask(lane, pipe, EXACTLY) if lane.failure is None else None
     finally:
         for pipe, process in zip(pipes, processes, strict=True):
             pipe.close()
@@ -118,6 +123,9 @@ def serve(pipe: Connection, contender: Contender, work: Work) -> None:
         pipe.send(("ready", (ready - started, time.perf_counter() - ready)))
         while True:
             seconds = pipe.recv()
+            if seconds == EXACTLY:
+                pipe.send(("exact", turn.error() if isinstance(turn, Answering) else None))
+                continue
             if work.stocks:
                 work_for(seconds / 2, turn)
             started = time.perf_counter()

@@ -84,6 +84,7 @@ def rows(race: Race) -> list[dict[str, Any]]:
             "ratio_to": base.contender.label if base else None,
             "fraction_of_peak": race.fraction(lane) if lane.rates else None,
             "peak_memory_bytes": lane.memory if lane.rates else None,
+            "logit_error": lane.error,
             "seconds_to_build": lane.ready,
             "seconds_of_first_turn": lane.first,
             "failure": lane.failure,
@@ -107,6 +108,15 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [label, rate, f"{row['ratio']:.2f}", fraction, f"{row['peak_memory_bytes'] / 2**20:.0f}", build]
 
 
+def table(race: Race) -> tuple[list[str], list[list[str]]]:
+    """Head and rows for people, with errors of logits where there are any."""
+    found = rows(race)
+    if all(row["logit_error"] is None for row in found):
+        return HEAD, [cells(row) for row in found]
+    errors = ["" if row["logit_error"] is None else f"{row['logit_error']:.0e}" for row in found]
+    return [*HEAD, "logit error"], [[*cells(row), error] for row, error in zip(found, errors, strict=True)]
+
+
 def said(peaks: dict[str, float]) -> str:
     """The peaks in a sentence: products, or what decodes alone; an empty string without any."""
     products = [f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peaks.items() if name != DECODING]
@@ -125,11 +135,14 @@ def markdown(races: list[Race], command: str, rounds: int) -> str:
         " ".join(filter(None, [f"Medians of {rounds} rounds in turn, every contender in a process of its own.", said(found["peak"])])),
         "",
     ]
+    if any(lane.error is not None for race in races for lane in race.lanes):
+        lines += ["Logit error: to the same random weights and images in float32 by PyTorch, length of the difference to length.", ""]
     for race in races:
         base = race.base()
         lines += [f"## {race.work.title()}", "", f"Ratios are to {base.contender.label}." if base else "Nobody could.", ""]
-        lines += ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
-        lines += ["| " + " | ".join(cells(row)) + " |" for row in rows(race)] + [""]
+        head, body = table(race)
+        lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        lines += ["| " + " | ".join(row) + " |" for row in body] + [""]
     return "\n".join(lines)
 
 

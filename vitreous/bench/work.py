@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 DECODING = "decoding alone"  # the limit of who reads JPEG files
 CIFAR, SIDE = 50_000, 32  # pictures of the task `memory`, and their side
 
@@ -31,6 +33,26 @@ class Work:
     def title(self) -> str:
         """For people."""
         return f"{self.task}, {self.model} at {self.image_size}, batch {self.batch_size}"
+
+
+@dataclass(frozen=True)
+class Answering:
+    """A turn of images to logits that can also say how exact its answers are: beside `exact`, what PyTorch says in float32 of the
+    same images by the same weights. Both are (B, K), made when they are asked for."""
+
+    turn: Turn
+    answers: Callable[[], np.ndarray]
+    exact: Callable[[], np.ndarray]
+
+    def __call__(self) -> float:
+        """One turn."""
+        return self.turn()
+
+    def error(self) -> float | None:
+        """The length of the difference to the length of the exact logits; None where those are zero, as some heads are at first."""
+        exact = self.exact().astype(np.float64)
+        length = float(np.linalg.norm(exact))
+        return float(np.linalg.norm(self.answers() - exact)) / length if length else None
 
 
 @dataclass(frozen=True)

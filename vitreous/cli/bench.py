@@ -60,7 +60,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     console.say(report.said(document["peak"]))
     for race in races:
         console.say()
-        console.table([race.work.title(), *report.HEAD[1:]], [report.cells(row) for row in report.rows(race)])
+        head, rows = report.table(race)
+        console.table([race.work.title(), *head[1:]], rows)
     if options.out:
         file = Path(options.out) / report.file_name(races)
         try:

@@ -8,11 +8,12 @@ import tempfile
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.bench.work import Turn, Work
+from vitreous.bench.work import Answering, Turn, Work
 from vitreous.machine import DTYPES
 from vitreous.models.names import configure_vit
 from vitreous.training.peak import synchronise
@@ -58,16 +59,33 @@ def torchvision_model(work: Work) -> nn.Module:
 MODELS = {"timm": timm_model, "transformers": transformers_model, "torchvision": torchvision_model}
 
 
-def batch(work: Work, precision: str = "fp32") -> Tensor:
+def batch(work: Work, seed: int = 0) -> Tensor:
     """Normalised images: unlike vitreous, which is given bytes, peers are spared that work."""
     size = (work.batch_size, 3, work.image_size, work.image_size)
-    return torch.randn(size, device=work.device).to(DTYPES[precision])
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(work.device)
+
+
+def ready(work: Work, peer: str = "timm") -> nn.Module:
+    """A peer's model to infer with; its random weights are always the same."""
+    torch.manual_seed(0)
+    return MODELS[peer](work).eval().requires_grad_(False)
+
+
+@torch.inference_mode()
+def exact(work: Work, peer: str = "timm") -> np.ndarray:
+    """What it says of the batch in float32 by PyTorch, (B, K)."""
+    return logits_in(ready(work, peer)(batch(work).cpu()))
+
+
+def logits_in(answer: Any) -> np.ndarray:
+    """(B, K) float32 of what a model returns: transformers' has more in it."""
+    return getattr(answer, "logits", answer).float().cpu().numpy()
 
 
 def inference(work: Work, peer: str, precision: str = "fp32", compiled: bool = False) -> Turn:
     """A forward pass, by PyTorch; `compiled` by inductor with its weights frozen."""
-    model = MODELS[peer](work).eval().requires_grad_(False).to(work.device, DTYPES[precision])
-    images = batch(work, precision)
+    model: Any = ready(work, peer).to(work.device, DTYPES[precision])
+    images = batch(work).to(DTYPES[precision])
     if compiled:
         import torch._inductor.config as inductor
 
@@ -76,22 +94,32 @@ def inference(work: Work, peer: str, precision: str = "fp32", compiled: bool = F
 
     @torch.inference_mode(not compiled)
     @torch.no_grad()
-    def turn() -> float:
-        model(images)
+    def answer() -> Any:
+        found = model(images)
         synchronise(work.device)
+        return found
+
+    def turn() -> float:
+        answer()
         return work.batch_size
 
-    return turn
+    return Answering(turn, lambda: logits_in(answer()), lambda: exact(work, peer))
 
 
-def onnxruntime(work: Work) -> Turn:
-    """onnxruntime in float32 on timm's model."""
+def onnxruntime(work: Work, quantised: bool = False) -> Turn:
+    """onnxruntime on timm's model, in float32, or with dynamic int8 as its documentation has it: prepared, then quantised."""
     import onnxruntime as ort
 
     images = batch(work)
     with tempfile.TemporaryDirectory() as scratch:
         file = os.path.join(scratch, "model.onnx")
-        torch.onnx.export(timm_model(work).eval(), (images,), file, dynamo=True, external_data=False, verbose=False)
+        torch.onnx.export(ready(work), (images,), file, dynamo=True, external_data=False, verbose=False)
+        if quantised:
+            from onnxruntime.quantization import quantize_dynamic
+            from onnxruntime.quantization.shape_inference import quant_pre_process
+
+            quant_pre_process(file, prepared := os.path.join(scratch, "prepared.onnx"))
+            quantize_dynamic(prepared, file)
         session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
     given = {session.get_inputs()[0].name: images.numpy()}
 
@@ -99,19 +127,19 @@ def onnxruntime(work: Work) -> Turn:
         session.run(None, given)
         return work.batch_size
 
-    return turn
+    return Answering(turn, lambda: np.asarray(session.run(None, given)[0]), lambda: exact(work))
 
 
 def openvino(work: Work, precision: str) -> Turn:
-    """OpenVINO by hand on timm's model: fp32, bf16, or int8 by nncf's post-training quantisation."""
+    """OpenVINO by hand on timm's model: fp32, bf16, or int8 by nncf's post-training quantisation, calibrated on other images."""
     import openvino as ov
 
     images = batch(work)
-    graph = ov.convert_model(torch.export.export(timm_model(work).eval(), (images,)))
+    graph = ov.convert_model(torch.export.export(ready(work), (images,)))
     if precision == "int8":
         import nncf
 
-        examples = nncf.Dataset([images.numpy()] * max(1, 32 // work.batch_size))
+        examples = nncf.Dataset([batch(work, 1 + seed).numpy() for seed in range(max(1, 32 // work.batch_size))])
         graph = nncf.quantize(graph, examples, model_type=nncf.ModelType.TRANSFORMER)
     hint = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}[precision]
     compiled = ov.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": hint})
@@ -120,7 +148,7 @@ def openvino(work: Work, precision: str) -> Turn:
         compiled([images.numpy()])
         return work.batch_size
 
-    return turn
+    return Answering(turn, lambda: np.asarray(compiled([images.numpy()])[0]), lambda: exact(work))
 
 
 def train(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
