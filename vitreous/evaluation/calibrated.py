@@ -17,7 +17,7 @@ import numpy as np
 import vitreous
 from vitreous.config import to_plain
 from vitreous.data.preprocess import Preprocess
-from vitreous.data.rows import cache
+from vitreous.disk import cache
 from vitreous.errors import ResourceError
 from vitreous.evaluation.features import begun, digest_of, key_of
 from vitreous.machine import capabilities
