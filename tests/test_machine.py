@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from vitreous import machine
-from vitreous.machine import packs, peak_memory, pick_precision, warning
+from vitreous.cores import peak_memory
+from vitreous.machine import packs, pick_precision, warning
 
 
 @pytest.mark.parametrize("units, half, packed", [({}, False, False), ({"avx2": True}, False, False), ({"avx512_f": True}, False, True)])
@@ -33,9 +34,9 @@ def test_a_gpu_packs_nothing():
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 def test_peak_memory_is_the_process_own_and_not_its_parent_s():
     held = torch.ones(150 * 2**20, dtype=torch.uint8)
-    script = "from vitreous.machine import peak_memory; print(peak_memory('cpu'))"
+    script = "from vitreous.cores import peak_memory; print(peak_memory('cpu'))"
     child = int(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
     before = peak_memory("cpu")
     more = torch.ones(150 * 2**20, dtype=torch.uint8)
     assert peak_memory("cpu") >= before and peak_memory("cpu") > held.numel() + more.numel()
-    assert 50 * 2**20 < child < peak_memory("cpu")
+    assert 2 * 2**20 < child < held.numel()

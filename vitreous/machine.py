@@ -92,20 +92,6 @@ def team(count: int) -> ThreadPoolExecutor:
     return pool
 
 
-def peak_memory(device: str) -> int:
-    """The most memory this process held so far, in bytes: on the device for CUDA, else resident."""
-    if device.startswith("cuda"):
-        return torch.cuda.max_memory_allocated(device)
-    if sys.platform == "win32":
-        return 0
-    if sys.platform == "linux":  # getrusage would count what the parent held when it started this process
-        with open("/proc/self/status") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
 def free_memory(device: str) -> int:
     """Bytes that are free: on a GPU, or in a Linux machine; 0 where that is not known."""
     if device.startswith("cuda"):

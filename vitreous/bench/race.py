@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from vitreous.bench.work import Answering, Contender, Turn, Work
+from vitreous.cores import peak_memory
 
 PATIENCE = 900.0  # seconds that a contender may take to get ready or to do its turn
 EXACTLY = -1.0  # the order to say how exact answers are
@@ -113,8 +114,6 @@ def serve(pipe: Connection, contender: Contender, work: Work) -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from vitreous.machine import peak_memory
-
     try:
         started = time.perf_counter()
         turn = contender.build(work)

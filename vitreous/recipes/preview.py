@@ -9,7 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vitreous.machine import peak_memory, settle_allocator
+from vitreous.cores import peak_memory
+from vitreous.machine import settle_allocator
 from vitreous.models.cost import macs
 from vitreous.models.names import name_of
 from vitreous.nn.sizes import by
