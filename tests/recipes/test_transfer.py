@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import TINY, make_folder, run_command, say
+from tests.conftest import TINY, make_folder, say
 from vitreous.data.holdout import hold_out
 from vitreous.data.layouts.digits import digits
 from vitreous.data.sources import open_data
@@ -115,23 +115,20 @@ def test_it_chooses_what_an_exhaustive_search_chooses_to_the_last_bit(tmp_path):
     assert summary["val"] == json.loads((tmp_path / "last" / "summary.json").read_text())["val"]
 
 
-HOOK = """
-import os, sys
-log = os.open({log!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-def hear(event, arguments):
-    if event == "open" and isinstance(arguments[0], (str, bytes)):
-        os.write(log, os.fsencode(arguments[0]) + b"\\n")
-sys.addaudithook(hear)
-"""
-
-
 def test_no_file_of_the_test_split_is_opened(folder, tmp_path):
-    hooks = tmp_path / "hooks"
-    hooks.mkdir()
-    (hooks / "sitecustomize.py").write_text(HOOK.format(log=str(tmp_path / "opened")))
+    """Not by the worker either, which is forked and heard too."""
     words = [w for k, v in {**QUICK, "workers": 1}.items() for w in (f"--{k.replace('_', '-')}", str(v))]
-    out, path = tmp_path / "run", os.pathsep.join([str(hooks), os.getcwd()])
-    result = run_command("train", str(folder), *words, "--lr-grid", "0.001", "0.01", "--out", str(out), "--json", PYTHONPATH=path)
+    log = [os.open(tmp_path / "opened", os.O_WRONLY | os.O_APPEND | os.O_CREAT)]
+
+    def hear(event, arguments):
+        if event == "open" and log and isinstance(arguments[0], (str, bytes)):
+            os.write(log[0], os.fsencode(arguments[0]) + b"\n")
+
+    sys.addaudithook(hear)
+    try:
+        result = say("train", str(folder), *words, "--lr-grid", "0.001", "0.01", "--out", str(tmp_path / "run"), "--json")
+    finally:
+        os.close(log.pop())  # a hook stays: this one hears nothing from now on
     assert result.returncode == 0, result.stderr
     opened = (tmp_path / "opened").read_text().splitlines()
     for split, expected in (("train", 36), ("val", 12), ("test", 0)):
