@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,17 @@ def row(name: str) -> int:
     return next(index for index, rooms in enumerate(ROWS) if name in rooms)
 
 
+@cache
+def parsed(path: Path) -> tuple[ast.Module, list[ast.AST]]:
+    """A file's tree, and every node of it."""
+    tree = ast.parse(path.read_text())
+    return tree, list(ast.walk(tree))
+
+
 def imports(path: Path) -> set[str]:
     """Every module of this package that a file imports, wherever in the file."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in parsed(path)[1]:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "vitreous":
             found |= {f"{node.module}.{alias.name}" if node.module == "vitreous.nn" else node.module for alias in node.names}
         if isinstance(node, ast.Import):
@@ -70,9 +78,7 @@ def test_data_knows_no_model_and_nn_no_library_but_torch():
         if home == "data":
             assert not any(room(m) in ("models", "nn") for m in imports(path)), path
         if home == "nn":
-            names = {
-                n.name.split(".")[0] for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import) for n in node.names
-            }
+            names = {n.name.split(".")[0] for node in parsed(path)[1] if isinstance(node, ast.Import) for n in node.names}
             assert names <= {"torch", "math"}, path
 
 
@@ -80,7 +86,7 @@ def test_peers_are_never_imported_but_to_be_measured():
     for path in FILES:
         if path.parent == ROOT / "bench" / "peers":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in parsed(path)[1]:
             names = (
                 [a.name for a in node.names]
                 if isinstance(node, ast.Import)
@@ -93,9 +99,8 @@ def test_peers_are_never_imported_but_to_be_measured():
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_budgets(path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= LINES
-    for node in ast.walk(ast.parse(text)):
+    assert len(path.read_text().splitlines()) <= LINES
+    for node in parsed(path)[1]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             assert node.end_lineno - node.lineno + 1 <= FUNCTION, f"{node.name} is too long"
             arguments = [
@@ -114,9 +119,9 @@ def test_the_loop_is_short():
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_everything_public_says_what_it_is(path):
-    tree = ast.parse(path.read_text())
+    tree, nodes = parsed(path)
     assert ast.get_docstring(tree), "the file has no docstring"
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ClassDef):
             protocol = any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
             assert ast.get_docstring(node), f"{node.name} has no docstring"

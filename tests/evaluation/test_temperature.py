@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from vitreous.errors import DataError
 from vitreous.evaluation.classification import BINS, calibration_error
@@ -71,6 +70,8 @@ def test_losses_and_probabilities_are_those_of_torch():
 
 
 def test_the_calibration_error_is_that_of_torchmetrics_and_of_a_loop():
+    from torchmetrics.functional.classification import multiclass_calibration_error  # seconds, wherever tests are collected
+
     logits, labels = planted(2.0, 1500)
     p = probabilities(logits)
     found = calibration_error(p.max(1), p.argmax(1) == labels)
