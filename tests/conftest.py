@@ -40,6 +40,21 @@ TINY = {
 }
 
 
+#: files of few tests that take longest: begun first, so that no worker is left alone with one at the end
+FIRST = ("reliability/test_reliability.py", "training/test_ranks.py", "test_readme.py")
+
+
+def pytest_configure(config):
+    """xdist would begin with the files of most tests."""
+    config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """The files of `FIRST` first, everything else in its order."""
+    items.sort(key=lambda item: not item.path.as_posix().endswith(FIRST))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     """Small tensors on two cores are slower than on one, and the number of threads changes the last bits."""
