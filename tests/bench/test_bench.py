@@ -68,7 +68,7 @@ def test_who_can_say_how_exact_it_is_does_so_at_the_end(lanes):
     whole = report.Race(WORK, lanes, [])
     assert [row["logit_error"] for row in report.document([whole])["rows"]].count(None) == len(lanes) - 1
     page = report.markdown([whole], "vitreous bench", 2)
-    assert "| logit error |" in page and "| 1e-01 |" in page
+    assert "| logit error |" in page and "| 0.1 |" in page
     without = report.Race(WORK, [lane for lane in lanes if lane.error is None], [])
     assert "ogit error" not in report.markdown([without], "vitreous bench", 2)
 

@@ -113,7 +113,7 @@ def table(race: Race) -> tuple[list[str], list[list[str]]]:
     found = rows(race)
     if all(row["logit_error"] is None for row in found):
         return HEAD, [cells(row) for row in found]
-    errors = ["" if row["logit_error"] is None else f"{row['logit_error']:.0e}" for row in found]
+    errors = ["" if row["logit_error"] is None else f"{row['logit_error']:.1g}" for row in found]
     return [*HEAD, "logit error"], [[*cells(row), error] for row, error in zip(found, errors, strict=True)]
 
 

@@ -6,6 +6,7 @@ Its bfloat16 is about as fast as this project's own path; what it adds is int8, 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
@@ -96,7 +97,7 @@ def quantize(graph: Any, pictures: list[np.ndarray], anywhere: bool = False) -> 
     """The graph with its products in int8, by nncf's rules for transformers, calibrated on inputs of one picture each.
 
     Without VNNI instructions sums of two products overflow 16 bits unless a bit is kept free: it is, where this processor has none,
-    and where the graph is to run `anywhere`.
+    and where the graph is to run `anywhere`. What is `left` in float32 is little work, and most of the error.
     """
     nncf = needed("nncf", NEEDS)
     nncf.set_log_level(logging.ERROR)
@@ -109,5 +110,30 @@ def quantize(graph: Any, pictures: list[np.ndarray], anywhere: bool = False) -> 
             nncf.Dataset(pictures),
             model_type=nncf.ModelType.TRANSFORMER,
             subset_size=len(pictures),
+            ignored_scope=nncf.IgnoredScope(names=left(graph)),
             advanced_parameters=options,
         )
+
+
+def left(graph: Any) -> list[str]:
+    """What is left in float32, by name: the first products on the way from pixels, the last on the way to logits, and, in models that
+    are not made of them, convolutions."""
+    first = met(graph.get_parameters(), lambda op: [port.get_node() for value in op.outputs() for port in value.get_target_inputs()])
+    last = met(graph.get_results()[:1], lambda op: [value.get_node() for value in op.input_values()])
+    stem = {op.get_friendly_name() for op in graph.get_ops() if op.get_type_name() == "Convolution"}
+    blocks = {op.get_friendly_name() for op in graph.get_ops() if op.get_type_name() == "MatMul"} - first - last
+    return sorted(first | last | (stem if blocks else set()))
+
+
+def met(starts: list[Any], beyond: Callable[[Any], list[Any]]) -> set[str]:
+    """The names of the products that are met first from some operations on, going from each to those `beyond` it."""
+    found, seen, waiting = set(), set(), list(starts)
+    while waiting:
+        op = waiting.pop()
+        name = op.get_friendly_name()
+        if op.get_type_name() in ("MatMul", "Convolution"):
+            found.add(name)
+        elif name not in seen and op.get_type_name() != "ShapeOf":  # the number of images goes everywhere
+            seen.add(name)
+            waiting += beyond(op)
+    return found
