@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from tests.conftest import make_folder
+from tests.serving.made import tiny
+from vitreous.evaluation.how import How
 from vitreous.weights.bundle import load_bundle
 
 HOME = Path(__file__).parent.parent / "benchmarks"
@@ -66,3 +72,42 @@ def test_a_draw_is_of_its_seed_even_over_classes_and_apart_from_what_judges_the_
     assert files(3) == draws[3] != draws[4]
     assert all(sorted(path.parent.name for path in draw) == ["cat"] * 4 + ["dog"] * 4 for draw in draws)
     assert len(judging) == 8 and not any(draw & judging for draw in draws)
+
+
+def test_precision_measures_errors_agreement_and_accuracy_of_the_same_pictures(tmp_path):
+    """Of logits that are known, and of a way that answers wrongly by as much as is known, with classes and without."""
+    precision = script("precision")
+    exact = np.array([[3.0, 4.0], [0.0, 12.0], [2.0, 1.0]])
+    found = np.array([[4.0, 3.0], [0.0, 12.0], [2.0, 1.0]], np.float32)
+    figures = precision.figures(found, exact, np.array([0, 0, 0]))
+    assert figures.error == pytest.approx(2**0.5 / np.linalg.norm(exact))
+    assert figures.agreement == pytest.approx(2 / 3) and figures.right == pytest.approx(2 / 3)
+    assert precision.figures(found, exact, None).right is None
+
+    tiny(classes=("cat", "ant", "bee")).save(tmp_path / "model")
+    folder = make_folder(tmp_path / "photos", {"": 4})
+    split, labels = precision.photographs(str(tmp_path / "model"), str(folder), 7)
+    order = [("cat", "ant", "bee").index(Path(split.name(sample)).parent.name) for sample in range(len(split))]
+    assert len(split) == 7 and labels.tolist() == order
+    flat, none = precision.photographs(str(tmp_path / "model"), str(folder / "ant"), 7)
+    assert len(flat) == 4 and none is None
+
+
+def test_precision_tells_ways_apart_and_keeps_the_cache_of_whoever_runs_it(tmp_path, monkeypatch):
+    precision = script("precision")
+    tiny(classes=("ant", "bee", "cat")).save(tmp_path / "model")
+    folder, run = make_folder(tmp_path / "photos", {"": 4}), str(tmp_path / "model")
+    seen = []
+
+    def ways(run, scratch):
+        original = precision.load(run, How("cpu", "fp32")).runtime.logits
+        yield "same", lambda: original
+        yield "int8", lambda: seen.append(os.environ["XDG_CACHE_HOME"]) or (lambda pixels: -original(pixels))
+
+    monkeypatch.setattr(precision, "ways", ways)
+    monkeypatch.setenv("XDG_CACHE_HOME", "mine")
+    lines = precision.page(run, str(folder), 12)
+    same, negative = lines[-2:]
+    assert same.startswith("| same |") and "| 100.00% |" in same
+    assert negative.startswith("| int8 | 2.0e+00 | 0.00% |") and not negative.endswith("|  |")
+    assert len(seen) == 2 and seen[0] == seen[1] != "mine" and os.environ["XDG_CACHE_HOME"] == "mine"

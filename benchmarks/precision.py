@@ -1,0 +1,186 @@
+"""What eight bits cost: answers of every engine and precision beside the model's own in float32, on real photographs.
+
+    python benchmarks/precision.py RUN FOLDER --out benchmarks/DATE-precision-HARDWARE.md
+
+RUN is a trained run whose data are at hand: int8 is calibrated on its training images. FOLDER has the photographs, in folders of
+classes where accuracy is to be told. The measure is the model as PyTorch computes it in float32, image by image the same pixels.
+bfloat16 is tried where the processor has it. Start-up of int8 is timed with nothing kept and a second time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vitreous.bench.report import hardware, packages
+from vitreous.data.keys import permutation
+from vitreous.data.layouts.folder import list_images
+from vitreous.data.loader import Judged
+from vitreous.data.split import Files, Split
+from vitreous.errors import DataError
+from vitreous.evaluation.how import How
+from vitreous.machine import has_bf16
+from vitreous.models.names import name_of
+from vitreous.reports.opening import data_for, matched, open_bundle
+from vitreous.serving.export.export import export
+from vitreous.serving.predict import load
+
+Logits = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Beside the exact logits: length of the difference to length, shares of equal and, where there are labels, of right first classes."""
+
+    error: float
+    agreement: float
+    right: float | None
+
+
+def figures(found: np.ndarray, exact: np.ndarray, labels: np.ndarray | None) -> Figures:
+    """Of (n, K) logits."""
+    first = found.argmax(1)
+    error = np.linalg.norm(found.astype(np.float64) - exact) / np.linalg.norm(exact.astype(np.float64))
+    return Figures(float(error), float((first == exact.argmax(1)).mean()), None if labels is None else float((first == labels).mean()))
+
+
+def photographs(run: str, folder: str, most: int) -> tuple[Split, np.ndarray | None]:
+    """At most so many of the folder, always the same choice, and their labels in the model's order where it has classes."""
+    bundle = open_bundle(run)
+    if bundle.several:
+        raise SystemExit("agreement of first classes is for models that name one class an image")
+    try:
+        data = data_for(run, folder, "test")[1]
+        split: Split = matched(data.split("test"), data, bundle.classes)
+        labels = split.labels
+    except DataError:
+        files = list_images(Path(folder))
+        split, labels = Files(files, np.zeros(len(files), dtype=np.int64)), None
+    rows = np.sort(permutation(len(split), 0, 0)[:most])
+    return split.take(rows, split.labels[rows]), None if labels is None else labels[rows]
+
+
+def pixels_of(run: str, split: Split) -> np.ndarray:
+    """(n, C, *image) as the model takes them."""
+    reader = Judged(split, open_bundle(run).preprocess)
+    return np.stack([reader.one(sample).numpy() for sample in range(len(split))])
+
+
+def exactly(run: str, pixels: np.ndarray) -> np.ndarray:
+    """(n, K) of the model itself."""
+    bundle = open_bundle(run)
+    model = bundle.model.eval()
+    with torch.inference_mode():
+        return np.concatenate([model(bundle.preprocess.normalise(part)).numpy() for part in torch.from_numpy(pixels).split(64)])
+
+
+def ways(run: str, scratch: str) -> Iterator[tuple[str, Callable[[], Logits]]]:
+    """What can be asked on this machine: what a user types, and what makes ready what it stands for."""
+    half = has_bf16("cpu")
+
+    def by(engine: str, precision: str) -> Callable[[], Logits]:
+        return lambda: load(run, How("cpu", precision, engine)).runtime.logits
+
+    yield "`--precision fp32`", by("torch", "fp32")
+    if half:
+        yield "`--precision bf16`", by("torch", "bf16")
+    if find_spec("openvino"):
+        yield "`--engine openvino --precision fp32`", by("openvino", "fp32")
+        if half:
+            yield "`--engine openvino --precision bf16`", by("openvino", "bf16")
+    if find_spec("nncf"):
+        yield "`--engine openvino --precision int8`", by("openvino", "int8")
+    if find_spec("onnxruntime") and find_spec("onnxscript"):
+
+        def exported() -> Logits:
+            export(run, "onnx", f"{scratch}/int8.onnx", quantize="int8", accept_loss=True)
+            return load(f"{scratch}/int8.onnx").runtime.logits
+
+        yield "`export --to onnx --quantize int8`", exported
+
+
+@contextmanager
+def cache_in(folder: str) -> Iterator[None]:
+    """Nothing kept but in a folder."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = folder
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["XDG_CACHE_HOME"]
+        else:
+            os.environ["XDG_CACHE_HOME"] = before
+
+
+def timed(make: Callable[[], Logits]) -> tuple[Logits, str]:
+    """What was made, and the seconds it took, of the clock and of processors."""
+    clock, cores = time.perf_counter(), time.process_time()
+    made = make()
+    return made, f"{time.perf_counter() - clock:.1f} ({time.process_time() - cores:.1f})"
+
+
+def rows(run: str, pixels: np.ndarray, labels: np.ndarray | None) -> list[str]:
+    """The table."""
+    exact = exactly(run, pixels)
+    own = figures(exact, exact, labels)
+    found = [("PyTorch, float32", own, "", "")]
+    with tempfile.TemporaryDirectory() as scratch, cache_in(scratch):
+        for name, make in ways(run, scratch):
+            logits, first = timed(make)
+            again = timed(make)[1] if "int8" in name and "export" not in name else ""
+            found.append((name, figures(logits(pixels), exact, labels), first, again))
+            print(found[-1], flush=True)
+    right = [""] * len(found) if labels is None else [f"{figure.right:.2%}" for _, figure, _, _ in found]
+    return [
+        "| | logit error | top-1 equal | top-1 right | ready after, s (of processors) | again, s |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {name} | {figure.error:.1e} | {figure.agreement:.2%} | {top1} | {first} | {again} |"
+            for (name, figure, first, again), top1 in zip(found, right, strict=True)
+        ),
+    ]
+
+
+def page(run: str, folder: str, most: int) -> list[str]:
+    """The page, line by line."""
+    split, labels = photographs(run, folder, most)
+    pixels, bundle = pixels_of(run, split), open_bundle(run)
+    return [
+        f"# What eight bits cost, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"{hardware()}; {packages()}. `python benchmarks/precision.py RUN FOLDER --most {most}`.",
+        f"{name_of(bundle.model.config)} at {bundle.preprocess.image[0]} x {bundle.preprocess.image[1]}, {len(bundle.classes)} classes,",
+        f"{len(split):,} pictures.",
+        "Logit error: length of the difference to length, over all logits. Equal: to PyTorch in float32.",
+        "",
+        *rows(run, pixels, labels),
+    ]
+
+
+def main() -> None:
+    """Measure, print and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("folder")
+    parser.add_argument("--most", type=int, default=2000, help="pictures")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    lines = page(options.run, options.folder, options.most)
+    print("\n".join(lines))
+    if options.out:
+        options.out.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
