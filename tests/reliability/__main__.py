@@ -41,10 +41,10 @@ WHOLE: dict[str, Check] = {
 }
 #: a share of each, for every run of the tests
 QUICK: dict[str, Check] = {
-    "kills": partial(kills.random_kills, kills=8),
+    "kills": partial(kills.random_kills, kills=5),
     "storm": partial(kills.storm, kills=5),
-    "crash points": partial(crashes.crash_points, every=15),
-    "SIGTERM": partial(stops.sigterms, count=4),
+    "crash points": partial(crashes.crash_points, every=25),
+    "SIGTERM": partial(stops.sigterms, count=3),
     "SIGINT": partial(stops.interrupts, count=1),
     "damage": partial(damage.damages, flips=3, resumes=1, plans=[damage.FROZEN]),
     "none valid": partial(damage.none_valid, count=1),
