@@ -42,6 +42,12 @@ CONFIG = ViTConfig(
 EXACT = How("cpu", "fp32")
 
 
+@pytest.fixture(autouse=True)
+def without_workers(monkeypatch):
+    """A dozen pictures are read sooner than a process is forked."""
+    monkeypatch.setattr("vitreous.recipes.soup.default_workers", lambda: 0)
+
+
 def tinted(folder, size=1.0, seed=0, classes=CLASSES, config=CONFIG, preprocess=None):
     """A bundle of a model that is always right, with logits of a size of its own; a negative one is always wrong."""
     torch.manual_seed(seed)

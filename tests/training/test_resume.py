@@ -11,11 +11,11 @@ import time
 
 import pytest
 
-from tests.conftest import TINY, run_command, say
+from tests.conftest import TINY, say
 from vitreous.recipes.train import train
 
 
-@pytest.mark.parametrize("number,code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("number,code", [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_says_how_to_go_on(folder, tmp_path, number, code):
     out = tmp_path / "run"
     words = [sys.executable, "-m", "vitreous", "train", str(folder), "--out", str(out), "--workers", "0"]
@@ -69,15 +69,25 @@ def test_changed_data_are_refused(folder, finished):
     assert result.returncode == 3 and "is not what it was" in result.stderr
 
 
+HOLD = """
+import fcntl, sys
+with open(sys.argv[1], "a+") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    file.write("4711")
+    file.flush()
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+
 def test_a_folder_in_use_is_refused(folder, tmp_path):
-    fcntl = pytest.importorskip("fcntl")
+    pytest.importorskip("fcntl")
     out = tmp_path / "run"
-    words = {**TINY, "epochs": 2.5}
-    train(str(folder), out=str(out), workers=0, **words)
+    train(str(folder), out=str(out), workers=0, **TINY)
     (out / "summary.json").unlink()
-    with open(out / ".lock", "a+") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
-        file.write("4711")
-        file.flush()
-        result = run_command("train", str(folder), "--out", str(out), "--resume")
+    words = [sys.executable, "-c", HOLD, str(out / ".lock")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline()
+        result = say("train", str(folder), "--out", str(out), "--resume")
+        process.communicate()
     assert result.returncode == 2 and "in use by process" in result.stderr
