@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.reliability import crashes, damage, disk, folders, kills, soak, stops
 from tests.reliability.rig import Bench
 from tests.reliability.tally import Tally
-from vitreous.reports import report
+from vitreous.reports.pages import report
 
 Check = Callable[[Bench, Tally], None]
 

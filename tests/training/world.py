@@ -26,7 +26,7 @@ import yaml  # noqa: F401
 
 from vitreous.errors import VitreousError
 from vitreous.recipes.train import train
-from vitreous.reports import report
+from vitreous.reports.pages import report
 from vitreous.training import account
 from vitreous.training.session import Session
 
