@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.conftest import say
 from tests.serving.made import CLASSES, pictures, tiny
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
@@ -147,3 +148,10 @@ def test_chunks_of_large_pictures_are_smaller():
     assert chunk_of(Preprocess((224, 224))) == 64
     assert chunk_of(Preprocess((2048, 2048))) == 5
     assert chunk_of(Preprocess((20000, 20000))) == 1
+
+
+@pytest.mark.parametrize("words", [["-"], ["@-"], ["--list", "-"]])
+def test_int8_is_not_calibrated_on_a_list_that_is_read_once(home, words):
+    pytest.importorskip("openvino")
+    result = say("predict", str(home), *words, "--engine", "openvino", "--precision", "int8")
+    assert result.returncode == 2 and "read once" in result.stderr and "@list.txt" in result.stderr

@@ -74,7 +74,10 @@ def examples(options: Options, found: Source) -> Iterator[str | bytes]:
     from vitreous.errors import DataError, UsageError
 
     if {"-", "@-"} & {*options.images, *(f"@{name}" for name in options.list)}:
-        raise UsageError("int8 is calibrated on the images, and a list on stdin is read once", "name a file: @list.txt")
+        raise UsageError(
+            "without training images at hand int8 is calibrated on those asked about, and a list on stdin is read once",
+            "name a file: @list.txt",
+        )
     for item in islice(found, EXAMPLES):
         with suppress(DataError):
             yield item.content()
