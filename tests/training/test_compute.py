@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,12 +13,13 @@ import torch
 from tests.conftest import TINY, document, say
 from tests.training.test_loop import losses, make
 from vitreous.data.augmentation.augment import Augment
-from vitreous.errors import NonFiniteError, ResourceError
+from vitreous.errors import Interrupted, NonFiniteError, ResourceError
 from vitreous.models.config import ViTConfig
 from vitreous.recipes.train import train
 from vitreous.training import probe
 from vitreous.training.loop import fit
 from vitreous.training.ranks import ALONE
+from vitreous.training.session import Session
 
 STILL = ViTConfig(image=(16, 16), patch=(8, 8), classes=3, width=32, depth=2, heads=2, hidden=64)
 
@@ -150,14 +152,20 @@ def test_auto_and_a_number_reach_the_run_and_may_change_when_it_goes_on(folder, 
     assert wrong.returncode == 2
 
 
-def test_what_a_run_cost_is_summed_over_its_resumptions(folder, tmp_path):
+def test_what_a_run_cost_is_summed_over_its_resumptions(folder, tmp_path, monkeypatch):
     """FLOPs are those of the pictures, time that of all processes."""
-    from tests.training import world
+    options = {**TINY, "workers": 0}
+    whole = train(str(folder), **options, out=str(tmp_path / "whole"))
+    watch = Session.watch
 
-    options = {**TINY, "out": str(tmp_path / "whole"), "workers": 0}
-    whole = train(str(folder), **options)
-    job = {"world": 1, "options": {"data": str(folder), **options, "out": str(tmp_path / "cut")}, "stop": 3}
-    assert world.carry_out(job) == [143]
+    def watched(self, state):
+        watch(self, state)
+        if state.step == 3:
+            self.signals.received = signal.SIGTERM
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Session, "watch", watched)
+        train(str(folder), **options, out=str(tmp_path / "cut"))
     stopped = [json.loads(line) for line in (tmp_path / "cut" / "metrics.jsonl").open()][-1]
     again = train(str(folder), out=str(tmp_path / "cut"), resume=True)
     assert again["exaflops"] == whole["exaflops"] > stopped["exaflops"] > 0
