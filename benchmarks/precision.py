@@ -10,11 +10,9 @@ bfloat16 is tried where the processor has it. Start-up of int8 is timed with not
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +27,7 @@ from vitreous.data.loader import Judged
 from vitreous.data.split import Files, Split
 from vitreous.errors import DataError
 from vitreous.evaluation.how import How
+from vitreous.evaluation.libraries import setting
 from vitreous.machine import has_bf16
 from vitreous.models.names import name_of
 from vitreous.reports.opening import data_for, matched, open_bundle
@@ -109,20 +108,6 @@ def ways(run: str, scratch: str) -> Iterator[tuple[str, Callable[[], Logits]]]:
         yield "`export --to onnx --quantize int8`", exported
 
 
-@contextmanager
-def cache_in(folder: str) -> Iterator[None]:
-    """Nothing kept but in a folder."""
-    before = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = folder
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["XDG_CACHE_HOME"]
-        else:
-            os.environ["XDG_CACHE_HOME"] = before
-
-
 def timed(make: Callable[[], Logits]) -> tuple[Logits, str]:
     """What was made, and the seconds it took, of the clock and of processors."""
     clock, cores = time.perf_counter(), time.process_time()
@@ -135,7 +120,7 @@ def rows(run: str, pixels: np.ndarray, labels: np.ndarray | None) -> list[str]:
     exact = exactly(run, pixels)
     own = figures(exact, exact, labels)
     found = [("PyTorch, float32", own, "", "")]
-    with tempfile.TemporaryDirectory() as scratch, cache_in(scratch):
+    with tempfile.TemporaryDirectory() as scratch, setting("XDG_CACHE_HOME", scratch):
         for name, make in ways(run, scratch):
             logits, first = timed(make)
             again = timed(make)[1] if "int8" in name and "export" not in name else ""

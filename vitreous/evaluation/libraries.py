@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from vitreous.errors import ResourceError
@@ -20,14 +20,19 @@ def needed(name: str, who: str = "exported models need") -> Any:
 
 
 @contextmanager
-def unobserved() -> Iterator[None]:
-    """OpenVINO and nncf tell their makers of every import and conversion, but in CI jobs: be one, so that nothing is sent from here."""
-    before = os.environ.get("CI")
-    os.environ["CI"] = "true"
+def setting(name: str, value: str) -> Iterator[None]:
+    """A variable of the environment for a while; then as it was before."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ["CI"]
+            del os.environ[name]
         else:
-            os.environ["CI"] = before
+            os.environ[name] = before
+
+
+def unobserved() -> AbstractContextManager[None]:
+    """OpenVINO and nncf tell their makers of every import and conversion, but in CI jobs: be one, so that nothing is sent from here."""
+    return setting("CI", "true")
