@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -469,10 +470,37 @@ def test_the_command_lists_and_tells(capsys):
     told, _ = said(capsys, "recipes", "vit-imagenet", "--json")
     assert told["run"]["optimizer"]["lr"] == 3e-3 and {"model": "ViT-B/32", "figure": "73.38 %"}.items() <= told["published"][1].items()
     text, _ = said(capsys, "recipes", "finetune-pets")
-    assert "vitreous train DATA --recipe finetune-pets --init WEIGHTS" in text and "94.43 %" in text and "10% held out" in text
+    assert (
+        "vitreous train DATA --recipe finetune-pets --init WEIGHTS" in text
+        and "94.43 %" in text
+        and "10% of the training images held out" in text
+    )
     assert len(said(capsys, "recipes", "finetune-*")[0].splitlines()) == 8  # head, six recipes, a hint
     with pytest.raises(UsageError, match="did you mean finetune-pets"):
         command(["recipes", "finetune-pet"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_can_be_told(capsys, name):
+    text, _ = said(capsys, "recipes", name)
+    assert text.startswith(f"{name}: ") and (f"--recipe {name}" in text or name in ("digits", "finetune"))
+    assert "of the training images held out" in text
+    told, _ = said(capsys, "recipes", name, "--json")
+    assert told["recipe"]["name"] == name and told["models"] and told["run"]["optimizer"]["lr"] == told["recipe"]["lr"]
+
+
+@pytest.mark.parametrize("name,images", [("small", 1_800), ("small", 20_000), ("small", 500), ("photos", 4_000), ("finetune", 900)])
+def test_the_length_that_is_listed_is_the_one_that_is_planned(capsys, name, images):
+    """The table has the range, and `recipes NAME` the rule, by which `train` chooses the epochs of any data."""
+    listed = {row["name"]: row for row in said(capsys, "recipes", "--json")[0]["recipes"]}
+    text, _ = said(capsys, "recipes", name)
+    shown, least, most = re.search(r"epochs on other data .*?: ([\d,]+) / training images, (\d+) to (\d+) epochs", text).groups()
+    start = configure("ViT-Ti/16") if name == "finetune" else None
+    planned = derived(name, images=images, size=(32, 32) if name == "small" else (300, 400), start=start).epochs
+    assert planned == pytest.approx(min(int(most), max(int(least), int(shown.replace(",", "")) / images)), abs=0.05)
+    assert listed[name]["epochs_range"] == [int(least), int(most)]
+    assert f"{least} to {most} epochs" in said(capsys, "recipes", f"{name}*")[0]
+    assert listed["digits"]["epochs_range"] is None and listed["digits"]["epochs"] == example("digits").epochs
 
 
 def test_a_recipe_on_the_command_line(capsys, tmp_path, monkeypatch):

@@ -56,6 +56,7 @@ def facts(recipe: Recipe, run: Run) -> dict[str, Any]:
         "batch_size": run.batch_size,
         "epochs": None if recipe.by_steps else run.epochs,
         "steps": run.steps if recipe.by_steps else None,
+        "epochs_range": [recipe.lengths[0][1].least, recipe.lengths[0][1].most] if recipe.lengths else None,
         "optimizer": run.optimizer.name,
         "lr": run.optimizer.lr,
         "rule": recipe.rule,
@@ -64,7 +65,9 @@ def facts(recipe: Recipe, run: Run) -> dict[str, Any]:
 
 
 def length(row: dict[str, Any]) -> str:
-    """Epochs or steps, for the table."""
+    """Epochs or steps, for the table; a range where the number of images decides."""
+    if row["epochs_range"]:
+        return "{:g} to {:g} epochs".format(*row["epochs_range"])
     return f"{row['steps']} steps" if row["steps"] else f"{row['epochs']:g} epochs"
 
 
@@ -94,17 +97,29 @@ def tell(name: str, console: Console) -> dict[str, Any]:
             for model, r in models
         ],
     )
-    console.say(f"on {recipe.data}: {made.data.images:,} images, {made.model.classes:,} classes\n")
+    console.say(f"on {recipe.data}: {made.data.images:,} images, {made.model.classes:,} classes")
+    for kind, length in recipe.lengths:
+        console.say(f"epochs on other data ({kind}): {length.shown:,.0f} / training images, {length.text}")
+    console.say()
     console.table(["setting", "value"], [[path, value] for path, value in numbers(made)])
-    console.say(
-        f"\nlearning rate and batch: {recipe.rule}; --lr-grid: {' '.join(map(str, recipe.grid))}, on {recipe.hold_out:.0%} held out"
-    )
+    grid = " ".join(map(str, recipe.grid))
+    console.say(f"\nlearning rate and batch: {recipe.rule}; --lr-grid: {grid}, with {held_out(recipe)} of the training images held out")
     if recipe.published:
         console.say("\npublished, not measured here:")
         console.table(["model", "data", "top-1"], recipe.published)
     published = [{"model": model, "data": data, "figure": figure} for model, data, figure in recipe.published]
     variants = [{"model": m, "image": by(r.model.image), "epochs": r.epochs, "steps": r.steps, "lr": r.optimizer.lr} for m, r in models]
     return {"recipe": row, "text": recipe.text, "models": variants, "run": to_plain(made), "published": published}
+
+
+def held_out(recipe: Recipe) -> str:
+    """The share of the training images on which --lr-grid chooses, in words."""
+    from vitreous.recipes.recipe import SHARES
+
+    if recipe.hold_out is not None:
+        return f"{recipe.hold_out:.0%}"
+    *small, (_, rest) = SHARES
+    return ", ".join(f"{share:.0%} (below {images:,})" for images, share in small) + f" or {rest:.0%}"
 
 
 def numbers(run: Run) -> list[tuple[str, str]]:

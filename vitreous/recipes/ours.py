@@ -7,10 +7,12 @@ from dataclasses import replace
 from vitreous.data.augmentation.augment import Augment
 from vitreous.models.config import ConvStemConfig, ModelConfig, ViTConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import Facts, Recipe, common
+from vitreous.recipes.recipe import Facts, Length, Recipe, common
 from vitreous.training.run import Optimizer, Run, Schedule
 
 MEASURED = "benchmarks/README.md"
+CONVOLVED, PATCHED = Length(3.6e5, 8, 300), Length(4.5e5, 10, 300)  # small pictures: models with convolutions in front, and others
+SCRATCH, STARTED = Length(1e5, 5, 100), Length(2e4, 5, 100)  # photographs
 
 
 def sees_all(model: ModelConfig) -> bool:
@@ -46,7 +48,7 @@ def small(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     """
     few = isinstance(model, ViTConfig) and isinstance(model.stem, ConvStemConfig)
     batch = max(1, min(128, facts.images // 4))
-    epochs = round(min(300.0, max(8.0, 3.6e5 / facts.images) if few else max(10.0, 4.5e5 / facts.images)), 1)
+    epochs = (CONVOLVED if few else PATCHED).epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
     muon = Optimizer("muon", lr=2e-3, matrix_lr=0.007, betas=(0.9, 0.95), weight_decay=0.05)
     return Run(
@@ -82,7 +84,7 @@ def finetune(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
 def pictures(model: ModelConfig, facts: Facts, started: bool) -> Run:
     """Photographs, from scratch or from weights."""
     batch = max(1, min(64, facts.images // 4))
-    epochs = min(100.0, max(5.0, (2e4 if started else 1e5) / facts.images))
+    epochs = (STARTED if started else SCRATCH).epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
     return Run(
         **common(model, facts),
@@ -97,9 +99,29 @@ def pictures(model: ModelConfig, facts: Facts, started: bool) -> Run:
     )
 
 
+SMALL_LENGTHS = (("convolutions in front", CONVOLVED), ("other models", PATCHED))
 OURS = (
     Recipe("digits", digits, "the embedded digits", MEASURED, "fixed", data="digits"),
-    Recipe("small", small, "pictures up to 64 pixels, from scratch", MEASURED, "fixed", data="CIFAR-10"),
-    Recipe("photos", photos, "photographs, from scratch", "tuned here", "linear", data="photographs", floor=64),
-    Recipe("finetune", finetune, "pictures, from weights", "tuned here", "linear", data="photographs", from_weights=True, floor=64),
+    Recipe("small", small, "pictures up to 64 pixels, from scratch", MEASURED, "fixed", data="CIFAR-10", lengths=SMALL_LENGTHS),
+    Recipe(
+        "photos",
+        photos,
+        "photographs, from scratch",
+        "tuned here",
+        "linear",
+        data="photographs",
+        floor=64,
+        lengths=(("any model", SCRATCH),),
+    ),
+    Recipe(
+        "finetune",
+        finetune,
+        "pictures, from weights",
+        "tuned here",
+        "linear",
+        data="photographs",
+        from_weights=True,
+        floor=64,
+        lengths=(("any model", STARTED),),
+    ),
 )

@@ -19,6 +19,8 @@ Published = tuple[str, str, str]  # model, data set, figure
 
 #: the paper's pre-training and fine-tuning crop: Inception's, read without antialiasing, and a flip (Google's input_pipeline.py)
 INCEPTION = Augment(crop=(0.05, 1.0), ratio=(0.75, 1.33), crop_style="inception", crop_filter="aliased", flip=0.5)
+#: share of the training images that --lr-grid holds out below so many of them, where a recipe's table has none: Pets', CIFAR's, ImageNet's
+SHARES = ((10_000, 0.1), (200_000, 0.02), (math.inf, 0.01))
 JUDGED = 224 / 256  # of the short side: the centre that a pre-trained model is judged on
 
 
@@ -47,6 +49,24 @@ SETS = {
 
 
 @dataclass(frozen=True)
+class Length:
+    """Epochs by the number of training images: as many as show `shown` images, rounded to a tenth, from `least` to `most`."""
+
+    shown: float
+    least: float
+    most: float
+
+    def epochs(self, images: int) -> float:
+        """The epochs of a run on so many training images."""
+        return round(min(self.most, max(self.least, self.shown / images)), 1)
+
+    @property
+    def text(self) -> str:
+        """The range, for a table."""
+        return f"{self.least:g} to {self.most:g} epochs"
+
+
+@dataclass(frozen=True)
 class Recipe:
     """Numbers by which somebody trained, by name.
 
@@ -55,6 +75,7 @@ class Recipe:
     the authors printed, as they printed it. `data`: the set, of `SETS`, that it was written for. `models` are those that its
     table names, the first of them the default; `image` their side in pixels, of the model's name and the data (None: whatever
     the data or the weights have). `by_steps`: its length is counted in steps, not epochs; `warmup_in_epochs`: so is its warm-up.
+    `lengths`: where the number of images decides the epochs, how, for each kind of model; the first is that of the first model.
     `grid` holds the learning rates to choose from, and `hold_out` the share of the training images to choose on, if its table has one.
     """
 
@@ -72,6 +93,7 @@ class Recipe:
     by_steps: bool = False
     warmup_in_epochs: bool = False
     floor: int = 1
+    lengths: tuple[tuple[str, Length], ...] = ()
     grid: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
     hold_out: float | None = None
 

@@ -27,6 +27,7 @@ from vitreous.disk import write_text
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
 from vitreous.models.names import name_of
 from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.recipe import SHARES
 from vitreous.recipes.registry import grid_of, hold_out_of
 from vitreous.reports.pages import report
 from vitreous.training.folder import Folder
@@ -36,7 +37,6 @@ from vitreous.training.session import Inputs, Listener, Session, Silent
 from vitreous.training.signals import Signals
 
 TRIALS = "trials.json"
-SHARES = ((10_000, 0.1), (200_000, 0.02), (math.inf, 0.01))  # below so many training images: Pets', CIFAR's and ImageNet's share
 
 
 @dataclass(frozen=True)
