@@ -66,6 +66,42 @@ def test_resize_leaves_an_equal_grid_alone_and_keeps_constants():
         assert torch.allclose(axis_weights(5, 9, how).sum(1), torch.ones(9, dtype=torch.float64))
 
 
+def restated_dino(positions, height, width, patch):
+    """`interpolate_pos_encoding` of dino/vision_transformer.py and dinov2/models/vision_transformer.py, (N, D) -> (h * w, D).
+
+    The stored positions are returned only if the image has as many patches as they are and is a square; else the scale of
+    both axes, (patches + 0.1) / stored, is given to the interpolation, which takes it as it is.
+    """
+    side = round(len(positions) ** 0.5)
+    rows, columns = height // patch, width // patch
+    if rows * columns == len(positions) and width == height:
+        return positions
+    source = positions.reshape(1, side, side, -1).permute(0, 3, 1, 2)
+    scale = ((rows + 0.1) / side, (columns + 0.1) / side)
+    found = torch.nn.functional.interpolate(source, scale_factor=scale, mode="bicubic")
+    assert found.shape[2:] == (rows, columns)
+    return found.permute(0, 2, 3, 1).reshape(rows * columns, -1)
+
+
+#: native side, then height and width, pixels; patches of 14
+OFFSETS = [(98, 98, 98), (98, 98, 70), (98, 70, 98), (98, 140, 98), (98, 140, 126), (518, 518, 392), (518, 518, 518), (518, 224, 224)]
+
+
+@pytest.mark.parametrize("native,height,width", OFFSETS)
+def test_the_rule_of_dino_rescales_an_axis_that_keeps_its_length(native, height, width):
+    side = native // 14
+    source = torch.randn(side, side, 6, generator=torch.Generator().manual_seed(0))
+    expected = restated_dino(source.flatten(0, 1), height, width, 14).unflatten(0, (height // 14, width // 14))
+    assert (resize(source, (height // 14, width // 14), "bicubic-offset") - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("how", [how for how in RESIZE if how != "bicubic-offset"])
+def test_other_rules_keep_an_axis_that_keeps_its_length(how):
+    source = torch.randn(5, 7, 3, generator=torch.Generator().manual_seed(0))
+    expected = torch.stack([resize(source[:, column], (9,), how) for column in range(7)], 1)
+    assert torch.equal(resize(source, (9, 7), how), expected)
+
+
 def test_take_selects_tokens():
     tokens = torch.randn(2, 5, 3)
     places = torch.tensor([[4, 0], [1, 1]])

@@ -82,10 +82,14 @@ def resize(table: Tensor, grid: tuple[int, ...], how: str = "bicubic-antialias")
 
     `how` names a row of `RESIZE`. Interpolation is linear in the table, so each axis is one small matrix and the
     result is the separable 2-D (or N-D) interpolation of the source that the row names. An equal grid is returned as
-    it is. The matrices are made in float64 and the result has the dtype of the table.
+    it is. If the grid differs along one axis only, `bicubic-offset` rescales the other axes too, by (n + 0.1) / n, as
+    `interpolate_pos_encoding` of DINO and DINOv2 does; all other rules leave them as they are. The matrices are made in
+    float64 and the result has the dtype of the table.
     """
+    if tuple(table.shape[:-1]) == tuple(grid):
+        return table
     for axis, (old, new) in enumerate(zip(table.shape[:-1], grid, strict=True)):
-        if old != new:
+        if old != new or how == "bicubic-offset":
             weights = axis_weights(old, new, how).to(table)  # (new, old)
             table = (weights @ table.movedim(axis, -2)).movedim(-2, axis)
     return table

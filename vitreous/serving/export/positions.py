@@ -15,10 +15,15 @@ CUBIC = {"bicubic-antialias": -0.5, "bicubic": -0.75, "bicubic-offset": -0.75, "
 ALIGNED = ("bicubic-aligned", "zoom", "zoom-scipy")  # the first and the last place stay where they are
 
 
-def axis_weights(old: int, new: int, how: str) -> Tensor:
-    """`nn.grid.axis_weights`, (new, old), for a `new` that may be a symbol; where both are equal, nothing is changed."""
+def length(size: int) -> Tensor:
+    """A size, which may be a symbol, as a float64 scalar that depends on it."""
+    return torch.ones(size, dtype=torch.float64).sum()
+
+
+def axis_weights(old: int, new: int, how: str, native: Tensor) -> Tensor:
+    """`nn.grid.axis_weights`, (new, old), for a `new` that may be a symbol; the identity matrix where `native`, a bool scalar, is true."""
     line = torch.arange(new, dtype=torch.float64)
-    count = torch.ones_like(line).sum()
+    count = length(new)
     if how in ALIGNED:
         step = (old - 1) / (count - 1).clamp(min=1)
         at = line * step
@@ -35,7 +40,7 @@ def axis_weights(old: int, new: int, how: str) -> Tensor:
     if how == "zoom-scipy":  # the last coordinate may be rounded to beyond the table, where scipy reads zero
         lost = (line == count - 1) & (step * (count - 1) > old - 1)
         weights = torch.where(lost[:, None], 0.0, weights)
-    return torch.where(count == old, (torch.arange(old) == line[:, None]).to(weights.dtype), weights)
+    return torch.where(native, (torch.arange(old) == line[:, None]).to(weights.dtype), weights)
 
 
 def kernel(x: Tensor, a: float | None) -> Tensor:
@@ -50,8 +55,11 @@ def kernel(x: Tensor, a: float | None) -> Tensor:
 
 def resize(table: Tensor, grid: tuple[int, ...], how: str) -> Tensor:
     """(*old, D) -> (*grid, D): `nn.grid.resize` for a grid of symbols."""
+    unchanged = [length(new) == old for old, new in zip(table.shape[:-1], grid, strict=True)]
+    everywhere = torch.stack(unchanged).all()
     for axis, new in enumerate(grid):
-        weights = axis_weights(table.shape[axis], new, how).to(table)
+        native = everywhere if how == "bicubic-offset" else unchanged[axis]
+        weights = axis_weights(table.shape[axis], new, how, native).to(table)
         table = (weights @ table.movedim(axis, -2)).movedim(-2, axis)
     return table
 
