@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vitreous.errors import DataError
-from vitreous.evaluation.classification import BINS, calibration_error
+from vitreous.evaluation.calibration_error import BINS, calibration_error
 from vitreous.evaluation.temperature import fit_temperature, losses, probabilities
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.evaluation.calibration_error import BINS, Gaps, calibration_error, confidence_bins, image_gaps
 from vitreous.evaluation.report import DRAWS, Report
 from vitreous.evaluation.several import judge_several
 from vitreous.evaluation.temperature import log_softmax
 
-BINS = 15  # of the calibration error
 TOGETHER = 30_000  # numbers that draws of the bootstrap, made at once, hold
 
 
@@ -25,7 +25,7 @@ def judge(logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], read
     Labels (n, K), several to an image, are judged by `judge_several`: mAP in the place of top-1. Images that are not `readable`
     (n,) count as wrong in accuracies and recalls, and have no part in NLL and ECE. A label of equal logits ranks by position.
     top-5 is None for five classes or fewer. NLL in nats; ECE over 15 equal bins of the highest probability (arXiv:1706.04599);
-    intervals cover 95 %: Wilson's for the accuracies, of 1000 seeded bootstrap draws for the others.
+    intervals cover 95 %: Wilson's for the accuracies, of 1000 seeded bootstrap draws for the others, corrected for the bias of the ECE.
     """
     readable = np.ones(len(labels), dtype=bool) if readable is None else readable
     if labels.ndim == 2:
@@ -85,17 +85,6 @@ def macro_f1(right: np.ndarray, said: np.ndarray, support: np.ndarray) -> float:
     return float(f1[present].mean()) if present.any() else 0.0
 
 
-def bins_of(confidence: np.ndarray) -> np.ndarray:
-    """(n,) probabilities -> (n,) bins of the calibration error."""
-    return np.minimum((confidence * BINS).astype(int), BINS - 1)
-
-
-def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Expected calibration error: the mean over images of |accuracy - confidence| of their bin."""
-    gaps = np.bincount(bins_of(confidence), weights=right - confidence, minlength=BINS)
-    return float(np.abs(gaps).sum() / len(confidence))
-
-
 def bootstrap(
     labels: np.ndarray,
     predicted: np.ndarray,
@@ -105,13 +94,14 @@ def bootstrap(
     right: np.ndarray,
     classes: int,
 ) -> dict[str, tuple[float, float] | None]:
-    """95 % percentile intervals of macro F1, NLL and ECE over images drawn with replacement, always the same draws."""
+    """95 % intervals over images drawn with replacement, always the same draws: percentiles of macro F1 and NLL, and the ECE's."""
     count = len(nll)
     if count < 2:
         return {"macro_f1": None, "nll": None, "ece": None}
     generator = np.random.default_rng(0)
-    draws: dict[str, list[float]] = {"macro_f1": [], "nll": [], "ece": []}
-    labels, predicted, bins, gap = labels[readable], predicted[readable], bins_of(confidence), right - confidence
+    draws: dict[str, list[float]] = {"macro_f1": [], "nll": []}
+    gaps: list[np.ndarray] = []
+    labels, predicted, bins, gap = labels[readable], predicted[readable], confidence_bins(confidence), right - confidence
     left = DRAWS if count * classes < 5e6 else DRAWS // 10
     while left:
         rows = generator.integers(count, size=(min(left, max(1, TOGETHER // max(count, classes))), count))
@@ -119,9 +109,12 @@ def bootstrap(
         f1 = 2 * sums(labels[rows], classes, right[rows]) / np.maximum(support + said, 1)
         draws["macro_f1"] += (f1.sum(1) / (support > 0).sum(1)).tolist()
         draws["nll"] += nll[rows].mean(1).tolist()
-        draws["ece"] += (np.abs(sums(bins[rows], BINS, gap[rows])).sum(1) / count).tolist()
+        gaps.append(sums(bins[rows], BINS, gap[rows]) / count)
         left -= len(rows)
-    return {name: (float(np.percentile(values, 2.5)), float(np.percentile(values, 97.5))) for name, values in draws.items()}
+    intervals: dict[str, tuple[float, float] | None] = {
+        name: (float(np.percentile(values, 2.5)), float(np.percentile(values, 97.5))) for name, values in draws.items()
+    }
+    return intervals | {"ece": Gaps.of_images(image_gaps(confidence, right)).interval(np.concatenate(gaps))}
 
 
 def sums(codes: np.ndarray, size: int, weights: np.ndarray | None = None) -> np.ndarray:

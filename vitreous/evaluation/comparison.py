@@ -6,17 +6,19 @@ In shapes, n is images, K classes, D draws of the bootstrap. A difference is the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from vitreous.evaluation.classification import BINS
+from vitreous.evaluation.calibration_error import BINS, Gaps, difference_errors, image_gaps
 from vitreous.evaluation.report import DRAWS
 from vitreous.evaluation.several import BUDGET, FEWEST, average_precision, bootstrap, ranking
 from vitreous.evaluation.temperature import log_softmax, losses
 
 Interval = tuple[float, float] | None
 LEVEL = 0.05  # of the p-value below which a difference is told
+ERRORS = ("least", "most")  # names of what `difference_errors` gives, while the interval of the ECE is made from it
 
 
 @dataclass(frozen=True)
@@ -71,17 +73,19 @@ def compare(first: Answers, second: Answers) -> Comparison:
     """Compare two models on the same images in the same order, with what chance alone would make of them.
 
     Accuracies: McNemar's exact test on the images that one has right and the other wrong, and an interval of their difference.
-    mAP, NLL, ECE: percentile intervals of the differences over images drawn with replacement, the same draws for both. An image
-    that a model could not read is wrong (or never retrieved); NLL and ECE are of the images that both could read. Intervals cover
-    95 %. Labels of both must be (n,), or both (n, K) in one order of the classes.
+    mAP, NLL: percentile intervals of the differences over images drawn with replacement, the same draws for both; ECE: from the same
+    draws, with bounds of its bias. An image that a model could not read is wrong (or never retrieved); NLL and ECE are of the images
+    that both could read. Intervals cover 95 %. Labels of both must be (n,), or both (n, K) in one order of the classes.
     """
     both = first.readable & second.readable
+    calibration = None if first.labels.ndim == 2 or not both.any() else paired_calibration(first, second, both)
     parts, one = [soft(answers, both) for answers in (first, second)], np.ones((len(both), 1), np.float32)
     alone = [{name: float(value[0]) for name, value in part(one).items()} for part in parts]
 
     def differences(counts: np.ndarray) -> dict[str, np.ndarray]:
         before, after = (part(counts) for part in parts)
-        return {name: after[name] - before[name] for name in before}
+        errors = dict(zip(ERRORS, calibration(counts), strict=True)) if calibration else {}
+        return {name: after[name] - before[name] for name in before} | errors
 
     figures: dict[str, tuple[float | None, float | None]] = {name: (alone[0][name], alone[1][name]) for name in alone[0]}
     none = [name for name in figures if name != "map" and not both.any()]
@@ -91,6 +95,10 @@ def compare(first: Answers, second: Answers) -> Comparison:
     intervals: dict[str, Interval] = dict.fromkeys(found)
     if both.sum() > 1:
         intervals |= bootstrap(differences, len(both), draws)
+    errors = [intervals.pop(name, None) for name in ERRORS]
+    if errors[0] and errors[1]:
+        ece = alone[1]["ece"] - alone[0]["ece"]
+        intervals["ece"] = ece - max(0.0, errors[1][1]), ece - min(0.0, errors[0][0])
     for name in none:
         figures[name], found[name], intervals[name] = (None, None), None, None
     if several:
@@ -129,16 +137,33 @@ def soft(answers: Answers, both: np.ndarray):
             return {"map": precisions.sum(0) / np.maximum(present.sum(0), 1), "nll": loss @ counts / np.maximum(both @ counts, 1)}
 
         return of_several
-    confidence = np.exp(log_softmax(answers.logits[rows]).max(1))
-    gaps = np.zeros((len(both), BINS))
-    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    gaps[rows, bins] = answers.right[rows] - confidence
+    gaps = bin_gaps(answers, both)
 
     def of_one(counts: np.ndarray) -> dict[str, np.ndarray]:
         drawn = np.maximum(both @ counts, 1)
         return {"nll": loss @ counts / drawn, "ece": np.abs(gaps.T @ counts).sum(0) / drawn}
 
     return of_one
+
+
+def bin_gaps(answers: Answers, both: np.ndarray) -> np.ndarray:
+    """(n, BINS): right - confidence of each image in the column of its confidence's bin; images not in `both` (n,) have zeros alone."""
+    gaps, rows = np.zeros((len(both), BINS)), np.flatnonzero(both)
+    gaps[rows] = image_gaps(np.exp(log_softmax(answers.logits[rows]).max(1)), answers.right[rows])
+    return gaps
+
+
+def paired_calibration(first: Answers, second: Answers, both: np.ndarray) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """`difference_errors` of two models as a function of how often each image is drawn, (n, D) -> (D,) twice."""
+    images = [bin_gaps(answers, both) for answers in (first, second)]
+    measured = [Gaps.of_images(gaps[both]) for gaps in images]
+
+    def errors(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        drawn = np.maximum(both @ counts, 1)
+        before, after = ((gaps.T @ counts / drawn).T for gaps in images)
+        return difference_errors(measured[0], measured[1], before, after)
+
+    return errors
 
 
 def mcnemar(only_a: int, only_b: int) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.errors import UsageError
-from vitreous.evaluation.classification import calibration_error
+from vitreous.evaluation.calibration_error import calibration_error
 from vitreous.evaluation.temperature import fit_temperature, losses, probabilities
 from vitreous.reports.answers import Answered, Computing, answers_to
 from vitreous.reports.opening import data_for, open_bundle

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.disk import write_text
+from vitreous.evaluation.calibration_error import BINS, confidence_bins
 from vitreous.evaluation.report import Report
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered
@@ -26,7 +27,6 @@ from vitreous.training.run import Run
 ROWS = 60  # classes shown in full; of more, the worst and the best
 CELLS = 40  # classes in the confusion matrix; of more, those most often wrong
 READ = 50  # readings shown, the latest
-BINS = 15  # of the reliability diagram, as of the calibration error
 NAMES = {"top1": "top-1", "top5": "top-5", "map": "mAP", "macro_f1": "macro F1", "micro_f1": "micro F1", "nll": "NLL", "ece": "ECE"}
 SHARES = ("top1", "top5", "map", "macro_f1", "micro_f1")  # shown in per cent
 
@@ -130,7 +130,7 @@ def diagram(found: Answered) -> Any:
     confidence, right = found.confidence[found.readable], found.right[found.readable]
     if not len(confidence):
         return None
-    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    bins = confidence_bins(confidence)
     counts = np.bincount(bins, minlength=BINS)
     accuracy, mean = (np.bincount(bins, weights=values, minlength=BINS) / np.maximum(counts, 1) for values in (right, confidence))
     return reliability(np.linspace(0, 1, BINS + 1), accuracy, mean, counts)
