@@ -20,6 +20,7 @@ from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTCon
 from vitreous.models.zoo import build
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.foreign import FORMATS, find, writer, writers
+from vitreous.weights.note import note
 
 SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=4, hidden=128)
 BARE = replace(SMALL, class_token=False, pool="mean", slots=0)
@@ -41,7 +42,8 @@ MODELS = {
     "ViT, pre_logits": (replace(SMALL, representation=24), {"torchvision"} | GOOGLE),
     "ViT, no bias on q, k, v": (replace(SMALL, qkv_bias=False), {"timm", "huggingface"}),
     "ViT, class token without position": (replace(SMALL, slots=0), {"timm", "big-vision-npz"}),
-    "ViT, mean": (BARE, {"timm", "big-vision-npz"} | GOOGLE),
+    "ViT, mean": (BARE, {"timm", "huggingface", "big-vision-npz"} | GOOGLE),
+    "ViT, mean, no head": (replace(BARE, classes=0), {"timm", "huggingface", "big-vision-npz"} | GOOGLE),
     "ViT, attention pooling": (replace(BARE, pool="attention"), {"timm", "big-vision-npz"} | GOOGLE),
     "ViT, mean beside a class token": (replace(SMALL, pool="mean", norm="pooled"), {"timm"}),
     "ViT, mean of normed tokens beside a class token": (replace(SMALL, pool="mean"), set()),
@@ -98,7 +100,7 @@ def store(form, config, tensors, place):
         return path
     if form.describe is None:
         path = place.with_suffix(".safetensors")
-        save_file(tensors, path)
+        save_file(tensors, path, metadata=note(config))
         return path
     place.mkdir()
     save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
@@ -154,7 +156,7 @@ def test_transformers_opens_the_folder(name, tmp_path):
     model, form = fresh(config), writer("huggingface", config)
     folder = store(form, config, write(form, config, model.state_dict()), tmp_path / "model")
     kind = form.describe(config)["architectures"][0]
-    options = {"add_pooling_layer": False} if kind in ("ViTModel", "DeiTModel") else {}
+    options = {"add_pooling_layer": False} if kind in ("ViTModel", "DeiTModel", "IJepaModel") else {}
     theirs, found = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True, **options)
     assert not any(found[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), found
     theirs.eval()
@@ -177,7 +179,7 @@ def test_what_transformers_saves_again_is_what_was_written(name, tmp_path):
     form, ours = writer("huggingface", config), fresh(config).state_dict()
     folder = store(form, config, write(form, config, ours), tmp_path / "model")
     kind = form.describe(config)["architectures"][0]
-    options = {"add_pooling_layer": False} if kind in ("ViTModel", "DeiTModel") else {}
+    options = {"add_pooling_layer": False} if kind in ("ViTModel", "DeiTModel", "IJepaModel") else {}
     getattr(transformers, kind).from_pretrained(folder, **options).save_pretrained(tmp_path / "again")
     assert same(open_weights(tmp_path / "again").state(), ours)
 

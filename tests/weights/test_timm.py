@@ -50,6 +50,8 @@ def test_logits_at_the_native_and_two_other_resolutions(name, side, depth, ours)
         assert difference(model, reference, torch.randn(2, 3, *size)) <= 1e-5, size
 
 
+#: what timm's vit_*_gap_* models have in common
+GAP = {"qkv_bias": False, "init_values": 1e-2, "class_token": False, "global_pool": "avg", "fc_norm": False}
 VARIANTS = {
     "mean pooling, norm after it": ("vit_tiny_patch16_224", {"global_pool": "avg", "class_token": False}),
     "mean pooling beside a class token": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
@@ -58,7 +60,10 @@ VARIANTS = {
     "registers with positions": ("vit_tiny_patch16_224", {"reg_tokens": 4}),
     "registers and mean": ("vit_tiny_patch16_224", {"reg_tokens": 4, "no_embed_class": True, "class_token": False, "global_pool": "avg"}),
     "layer scale": ("vit_tiny_patch16_224", {"init_values": 1e-2}),
-    "no bias on q, k, v": ("vit_tiny_patch16_224", {"qkv_bias": False}),
+    "no bias on q, k, v": ("vit_tiny_patch16_224", GAP),
+    "no bias on q, k, v, a register": ("vit_tiny_patch16_224", GAP | {"fc_norm": None, "reg_tokens": 1, "no_embed_class": True}),
+    "no last norm": ("vit_tiny_patch16_224", {"final_norm": False, "init_values": 0.1, "num_classes": 0}),
+    "no last norm, registers": ("vit_tiny_patch16_224", {"final_norm": False, "reg_tokens": 7, "no_embed_class": True, "num_classes": 0}),
     "one channel": ("vit_tiny_patch16_224", {"in_chans": 1}),
     "no head": ("vit_tiny_patch16_224", {"num_classes": 0}),
     "patch 32": ("vit_small_patch32_224", {}),

@@ -26,6 +26,8 @@ from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch
 from vitreous.weights.foreign import Found, find, json_in, weights_in
 from vitreous.weights.pieces import tensors_in
+from vitreous.weights.transformers import check_family
+from vitreous.weights.variants import heads_mismatch
 
 HEAD = ("head.", "representation.")
 TABLES = re.compile(r"(^|\.)(table|tables\.\d+|rows|columns|relative)$")  # names of what is read at another grid
@@ -35,7 +37,10 @@ ENTRY = ("stem.root.conv.weight", "stem.stages.0.conv.weight", "body.root.conv.w
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights that were found and understood: `state` reads them, in our names, float32."""
+    """Weights that were found and understood: `state` reads them, in our names, float32.
+
+    `notes`: what was assumed since the files do not tell it, a sentence each.
+    """
 
     source: str
     title: str
@@ -47,6 +52,7 @@ class Weights:
     loss: Loss = "softmax"
     several: bool = False
     temperature: float = 1.0
+    notes: tuple[str, ...] = ()
 
     def bundle(self) -> Bundle:
         """The model with these weights, and what belongs to it."""
@@ -80,10 +86,16 @@ def open_weights(source: str | os.PathLike[str], said: dict[str, Any] | None = N
         files = [path]
         if path.name.startswith(("model.", "pytorch_model.")):
             beside = json_in(path.parent / "config.json")
-    found: Found = find(files, fields(beside) | (said or {}))
+    check_family(beside)
+    told, said = fields(beside), said or {}
+    found: Found = find(files, told | said)
+    if found.format.name == "huggingface":
+        check_family(beside, found.format.title)
+    notes = (*found.notes, *(heads_mismatch(found.config) if "heads" in told and "heads" not in said else ()))
     preprocess = preprocessing(found.format, found.config, path if path.is_dir() else None, beside)
     names = class_names(found.config, beside)
-    return Weights(os.fspath(source), found.format.title, found.config, preprocess, names, found.state, found.unused)
+    facts = found.format.title, found.config, preprocess, names, found.state, found.unused
+    return Weights(os.fspath(source), *facts, notes=notes)
 
 
 def checkpoint(place: Path) -> Weights:

@@ -55,8 +55,8 @@ def convert(
     form = None if to == BUNDLE else writer(to, config)
     tell(f"found {weights.title}: {name_of(weights.config)} at {by(weights.config.image)}")
     bundle, adoption = changed(weights, config)
-    if adoption:
-        tell(adoption.text())
+    for text in (*weights.notes, *([adoption.text()] if adoption else ())):
+        tell(text)
     state = bundle.model.state_dict()
     place.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -22,9 +22,11 @@ from vitreous.models.hollow import hollow
 from vitreous.models.names import name_of
 from vitreous.weights import google, others, timm, transformers
 from vitreous.weights.files import FLOATING, Source, open_weights, shown
-from vitreous.weights.note import noted
+from vitreous.weights.note import note, noted
 from vitreous.weights.table import Format, Shapes
 from vitreous.weights.transformers import said_by
+from vitreous.weights.variants import TIMM as VARIANTS
+from vitreous.weights.variants import conclusions
 
 #: in the order in which they are tried: the first whose sign is there
 FORMATS = [
@@ -46,6 +48,14 @@ FORMATS = [
 WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 #: what they put inside of a name: DINOv2's training chunks blocks, and TensorFlow numbers layers of one name
 INSIDE = [(re.compile(r"\bblocks\.\d+\.(\d+)\."), r"blocks.\1."), (re.compile(r"standardized_conv2d_\d+/"), "standardized_conv2d/")]
+READ = "ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP and SAM are read, and BiT"
+#: models that are not read: what they are -> a pattern of a tensor's name that nothing else has
+UNREAD = {
+    "an MLP-Mixer": r"(^|/)MixerBlock_\d+/token_mixing/|(^|\.)blocks\.\d+\.mlp_tokens\.",  # Google's, timm's (arXiv:2105.01601)
+    "a ResMLP": r"(^|\.)blocks\.\d+\.linear_tokens\.",
+    "a BEiT": r"(^|\.)blocks\.\d+\.attn\.q_bias$|attention\.relative_position_bias\.relative_position_bias_table$",
+    "a Swin Transformer": r"(^|\.)layers\.\d+\.blocks\.\d+\.(attn|attention\.self)\.relative_position_bias_table$",
+}
 PARAMETERS = 20_000_000_000  # of a model that is believed
 INDEX = "model.safetensors.index.json"
 #: fields of `ViTConfig` that names and shapes do not depend on
@@ -56,13 +66,15 @@ UNTOLD = ("dropout", "drop_path", "drop_path_rises", "resize", "gelu", "eps")
 class Found:
     """A foreign file whose header was understood: no tensor is in memory yet.
 
-    `names`: the format's name of a tensor -> where it lies: file, name there, and the row of a scanned tensor or None.
+    `names`: the format's name of a tensor -> where it lies: file, name there, and the row of a scanned tensor or None. `notes`: what
+    was assumed of the model since the files do not tell it, a sentence each.
     """
 
     format: Format
     config: ModelConfig
     names: dict[str, tuple[Source, str, int | None]]
     unused: list[str]
+    notes: tuple[str, ...] = ()
 
     def state(self) -> dict[str, Tensor]:
         """Our tensors, float32. Raises WeightsError where the file cannot be read or holds NaN or infinities."""
@@ -103,10 +115,13 @@ def find(files: list[Path], beside: dict[str, Any] | None = None) -> Found:
             lying = {name: places[other] for name, other in names.items()}
             sizes = {name: shapes[other] for name, other in names.items()}
             return fitting(origin, form, lying, sizes, told | (beside or {}), outside)
+    for title, pattern in UNREAD.items():
+        if any(re.search(pattern, name) for name in shapes):
+            raise WeightsError(f"{origin} is {title}, which is not read", READ)
     some = ", ".join(shown(name) for name in sorted(shapes)[:4])
     raise WeightsError(
         f"{origin} has tensors of an unknown layout: {some}, …",
-        "ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP and SAM are read, and BiT",
+        READ,
     )
 
 
@@ -170,8 +185,17 @@ def fitting(
             wrong.append(f"{name} holds {dtype}, not floating-point numbers")
     if wrong:
         listing = "".join(f"\n    {line}" for line in sorted(wrong)[:20]) + (f"\n    and {len(wrong) - 20} more" if len(wrong) > 20 else "")
-        raise WeightsError(f"{origin} looks like {form.title}, {name_of(config)}, but does not fit it:{listing}")
-    return Found(form, config, {name: places[name] for name in expected if name not in left}, [*(places[n][1] for n in left), *outside])
+        raise WeightsError(f"{origin} looks like {form.title}, {name_of(config)}, but does not fit it:{listing}", hint(wrong))
+    known = {*beside, *(("heads",) if form.suffix == ".npz" else ())}
+    notes = tuple(conclusions(config, known, VARIANTS if form.name == "timm" else ()))
+    names = {name: places[name] for name in expected if name not in left}
+    return Found(form, config, names, [*(places[n][1] for n in left), *outside], notes)
+
+
+def hint(wrong: list[str]) -> str:
+    """The way out of differences, where there is a usual one: tensors that no published model of the family lacks."""
+    lacking = any(re.fullmatch(r"missing (.*\.qkv\.bias|norm\.(weight|bias)|head\.bias|patch_embed\.proj\.bias)", line) for line in wrong)
+    return "no published model of that shape lacks these tensors; save all of the model's state dict" if lacking else ""
 
 
 def believable(config: ModelConfig) -> torch.nn.Module:
@@ -237,7 +261,11 @@ def writers(config: ModelConfig) -> dict[str, Format]:
 
 def again(form: Format, config: ModelConfig, state: dict[str, Tensor]) -> bool:
     """Whether a model that is written in a format is read as the same model: its shapes tell everything that its config does."""
-    said = said_by(form.describe(config)) if form.describe else {"image": config.image, "heads": getattr(config, "heads", 0)}
+    said: dict[str, Any] = {"image": config.image, "heads": getattr(config, "heads", 0)}
+    if form.describe:
+        said = said_by(form.describe(config))
+    elif form.suffix == ".safetensors":
+        said = noted(Path(), note(config))
     try:
         written = form.write(config, state)
         return essence(form.configure({name: tuple(tensor.shape) for name, tensor in written.items()}, said)) == essence(config)

@@ -30,8 +30,9 @@ def vit_config(size: Size, fields: dict[str, Any], said: dict[str, Any]) -> ViTC
     for name, value in (size._asdict() | {name: fields[name] for name in ("channels", "registers") if name in fields}).items():
         if said.get(name, value) != value:
             raise ValueError(f"it is said to have {name} {said[name]}, and its tensors have {value}")
-    known = {(row[0], row[1], row[3]): row[2] for row in SIZES.values()}
-    heads = known.get((size.width, size.depth, size.hidden)) or max(1, size.width // 64)
+    heads = published_heads(size.width, size.depth, size.hidden) or max(1, size.width // 64)
+    if size.width % heads and not {"heads"} & (fields.keys() | said.keys()):
+        raise ValueError(f"the number of heads is not in the file and must divide the width {size.width}; say it: --heads N")
     fields = {"width": size.width, "depth": size.depth, "hidden": size.hidden, "patch": size.patch, "heads": heads} | fields | said
     registers = fields.get("registers", 0)
     singles = fields.get("class_token", True) + (fields.get("pool") == "distilled")
@@ -39,6 +40,11 @@ def vit_config(size: Size, fields: dict[str, Any], said: dict[str, Any]) -> ViTC
     fields["slots"] = slots
     fields["image"] = tuple(g * p for g, p in zip(grid, size.patch, strict=True))
     return ViTConfig(**fields)
+
+
+def published_heads(width: int, depth: int, hidden: int) -> int | None:
+    """Attention heads of the published model of that width, depth and MLP width; None where there is none."""
+    return next((row[2] for row in SIZES.values() if (row[0], row[1], row[3]) == (width, depth, hidden)), None)
 
 
 def grid_from(tokens: int, slots: tuple[int, ...], image: tuple[int, ...] | None, patch: tuple[int, ...]) -> tuple[tuple[int, ...], int]:

@@ -20,6 +20,9 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "gelu": lambda v: v in ("none", "tanh", "quick"),
     "eps": lambda v: isinstance(v, float) and 0 < v < 1,
     "resize": lambda v: v in RESIZE,
+    "norm": lambda v: v in ("tokens", "pooled", "none"),
+    "qkv_bias": lambda v: isinstance(v, bool),
+    "projection_bias": lambda v: isinstance(v, bool),
 }
 
 

@@ -36,7 +36,9 @@ TORCHVISION = Format(
         ),
     ),
     lambda shapes, said: configure_torchvision(shapes, said),
-    holds=lambda c: usual(c) and square(c) and not c.registers and c.layer_scale is None and c.mlp == "gelu" and bool(c.classes),
+    holds=lambda c: (
+        usual(c) and square(c) and not c.registers and c.layer_scale is None and c.mlp == "gelu" and bool(c.classes) and c.qkv_bias
+    ),
 )
 
 
@@ -83,7 +85,7 @@ DINOV2 = Format(
     ignored=(r"mask_token", r"(dino_head|ibot_head)\..*"),
     strip=("backbone.",),
     adds=lambda c: {"mask_token": (1, c.width)},
-    holds=lambda c: usual(c) and square(c) and c.pool == "class" and c.layer_scale is not None and not c.classes,
+    holds=lambda c: usual(c) and square(c) and c.pool == "class" and c.layer_scale is not None and not c.classes and c.qkv_bias,
 )
 
 

@@ -12,6 +12,7 @@ from vitreous.models.config import BiTConfig, ModelConfig, StemConfig, ViTConfig
 from vitreous.weights.folds import CONVOLUTION, POINTWISE, PREFIX, TOKEN, positions
 from vitreous.weights.measure import Size, bit_config, vit_config
 from vitreous.weights.table import Format, Row, Shapes, count, only, row, table
+from vitreous.weights.variants import only_published
 
 PREFIXES = only(("cls_token", "dist_token", "reg_token"), lambda c: (c.class_token, c.pool == "distilled", c.registers > 0))
 BLOCKS = table(
@@ -98,7 +99,8 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
         "eps": 1e-5 if "norm_pre.weight" in shapes else 1e-6,  # CLIP's
     }
     size = Size(width, count(shapes, "blocks.{i}.norm1.weight"), hidden // 2 if gated else hidden, patch, shapes["pos_embed"][1])
-    return vit_config(size, fields, said)
+    whole = only_published(fields | {"width": width, "depth": size.depth, "patch": patch})
+    return vit_config(size, whole, said)
 
 
 def stem_of(shapes: Shapes) -> StemConfig | None:
@@ -132,7 +134,10 @@ def configure_bit(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
 
 
 def plain(config: ModelConfig) -> bool:
-    """Whether timm has such a ViT: no options of Table 8, no windows, positions for all prefix tokens or none, a head with a bias."""
+    """Whether timm has such a ViT: no options of Table 8, no windows, positions for all prefix tokens or none, a head with a bias.
+
+    Its patch projection has a bias where no norm follows it.
+    """
     return (
         isinstance(config, ViTConfig)
         and len(config.image) == 2
@@ -140,6 +145,7 @@ def plain(config: ModelConfig) -> bool:
         and config.position == "learned"
         and config.positioned in (0, config.prefix)
         and (config.head_bias or not config.classes)
+        and config.projection_bias != config.first_norm
         and not config.representation
     )
 

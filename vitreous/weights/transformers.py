@@ -1,4 +1,4 @@
-"""Hugging Face transformers' models as they lie in a folder: ViT, DeiT, ViTMAE's encoder, DINOv2, CLIP's and SAM's image encoders, BiT.
+"""Hugging Face transformers' models as they lie in a folder: ViT and its kin, DINOv2, CLIP's and SAM's image encoders, BiT.
 
 The names are those of the files, which `from_pretrained` reads and `save_pretrained` writes, whatever they are in memory. The
 config.json beside them says what shapes do not: heads, GELU, epsilon.
@@ -37,6 +37,37 @@ BIT_SAID = {
 }
 
 
+#: model_type of a config.json -> the title of the format that its tensors are in
+FAMILIES = {
+    "vit": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
+    "deit": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
+    "vit_mae": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
+    "vit_msn": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
+    "ijepa": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
+    "dinov2": "transformers' DINOv2",
+    "dinov2_with_registers": "transformers' DINOv2",
+    "clip": "transformers' CLIP image encoder",
+    "clip_vision_model": "transformers' CLIP image encoder",
+    "sam": "transformers' SAM image encoder",
+    "sam_vision_model": "transformers' SAM image encoder",
+    "bit": "transformers' BiT",
+}
+
+
+def check_family(config: dict[str, Any], title: str = "") -> None:
+    """Raise WeightsError for a config.json of transformers whose `model_type` is not read, or not that of the format's `title`.
+
+    Others share names of tensors and compute otherwise, so tensors alone do not tell.
+    """
+    family = config.get("model_type")
+    if family is None or "architecture" in config or "model_cfg" in config:  # timm's and open_clip's have types of their own
+        return
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise WeightsError(f"config.json says model_type {str(family)[:40]}, a family that is not read", f"read are {', '.join(FAMILIES)}")
+    if title and FAMILIES[family] != title:
+        raise WeightsError(f"config.json says model_type {family}, and the tensors are those of {title}", "download both again")
+
+
 def said_by(config: dict[str, Any]) -> dict[str, Any]:
     """What a config.json says of a model, in our words. Raises WeightsError for what cannot be meant or is not known here."""
     if config.get("model_type") == "bit":
@@ -53,6 +84,12 @@ def said_by(config: dict[str, Any]) -> dict[str, Any]:
         if str(config["hidden_act"]) not in GELU:
             raise WeightsError(f"config.json says hidden_act {str(config['hidden_act'])[:40]}, which is not computed here")
         said["gelu"] = GELU[str(config["hidden_act"])]
+    if config.get("qkv_bias") is not None:
+        said["qkv_bias"] = config["qkv_bias"]
+        if not isinstance(said["qkv_bias"], bool):
+            raise WeightsError(
+                f"config.json says qkv_bias {str(config['qkv_bias'])[:40]}, which is neither true nor false", "download it again"
+            )
     for ours, theirs in (("image", "image_size"), ("patch", "patch_size")):
         size = config.get(theirs)
         if size is not None:
@@ -107,7 +144,7 @@ VIT_ROWS = (
 
 
 def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
-    """The config of a ViT, DeiT, MAE encoder or DINOv2."""
+    """The config of a ViT, DeiT, MAE encoder, I-JEPA (the one without a class token) or DINOv2."""
     width, channels, *patch = shapes["embeddings.patch_embeddings.projection.weight"]
     dino = "encoder.layer.0.layer_scale1.lambda1" in shapes
     gated = "encoder.layer.0.mlp.weights_in.weight" in shapes
@@ -119,15 +156,16 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
         said = said | {"pool": "distilled", "classes": 0}
     head = "cls_classifier.weight" if distilled else "classifier.weight"
     known = head in shapes and not dino  # DINOv2's classifier reads class token and mean side by side
+    class_token = "embeddings.cls_token" in shapes
     fields = {
         "channels": channels,
         "classes": shapes[head][0] if known else 0,
-        "pool": "distilled" if distilled else "class",
+        "class_token": class_token,
+        "pool": "distilled" if distilled else "class" if class_token else "mean",
         "registers": registers,
         "layer_scale": 1.0 if dino else None,
         "mlp": "swiglu" if gated else "gelu",
         "eps": 1e-6 if dino else 1e-12,
-        "qkv_bias": "encoder.layer.0.attention.attention.query.bias" in shapes,
         "resize": "bicubic-antialias" if registers else "bicubic",
         "representation": shapes["pooler.dense.weight"][0] if "pooler.dense.weight" in shapes and known and not distilled else None,
     }
@@ -136,12 +174,13 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
 
 
 def describe(config: ViTConfig) -> dict[str, Any]:
-    """The config.json of a ViT, DeiT or DINOv2."""
-    kind = "deit" if config.pool == "distilled" else "vit"
+    """The config.json of a ViT, DeiT or DINOv2, or of an I-JEPA: transformers' ViT whose head reads the mean of the patches."""
+    kind = {"distilled": "deit", "mean": "ijepa"}.get(config.pool, "vit")
     if config.layer_scale is not None:
         kind = "dinov2_with_registers" if config.registers else "dinov2"
-    names = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
-    task = {"vit": "ForImageClassification", "deit": "ForImageClassificationWithTeacher"}.get(kind, "") if config.classes else "Model"
+    names = {"vit": "ViT", "deit": "DeiT", "ijepa": "IJepa", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
+    task = "ForImageClassificationWithTeacher" if kind == "deit" else "ForImageClassification"
+    task = task if config.classes else "Model"
     found = {
         "architectures": [names[kind] + task],
         "model_type": kind,
@@ -184,39 +223,51 @@ def shape(config: ViTConfig) -> dict[str, Any]:
     }
 
 
-def usual(config: ModelConfig) -> bool:
-    """Whether it is a ViT with a class token, learned positions for it, and nothing else that changes the names."""
+def ordinary(config: Any) -> bool:
+    """Whether it is a ViT with learned positions, whatever it pools, and nothing else that changes the names."""
     return (
         isinstance(config, ViTConfig)
         and len(config.image) == 2
         and not config.told
         and config.position == "learned"
         and config.stem is None
-        and config.class_token
-        and config.positioned == config.prefix - config.registers
         and config.projection_bias
         and (config.head_bias or not config.classes)
         and config.norm == "tokens"
         and not config.first_norm
+    )
+
+
+def usual(config: Any) -> bool:
+    """Whether it is one that pools a class token, which has a learned position."""
+    return (
+        ordinary(config)
+        and config.class_token
+        and config.positioned == config.prefix - config.registers
         and config.pool in ("class", "distilled")
     )
 
 
-def square(config: ViTConfig) -> bool:
+def averaged(config: Any) -> bool:
+    """Whether it is one that pools the mean of its patches, which transformers calls I-JEPA (arXiv:2301.08243): no other token, squares."""
+    return ordinary(config) and square(config) and not config.prefix and config.pool == "mean"
+
+
+def square(config: Any) -> bool:
     """Whether images and patches are squares: others' code knows one length only."""
     return len(config.image) == 2 and len(set(config.image)) == len(set(config.patch)) == 1
 
 
 VIT = Format(
     "huggingface",
-    "transformers' ViT, DeiT or ViTMAE",
+    FAMILIES["vit"],
     ("embeddings.patch_embeddings.projection.weight", "encoder.layer.0.intermediate.dense.weight"),
     VIT_ROWS,
     configure,
     ignored=(r"decoder\..*", r"pooler\..*", r"embeddings\.mask_token"),
-    strip=("vit.", "deit."),
-    holds=lambda c: usual(c) and c.layer_scale is None and c.mlp == "gelu" and not c.registers and not c.representation,
-    prefix=lambda c: ("deit." if c.pool == "distilled" else "vit.") if c.classes else "",
+    strip=("vit.", "deit.", "ijepa."),
+    holds=lambda c: (usual(c) or averaged(c)) and c.layer_scale is None and c.mlp == "gelu" and not c.registers and not c.representation,
+    prefix=lambda c: describe(c)["model_type"] + "." if c.classes else "",
     beside=("classifier", "cls_classifier", "distillation_classifier"),
     describe=describe,
 )
@@ -280,6 +331,7 @@ def clip_like(config: ModelConfig) -> bool:
         isinstance(config, ViTConfig)
         and square(config)
         and config.first_norm
+        and config.qkv_bias
         and config.norm == "pooled"
         and not config.projection_bias
         and not config.registers

@@ -1,0 +1,174 @@
+"""Files that lack tensors, or come from another family: read where a published model is like that, and said; refused otherwise."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+
+from tests.weights import peers
+from tests.weights.peers import agree, opened, randomise
+from vitreous.errors import WeightsError
+from vitreous.models.config import ViTConfig
+from vitreous.models.zoo import build
+from vitreous.weights.adopt import open_weights
+from vitreous.weights.foreign import writers
+from vitreous.weights.note import note
+from vitreous.weights.variants import only_published
+
+CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=1, hidden=96)
+
+
+def saved(folder, config=CONFIG, name="timm", without="", beside=None):
+    """A file of a random model in a format, less the tensors whose names end as `without` says; `beside` is its config.json."""
+    form = writers(config)[name]
+    found = {key: one.clone() for key, one in form.file(config, randomise(build(config)).state_dict()).items()}
+    left = {key: one for key, one in found.items() if not without or not key.endswith(tuple(without.split()))}
+    assert len(left) < len(found) or not without
+    save_file(left, folder / "model.safetensors")
+    if beside is not None:
+        (folder / "config.json").write_text(json.dumps(beside))
+        return folder
+    return folder / "model.safetensors"
+
+
+def refusal(path, said=None):
+    with pytest.raises(WeightsError) as caught:
+        open_weights(path, said)
+    return str(caught.value)
+
+
+LACKING = {
+    "last norm": (" norm.weight norm.bias", ["missing norm.bias", "missing norm.weight"]),
+    "biases of queries, keys and values": ("qkv.bias", ["missing blocks.0.attn.qkv.bias", "missing blocks.1.attn.qkv.bias"]),
+    "bias of the patches": ("patch_embed.proj.bias", ["missing patch_embed.proj.bias"]),
+    "bias of the head": ("head.bias", ["missing head.bias"]),
+}
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_what_no_published_model_lacks_is_missing(case, tmp_path):
+    """A state dict of timm, DeiT or DINO without them was read as a model that nobody has, 0.16 to 0.34 beside its answers."""
+    without, expected = LACKING[case]
+    config = replace(CONFIG, classes=0) if case == "last norm" else CONFIG
+    form = writers(config)["timm"]
+    state = {key: one.clone() for key, one in form.file(config, randomise(build(config)).state_dict()).items()}
+    for key in [key for key in state if key in without.split() or (without == "qkv.bias" and key.endswith(without))]:
+        del state[key]
+    save_file(state, tmp_path / "model.safetensors")
+    message = refusal(tmp_path / "model.safetensors")
+    assert all(line in message for line in expected)
+    assert "no published model of that shape lacks these tensors" in message
+
+
+PUBLISHED = {
+    "no bias on q, k, v": (
+        replace(CONFIG, class_token=False, slots=0, pool="mean", layer_scale=1e-5, qkv_bias=False),
+        "vit_*_gap_*",
+    ),
+    "no last norm": (replace(CONFIG, classes=0, layer_scale=0.1, norm="none"), "vit_intern300m_patch14_448"),
+    "no last norm, registers": (replace(CONFIG, classes=0, registers=7, slots=0, norm="none"), "vit_*_radio_*"),
+}
+
+
+@pytest.mark.parametrize("case", PUBLISHED)
+def test_what_a_published_family_lacks_is_read_and_said(case, tmp_path):
+    config, family = PUBLISHED[case]
+    path = saved(tmp_path, config)
+    weights = open_weights(path, {"heads": 1})
+    assert [family in text for text in weights.notes if "is in the file" in text] == [True]
+    assert (weights.config.norm, weights.config.qkv_bias) == (config.norm, config.qkv_bias)
+
+
+def test_the_one_vit_with_a_class_token_that_lacks_them_is_known_by_its_size():
+    """timm's vit_base_patch16_224_miil; every smaller or larger ViT with a class token has biases."""
+    fields = {"norm": "tokens", "qkv_bias": False, "projection_bias": True, "head_bias": True, "first_norm": False}
+    fields |= {"class_token": True, "layer_scale": None, "registers": 0, "classes": 1000, "width": 768, "depth": 12, "patch": (16, 16)}
+    assert only_published(fields)["qkv_bias"] is False
+    assert only_published(fields | {"depth": 24})["qkv_bias"] is True
+    assert only_published(fields | {"layer_scale": 1e-5})["qkv_bias"] is True
+
+
+def test_what_this_project_writes_is_noted_in_the_file(tmp_path):
+    """A model of no published family comes back: the file says what its tensors do not."""
+    config = replace(CONFIG, qkv_bias=False)
+    path = saved(tmp_path, config)
+    assert "missing blocks.0.attn.qkv.bias" in refusal(path)
+    form, state = writers(config)["timm"], randomise(build(config)).state_dict()
+    save_file(form.file(config, state), path, metadata=note(config))
+    weights = open_weights(path)
+    assert weights.config.qkv_bias is False and not any("is in the file" in text for text in weights.notes)
+
+
+def test_heads_that_nobody_says_are_a_guess_that_is_said(tmp_path):
+    path = saved(tmp_path)
+    weights = open_weights(path)
+    assert weights.config.heads == 1 and any("the number of heads is not in the file" in text for text in weights.notes)
+    weights = open_weights(path, {"heads": 2})
+    assert weights.config.heads == 2 and not any("heads" in text for text in weights.notes)
+    odd = saved(tmp_path, replace(CONFIG, width=200, heads=4))
+    assert "must divide the width 200" in refusal(odd)
+    assert open_weights(odd, {"heads": 4}).config.heads == 4
+
+
+@pytest.mark.parametrize("heads,told", [(2, True), (1, False)])
+def test_heads_of_a_config_that_are_not_those_of_that_width_are_told(heads, told, tmp_path):
+    config = replace(CONFIG, classes=0)
+    described = writers(config)["huggingface"].describe(config) | {"num_attention_heads": heads}
+    weights = open_weights(saved(tmp_path, config, "huggingface", beside=described))
+    assert weights.config.heads == heads
+    assert [one for one in weights.notes if f"config.json says {heads} heads for a width of 64" in one] == (
+        list(weights.notes) if told else []
+    )
+    assert bool(weights.notes) == told
+
+
+@pytest.mark.parametrize("family", ["beit", "swin", "siglip_vision_model", "vit_hybrid", "yolos", 7])
+def test_a_folder_of_another_family_is_refused_by_name(family, tmp_path):
+    config = replace(CONFIG, classes=0)
+    described = writers(config)["huggingface"].describe(config) | {"model_type": family}
+    message = refusal(saved(tmp_path, config, "huggingface", beside=described))
+    assert f"model_type {family}, a family that is not read" in message and "read are vit, deit" in message
+
+
+def test_a_family_whose_tensors_are_anothers_is_refused(tmp_path):
+    config = replace(CONFIG, classes=0)
+    described = writers(config)["huggingface"].describe(config) | {"model_type": "dinov2"}
+    assert "says model_type dinov2, and the tensors are those of transformers' ViT" in refusal(
+        saved(tmp_path, config, "huggingface", beside=described)
+    )
+
+
+@pytest.mark.parametrize("said", [None, True, "no"])
+def test_biases_that_config_json_does_not_deny_are_missing(said, tmp_path):
+    config = replace(CONFIG, classes=0)
+    described = {key: one for key, one in writers(config)["huggingface"].describe(config).items() if key != "qkv_bias"}
+    folder = saved(
+        tmp_path, config, "huggingface", "query.bias key.bias value.bias", described | ({} if said is None else {"qkv_bias": said})
+    )
+    assert ("neither true nor false" if said == "no" else "missing encoder.layer.0.attention.attention.query.bias") in refusal(folder)
+    (folder / "config.json").write_text(json.dumps(described | {"qkv_bias": False}))
+    assert open_weights(folder).config.qkv_bias is False
+
+
+@pytest.mark.parametrize("family", ["vit_msn", "ijepa"])
+def test_families_that_compute_as_vit_does_are_read(family, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    kinds = {"vit_msn": ("ViTMSNConfig", "ViTMSNForImageClassification"), "ijepa": ("IJepaConfig", "IJepaForImageClassification")}
+    config = getattr(transformers, kinds[family][0])(**peers.SMALL, intermediate_size=96, num_labels=7)
+    peer = peers.transformers_peer(getattr(transformers, kinds[family][1])(config), True, interpolate_pos_encoding=True)
+    agree(opened(peer.file(tmp_path)), peer)
+
+
+def test_a_mixer_is_named_as_one(tmp_path):
+    kernels = {"stem/kernel": (4, 4, 3, 8), "MixerBlock_0/token_mixing/Dense_0/kernel": (16, 4), "pre_head_layer_norm/scale": (8,)}
+    np.savez(tmp_path / "mixer.npz", **{name: np.ones(shape, np.float32) for name, shape in kernels.items()})
+    assert "is an MLP-Mixer, which is not read" in refusal(tmp_path / "mixer.npz")
+    pytest.importorskip("timm")
+    from timm.models.mlp_mixer import MlpMixer
+
+    save_file(MlpMixer(num_classes=3, img_size=32, patch_size=8, num_blocks=1, embed_dim=32).state_dict(), tmp_path / "mixer.safetensors")
+    assert "is an MLP-Mixer, which is not read" in refusal(tmp_path / "mixer.safetensors")

@@ -1,0 +1,92 @@
+"""What a file may lack: only what some published family does not have either. Anything else that is missing is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any, NamedTuple
+
+from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.weights.measure import published_heads
+
+#: field of `ViTConfig` -> its value where the tensors are missing, its value where they are present
+MISSING = {"norm": ("none", "tokens"), "qkv_bias": (False, True), "projection_bias": (False, True), "head_bias": (False, True)}
+
+
+class Variant(NamedTuple):
+    """Tensors that a published family does not have: the field that says so, which models it is, and the note for people."""
+
+    field: str
+    matches: Callable[[dict[str, Any]], bool]
+    note: str = ""
+
+
+def is_miil(fields: dict[str, Any]) -> bool:
+    """Whether it has the shape of timm's vit_base_patch16_224_miil, the one ViT with a class token and no such bias."""
+    plain = fields["class_token"] and fields["layer_scale"] is None and not fields["registers"] and not fields["first_norm"]
+    return plain and (fields["width"], fields["depth"], fields["patch"]) == (768, 12, (16, 16))
+
+
+#: timm 1.0.31, vision_transformer.py: the published models that lack something
+TIMM = (
+    Variant(
+        "qkv_bias",
+        lambda f: not f["class_token"] and f["layer_scale"] is not None,
+        "no bias on queries, keys and values is in the file; read as one of timm's vit_*_gap_* models, which have none",
+    ),
+    Variant(
+        "qkv_bias", is_miil, "no bias on queries, keys and values is in the file; read as timm's vit_base_patch16_224_miil, which has none"
+    ),
+    Variant(
+        "norm",
+        lambda f: f["layer_scale"] is not None and not f["registers"] and f["class_token"] and not f["classes"],
+        "no last norm is in the file; read as timm's vit_intern300m_patch14_448, which has none",
+    ),
+    Variant(
+        "norm",
+        lambda f: f["registers"] > 0 and f["class_token"] and not f["classes"],
+        "no last norm is in the file; read as one of timm's vit_*_radio_* models, which have none",
+    ),
+    Variant("projection_bias", lambda f: f["first_norm"]),  # CLIP
+)
+
+
+def only_published(fields: dict[str, Any], variants: tuple[Variant, ...] = TIMM) -> dict[str, Any]:
+    """The same fields, those of `MISSING` set back to "present" where no published family lacks the tensors.
+
+    The tensors are then expected, and listed as missing.
+    """
+    found = dict(fields)
+    for name, (missing, present) in MISSING.items():
+        if found[name] == missing and not any(one.field == name and one.matches(fields) for one in variants):
+            found[name] = present
+    return found
+
+
+def conclusions(config: ModelConfig, known: Container[str], variants: tuple[Variant, ...] = ()) -> list[str]:
+    """Notes on what was concluded: tensors that a published family lacks too, a number of heads that is a guess.
+
+    `known`: the fields of the config that are said somewhere, so that nothing had to be concluded.
+    """
+    if not isinstance(config, ViTConfig):
+        return []
+    found: dict[str, str] = {}
+    for one in variants:
+        if one.field not in known and getattr(config, one.field) == MISSING[one.field][0] and one.matches(vars(config)):
+            found.setdefault(one.field, one.note)
+    if "heads" not in known and published_heads(config.width, config.depth, config.hidden) is None:
+        found["heads"] = (
+            f"the number of heads is not in the file, and no published model has width {config.width}, depth {config.depth} and MLP"
+            f" {config.hidden}: {config.heads} taken, of {config.width // config.heads} channels each; `vitreous convert --heads N` sets it"
+        )
+    return [note for note in found.values() if note]
+
+
+def heads_mismatch(config: ModelConfig) -> list[str]:
+    """A note where the number of heads that was said is not that of published models of this width."""
+    if not isinstance(config, ViTConfig):
+        return []
+    usual = published_heads(config.width, config.depth, config.hidden) or config.width // 64
+    if config.heads == usual or not usual:
+        return []
+    own = f"config.json says {config.heads} heads for a width of {config.width}"
+    return [f"{own}, where published models have {usual}; read with {config.heads}"]
