@@ -20,6 +20,8 @@ from vitreous.data.layouts.tars import COMPRESSED, are_tars, tars
 from vitreous.data.split import Data, Files
 from vitreous.errors import DataError, UsageError, nearest, printable
 
+NAMED = ("hf:", "torchvision:")
+
 
 def open_data(source: str | os.PathLike[str], split_seed: int = 0, group_by: str | None = None) -> Data:
     """Open a data set: `digits`, a folder with splits, a folder with classes, a CSV file,
@@ -32,6 +34,38 @@ def open_data(source: str | os.PathLike[str], split_seed: int = 0, group_by: str
     """
     data = found(os.fspath(source), split_seed)
     return data if group_by is None else grouped(data, group_by, source, split_seed)
+
+
+def resolve_source(source: str | os.PathLike[str]) -> str:
+    """A data set's name that is valid in every folder: an absolute path for what lies on disk (symbolic links are kept), else unchanged."""
+    name = os.fspath(source)
+    return os.path.abspath(name) if is_on_disk(name) else name
+
+
+def is_on_disk(source: str) -> bool:
+    """Whether a data set's name is a path or a pattern of paths, rather than `digits` or `hf:org/name`."""
+    return source != "digits" and not source.startswith(NAMED)
+
+
+def open_data_of_run(run: str | os.PathLike[str], source: str, split_seed: int = 0, group_by: str | None = None) -> Data:
+    """Open the data set that a run was trained on, `source` in its config.yaml. Raises as `open_data`, and DataError where it is gone."""
+    try:
+        return open_data(source, split_seed, group_by)
+    except DataError as error:
+        if not is_on_disk(source) or os.path.lexists(source):
+            raise
+        way = f"name the data where they are now, as in `vitreous evaluate {printable(run)} DATA`, or put them back"
+        if not os.path.isabs(source):
+            where = f"a relative path that does not exist below {printable(os.getcwd())}"
+            raise DataError(
+                f"{printable(run)} was trained on {printable(source)}, {where}", f"go to the folder it starts from, or {way}"
+            ) from None
+        parent = next(folder for folder in Path(source).parents if folder.exists())
+        reason = "" if "{" not in source else f" ({error.message})"
+        message = (
+            f"{printable(run)} was trained on {printable(source)}, which is not there any more: of its path only {printable(parent)} exists"
+        )
+        raise DataError(message + reason, way) from None
 
 
 def open_images(source: str | os.PathLike[str]) -> Data | Files:
@@ -49,7 +83,7 @@ def found(name: str, split_seed: int) -> Data:
     """The data set of that name, in the layout that it has."""
     if name == "digits":
         return digits(split_seed)
-    if name.startswith(("hf:", "torchvision:")):
+    if name.startswith(NAMED):
         return hub(name, split_seed) if name.startswith("hf:") else named(name, split_seed)
     path = Path(name)
     if path.is_dir() and is_pack(path):

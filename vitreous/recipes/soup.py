@@ -21,7 +21,7 @@ from vitreous.config import differences
 from vitreous.cores import default_workers
 from vitreous.data.loader import Judged
 from vitreous.data.screen import refuse
-from vitreous.data.sources import open_data
+from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data
 from vitreous.errors import UsageError, VitreousError
 from vitreous.evaluation.classification import judge
@@ -189,7 +189,7 @@ def judges(found: Sequence[Ingredient], named: str | None, split: str, listener:
     source = named or next(iter(sources.values()))
     views: dict[str, Data] = {}
     for run, data in (pair for pair in known if os.path.realpath(pair[1].source) == os.path.realpath(source)):
-        opened = open_data(source, data.split_seed, data.group_by)
+        opened = open_data_of_run(run, source, data.split_seed, data.group_by)
         view = opened.holding_out(data.hold_out, data.split_seed)
         if data.fingerprint not in (opened.fingerprint(), view.fingerprint()):
             listener.note(f"{source} is not what it was when {run} was trained, which may have learned from images that judge it now")

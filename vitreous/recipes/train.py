@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -17,7 +18,7 @@ from vitreous.data.copies.listing import excluded as names_in
 from vitreous.data.copies.listing import staying
 from vitreous.data.pace import workers_for
 from vitreous.data.screen import fits_in_memory, readable, refuse, screen
-from vitreous.data.sources import open_data
+from vitreous.data.sources import open_data, open_data_of_run, resolve_source
 from vitreous.data.split import Arrays, Data, Split
 from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError, printable
@@ -155,7 +156,10 @@ def plan(options: TrainOptions, listener: Listener, begun: Folder | None = None)
     if options.resume:
         folder = begun or continued(options, listener)
         stored = folder.run()
-        opened, run, inputs = pictures(stored.data.source, stored, options, listener, folder)
+        source = options.data if is_moved(options.data, stored.data.source) else stored.data.source
+        opened, run, inputs = pictures(source, stored, options, listener, folder)
+        if source != stored.data.source:
+            run = replace(run, data=replace(run.data, source=resolve_source(source)))
         if (found := opened.fingerprint()) != stored.data.fingerprint:
             if not options.allow_data_change or opened.classes != stored.data.classes:
                 way = "restore the files, or start a new run" + (
@@ -180,7 +184,7 @@ def continued(options: TrainOptions, listener: Listener | None = None) -> Folder
     stored = folder.run()
     changed = [line for line in differences(stored, apply(stored, options)) if not line.startswith(FREE)]
     fixed = [line for line in changed if line.startswith(FIXED)] + contradictions(stored, options)
-    if Path(options.data) != Path(stored.data.source):
+    if resolve_source(options.data) != resolve_source(stored.data.source) and not is_moved(options.data, stored.data.source):
         fixed.append(f"data: {stored.data.source} -> {options.data}")
     refused = fixed if options.override else [*dict.fromkeys([*changed, *fixed])]
     if refused:
@@ -190,6 +194,11 @@ def continued(options: TrainOptions, listener: Listener | None = None) -> Folder
     if changed and listener:
         listener.note("going on with other settings: " + "; ".join(changed))
     return folder
+
+
+def is_moved(source: str, stored: str) -> bool:
+    """Whether `source` may be a run's data at another place: what the run has `stored` is gone. Their fingerprint then decides."""
+    return resolve_source(source) != resolve_source(stored) and not os.path.lexists(stored) and os.path.exists(source)
 
 
 def contradictions(run: Run, options: TrainOptions) -> list[str]:
@@ -209,7 +218,8 @@ def pictures(
 ) -> tuple[Data, Run, Inputs]:
     """Open the data, complete the run (or take `base` with the options applied), and look at every picture where there are few."""
     seed, share, group_by = splitting(base, options)
-    opened = open_data(source, seed, group_by).holding_out(share, seed)
+    opened = open_data(source, seed, group_by) if begun is None else open_data_of_run(begun.path, source, seed, group_by)
+    opened = opened.holding_out(share, seed)
     for note in opened.notes:
         listener.note(note)
     exclude = options.exclude or (base.data.exclude if base else None)
@@ -224,6 +234,7 @@ def pictures(
         run = derive(options, opened, told, start, listener.note)
         run = channelwise(run, told, split, start, options, workers, listener.note)
         run = replace(run, data=replace(run.data, split_seed=seed, hold_out=share, group_by=group_by, exclude=exclude))
+        run = replace(run, data=replace(run.data, source=resolve_source(opened.name)))
         run = replace(run, data=replace(run.data, bad_images=options.bad_images, exact=options.exact))
         run = replace(run, data=replace(run.data, cache=fits_in_memory(split, run.preprocess)))
         if options.workers is None:
@@ -232,6 +243,8 @@ def pictures(
         if contradictions(base, options):
             raise UsageError(f"the config says these already; {', '.join(contradictions(base, options))}", "leave one of them out")
         run = apply(base, options)
+        if begun is None:
+            run = replace(run, data=replace(run.data, source=resolve_source(opened.name)))
         if (share, group_by, exclude) != (base.data.hold_out, base.data.group_by, base.data.exclude):
             split_by = {"hold_out": share, "group_by": group_by, "exclude": exclude}
             run = replace(run, data=replace(run.data, **split_by, images=len(split), fingerprint=opened.fingerprint()))

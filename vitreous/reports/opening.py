@@ -13,7 +13,7 @@ from torch import Tensor
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.imagenet import is_ilsvrc2012
 from vitreous.data.preprocess import Preprocess
-from vitreous.data.sources import open_data
+from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, ResourceError, UsageError
 from vitreous.training.folder import Folder
@@ -51,7 +51,8 @@ def data_for(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, s
         share, group_by = (trained.hold_out, trained.group_by) if data is None else (None, None)
     if source is None:
         raise UsageError(f"{run} is a bundle without a run: there are no data to judge it on", "name a data set after it")
-    opened = open_data(source, split_seed, group_by).holding_out(share, split_seed)
+    opened = open_data_of_run(run, source, split_seed, group_by) if data is None else open_data(source, split_seed, group_by)
+    opened = opened.holding_out(share, split_seed)
     return source, everything(opened) if data is not None and opened.unsplit and split == "test" else opened
 
 
