@@ -152,6 +152,37 @@ def test_a_folder_that_training_refuses_is_looked_at_all_the_same(tmp_path):
         check(tmp_path / "nothing", workers=0)
 
 
+@pytest.mark.parametrize("size, input_side", [((32, 32), 32), ((28, 30), 32), ((12, 16), 12), ((96, 72), 224)])
+def test_the_input_is_the_one_that_train_takes(tmp_path, size, input_side, capsys):
+    for label in ("ant", "bee"):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for index in range(6):
+            scene(index + 50 * (label == "bee"), size).save(tmp_path / "photos" / label / f"{index}.png")
+    (tmp_path / "photos" / "ant" / "0.png").write_bytes(b"not an image")  # the first readable image counts
+    document = run(Options(str(tmp_path / "photos"), workers=0), Console(True))
+    options = TrainOptions(str(tmp_path / "photos"), bad_images="skip", device="cpu", precision="fp32")
+    _, planned, _ = pictures(options.data, None, options, Silent())
+    assert document["sizes"]["input"] == min(planned.model.image) == input_side
+    assert run(Options(str(tmp_path / "photos"), workers=0, image_size=48), Console(True))["sizes"]["input"] == 48
+    assert ("small" in whats(document)) == (input_side == 224)
+
+
+@pytest.mark.parametrize("home", ["", "train"])
+def test_a_flat_folder_is_named_as_one_and_its_images_are_checked(tmp_path, home):
+    root = tmp_path / "flat"
+    (root / home).mkdir(parents=True)
+    for index in range(3):
+        scene(index).save(root / home / f"{index}.png")
+    (root / home / "again.png").write_bytes((root / home / "1.png").read_bytes())
+    (root / home / "bad.jpg").write_bytes(b"\xff")
+    document = check(root, workers=0)
+    assert f"{root / home} is a flat folder: 5 images and no class folders" in document["refused"]["message"]
+    assert "folder of its class" in document["refused"]["hint"] and "path,label" in document["refused"]["hint"]
+    assert document["splits"]["images"]["images"] == 5 and len(document["unreadable"]) == 1 and document["copies"]["groups"] == 1
+    with pytest.raises(DataError, match="flat folder: 5 images"):
+        open_data(root)
+
+
 def test_pixels_in_memory_and_pictures_of_many_channels(tmp_path):
     assert check("digits", workers=0)["passed"]
     for name in ("ant", "bee"):

@@ -29,8 +29,8 @@ class Options:
     """Check this part of it alone."""
     out: Annotated[str | None, arg(metavar="REPORT.html")] = None
     """Write a page that shows it."""
-    image_size: int = 224
-    """Side of the model's input, pixels."""
+    image_size: int | None = None
+    """Side of the model's input, pixels (default: the one that `vitreous train` takes for the first image)."""
     near: int = 4
     """Bits of 64 in which the perceptual hashes of near copies may differ, 0 to 7."""
     group_by: Annotated[str | None, arg(metavar="COLUMN|REGEX")] = None
@@ -47,15 +47,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.data.check.page import page
     from vitreous.disk import put
     from vitreous.errors import UsageError
+    from vitreous.models.defaults import default_image
 
     out = Path(options.out) if options.out else None
     if out and not out.absolute().parent.is_dir():
         raise UsageError(f"no folder {out.absolute().parent}", "make it first")
     if out and out.is_dir():
         raise UsageError(f"{out} is a folder", "name a file: --out report.html")
-    document, subject = looked(
-        options.data, options.split, options.workers, options.near, options.image_size, options.group_by, console.progress
-    )
+    size = default_image if options.image_size is None else options.image_size
+    document, subject = looked(options.data, options.split, options.workers, options.near, size, options.group_by, console.progress)
     tell(document, console)
     if out:
         put(out, page(document, subject))

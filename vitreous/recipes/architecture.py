@@ -7,13 +7,11 @@ from dataclasses import replace
 from vitreous.config import set_paths
 from vitreous.errors import UsageError
 from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
+from vitreous.models.defaults import LARGE_IMAGE, SMALL, model_for_small_images
 from vitreous.models.names import configure, name_of
 from vitreous.nn.sizes import nearby
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import Facts, Recipe
-
-SMALL = 64  # pixels: up to this side, pictures are taken as they are
-SMALL_PICTURES = "Conv+ViT-128x4/8"  # their model, unless they have 16 pixels or less
 
 
 def architecture(
@@ -51,13 +49,13 @@ def fresh(options: TrainOptions, facts: Facts, classes: int, recipe: Recipe | No
     own = recipe is None or not recipe.models
     native = facts.size if own and max(facts.size) <= SMALL else None
     usual = recipe.models[0] if recipe and recipe.models else "ViT-Ti/16"
-    name = options.model or (usual if native is None else "ViT-64x6/2" if max(native) <= 16 else SMALL_PICTURES)
+    name = options.model or (usual if native is None else model_for_small_images(native))
     model = configure(name)
     fixed = not isinstance(model, ViTConfig) or model.stem is not None
     if fixed and options.patch_size:
         raise UsageError(f"{name} has no patches to choose a size for", "leave --patch-size out")
     patch = (options.patch_size,) * 2 if options.patch_size else model.patch
-    image = (options.image_size,) * 2 if options.image_size else nearby(native or (224, 224), patch)
+    image = (options.image_size,) * 2 if options.image_size else nearby(native or LARGE_IMAGE, patch)
     model = replace(model, image=image, classes=classes, channels=facts.channels)  # type: ignore[arg-type]
     if isinstance(model, ViTConfig):
         model = replace(model, patch=patch, head_bias=True)

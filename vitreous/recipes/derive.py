@@ -14,8 +14,9 @@ from vitreous.errors import UsageError
 from vitreous.machine import pick_device, pick_precision
 from vitreous.models.config import ModelConfig
 from vitreous.models.cost import macs
+from vitreous.models.defaults import SMALL
 from vitreous.objectives.supervised import balanced
-from vitreous.recipes.architecture import SMALL, architecture
+from vitreous.recipes.architecture import architecture
 from vitreous.recipes.names import OWN
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import Facts, Recipe

@@ -23,6 +23,7 @@ from vitreous.errors import UsageError
 RADIUS = 4  # bits of 64 in which the perceptual hashes of near copies differ at most
 PROBED = 100  # pictures of which one must be readable to tell how all are read
 Progress = Callable[[str, int, int, str], None]
+InputSize = Callable[[tuple[int, int]], tuple[int, ...]]
 
 
 def check(
@@ -30,7 +31,7 @@ def check(
     split: str | None = None,
     workers: int | None = None,
     near: int = RADIUS,
-    image_size: int = 224,
+    image_size: int | InputSize = 224,
     group_by: str | None = None,
     progress: Progress = lambda label, done, total, text: None,
 ) -> dict[str, Any]:
@@ -38,23 +39,28 @@ def check(
 
     The document has counts, classes, unreadable images by name and reason, copies, sizes, kinds of files, what the loader does with
     them, and `findings`; `passed` is whether nothing hinders training. It is the same for any number of `workers` (None: one a core;
-    0: this process, which a decoder that crashes takes along). Raises DataError where there is nothing to look at, UsageError.
+    0: this process, which a decoder that crashes takes along). `image_size` is the side of the model's input in pixels, or a function
+    from the first readable image's (height, width) to the (height, width) of the input. Raises DataError where there is nothing to look
+    at, UsageError.
     """
     return looked(os.fspath(source), split, workers, near, image_size, group_by, progress)[0]
 
 
 def looked(
-    source: str, split: str | None, workers: int | None, near: int, image_size: int, group_by: str | None, progress: Progress
+    source: str, split: str | None, workers: int | None, near: int, image_size: int | InputSize, group_by: str | None, progress: Progress
 ) -> tuple[dict[str, Any], Subject]:
     """The same, and the images, of which a page shows some."""
     if not 0 <= near <= 7:
         raise UsageError(f"--near must be from 0 to 7, not {near}")
-    if image_size < 1 or (workers is not None and workers < 0):
-        raise UsageError("--image-size must be at least 1" if image_size < 1 else f"--workers cannot be {workers}")
+    if isinstance(image_size, int) and image_size < 1:
+        raise UsageError("--image-size must be at least 1")
+    if workers is not None and workers < 0:
+        raise UsageError(f"--workers cannot be {workers}")
     what, workers = subject(source, split), cores() if workers is None else workers
     groups = {"by": group_by, "parted": parted(what, group_by)}
     seen: dict[str, Seen] = {}
-    how = first_form(next(iter(what.splits.values())), workers)
+    how, size = first_form(next(iter(what.splits.values())), workers)
+    side = image_size if isinstance(image_size, int) else min(image_size(size)) if size else None
     total, before, started = sum(what.lengths), 0, time.perf_counter()
     for name, part in what.splits.items():
 
@@ -64,20 +70,22 @@ def looked(
 
         seen[name] = scan(part, workers, each, (RECORD, partial(survey, how=how)))
         before += len(part)
-    document = facts(what, seen, near_copies(what, seen, near, (VIEW, partial(review, how=how)), workers, progress), image_size, groups)
+    document = facts(what, seen, near_copies(what, seen, near, (VIEW, partial(review, how=how)), workers, progress), side, groups)
     document["channels"] = {"count": how[0], "numbers": how[1]} if how else None
     found = findings(document)
     return {"passed": all(finding["level"] != FAILS for finding in found), "findings": found, **document}, what
 
 
-def first_form(split: Split, workers: int) -> Form:
-    """How the pictures of a split are read: the first readable one of a hundred stands for all, as it does for `train`."""
+def first_form(split: Split, workers: int) -> tuple[Form, tuple[int, int] | None]:
+    """How the images of a split are read, and the (height, width) of the first: the first readable one of a hundred stands for all, as it
+    does for `train`. (None, None) where none of them can be read."""
     for low, high in ((0, 1), (1, PROBED)):
         few = split.take(np.arange(low, min(high, len(split))))
         records = scan(few, min(workers, 1), job=(FORM, probe)).records
         for record in records[records["state"] == READABLE][:1]:
-            return (int(record["channels"]), str(record["numbers"])) if record["channels"] else None
-    return None
+            how = (int(record["channels"]), str(record["numbers"])) if record["channels"] else None
+            return how, (int(record["height"]), int(record["width"]))
+    return None, None
 
 
 def near_copies(what: Subject, seen: dict[str, Seen], radius: int, job: Job, workers: int, progress: Progress) -> Groups:

@@ -17,7 +17,7 @@ FEW = 10  # images below which a class is named
 LISTED = 10_000  # groups of copies that a document lists
 
 
-def facts(subject: Subject, seen: dict[str, Seen], near: Groups, image_size: int, groups: dict[str, Any]) -> dict[str, Any]:
+def facts(subject: Subject, seen: dict[str, Seen], near: Groups, image_size: int | None, groups: dict[str, Any]) -> dict[str, Any]:
     """Everything that is told, before anything is made of it. Every figure but `unreadable` is of the images that can be read."""
     records = np.concatenate([part.records for part in seen.values()])
     readable = records[records["state"] == READABLE]
@@ -82,9 +82,12 @@ def balance(subject: Subject) -> dict[str, Any] | None:
     }
 
 
-def sizes(records: np.ndarray, image_size: int) -> dict[str, Any] | None:
-    """Widths, heights and proportions, and how they stand to the model's input; None without images. `histogram`: short sides."""
-    if not len(records):
+def sizes(records: np.ndarray, image_size: int | None) -> dict[str, Any] | None:
+    """Widths, heights and proportions, and how they stand to the side of the model's input; None without images.
+
+    `histogram` counts short sides.
+    """
+    if not len(records) or image_size is None:
         return None
     width, height = records["width"].astype(np.float64), records["height"].astype(np.float64)
     short = np.minimum(width, height)

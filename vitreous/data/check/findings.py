@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 SHOWN = 20  # names in a sentence's list
+SMALLER = 0.75  # of the model's input: images up to this side gain by a smaller input; from 28 to 32 pixels is rounding to patches
 UNEVEN = 10.0  # times that the largest class is larger than the smallest, from which it is told
 FAILS, WARNS, TELLS = "fails", "warns", "tells"
 
@@ -123,7 +124,7 @@ def pictures(facts: dict[str, Any], source: str) -> list[Finding]:
     if others := sum(count for name, count in facts["left_out"].items() if name != "images"):
         ends = listed([name for name in facts["left_out"] if name != "images"])
         found.append(finding(TELLS, "others", f"{others:,} files are no images by their names and are left out: {ends}"))
-    if size and size["smaller"] > 0.5:
+    if size and size["smaller"] > 0.5 and min(size["width"]["median"], size["height"]["median"]) <= SMALLER * size["input"]:
         text = f"{size['smaller']:.0%} of the images are smaller than the model's {size['input']} pixels and are enlarged"
         found.append(finding(TELLS, "small", text, "a smaller --image-size costs less and loses nothing"))
     if size and size["twice"] > 0.5:

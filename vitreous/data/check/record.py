@@ -40,7 +40,7 @@ RECORD = np.dtype(
     ]
 )
 VIEW = np.dtype([("view", "u1", (GRID, GRID)), ("state", "u1")])  # of the few that are looked at again
-FORM = np.dtype([("channels", "<u4"), ("numbers", "U8"), ("state", "u1")])  # how one is read
+FORM = np.dtype([("channels", "<u4"), ("numbers", "U8"), ("height", "<u4"), ("width", "<u4"), ("state", "u1")])  # how one is read
 KINDS = ("other", "pixels", *FORMATS, "MPO", "NPY")
 MODES = ("other", "1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "I", "I;16", "I;16B", "I;16L", "YCbCr", "RGBX")
 SUFFIX_OF = {
@@ -115,17 +115,17 @@ def look(split: Split, sample: int, view: np.ndarray, how: Form) -> tuple[Any, .
 
 
 def probe(split: Split, span: tuple[int, int], records: np.ndarray, begin: Begin, tell: Tell) -> None:
-    """How the samples [start, stop) would each be read; `records` (n,) FORM, READABLE where one can be."""
+    """How the samples [start, stop) would each be read, and their sizes upright; `records` (n,) FORM, READABLE where one can be."""
     for sample in range(*span):
         begin(sample)
         name = split.name(sample)
         try:
             raw = split.raw(sample)
             found = form(raw, name)
-            _ = decode(raw, 3, name) if found is None else bands(raw, *found, name)
+            picture = decode(raw, 3, name) if found is None else bands(raw, *found, name)[0]
         except Exception:  # the survey says why
             continue
-        records[sample] = (*(found or (0, "")), READABLE)
+        records[sample] = (*(found or (0, "")), picture.height, picture.width, READABLE)
 
 
 def stretched(band: Image.Image) -> Image.Image:

@@ -16,6 +16,7 @@ from vitreous.errors import DataError, nearest, printable
 
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 LAYOUT = "expected DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ beside it, or a CSV file with columns path,label"
+FLAT = "put each image into a folder of its class, or write a CSV file with columns path,label; predict, embed and dedup take it as it is"
 NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # of Unicode's categories: control, half of a pair or no UTF-8, ends of lines
 VIDEOS = frozenset({".mp4", ".avi", ".mkv", ".mov", ".webm", ".mpg", ".mpeg", ".m4v", ".wmv"})
 
@@ -53,7 +54,11 @@ def classified(root: Path, homes: dict[str, Path], listed: dict[str, dict[str, P
 
 
 def no_images(home: Path) -> DataError:
-    """The refusal of a folder of classes without an image; a video is none yet."""
+    """The refusal of a folder that has no class folder with images: a flat folder, one of videos, or an empty one."""
+    flat = len(walk(os.fspath(home)))
+    if flat:  # no class folder has an image, so all of them are in the folder itself
+        images = f"{flat:,} image" + ("" if flat == 1 else "s")
+        return DataError(f"{printable(home)} is a flat folder: {images} and no class folders, so there are no labels", FLAT)
     clips = walk(os.fspath(home), VIDEOS)
     if not clips:
         return DataError(f"no images in {printable(home)}", LAYOUT)
