@@ -70,7 +70,7 @@ def test_a_filter_of_one_to_eight(numerics, half):
 def test_standardized_convolution_is_the_loop(numerics, stride, same, size):
     conv = StandardizedConv(2, 3, 3, stride, numerics, same).double()
     images = torch.randn(1, 2, *size, dtype=torch.float64)
-    eps, where, _ = NUMERICS[numerics]
+    eps, where, *_ = NUMERICS[numerics]
     starts = [same_padding(n, 3, stride)[0] if same else 1 for n in size]
     expected = torch.zeros(1, 3, *(math.ceil(n / stride) for n in size), dtype=torch.float64)
     for o, weight in enumerate(conv.weight.detach()):
@@ -252,7 +252,7 @@ def test_parity_with_timms_hybrid_backbone(blocks, size):
 def test_parity_with_timms_root_and_its_numerics(size):
     hybrid = pytest.importorskip("timm.models.vision_transformer_hybrid")
     theirs = shaken(hybrid._resnetv2(()))
-    assert NUMERICS["timm"] == (theirs.conv.eps, "variance", theirs.norm.eps)
+    assert NUMERICS["timm"] == (theirs.conv.eps, "variance", theirs.norm.eps, 0.0)
     ours = Stem((), numerics="timm").eval()
     ours.load_state_dict({f"root.{name}": tensor for name, tensor in theirs.state_dict().items()})
     images = torch.randn(2, 3, *size)
@@ -268,7 +268,7 @@ def test_parity_with_transformers(kind, size):
     padding = {"global_padding": "SAME", "embedding_dynamic_padding": True} if hybrid else {}
     config = bit.BitConfig(layer_type=kind, embedding_size=32, hidden_sizes=[128, 256], depths=[1, 2], **padding)
     theirs = shaken(bit.BitModel(config))
-    assert NUMERICS["transformers"] == (theirs.encoder.stages[0].layers[0].conv1.eps, "variance", 1e-5)
+    assert NUMERICS["transformers"] == (theirs.encoder.stages[0].layers[0].conv1.eps, "variance", 1e-5, 0.0)
     ours = (Stem((1, 2), 32, numerics="transformers") if hybrid else ResNet((1, 2), 32, numerics="transformers")).eval()
     pairs = ("embedder.convolution", "root.conv"), ("embedder.", "root."), ("encoder.", ""), (".layers.", ".units.")
     ours.load_state_dict(renamed(theirs.state_dict(), *pairs))

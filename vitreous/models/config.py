@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from vitreous.errors import UsageError, nearest
 from vitreous.nn.sizes import by, grid_of, nearby
 
-Numerics = Literal["google", "bit", "timm", "transformers"]  # whose ResNet: the rows of nn.resnet.NUMERICS
+Numerics = Literal["google", "bit", "big-vision", "timm", "transformers"]  # whose ResNet: the rows of nn.resnet.NUMERICS
 
 
 @dataclass(frozen=True)

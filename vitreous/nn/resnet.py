@@ -21,17 +21,22 @@ from vitreous.nn.grid import resize
 
 
 class Numerics(NamedTuple):
-    """The small numbers in which ports differ. `where`: eps is added to the deviation, or to the variance under the root."""
+    """The small numbers in which ports differ. `where`: eps is added to the deviation, or to the variance under the root.
+
+    `border`: what BiT's map is padded with before its max-pooling. With zeros, a maximum at the edge is never negative.
+    """
 
     eps: float
     where: str
     norm_eps: float
+    border: float = 0.0
 
 
 #: Published variants, by whose weights they belong to. Weights run under another row give slightly other answers.
 NUMERICS: dict[str, Numerics] = {
     "google": Numerics(1e-5, "deviation", 1e-6),  # vision_transformer/vit_jax/models_resnet.py, big_vision/models/bit.py
-    "bit": Numerics(1e-10, "variance", 1e-5),  # big_transfer/bit_pytorch/models.py, big_vision/models/bit_paper.py
+    "bit": Numerics(1e-10, "variance", 1e-5),  # big_transfer/bit_pytorch/models.py, whose max-pooling sees zeros
+    "big-vision": Numerics(1e-10, "variance", 1e-5, -math.inf),  # big_vision/models/bit_paper.py: flax pads a max-pooling with -inf
     "timm": Numerics(1e-8, "variance", 1e-5),  # timm 1.0.31: resnetv2_*_bit and the backbones of vit_*_r*
     "transformers": Numerics(1e-8, "variance", 1e-5),  # transformers 5.23: BitModel, and hybrids built on it
 }
@@ -45,7 +50,7 @@ def standardize(weight: Tensor, numerics: str) -> Tensor:
 
     Half precision is lifted to float32, where 1e-10 is not zero and squares of small weights do not vanish.
     """
-    eps, where, _ = NUMERICS[numerics]
+    eps, where, *_ = NUMERICS[numerics]
     exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
     variance, mean = torch.var_mean(exact, dim=(1, 2, 3), correction=0, keepdim=True)
     deviation = variance.sqrt() + eps if where == "deviation" else (variance + eps).sqrt()
@@ -236,20 +241,24 @@ class AxialAttention(nn.Module):
 class Root(nn.Module):
     """7x7 convolution and 3x3 max-pooling, each of stride 2: a quarter of the image's size.
 
-    `hybrid`: SAME padding, of the pooling with -inf, and norm and ReLU between the two. Otherwise BiT's: padding 3, then a
-    border of zeros, which can win the maximum, before a pooling without padding.
+    `hybrid`: SAME padding, of the pooling with -inf, and norm and ReLU between the two. Otherwise BiT's: padding 3, then the
+    border of the `numerics` before a pooling without padding: zeros, which can win the maximum, or -inf in big_vision's.
     """
 
     def __init__(self, channels: int, width: int, numerics: str, hybrid: bool) -> None:
         super().__init__()
         self.conv = StandardizedConv(channels, width, 7, 2, numerics, same=hybrid)
         self.norm = group_norm(width, numerics) if hybrid else None
+        self.border = NUMERICS[numerics].border
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, width, ceil(H / 4), ceil(W / 4))."""
         x = self.conv(x)
-        x = F.pad(x, (1, 1, 1, 1)) if self.norm is None else pad_same(F.relu(self.norm(x)), 3, 2, -math.inf)
-        return F.max_pool2d(x, 3, 2)
+        if self.norm is not None:
+            return F.max_pool2d(pad_same(F.relu(self.norm(x)), 3, 2, -math.inf), 3, 2)
+        if self.border:
+            return F.max_pool2d(x, 3, 2, 1)  # whose own padding is -inf
+        return F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2)
 
 
 class Stage(nn.Module):

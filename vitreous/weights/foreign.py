@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,7 @@ from vitreous.weights.files import FLOATING, Source, open_weights, shown
 from vitreous.weights.note import note, noted
 from vitreous.weights.table import Format, Shapes
 from vitreous.weights.transformers import said_by
-from vitreous.weights.variants import TIMM as VARIANTS
-from vitreous.weights.variants import conclusions
+from vitreous.weights.variants import VARIANTS, conclusions
 
 #: in the order in which they are tried: the first whose sign is there
 FORMATS = [
@@ -128,20 +128,27 @@ def find(files: list[Path], beside: dict[str, Any] | None = None) -> Found:
 def stripped(form: Format, names: list[str]) -> dict[str, str]:
     """A format's names of tensors -> those in the file, without what stands in front of them."""
     found: dict[str, str] = {}
-    scoped = [name for name in names if form.scope and bare(name).startswith(form.scope)]
-    for name in scoped or names:
-        short = bare(name).removeprefix(form.scope)
+    scope = scope_of(form, names)
+    for name in names:
+        if not bare(name).startswith(scope):
+            continue
+        short = bare(name).removeprefix(scope)
         start = next((start for start in form.strip if short.startswith(start)), "")
         found.setdefault(short.removeprefix(start), name)
     return found
 
 
+def scope_of(form: Format, names: Iterable[str]) -> str:
+    """How the names of the model's own tensors begin, where others lie beside them; else nothing."""
+    return next((scope for scope in form.scope if any(bare(name).startswith(scope) for name in names)), "")
+
+
 def outsiders(origin: Path, form: Format, names: dict[str, str], shapes: Shapes) -> list[str]:
-    """The tensors of other towers. Raises WeightsError where two tensors have one name once what stands in front is taken away."""
+    """The tensors of other towers and optimisers. Raises WeightsError for two tensors of one name but for what stands in front."""
     used = set(names.values())
     outside = [name for name in shapes if name not in used]
-    scoped = bool(form.scope) and any(bare(name).startswith(form.scope) for name in used)
-    twice = [name for name in outside if not scoped or bare(name).startswith(form.scope)]
+    scope = scope_of(form, used)
+    twice = [name for name in outside if bare(name).startswith(scope)]
     if twice:
         raise WeightsError(f"{origin} has {shown(twice[0])} a second time, under another prefix", "save the one that is meant alone")
     return outside
@@ -187,7 +194,7 @@ def fitting(
         listing = "".join(f"\n    {line}" for line in sorted(wrong)[:20]) + (f"\n    and {len(wrong) - 20} more" if len(wrong) > 20 else "")
         raise WeightsError(f"{origin} looks like {form.title}, {name_of(config)}, but does not fit it:{listing}", hint(wrong))
     known = {*beside, *(("heads",) if form.suffix == ".npz" else ())}
-    notes = tuple(conclusions(config, known, VARIANTS if form.name == "timm" else ()))
+    notes = tuple(conclusions(config, known, VARIANTS.get(form.name, ())))
     names = {name: places[name] for name in expected if name not in left}
     return Found(form, config, names, [*(places[n][1] for n in left), *outside], notes)
 

@@ -7,10 +7,13 @@ positions before it puts the class token in front, so its class token has the po
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import replace
 from typing import Any
 
 from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
+from vitreous.nn.sizes import nearby
 from vitreous.weights.folds import (
     FLAT,
     FLAX_CONVOLUTION,
@@ -149,7 +152,8 @@ def holds(config: Any) -> bool:
     )
 
 
-ROOTS = ("params/img/", "params/", "opt/target/", "img/", "target/")
+#: what the parameters lie under, beside an optimiser's state (opt/...), by age of big_vision's and flax's files
+SCOPES = ("params/", "opt/target/", "target/")
 PUBLISHED = "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"
 OWN_NAMES = "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"
 PLACE = "Transformer/posembed_input/pos_embedding"
@@ -164,7 +168,8 @@ def layout(name: str, title: str, parts: tuple[str, str, str], place: str, ignor
         rows(*parts, place),
         configure,
         ignored=ignored,
-        strip=ROOTS,
+        scope=SCOPES,
+        strip=("params/img/", "params/", "img/"),
         holds=lambda config: holds(config) and config.positioned == (config.prefix if place == PLACE else 0),
         suffix=".npz",
     )
@@ -175,25 +180,44 @@ LINEN = layout("linen-npz", "Google's ViT, linen's names", OWN_NAMES, PLACE)
 #: beside the image tower of image-text models: the text tower, temperature and bias
 BIG_VISION = layout("big-vision-npz", "big_vision's ViT", OWN_NAMES, "pos_embedding", (r"txt/.*", r"t", r"b"))
 
+
+def fixed_places(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
+    """The config of a ViT without positions in its file: `posemb_sincos_2d` of big_vision/models/vit.py, the same at any grid.
+
+    Its own image size is 224 pixels, or the nearest that the patch divides, where nobody says. Raises ValueError for a width that
+    has no such positions.
+    """
+    *cell, _, width = shapes["embedding/kernel"]
+    if width % 4 or width < 8:
+        raise ValueError(f"there are no positions, and a width of {width} has no fixed ones: those take a multiple of 4, from 8")
+    patch = tuple(side * (stem.reduction if (stem := stem_of(shapes)) else 1) for side in cell)
+    image = said.get("image") or nearby((224,) * len(patch), patch)
+    tokens = math.prod(i // p for i, p in zip(image, patch, strict=True))
+    config = configure(shapes | {"pos_embedding": (1, tokens, width)}, said | {"image": image})
+    return replace(config, position="sincos-big-vision", slots=0)
+
+
+BIG_VISION_FIXED = replace(
+    BIG_VISION,
+    title="big_vision's ViT with fixed positions",
+    sign=BIG_VISION.sign[:2],
+    configure=fixed_places,
+    holds=lambda config: getattr(config, "position", "") == "sincos-big-vision" and holds(replace(config, position="learned", slots=0)),
+)
+
 UNIT = "resnet/block{S}/unit{JJ}/"
 #: standardized convolution of a unit and the norm before it: ours, theirs
 LETTERS = (("1", "a"), ("2", "b"), ("3", "c"))
+OUR_UNIT = "body.stages.{s}.units.{j}."
 BIT = Format(
     "bit-npz",
     "Google's BiT",
     ("resnet/root_block/standardized_conv2d/kernel", "resnet/group_norm/gamma"),
     (
         row("body.root.conv.weight", "resnet/root_block/standardized_conv2d/kernel", FLAX_CONVOLUTION),
-        *(
-            row(f"body.stages.{{s}}.units.{{j}}.conv{n}.weight", f"{UNIT}{letter}/standardized_conv2d/kernel", FLAX_CONVOLUTION)
-            for n, letter in LETTERS
-        ),
-        *(
-            one
-            for n, letter in LETTERS
-            for one in norm(f"body.stages.{{s}}.units.{{j}}.norm{n}", f"{UNIT}{letter}/group_norm", ("gamma", "beta"))
-        ),
-        row("body.stages.{s}.units.{j}.shortcut.conv.weight", f"{UNIT}a/proj/standardized_conv2d/kernel", FLAX_CONVOLUTION),
+        *(row(f"{OUR_UNIT}conv{n}.weight", f"{UNIT}{letter}/standardized_conv2d/kernel", FLAX_CONVOLUTION) for n, letter in LETTERS),
+        *(one for n, letter in LETTERS for one in norm(f"{OUR_UNIT}norm{n}", f"{UNIT}{letter}/group_norm", ("gamma", "beta"))),
+        row(f"{OUR_UNIT}shortcut.conv.weight", f"{UNIT}a/proj/standardized_conv2d/kernel", FLAX_CONVOLUTION),
         *norm("body.norm", "resnet/group_norm", ("gamma", "beta")),
         row("head.weight", "resnet/head/conv2d/kernel", FLAX_POINTWISE),
         row("head.bias", "resnet/head/conv2d/bias", COPY),
@@ -212,7 +236,36 @@ def configure_bit(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
     return bit_config((width, channels), blocks, classes, "bit", said)
 
 
-GROUP_NORM = re.compile(r"(.*/)?gn(\d|_root|_proj)/(scale|bias)")
+PAPER_UNIT = "block{S}/unit{JJ}/"
+#: the names of big_vision/models/bit_paper.py, whose norms are (1, 1, 1, C)
+BIT_BIG_VISION = Format(
+    "big-vision-npz",
+    "big_vision's BiT",
+    ("root_block/conv_root/kernel", "norm-pre-head/scale"),
+    (
+        row("body.root.conv.weight", "root_block/conv_root/kernel", FLAX_CONVOLUTION),
+        *(row(f"{OUR_UNIT}conv{n}.weight", f"{PAPER_UNIT}conv{n}/kernel", FLAX_CONVOLUTION) for n in (1, 2, 3)),
+        *(one for n in (1, 2, 3) for one in group_norm(f"{OUR_UNIT}norm{n}", f"{PAPER_UNIT}gn{n}")),
+        row(f"{OUR_UNIT}shortcut.conv.weight", f"{PAPER_UNIT}conv_proj/kernel", FLAX_CONVOLUTION),
+        *group_norm("body.norm", "norm-pre-head"),
+        *dense("head", "head"),
+    ),
+    lambda shapes, said: configure_bit_paper(shapes, said),
+    scope=SCOPES,
+    holds=lambda config: isinstance(config, BiTConfig) and not config.axial,
+    suffix=".npz",
+    shaped=lambda name, tensor: tensor[None, None, None] if GROUP_NORM.fullmatch(name) else tensor,
+)
+
+
+def configure_bit_paper(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
+    """The config of a BiT of big_vision."""
+    channels, width = shapes["root_block/conv_root/kernel"][2:]
+    classes = shapes["head/kernel"][1] if "head/kernel" in shapes else 0
+    return bit_config((width, channels), units_of(shapes, "block{}/unit{:02d}/conv1/kernel"), classes, "big-vision", said)
+
+
+GROUP_NORM = re.compile(r"(.*/)?(gn(\d|_root|_proj)|norm-pre-head)/(scale|bias)")
 
 
 def unscanned(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
@@ -226,4 +279,4 @@ def unscanned(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, .
     return [(name, shape[3:] if shape[:3] == (1, 1, 1) and GROUP_NORM.fullmatch(name) else shape)]
 
 
-FORMATS = [GOOGLE, LINEN, BIG_VISION, BIT]
+FORMATS = [GOOGLE, LINEN, BIG_VISION, BIG_VISION_FIXED, BIT, BIT_BIG_VISION]

@@ -128,7 +128,7 @@ CLIP = Format(
         ),
     ),
     lambda shapes, said: configure_clip(shapes, said),
-    scope="visual.",
+    scope=("visual.",),
     holds=clip_like,
     prefix=lambda c: "visual.",
 )
@@ -213,7 +213,7 @@ SAM = Format(
     sam_rows("patch_embed.proj", "blocks.{i}", ("lin1", "lin2"), ("neck.0", "neck.1", "neck.2", "neck.3")),
     configure_sam,
     ignored=(r"(prompt_encoder|mask_decoder)\..*",),
-    scope="image_encoder.",
+    scope=("image_encoder.",),
     holds=sam_like,
     prefix=lambda c: "image_encoder.",
 )
@@ -234,7 +234,7 @@ SAM_TRANSFORMERS = Format(
     ),
     configure_sam,
     ignored=(r"(prompt_encoder|mask_decoder|shared_image_embedding)\..*",),
-    scope="vision_encoder.",
+    scope=("vision_encoder.",),
     holds=sam_like,
     prefix=lambda c: "vision_encoder.",
     describe=lambda c: {

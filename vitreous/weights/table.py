@@ -56,7 +56,8 @@ class Format:
     `sign`: patterns each of which some tensor's name matches, in no other format before it in the list. `configure` reads the
     config off the shapes and what a config.json beside the weights says. `ignored`: patterns of tensors that belong to more
     than the encoder (decoders, text towers), left alone and told. `strip`: what may stand in front of a name. `scope`: where
-    some names begin with it, the others are those of another tower, and are left alone.
+    some names begin with one of these, the first that does, the others are those of another tower or of an optimiser's state, and are
+    left alone. `shaped`: a tensor by its name as files have it, where axes of one come and go.
     """
 
     name: str
@@ -66,13 +67,14 @@ class Format:
     configure: Callable[[Shapes, dict[str, Any]], ModelConfig]
     ignored: tuple[str, ...] = ()
     strip: tuple[str, ...] = ()
-    scope: str = ""
+    scope: tuple[str, ...] = ()
     holds: Callable[[Any], bool] = lambda config: True
     suffix: str = ".safetensors"
     prefix: Callable[[Any], str] = lambda config: ""  # what is put in front of the names when they are written
     beside: tuple[str, ...] = ()  # how names begin that it is not put in front of: heads
     describe: Callable[[Any], dict[str, Any]] | None = None  # the config.json that belongs beside the weights
     adds: Callable[[Any], Shapes] = lambda config: {}  # what its loaders ask for and no model of ours has: written as zeros
+    shaped: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
 
     def placed(self, config: ModelConfig, own: Iterable[str]) -> Iterator[tuple[list[str], list[str], Fold]]:
         """Our names, theirs and the fold of every group of tensors that a model has. Raises LookupError for one without a row."""
@@ -111,7 +113,7 @@ class Format:
     def file(self, config: ModelConfig, state: Tensors) -> Tensors:
         """The same under the names that they have in a file, each in memory of its own order."""
         start = self.prefix(config)
-        written = self.write(config, state)
+        written = {name: self.shaped(name, tensor) for name, tensor in self.write(config, state).items()}
         return {name if name.startswith(self.beside) else start + name: tensor.contiguous() for name, tensor in written.items()}
 
     def read(self, config: ModelConfig, own: Iterable[str], tensors: Tensors) -> Tensors:

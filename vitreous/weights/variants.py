@@ -10,6 +10,7 @@ from vitreous.weights.measure import published_heads
 
 #: field of `ViTConfig` -> its value where the tensors are missing, its value where they are present
 MISSING = {"norm": ("none", "tokens"), "qkv_bias": (False, True), "projection_bias": (False, True), "head_bias": (False, True)}
+MISSING["position"] = ("sincos-big-vision", "learned")
 
 
 class Variant(NamedTuple):
@@ -50,6 +51,17 @@ TIMM = (
 )
 
 
+BIG_VISION = (
+    Variant(
+        "position",
+        lambda f: True,
+        "no positions are in the file; read as big_vision's fixed ones (sincos2d), for images of 224 pixels (--source-size sets another)",
+    ),
+)
+#: name of a format -> its variants
+VARIANTS = {"timm": TIMM, "big-vision-npz": BIG_VISION}
+
+
 def only_published(fields: dict[str, Any], variants: tuple[Variant, ...] = TIMM) -> dict[str, Any]:
     """The same fields, those of `MISSING` set back to "present" where no published family lacks the tensors.
 
@@ -57,7 +69,7 @@ def only_published(fields: dict[str, Any], variants: tuple[Variant, ...] = TIMM)
     """
     found = dict(fields)
     for name, (missing, present) in MISSING.items():
-        if found[name] == missing and not any(one.field == name and one.matches(fields) for one in variants):
+        if name in found and found[name] == missing and not any(one.field == name and one.matches(fields) for one in variants):
             found[name] = present
     return found
 

@@ -102,7 +102,7 @@ def change(module: nn.Module, dynamic: bool) -> None:
         change(child, dynamic)
         if isinstance(child, StandardizedConv):
             module._modules[name] = Standardized(child)
-        elif isinstance(child, Root) and child.norm is None:
+        elif isinstance(child, Root) and child.norm is None and not child.border:
             module._modules[name] = Bordered(child)
         elif isinstance(child, Axial):
             module._modules[name] = Lines(child)

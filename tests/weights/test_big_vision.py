@@ -1,0 +1,229 @@
+"""What big_vision has beside Google's published files: fixed positions, an optimiser's state, and its own BiT.
+
+Judged by the arithmetic of its code, restated in numpy, one image at a time, in float64.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.weights.peers import difference, images
+from tests.weights.test_google import CLASSES, PATCH, WIDTH, big_vision, compare, forward, golden, linen, relu, scanned, written
+from vitreous.errors import WeightsError
+from vitreous.models.config import BiTConfig
+from vitreous.models.zoo import build
+from vitreous.nn.resnet import NUMERICS
+from vitreous.weights.adopt import open_weights
+from vitreous.weights.convert import convert
+
+
+def posemb_sincos_2d(height, width, channels):
+    """models/vit.py: column x and row y of each place, `channels` / 4 frequencies from 1 down to 1 / 10000, the ends included."""
+    found = np.zeros((height * width, channels))
+    quarter = channels // 4
+    for row in range(height):
+        for column in range(width):
+            for k in range(quarter):
+                omega = 10_000.0 ** (-k / (quarter - 1))
+                place = found[row * width + column]
+                place[k], place[quarter + k] = np.sin(column * omega), np.cos(column * omega)
+                place[2 * quarter + k], place[3 * quarter + k] = np.sin(row * omega), np.cos(row * omega)
+    return found
+
+
+def placed(p, height, width):
+    """The same model under its oldest names, with those positions for a grid; none for the class token."""
+    table = posemb_sincos_2d(height, width, WIDTH)
+    table = np.concatenate([np.zeros((1, WIDTH)), table]) if "cls" in p else table
+    return p | {"Transformer/posembed_input/pos_embedding": table[None]}
+
+
+def unplaced(p, layout=big_vision):
+    """As big_vision saves it: without a leaf for the positions."""
+    return {name: array for name, array in layout(placed(p, 4, 4)).items() if not name.endswith("pos_embedding")}
+
+
+POOLS = {"mean": {"token": False}, "attention": {"token": False, "pool": True}, "class token": {}, "hidden layer": {"pre_logits": 12}}
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_fixed_positions_are_worked_out_for_every_grid(pool, tmp_path):
+    """Native, larger, one side native, and oblong: nothing is resized."""
+    p = golden(**POOLS[pool])
+    found = open_weights(written(tmp_path / "vit.npz", unplaced(p)), {"image": (16, 16)})
+    assert (found.config.position, found.config.positioned, found.config.image) == ("sincos-big-vision", 0, (16, 16))
+    assert any("big_vision's fixed ones (sincos2d)" in text for text in found.notes)
+    model = found.bundle().model
+    for height, width in ((16, 16), (24, 24), (16, 24), (12, 20)):
+        batch = images((height, width))
+        grid = height // PATCH, width // PATCH
+        with torch.inference_mode():
+            features, logits = model.features(batch), model(batch)
+        for number, image in enumerate(batch.numpy()):
+            expected = forward(placed(p, *grid), image)
+            assert difference(features[number].double(), torch.from_numpy(expected[0])) <= 1e-5
+            assert difference(logits[number].double(), torch.from_numpy(expected[1])) <= 1e-5
+
+
+def test_fixed_positions_in_stacked_blocks_and_without_a_size(tmp_path):
+    found = open_weights(written(tmp_path / "vit.npz", unplaced(golden(token=False), scanned)))
+    assert (found.config.position, found.config.image) == ("sincos-big-vision", (224, 224))
+
+
+def test_a_width_that_has_no_fixed_positions_is_refused(tmp_path):
+    arrays = {name: array for name, array in unplaced(golden(token=False)).items() if not name.startswith("params/head")}
+    narrow = {name: array[..., :6] if name == "params/embedding/kernel" else array for name, array in arrays.items()}
+    with pytest.raises(WeightsError, match="a width of 6 has no fixed ones"):
+        open_weights(written(tmp_path / "vit.npz", narrow))
+
+
+def test_fixed_positions_are_written_and_read_again(tmp_path):
+    path = written(tmp_path / "vit.npz", unplaced(golden(token=False)))
+    convert(path, tmp_path / "again.npz", "big-vision-npz", said={"image": (16, 16)})
+    with np.load(tmp_path / "again.npz") as again, np.load(path) as first:
+        assert {f"params/{name}" for name in again} == set(first)
+        assert all(np.array_equal(again[name.removeprefix("params/")], first[name]) for name in first)
+
+
+def with_state(p, layout):
+    """A training checkpoint: parameters and, for each, the first and the second moment of Adam; step and clock."""
+    p, found = layout(p), {}
+    for name, array in p.items():
+        short = name.removeprefix("params/")
+        found |= {f"params/{short}": array, f"opt/0/1/mu/{short}": array + 1, f"opt/0/1/nu/{short}": array * array}
+    return found | {"opt/0/0/count": np.int32(90), "extra/accum_train_time": np.float64(3.5)}
+
+
+def with_flax_state(p, layout):
+    """The same by flax's older optimisers."""
+    target = {f"opt/target/{name.removeprefix('params/')}": array for name, array in layout(p).items()}
+    state = {name.replace("opt/target/", "opt/state/param_states/") + "/grad_ema": array + 1 for name, array in target.items()}
+    return target | state | {"opt/state/step": np.int32(90)}
+
+
+@pytest.mark.parametrize("layout", [big_vision, scanned, linen])
+@pytest.mark.parametrize("state", [with_state, with_flax_state])
+def test_of_a_training_checkpoint_the_parameters_are_read(state, layout, tmp_path):
+    p = golden(classes=CLASSES, token=layout is not linen)
+    arrays = state(p, layout)
+    found = open_weights(written(tmp_path / "checkpoint.npz", arrays))
+    compare(found, p, 16, 1e-5)
+    assert len(found.unused) >= len(p) and not any(name.startswith(("params/", "opt/target/")) for name in found.unused)
+
+
+def standardized(kernel):
+    centred = kernel - kernel.mean((0, 1, 2))
+    return centred / np.sqrt((centred**2).mean((0, 1, 2)) + 1e-10)
+
+
+def seen(x, size, stride, fill):
+    """(H, W, C) -> (h, w, size, size, C): what a kernel sees when every side is padded by (size - 1) / 2."""
+    pad = (size - 1) // 2
+    x = np.pad(x, ((pad, pad), (pad, pad), (0, 0)), constant_values=fill)
+    found = np.lib.stride_tricks.sliding_window_view(x, (size, size), (0, 1))[::stride, ::stride]
+    return found.transpose(0, 1, 3, 4, 2)
+
+
+def convolved(p, name, x, stride=1):
+    kernel = standardized(p[f"{name}/kernel"])
+    return np.tensordot(seen(x, kernel.shape[0], stride, 0.0), kernel, 3)
+
+
+def normed(p, name, x):
+    groups = x.reshape(*x.shape[:2], 32, -1)
+    groups = groups - groups.mean((0, 1, 3), keepdims=True)
+    groups = groups / np.sqrt((groups**2).mean((0, 1, 3), keepdims=True) + 1e-5)
+    return groups.reshape(x.shape) * p[f"{name}/scale"].ravel() + p[f"{name}/bias"].ravel()
+
+
+def bit_paper(p, image, blocks, fill=-np.inf):
+    """models/bit_paper.py: (C, H, W) -> the last map (h w, C) and logits. `fill`: what pads the max-pooling."""
+    p = {name.removeprefix("params/"): array.astype(np.float64) for name, array in p.items()}
+    x = convolved(p, "root_block/conv_root", image.transpose(1, 2, 0).astype(np.float64), 2)
+    x = seen(x, 3, 2, fill).max((2, 3))
+    for stage, count in enumerate(blocks, 1):
+        for unit in range(1, count + 1):
+            name, stride = f"block{stage}/unit{unit:02d}/", 2 if stage > 1 and unit == 1 else 1
+            y = relu(normed(p, f"{name}gn1", x))
+            shortcut = convolved(p, f"{name}conv_proj", y, stride) if f"{name}conv_proj/kernel" in p else x
+            y = relu(normed(p, f"{name}gn2", convolved(p, f"{name}conv1", y)))
+            y = relu(normed(p, f"{name}gn3", convolved(p, f"{name}conv2", y, stride)))
+            x = convolved(p, f"{name}conv3", y) + shortcut
+    x = relu(normed(p, "norm-pre-head", x)).reshape(-1, x.shape[-1])
+    return x, x.mean(0) @ p["head/kernel"] + p["head/bias"]
+
+
+def golden_bit_paper(blocks, classes=7, seed=0):
+    """Arrays of a small BiT under big_vision's names."""
+    rng = np.random.default_rng(seed)
+    found = {}
+
+    def kernel(name, *shape):
+        found[f"params/{name}/kernel"] = (rng.normal(size=shape) * np.prod(shape[:-1]) ** -0.5).astype(np.float32)
+
+    def norm(name, width):
+        found[f"params/{name}/scale"] = (1 + 0.2 * rng.normal(size=(1, 1, 1, width))).astype(np.float32)
+        found[f"params/{name}/bias"] = (0.2 * rng.normal(size=(1, 1, 1, width))).astype(np.float32)
+
+    kernel("root_block/conv_root", 7, 7, 3, 32)
+    channels = 32
+    for stage, units in enumerate(blocks, 1):
+        inner = 32 * 2 ** (stage - 1)
+        for unit in range(1, units + 1):
+            name = f"block{stage}/unit{unit:02d}/"
+            for n, shape in ((1, (1, 1, channels, inner)), (2, (3, 3, inner, inner)), (3, (1, 1, inner, 4 * inner))):
+                norm(f"{name}gn{n}", shape[2])
+                kernel(f"{name}conv{n}", *shape)
+            if unit == 1:
+                kernel(f"{name}conv_proj", 1, 1, channels, 4 * inner)
+            channels = 4 * inner
+    norm("norm-pre-head", channels)
+    kernel("head", channels, classes)
+    found["params/head/bias"] = rng.normal(size=classes).astype(np.float32)
+    return found
+
+
+@pytest.mark.parametrize("blocks", [(1,), (2, 1)])
+def test_its_bit_pads_the_pooling_with_minus_infinity(blocks, tmp_path):
+    p = golden_bit_paper(blocks)
+    found = open_weights(written(tmp_path / "bit.npz", p))
+    assert (found.config.numerics, found.config.blocks, found.config.classes) == ("big-vision", blocks, 7)
+    model = found.bundle().model
+    for size in ((32, 32), (40, 24)):
+        batch = images(size)
+        with torch.inference_mode():
+            features, logits = model.features(batch), model(batch)
+        for number, image in enumerate(batch.numpy()):
+            tokens, expected = bit_paper(p, image, blocks)
+            assert difference(features[number].double(), torch.from_numpy(tokens)) <= 1e-5
+            assert difference(logits[number].double(), torch.from_numpy(expected)) <= 1e-5
+            zeros = bit_paper(p, image, blocks, 0.0)[1]
+            assert difference(logits[number].double(), torch.from_numpy(zeros)) > 1e-4  # what BiT's other code answers
+
+
+def test_its_bit_is_written_with_the_shapes_its_code_asks_for(tmp_path):
+    p = golden_bit_paper((2, 1))
+    convert(written(tmp_path / "bit.npz", p), tmp_path / "again.npz", "big-vision-npz")
+    with np.load(tmp_path / "again.npz") as again:
+        assert {f"params/{name}": again[name].shape for name in again} == {name: array.shape for name, array in p.items()}
+        assert all(np.array_equal(again[name.removeprefix("params/")], p[name]) for name in p)
+
+
+def test_another_reader_of_its_bit_is_told_of(tmp_path):
+    path = written(tmp_path / "bit.npz", golden_bit_paper((1,)))
+    document = convert(path, tmp_path / "tf.npz", "bit-npz")
+    assert document["read_there_with"] == ["numerics big-vision -> bit"]
+
+
+def test_the_border_alone_is_what_its_numerics_change():
+    assert NUMERICS["big-vision"]._replace(border=0.0) == NUMERICS["bit"]
+    config = BiTConfig(image=(32, 32), classes=0, blocks=(1,), width=32, numerics="big-vision")
+    model, other = build(config).eval(), build(BiTConfig(image=(32, 32), classes=0, blocks=(1,), width=32)).eval()
+    other.load_state_dict(model.state_dict())
+    dark = -torch.ones(1, 32, 12, 12)  # a map without a positive value: its maximum at the edge is not 0
+    for root in (model.body.root, other.body.root):
+        root.conv = torch.nn.Identity()
+    assert torch.equal(model.body.root(dark).unique(), torch.tensor([-1.0]))
+    assert torch.equal(other.body.root(dark).unique(), torch.tensor([-1.0, 0.0]))
