@@ -323,7 +323,7 @@ def test_the_command_says_it_and_ends_with_the_verdict(tmp_path, capsys):
     assert "=cmd\\n.png" in told and "not an image" in told and "failed" in told
     assert out.read_text("utf-8").startswith("<!DOCTYPE html>")
     with pytest.raises(UsageError, match="no folder"):
-        run(Options(str(root), out=str(tmp_path / "no" / "where.html")), Console(False))
+        run(Options(str(root), out=str(tmp_path / "no" / "where.html")), Console())
 
 
 ENDLESS = """

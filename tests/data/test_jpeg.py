@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -258,3 +259,15 @@ def test_a_jpeg_that_is_broken_is_told_by_its_name():
     photograph = open_picture(PHOTOGRAPHS["4:4:4"], 3, "broken.jpg")
     with pytest.raises(DataError, match=r"broken\.jpg"):
         replace(photograph, content=photograph.content[:400]).region((0, 0, 20, 20))
+
+
+def test_what_a_crop_shows_may_be_written_to(either_decoder):
+    """torch warns of memory that may not be; Pillow's pixels are such, where a crop is as wide as the picture."""
+    for content in PHOTOGRAPHS.values():
+        channels = 1 if content is PHOTOGRAPHS["grey"] else 3
+        for box in boxes(*SIZE):
+            picture = open_picture(content, channels, "x.jpg", exact=False)
+            assert picture.region(box).flags.writeable and picture.region(box, (8, 8)).flags.writeable
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                shown(picture, box, (8, 8), "bicubic")

@@ -62,7 +62,7 @@ def test_evaluate_gives_the_same_figures_and_a_table_of_classes(trained, capsys)
     assert found["test"] == summary["test"] and found["confusion"] is None
     assert [row["class"] for row in found["per_class"]] == ["blue", "green", "red"]
     assert np.mean([row["ap"] for row in found["per_class"]]) == pytest.approx(summary["test"]["map"])
-    judging.run(judging.Options(str(out)), Console(False))
+    judging.run(judging.Options(str(out)), Console())
     first, head, *rows = capsys.readouterr().out.splitlines()
     assert first.startswith(f"test: mAP {summary['test']['map']:.2%}")
     assert head.split() == ["class", "images", "AP", "recall", "precision", "F1"] and len(rows) == 4
@@ -74,7 +74,7 @@ def test_predict_names_every_class_above_the_threshold(trained, tmp_path, capsys
     data = open_data(source)
     test = data.splits["test"]
     files = tuple(str(path) for path in test.paths)
-    found = predicting.run(predicting.Options(run=str(out), images=files, csv=str(tmp_path / "x.csv")), Console(False))["predictions"]
+    found = predicting.run(predicting.Options(run=str(out), images=files, csv=str(tmp_path / "x.csv")), Console())["predictions"]
     hits = [
         {row["class"] for row in one["classes"]} == {name for name, there in zip(data.classes, labels, strict=True) if there}
         for one, labels in zip(found, test.labels, strict=True)

@@ -56,12 +56,6 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         options.rounds, options.seconds, options.device, console.progress,
     )  # fmt: skip
     document = report.document(races)
-    console.say(document["hardware"])
-    console.say(report.said(document["peak"]))
-    for race in races:
-        console.say()
-        head, rows = report.table(race)
-        console.table([race.work.title(), *head[1:]], rows)
     if options.out:
         file = Path(options.out) / report.file_name(races)
         try:
@@ -69,5 +63,12 @@ def run(options: Options, console: Console) -> dict[str, Any]:
             write_text(file, report.markdown(races, shlex.join(["vitreous", *sys.argv[1:]]), options.rounds))
         except OSError as error:
             raise ResourceError(f"cannot write {file}: {error.strerror}") from None
-        console.note(f"written to {file}")
+    console.say(document["hardware"])
+    console.say(report.said(document["peak"]))
+    for race in races:
+        console.say()
+        head, rows = report.table(race)
+        console.table([race.work.title(), *head[1:]], rows)
+    if options.out:
+        console.note(f"written to {Path(options.out) / report.file_name(races)}")
     return document

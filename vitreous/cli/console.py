@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
 
 from vitreous.errors import VitreousError
 
@@ -17,14 +20,68 @@ def speaks() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-class Console:
-    """Hears a run (`note`, `progress`) and prints tables. With `quiet_stdout`, stdout belongs to one JSON document.
+def write_line(text: str, stream: TextIO) -> None:
+    """Print a line. Where the reader of a pipe has gone away, the line and all that follow are dropped, and the work goes on."""
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        discard(stream)
 
-    `code`: what the command exits with when it is done, where its document tells of something that is not as it should be.
+
+def discard(stream: TextIO) -> None:
+    """Connect the descriptor of a stream to the null device."""
+    if (descriptor := descriptor_of(stream)) is not None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, descriptor)
+        os.close(null)
+
+
+@contextmanager
+def reserve_stdout() -> Iterator[TextIO]:
+    """Keep stdout for the caller, who gets a stream to it; everything else that is written there meanwhile goes to stderr.
+
+    This holds for `print`, for streams that a library has kept, and for C code and child processes, which write to file descriptor 1.
+    """
+    own, kept = sys.stdout, None
+    if descriptor_of(own) == 1:
+        own.flush()
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    stream = own if kept is None else open(kept, "w", encoding=own.encoding, errors=own.errors)  # noqa: SIM115
+    sys.stdout = sys.stderr
+    try:
+        yield stream
+    finally:
+        sys.stdout = own
+        if kept is not None:
+            own.flush()
+            os.dup2(kept, 1)
+            stream.close()
+
+
+def descriptor_of(stream: TextIO) -> int | None:
+    """The file descriptor of a stream; None for one in memory."""
+    try:
+        return stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def as_json(document: Any) -> str:
+    """A document as one line of JSON that a terminal shows as it is: what is not printable, file names may have it, is escaped."""
+    text = json.dumps(document, ensure_ascii=False)
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+class Console:
+    """Hears a run (`note`, `progress`) and prints tables.
+
+    `document_to`: the stream that belongs to one JSON document, with `--json`; lines for people then go to stderr. `code`: what the
+    command exits with when it is done, where its document tells of something that is not as it should be.
     """
 
-    def __init__(self, quiet_stdout: bool) -> None:
-        self.quiet_stdout = quiet_stdout
+    def __init__(self, document_to: TextIO | None = None) -> None:
+        self.document_to = document_to
         self.terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self.bar = None
         self.task = None
@@ -36,7 +93,7 @@ class Console:
     def note(self, text: str) -> None:
         """One line of news on stderr."""
         self.close()
-        print(f"note: {text}", file=sys.stderr, flush=True)
+        write_line(f"note: {text}", sys.stderr)
 
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
         """How far a piece of work is: a bar with time left, or a plain line now and then. Without a total: how much is done."""
@@ -49,12 +106,12 @@ class Console:
         if total is None:
             if now - self.told >= PLAIN_EVERY:
                 self.told = now
-                print(f"{label} {done:,}  {text}", file=sys.stderr, flush=True)
+                write_line(f"{label} {done:,}  {text}", sys.stderr)
         elif now - self.told >= PLAIN_EVERY or done >= total:
             self.told = now
             left = (now - self.began) / max(done, 1) * (total - done)
             rest = f"  {left:.0f} s left" if now > self.began and done < total else ""
-            print(f"{label} {done / max(total, 1):4.0%}  {text}{rest}", file=sys.stderr, flush=True)
+            write_line(f"{label} {done / max(total, 1):4.0%}  {text}{rest}", sys.stderr)
 
     def draw(self, label: str, done: int, total: int | None, text: str) -> None:
         """The bar."""
@@ -86,7 +143,13 @@ class Console:
         """One line for people: on stdout, or on stderr where stdout belongs to a document."""
         self.close()
         if speaks():
-            print(text, file=sys.stderr if self.quiet_stdout else sys.stdout, flush=True)
+            write_line(text, sys.stdout if self.document_to is None else sys.stderr)
+
+    def document(self, document: Any) -> None:
+        """The JSON document, where one was asked for."""
+        self.close()
+        if self.document_to is not None and speaks():
+            write_line(as_json(document), self.document_to)
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Columns as wide as they need; numbers to the right."""
@@ -102,7 +165,4 @@ class Console:
     def error(self, error: VitreousError) -> None:
         """What was wrong, and the way out."""
         self.close()
-        print(f"error: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"  {error.hint}", file=sys.stderr)
-        sys.stderr.flush()
+        write_line(f"error: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), sys.stderr)

@@ -56,9 +56,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         raise UsageError(f"{out} is a folder", "name a file: --out report.html")
     size = default_image if options.image_size is None else options.image_size
     document, subject = looked(options.data, options.split, options.workers, options.near, size, options.group_by, console.progress)
-    tell(document, console)
     if out:
         put(out, page(document, subject))
+    tell(document, console)
+    if out:
         console.say(f"\n{out} shows it")
     return document
 

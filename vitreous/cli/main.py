@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any, NoReturn
 
-from vitreous.cli.console import Console, speaks
+from vitreous.cli.console import Console, as_json, discard, reserve_stdout, speaks, write_line
 from vitreous.errors import UsageError, VitreousError, nearest, out_of_memory
 
 #: verb -> (module, what it does); the module has a frozen dataclass `Options` and a function `run(options, console)`
@@ -46,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         code = fail(VitreousError("stopped"), words, 130)
     except BrokenPipeError:  # the reader of a pipe went away: nobody is left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        discard(sys.stdout)
         code = 0
     except VitreousError as error:
         code = fail(error, words, error.code)
@@ -74,14 +73,15 @@ def command(words: list[str]) -> int:
     verb, said = verb_of(words)
     module = import_module(VERBS[verb][0])
     rest, settings = split_settings(said) if "settings" in module.Options.__dataclass_fields__ else (said, {})
-    options, as_json = parse(module.Options, verb, rest)
+    options, documented = parse(module.Options, verb, rest)
     if settings:
         options = dataclasses.replace(options, settings=settings)
-    console = Console(as_json)
-    document = module.run(options, console)
-    console.close()
-    if as_json and document is not None and speaks():
-        print(plain(document))
+    with reserve_stdout() if documented else nullcontext() as stream:
+        console = Console(stream)
+        document = module.run(options, console)
+        console.close()
+        if document is not None:
+            console.document(document)
     return console.code or int(isinstance(document, dict) and document.get("passed") is False)
 
 
@@ -119,10 +119,15 @@ def parse(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
     """Words -> the verb's options, and whether `--json` was among them. Exits with 2, and a suggestion, for what cannot be."""
     import tyro
 
-    as_json = "--json" in words
+    documented = "--json" in words
     words = [word for word in words if word != "--json"]
     description = (kind.__doc__ or "") + "\n\n--json prints one JSON document on stdout, everything else on stderr."
-    return tyro.cli(kind, prog=f"vitreous {verb}", description=description, args=words), as_json
+    try:
+        return tyro.cli(kind, prog=f"vitreous {verb}", description=description, args=words), documented
+    except SystemExit as end:
+        if documented and end.code == 2:
+            write_line(as_json(refusal("the options cannot be used, stderr says why", f"vitreous {verb} --help", 2)), sys.stdout)
+        raise
 
 
 def overview() -> str:
@@ -131,17 +136,16 @@ def overview() -> str:
     return f"usage: vitreous VERB [OPTIONS]\n\n{rows}\n\n`vitreous VERB --help` tells more; `vitreous train digits` is a good start."
 
 
-def plain(document: Any) -> str:
-    """A document as one line of JSON that a terminal shows as it is: what is not printable, file names may have it, is escaped."""
-    text = json.dumps(document, ensure_ascii=False)
-    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+def refusal(message: str, hint: str, code: int) -> dict[str, Any]:
+    """The document of a command that failed."""
+    return {"error": {"message": message, "hint": hint, "code": code}}
 
 
 def fail(error: VitreousError, words: list[str], code: int) -> int:
     """Say what went wrong: two lines on stderr and, for `--json`, a document on stdout. Of several processes, the leading one says it."""
     if not speaks():
         return code
-    Console(False).error(error)
+    Console().error(error)
     if "--json" in words:
-        print(plain({"error": {"message": error.message, "hint": error.hint, "code": code}}))
+        write_line(as_json(refusal(error.message, error.hint, code)), sys.stdout)
     return code

@@ -93,7 +93,7 @@ def warn(options: Job, console: Console) -> None:
 
 
 def printed(options: Options, answers: Any, found: Source, console: Console) -> dict[str, Any]:
-    """A table on stdout, and the document."""
+    """The file of --csv first, since the reader of stdout may go away; then a table on stdout, and the document."""
     from vitreous.disk import put
     from vitreous.errors import printable
     from vitreous.serving.rows import HEAD, Predictions, cells
@@ -107,8 +107,8 @@ def printed(options: Options, answers: Any, found: Source, console: Console) -> 
         best = [f"{name} {p:.1%}" for name, p in zip(answer.names, answer.probabilities, strict=True)]
         said = f"unsure ({best[0] if best else 'none'})" if answer.unsure else "  ".join(best) or "none"
         rows.append([printable(answer.path), f"cannot be read: {answer.error}" if answer.error else said])
-    console.table(["image", "classes"], rows)
     if options.csv:
         put(options.csv, as_csv([HEAD, *(row for answer in all_rows for row in cells(answer))]))
+    console.table(["image", "classes"], rows)
     tell_bad(console, meter.bad, meter.unreadable, meter.done)
     return {"model": options.run, "predictions": [Predictions().plain(answer) for answer in all_rows]}

@@ -55,7 +55,6 @@ class Options:
 
 def run(options: Options, console: Console) -> NoReturn:
     """Serve until SIGTERM or Ctrl-C."""
-    import json
     import os
     import sys
 
@@ -68,9 +67,8 @@ def run(options: Options, console: Console) -> NoReturn:
 
     def up(server: Server) -> None:
         card = server.site.served.predictor.card
-        if console.quiet_stdout:
-            told = {"address": server.address, "model": card.name, "version": card.version, **({"token": token} if token else {})}
-            print(json.dumps(told), flush=True)
+        console.document({"address": server.address, "model": card.name, "version": card.version, **({"token": token} if token else {})})
+        if console.document_to is not None:
             return
         console.say(f"serving {card.name} ({card.version}) at {server.address}")
         if token:

@@ -58,7 +58,7 @@ class Jpeg:
         return decode(self.content, self.channels, self.name)
 
     def region(self, box: Box, target: tuple[int, int] | None = None) -> np.ndarray:
-        """A box of the upright picture -> (h, w, channels) uint8, contiguous.
+        """A box of the upright picture -> (h, w, channels) uint8, contiguous and writable.
 
         At full size the pixels are those of `whole().crop(box)`. Unless `exact`, a box to be shrunk to `target` (height, width)
         comes at the smallest of 1/8, 1/4, 1/2 that is at least GAP times the target, its edges on the nearest pixels. Raises DataError.
@@ -72,7 +72,8 @@ class Jpeg:
         if pixels is None:
             return np.array(self.whole().crop(box)).reshape(box[3] - box[1], box[2] - box[0], self.channels)
         left, top, right, bottom = ((2 * edge + factor) // (2 * factor) for edge in place)
-        return self.coloured(np.ascontiguousarray(self.upright(pixels[top:bottom, left:right])))
+        cut = self.upright(pixels[top:bottom, left:right])
+        return self.coloured(np.require(cut, requirements=["C", "W"]))  # Pillow's pixels are read-only
 
     def place(self, box: Box) -> Box:
         """Where a box of the upright picture lies in the stored one."""

@@ -1,0 +1,162 @@
+"""Where a command writes: one document on stdout with --json, whatever libraries print, and files before anything else."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import TINY, make_folder, say
+from vitreous.cli.main import VERBS, main
+from vitreous.recipes.train import train
+
+#: what each verb must be given; a new verb needs a row
+NEEDED = {
+    "train": ["digits"],
+    "evaluate": ["run"],
+    "predict": ["run"],
+    "embed": ["run"],
+    "serve": ["run"],
+    "export": ["run"],
+    "inspect": ["run"],
+    "soup": ["run", "--out", "bundle"],
+    "data check": ["data"],
+    "data dedup": ["data", "--against", "data", "--out", "list.csv"],
+    "data pack": ["data", "--out", "out"],
+    "convert": ["in", "out"],
+    "recipes": [],
+    "models": [],
+    "bench": [],
+    "doctor": [],
+}
+
+#: every verb carried out by a function that prints in all the ways that libraries do
+NOISY = """
+import os, subprocess, sys
+from importlib import import_module
+from vitreous.cli.main import VERBS, main
+early = sys.stdout
+
+def noisy(options, console):
+    print("print")
+    early.write("a kept stream")
+    sys.stdout.write("the stream of now")
+    os.write(1, b"the descriptor")
+    subprocess.run(["echo", "a child"])
+    console.say("a line for people")
+    if {refuse}:
+        from vitreous.errors import DataError
+        raise DataError("no")
+    return {{"done": True}}
+
+for verb, needed in {needed}.items():
+    import_module(VERBS[verb][0]).run = noisy
+    try:
+        main([*verb.split(), *needed, "--json"])
+    except SystemExit as end:
+        print("CODE", verb, end.code)
+"""
+
+
+def run_noisy(refuse: bool) -> subprocess.CompletedProcess[str]:
+    code = NOISY.format(needed=NEEDED, refuse=refuse)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+
+def test_there_is_a_row_for_every_verb():
+    assert set(NEEDED) == set(VERBS)
+
+
+def test_the_document_is_alone_on_stdout_whatever_prints():
+    result = run_noisy(refuse=False)
+    lines = iter(result.stdout.splitlines())
+    for verb in VERBS:
+        assert json.loads(next(lines)) == {"done": True}
+        assert next(lines) == f"CODE {verb} 0"
+    assert next(lines, None) is None
+    for text in ("print", "a kept stream", "the stream of now", "the descriptor", "a child", "a line for people"):
+        assert result.stderr.count(text) == len(VERBS), text
+
+
+def test_an_error_is_alone_on_stdout_whatever_prints():
+    lines = iter(run_noisy(refuse=True).stdout.splitlines())
+    for verb in VERBS:
+        assert json.loads(next(lines))["error"]["code"] == 3
+        assert next(lines) == f"CODE {verb} 3"
+
+
+def test_options_that_cannot_be_used_have_a_document_too():
+    result = say("models", "--image-size", "wide", "--json")
+    assert result.returncode == 2 and json.loads(result.stdout)["error"]["code"] == 2 and "wide" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    home = tmp_path_factory.mktemp("trained")
+    photos = make_folder(home / "photos", {"train": 8, "val": 2})
+    train(str(photos), out=str(home / "run"), workers=0, **{**TINY, "epochs": 1})
+    return photos, home / "run"
+
+
+def without_a_reader(name: str, *words: str) -> int:
+    """The exit code of a command one of whose streams, stdout or stderr, nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    before = signal.getsignal(signal.SIGTERM)
+    with os.fdopen(writing, "w") as gone, pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(sys, name, gone)
+        patch.setattr(sys, "argv", ["vitreous", *words])
+        main(words)
+    signal.signal(signal.SIGTERM, before)
+    return int(end.value.code or 0)
+
+
+def test_predict_writes_its_csv_before_it_prints(trained, tmp_path):
+    """As in `vitreous predict RUN DIR --csv a.csv | head -3`, and the exit code is that of the command."""
+    photos, out = trained
+    (tmp_path / "bad.jpg").write_bytes(b"junk")
+    files = [str(path) for path in sorted((photos / "val").rglob("*.png"))]
+    for bad, code in ([], 0), ([str(tmp_path / "bad.jpg")], 3):
+        table = tmp_path / f"{code}.csv"
+        assert without_a_reader("stdout", "predict", str(out), *files, *bad, "--csv", str(table)) == code
+        rows = list(csv.DictReader(table.read_text().splitlines()))
+        assert {row["path"] for row in rows} == {*files, *bad}
+
+
+def test_training_goes_on_without_a_reader_of_stderr(trained, tmp_path):
+    """As in `vitreous train DATA 2>&1 | head -3`."""
+    words = [w for k, v in {**TINY, "epochs": 1}.items() for w in (f"--{k}", str(v))]
+    assert without_a_reader("stderr", "train", str(trained[0]), "--out", str(tmp_path / "run"), "--workers", "0", *words) == 0
+    assert (tmp_path / "run" / "summary.json").is_file()
+
+
+def test_data_check_writes_its_page_before_it_prints(trained, tmp_path, monkeypatch):
+    from vitreous.cli import data_check
+
+    def gone(document, console):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(data_check, "tell", gone)
+    say("data", "check", str(trained[0]), "--image-size", "16", "--out", str(tmp_path / "page.html"))
+    assert "<html" in (tmp_path / "page.html").read_text()
+
+
+def test_bench_writes_its_page_before_it_prints(tmp_path, monkeypatch):
+    from vitreous.bench import report, run
+
+    monkeypatch.setattr(run, "bench", lambda *words: [])
+    monkeypatch.setattr(report, "document", lambda races: {"hardware": "h", "peak": {}, "rows": []})
+    monkeypatch.setattr(report, "file_name", lambda races: "page.md")
+    monkeypatch.setattr(report, "markdown", lambda *words: "text")
+
+    def gone(peak):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(report, "said", gone)
+    say("bench", "--out", str(tmp_path))
+    assert (tmp_path / "page.md").read_text() == "text"
