@@ -145,3 +145,15 @@ def test_several_labels_are_compared_by_map(tmp_path, runs):
     for words in (["--abstain", "0.5"], ["--suspects", "s.csv"]):
         result = asked(one, tmp_path / "x.csv", *words, cwd=tmp_path)
         assert result.returncode == 2 and "one label an image" in result.stderr
+
+
+def test_runs_without_a_test_split_are_compared_on_val(runs, tmp_path):
+    photos, good, poor = runs
+    part = tmp_path / "part"
+    part.mkdir()
+    for name in ("train", "val"):
+        (part / name).symlink_to(photos / name)
+    result = asked(good, poor, part, "--json", cwd=tmp_path)
+    found = document(result)
+    assert (found["split"], found["images"]) == ("val", 12) and "part has no test split: judged on its 12 val images" in result.stderr
+    assert asked(good, poor, part, "--split", "test", cwd=tmp_path).returncode == 3

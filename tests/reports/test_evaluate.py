@@ -56,6 +56,26 @@ def asked(run, *words):
     return document(result), result.stderr
 
 
+@pytest.mark.parametrize("layout", ["splits", "classes"])
+def test_a_run_without_a_test_split_is_judged_on_val(photos, tmp_path, layout):
+    """As the page of such a run says to do: `vitreous evaluate RUN`."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("train", "val") if layout == "splits" else TURNED:
+        (data / name).symlink_to(photos / (name if layout == "splits" else f"train/{name}"))
+    summary = train(str(data), out=str(tmp_path / "out"), workers=0, **{**TINY, "epochs": 1})
+    found, told = asked(tmp_path / "out")
+    assert found["split"] == "val" and found["val"] == summary["val"] and found["test"] is None
+    count = summary["val"]["images"]
+    assert f"no test split: judged on its {count} val images" in told
+    assert ("held out of its training images" in told) == (layout == "classes")
+    readings = [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").read_text().splitlines()]
+    assert [reading["split"] for reading in readings] == ["val"]
+    refused = say("evaluate", str(tmp_path / "out"), "--split", "test")
+    assert refused.returncode == 3 and "has no test split" in refused.stderr
+    assert say("evaluate", str(tmp_path / "out")).stdout.startswith("val: top-1 ")
+
+
 def test_a_temperature_is_fitted_on_val_stored_and_used(run, photos):
     weights = (run / "model" / "weights.safetensors").read_bytes()
     before, _ = asked(run)

@@ -83,6 +83,20 @@ def test_knn_is_that_of_scikit_learn(run, photos):
     assert vitreous.create("ViT-32x2/8", image_size=16, num_classes=3).config.width == found["features"]["train"]["width"]
 
 
+@pytest.mark.parametrize("protocol", ["knn", "linear", "fewshot"])
+def test_it_is_said_which_images_are_learned_from_and_which_are_judged(run, photos, tmp_path, protocol):
+    """Of data with splits, and of a folder of classes, of which a part is drawn to be judged."""
+    flat = tmp_path / "flat"
+    flat.symlink_to(photos / "train")
+    for words, source, split, bank, count in (([], photos, "test", 36, 18), ([str(flat)], flat, "val", 33, 3)):
+        result = say("evaluate", str(run), *words, "--protocol", protocol, *FP32, "--json", cwd=run.parent)
+        found = document(result)
+        assert found["bank"] == {"data": str(source), "splits": ["train"], "images": bank}
+        assert found["judged"] == {"data": str(source), "split": split, "images": count}
+        assert (found["split"], found[split]["images"]) == (split, count)
+        assert f"{protocol} learns from {bank} images of {source} (train), is judged on {count} others of it ({split})" in result.stderr
+
+
 def test_features_are_computed_once_for_all_protocols(run, monkeypatch):
     judged(run, "--protocol", "knn")
     monkeypatch.setattr(features, "make_engine", None)  # calling it would fail
@@ -139,7 +153,7 @@ def test_val_is_judged_without_learning_from_it(run, tmp_path):
     assert found["features"]["train"]["images"] == 36 and found["val"]["images"] == 12
     flat = make_folder(tmp_path / "flat", {"": 20})
     told = say("evaluate", str(run), str(flat), "--protocol", "knn", *FP32, "--json", cwd=tmp_path)
-    assert "judged on val, held out here" in told.stderr
+    assert "judged on its 6 val images, held out of its training images" in told.stderr
     found = document(told)
     assert (found["features"]["train"]["images"], found["val"]["images"]) == (54, 6)
 

@@ -27,8 +27,8 @@ class Options(Protocols):
     """A second run or bundle to compare with the first, or a data set (default: the run's own)."""
     more: Annotated[Positional[str | None], arg(metavar="[DATA]")] = None
     """A data set, after two runs."""
-    split: Literal["train", "val", "test"] = "test"
-    """Which part of it."""
+    split: Literal["train", "val", "test"] | None = None
+    """Which part of it (default: test, or val where there is no test split)."""
     calibrate: bool = False
     """Fit a temperature to the validation images, and store it in the bundle: later answers are divided by it."""
     abstain: float | None = None
@@ -69,8 +69,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
             options.calibrate, options.abstain, options.outliers, options.against, options.suspects, options.cache, options.report
         ),
     )
-    console.say(figures(options.split, document[options.split]))
-    unreadable = document[options.split]["unreadable"]
+    judged = document[document["split"]]
+    console.say(figures(document["split"], judged))
+    unreadable = judged["unreadable"]
     if unreadable:
         console.say(f"{unreadable} images cannot be read and count as wrong")
     several = document["confused"] is None

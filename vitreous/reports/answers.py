@@ -18,7 +18,7 @@ from vitreous.evaluation.engine import How, make_engine
 from vitreous.evaluation.forward import CHUNK, logits_of
 from vitreous.evaluation.temperature import probabilities
 from vitreous.machine import pick_device, warning
-from vitreous.reports.opening import calibrating, data_for, examples, matched, open_bundle
+from vitreous.reports.opening import calibrating, choose_split, data_for, examples, matched, open_bundle
 from vitreous.training.session import Listener, Silent
 from vitreous.weights.bundle import Bundle
 
@@ -74,15 +74,15 @@ class Answered:
         return self.readable & (self.logits.argmax(1) == self.split.labels)
 
 
-def answered(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str, computing: Computing) -> Answered:
-    """Answer the images of a split of `data`, by default of the run's own data set.
+def answered(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, computing: Computing) -> Answered:
+    """Answer the images of a split of `data`, by default of the run's own data set; without a split, those of test, or else val.
 
     Raises DataError for images that cannot be read, naming them; with bad_images `skip`, only where none can be. UsageError for
     images with several labels and a model that names one; WeightsError as `open_bundle` does.
     """
     bundle = open_bundle(run)
     source, opened = data_for(run, data, split)
-    return answers_to(run, bundle, source, opened, split, computing)
+    return answers_to(run, bundle, source, opened, choose_split(opened, split, computing.listener.note), computing)
 
 
 def answers_to(run: str | os.PathLike[str], bundle: Bundle, source: str, opened: Data, split: str, computing: Computing) -> Answered:

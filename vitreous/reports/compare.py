@@ -17,7 +17,7 @@ from vitreous.evaluation.report import Report
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered, Computing, answers_to
 from vitreous.reports.evaluate import record
-from vitreous.reports.opening import data_for, open_bundle, places
+from vitreous.reports.opening import choose_split, data_for, open_bundle, places
 from vitreous.reports.seen import seen, told
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
@@ -33,14 +33,15 @@ def compare(
     first: str | os.PathLike[str],
     second: str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
-    split: str = "test",
+    split: str | None = None,
     computing: Computing | None = None,
 ) -> dict[str, Any]:
     """Judge two runs on the same images: each one's figures, how they differ, and whether that can be told from chance.
 
-    The images are of `data`, by default of the first run's data set, or of the second's where the first is a bundle alone. Classes
-    are matched by name. Each reading is added to its run's `evaluations.jsonl`. Raises DataError for a class of the data that one of
-    the models does not know, naming both; UsageError where one takes images for one label and the other for several.
+    The images are of `data`, by default of the first run's data set, or of the second's where the first is a bundle alone: its test
+    split unless another is named, or val where it has none. Classes are matched by name. Each reading is added to its
+    run's `evaluations.jsonl`. Raises DataError for a class of the data that one of the models does not know, naming both; UsageError
+    where one takes images for one label and the other for several.
     """
     computing, runs = computing or Computing(), [os.fspath(first), os.fspath(second)]
     bundles = [open_bundle(run) for run in runs]
@@ -49,6 +50,7 @@ def compare(
         raise UsageError(f"{one} names one class an image, the other run names several", "compare runs that answer the same question")
     home = runs[0] if data is not None or Folder(Path(runs[0])).config.is_file() else runs[1]
     source, opened = data_for(home, data, split)
+    split = choose_split(opened, split, computing.listener.note)
     for run, bundle in zip(runs, bundles, strict=True):
         known_to(run, bundle, source, opened)
     if set(bundles[0].classes) != set(bundles[1].classes):

@@ -57,7 +57,7 @@ class Further:
 def evaluate(
     run: str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
-    split: str = "test",
+    split: str | None = None,
     batch_size: int = CHUNK,
     workers: int | None = None,
     how: How | None = None,
@@ -68,6 +68,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Judge a run's model on a split of its own data set, or of another one with classes of the same names.
 
+    Without a `split` it is test, or val where the data have no test split, which is then noted and is the document's `split`.
     Figures, intervals, per-class table, confusion matrix and most confused classes come back as a document with the keys of
     `summary.json`, and each reading is added to the run's `evaluations.jsonl`. Images that cannot be read stop the evaluation with a
     DataError that names them; with `bad_images="skip"` they count as wrong, unless none can be read. `how` says what computes:
@@ -93,7 +94,7 @@ def evaluate(
     if further.abstain is not None and labels.ndim == 2:
         raise UsageError("--abstain is for data with one label an image", "use predict --threshold where there may be several")
     report = judge(found.logits, labels, classes, found.readable)
-    document = describe(found.bundle, report, split, found.source, str(run), time.perf_counter() - found.started)
+    document = describe(found.bundle, report, found.name, found.source, str(run), time.perf_counter() - found.started)
     facts = seen(found, data)
     for line in told(facts, found):
         computing.listener.note(line)
@@ -109,9 +110,9 @@ def evaluate(
         document["outliers"] = outliers(found, computing, further.outliers, further.against)
     if further.suspects:
         document["suspects"] = suspected(found, computing, further.suspects)
-    record(run, found.source, split, report.summary())
-    place = Path(further.report) if further.report else page_of(Path(run), data, split)
-    command = shlex.join(command_of(run, data, split))
+    record(run, found.source, found.name, report.summary())
+    place = Path(further.report) if further.report else page_of(Path(run), data, found.name)
+    command = shlex.join(command_of(run, data, found.name))
     written = write_page(place, Folder(Path(run)), found, report, computing.listener, command)
     return document | {"report": os.fspath(place) if written else None}
 

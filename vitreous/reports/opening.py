@@ -38,10 +38,11 @@ def open_bundle(run: str | os.PathLike[str], headless: bool = False) -> Bundle:
     return bundle
 
 
-def data_for(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str) -> tuple[str, Data]:
+def data_for(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None) -> tuple[str, Data]:
     """The data set to judge a run on, and its name: that of the run, split as the run split it, or `data`.
 
-    A folder of classes that is named for the purpose is judged whole, as its test split. Raises UsageError for a bundle without data.
+    A folder of classes that is named for the purpose is judged whole, as its test split, unless `split` is another one. Raises
+    UsageError for a bundle without data.
     """
     folder, source = Folder(Path(run)), os.fspath(data) if data is not None else None
     split_seed, share, group_by = 0, None, None
@@ -53,7 +54,20 @@ def data_for(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, s
         raise UsageError(f"{run} is a bundle without a run: there are no data to judge it on", "name a data set after it")
     opened = open_data_of_run(run, source, split_seed, group_by) if data is None else open_data(source, split_seed, group_by)
     opened = opened.holding_out(share, split_seed)
-    return source, everything(opened) if data is not None and opened.unsplit and split == "test" else opened
+    return source, everything(opened) if data is not None and opened.unsplit and split in (None, "test") else opened
+
+
+def choose_split(data: Data, split: str | None, note: Callable[[str], None]) -> str:
+    """The name of the split to judge: the one that was asked for, else test, else val, which `note` is then told.
+
+    Raises DataError, naming the splits there are, where there is neither.
+    """
+    if split is not None or "test" in data.splits or "val" not in data.splits:
+        data.split(split or "test")
+        return split or "test"
+    drawn = ", held out of its training images" if data.unsplit else ""
+    note(f"{data.name} has no test split: judged on its {len(data.splits['val'])} val images{drawn}")
+    return "val"
 
 
 def examples(data: Data, preprocess: Preprocess) -> Iterator[Tensor]:

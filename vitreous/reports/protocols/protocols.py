@@ -23,8 +23,7 @@ from vitreous.evaluation.report import Report
 from vitreous.machine import pick_device, warning
 from vitreous.reports.answers import Computing
 from vitreous.reports.evaluate import describe, record
-from vitreous.reports.opening import data_for, open_bundle
-from vitreous.training.session import Listener
+from vitreous.reports.opening import choose_split, data_for, open_bundle
 from vitreous.weights.bundle import Bundle
 
 NEIGHBOURS, HEADLINE = (10, 20, 100, 200), 20  # DINO's list; nothing is chosen by what is judged
@@ -111,14 +110,30 @@ class Case:
         return found
 
     def pair(self) -> tuple[Features, Features]:
-        """The features of the training images, and of those judged. Raises DataError where training has less than two classes."""
+        """The features of the training images, and of those judged; says which they are.
+
+        Raises DataError where training has less than two classes.
+        """
         labels = self.training.labels
         there = int((labels.sum(0) > 0).sum()) if labels.ndim == 2 else len(np.unique(labels))
         if there < 2 and labels.ndim == 1:
             raise DataError(f"all training images of {self.source} are of one class", "a classifier needs two")
         if there < self.classes:
             self.computing.listener.note(f"{self.classes - there} of {self.classes} classes have no training image")
+        parts = self.parts
+        bank = f"learns from {parts['bank']['images']} images of {self.source} ({' and '.join(parts['bank']['splits'])})"
+        self.computing.listener.note(f"{self.terms.protocol} {bank}, is judged on {len(self.judged)} others of it ({self.split})")
         return self.features("train", self.training), self.features(self.split, self.judged)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Which images a classifier learns from (`bank`), and which are judged, as the document has them."""
+        whole = self.split == "test" and self.data.whole is not None
+        splits = [name for name in ("train", "val") if name == "train" or (whole and name in self.data.splits)]
+        return {
+            "bank": {"data": self.source, "splits": splits, "images": len(self.training)},
+            "judged": {"data": self.source, "split": self.split, "images": len(self.judged)},
+        }
 
 
 @dataclass(frozen=True)
@@ -131,7 +146,7 @@ class Found:
 
 
 def judge_by(
-    protocol: str | Terms, run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str, computing: Computing
+    protocol: str | Terms, run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, computing: Computing
 ) -> dict[str, Any]:
     """Judge a model by a protocol; the document has the keys of `evaluate`'s, `protocol`, and `figures`, one object for each setting.
 
@@ -142,6 +157,7 @@ def judge_by(
         raise UsageError(f"no protocol {terms.protocol}", nearest(terms.protocol, known) or f"there are top1, {', '.join(known)}")
     if slow := warning(computing.how.precision, pick_device(computing.how.device)):
         computing.listener.note(slow)
+    note = computing.listener.note
     began, bundle = time.perf_counter(), open_bundle(run, headless=terms.protocol in (*JUDGES, "vtab"))
     if terms.protocol == "vtab":
         from vitreous.reports.protocols.vtab import vtab
@@ -149,30 +165,23 @@ def judge_by(
         return vtab(os.fspath(run), data, bundle, terms, computing)
     if terms.protocol in JUDGES:
         source, opened = data_for(run, data, "train")
-        case = Case(os.fspath(run), source, opened, there(opened, split, computing.listener), bundle, terms, computing)
+        case = Case(os.fspath(run), source, opened, choose_split(opened, split, note), bundle, terms, computing)
         found = JUDGES[terms.protocol](case)
     else:
         from vitreous.reports.protocols.sets import SETS
 
         source, opened = data_for(run, data, split)
-        case = Case(os.fspath(run), source, opened, there(opened, split, computing.listener, "val"), bundle, terms, computing)
+        case = Case(os.fspath(run), source, opened, choose_split(opened, split, note), bundle, terms, computing)
         found = SETS[terms.protocol](case)
     return written(case, found, time.perf_counter() - began)
-
-
-def there(data: Data, split: str, listener: Listener, other: str = "") -> str:
-    """The split to judge: a folder without splits has no `test`, but images held out; `other` stands in for `test` anywhere."""
-    if split == "test" and split not in data.splits and "val" in data.splits and (data.unsplit or other == "val"):
-        listener.note(f"{data.name} has no test split: judged on val" + (", held out here" if data.unsplit else ""))
-        return "val"
-    return split
 
 
 def written(case: Case, found: Found, seconds: float) -> dict[str, Any]:
     """The document of a protocol, added to the run's readings."""
     own = replace(case.bundle, classes=case.data.classes, several=case.data.several)
     document = describe(own, found.report, case.split, case.source, case.run, seconds)
-    told = {"protocol": case.terms.protocol, **found.further, "figures": found.figures}
+    parts = case.parts if case.terms.protocol in JUDGES else {}
+    told = {"protocol": case.terms.protocol, **parts, **found.further, "figures": found.figures}
     settings = {name: value for name, value in found.further.items() if not isinstance(value, dict)}
     record(case.run, case.source, case.split, {"protocol": case.terms.protocol, **settings, **found.report.summary()})
     return document | told
