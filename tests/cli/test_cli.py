@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +17,12 @@ from PIL import Image
 
 from tests.conftest import TINY, document, make_folder, picture, run_command, say
 from vitreous.cli.main import VERBS, split_settings
+from vitreous.recipes import options as train_options
+from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.train import train
 from vitreous.training import doctor
 
+TRAIN_OPTIONS = Path(train_options.__file__).read_text()
 HEAVY = {"torch", "torchvision", "sklearn", "matplotlib", "torchmetrics", "pydantic", "rich", "numpy"}
 
 
@@ -55,6 +59,18 @@ def test_help_is_quick_and_imports_nothing_heavy():
         assert (code, heavy) == ("0", "[]"), words
         assert float(seconds) < 3, words  # of the processor's time, a bound against disasters; the figure is measured in benchmarks/
         assert not words or (f"usage: vitreous {words[0]} " in text and "Example: vitreous" in text), words
+        assert "{None}" not in text and "default: None" not in text and "default: False" not in text, words
+
+
+def test_the_help_of_train_says_what_is_done_without_an_option():
+    """Each option without a value of its own is a flag, is off, or says where its value is from."""
+    off = {"out", "config", "steps", "group_by", "exclude", "lr_grid", "ray"}
+    for name, field in TrainOptions.__dataclass_fields__.items():
+        if field.default is None and name not in off:
+            text = re.sub(r"\s+", " ", TRAIN_OPTIONS.split(f"    {name}: ")[1].split('"""')[1])
+            assert "(default: " in text, name
+    text = re.sub(r"[\s│]+", " ", say("train", "--help").stdout)
+    assert "--epochs FLOAT Passes over the training images (default: from the recipe)." in text
 
 
 def test_version():

@@ -118,16 +118,28 @@ def split_settings(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:
 def parse(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
     """Words -> the verb's options, and whether `--json` was among them. Exits with 2, and a suggestion, for what cannot be."""
     import tyro
+    from tyro.conf import DisallowNone
 
+    show_defaults_that_say_something(kind)
     documented = "--json" in words
     words = [word for word in words if word != "--json"]
     description = (kind.__doc__ or "") + "\n\n--json prints one JSON document on stdout, everything else on stderr."
     try:
-        return tyro.cli(kind, prog=f"vitreous {verb}", description=description, args=words), documented
+        return tyro.cli(kind, prog=f"vitreous {verb}", description=description, args=words, config=(DisallowNone,)), documented
     except SystemExit as end:
         if documented and end.code == 2:
             write_line(as_json(refusal("the options cannot be used, stderr says why", f"vitreous {verb} --help", 2)), sys.stdout)
         raise
+
+
+def show_defaults_that_say_something(kind: type[Any]) -> None:
+    """Leave None, False and nothing out of the help of a verb's options: what is done without the option is said in its own words."""
+    from typing import Annotated, get_type_hints
+
+    from tyro.conf import arg
+
+    hint = arg(help_behavior_hint=lambda default: "" if default in ("None", "False", "") else f"(default: {default})")
+    kind.__annotations__ = {name: Annotated[hinted, hint] for name, hinted in get_type_hints(kind, include_extras=True).items()}
 
 
 def overview() -> str:

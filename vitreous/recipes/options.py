@@ -22,9 +22,11 @@ class TrainOptions:
     recipe: str | None = None
     """A recipe by name; `vitreous recipes` lists them (default: one that suits the data)."""
     model: str | None = None
-    """ViT-B/16, R50+ViT-B/16, BiT-R50x1, vit_base_patch16_224, ViT-WIDTHxDEPTH/PATCH; `vitreous models` lists them."""
+    """ViT-B/16, R50+ViT-B/16, BiT-R50x1, vit_base_patch16_224, ViT-WIDTHxDEPTH/PATCH; see `vitreous models`
+    (default: from the recipe)."""
     init: str | None = None
-    """Weights to start from: a run folder, a bundle, a file or folder of a known format, hf:org/name, timm:name."""
+    """Weights to start from: a run folder, a bundle, a file or folder of a known format, hf:org/name, timm:name
+    (default: none, from scratch)."""
     out: str | None = None
     """The run folder to make (default: runs/DATE-MODEL-DATA)."""
     resume: bool = False
@@ -38,75 +40,75 @@ class TrainOptions:
     dry_run: bool = False
     """Print the plan (model, memory, time) and train nothing."""
     image_size: int | None = None
-    """Side of the model's input, pixels."""
+    """Side of the model's input, pixels (default: from the recipe, the weights or the model's name)."""
     patch_size: int | None = None
-    """Side of a patch, pixels."""
+    """Side of a patch, pixels (default: from the model's name)."""
     epochs: float | None = None
-    """Passes over the training images."""
+    """Passes over the training images (default: from the recipe)."""
     steps: int | None = None
     """Optimiser steps, instead of --epochs."""
     batch_size: int | None = None
-    """Images of one forward pass, over all devices."""
+    """Images of one forward pass, over all devices (default: from the recipe)."""
     accumulate: int | None = None
-    """Batches to an optimiser step."""
+    """Batches to an optimiser step (default: from the recipe)."""
     micro_batch: str | None = None
-    """Images that a device computes at a time, or `auto` for what its memory holds; batch and schedule stay."""
+    """Images that a device computes at a time, or `auto` for what its memory holds; batch and schedule stay (default: all at once)."""
     recompute: bool = False
     """Gradient checkpointing: less memory, a third more work."""
     optimizer: Literal["adamw", "sgd", "lamb", "muon"] | None = None
-    """Muon moves the matrices of the blocks, and AdamW the rest."""
+    """Muon moves the matrices of the blocks, and AdamW the rest (default: from the recipe)."""
     lr: Annotated[float | None, arg(aliases=["--learning-rate"])] = None
-    """Peak learning rate."""
+    """Peak learning rate (default: from the recipe)."""
     weight_decay: float | None = None
-    """Decoupled weight decay of matrices, multiplied by the learning rate."""
+    """Decoupled weight decay of matrices, multiplied by the learning rate (default: from the recipe)."""
     warmup_steps: int | None = None
-    """Steps of linear warm-up."""
+    """Steps of linear warm-up (default: from the recipe)."""
     decay: Literal["cosine", "linear", "constant", "rsqrt", "steps"] | None = None
-    """Shape of the learning rate after the warm-up."""
+    """Shape of the learning rate after the warm-up (default: from the recipe)."""
     cooldown_steps: int | None = None
-    """Steps at the end over which the rate falls to its end, linearly."""
+    """Steps at the end over which the rate falls to its end, linearly (default: from the recipe)."""
     layer_decay: float | None = None
-    """Factor of the learning rate from one block to the one before it."""
+    """Factor of the learning rate from one block to the one before it (default: from the recipe)."""
     last_blocks: int | None = None
-    """Train the head and the last K blocks alone; 0: a frozen backbone."""
+    """Train the head and the last K blocks alone; 0: a frozen backbone (default: all blocks)."""
     lora: int | None = None
-    """Train adapters of this rank (LoRA) and the head alone; needs vitreous[lora]."""
+    """Train adapters of this rank (LoRA) and the head alone; needs vitreous[lora] (default: no adapters)."""
     loss: Literal["softmax", "sigmoid", "binary"] | None = None
-    """sigmoid: each class a question of its own, for images with several labels."""
+    """sigmoid: each class a question of its own, for images with several labels (default: from the recipe and the labels)."""
     class_weights: Literal["even", "balanced"] | None = None
-    """balanced: rare classes weigh more in the loss."""
+    """balanced: rare classes weigh more in the loss (default: even)."""
     sampling: Literal["even", "balanced"] | None = None
-    """balanced: every class is shown as often as any other."""
+    """balanced: every class is shown as often as any other (default: from the recipe)."""
     clip_grad: float | None = None
-    """Largest norm of the gradient."""
+    """Largest norm of the gradient (default: from the recipe)."""
     ema: float | None = None
-    """Decay of the averaged weights, which are then judged and saved; 0 for none."""
+    """Decay of the averaged weights, which are then judged and saved; 0 for none (default: from the recipe)."""
     label_smoothing: float | None = None
-    """Share of the target given to all classes alike."""
+    """Share of the target given to all classes alike (default: from the recipe)."""
     drop_path: float | None = None
-    """Stochastic depth of the last block."""
+    """Stochastic depth of the last block (default: from the recipe)."""
     dropout: float | None = None
-    """Dropout, as the paper places it."""
+    """Dropout, as the paper places it (default: from the recipe)."""
     patch_dropout: float | None = None
-    """Share of the patches left out in the first part of the training: faster, and a regulariser."""
+    """Share of the patches left out in the first part of the training: faster, and a regulariser (default: from the recipe)."""
     progressive: float | None = None
-    """Side of the first pictures as a share of the model's; they grow to it: faster."""
+    """Side of the first pictures as a share of the model's; they grow to it: faster (default: from the recipe)."""
     mixup: float | None = None
-    """Alpha of MixUp; 0 for none."""
+    """Alpha of MixUp; 0 for none (default: from the recipe)."""
     cutmix: float | None = None
-    """Alpha of CutMix; 0 for none."""
+    """Alpha of CutMix; 0 for none (default: from the recipe)."""
     rand_augment: int | None = None
-    """Operations of RandAugment to a picture; 0 for none."""
+    """Operations of RandAugment to a picture; 0 for none (default: from the recipe)."""
     erase: float | None = None
-    """Probability of random erasing."""
+    """Probability of random erasing (default: from the recipe)."""
     bad_images: Literal["stop", "skip"] = "stop"
     """What to do about images that cannot be read."""
     workers: int | None = None
-    """Processes that decode images."""
+    """Processes that decode images (default: by their cost, the model and the cores)."""
     seed: int | None = None
-    """Seed of weights, order and augmentation."""
+    """Seed of weights, order and augmentation (default: 0)."""
     split_seed: int | None = None
-    """Seed of the split, where the data have none."""
+    """Seed of the split, where the data have none (default: 0)."""
     group_by: Annotated[str | None, arg(metavar="COLUMN|REGEX")] = None
     """Keep groups together in splits: `group`, the column of a table, or a regular expression for the paths, as 'patient(\\d+)'."""
     exclude: str | None = None
@@ -114,11 +116,11 @@ class TrainOptions:
     exact: bool = False
     """Decode photographs whole, also where a crop shrinks them to less than half; slower."""
     device: str | None = None
-    """auto, cpu, cuda, cuda:1 or mps."""
+    """auto, cpu, cuda, cuda:1 or mps (default: auto)."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] | None = None
-    """Numbers to compute with; weights are kept in fp32."""
+    """Numbers to compute with; weights are kept in fp32 (default: auto, bf16 where the device computes with it)."""
     compile: bool | None = None
-    """torch.compile the model."""
+    """torch.compile the model (default: on a GPU, where the run is long enough to gain by it)."""
     shards: int | None = None
     """Parts of a batch computed side by side on a CPU (default: one a core, at most 8)."""
     reproducible: bool = False
@@ -126,20 +128,20 @@ class TrainOptions:
     timeout: float | None = None
     """Seconds that processes wait for each other before they give up (default: 300)."""
     parallel: Literal["ddp", "fsdp"] | None = None
-    """Under torchrun: the whole model in each process, or a share of it."""
+    """Under torchrun: the whole model in each process, or a share of it (default: ddp, the whole)."""
     skip_steps: int | None = None
-    """Steps that are not finite that may be left out before the run stops."""
+    """Steps that are not finite that may be left out before the run stops (default: 0)."""
     lr_grid: tuple[float, ...] | None = None
     """Choose the learning rate on held-out training images, then train on all of them; alone: the paper's grid."""
     ray: str | None = None
     """With --lr-grid: the Ray cluster that makes the trials (`auto`, HOST:PORT; `local` starts one here); all its machines see --out."""
     log_every: int | None = None
-    """Steps between two lines of metrics."""
+    """Steps between two lines of metrics (default: by the length of the run)."""
     evaluate_every: int | None = None
-    """Steps between two evaluations on the validation split."""
+    """Steps between two evaluations on the validation split (default: a sixth of the run)."""
     save_every: int | None = None
-    """Steps between two checkpoints."""
+    """Steps between two checkpoints (default: a sixth of the run)."""
     keep: int | None = None
-    """Checkpoints to keep."""
+    """Checkpoints to keep (default: 2)."""
     settings: Suppress[dict[str, list[str]]] = field(default_factory=dict)
     """Anything else of the run, by its path: `--optimizer.betas 0.9 0.95`."""
