@@ -159,11 +159,11 @@ def test_the_input_is_the_one_that_train_takes(tmp_path, size, input_side, capsy
         for index in range(6):
             scene(index + 50 * (label == "bee"), size).save(tmp_path / "photos" / label / f"{index}.png")
     (tmp_path / "photos" / "ant" / "0.png").write_bytes(b"not an image")  # the first readable image counts
-    document = run(Options(str(tmp_path / "photos"), workers=0), Console(True))
+    document = run(Options(str(tmp_path / "photos"), workers=0), Console())
     options = TrainOptions(str(tmp_path / "photos"), bad_images="skip", device="cpu", precision="fp32")
     _, planned, _ = pictures(options.data, None, options, Silent())
     assert document["sizes"]["input"] == min(planned.model.image) == input_side
-    assert run(Options(str(tmp_path / "photos"), workers=0, image_size=48), Console(True))["sizes"]["input"] == 48
+    assert run(Options(str(tmp_path / "photos"), workers=0, image_size=48), Console())["sizes"]["input"] == 48
     assert ("small" in whats(document)) == (input_side == 224)
 
 

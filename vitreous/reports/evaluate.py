@@ -66,9 +66,9 @@ def evaluate(
     protocol: str | Terms = "top1",
     further: Further | None = None,
 ) -> dict[str, Any]:
-    """Judge a run's model on a split of its own data set, or of another one with classes of the same names.
+    """Judge a run's model on a split of its own data set, or of another one with classes of the same names; by default on test, or
+    on val where there is no test split, which is then noted and is the document's `split`.
 
-    Without a `split` it is test, or val where the data have no test split, which is then noted and is the document's `split`.
     Figures, intervals, per-class table, confusion matrix and most confused classes come back as a document with the keys of
     `summary.json`, and each reading is added to the run's `evaluations.jsonl`. Images that cannot be read stop the evaluation with a
     DataError that names them; with `bad_images="skip"` they count as wrong, unless none can be read. `how` says what computes:
@@ -112,8 +112,7 @@ def evaluate(
         document["suspects"] = suspected(found, computing, further.suspects)
     record(run, found.source, found.name, report.summary())
     place = Path(further.report) if further.report else page_of(Path(run), data, found.name)
-    command = shlex.join(command_of(run, data, found.name))
-    written = write_page(place, Folder(Path(run)), found, report, computing.listener, command)
+    written = write_page(place, Folder(Path(run)), found, report, computing.listener, shlex.join(command_of(run, data, found.name)))
     return document | {"report": os.fspath(place) if written else None}
 
 
