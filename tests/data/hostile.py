@@ -36,6 +36,7 @@ from tests.data.crafted import (
     zeros,
     zip_of,
 )
+from vitreous.data.decoding.heif import is_readable, register
 
 BROKEN = "cannot be read as an image"
 UNKNOWN = "not an image of a known format"
@@ -92,6 +93,12 @@ def plain() -> Iterator[Case]:
     yield Case("ok_lossy.webp", saved(PICTURE, "WEBP", quality=95))
     yield Case("ok.gif", saved(PICTURE, "GIF"), golden=RGB)
     yield Case("ok_bits.png", saved(Image.fromarray(RGB[..., 0] > 100), "PNG"), golden=grey((RGB[..., 0] > 100).astype(np.uint8) * 255))
+    for kind, name in (("AVIF", "ok.avif"), ("HEIF", "ok.heic")):
+        if is_readable(kind):
+            register(kind)
+            coded = saved(PICTURE, kind, quality=98, **({"subsampling": "4:4:4"} if kind == "AVIF" else {"chroma": 444}))
+            yield Case(name, coded, golden=RGB, off=6)
+            yield Case(f"trunc_50_{name}", coded[: len(coded) // 2], BROKEN)
     for kind in ("PNG", "BMP", "TIFF"):
         yield Case(f"ok.{kind.lower()}", saved(PICTURE, kind), golden=RGB)
     for coding in ("tiff_lzw", "packbits", "tiff_adobe_deflate"):
@@ -133,8 +140,8 @@ def foreign() -> Iterator[Case]:
     yield Case("svg.svg", b'<?xml version="1.0"?>\n<!-- x -->\n' + svg, f"{UNKNOWN}, but an SVG")
     yield Case("eps.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n", f"{UNKNOWN}, but a PostScript")
     yield Case("ico.jpg", icon(saved(PICTURE, "PNG")), f"{UNKNOWN}, but an icon")
-    yield Case("avif.jpg", ftyp(b"avif"), f"{UNKNOWN}, but an AVIF")
-    yield Case("heic.jpg", ftyp(b"heic"), f"{UNKNOWN}, but a HEIC")
+    yield Case("avif.jpg", ftyp(b"avif"), "cannot be read as an image|an AVIF image, which cannot be read here")
+    yield Case("heic.jpg", ftyp(b"heic"), "cannot be read as an image|a HEIC image, which cannot be read here")
     yield Case("video.jpg", ftyp(b"isom"), f"{UNKNOWN}, but a video")
     yield Case("jp2.jpg", b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(99), f"{UNKNOWN}, but a JPEG 2000")
     yield Case("jxl.jpg", b"\xff\x0a" + bytes(99), f"{UNKNOWN}, but a JPEG XL")

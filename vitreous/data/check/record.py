@@ -14,6 +14,7 @@ from PIL import Image
 
 from vitreous.data.copies.hashes import perceptual
 from vitreous.data.decoding.decode import FORMATS, SUFFIXES, decode, orientation, silence
+from vitreous.data.decoding.heif import open_formats
 from vitreous.data.decoding.jpeg import Jpeg
 from vitreous.data.decoding.npy import MAGIC
 from vitreous.data.decoding.regions import open_picture
@@ -41,11 +42,11 @@ RECORD = np.dtype(
 )
 VIEW = np.dtype([("view", "u1", (GRID, GRID)), ("state", "u1")])  # of the few that are looked at again
 FORM = np.dtype([("channels", "<u4"), ("numbers", "U8"), ("height", "<u4"), ("width", "<u4"), ("state", "u1")])  # how one is read
-KINDS = ("other", "pixels", *FORMATS, "MPO", "NPY")
+KINDS = ("other", "pixels", *FORMATS, "MPO", "NPY", "AVIF", "HEIF")
 MODES = ("other", "1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "I", "I;16", "I;16B", "I;16L", "YCbCr", "RGBX")
 SUFFIX_OF = {
     "JPEG": {".jpg", ".jpeg"}, "MPO": {".jpg", ".jpeg"}, "PNG": {".png"}, "WEBP": {".webp"}, "GIF": {".gif"}, "BMP": {".bmp"},
-    "TIFF": {".tif", ".tiff"}, "NPY": {".npy"},
+    "TIFF": {".tif", ".tiff"}, "NPY": {".npy"}, "AVIF": {".avif"}, "HEIF": {".heic", ".heif", ".hif"},
 }  # fmt: skip
 
 
@@ -172,7 +173,7 @@ def header(raw: bytes | np.ndarray, picture: Image.Image) -> Header:
     if raw.startswith(MAGIC):
         return "NPY", "other", 8, 0
     try:
-        with silence(), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
+        with silence(), Image.open(io.BytesIO(raw), formats=open_formats(raw, NAMELESS, FORMATS)) as image:
             kind, mode = image.format or "other", image.mode
             coding = str(image.tile[0][3]) if image.tile else ""
             depth = 1 if mode == "1" else 16 if ";16" in coding or mode.startswith("I") else 8

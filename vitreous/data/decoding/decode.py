@@ -19,11 +19,12 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from vitreous.data.decoding.gate import MAX_PIXELS, kind, lacks_rows, refuse_costly, too_large
+from vitreous.data.decoding.heif import heif_format, open_formats, readable_formats
 from vitreous.data.decoding.npy import MAGIC, colours
 from vitreous.errors import DataError, printable
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy"})
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # read everywhere; AVIF and HEIF where `heif.is_readable`
+SUFFIXES = frozenset([".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".avif", ".heic", ".heif", ".hif"])
 MAX_BYTES = 512 * 2**20
 BACKGROUND = 255  # white: what shows where a picture is transparent
 MODES = {1: "L", 3: "RGB"}  # channels of the model -> mode of the decoded picture
@@ -35,7 +36,7 @@ def decode(raw: bytes | np.ndarray | str | os.PathLike[str], channels: int = 3, 
     EXIF orientation is applied; 16-bit greys are scaled by 1/257; palette and alpha are laid over white; CMYK becomes RGB;
     of an animation the first frame is taken. The content decides the format, not the name.
     Raises DataError, with `name` or the path and the reason, for anything else: not a regular file, not an image, a format outside
-    `FORMATS`, truncated or corrupt data, more than `MAX_PIXELS`, floating-point pixels, LAB.
+    `FORMATS`, AVIF and HEIF (HEIF with the extra `heif`), truncated or corrupt data, more than `MAX_PIXELS`, floating-point pixels, LAB.
     """
     if channels not in MODES:
         raise DataError(f"files decode to 1 or 3 channels, the model takes {channels}")
@@ -54,7 +55,7 @@ def decode(raw: bytes | np.ndarray | str | os.PathLike[str], channels: int = 3, 
         refuse_costly(content, name)
         if content.startswith(MAGIC):
             return decode(colours(content, name), channels, name)
-        with silence(), Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        with silence(), Image.open(io.BytesIO(content), formats=open_formats(content, name, FORMATS)) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise too_large(name, image.width, image.height)
             load_whole(image, content)
@@ -62,8 +63,10 @@ def decode(raw: bytes | np.ndarray | str | os.PathLike[str], channels: int = 3, 
     except (DataError, MemoryError):
         raise
     except UnidentifiedImageError:
-        what = f", but {found}" if (found := kind(content)) else ""
-        raise DataError(f"{name}: not an image of a known format{what}", f"known are {', '.join(FORMATS)}") from None
+        if heif_format(content):
+            raise DataError(f"{name}: cannot be read as an image (damaged, or cut short)", "mend or remove the file") from None
+        what, known = f", but {found}" if (found := kind(content)) else "", ", ".join((*FORMATS, *readable_formats()))
+        raise DataError(f"{name}: not an image of a known format{what}", f"known are {known}") from None
     except Image.DecompressionBombError:
         raise DataError(f"{name}: more than {MAX_PIXELS:,} pixels", "scale it down") from None
     except Exception as error:  # Pillow's readers leave a broken file with whatever they stumbled over
@@ -77,7 +80,7 @@ def upright_size(content: bytes, name: str, most: int = MAX_PIXELS) -> tuple[int
     """
     refuse_costly(content, name, most)
     try:
-        with silence(), Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        with silence(), Image.open(io.BytesIO(content), formats=open_formats(content, name, FORMATS)) as image:
             width, height = image.size
             turned = orientation(image) >= 5
     except Exception:  # whatever it is, decoding says it better

@@ -21,6 +21,7 @@ from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from vitreous.data.decoding.decode import FORMATS, read_regular, reason, silence
 from vitreous.data.decoding.gate import MAX_PIXELS, refuse_costly, too_large
+from vitreous.data.decoding.heif import open_formats
 from vitreous.data.decoding.npy import MAGIC, MAX_CHANNELS, npy_form, read_npy
 from vitreous.errors import DataError, printable
 
@@ -165,7 +166,7 @@ def read_pages(raw: bytes, name: str) -> np.ndarray:
     """A file that Pillow reads, upright -> (C, H, W): its alike pages, or the channels of its only one."""
     tiff = raw.startswith(TIFF)
     count, parts = pages(raw, name) if tiff else 1, []
-    with Image.open(io.BytesIO(raw), formats=FORMATS) as image:
+    with Image.open(io.BytesIO(raw), formats=open_formats(raw, name, FORMATS)) as image:
         if image.width * image.height * count > MAX_PIXELS:
             raise too_large(name, image.width, image.height)
         for page in range(count):

@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.decoding.decode import FORMATS, decode, orientation, silence
+from vitreous.data.decoding.heif import open_formats
 from vitreous.data.layouts.packed import ROW
 from vitreous.data.split import Split
 from vitreous.errors import DataError
@@ -87,7 +88,7 @@ def kind_of(raw: bytes | np.ndarray) -> tuple[bool, str, bool]:
         return False, "", raw.ndim == 2 or raw.shape[-1] == 1
     if raw.startswith(b"\x93NUMPY"):
         return False, "", False
-    with silence(), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
+    with silence(), Image.open(io.BytesIO(raw), formats=open_formats(raw, "image", FORMATS)) as image:
         coded = {"JPEG": "jpg", "PNG": "png"}.get(image.format or "", "")
         kept = (
             image.mode in ("L", "RGB")

@@ -23,6 +23,7 @@ import numpy as np
 
 from vitreous.config import from_plain
 from vitreous.data.decoding.decode import FORMATS, upright_size
+from vitreous.data.decoding.heif import readable_formats, register
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError
 from vitreous.serving.reading import read
@@ -119,6 +120,8 @@ def prepare() -> None:
     for name in (*plugins, "PIL.ImageCms", "PIL.ImageOps", "PIL.ImageChops", "PIL.ExifTags", "tifffile", "vitreous.data.decoding.spectral"):
         with suppress(ImportError):
             import_module(name)
+    for kind in readable_formats():
+        register(kind)
     for kind in FORMATS:
         Image.new("RGB", (64, 64)).save(file := io.BytesIO(), kind)
         upright_size(file.getvalue(), kind)

@@ -87,7 +87,7 @@ def asks(summary: str, kind: str, parameters: list[dict[str, Any]]) -> dict[str,
     picture = {"type": "string", "format": "binary"}
     files = {"type": "object", "properties": {"image": {"type": "array", "items": picture, "minItems": 1}}, "required": ["image"]}
     body = {"multipart/form-data": {"schema": files}, "application/octet-stream": {"schema": picture}}
-    body |= {f"image/{name}": {"schema": picture} for name in ("jpeg", "png", "webp", "gif", "bmp", "tiff")}
+    body |= {f"image/{name}": {"schema": picture} for name in ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic")}
     limit = {**WHOLE, "minimum": 1, "maximum": 600_000}
     deadline = {"name": "X-Deadline-Ms", "in": "header", "required": False, "schema": limit, "description": "milliseconds to answer in"}
     found = responses(kind)

@@ -1,0 +1,117 @@
+"""AVIF and HEIC: read where Pillow can, else counted, and named with what would read them."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import make_folder, say
+from tests.data.crafted import ftyp
+from vitreous.data.decoding import heif
+from vitreous.data.decoding.decode import decode, upright_size
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError
+
+pytest.importorskip("pillow_heif")
+KINDS = {"AVIF": ".avif", "HEIF": ".heic"}
+RAMP = np.stack(np.broadcast_arrays(np.arange(96)[None] * 2, np.arange(64)[:, None] * 3, 128), -1).astype(np.uint8)  # (64, 96, 3)
+
+
+def coded(kind: str, pixels: np.ndarray = RAMP, orientation: int = 1) -> bytes:
+    """Pixels as a file of that kind."""
+    heif.register(kind)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(pixels).save(file := io.BytesIO(), kind, quality=95, exif=exif.tobytes())
+    return file.getvalue()
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """A machine on which neither can be read."""
+    monkeypatch.setattr(heif, "is_readable", lambda kind: False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pixels_are_those_that_were_written_and_upright(kind):
+    content = coded(kind)
+    assert heif.heif_format(content) == kind
+    assert np.abs(np.asarray(decode(content)).astype(int) - RAMP).mean() < 2
+    assert decode(content, channels=1).mode == "L" and upright_size(content, "image") == (96, 64)
+    for orientation, turned in ((3, RAMP[::-1, ::-1]), (6, np.rot90(RAMP, -1)), (8, np.rot90(RAMP))):
+        content = coded(kind, orientation=orientation)
+        assert np.abs(np.asarray(decode(content)).astype(int) - turned).mean() < 2, orientation
+        assert upright_size(content, "image") == (turned.shape[1], turned.shape[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transparency_is_laid_over_white(kind):
+    clear = np.dstack([RAMP, np.zeros(RAMP.shape[:2], np.uint8)])
+    assert np.asarray(decode(coded(kind, clear))).min() > 250
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("share", [0.3, 0.9, 0.99])
+def test_a_file_that_is_cut_short_is_refused(kind, share):
+    content = coded(kind)
+    with pytest.raises(DataError, match="cannot be read as an image"):
+        decode(content[: int(share * len(content))])
+
+
+def test_brands_tell_the_format():
+    box = b"\0\0\0\x1cftyp"
+    assert heif.heif_format(box + b"mif1" + bytes(4) + b"mif1avifmiaf") == "AVIF"
+    assert heif.heif_format(box + b"mif1" + bytes(4) + b"mif1heicmiaf") == "HEIF"
+    assert heif.heif_format(box + b"msf1" + bytes(4) + b"msf1hevcmiaf") == "HEIF"
+    assert heif.heif_format(ftyp(b"isom")) == heif.heif_format(b"\xff\xd8\xff") == heif.heif_format(b"") == ""
+
+
+@pytest.mark.parametrize("kind, way", [("AVIF", "pip install --upgrade pillow"), ("HEIF", r"pip install 'vitreous\[heif\]'")])
+def test_what_cannot_be_read_here_is_refused_with_what_to_install(unreadable, kind, way):
+    with pytest.raises(DataError, match=f"photo: an? (AVIF|HEIC) image, which cannot be read here.*{way}"):
+        decode(coded(kind), name="photo")
+    assert upright_size(coded(kind), "photo") == (0, 0)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder of PNG files with two of each of the others."""
+    root = make_folder(tmp_path / "photos", {"train": 6, "val": 2}, classes=("ant", "bee"))
+    for kind, suffix in KINDS.items():
+        for name in ("ant", "bee"):
+            (root / "train" / name / f"phone{suffix}").write_bytes(coded(kind))
+    return root
+
+
+TRAIN = ["--model", "ViT-16x1/8", "--image-size", "16", "--epochs", "1", "--device", "cpu", "--workers", "0", "--batch-size", "8"]
+
+
+def test_they_are_trained_on_checked_and_predicted(photos, tmp_path):
+    assert len(open_data(photos).splits["train"]) == 16
+    result = say("train", str(photos), "--out", "run", *TRAIN, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "run" / "data.json").read_text())["images_trained_on"] == 16
+    files = [str(photos / "train" / "ant" / f"phone{suffix}") for suffix in KINDS.values()]
+    result = say("predict", "run", *files, "--json", cwd=tmp_path)
+    assert result.returncode == 0 and len(json.loads(result.stdout)["predictions"]) == 2
+    result = say("data", "check", str(photos), "--json", cwd=tmp_path)
+    assert {"AVIF", "HEIF"} <= set(json.dumps(json.loads(result.stdout)).replace('"', " ").split())
+
+
+def test_where_they_cannot_be_read_they_are_counted_and_named(photos, tmp_path, unreadable):
+    result = say("train", str(photos), "--out", "run", *TRAIN, cwd=tmp_path)
+    assert result.returncode == 3 and "4 of 16 images cannot be read" in result.stderr
+    assert result.stderr.count("a HEIC image, which cannot be read here") == result.stderr.count("an AVIF image, which") == 2
+    assert str(photos / "train" / "ant" / "phone.heic") in result.stderr
+    result = say("train", str(photos), "--out", "run", *TRAIN, "--bad-images", "skip", cwd=tmp_path)
+    assert result.returncode == 0 and "4 of 16 training images cannot be read and are left out" in result.stderr
+    result = say("predict", "run", str(photos / "train" / "ant" / "phone.heic"), cwd=tmp_path)
+    assert result.returncode == 3 and "phone.heic: a HEIC image, which cannot be read here" in result.stderr
+    result = say("data", "check", str(photos), cwd=tmp_path)
+    assert result.returncode == 1 and "4 of 20 images cannot be read" in result.stdout
+    assert "2 x a HEIC image, which cannot be read here" in result.stdout and "ant/phone.heic" in result.stdout
+    assert "2 x an AVIF image, which cannot be read here" in result.stdout and "bee/phone.avif" in result.stdout

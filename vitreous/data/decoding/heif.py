@@ -1,0 +1,75 @@
+"""HEIC, HEIF and AVIF, the formats of phones: which of them can be read here, and Pillow's readers of them.
+
+All three are ISO base media files (ISO/IEC 14496-12): a box `ftyp` in front names the brands that they keep to. AVIF is in Pillow where
+it was built with libavif, as its wheels are; HEIC and HEIF are read by pillow-heif, the extra `heif`, which is imported for the first
+such file and not before.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+from PIL import Image, features
+
+from vitreous.errors import DataError
+
+UNREADABLE = {
+    "AVIF": "an AVIF image, which cannot be read here: Pillow was built without AVIF (pip install --upgrade pillow)",
+    "HEIF": "a HEIC image, which cannot be read here without pillow-heif (pip install 'vitreous[heif]')",
+}
+_BRANDS = {
+    **dict.fromkeys((b"avif", b"avis"), "AVIF"),
+    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"), "HEIF"),
+}
+_CONTAINERS = (b"mif1", b"msf1", b"mif2")  # brands that say nothing about the coding of the pixels
+
+
+def heif_format(content: bytes) -> str:
+    """`AVIF` or `HEIF`, as Pillow calls the format of a file of that family, by the brands in its first box; else an empty string."""
+    if content[4:8] != b"ftyp":
+        return ""
+    end = min(int.from_bytes(content[:4], "big"), 512)
+    brands = [content[8:12], *(content[at : at + 4] for at in range(16, end, 4))]
+    if brands[0] not in (*_BRANDS, *_CONTAINERS):
+        return ""  # a video may be compatible with anything
+    return next((_BRANDS[brand] for brand in brands if brand in _BRANDS), "HEIF")
+
+
+@cache
+def is_readable(kind: str) -> bool:
+    """Whether `AVIF` or `HEIF` can be read here."""
+    return bool(features.check("avif")) if kind == "AVIF" else find_spec("pillow_heif") is not None
+
+
+def open_formats(content: bytes, name: str, others: tuple[str, ...]) -> tuple[str, ...]:
+    """The formats that Pillow may take a file for: that of its brands alone, else the `others`. Makes Pillow know their readers.
+
+    Raises DataError, with `name` and what to install, where such a file cannot be read here.
+    """
+    kind = heif_format(content)
+    if not kind:
+        return others
+    if not is_readable(kind):
+        raise DataError(f"{name}: {UNREADABLE[kind]}", "or convert it to JPEG")
+    register(kind)
+    return (kind,)
+
+
+@cache
+def register(kind: str) -> None:
+    """Make Pillow know the reader of `AVIF` or `HEIF`, which decodes in the thread that asks: many pictures are decoded side by side."""
+    if kind == "AVIF":
+        from PIL import AvifImagePlugin
+
+        AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+        return
+    import pillow_heif
+
+    if "HEIF" not in Image.OPEN:
+        pillow_heif.register_heif_opener(decode_threads=1, thumbnails=False)
+
+
+def readable_formats() -> tuple[str, ...]:
+    """Those of `AVIF` and `HEIF` that can be read here."""
+    return tuple(kind for kind in ("AVIF", "HEIF") if is_readable(kind))
