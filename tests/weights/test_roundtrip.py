@@ -19,8 +19,9 @@ from vitreous.errors import UsageError
 from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.weights.adopt import open_weights
-from vitreous.weights.foreign import FORMATS, find, writer, writers
+from vitreous.weights.foreign import FORMATS, find, writers
 from vitreous.weights.note import note
+from vitreous.weights.writable import blocking_options, exports_note, reason, writable_formats, writer
 
 SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=4, hidden=128)
 BARE = replace(SMALL, class_token=False, pool="mean", slots=0)
@@ -130,6 +131,40 @@ def test_each_model_has_exactly_these_formats(name):
             writer(form, config)
     with pytest.raises(UsageError, match="gguf is no format"):
         writer("gguf", config)
+
+
+BLOCKED = {
+    ("convolutions", "timm"): ["stem of convolutions (Conv+…)"],
+    ("convolutions", "huggingface"): ["stem of convolutions (Conv+…)"],
+    ("hybrid", "huggingface"): ["stem of a ResNet (R50+…)"],
+    ("ViT, mean of normed tokens beside a class token", "huggingface"): ["--model.pool mean"],
+    ("ViT, mean", "torchvision"): ["--model.pool mean --model.class-token false"],
+    ("ViT, attention pooling", "huggingface"): ["--model.pool attention --model.class-token false"],
+    ("rotary", "timm"): ["--model.attention rotary"],
+    ("sines", "google-npz"): ["--model.position sincos"],
+    ("ViT, oblong", "google-npz"): ["image or patch that is not a square"],
+    ("ViT, no head", "torchvision"): ["model without a head (classes 0)"],
+    ("DeiT-III", "huggingface"): ["--model.slots 0", "--model.layer-scale 0.0001"],
+    ("ViT, no bias on q, k, v", "torchvision"): ["--model.qkv-bias false"],
+    ("BiT", "google-npz"): [],
+    ("ViT", "sam"): [],
+}
+
+
+@pytest.mark.parametrize("name,form", BLOCKED)
+def test_what_keeps_a_model_out_of_a_format_is_named(name, form):
+    config = MODELS[name][0]
+    assert blocking_options(form, config) == BLOCKED[name, form]
+    with pytest.raises(UsageError) as caught:
+        writer(form, config)
+    assert reason(form, config) in caught.value.message and "bundle" in caught.value.hint and "export --to onnx" in caught.value.hint
+    assert all(option in caught.value.message for option in BLOCKED[name, form])
+
+
+def test_what_training_says_of_exports():
+    assert writable_formats(SMALL) == sorted(MODELS["ViT"][1])
+    assert "bundle, google-npz, huggingface" in exports_note(SMALL) and "not as" not in exports_note(SMALL)
+    assert "not as huggingface: it has no stem of convolutions" in exports_note(MODELS["convolutions"][0])
 
 
 @pytest.mark.parametrize("name", [name for name, (_, formats) in MODELS.items() if formats])

@@ -42,6 +42,7 @@ from vitreous.training.ranks import Ranks, together
 from vitreous.training.run import DataOptions, Run
 from vitreous.training.session import Inputs, Listener, Session, Silent
 from vitreous.weights.adopt import starting_point
+from vitreous.weights.writable import exports_note
 
 LATEST = "runs/latest"
 #: settings that a run cannot change: they say what it is, or where it is in its stream of pictures
@@ -110,6 +111,8 @@ def carried_out(options: TrainOptions, listener: Listener, ranks: Ranks) -> dict
     ranks.wait()
     if slow := warning(run.precision, run.device):
         listener.note(slow)
+    if begun is None:
+        listener.note(exports_note(run.model))
     with folder.locked() if ranks.leads else nullcontext():
         if (folder.path / TRIALS).is_file():
             summary = transfer(folder, run, inputs, opened, listener, ranks, options.ray)

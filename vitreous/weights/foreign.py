@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.errors import UsageError, VitreousError, WeightsError
+from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import BiTConfig, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
 from vitreous.models.hollow import hollow
 from vitreous.models.names import name_of
@@ -287,13 +287,3 @@ def essence(config: ModelConfig) -> dict[str, Any]:
     found: dict[str, Any] = {name: getattr(config, name) for name in ViTConfig.__dataclass_fields__ if name not in UNTOLD}
     stem = (config.stem.blocks, config.stem.width) if isinstance(config.stem, StemConfig) else config.stem
     return found | {"slots": config.positioned, "stem": stem, "layer_scale": config.layer_scale is None}
-
-
-def writer(name: str, config: ModelConfig) -> Format:
-    """The format of a name that can hold a model. Raises UsageError for another, saying which can."""
-    able = writers(config)
-    if name not in able:
-        known = sorted({form.name for form in FORMATS})
-        what = f"cannot hold {name_of(config)} with its options" if name in known else "is no format"
-        raise UsageError(f"{name} {what}", f"use one of {', '.join(sorted([*able, 'bundle']))}")
-    return able[name]

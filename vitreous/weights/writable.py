@@ -1,0 +1,106 @@
+"""Which formats can hold a model, and which of its options keep it out of another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from vitreous.errors import UsageError
+from vitreous.models.config import ConvStemConfig, ModelConfig, StemConfig, ViTConfig
+from vitreous.models.names import name_of
+from vitreous.weights.foreign import FORMATS, writers
+from vitreous.weights.table import Format
+
+PLAIN = {field.name: field.default for field in ViTConfig.__dataclass_fields__.values()}
+#: options that make sense together -> the fields of `ViTConfig` that are set back at once
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "stem": ("stem",),
+    "pooling": ("pool", "class_token", "slots", "norm"),
+    "registers": ("registers", "slots"),
+    "positions": ("position", "slots"),
+    "positions before each block": ("position_at",),
+    "attention": ("attention", "window", "global_blocks", "neck", "norm"),
+    "axial": ("axial", "pool", "class_token", "slots"),
+    "first norm": ("first_norm", "norm", "projection_bias"),
+    "last norm": ("norm",),
+    "representation": ("representation",),
+    "layer scale": ("layer_scale",),
+    "MLP": ("mlp",),
+    "biases": ("qkv_bias", "projection_bias", "head_bias"),
+}
+
+
+def writable_formats(config: ModelConfig) -> list[str]:
+    """The names that `convert --to` takes for this model, without the bundle, which holds every model."""
+    return sorted(writers(config))
+
+
+def writer(name: str, config: ModelConfig) -> Format:
+    """The format of a name that can hold a model. Raises UsageError for another, naming the options that keep the model out of it."""
+    able = writers(config)
+    if name in able:
+        return able[name]
+    others = f"use one of {', '.join([*sorted(able), 'bundle'])}"
+    if name not in {form.name for form in FORMATS}:
+        raise UsageError(f"{name} is no format", others)
+    raise UsageError(f"{name} cannot hold {name_of(config)}: {reason(name, config)}", f"{others}; or `vitreous export --to onnx`")
+
+
+def reason(name: str, config: ModelConfig) -> str:
+    """Why a format cannot hold a model: the options that it does not have, or the models that it is made for."""
+    blocking = blocking_options(name, config)
+    if blocking:
+        return f"it has no {', no '.join(blocking)}"
+    titles = dict.fromkeys(form.title for form in FORMATS if form.name == name)
+    return f"it is for {', '.join(titles)}"
+
+
+def blocking_options(name: str, config: ModelConfig) -> list[str]:
+    """The fewest options that keep a model out of a format, as they are spelled for `train`; none where no change of options helps.
+
+    Options are set back to those of a plain ViT one by one, and those that the format can hold all the same are restored.
+    """
+    if not isinstance(config, ViTConfig):
+        return []
+    changes: dict[str, Callable[[ViTConfig], dict[str, Any]]] = {
+        group: lambda c, fields=fields: {field: PLAIN[field] for field in fields} for group, fields in OPTIONS.items()
+    }
+    changes["image"] = lambda c: {"image": (c.patch[0] * c.grid[0],) * 2, "patch": (c.patch[0],) * 2}
+    changes["classes"] = lambda c: {"classes": c.classes or PLAIN["classes"]}
+    differing = [group for group, change in changes.items() if any(getattr(config, key) != value for key, value in change(config).items())]
+
+    def holds(groups: list[str]) -> bool:
+        found = config
+        try:
+            found = replace(config, **{key: value for group in groups for key, value in changes[group](config).items()})
+        except (UsageError, ValueError):
+            return False
+        return name in writers(found)
+
+    needed = next((differing[: end + 1] for end in range(len(differing)) if holds(differing[: end + 1])), [])
+    for group in list(needed):
+        rest = [one for one in needed if one != group]
+        needed = rest if holds(rest) else needed
+    return [spelled(group, config, changes[group](config)) for group in needed]
+
+
+def spelled(group: str, config: ViTConfig, usual: dict[str, Any]) -> str:
+    """An option as a user knows it."""
+    if group == "stem":
+        kind = {ConvStemConfig: "of convolutions (Conv+…)", StemConfig: "of a ResNet (R50+…)"}[type(config.stem)]
+        return f"stem {kind}"
+    if group == "image":
+        return "image or patch that is not a square"
+    if group == "classes":
+        return "model without a head (classes 0)"
+    found = {field: getattr(config, field) for field in usual if getattr(config, field) != usual[field] and field != "slots"}
+    found = found or {field: getattr(config, field) for field in usual if getattr(config, field) != usual[field]}
+    return " ".join(f"--model.{field.replace('_', '-')} {str(value).lower()}" for field, value in found.items())
+
+
+def exports_note(config: ModelConfig) -> str:
+    """One line on what a model's weights can be written as, and why not for transformers where that is so."""
+    able = writable_formats(config)
+    text = f"its weights can be written as {', '.join(['bundle', *able])} (`vitreous convert`), and exported (`vitreous export --to onnx`)"
+    return text if "huggingface" in able else f"{text}; not as huggingface: {reason('huggingface', config)}"
