@@ -295,6 +295,46 @@ def test_weights_go_into_other_formats_bit_for_bit(home, tmp_path):
     assert told["format"] == "timm" and Path(told["file"]).stat().st_size == told["bytes"]
 
 
+@pytest.mark.parametrize("to,library", [("onnx", "onnxscript"), ("openvino", "openvino")])
+def test_the_extra_is_asked_for_before_pictures_are_chosen(home, tmp_path, monkeypatch, to, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setattr(verb, "gather", None)  # calling it would fail
+    result = say("export", str(home / "bundle"), "--to", to, "--images", str(home / "photos"), cwd=tmp_path)
+    assert result.returncode == 6 and library in result.stderr and "pip install 'vitreous[export]'" in result.stderr
+
+
+@pytest.mark.parametrize("to,name", [("torch", "model.pt2"), ("timm", "model-timm.safetensors"), ("huggingface", "model-huggingface")])
+def test_an_earlier_export_is_replaced_when_that_is_asked_for(home, tmp_path, to, name):
+    made(tmp_path / "run", ViTConfig(**SMALL))
+    pictures = ["--images", str(home / "photos")] if to == "torch" else []
+    words = ["export", str(tmp_path / "run"), "--to", to, *pictures]
+    assert say(*words).returncode == 0
+    place = tmp_path / "run" / name
+    marked = place / "config.json" if place.is_dir() else place
+    marked.write_text("old")
+    refused = say(*words)
+    assert refused.returncode == 2 and "--overwrite" in refused.stderr and marked.read_text() == "old"
+    assert say(*words, "--overwrite").returncode == 0 and marked.read_bytes() != b"old"
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"model.json", "weights.safetensors", name}
+
+
+def test_a_folder_with_other_files_is_never_replaced(home, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    for to in ("huggingface", "timm"):
+        result = say("export", str(home / "bundle"), "--to", to, "--out", str(tmp_path / "mine"), "--overwrite")
+        assert (result.returncode == 2 and "letter.txt" in result.stderr) or (tmp_path / "mine.safetensors").is_file()
+    assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
+
+
+def test_a_failed_export_leaves_the_earlier_file(home, tmp_path, monkeypatch):
+    made(tmp_path / "run", ViTConfig(**SMALL))
+    (tmp_path / "run" / "model.pt2").write_text("old")
+    monkeypatch.setattr(verb, "lost", lambda *parts: "a reason")
+    result = say("export", str(tmp_path / "run"), "--to", "torch", "--images", str(home / "photos"), "--overwrite")
+    assert result.returncode == 1 and (tmp_path / "run" / "model.pt2").read_text() == "old"
+
+
 def test_without_the_extra_the_command_is_named(home, file, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     result = say("predict", str(file), str(home / "photos"))
@@ -369,7 +409,7 @@ def test_int8_answers_nearly_the_same_and_from_half_of_the_pictures_given(to, ho
     (tmp_path / "photos").mkdir()
     for seed in range(24):
         picture(seed, (30, 40), seed).save(tmp_path / "photos" / f"{seed}.png")
-    document = export(tmp_path / "b", to, None, [os.fspath(tmp_path / "photos")], quantize="int8", accept_loss=True)
+    document = export(tmp_path / "b", to, None, [os.fspath(tmp_path / "photos")], quantize="int8", max_loss="any")
     (told,) = document["exports"]
     assert told["images"] == 12 and told["quantised"] == "int8" and 1e-5 < told["max_abs_logit_difference"] < 1
     pixels = noise(9, 3, 16, 24)

@@ -36,6 +36,8 @@ class Options:
     """Share of answers that may change, 0 to 1 (default: none, and logits within 1e-3; for int8 0.02). Top-1 may fall by half of it."""
     accept_loss: bool = False
     """Keep the file whatever it lost."""
+    overwrite: bool = False
+    """Replace an earlier file once the new one is kept."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
@@ -50,8 +52,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         options.data,
         options.quantize,
         options.dynamic_size,
-        options.accept_loss,
-        options.max_loss,
+        "any" if options.accept_loss else options.max_loss,
+        options.overwrite,
         console,
     )
     for made in document["exports"]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -17,6 +18,13 @@ def needed(name: str, who: str = "exported models need") -> Any:
         return importlib.import_module(name)
     except ImportError:
         raise ResourceError(f"{who} {name}, which is not installed", "pip install 'vitreous[export]'") from None
+
+
+def check_installed(names: Iterable[str], who: str = "exported models need") -> None:
+    """Raise ResourceError, with the command that installs it, for the first of these libraries that is not there. Imports none."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise ResourceError(f"{who} {name}, which is not installed", "pip install 'vitreous[export]'")
 
 
 @contextmanager

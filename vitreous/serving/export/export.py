@@ -7,13 +7,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from vitreous.errors import ResourceError, UsageError, VitreousError, nearest
 from vitreous.evaluation.how import How
+from vitreous.evaluation.libraries import check_installed
 from vitreous.reports.opening import open_bundle
 from vitreous.serving.card import card_of
 from vitreous.serving.export.formats import FORMS, Made, open_made
@@ -37,29 +38,34 @@ def export(
     data: str | os.PathLike[str] | None = None,
     quantize: str | None = None,
     dynamic_size: bool = False,
-    accept_loss: bool = False,
-    max_loss: float | None = None,
+    max_loss: float | Literal["any"] | None = None,
+    overwrite: bool = False,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Write a run's model as `onnx`, `torch` (torch.export), `openvino`, or a format of weights that `convert` knows.
 
     The first three are run beside the original, on the files `images`, on `data`, or on the run's own validation images, and kept only
     if they answer the same: float32 logits within 1e-3 and no other class first; for `quantize="int8"`, at most 2 % other answers and
-    1 point of top-1. `max_loss`, a share of answers, replaces these bounds; `accept_loss` keeps the file whatever it lost.
-    `dynamic_size` frees height and width. `out` is the file to make, by default in the run's folder. Returns a document of figures.
-    Raises UsageError for what cannot be exported so, and VitreousError for an export that was not kept.
+    1 point of top-1. `max_loss`, a share of answers, replaces these bounds; with `any` the file is kept whatever it lost.
+    `dynamic_size` frees height and width. `out` is the file to make, by default in the run's folder; with `overwrite` it replaces
+    an earlier one, which stays as it is until the new one is kept. Returns a document of figures. Raises UsageError for what cannot
+    be exported so, ResourceError where a library is not installed, and VitreousError for an export that was not kept.
     """
     if to not in FORMS:
-        return written(run, to, out, bool(images or data or quantize or dynamic_size or accept_loss or max_loss is not None), listener)
+        more = bool(images or data or quantize or dynamic_size or max_loss is not None)
+        return written(run, to, out, more, overwrite, listener or Silent())
     if quantize not in (None, *KINDS):
         raise UsageError(f"--quantize {quantize} is not known", f"use {', '.join(KINDS)}")
     if quantize and to == "torch":
         raise UsageError("int8 is for --to onnx and --to openvino", "leave --quantize out")
     if images and data is not None:
         raise UsageError("--images and --data are two answers to one question", "name one of them")
-    if max_loss is not None and not 0 <= max_loss <= 1:
+    allowed = None if max_loss == "any" else max_loss
+    if allowed is not None and not 0 <= allowed <= 1:
         raise UsageError(f"--max-loss {max_loss} is no share of answers", "it is a number from 0 to 1")
-    listener, place = listener or Silent(), free(run, out, "model" + (f"-{quantize}" if quantize else ""), FORMS[to].suffix)
+    check_installed(FORMS[to].libraries + FORMS[to].for_int8 * (quantize is not None))
+    listener = listener or Silent()
+    place = choose_place(run, out, "model" + (f"-{quantize}" if quantize else ""), FORMS[to].suffix, overwrite)
     bundle = open_bundle(run)
     if dynamic_size:
         check_dynamic(bundle.model.config)
@@ -71,7 +77,7 @@ def export(
         FORMS[to].write(made, file)
         export = open_made(file, made)
         proof = judge(bundle, export, pictures, made, listener)
-        if (reason := lost(proof, quantize, max_loss)) and not accept_loss:
+        if (reason := lost(proof, quantize, allowed)) and max_loss != "any":
             raise VitreousError(f"the export was not kept: {reason}", "--accept-loss keeps it all the same")
         if reason:
             listener.note(f"kept all the same: {reason}")
@@ -101,7 +107,7 @@ def judge(bundle: Bundle, export: Runtime, pictures: Pictures, made: Made, liste
 
 
 def written(
-    run: str | os.PathLike[str], to: str, out: str | os.PathLike[str] | None, more: bool, listener: Listener | None
+    run: str | os.PathLike[str], to: str, out: str | os.PathLike[str] | None, more: bool, overwrite: bool, listener: Listener
 ) -> dict[str, Any]:
     """Weights in another program's format, by `convert`, which reads them back: the same bits give the same answers."""
     known = sorted({*FORMS, "bundle", *(form.name for form in FORMATS)})
@@ -109,22 +115,46 @@ def written(
         raise UsageError(f"--to {to} is no format", nearest(to, known) or f"use one of {', '.join(known)}")
     if more:
         raise UsageError(f"--to {to} writes the weights as they are", "leave the other options out, or use --to onnx, torch or openvino")
-    place = free(run, out, f"model-{to}", "")
-    document = convert(run, place, to, tell=(listener or Silent()).note)
+    place = choose_place(run, out, f"model-{to}", "", overwrite)
+    with scratch_beside(place) as scratch:
+        document = convert(run, Path(scratch) / place.name, to, tell=listener.note)
+        file = Path(document["out"])
+        if not overwrite:
+            refuse_existing(place.parent / file.name)
+        replace_path(file, place.parent / file.name)
     figures = dict.fromkeys(["max_abs_logit_difference", "top1_agreement", "top1", "images_per_second", "original_images_per_second"])
-    figures = {"format": to, "file": document["out"], "bytes": document["bytes"], "images": 0, **figures}
+    figures = {"format": to, "file": str(place.parent / file.name), "bytes": document["bytes"], "images": 0, **figures}
     return {"run": os.fspath(run), "exports": [figures]}
 
 
-def free(run: str | os.PathLike[str], out: str | os.PathLike[str] | None, name: str, suffix: str) -> Path:
-    """Where the file goes: `out`, or the run's folder, or here. Raises UsageError where there is one, or for another suffix."""
+def replace_path(new: Path, place: Path) -> None:
+    """Move a file or a folder to a place, instead of what is there. Raises UsageError for a folder that holds other things too."""
+    if place.is_dir() and not place.is_symlink():
+        others = {path.name for path in place.iterdir()} - ({path.name for path in new.iterdir()} if new.is_dir() else set())
+        if others:
+            raise UsageError(f"{place} holds other files ({', '.join(sorted(others)[:5])}), and is not replaced", "use another --out")
+        os.rename(place, new.parent / f"before-{new.name}")
+    os.replace(new, place)
+
+
+def choose_place(run: str | os.PathLike[str], out: str | os.PathLike[str] | None, name: str, suffix: str, overwrite: bool = False) -> Path:
+    """Where the file goes: `out`, or the run's folder, or here.
+
+    Raises UsageError for another suffix, and where there is one already, unless `overwrite` says to replace it.
+    """
     place = Path(out) if out is not None else (Path(run) if Path(run).is_dir() else Path()) / (name + suffix)
     if suffix and place.suffix != suffix:
         raise UsageError(f"{place} does not end in {suffix}", f"name a {suffix} file")
     for path in {place, place.with_suffix(".bin") if suffix == ".xml" else place}:
-        if path.exists() or path.is_symlink():
-            raise UsageError(f"{path} exists already, and is not overwritten", "name another place: --out")
+        if not overwrite or (suffix and path.is_dir()):
+            refuse_existing(path)
     return place
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise UsageError where there is a file or a folder."""
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"{path} exists already, and is not overwritten", "name another place with --out, or use --overwrite")
 
 
 def scratch_beside(place: Path) -> tempfile.TemporaryDirectory[str]:

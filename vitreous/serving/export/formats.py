@@ -159,13 +159,19 @@ def open_made(path: Path, made: Made) -> Runtime:
 
 @dataclass(frozen=True)
 class Form:
-    """A format: how its files end, and what writes one."""
+    """A format: how its files end, what writes one, and the libraries that it takes, for int8 further ones."""
 
     suffix: str
     write: Callable[[Made, Path], None]
+    libraries: tuple[str, ...] = ()
+    for_int8: tuple[str, ...] = ()
 
 
-FORMS = {"onnx": Form(".onnx", write_onnx), "torch": Form(".pt2", write_torch), "openvino": Form(".xml", write_openvino)}
+FORMS = {
+    "onnx": Form(".onnx", write_onnx, ("onnx", "onnxscript", "onnxruntime")),
+    "torch": Form(".pt2", write_torch),
+    "openvino": Form(".xml", write_openvino, ("openvino",), ("nncf",)),
+}
 
 
 @contextmanager
