@@ -9,6 +9,7 @@ import torch
 
 from tests import contracts
 from tests.models.test_contracts import MODELS, build, images_for
+from tests.precision import LIMITS, relative_error
 from vitreous.config import to_plain
 from vitreous.evaluation.engine import given
 from vitreous.models import zoo
@@ -16,13 +17,8 @@ from vitreous.models.config import StemConfig, ViTConfig
 from vitreous.models.names import NAMES, configure
 from vitreous.nn.frozen import Packed, can_pack, frozen
 
-LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 SIZE = ("width", "heads", "hidden", "depth")
 PATHS = [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False), (torch.bfloat16, True)]
-
-
-def relative(found, wanted):
-    return ((found.float() - wanted).norm() / wanted.norm()).item()
 
 
 def paths():
@@ -38,7 +34,7 @@ def agrees(model, *batches):
         for images, expected in zip(batches, wanted, strict=True):
             found = fast(images.to(given(model.config, dtype)))
             assert found.dtype == torch.float32
-            assert relative(found, expected) < LIMITS[dtype], (dtype, packed)
+            assert relative_error(found, expected) < LIMITS["fp32" if dtype == torch.float32 else "bf16"], (dtype, packed)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -10,10 +10,17 @@ import pytest
 import torch
 from PIL import Image
 
+from tests import contracts
 from tests.conftest import say
+from tests.precision import LIMITS, relative_error
 from tests.serving.made import CLASSES, pictures, tiny
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
+from vitreous.evaluation import engine
+from vitreous.evaluation.engine import TorchEngine
+from vitreous.evaluation.how import How
+from vitreous.models.config import ViTConfig
+from vitreous.models.zoo import build
 from vitreous.serving import pipeline
 from vitreous.serving.pipeline import chunk_of, flow
 from vitreous.serving.predict import Predictor, load
@@ -33,47 +40,74 @@ def home(bundle, tmp_path_factory):
     return place
 
 
+def plain(bundle, pixels):
+    """(n, C, *image) pixels -> logits (n, K) and what the head reads (n, D), by the model itself in float32."""
+    read = []
+    handle = bundle.model.head.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
+    try:
+        with torch.inference_mode():
+            return bundle.model.eval()(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy(), read[0].numpy()
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("precision", LIMITS)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("quick", [False, True])
-def test_an_answer_is_the_same_bits_whatever_is_beside_it(bundle, threads, quick):
-    with ThreadPoolExecutor(1) as apart:  # the number of threads is each thread's own
+def test_an_answer_is_the_same_bits_whatever_is_beside_it(bundle, threads, quick, precision):
+    """In every precision; and within that precision's tolerance it is the model's own answer."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (150, 3, 16, 16), dtype=np.uint8)
 
-        def body():
-            torch.set_num_threads(threads)
-            runtime = TorchRuntime(bundle, quick=quick)
-            rng = np.random.default_rng(0)
-            pixels = rng.integers(0, 256, (150, 3, 16, 16), dtype=np.uint8)
-            alone = np.concatenate([runtime.logits(one[None]) for one in pixels[:20]])
-            features = np.concatenate([runtime.features(one[None]) for one in pixels[:5]])
-            for _ in range(12):
-                beside = pixels[rng.permutation(150)[: rng.integers(1, 150)]]
-                which = rng.integers(0, 20)
-                at = rng.integers(0, len(beside) + 1)
-                mixed = np.insert(beside, at, pixels[which], axis=0)
-                assert np.array_equal(runtime.logits(mixed)[at], alone[which])
-            assert np.array_equal(runtime.features(pixels[4::-1]), features[::-1])
-            return pixels, alone
+    def body():
+        torch.set_num_threads(threads)
+        runtime = TorchRuntime(bundle, How(precision=precision), quick=quick)
+        alone = np.concatenate([runtime.logits(one[None]) for one in pixels[:20]])
+        features = np.concatenate([runtime.features(one[None]) for one in pixels[:5]])
+        for _ in range(12):
+            beside = pixels[rng.permutation(150)[: rng.integers(1, 150)]]
+            which = rng.integers(0, 20)
+            at = rng.integers(0, len(beside) + 1)
+            mixed = np.insert(beside, at, pixels[which], axis=0)
+            assert np.array_equal(runtime.logits(mixed)[at], alone[which])
+        assert np.array_equal(runtime.features(pixels[4::-1]), features[::-1])
+        return alone, features
 
-        before = torch.get_num_threads()
-        try:
-            pixels, alone = apart.submit(body).result()
-        finally:
-            torch.set_num_threads(before)
-    with torch.inference_mode():
-        plain = bundle.model.eval()(bundle.preprocess.normalise(torch.from_numpy(pixels[:20])))
-    np.testing.assert_allclose(alone, plain.numpy(), atol=1e-5)
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(1) as apart:  # the number of threads is each thread's own
+            alone, features = apart.submit(body).result()
+    finally:
+        torch.set_num_threads(before)
+    logits, read = plain(bundle, pixels[:20])
+    assert relative_error(alone, logits) < LIMITS[precision]
+    assert relative_error(features, read[:5]) < LIMITS[precision]
+
+
+@pytest.mark.parametrize("precision", LIMITS)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("width, heads, image, patch", [(24, 2, 16, 4), (64, 4, 16, 2), (48, 3, 48, 16), (96, 3, 32, 8), (40, 1, 24, 8)])
+def test_no_place_in_a_part_rounds_otherwise(precision, packed, width, heads, image, patch, monkeypatch):
+    """Kernels compute the last rows of a product, and rows of an odd number, in blocks of their own: an answer must not tell."""
+    monkeypatch.setattr(engine, "packs", lambda device: packed)
+    torch.manual_seed(0)
+    config = ViTConfig(image=(image, image), patch=(patch, patch), width=width, depth=2, heads=heads, hidden=2 * width + 8, classes=7)
+    model = contracts.randomise(build(config).eval())
+    made = TorchEngine(model, Preprocess((image, image)), precision=precision)
+    size = made.part_size()
+    pixels = torch.randint(0, 256, (size, 3, image, image), dtype=torch.uint8)
+    alone = made.steady(pixels[:1], size)[0]
+    for place in range(size) if size < 9 else (1, 2, size // 2, size - 2, size - 1):
+        assert torch.equal(made.steady(pixels.roll(place, 0), size)[place], alone), place
 
 
 def test_embeddings_are_what_the_head_reads(bundle, home, tmp_path):
-    files, seen = pictures(tmp_path, 7), []
-    handle = bundle.model.head.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
-    with torch.inference_mode():
-        for file in files:
-            bundle.model.eval()(bundle.preprocess.normalise(bundle.preprocess.pixels(Image.open(file).convert("RGB"))[None]))
-    handle.remove()
+    files = pictures(tmp_path, 7)
+    pixels = np.stack([bundle.preprocess.array(Image.open(file).convert("RGB")) for file in files])
+    for precision, limit in LIMITS.items():
+        found = load(home, How(precision=precision)).embed(files)
+        assert found.dtype == np.float32 and relative_error(found, plain(bundle, pixels)[1]) < limit
     found = load(home).embed(files)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, torch.cat(seen).numpy(), atol=1e-5)
     (tmp_path / "bad.png").write_bytes(b"junk")
     mixed = load(home).embed([files[0], tmp_path / "bad.png", files[1]], bad_images="skip")
     assert np.array_equal(mixed[[0, 2]], found[:2]) and np.isnan(mixed[1]).all()

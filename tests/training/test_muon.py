@@ -1,30 +1,55 @@
+"""Muon's steps, against the iteration written out in float64, one matrix at a time, and against torch.optim.Muon."""
+
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import nn
 
-from vitreous.training.muon import alike, muon, orthogonal
+from tests.precision import relative_error
+from vitreous.training.muon import COEFFICIENTS, alike, muon, orthogonal
 
 SHAPES = [(48, 16), (16, 16), (16, 40), (48, 16), (16, 16)]
+LR, DECAY, MOMENTUM = 0.02, 0.05, 0.95
 
 
-@pytest.mark.parametrize("dtype, limit", [(torch.bfloat16, 1e-6), (torch.float32, 0.1)])
-def test_it_steps_as_torchs_does(dtype, limit):
-    """In bfloat16 exactly; in float32 up to the rounding that the iteration blows up."""
+def exact_step(matrix, grad, momentum):
+    """One step of one matrix, in place; all in float64."""
+    momentum.lerp_(grad, 1 - MOMENTUM)
+    x = grad.lerp(momentum, MOMENTUM)
+    tall = x.shape[0] > x.shape[1]
+    x = x.mT if tall else x
+    x = x / x.norm()
+    a, b, c = COEFFICIENTS
+    for _ in range(5):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    rate = LR * max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
+    matrix.mul_(1 - LR * DECAY).sub_(x.mT if tall else x, alpha=rate)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_its_steps_are_those_of_the_paper_s_iteration(dtype):
+    """In float32 to 1e-5 of the way moved. In bfloat16 the iteration loses a hundredth, and torch.optim.Muon as much. The two are no
+    measure of each other: a processor may round one product otherwise than several at once."""
     torch.manual_seed(0)
-    ours = [torch.randn(shape) for shape in SHAPES]
-    theirs = [nn.Parameter(p.clone()) for p in ours]
-    start, momenta = [p.clone() for p in ours], [torch.zeros_like(p) for p in ours]
-    stepper = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.05, momentum=0.95)
+    start = [0.02 * torch.randn(shape) for shape in SHAPES]
+    ours, momenta = [p.clone() for p in start], [torch.zeros_like(p) for p in start]
+    exact, exact_momenta = [p.double() for p in start], [torch.zeros_like(p).double() for p in start]
+    theirs = [nn.Parameter(p.clone()) for p in start]
+    stepper = torch.optim.Muon(theirs, lr=LR, weight_decay=DECAY, momentum=MOMENTUM)
     for _ in range(4):
-        grads = [torch.randn_like(p) for p in ours]
+        grads = [torch.randn_like(p) for p in start]
+        muon(ours, grads, momenta, lr=LR, weight_decay=DECAY, momentum=MOMENTUM, dtype=dtype)
         for p, grad in zip(theirs, grads, strict=True):
             p.grad = grad.clone()
-        muon(ours, grads, momenta, lr=0.02, weight_decay=0.05, momentum=0.95, dtype=dtype)
         stepper.step()
-    for a, b, c in zip(ours, theirs, start, strict=True):
-        assert (a - b).norm() < limit * (b - c).norm()
+        for matrix, grad, momentum in zip(exact, grads, exact_momenta, strict=True):
+            exact_step(matrix, grad.double(), momentum)
+    for a, b, c, p in zip(ours, exact, theirs, start, strict=True):
+        error, torch_error = relative_error(a - p, b - p), relative_error(c.detach() - p, b - p)
+        assert error < (1e-5 if dtype == torch.float32 else 1.25 * torch_error)
+        assert torch_error < 0.04
 
 
 def test_singular_values_come_near_one():
