@@ -16,8 +16,8 @@ LOOP = 60
 #: each row may import from itself and from the rows above it
 ROWS = [
     {"errors"},
-    {"disk"},
-    {"cluster", "config", "cores", "machine", "nn.grid", "tables"},
+    {"cores", "disk"},
+    {"cluster", "config", "machine", "nn.grid", "tables"},
     {"nn"},
     {"models", "data"},
     {"objectives"},

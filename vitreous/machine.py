@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from threading import Barrier
 
 import torch
 
+from vitreous.cores import cores
 from vitreous.errors import UsageError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # by the names that `--precision` takes
@@ -67,7 +69,15 @@ def capabilities() -> dict[str, bool]:
     return getattr(torch.cpu, "get_capabilities", dict)()
 
 
-def settle_allocator() -> None:
+def settle_process() -> None:
+    """Prepare this process for long computations: threads no more than the cores that it may use (PyTorch does not know of a container's
+    share of the machine's time), and an allocator that keeps freed memory."""
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores():
+        torch.set_num_threads(cores())
+    keep_freed_memory()
+
+
+def keep_freed_memory() -> None:
     """Have glibc keep freed memory: a training step frees and asks for the same large tensors over and over, and each
     time that they go back to the system their pages are faulted in anew, 10 to 20 % of a step. Elsewhere, nothing."""
     if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":

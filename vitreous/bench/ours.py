@@ -23,7 +23,7 @@ from vitreous.data.loader import Feed
 from vitreous.data.preprocess import IMAGENET, Preprocess
 from vitreous.data.split import Arrays, Files, Split
 from vitreous.evaluation.engine import How, make_engine
-from vitreous.machine import DTYPES, pick_precision, settle_allocator
+from vitreous.machine import DTYPES, pick_precision, settle_process
 from vitreous.models.zoo import Model, create
 from vitreous.objectives.supervised import Supervised
 from vitreous.serving.predict import load
@@ -75,7 +75,7 @@ def inference(work: Work, precision: str = "auto", engine: str = "auto") -> Turn
 
 def train(work: Work, precision: str = "auto", shards: int | None = None) -> Turn:
     """Forward, backward, clipping, AdamW: a step of the loop."""
-    settle_allocator()
+    settle_process()
     torch.manual_seed(0)
     dtype, device = DTYPES[pick_precision(precision, work.device)], torch.device(work.device)
     objective = Supervised(create(work.model, work.image_size, CLASSES))
@@ -115,7 +115,7 @@ def loader(work: Work, exact: bool = False, form: Literal["tar", "uint8"] | None
 
     `form`: from a pack of the photographs, made beforehand.
     """
-    settle_allocator()
+    settle_process()
     split, keep = photographs(work, form)
     preprocess = Preprocess((work.image_size, work.image_size), mean=IMAGENET[0], std=IMAGENET[1])
     feed = Feed(split, preprocess, Augment(crop=(0.08, 1.0), flip=0.5), 0, default_workers(), exact=exact)
@@ -171,7 +171,7 @@ def shape_of(content: bytes) -> tuple[int, int, int] | None:
 
 def memory(work: Work) -> Turn:
     """Random pictures of CIFAR's number and size to shifted, mirrored and normalised batches."""
-    settle_allocator()
+    settle_process()
     side = work.image_size
     pixels = torch.randint(0, 256, (CIFAR, 3, side, side), dtype=torch.uint8)
     split = Arrays(pixels.numpy(), np.zeros(CIFAR, dtype=np.int64))

@@ -8,12 +8,13 @@ import multiprocessing as mp
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
 from vitreous.bench.work import Answering, Contender, Turn, Work
-from vitreous.cores import peak_memory
+from vitreous.cores import default_spinning, peak_memory
 
 PATIENCE = 900.0  # seconds that a contender may take to get ready or to do its turn
 EXACTLY = -1.0  # the order to say how exact answers are
@@ -54,7 +55,8 @@ def race(
         for lane in lanes:
             pipe, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs, lane.contender, work))
-            process.start()
+            with nullcontext() if lane.contender.ours else default_spinning():
+                process.start()
             theirs.close()
             pipes.append(pipe)
             processes.append(process)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from vitreous.cores import Neighbours
 from vitreous.errors import VitreousError
 
 PLAIN_EVERY = 10.0  # seconds between two progress lines where stderr is no terminal
@@ -89,6 +90,7 @@ class Console:
         self.told = 0.0
         self.began = time.monotonic()
         self.code = 0
+        self.neighbours = Neighbours(self.note, siblings="RANK" in os.environ)
 
     def note(self, text: str) -> None:
         """One line of news on stderr."""
@@ -97,6 +99,7 @@ class Console:
 
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
         """How far a piece of work is: a bar with time left, or a plain line now and then. Without a total: how much is done."""
+        self.neighbours.poll()
         if self.terminal:
             self.draw(label, done, total, text)
             return

@@ -22,8 +22,11 @@ class Options:
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Print what there is and what it does."""
+    from vitreous.cores import Neighbours, describe_share
     from vitreous.training.doctor import examine
 
-    found = examine(options.device)
-    console.table(["doctor", ""], [[name.replace("_", " "), str(value)] for name, value in found.items()])
-    return found
+    document = examine(options.device)
+    console.table(["doctor", ""], [[name.replace("_", " "), str(value)] for name, value in document.items()])
+    if (document["other_work"] or 0) >= Neighbours.SHARE:
+        console.note(describe_share(document["other_work"]))
+    return document

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from vitreous.cli.console import Console, as_json, discard, reserve_stdout, speaks, write_line
+from vitreous.cores import bound_threads
 from vitreous.errors import UsageError, VitreousError, nearest, out_of_memory
 
 #: verb -> (module, what it does); the module has a frozen dataclass `Options` and a function `run(options, console)`
@@ -38,6 +39,7 @@ WAYS = "use --micro-batch auto, --recompute, or a smaller model"  # out of too l
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    bound_threads()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # a run that trains has its own way
     try:
         code = command(words)

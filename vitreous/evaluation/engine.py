@@ -16,7 +16,7 @@ from torch import Tensor
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.evaluation.how import How as How
-from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_allocator, team
+from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_process, team
 from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
 from vitreous.models.zoo import Model
 from vitreous.nn.frozen import frozen
@@ -60,7 +60,7 @@ class TorchEngine:
             self.model.encoder = Merging(self.model.encoder, merge_tokens, model.config.prefix, mean)  # type: ignore[arg-type]
         self.images = given(model.config, self.dtype)
         self.tokens = math.prod(model.config.grid) + model.config.prefix
-        settle_allocator()
+        settle_process()
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(B, C, *image) uint8 -> (B, K) float32 logits, on the CPU."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.cores import peak_memory
-from vitreous.machine import settle_allocator
+from vitreous.machine import settle_process
 from vitreous.models.cost import macs
 from vitreous.models.names import name_of
 from vitreous.nn.sizes import by
@@ -29,7 +29,7 @@ def preview(options: TrainOptions, listener: Listener) -> tuple[Run, dict[str, A
     """The run that the options give, and its plan; a few steps are timed on the real data and thrown away."""
     check(options)
     folder, run, inputs, opened = plan(options, listener)
-    settle_allocator()
+    settle_process()
     times: list[float] = []
 
     def tick(state: State) -> None:

@@ -35,6 +35,7 @@ class OnnxRuntime:
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = cores(), 1
         options.log_severity_level = 4
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # a thread that spins takes a core from others
         try:
             self.session = runtime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has a class of its own for each, none of them public

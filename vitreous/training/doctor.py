@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from vitreous.machine import DTYPES, environment, has_bf16, packs, pick_device, pick_precision, settle_allocator
+from vitreous.cores import Neighbours
+from vitreous.machine import DTYPES, environment, has_bf16, packs, pick_device, pick_precision, settle_process
 from vitreous.models.cost import computed
 from vitreous.models.names import configure_vit
 from vitreous.models.vit import ViT
@@ -25,18 +26,20 @@ SECONDS, BATCH = 2.0, 16
 def examine(device: str = "auto") -> dict[str, Any]:
     """Versions, devices, precisions, and the images a second of a ViT-Ti/16 training step at 224 pixels, as a run takes it.
 
+    `other_work` is the share of the cores, 0 to 1, that other processes took meanwhile; None where that cannot be read.
+
     Raises UsageError for a device that is not there.
     """
     device = pick_device(device)
     precision = pick_precision("auto", device)
-    settle_allocator()
+    settle_process()
     config = configure_vit("ViT-Ti/16")
     objective = Supervised(ViT(config))
     flat = Flat(objective, DTYPES[precision], torch.device(device), shards=default_shards(device, BATCH))
     optimizers, shards = Optimizers(Optimizer(), flat), Shards(objective, flat)
     images = torch.randn(BATCH, 3, 224, 224, device=device, dtype=DTYPES[precision])
     batch = {"images": images, "labels": torch.zeros(BATCH, dtype=torch.int64, device=device)}
-    times = [time.perf_counter()]
+    times, neighbours = [time.perf_counter()], Neighbours()
     while len(times) < 3 or times[-1] - times[1] < SECONDS:  # the first step warms up
         flat.zero()
         shards.backward(batch, 1.0)
@@ -46,6 +49,7 @@ def examine(device: str = "auto") -> dict[str, Any]:
         if device.startswith("cuda"):
             torch.cuda.synchronize()
         times.append(time.perf_counter())
+    others = neighbours.measure()
     rate = BATCH * (len(times) - 2) / (times[-1] - times[1])
     return {
         **environment(),
@@ -57,5 +61,6 @@ def examine(device: str = "auto") -> dict[str, Any]:
         "shards": default_shards(device, BATCH),
         "train_images_per_second": round(rate, 1),
         "train_gflops": round(rate * 6 * computed(config) / 1e9, 1),
+        "other_work": None if others is None else round(others, 2),
         "ok": True,
     }

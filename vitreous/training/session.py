@@ -22,7 +22,7 @@ from vitreous.evaluation.classification import judge
 from vitreous.evaluation.engine import TorchEngine
 from vitreous.evaluation.forward import CHUNK, logits_of
 from vitreous.evaluation.report import Report
-from vitreous.machine import DTYPES, settle_allocator
+from vitreous.machine import DTYPES, settle_process
 from vitreous.models.bit import BiT
 from vitreous.models.initial import mimetic
 from vitreous.models.names import name_of
@@ -103,7 +103,7 @@ class Session:
 
         Raises Interrupted after a signal, with everything saved; NonFiniteError, DataError, ResourceError as they come.
         """
-        settle_allocator()
+        settle_process()
         with self.signals.caught():
             self.health.data(self.inputs.train, self.inputs.val)
             state = self.build()

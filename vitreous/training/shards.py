@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from vitreous.cores import cores
 from vitreous.machine import team
 from vitreous.training.flat import Flat
 
@@ -59,4 +60,4 @@ class Shards:
 
 def default_shards(device: str, batch_size: int) -> int:
     """One a core on a CPU, at most MOST, of at least FEWEST images each; one elsewhere."""
-    return max(1, min(torch.get_num_threads(), MOST, batch_size // FEWEST)) if device == "cpu" else 1
+    return max(1, min(torch.get_num_threads(), cores(), MOST, batch_size // FEWEST)) if device == "cpu" else 1

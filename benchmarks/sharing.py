@@ -1,0 +1,147 @@
+"""Two programs on one machine: each alone, then both at the same time, in alternating rounds.
+
+python benchmarks/sharing.py --out benchmarks/DATE-sharing-HARDWARE.md
+
+`train`: ten epochs of digits, beside themselves. `predict`: pictures answered by a ViT-S/16, beside a `vitreous serve` of the
+same model that is asked without pause. Each is measured with threads as this package bounds them, and with the 300,000 turns
+that GNU's OpenMP spins by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+import vitreous
+from vitreous.cores import SPINNING
+from vitreous.data.preprocess import Preprocess
+from vitreous.machine import processor
+from vitreous.weights.bundle import Bundle
+
+SPINS = {"bounded": SPINNING["GOMP_SPINCOUNT"], "OpenMP's own": "300000"}
+PORT, PICTURES = 8765, 200
+
+
+def start(words: list[str], spins: str) -> subprocess.Popen[bytes]:
+    """A command of this package."""
+    environment = os.environ | {"GOMP_SPINCOUNT": spins}
+    return subprocess.Popen([sys.executable, "-m", "vitreous", *words], env=environment, stdout=-3, stderr=-3)
+
+
+def seconds(commands: list[list[str]], spins: str) -> float:
+    """The mean time of commands that run at the same time, as whole processes."""
+    started, times = time.perf_counter(), []
+    processes = [start(words, spins) for words in commands]
+    threads = [threading.Thread(target=lambda p=p: (p.wait(), times.append(time.perf_counter() - started))) for p in processes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if any(process.returncode for process in processes):
+        raise RuntimeError(f"{commands[0]} failed")
+    return statistics.mean(times)
+
+
+def training(scratch: Path, round_: int, count: int) -> list[list[str]]:
+    """Runs of ten epochs of digits."""
+    return [["train", "digits", "--epochs", "10", "--out", str(scratch / f"{round_}-{count}-{i}-{time.time_ns()}")] for i in range(count)]
+
+
+def prepare(scratch: Path) -> bytes:
+    """A bundle of random weights and a folder of pictures; one of them as it is uploaded."""
+    random, folder = np.random.default_rng(0), scratch / "pictures"
+    folder.mkdir()
+    names = tuple(f"class {i}" for i in range(10))
+    Bundle(vitreous.create("ViT-S/16", num_classes=10), names, Preprocess(image=(224, 224)), {}).save(scratch / "bundle")
+    for i in range(PICTURES):
+        Image.fromarray(random.integers(0, 255, (300, 400, 3), dtype=np.uint8)).save(folder / f"{i:04}.jpg")
+    return (folder / "0000.jpg").read_bytes()
+
+
+@contextmanager
+def serving(scratch: Path, picture: bytes, spins: str) -> Iterator[None]:
+    """A server that is asked about one picture after the other."""
+    server, asking = start(["serve", str(scratch / "bundle"), "--port", str(PORT)], spins), True
+    body = BytesIO()
+    body.write(b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\nContent-Type: image/jpeg\r\n\r\n')
+    body.write(picture + b"\r\n--x--\r\n")
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{PORT}/v1/predict", body.getvalue(), {"Content-Type": "multipart/form-data; boundary=x"}
+    )
+
+    def ask() -> None:
+        while asking:
+            try:
+                urllib.request.urlopen(request, timeout=30).read()
+            except OSError:
+                time.sleep(0.2)
+
+    client = threading.Thread(target=ask)
+    try:
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(request, timeout=30).read()
+                break
+            except OSError:
+                time.sleep(0.2)
+        client.start()
+        yield
+    finally:
+        asking = False
+        server.terminate()
+        server.wait()
+        client.join()
+
+
+def measure(scratch: Path, rounds: int) -> list[tuple[str, str, float, float]]:
+    """Task, spinning, seconds alone, and beside another: medians over rounds."""
+    picture = prepare(scratch)
+    answers = [["predict", str(scratch / "bundle"), str(scratch / "pictures"), "--json"]]
+    figures: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for round_ in range(rounds):
+        for name, spins in SPINS.items():
+            alone, beside = (seconds(training(scratch, round_, count), spins) for count in (1, 2))
+            figures.setdefault(("train digits, 10 epochs, beside another", name), []).append((alone, beside))
+            alone = seconds(answers, spins)
+            with serving(scratch, picture, spins):
+                beside = seconds(answers, spins)
+            figures.setdefault((f"predict {PICTURES} pictures, ViT-S/16, beside serve", name), []).append((alone, beside))
+            print(figures, flush=True)
+    return [(*key, *(statistics.median(column) for column in zip(*pairs, strict=True))) for key, pairs in figures.items()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        rows = measure(Path(scratch), arguments.rounds)
+    lines = [f"# Two programs on one machine, {time.strftime('%Y-%m-%d')}", ""]
+    lines += [f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}; whole processes, medians of"]
+    lines += [f"{arguments.rounds} alternating rounds. `python benchmarks/sharing.py`", ""]
+    lines += ["| | how long threads spin | seconds alone | beside, each | ratio |", "|---|---|---|---|---|"]
+    lines += [f"| {task} | {name} | {alone:.1f} | {beside:.1f} | {beside / alone:.2f} |" for task, name, alone, beside in rows]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Thread pools and neighbours: what a process sets before PyTorch is loaded, and what it notices of other work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from vitreous import cores, machine
+from vitreous.cli.console import Console
+from vitreous.cli.main import main
+from vitreous.cores import CHOSEN, SPINNING, Neighbours, bound_threads, default_spinning
+from vitreous.training.shards import default_shards
+
+NAMES = (*CHOSEN, "OMP_NUM_THREADS")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch):
+    """None of the variables are set, and what a test sets is forgotten."""
+    for name in NAMES:
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def quota(monkeypatch, tmp_path):
+    """A container that may use two of eight cores."""
+    monkeypatch.setattr(cores, "CGROUP", str(tmp_path / "cpu.max"))
+    (tmp_path / "cpu.max").write_text("200000 100000\n")
+    monkeypatch.setattr(cores, "bound_cores", lambda: 8)
+
+
+def test_every_command_bounds_how_long_threads_spin(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert {name: os.environ.get(name) for name in SPINNING} == SPINNING
+
+
+@pytest.mark.parametrize("name, value", [("OMP_WAIT_POLICY", "active"), ("GOMP_SPINCOUNT", "300000"), ("KMP_BLOCKTIME", "200")])
+def test_who_chose_how_threads_wait_is_not_overruled(name, value, monkeypatch):
+    monkeypatch.setenv(name, value)
+    bound_threads()
+    assert {other: os.environ[other] for other in CHOSEN if other in os.environ} == {name: value}
+
+
+def test_a_container_has_threads_for_its_share_of_the_machine(quota, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    assert cores.cores() == 2
+    assert default_shards("cpu", 128) == 2
+    bound_threads()
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    machine.settle_process()
+    assert asked == []  # it is settled by the environment already
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    machine.settle_process()  # PyTorch was imported before this package had a say
+    assert asked == [2]
+
+
+def test_without_a_container_the_number_of_threads_is_openmp_s_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(cores, "CGROUP", str(tmp_path / "none"))
+    bound_threads()
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_other_libraries_are_measured_as_they_start_by_themselves(monkeypatch):
+    bound_threads()
+    with default_spinning():
+        assert not any(name in os.environ for name in SPINNING)
+    assert os.environ["GOMP_SPINCOUNT"] == SPINNING["GOMP_SPINCOUNT"]
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    with default_spinning():
+        assert os.environ["GOMP_SPINCOUNT"] == "7"  # chosen by the user, for everybody
+
+
+def readings(monkeypatch, *, others: float, own: float, steps: int = 6) -> None:
+    """Let every reading be 4 seconds after the last one, with shares of two cores used by other work and by this process."""
+    per, clock = 800, iter(range(1, steps + 2))
+
+    def usage(root: int) -> tuple[float, int, int, int]:
+        n = next(clock)
+        return 4.0 * n, per * n, round(per * (1 - others - own)) * n, round(per * own) * n
+
+    monkeypatch.setattr(cores, "usage", usage)
+    monkeypatch.setattr(cores.time, "monotonic", lambda: 1e9)
+
+
+@pytest.mark.parametrize(
+    "others, own, crowded", [(0.5, 0.5, True), (0.25, 0.7, True), (0.0, 1.0, False), (0.15, 0.85, False), (0.4, 0.4, False)]
+)
+def test_a_neighbour_is_told_once_where_it_makes_this_process_slower(others, own, crowded, monkeypatch):
+    readings(monkeypatch, others=others, own=own)
+    notes: list[str] = []
+    neighbours = Neighbours(notes.append)
+    neighbours.poll()
+    assert notes == []  # one figure may be chance
+    for _ in range(4):
+        neighbours.poll()
+    assert len(notes) == crowded
+    assert not crowded or f"{others:.0%}" in notes[0]
+    assert neighbours.measure() == pytest.approx(others)
+
+
+def test_where_nothing_can_be_read_nothing_is_told(monkeypatch):
+    monkeypatch.setattr(cores, "usage", lambda root: None)
+    neighbours = Neighbours(lambda text: pytest.fail(text))
+    neighbours.poll()
+    assert neighbours.measure() is None
+
+
+@LINUX
+def test_work_of_processes_that_were_started_here_is_no_neighbour_s():
+    before = cores.usage(os.getpid())
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    with subprocess.Popen([sys.executable, "-c", burn + "\nprint('done', flush=True)\ninput()"], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None and child.stdout.readline()
+        alive = cores.usage(os.getpid())
+        assert child.pid in cores.descendants(os.getpid())
+        child.communicate(b"\n")
+    ended = cores.usage(os.getpid())
+    assert before and alive and ended
+    assert alive[3] - before[3] >= 28 and ended[3] >= alive[3]  # ticks of 10 ms: counted while it lives, and when it has ended
+    assert alive[1] >= before[1] and alive[2] >= before[2]
+
+
+def test_progress_of_any_command_notices_a_neighbour(monkeypatch, capsys):
+    readings(monkeypatch, others=0.5, own=0.5)
+    console = Console(False)
+    for done in range(4):
+        console.progress("train", done, 10)
+    assert capsys.readouterr().err.count("other work takes 50%") == 1
