@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from hypothesis import settings
 from PIL import Image
 
 from vitreous.cli.main import main
+from vitreous.cores import Neighbours
 from vitreous.reports.pages import report
 
 settings.register_profile("steady", deadline=None, derandomize=True)  # the same examples everywhere, however slow
@@ -59,6 +61,12 @@ def pytest_collection_modifyitems(items):
 def one_thread():
     """Small tensors on two cores are slower than on one, and the number of threads changes the last bits."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def without_neighbours():
+    """Tests run side by side: no output may depend on whether another one was felt."""
+    Neighbours.SECONDS = math.inf
 
 
 @pytest.fixture(autouse=True, scope="session")

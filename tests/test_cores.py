@@ -88,6 +88,7 @@ def readings(monkeypatch, *, others: float, own: float, steps: int = 6) -> None:
         return 4.0 * n, per * n, round(per * (1 - others - own)) * n, round(per * own) * n
 
     monkeypatch.setattr(cores, "usage", usage)
+    monkeypatch.setattr(Neighbours, "SECONDS", 3.0)
     monkeypatch.setattr(cores.time, "monotonic", lambda: 1e9)
 
 
