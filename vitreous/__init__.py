@@ -5,6 +5,7 @@ train(data, ...)        what `vitreous train` does; returns the run's summary
 evaluate(run, ...)      what `vitreous evaluate` does; returns its document
 inspect(run, ...)       what `vitreous inspect` does: figures of what a model looks at
 soup(runs, out, ...)    what `vitreous soup` does: runs of one model averaged into a bundle
+save(model, folder)     a model as a bundle: with class names and preprocessing, for every command and `load`
 load(run)               a trained model, ready for `.predict(["dog.jpg"])` and `.embed(["dog.jpg"])`
 export(run, to="onnx")  what `vitreous export` does: a file for other programs, checked against the original
 serve(run)              what `vitreous serve` does: the page and HTTP, until it is stopped
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from vitreous.serving.export.export import export as export
     from vitreous.serving.http.start import serve as serve
     from vitreous.serving.predict import load as load
+    from vitreous.weights.bundle import save as save
 
 __version__ = "0.1.0"
 
@@ -40,6 +42,7 @@ _HOMES = {
     "load": "vitreous.serving.predict",
     "export": "vitreous.serving.export.export",
     "serve": "vitreous.serving.http.start",
+    "save": "vitreous.weights.bundle",
 }
 __all__ = [*_HOMES, "__version__"]
 

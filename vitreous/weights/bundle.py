@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -21,7 +22,7 @@ from torch import Tensor
 from vitreous.config import from_plain, to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.disk import write_text
-from vitreous.errors import WeightsError
+from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ModelConfig
 from vitreous.models.hollow import hollow
 from vitreous.models.names import name_of
@@ -69,6 +70,38 @@ class Bundle:
             "sha256": {WEIGHTS: sha256(weights)},
         }
         write_text(folder / DESCRIPTION, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+
+
+def save(
+    model: Model,
+    path: str | os.PathLike[str],
+    classes: Sequence[str] | None = None,
+    preprocess: Preprocess | None = None,
+) -> Path:
+    """Write a model of `vitreous.create` as a bundle, a folder that every command and `vitreous.load` read. Returns the folder.
+
+    `classes`: names in the order of the logits (default: "0", "1", ...). `preprocess`: how a picture becomes the model's input
+    (default: the short side scaled to the model's image size, the centre cut out, pixels in [-1, 1]). Raises UsageError for another
+    kind of model, for names that do not fit its head, for a `preprocess` of other channels, and for a path that is taken.
+    """
+    folder, config = Path(path), getattr(model, "config", None)
+    if not isinstance(model, Model) or config is None:
+        raise UsageError(
+            f"{type(model).__name__} is no model of vitreous.create", "for others, save their state dict: it is read where known"
+        )
+    names = tuple(map(str, range(config.classes))) if classes is None else tuple(classes)
+    if len(names) != config.classes or len(set(names)) != len(names) or not all(isinstance(name, str) and name for name in names):
+        raise UsageError(f"{len(names)} names for a head of {config.classes} classes", "give one name for each class, all different")
+    if preprocess is None:
+        height, width = config.image[-2:]
+        middle = (0.5,) * config.channels
+        preprocess = Preprocess((height, width), channels=config.channels, mean=middle, std=middle)
+    if preprocess.channels != config.channels:
+        raise UsageError(f"the preprocessing makes {preprocess.channels} channels, the model takes {config.channels}", "make them equal")
+    if folder.exists() or folder.is_symlink():
+        raise UsageError(f"{folder} exists already, and is not overwritten", "name another place")
+    Bundle(model, names, preprocess).save(folder)
+    return folder
 
 
 def load_bundle(folder: Path) -> Bundle:

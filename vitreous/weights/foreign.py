@@ -21,7 +21,7 @@ from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import BiTConfig, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
 from vitreous.models.hollow import hollow
 from vitreous.models.names import name_of
-from vitreous.weights import google, others, timm, transformers
+from vitreous.weights import google, others, own, timm, transformers
 from vitreous.weights.files import FLOATING, Source, open_weights, shown
 from vitreous.weights.note import note, noted
 from vitreous.weights.table import Format, Shapes
@@ -44,6 +44,7 @@ FORMATS = [
     transformers.BIT,
     others.TORCHVISION,
     others.CLIP,
+    *own.FORMATS,
 ]
 WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 #: what they put inside of a name: DINOv2's training chunks blocks, and TensorFlow numbers layers of one name
@@ -194,7 +195,8 @@ def fitting(
         listing = "".join(f"\n    {line}" for line in sorted(wrong)[:20]) + (f"\n    and {len(wrong) - 20} more" if len(wrong) > 20 else "")
         raise WeightsError(f"{origin} looks like {form.title}, {name_of(config)}, but does not fit it:{listing}", hint(wrong))
     known = {*beside, *(("heads",) if form.suffix == ".npz" else ())}
-    notes = tuple(conclusions(config, known, VARIANTS.get(form.name, ())))
+    own_names = form.name == own.NAME
+    notes = (own.assumed(config, beside),) if own_names else tuple(conclusions(config, known, VARIANTS.get(form.name, ())))
     names = {name: places[name] for name in expected if name not in left}
     return Found(form, config, names, [*(places[n][1] for n in left), *outside], notes)
 

@@ -1,0 +1,208 @@
+"""A bare `state_dict()` of this project's own models, `vitreous.create(...)`, in a safetensors or a PyTorch file.
+
+It has the tensors and nothing else. What their shapes do not tell is taken as `create` would have it, and noted; where nothing can
+be taken, the file is refused with the way to keep everything: `vitreous.save`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from vitreous.models.config import BiTConfig, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
+from vitreous.models.names import NO_TOKENS
+from vitreous.weights.measure import bit_config, published_heads
+from vitreous.weights.table import Format, Shapes, Tensors, count
+
+KEEP = "save the whole model with vitreous.save(model, FOLDER), which keeps what a state dict does not"
+#: tensors of options that come in more ways than names and shapes tell apart
+UNTOLD = {
+    r"encoder\.blocks\.0\.(row|column)\.": "axial blocks",
+    r"encoder\.blocks\.0\.(block|position)\.": "positions before each block",
+    r"encoder\.blocks\.0\.attention\.part\.(table|rows|part\.rows)$": "relative positions",
+    r"position\.tables\.": "positions by axis",
+    r"neck\.": "a neck",
+    r"body\..*\.relative$": "axial attention",
+}
+
+
+@dataclass(frozen=True)
+class OwnNames(Format):
+    """Names and shapes are those of the model itself."""
+
+    def write(self, config: ModelConfig, state: Tensors) -> Tensors:
+        """The same tensors."""
+        return dict(state)
+
+    def read(self, config: ModelConfig, own: Iterable[str], tensors: Tensors) -> Tensors:
+        """The same tensors, in float32."""
+        return {name: tensors[name].float() for name in own}
+
+
+def refuse_untold(shapes: Shapes) -> None:
+    """Raise ValueError for a model whose state dict does not tell how it computes."""
+    for pattern, what in UNTOLD.items():
+        if any(re.match(pattern, name) for name in shapes):
+            raise ValueError(f"it has {what}, which a state dict does not describe; {KEEP}")
+
+
+def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
+    """The config of a ViT of these shapes; `said` may have the fields that they do not tell: image (pixels), heads, gelu, position.
+
+    Raises ValueError where the patch or the kind of positions cannot be told.
+    """
+    refuse_untold(shapes)
+    width, inputs = shapes["projection.weight"]
+    stem = stem_of(shapes)
+    grid = shapes["position.table"][:-1] if "position.table" in shapes else None
+    if grid is None and not {"position", "image"} <= said.keys():
+        raise ValueError(f"it has no learned positions, and a state dict does not tell which others, nor its image size; {KEEP}")
+    channels, cell = cell_of(inputs, stem, shapes, grid, said)
+    patch = tuple(side * (stem.reduction if stem else 1) for side in cell)
+    tokens = shapes["prefix"][0] if "prefix" in shapes else 0
+    distilled = "head.label.weight" in shapes
+    hidden = shapes["encoder.blocks.0.mlp.part.fc1.weight"][0]
+    gated = shapes["encoder.blocks.0.mlp.part.fc2.weight"][1] != hidden
+    depth, hidden = count(shapes, "encoder.blocks.{i}.mlp.norm.weight"), hidden // 2 if gated else hidden
+    pooled, head = "pooled_norm.weight" in shapes, "head.label.weight" if distilled else "head.weight"
+    fields: dict[str, Any] = {
+        "image": tuple(g * p for g, p in zip(grid, patch, strict=True)) if grid else said["image"],
+        "patch": patch,
+        "channels": channels,
+        "classes": shapes[head][0] if head in shapes else 0,
+        "width": width,
+        "depth": depth,
+        "hidden": hidden,
+        "heads": published_heads(width, depth, hidden) or max(1, width // 32),
+        "stem": stem,
+        "registers": max(0, tokens - 1 - distilled),
+        "slots": shapes["slots"][0] if "slots" in shapes else 0,
+        "pool": "distilled" if distilled else "class",
+        "norm": "tokens" if "encoder.norm.weight" in shapes else "pooled" if pooled else "none",
+        "first_norm": "first_norm.weight" in shapes,
+        "representation": shapes["representation.weight"][0] if "representation.weight" in shapes else None,
+        "layer_scale": 1e-5 if "encoder.blocks.0.attention.scale" in shapes else None,
+        "qkv_bias": "encoder.blocks.0.attention.part.qkv.bias" in shapes,
+        "projection_bias": "projection.bias" in shapes,
+        "head_bias": head not in shapes or head.replace("weight", "bias") in shapes,
+        "mlp": "swiglu" if gated else "gelu",
+    }
+    if not tokens:
+        fields |= NO_TOKENS | ({"pool": "attention"} if "pooling.query" in shapes else {})
+    elif "pooling.query" in shapes:
+        fields["pool"] = "attention"
+    elif pooled and not fields["first_norm"]:
+        fields["pool"] = "mean"
+    if isinstance(stem, StemConfig):
+        fields |= {"gelu": "tanh", "resize": "zoom"}
+    if fields["first_norm"] and pooled:  # CLIP
+        fields |= {"gelu": "quick", "eps": 1e-5}
+    return ViTConfig(
+        **(fields | {name: value for name, value in said.items() if name in ViTConfig.__dataclass_fields__ and name != "image"})
+    )
+
+
+def cell_of(
+    inputs: int, stem: StemConfig | ConvStemConfig | None, shapes: Shapes, grid: tuple[int, ...] | None, said: dict[str, Any]
+) -> tuple[int, tuple[int, ...]]:
+    """The channels of the image, and the sides of what a token is cut from: pixels, or places of a stem's map.
+
+    The projection has a column for each channel of each of them. Raises ValueError where they could be several.
+    """
+    axes = len(grid) if grid else 2
+    if stem:
+        first = "stem.root.conv.weight" if isinstance(stem, StemConfig) else "stem.stages.0.conv.weight"
+        last = shapes_out(shapes, stem)
+        side = math.isqrt(inputs // last)
+        if axes == 2 and side * side * last == inputs:
+            return shapes[first][1], (side, side)
+    elif grid and "image" in said and all(i % g == 0 for i, g in zip(said["image"], grid, strict=True)):
+        cell = tuple(i // g for i, g in zip(said["image"], grid, strict=True))
+        if inputs % math.prod(cell) == 0:
+            return inputs // math.prod(cell), cell
+    elif axes == 2:
+        for channels in (3, 1, 4):
+            side = math.isqrt(inputs // channels)
+            if side * side * channels == inputs:
+                return channels, (side, side)
+    raise ValueError(f"{inputs} inputs of a patch are no square of 3, 1 or 4 channels; say the image size: --source-size; or {KEEP}")
+
+
+def shapes_out(shapes: Shapes, stem: StemConfig | ConvStemConfig) -> int:
+    """Channels of a stem's last map."""
+    if isinstance(stem, ConvStemConfig):
+        return stem.widths[-1]
+    return stem.width * 4 * 2 ** (len(stem.blocks) - 1) if stem.blocks else stem.width
+
+
+def stem_of(shapes: Shapes) -> StemConfig | ConvStemConfig | None:
+    """What is in front of a hybrid, if it is one."""
+    if "stem.root.conv.weight" in shapes:
+        return StemConfig(units_in(shapes, "stem"), shapes["stem.root.conv.weight"][0])
+    if "stem.stages.0.conv.weight" not in shapes:
+        return None
+    widths: list[int] = []
+    while f"stem.stages.{len(widths)}.conv.weight" in shapes:
+        widths.append(shapes[f"stem.stages.{len(widths)}.conv.weight"][0])
+    found = [{name.split(".")[4] for name in shapes if name.startswith(f"stem.stages.{stage}.units.")} for stage in range(len(widths))]
+    return ConvStemConfig(widths=tuple(widths), blocks=tuple(map(len, found)))
+
+
+def units_in(shapes: Shapes, ours: str) -> tuple[int, ...]:
+    """Units of each stage of a ResNet whose names begin with `ours`."""
+    blocks: list[int] = []
+    while f"{ours}.stages.{len(blocks)}.units.0.conv1.weight" in shapes:
+        blocks.append(count(shapes, f"{ours}.stages.{len(blocks)}.units.{{i}}.conv1.weight"))
+    return tuple(blocks)
+
+
+def configure_bit(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
+    """The config of a BiT."""
+    refuse_untold(shapes)
+    classes = shapes["head.weight"][0] if "head.weight" in shapes else 0
+    return bit_config(shapes["body.root.conv.weight"][:2], units_in(shapes, "body"), classes, "bit", said)
+
+
+def assumed(config: ModelConfig, known: Iterable[str]) -> str:
+    """A note on what was taken since a state dict does not tell it."""
+    if not isinstance(config, ViTConfig):
+        return (
+            f"a state dict does not tell everything: image size {config.image[0]}, numerics {config.numerics} taken; vitreous.save keeps it"
+        )
+    names = [name for name in ("heads", "gelu", "eps", "pool", "resize") if name not in known]
+    taken = ", ".join(f"{name} {getattr(config, name)}" for name in names)
+    return f"a state dict does not tell everything: {taken}, channels {config.channels} taken; vitreous.save keeps it"
+
+
+NAME = "state-dict"
+VIT = OwnNames(
+    NAME,
+    "a state dict of vitreous",
+    ("projection.weight", "encoder.blocks.0.mlp.norm.weight"),
+    (),
+    configure,
+    strip=("model.",),
+    holds=lambda config: False,  # a bundle is what is written
+)
+BIT = OwnNames(
+    NAME,
+    "a state dict of vitreous' BiT",
+    ("body.root.conv.weight", "body.norm.weight"),
+    (),
+    configure_bit,
+    strip=("model.",),
+    holds=lambda config: False,
+)
+ODD = OwnNames(  # blocks under other names: refused with the reason
+    NAME,
+    "a state dict of vitreous",
+    ("projection.weight", "encoder.norm.weight"),
+    (),
+    configure,
+    strip=("model.",),
+    holds=lambda config: False,
+)
+FORMATS = [VIT, BIT, ODD]
