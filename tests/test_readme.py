@@ -46,9 +46,20 @@ def lived(request, tmp_path_factory):
                     patch.setattr(doctor, "SECONDS", 0.0)
                 result = say(*words, *(HOURS[request.param][0] if words[0] == "train" else []), cwd=home)
             assert result.returncode == 0, f"{line}\n{result.stderr}"
+            assert all(note in result.stderr for note in notes_shown(line))
         else:
             run_block(home, words[1])
     return request.param, home
+
+
+def notes_shown(command: str) -> list[str]:
+    """The notes that the README prints below a command, whole."""
+    after = README.partition(f"$ {command}\n")[2].partition("\n$ ")[0].partition("```")[0]
+    return [line for line in after.splitlines() if line.startswith("note: ") and "…" not in line]
+
+
+def test_the_note_on_what_google_computes_otherwise_is_shown():
+    assert any("gelu none -> tanh" in note for note in notes_shown("vitreous convert runs/digits digits-vit --to google-npz"))
 
 
 def test_the_two_commands_stand_as_promised():

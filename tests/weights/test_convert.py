@@ -60,7 +60,10 @@ def test_what_the_reader_computes_otherwise_is_told(tmp_path):
     bundle(tmp_path / "a", ViTConfig(**SMALL))
     told: list[str] = []
     assert convert(tmp_path / "a", tmp_path / "b", "google-npz", tell=told.append)["read_there_with"] == ["gelu none -> tanh"]
-    assert "gelu none -> tanh" in told[-1]
+    assert "gelu none -> tanh" in told[-1] and told[-1].endswith("(trained with --model.gelu tanh it is the same)")
+    bundle(tmp_path / "tanh", ViTConfig(**SMALL, gelu="tanh"))
+    assert convert(tmp_path / "tanh", tmp_path / "same", "google-npz", tell=told.append)["read_there_with"] == []
+    assert "takes it for another" not in told[-1]
     assert convert(tmp_path / "a", tmp_path / "c", "huggingface")["read_there_with"] == []
     bundle(tmp_path / "d", BiTConfig(image=(32, 32), classes=3, blocks=(1, 1), width=32))
     assert convert(tmp_path / "d", tmp_path / "e", "bit-npz")["read_there_with"] == []

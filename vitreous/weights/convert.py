@@ -73,7 +73,7 @@ def convert(
     place = place.parent / made.name
     other = assumed(form, config, state) if form else []
     if other:
-        tell(f"who reads {to} takes it for another: {', '.join(other)}; answers differ a little")
+        tell(f"who reads {to} takes it for another: {', '.join(other)}; answers differ a little{remedy(other)}")
     return {
         "source": weights.source,
         "format": weights.title,
@@ -180,6 +180,12 @@ def assumed(form: Format, config: ModelConfig, state: Tensors) -> list[str]:
     ]
     stems = [c.stem.numerics for c in (config, theirs) if isinstance(c, ViTConfig) and isinstance(c.stem, StemConfig)]
     return found + ([f"stem {stems[0]} -> {stems[1]}"] if len(set(stems)) == 2 else [])
+
+
+def remedy(other: list[str]) -> str:
+    """How to train a model that is the same there, where the form of GELU is what differs."""
+    gelu = next((words.rpartition(" ")[2] for words in other if words.startswith("gelu ")), "")
+    return f" (trained with --model.gelu {gelu} it is the same)" if gelu else ""
 
 
 def verify(form: Format | None, place: Path, state: Tensors, config: ModelConfig) -> None:
