@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from vitreous.cores import Neighbours
 from vitreous.errors import VitreousError
 
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 PLAIN_EVERY = 10.0  # seconds between two progress lines where stderr is no terminal
 
 
@@ -74,6 +75,12 @@ def as_json(document: Any) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
+def readable_bytes(count: float) -> str:
+    """Bytes in the largest of B, KiB, MiB, GiB, TiB of which there is one: `1.5 GiB`."""
+    power = min(max(int(abs(count)).bit_length() - 1, 0) // 10, len(UNITS) - 1)
+    return f"{count / 1024**power:.{int(power > 0)}f} {UNITS[power]}"
+
+
 class Console:
     """Hears a run (`note`, `progress`) and prints tables.
 
@@ -96,6 +103,11 @@ class Console:
         """One line of news on stderr."""
         self.close()
         write_line(f"note: {text}", sys.stderr)
+
+    def line(self, text: str) -> None:
+        """One plain line on stderr."""
+        self.close()
+        write_line(text, sys.stderr)
 
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
         """How far a piece of work is: a bar with time left, or a plain line now and then. Without a total: how much is done."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from vitreous.errors import printable
 from vitreous.recipes.options import TrainOptions as Options
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
+    from vitreous.data.split import Data
+    from vitreous.training.run import Run
 
 __all__ = ["Options", "run"]
+SHOWN = 10  # classes that the header names
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
@@ -21,6 +25,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.recipes.names import known
     from vitreous.weights.files import open_weights
 
+    options.check_data()
     if options.model:
         configure(options.model)  # what cannot be is refused before PyTorch is imported
     if options.recipe:
@@ -31,7 +36,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     if options.dry_run:
         return plan(options, console)
-    summary = carry_out(options, console)
+    summary = carry_out(options, console, lambda run, data: tell_header(run, data, console))
     console.say(figures("validation", summary["val"]))
     if "lr_grid" not in summary:
         console.say(figures("test", summary["test"]))
@@ -39,6 +44,30 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     console.say(f"{summary['model']}, {summary['parameters']:,} parameters, trained in {minutes:.1f} minutes: {summary['run']}")
     console.say(f"next: vitreous predict {summary['run']} IMAGE …, or read {summary['run']}/report.html")
     return summary
+
+
+def tell_header(run: Run, data: Data, console: Console) -> None:
+    """What is about to be trained on what, a plain line each on stderr."""
+    from vitreous.models.cost import macs
+    from vitreous.models.names import name_of
+    from vitreous.nn.sizes import by
+
+    counts = {name: len(split) for name, split in data.splits.items()} | {"train": run.data.images}
+    names = list(run.data.classes[:SHOWN]) + ["…"] * (len(run.data.classes) > SHOWN)
+    pixels = "x".join([by(run.model.image)] * (1 + (len(set(run.model.image)) == 1)))
+    batch = f"{run.batch_size}" + (f" x {run.accumulate}" if run.accumulate > 1 else "")
+    rows = {
+        "data": f"{run.data.source}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()) + " images",
+        "classes": f"{len(run.data.classes):,} ({', '.join(map(printable, names))})",
+        "model": f"{name_of(run.model)} at {pixels} pixels, {2 * macs(run.model) / 1e9:.3g} GFLOPs an image"
+        + (f", from {run.init}" if run.init else ", from scratch"),
+        "recipe": f"{run.recipe or 'none'}, {run.optimizer.name} with learning rate {run.optimizer.lr:.3g}",
+        "device": run.device,
+        "precision": run.precision,
+        "steps": f"{run.steps:,} of {batch} images, {run.epochs:g} epochs",
+    }
+    for name, text in rows.items():
+        console.line(f"{name:9}  {text}")
 
 
 def figures(name: str, found: dict[str, Any] | None) -> str:
@@ -70,9 +99,11 @@ def several(name: str, found: dict[str, Any]) -> str:
 
 def plan(options: Options, console: Console) -> dict[str, Any]:
     """The plan: model, resolution, parameters, cost, memory, time from a few timed steps. Writes nothing."""
+    from vitreous.cli.console import readable_bytes
     from vitreous.config import to_plain
     from vitreous.recipes.preview import preview
 
     run, document = preview(options, console)
-    console.table(["plan", ""], [[name.replace("_", " "), str(value)] for name, value in document.items()])
+    shown = {name.removesuffix("_bytes"): readable_bytes(value) if name.endswith("_bytes") else value for name, value in document.items()}
+    console.table(["plan", ""], [[name.replace("_", " "), f"{v:,}" if isinstance(v, int) else str(v)] for name, v in shown.items()])
     return document | {"run": to_plain(run)}

@@ -15,6 +15,7 @@ from vitreous.machine import pick_device, pick_precision
 from vitreous.models.config import ModelConfig
 from vitreous.models.cost import macs
 from vitreous.models.defaults import SMALL
+from vitreous.models.names import name_of
 from vitreous.objectives.supervised import balanced
 from vitreous.recipes.architecture import architecture
 from vitreous.recipes.names import OWN
@@ -24,10 +25,12 @@ from vitreous.recipes.registry import RECIPES, find, own_length
 from vitreous.training.run import Run
 from vitreous.training.shards import default_shards
 from vitreous.weights.adopt import Start
+from vitreous.weights.fetch import published_weights
 
 __all__ = ["Facts", "apply", "derive"]
 
 COMPILE_GAIN = 3e17  # FLOPs of a run on a GPU from which a compilation of a minute or two pays for itself
+FEW = 10_000  # photographs: a run from scratch on fewer of them is told of --init
 CANONICAL = 4  # parts of a step whose sum is the same for 1, 2 and 4 processes
 
 Note = Callable[[str], None]
@@ -73,6 +76,17 @@ def derive(options: TrainOptions, data: Data, facts: Facts, start: Start | None 
     elif options.shards is None and not (run.compile or run.model.dropout or run.model.drop_path):
         run = replace(run, shards=default_shards(device, run.batch_size))
     return periods(run, options)
+
+
+def advise_weights(run: Run) -> str:
+    """What to say of a run that begins from scratch on few photographs; an empty string for any other."""
+    if run.init or max(run.model.image) <= SMALL or run.data.images >= FEW:
+        return ""
+    source = published_weights(name_of(run.model)) or published_weights("ViT-S/16")
+    return (
+        f"{run.data.images:,} photographs are few for a Vision Transformer from scratch: start from weights that have seen many, "
+        f"as with --init {source} (needs vitreous[hub]), or name a file of weights"
+    )
 
 
 def usual(data: Data, model: ModelConfig, start: Start | None) -> Recipe:

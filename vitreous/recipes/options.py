@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, Suppress, arg
 
+from vitreous.errors import UsageError
+
 
 @dataclass(frozen=True)
 class TrainOptions:
@@ -17,8 +19,9 @@ class TrainOptions:
     Every other value of the run can be set by its path, as config.yaml has it: --optimizer.betas 0.9 0.95
     """
 
-    data: Annotated[Positional[str], arg(metavar="DATA")]
-    """`digits`, a folder with train/, val/, test/ of CLASS/*, a folder of CLASS/*, or a CSV file path,label[,split]."""
+    data: Annotated[Positional[str], arg(metavar="DATA")] = ""
+    """`digits`, a folder with train/, val/, test/ of CLASS/*, a folder of CLASS/*, or a CSV file path,label[,split]; with --resume the
+    run's own may be left out."""
     recipe: str | None = None
     """A recipe by name; `vitreous recipes` lists them (default: one that suits the data)."""
     model: str | None = None
@@ -145,3 +148,8 @@ class TrainOptions:
     """Checkpoints to keep (default: 2)."""
     settings: Suppress[dict[str, list[str]]] = field(default_factory=dict)
     """Anything else of the run, by its path: `--optimizer.betas 0.9 0.95`."""
+
+    def check_data(self) -> None:
+        """Raise UsageError where no data set is named and no run says which."""
+        if not self.data and not self.resume:
+            raise UsageError("no data set is named", "vitreous train DATA: `digits`, a folder of images or a CSV file")

@@ -15,7 +15,7 @@ from vitreous.models.cost import macs
 from vitreous.models.names import name_of
 from vitreous.nn.sizes import by
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.train import plan
+from vitreous.recipes.train import plan, with_data
 from vitreous.recipes.transfer import check, forecast, prepare
 from vitreous.training.folder import Folder
 from vitreous.training.loop import State, fit
@@ -27,18 +27,22 @@ TIMED = 4  # steps, after one to warm up
 
 def preview(options: TrainOptions, listener: Listener) -> tuple[Run, dict[str, Any]]:
     """The run that the options give, and its plan; a few steps are timed on the real data and thrown away."""
+    options = with_data(options)
     check(options)
     folder, run, inputs, opened = plan(options, listener)
     settle_process()
     times: list[float] = []
+    size = f"{run.step_size} images each"
 
     def tick(state: State) -> None:
         times.append(time.perf_counter())
+        listener.progress("timing steps", len(times), TIMED + 1, size)
         state.halt = len(times) > TIMED
 
     with tempfile.TemporaryDirectory() as scratch:
         session = Session(run, inputs, Folder(Path(scratch)), listener)
         state = session.build()
+        listener.progress("timing steps", 0, TIMED + 1, size)
         fit(state, session.batches(state), [(1, tick)])
     steps = [after - before for before, after in pairwise(times)] or [float("nan")]
     seconds = sorted(steps)[len(steps) // 2]

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from vitreous.machine import environment, pick_device, warning
 from vitreous.models.cost import macs
 from vitreous.models.names import configure, name_of
 from vitreous.recipes.channels import channelwise, facts
-from vitreous.recipes.derive import apply, derive
+from vitreous.recipes.derive import advise_weights, apply, derive
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.transfer import TRIALS, check, opening, prepare, transfer
 from vitreous.reports.answers import Computing, answered
@@ -67,8 +68,10 @@ UTILISED = 0.6  # of the machine's peak that a training step reaches
 SCREENED = 20_000  # files up to which a data set is decoded once before training, to name what cannot be read
 
 
-def train(data: str, listener: Listener | None = None, **options: Any) -> dict[str, Any]:
+def train(data: str = "", listener: Listener | None = None, **options: Any) -> dict[str, Any]:
     """Train on a data set and return the run's summary; `options` are the fields of `TrainOptions`, as on the command line.
+
+    With `resume=True` the data set may be left out: it is that of the run.
 
     With a test split, the trained model is judged on it once, at the end. Raises UsageError, DataError, WeightsError,
     NonFiniteError, ResourceError or Interrupted, each with its way out.
@@ -79,13 +82,23 @@ def train(data: str, listener: Listener | None = None, **options: Any) -> dict[s
     return carry_out(TrainOptions(data, **options), listener or Silent())
 
 
-def carry_out(options: TrainOptions, listener: Listener) -> dict[str, Any]:
+Announce = Callable[[Run, Data], None]  # is given a run and its data before the first step
+
+
+def carry_out(options: TrainOptions, listener: Listener, announce: Announce = lambda run, data: None) -> dict[str, Any]:
     """The same from an options object; by every process that `torchrun` started, of which the leading one speaks and writes."""
+    options = with_data(options)
     with together(pick_device(options.device or "auto"), options.timeout or Run.timeout) as ranks:
-        return carried_out(options, listener if ranks.leads else Silent(), ranks)
+        return carried_out(options, listener if ranks.leads else Silent(), ranks, announce)
 
 
-def carried_out(options: TrainOptions, listener: Listener, ranks: Ranks) -> dict[str, Any]:
+def with_data(options: TrainOptions) -> TrainOptions:
+    """The options with the data set of the run to continue, where none is named. Raises UsageError where no run is continued."""
+    options.check_data()
+    return options if options.data else replace(options, data=Folder(Path(options.out or LATEST)).run().data.source)
+
+
+def carried_out(options: TrainOptions, listener: Listener, ranks: Ranks, announce: Announce) -> dict[str, Any]:
     """The same by one process among `ranks`."""
     begun = None
     if options.resume:
@@ -108,6 +121,7 @@ def carried_out(options: TrainOptions, listener: Listener, ranks: Ranks) -> dict
         trials = {} if options.lr_grid is None or begun else {"trials": opening(prepare(run, opened, inputs, options))}
         listed = {"excluded": sorted(names_in(run.data.exclude))} if run.data.exclude and not begun else {}
         begin(folder, run, {"data": facts_of(run, opened), **trials, **listed}, begun)
+        announce(run, opened)
     ranks.wait()
     if slow := warning(run.precision, run.device):
         listener.note(slow)
@@ -235,6 +249,8 @@ def pictures(
         start = starting_point(options.init) if options.init else None
         told = facts(opened, options, start)
         run = derive(options, opened, told, start, listener.note)
+        if few := advise_weights(run):
+            listener.note(few)
         run = channelwise(run, told, split, start, options, workers, listener.note)
         run = replace(run, data=replace(run.data, split_seed=seed, hold_out=share, group_by=group_by, exclude=exclude))
         run = replace(run, data=replace(run.data, source=resolve_source(opened.name)))

@@ -23,7 +23,7 @@ from vitreous.nn.sizes import by
 from vitreous.objectives.supervised import Loss
 from vitreous.weights.beside import class_names, fields, preprocessing
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
-from vitreous.weights.fetch import fetch
+from vitreous.weights.fetch import fetch, nothing_at
 from vitreous.weights.foreign import Found, find, json_in, weights_in
 from vitreous.weights.pieces import tensors_in
 from vitreous.weights.transformers import check_family
@@ -69,6 +69,8 @@ def open_weights(source: str | os.PathLike[str], said: dict[str, Any] | None = N
     UsageError for a source that names nothing.
     """
     path = fetch(os.fspath(source))
+    if not os.path.lexists(path):
+        raise nothing_at(os.fspath(source))
     folder = bundle_in(path)
     if folder:
         bundle = load_bundle(folder)

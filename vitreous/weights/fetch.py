@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from vitreous.disk import cache
-from vitreous.errors import UsageError, WeightsError
+from vitreous.errors import UsageError, VitreousError, WeightsError, printable
+from vitreous.models.names import configure, name_of
 
 MAX_BYTES = 32 << 30  # of one file
 TIMEOUT = 30  # seconds without a byte
@@ -30,6 +31,17 @@ HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<
 #: the files of a repository that hold its weights, the safer first, and those that say what they are
 WHOLE, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 DESCRIPTIONS = ("config.json", "preprocessor_config.json")
+#: where weights of a model are published, for who names the model alone
+PUBLISHED = {
+    "ViT-Ti/16": "timm:vit_tiny_patch16_224.augreg_in21k",
+    "ViT-S/16": "timm:vit_small_patch16_224.augreg_in21k",
+    "ViT-S/32": "timm:vit_small_patch32_224.augreg_in21k",
+    "ViT-B/16": "hf:google/vit-base-patch16-224-in21k",
+    "ViT-B/32": "hf:google/vit-base-patch32-224-in21k",
+    "ViT-L/16": "hf:google/vit-large-patch16-224-in21k",
+    "ViT-L/32": "hf:google/vit-large-patch32-224-in21k",
+    "ViT-H/14": "hf:google/vit-huge-patch14-224-in21k",
+}
 MAX_INDEX = 8 << 20  # bytes
 
 
@@ -55,6 +67,24 @@ def fetch(source: str, listener: Listener | None = None) -> Path:
     if kind in ("http", "https") and rest.startswith("//"):
         return from_web(source, listener)
     return Path(source)
+
+
+def published_weights(model: str) -> str:
+    """Where weights of a model are published, by its name here, as a source; an empty string where none is known."""
+    return PUBLISHED.get(model, "")
+
+
+def nothing_at(source: str) -> WeightsError:
+    """The refusal of a source that is neither a path here nor of a known form; a model's name is told as one."""
+    forms = "timm:NAME.TAG or hf:ORG/NAME (needs vitreous[hub])"
+    try:
+        name = name_of(configure(source))
+    except VitreousError:
+        return WeightsError(f"no weights at {printable(source)}", f"name a run folder, a bundle, a file, {forms}")
+    where = f"{known}, or another {forms}" if (known := published_weights(name)) else forms
+    return WeightsError(
+        f"no weights at {printable(source)}: it is a model's name, and says nothing of its weights", f"name {where}, or a file"
+    )
 
 
 def from_hub(source: str, name: str, listener: Listener | None) -> Path:

@@ -1,0 +1,101 @@
+"""What `vitreous train` says before it trains, what it plans, and what it needs to be told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from tests.conftest import TINY, document, make_folder, say
+from vitreous.cli.console import readable_bytes
+from vitreous.recipes.train import train
+
+WORDS = [w for k, v in {**TINY, "epochs": 1}.items() for w in (f"--{k}", str(v))]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("home") / "photos", {"train": 8, "val": 2, "test": 2}, size=(24, 16))
+
+
+def test_training_begins_with_a_header(photos, tmp_path):
+    result = say("train", str(photos), "--out", str(tmp_path / "run"), "--workers", "0", "--json", *WORDS)
+    assert document(result)["steps"] == 2
+    lines = result.stderr.splitlines()
+    rows = dict(line.split(maxsplit=1) for line in lines[:7])
+    assert rows["data"] == f"{photos}: 24 train, 6 val, 6 test images"
+    assert rows["classes"] == "3 (ant, bee, cat)"
+    assert rows["model"].startswith("ViT-32x2/8 at 16x24 pixels, ") and rows["model"].endswith("from scratch")
+    assert rows["recipe"].startswith("small, muon with learning rate 0.002")
+    assert (rows["device"], rows["precision"]) == ("cpu", "fp32")
+    assert rows["steps"] == "2 of 8 x 2 images, 1 epochs"
+    assert not any(line.startswith("train ") for line in lines[:7])
+
+
+def test_a_plan_is_readable_and_tells_how_far_it_is(photos):
+    words = ["train", str(photos), "--dry-run", "--model", "ViT-32x2/8", "--image-size", "32", "--device", "cpu", "--workers", "0"]
+    result = say(*words)
+    assert result.returncode == 0, result.stderr
+    memory = next(line for line in result.stdout.splitlines() if line.startswith("peak memory"))
+    assert memory.split()[-1] in ("MiB", "GiB") and "bytes" not in memory
+    assert "timing steps   0%" in result.stderr and "timing steps 100%" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "count,text", [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (5 * 2**20, "5.0 MiB"), (3 * 2**30, "3.0 GiB")]
+)
+def test_bytes_are_readable(count, text):
+    assert readable_bytes(count) == text
+    assert readable_bytes(2**50) == "1024.0 TiB"
+
+
+def test_a_run_is_continued_without_naming_its_data(photos, tmp_path, monkeypatch):
+    """By `--resume --out RUN`, by `--resume` alone, which takes runs/latest, and from Python."""
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "runs" / "one"
+    train(str(photos), out=str(out), workers=0, **TINY)
+    weights, summary = (out / "model" / "weights.safetensors").read_bytes(), json.loads((out / "summary.json").read_text())
+    ways = (
+        lambda: document(say("train", "--resume", "--out", str(out), "--workers", "0", "--json")),
+        lambda: document(say("train", "--resume", "--json")),
+        lambda: train(out=str(out), resume=True),
+    )
+    for way in ways:
+        (out / "summary.json").unlink()
+        shutil.rmtree(out / "model")
+        shutil.rmtree(max((out / "checkpoints").glob("step-*")))
+        found = way()
+        assert (found["data"], found["steps"], found["val"]) == (str(photos), summary["steps"], summary["val"])
+        assert (out / "model" / "weights.safetensors").read_bytes() == weights
+
+
+def test_without_a_run_the_data_must_be_named(tmp_path):
+    result = say("train", cwd=tmp_path)
+    assert result.returncode == 2 and "vitreous train DATA" in result.stderr
+    result = say("train", "--resume", cwd=tmp_path)
+    assert result.returncode == 2 and "is no run folder" in result.stderr
+
+
+def test_few_photographs_from_scratch_are_told_of_weights(photos, tmp_path):
+    advice = "are few for a Vision Transformer from scratch"
+    large = ["--model", "ViT-32x1/16", "--image-size", "96", "--dry-run", "--device", "cpu", "--workers", "0"]
+    told = say("train", str(photos), *large).stderr
+    assert f"24 photographs {advice}" in told and "--init timm:vit_small_patch16_224" in told
+    assert advice not in say("train", "digits", *large[:2], "--image-size", "32", *large[4:]).stderr
+    train(str(photos), out=str(tmp_path / "run"), workers=0, **{**TINY, "epochs": 0.5, "image_size": 96})
+    assert advice not in say("train", str(photos), "--init", str(tmp_path / "run"), *large[4:]).stderr
+
+
+@pytest.mark.parametrize("name", ["ViT-B/16", "vit_base_patch16_224", "B/16"])
+def test_a_model_s_name_is_no_weights(photos, name):
+    result = say("train", str(photos), "--init", name)
+    assert result.returncode == 4 and f"no weights at {name}: it is a model's name" in result.stderr
+    assert "hf:google/vit-base-patch16-224-in21k" in result.stderr and "timm:" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_path_that_is_not_there_is_told_with_the_forms_of_sources(photos):
+    result = say("train", str(photos), "--init", "missing.npz")
+    assert result.returncode == 4 and "no weights at missing.npz\n" in result.stderr
+    assert "timm:NAME.TAG" in result.stderr and "hf:ORG/NAME" in result.stderr
