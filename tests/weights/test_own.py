@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,6 +123,14 @@ def test_what_cannot_belong_to_a_model_is_refused_and_nothing_is_written(options
         vitreous.save(model, tmp_path / "a", **options)
     assert message in str(caught.value)
     assert not (tmp_path / "a").exists()
+
+
+def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "using.md").read_text("utf-8")
+    block = page.partition("## A model trained in Python")[2].partition("```python\n")[2].partition("```")[0]
+    assert "vitreous.save(" in block and "state_dict()" in block
+    monkeypatch.chdir(tmp_path)
+    exec(block, {"__name__": "__main__"})
 
 
 def test_nothing_is_overwritten_and_other_modules_are_named(tmp_path):
