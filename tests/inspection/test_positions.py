@@ -7,7 +7,7 @@ import torch
 
 from tests.contracts import randomise
 from vitreous.errors import UsageError
-from vitreous.inspection.positions import embeddings, has_positions, kernel, similarity, stride, structure, tables
+from vitreous.inspection.positions import embeddings, has_positions, kernel, similarity, similarity_range, stride, structure, tables
 from vitreous.models.zoo import create
 from vitreous.nn.grid import resize
 from vitreous.nn.position import Places
@@ -32,6 +32,16 @@ def test_similarity_is_the_cosine_of_every_two():
     for i, j, k, m in torch.cartesian_prod(*(torch.arange(n) for n in (*GRID, *GRID))).tolist():
         assert found[i, j, k, m].item() == pytest.approx(cosine(table[i, j].tolist(), table[k, m].tolist()), abs=1e-5)
     assert torch.equal(similarity(table, 2), found[::2, ::2])
+
+
+def test_a_colour_scale_spans_different_positions_alone():
+    found = similarity(embeddings(model())["input"])
+    pairs = [float(found[i, j, k, m]) for i in range(2) for j in range(3) for k in range(2) for m in range(3) if (i, j) != (k, m)]
+    assert similarity_range(found) == pytest.approx((min(pairs), max(pairs)), abs=1e-6)
+    assert similarity_range(found.view(6, 6)) == similarity_range(found)
+    assert similarity_range(torch.ones(1, 1, 1, 1)) == (-1, 1)
+    low, high = similarity_range(torch.full((4, 4), 0.5))
+    assert high - low == pytest.approx(1e-3) and low < 0.5 < high
 
 
 @pytest.mark.parametrize(("grid", "step"), [((7, 7), 1), ((14, 14), 1), ((14, 15), 2), ((28, 10), 2), ((64, 64), 5)])

@@ -21,7 +21,8 @@ from vitreous.reports.answers import Answered
 from vitreous.reports.evaluate import Further, evaluate
 from vitreous.reports.pages import cards
 from vitreous.reports.pages.cards import SHOWN, marks
-from vitreous.reports.pages.report import CELLS, ROWS, write_report
+from vitreous.reports.pages.formats import break_name, format_figure, format_interval, format_share
+from vitreous.reports.pages.report import CELLS, ROWS, loss_limits, write_report
 from vitreous.training.folder import Folder
 from vitreous.training.session import Silent
 from vitreous.weights.bundle import Bundle
@@ -70,6 +71,36 @@ def test_train_writes_a_page_with_everything_on_it(run):
     assert json.loads((run / "environment.json").read_text())["torch"] in page
     assert "device-hours" in page and "exaFLOPs" in page
     assert page.count("data:image/png") >= 2 * min(SHOWN, 12)  # each picture, and what was looked at
+    shown = re.findall(r'<svg role="img" aria-label="([^"]*)"', page)
+    assert shown[:4] == ["training loss", "validation loss (NLL)", "validation top-1", "learning rate"]
+
+
+def test_losses_share_an_axis_where_that_hides_neither():
+    lines = [{"train/loss": 2.0, "val/nll": None}, {"train/loss": 0.5}, {"val/nll": 1.0}, {"val/nll": 2.5}]
+    assert loss_limits(lines, "train/loss") == loss_limits(lines, "val/nll") == pytest.approx((0.4, 2.6))
+    assert loss_limits(lines, "val/top1") is None
+    assert loss_limits([{"train/loss": 2.0}, {"train/loss": 0.5}], "train/loss") is None
+    assert loss_limits([*lines, {"train/loss": 20.0}], "val/nll") is None  # a fifth of it would be seen
+
+
+def test_shares_have_two_significant_digits_and_never_say_all_of_what_is_not():
+    written = {0: "0 %", 1: "100 %", 0.9131: "91 %", 0.0124: "1.2 %", 0.000342: "0.034 %", 0.01: "1.0 %", 0.0996: "10 %"}
+    written |= {0.9949: "99 %", 0.9963: "99.6 %", 0.99972: "99.97 %", 0.99999: "99.999 %", 0.9999993: ">99.9999 %", 1.34e-7: "1.3e-5 %"}
+    assert {share: format_share(share) for share in written} == written
+    assert format_interval("top1", [0.91314, 0.94]) == "91.3 % to 94.0 %" and format_figure("nll", 0.12345) == "0.123"
+
+
+def test_names_break_at_their_separators_and_are_text():
+    assert break_name("a/b_c-d.e:f\\g") == "a/<wbr>b_<wbr>c-<wbr>d.<wbr>e:<wbr>f\\<wbr>g"
+    assert break_name("<i>_&") == "&lt;i&gt;_<wbr>&amp;" and break_name("ant") == "ant" and break_name("ant_") == "ant_"
+
+
+def test_a_table_of_classes_can_be_scrolled_with_keys_and_breaks_its_names(tmp_path):
+    write_report(tmp_path / "page.html", None, *judged(3, 9, names=("red_fox", "grey-wolf", "ant")))
+    page = (tmp_path / "page.html").read_text()
+    assert '<div class="wide" role="region" aria-label="classes" tabindex="0">' in page
+    assert "<td>red_<wbr>fox</td>" in page and "<td>grey-<wbr>wolf</td>" in page
+    assert re.search(r"<figcaption>[^%]*\d\u00a0%", page) and not re.search(r"<figcaption>[^%]*\.\d\d.%", page)
 
 
 def test_a_page_that_cannot_be_written_costs_no_figure(run, tmp_path):
@@ -134,7 +165,7 @@ def test_several_labels_and_one_image(tmp_path):
     page = (tmp_path / "several.html").read_text()
     assert "mAP" in page and "<h2>Confusion</h2>" not in page and "<th>AP</th>" in page
     write_report(tmp_path / "one.html", None, *judged(3, 1))
-    assert "1 images" in (tmp_path / "one.html").read_text()
+    assert "noise: 1 image." in (tmp_path / "one.html").read_text()
 
 
 def test_unreadable_images_are_counted_and_never_shown(tmp_path):
@@ -169,6 +200,13 @@ def chromium() -> str | None:
     return next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"))), None)
 
 
+SCROLLS = """table => {
+  table.focus();
+  const shadow = getComputedStyle(table).backgroundAttachment;
+  return {overflow: table.scrollWidth > table.clientWidth, focused: document.activeElement === table, shadow};
+}"""
+
+
 @pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize("width", [390, 1440])
 def test_a_browser_shows_it_without_errors_or_requests(run, width):
@@ -184,8 +222,13 @@ def test_a_browser_shows_it_without_errors_or_requests(run, width):
         images = page.eval_on_selector_all("img", "all => all.map(one => one.complete && one.naturalWidth > 0 && one.offsetWidth > 0)")
         drawings = page.eval_on_selector_all("svg", "all => all.map(one => one.getBoundingClientRect().width)")
         wide = page.evaluate("document.documentElement.scrollWidth")
+        sides = page.eval_on_selector_all(".cards img", "all => all.map(one => one.getBoundingClientRect().width)")
+        scrolls = page.eval_on_selector(".wide[aria-label=classes]", SCROLLS)
         browser.close()
     assert not said and [url for url in asked if not url.startswith(("file:", "data:"))] == []
     assert len(images) >= SHOWN and all(images)
     assert len(drawings) >= 5 and all(100 < drawn <= width for drawn in drawings)
     assert wide <= width
+    small = [side for side in sides if side < (150 if width == 390 else 110)]
+    assert len(sides) >= SHOWN and small == []
+    assert scrolls["overflow"] == (width == 390) and scrolls["focused"] and scrolls["shadow"] == "local, local, scroll, scroll"

@@ -156,6 +156,8 @@ def test_positions_are_the_cosines_of_their_embeddings():
         for other in range(20):
             wanted = torch.nn.functional.cosine_similarity(table[one], table[other], dim=0)
             assert told["similarity"][one][other] == pytest.approx(float(wanted), abs=6e-5)
+    pairs = [told["similarity"][one][other] for one in range(20) for other in range(20) if one != other]
+    assert told["range"] == pytest.approx([min(pairs), max(pairs)], abs=1e-4) and told["range"][1] < 0.99
 
 
 @pytest.mark.parametrize("size", [(80, 40), (40, 80), (300, 37), (20, 16), (16, 20)])

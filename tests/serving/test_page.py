@@ -15,6 +15,7 @@ from tests.conftest import make_folder, picture
 from vitreous.data.preprocess import Preprocess
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
+from vitreous.reports.pages.formats import break_name, format_share
 from vitreous.serving.http.access import Access
 from vitreous.serving.http.limits import Limits
 from vitreous.serving.http.server import Settings, running
@@ -192,9 +193,9 @@ def test_a_picture_gets_the_names_and_probabilities_that_python_gives(visit, hom
     visit.take(home / "0.png")
     wanted = predictor.predict([home / "0.png"], top=7)[0]
     names = visit.find("#answers .name").all_text_contents()
-    shares = [float(text.split("\u00a0")[0]) / 100 for text in visit.find("#answers .share").all_text_contents()]
+    shares = [text.replace("\u00a0", " ") for text in visit.find("#answers .share").all_text_contents()]
     assert names == list(wanted.names[:5]) and visit.find("#answers b").count() == 0
-    assert np.allclose(shares, wanted.probabilities[:5], rtol=6e-3)
+    assert shares == [format_share(p) for p in wanted.probabilities[:5]]
     bars = visit.page.eval_on_selector_all("#answers i", "all => all.map(one => one.offsetWidth / one.parentElement.offsetWidth)")
     assert np.allclose(bars, wanted.probabilities[:5], atol=0.01)
     visit.find("#more").click()
@@ -219,7 +220,7 @@ def test_sliders_show_every_block_and_head_with_one_question(visit, home, predic
             assert alike(visit.patches(), weights), (layer, head)
             seen.add(visit.drawn())
     assert len(seen) == 8 and len(visit.attentions()) == asked
-    assert visit.find("#head").get_attribute("aria-valuetext") == "head 1 of 0–1"
+    assert visit.find("#head").get_attribute("aria-valuetext") == "head 2 of 2"
     smooth = visit.drawn()
     visit.choose("edges", "smooth")
     assert visit.drawn() != smooth
@@ -244,7 +245,7 @@ def test_a_patch_that_is_clicked_or_touched_is_asked_what_it_looks_at(visit, hom
     visit.set("head", 3)
     place = visit.at(1, 3)
     (visit.find("#picture").tap if visit.page.viewport_size["width"] < 500 else visit.find("#picture").click)(position=place)
-    visit.see("#meaning", "the patch in row 1, column 3")
+    visit.see("#meaning", "What head 1 of block 3 looks at from the patch in row 2, column 4.")
     visit.settle()
     assert visit.attentions()[-1].endswith("query=1,3")
     visit.page.mouse.move(1, 1)
@@ -283,22 +284,20 @@ def test_everything_can_be_done_with_the_keyboard(visit, home, predictor):
     assert [name for name in found if name in wanted] == wanted
     visit.find("#picture").focus()
     keys.press("ArrowLeft")
-    start = [int(number) for number in re.findall(r"\d+", visit.find("#said").text_content())[:2]]
+    start = [int(number) - 1 for number in re.findall(r"\d+", visit.find("#said").text_content())[:2]]
     steps = [("ArrowUp", max(0, start[0] - 1), start[1]), ("ArrowRight", max(0, start[0] - 1), min(4, start[1] + 1))]
     weights = np.array(numbers(predictor, home / "0.png")["weights"])
     for key, row, column in steps:
         keys.press(key)
-        visit.see("#said", f"row {row}, column {column}: ")
-        told = float(visit.find("#said").text_content().split(": ")[1].split("\u00a0")[0]) / 100
-        assert told == pytest.approx(weights[row, column], rel=6e-3)
+        visit.see("#said", f"row {row + 1}, column {column + 1}: {format_share(weights[row, column])}".replace(" %", "\u00a0%"))
     keys.press("Enter")
-    visit.see("#meaning", f"the patch in row {row}, column {column}")
+    visit.see("#meaning", f"the patch in row {row + 1}, column {column + 1}")
     visit.settle()
     keys.press("Escape")
     visit.see("#meaning", "What the answer is made of")
     visit.find("#layer").focus()
     keys.press("Home")
-    assert visit.find("#layer-text").text_content() == "0 of 0–2"
+    assert visit.find("#layer-text").text_content() == "1 of 3"
 
 
 def test_pictures_of_the_session_come_back_with_their_answers(visit, home, predictor):
@@ -366,10 +365,15 @@ def test_positions_and_filters_and_nearest_images_are_those_of_the_model(visit, 
     visit.find("#inside").scroll_into_view_if_needed()
     similar = np.array(positions(predictor.bundle)["similarity"])
     frame = visit.find("#mosaic").bounding_box()
-    visit.see("#positions-text", "row 2, column 2")
+    visit.see("#positions-text", "row 3, column 3")
     visit.find("#mosaic").click(position={"x": frame["width"] * 0.7, "y": frame["height"] * 0.1})
-    others = np.delete(similar[3], 3)
-    visit.see("#positions-text", f"row 0, column 3 with every position: {others.min():.2f} to {others.max():.2f}")
+    others, pairs = np.delete(similar[3], 3), similar[~np.eye(25, dtype=bool)]
+    least, most = (f"{end:.2f}".replace("-", "−") for end in (pairs.min(), pairs.max()))
+    told = f"row 1, column 4 with every position: {others.min():.2f} to {others.max():.2f} with others.".replace("-", "−")
+    visit.see("#positions-text", f"{told} Colours span {least} to {most}")
+    assert (visit.find("#scale-least").text_content(), visit.find("#scale-most").text_content()) == (least, most)
+    light = visit.page.evaluate(LIGHT_OF_CHOSEN)
+    assert alike(np.array(light), np.where(np.arange(25) == 3, pairs.max(), similar[3])) and max(light) - min(light) > 0.3
     expect(visit.find("#filters-image")).to_have_js_property("complete", True)
     assert visit.page.evaluate("[document.images.length > 8, [...document.images].every(one => one.naturalWidth > 0)]") == [True, True]
 
@@ -398,6 +402,11 @@ def test_drop_paste_and_camera(visit, home):
     visit.settle()
 
 
+LIGHT_OF_CHOSEN = """() => {
+  const canvas = document.getElementById("one"), { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const light = (place) => [0.2126, 0.7152, 0.0722].reduce((sum, share, colour) => sum + share * data[4 * place + colour], 0) / 255;
+  return Array.from({length: data.length / 4}, (_, place) => light(place));
+}"""
 CONTRAST = """() => {
   const light = ([r, g, b]) => [r, g, b].map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
@@ -478,3 +487,30 @@ def test_the_files_ask_nothing_of_anybody_else():
     for file in files:
         text = file.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?:|//[a-z]+\.|innerHTML|outerHTML|insertAdjacentHTML|\beval\(|\bstyle=|\son[a-z]+=\"", text), file
+
+
+def test_a_phone_is_told_to_tap_and_a_desk_to_drop_and_the_title_is_one_word(browser, address):
+    for size, shown, hidden in (("phone", "Tap to choose a picture", "Drop"), ("desk", "Drop a picture here", "Tap")):
+        visit = Visit(browser, address, size)
+        visit.see("#model", "classes")
+        visit.page.evaluate("document.getElementById('model').textContent = 'R50+ViT-B/16-with-a-very-long-name · 1000 classes'")
+        told = visit.find("body").inner_text()
+        assert shown in told and hidden not in told
+        lines = "one => { const range = document.createRange(); range.selectNodeContents(one); return range.getClientRects().length; }"
+        assert visit.find("h1").evaluate(lines) == 1
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= visit.page.viewport_size["width"]
+        with visit.page.expect_file_chooser():
+            visit.find("#empty").click()
+        visit.leave()
+
+
+def test_shares_and_names_are_written_as_in_the_reports(visit):
+    visit.see("#model", "classes")
+    shares = [0, 1, 0.9131, 0.0124, 0.000342, 1.3e-7, 0.0999, 0.9949, 0.9963, 0.99972, 0.9999993, *np.geomspace(1e-6, 0.99, 40)]
+    written = visit.page.evaluate(
+        "async shares => { const { percent } = await import('/static/page.js'); return shares.map(percent); }", shares
+    )
+    assert [text.replace("\u00a0", " ") for text in written] == [format_share(share) for share in shares]
+    made = "async name => { const { makeName } = await import('/static/page.js'); return makeName('p', 'dim', name).outerHTML; }"
+    name = "a/b_c-d.e:f\\g <i>.png"
+    assert visit.page.evaluate(made, name) == f'<p class="dim">{break_name(name)}</p>'

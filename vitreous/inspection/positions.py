@@ -5,6 +5,7 @@ N places of a grid, D width, h heads, d channels of a head.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from vitreous.models.zoo import Model
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 
 TILES = 14  # along a side of what is shown of a grid
+NARROW = 1e-3  # the least range of a colour scale: below it, differences are those of rounding
 
 
 class Structure(NamedTuple):
@@ -73,6 +75,21 @@ def similarity(table: Tensor, step: int = 1) -> Tensor:
     unit = F.normalize(table, dim=-1)
     some = unit[tuple(slice(None, None, step) for _ in table.shape[:-1])]
     return (some.flatten(0, -2) @ unit.flatten(0, -2).T).view(*some.shape[:-1], *table.shape[:-1])
+
+
+def similarity_range(similar: Tensor) -> tuple[float, float]:
+    """(N, N) or (h, w, h, w) similarity -> the least and the greatest of two different positions: the ends of a colour scale.
+
+    A position with itself is left out: its 1 would take up the scale. Ends nearer than `NARROW` are moved apart to it. -1 and 1 where
+    there is one position only.
+    """
+    count = math.isqrt(similar.numel())
+    if count < 2:
+        return -1.0, 1.0
+    pairs = similar.reshape(count, count)[~torch.eye(count, dtype=torch.bool)]
+    low, high = float(pairs.min()), float(pairs.max())
+    spare = max(0.0, NARROW - (high - low)) / 2
+    return low - spare, high + spare
 
 
 def stride(grid: tuple[int, ...], most: int = TILES) -> int:

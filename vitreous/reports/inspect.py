@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,10 +25,12 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data, Split
 from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError, nearest, printable
+from vitreous.evaluation.temperature import probabilities
 from vitreous.machine import DTYPES, pick_device, pick_precision, warning
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model
 from vitreous.reports.opening import data_for, open_bundle
+from vitreous.reports.pages.thumbnails import rgb_image
 from vitreous.tables import write_table
 from vitreous.training.session import Listener, Silent
 from vitreous.weights.bundle import Bundle
@@ -36,22 +38,31 @@ from vitreous.weights.bundle import Bundle
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: figure -> (the module that makes it, whether it is made where none is named)
+
+class Kind(NamedTuple):
+    """A figure: the module that makes it, whether it is made where none is named, and whether it shows the pictures that were named."""
+
+    module: str
+    usual: bool = False
+    of_pictures: bool = False
+
+
 FIGURES = {
-    "filters": ("vitreous.reports.figures.filters", True),
-    "positions": ("vitreous.reports.figures.positions", True),
-    "distance": ("vitreous.reports.figures.distance", True),
-    "rollout": ("vitreous.reports.figures.rollout", True),
-    "attention": ("vitreous.reports.figures.attention", False),
-    "gradient": ("vitreous.reports.figures.gradient", False),
-    "segments": ("vitreous.reports.figures.segments", False),
-    "fourier": ("vitreous.reports.figures.fourier", False),
-    "features": ("vitreous.reports.figures.features", False),
-    "nearest": ("vitreous.reports.figures.nearest", False),
-    "similarity": ("vitreous.reports.figures.similarity", False),
-    "cost": ("vitreous.reports.figures.cost", False),
+    "filters": Kind("vitreous.reports.figures.filters", usual=True),
+    "positions": Kind("vitreous.reports.figures.positions", usual=True),
+    "distance": Kind("vitreous.reports.figures.distance", usual=True),
+    "rollout": Kind("vitreous.reports.figures.rollout", usual=True, of_pictures=True),
+    "attention": Kind("vitreous.reports.figures.attention", of_pictures=True),
+    "gradient": Kind("vitreous.reports.figures.gradient", of_pictures=True),
+    "segments": Kind("vitreous.reports.figures.segments", of_pictures=True),
+    "fourier": Kind("vitreous.reports.figures.fourier"),
+    "features": Kind("vitreous.reports.figures.features", of_pictures=True),
+    "nearest": Kind("vitreous.reports.figures.nearest", of_pictures=True),
+    "similarity": Kind("vitreous.reports.figures.similarity"),
+    "cost": Kind("vitreous.reports.figures.cost"),
 }
 SEEN = 8  # images shown where only some of a data set can be
+BEST = 3  # classes named of a picture
 
 
 @dataclass(frozen=True)
@@ -166,7 +177,8 @@ class Scene:
         """Numbers of the blocks asked for, from 0, all of `depth` where none were; -1 is the last. Raises UsageError."""
         wrong = [layer for layer in self.looking.layers if not -depth <= layer < depth]
         if wrong:
-            raise UsageError(f"no block {wrong[0]}: the model has {depth}", f"--layers counts from 0 to {depth - 1}, or from -1 backwards")
+            hint = f"--layers counts from 0 to {depth - 1}, or from -1 backwards; figures count from 1 to {depth}"
+            raise UsageError(f"--layers {wrong[0]}: the model has {depth} blocks", hint)
         return sorted({layer % depth for layer in self.looking.layers}) or list(range(depth))
 
 
@@ -180,11 +192,12 @@ def inspect(
     """Make figures of a model: files, and a document that names them with what they show.
 
     `images` are files or folders of them; figures of a data set take those of the run. Every figure becomes OUT/NAME.png with its
-    numbers in NAME.npz (and NAME.csv), and OUT/index.html shows them all; `out` is RUN/inspect, or inspect-NAME beside other weights.
+    numbers in NAME.npz (and NAME.csv). OUT/index.html begins with the images named and the model's answers, and shows all figures.
+    `out` is RUN/inspect, or inspect-NAME beside other weights.
     Raises UsageError for a figure that the model does not have; with `looking.all` it is left out, and said why.
     """
     looking, listener = looking or Looking(), listener or Silent()
-    names = asked(looking)
+    names = asked(looking, bool(images))
     bundle = open_bundle(run, headless=True)
     device = pick_device(looking.device)
     if slow := warning(looking.precision, device):
@@ -193,9 +206,10 @@ def inspect(
     scene = Scene(os.fspath(run), bundle, looking, preprocess, device, tuple(pictures_of(images, preprocess)), listener)
     folder = Path(out) if out is not None else home(Path(run))
     began, made, refused = time.perf_counter(), [], {}
+    answered = answers(scene)
     for name in names:
         try:
-            for one in import_module(FIGURES[name][0]).make(scene):
+            for one in import_module(FIGURES[name].module).make(scene):
                 made.append(keep(one, folder))
                 listener.note(f"{one.title}: {folder / one.name}.png")
         except UsageError as error:
@@ -212,25 +226,49 @@ def inspect(
         "model": name_of(bundle.model.config),
         "image_size": list(preprocess.image),
         "images": [one.name for one in scene.pictures],
+        "answers": answered,
         "figures": made,
         "refused": refused,
         "out": os.fspath(folder),
         "page": os.fspath(folder / "index.html"),
         "wall_seconds": time.perf_counter() - began,
     }
-    write_album(folder, document)
+    write_album(folder, document, [(one.shown, one.name) for one in scene.pictures[:SEEN]])
     write_text(folder / "inspect.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     return document
 
 
-def asked(looking: Looking) -> list[str]:
-    """The figures asked for. Raises UsageError for an unknown one."""
+def asked(looking: Looking, pictures: bool = False) -> list[str]:
+    """The figures asked for, or the usual ones; of those, with `pictures` named, the ones that show them come first.
+
+    Raises UsageError for an unknown one.
+    """
     for name in looking.figures:
         if name not in FIGURES:
             raise UsageError(f"no figure {name}", nearest(name, FIGURES) or f"there are {', '.join(FIGURES)}")
-    if looking.all:
-        return list(FIGURES)
-    return list(dict.fromkeys(looking.figures)) or [name for name, (_, usual) in FIGURES.items() if usual]
+    if looking.figures and not looking.all:
+        return list(dict.fromkeys(looking.figures))
+    names = [name for name, kind in FIGURES.items() if kind.usual or looking.all]
+    return sorted(names, key=lambda name: not FIGURES[name].of_pictures) if pictures else names
+
+
+def answers(scene: Scene) -> list[dict[str, Any]]:
+    """The likeliest classes of the first pictures named, as `predict --json` writes them; of a model without a head, none.
+
+    In float32: to be asked before `scene.model` is, which casts the weights to the precision of the figures.
+    """
+    bundle, rows = scene.bundle, []
+    pictures = list(scene.pictures[:SEEN])
+    if not bundle.classes:
+        return [{"path": one.name, "classes": []} for one in pictures]
+    model = bundle.model.to(scene.device).eval()
+    with torch.no_grad():
+        for one in pictures:
+            logits = model(scene.preprocess.normalise(one.pixels[None].to(scene.device)))
+            rows.append(probabilities(logits.double().cpu().numpy() / bundle.temperature, bundle.loss)[0])
+    best = [np.argsort(-row, kind="stable")[:BEST] for row in rows]
+    named = [[{"class": bundle.classes[i], "probability": float(row[i])} for i in some] for row, some in zip(rows, best, strict=True)]
+    return [{"path": one.name, "classes": classes} for one, classes in zip(pictures, named, strict=True)]
 
 
 def resized(bundle: Bundle, looking: Looking) -> Preprocess:
@@ -260,16 +298,7 @@ def pictures_of(images: Sequence[str | os.PathLike[str]], preprocess: Preprocess
 def picture(raw: bytes | np.ndarray | Path, name: str, preprocess: Preprocess) -> Picture:
     """What is stored -> what the model sees of it. Raises DataError."""
     pixels = preprocess.pixels(preprocess.decoded(raw, name))
-    return Picture(name, coloured(pixels), pixels, raw)
-
-
-def coloured(pixels: Tensor) -> Image.Image:
-    """(C, *image) pixels -> an RGB picture: the first three channels, or the first as grey; floats from the least to the greatest."""
-    bands = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, *pixels.shape[1:])
-    if pixels.dtype != torch.uint8:
-        low, high = bands.min(), bands.max()
-        bands = ((bands - low) / (high - low).clamp(min=1e-9) * 255).to(torch.uint8)
-    return Image.fromarray(bands.permute(1, 2, 0).contiguous().numpy())
+    return Picture(name, rgb_image(pixels), pixels, raw)
 
 
 def stem(name: str) -> str:

@@ -198,11 +198,11 @@ def thumbnails(split: Split, rows: np.ndarray, preprocess: Preprocess) -> Iterat
     """A small JPEG of what the model sees of each image."""
     import torch
 
-    from vitreous.reports.inspect import coloured
+    from vitreous.reports.pages.thumbnails import rgb_image
 
     def small(row: int) -> bytes:
         array = preprocess.array(preprocess.decoded(split.raw(row), split.name(row)))
-        picture = coloured(torch.from_numpy(array))
+        picture = rgb_image(torch.from_numpy(array))
         picture.thumbnail((THUMBNAIL, THUMBNAIL))
         buffer = io.BytesIO()
         picture.save(buffer, "JPEG", quality=QUALITY)

@@ -171,26 +171,26 @@ def attention_png(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> 
     import torch
     from PIL import Image
 
-    from vitreous.reports.inspect import coloured
-    from vitreous.reports.pages.cards import lit
+    from vitreous.reports.pages.thumbnails import multiply_map, rgb_image
 
     if "all" in (asked.layer, asked.head):
         name = "layer" if asked.layer == "all" else "head"
         raise wrong(name, "all", "one for a PNG; format=json has them all")
     found, grid, prefix = rows(bundle, pixels, asked)
     weights = found[prefix:].reshape(grid)
-    picture = coloured(torch.from_numpy(pixels))
+    picture = rgb_image(torch.from_numpy(pixels))
     times = -(-SIDE // max(picture.size))
     picture = picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
-    return png(lit(picture, weights / max(float(weights.max()), 1e-12)))
+    return png(multiply_map(picture, weights / max(float(weights.max()), 1e-12)))
 
 
 def positions(bundle: Bundle) -> dict[str, Any] | None:
     """Cosine similarity of every place's embedding with all others (arXiv:2010.11929, Fig. 7 centre), or None.
 
-    `similarity` is [N][N], places in rows from the top left. Models that add positions before each block tell those of the first.
+    `similarity` is [N][N], places in rows from the top left; `range` the least and the greatest of two different places, the ends of a
+    colour scale. Models that add positions before each block tell those of the first.
     """
-    from vitreous.inspection.positions import embeddings, similarity
+    from vitreous.inspection.positions import embeddings, similarity, similarity_range
 
     if not can(bundle)["positions"]:
         return None
@@ -198,8 +198,9 @@ def positions(bundle: Bundle) -> dict[str, Any] | None:
     assert isinstance(c, ViTConfig)
     grid = tuple(i // p for i, p in zip(bundle.preprocess.image, c.patch, strict=True))
     table = next(iter(embeddings(bundle.model, grid).values()))
-    similar = similarity(table).reshape(grid[0] * grid[1], -1).double().numpy()
-    return {"grid": list(grid), "kind": c.position, "similarity": (np.rint(similar * 1e4) / 1e4).tolist()}
+    similar = similarity(table).reshape(grid[0] * grid[1], -1)
+    shown = {"similarity": (np.rint(similar.double().numpy() * 1e4) / 1e4).tolist()}
+    return {"grid": list(grid), "kind": c.position, "range": [round(end, 4) for end in similarity_range(similar)], **shown}
 
 
 def filters(bundle: Bundle) -> bytes | None:

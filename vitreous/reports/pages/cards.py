@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.temperature import losses, probabilities
-from vitreous.reports.inspect import coloured
+from vitreous.reports.pages.thumbnails import SMALL, data_uri, multiply_map, rgb_image, shrink
 from vitreous.weights.bundle import Bundle
 
 SHOWN = 8  # images of a kind
-SIDE = 224  # pixels of an image on the page, at most
-SMALL = 64  # below which an image is shown with its pixels as squares
 
 
 def cards(bundle: Bundle, split: Split, logits: np.ndarray, bad: frozenset[int]) -> dict[str, Any]:
@@ -67,8 +62,8 @@ def pictures(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict
     maps = attention(bundle, torch.stack(list(pixels.values())))
     found = {}
     for place, (sample, own) in enumerate(pixels.items()):
-        image = shown(own)
-        found[sample] = {"picture": uri(image), "attention": uri(lit(image, maps[place])) if maps is not None else None}
+        image = shrink(rgb_image(own))
+        found[sample] = {"picture": data_uri(image), "attention": data_uri(multiply_map(image, maps[place])) if maps is not None else None}
     return found
 
 
@@ -86,24 +81,3 @@ def attention(bundle: Bundle, pixels: Tensor) -> np.ndarray | None:
         return None
     maps = torch.cat([one.joint[:, -1, prefix:] for one in found])
     return (maps / maps.amax(1, keepdim=True).clamp(min=1e-12)).unflatten(1, grid).cpu().numpy()
-
-
-def shown(pixels: Tensor) -> Image.Image:
-    """(C, *image) pixels -> an RGB picture of at most `SIDE`."""
-    image = coloured(pixels)
-    share = min(1.0, SIDE / max(image.size))
-    return image.resize((max(1, round(image.width * share)), max(1, round(image.height * share)))) if share < 1 else image
-
-
-def lit(image: Image.Image, weights: np.ndarray) -> Image.Image:
-    """A picture times its attention (*grid) in [0, 1], as in the paper's Figure 6."""
-    light = Image.fromarray((weights * 255).astype(np.uint8)).resize(image.size, Image.Resampling.BILINEAR)
-    return Image.fromarray((np.asarray(image) * (0.12 + 0.88 * np.asarray(light, np.float32)[..., None] / 255)).astype(np.uint8))
-
-
-def uri(image: Image.Image) -> str:
-    """A picture as a data URI: PNG where it is small, else JPEG."""
-    buffer = io.BytesIO()
-    small = max(image.size) < SMALL
-    image.save(buffer, "PNG") if small else image.save(buffer, "JPEG", quality=85)
-    return f"data:image/{'png' if small else 'jpeg'};base64,{base64.b64encode(buffer.getvalue()).decode()}"

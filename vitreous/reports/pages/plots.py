@@ -39,8 +39,8 @@ def markup(figure: Figure, label: str) -> Any:
     return Markup(text.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1))
 
 
-def curves(title: str, key: str, found: Sequence[Curve], legend: str | None = None) -> Any:
-    """One panel: a key of the metrics against epochs; `legend` is its heading where names tell curves apart."""
+def curves(title: str, key: str, found: Sequence[Curve], legend: str | None = None, limits: tuple[float, float] | None = None) -> Any:
+    """One panel: a key of the metrics against epochs; `legend` is its heading where names tell curves apart, `limits` the y axis."""
     from matplotlib.figure import Figure
 
     with style():
@@ -53,6 +53,8 @@ def curves(title: str, key: str, found: Sequence[Curve], legend: str | None = No
                 axes.plot(*zip(*points, strict=True), color=colour, label=name, marker="o" if len(points) < 20 else "", markersize=3)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("epochs")
+        if limits is not None:
+            axes.set_ylim(*limits)
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=False)
         bare(axes)
         if axes.lines and legend is not None:
@@ -91,7 +93,7 @@ def confusion(matrix: np.ndarray, names: Sequence[str]) -> Any:
     rows = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     with style():
         figure = Figure(figsize=(side, side))
-        room = 0.055 * min(18, max(len(name) for name in names)) + 0.5  # inches
+        room = 0.078 * min(18, max(len(name) for name in names)) + 0.5  # inches: of names, and of what the axis shows
         figure.subplots_adjust(left=room / side, right=0.99, bottom=room / side, top=0.99)
         axes = figure.subplots()
         axes.set_facecolor("none")

@@ -20,6 +20,17 @@ from vitreous.evaluation.report import Report
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered
 from vitreous.reports.pages.cards import cards
+from vitreous.reports.pages.formats import (
+    break_name,
+    format_bytes,
+    format_count,
+    format_figure,
+    format_interval,
+    format_number,
+    format_percent,
+    format_seconds,
+    share_markup,
+)
 from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, curves, reliability
 from vitreous.training.folder import Folder, whole
 from vitreous.training.run import Run
@@ -28,7 +39,6 @@ ROWS = 60  # classes shown in full; of more, the worst and the best
 CELLS = 40  # classes in the confusion matrix; of more, those most often wrong
 READ = 50  # readings shown, the latest
 NAMES = {"top1": "top-1", "top5": "top-5", "map": "mAP", "macro_f1": "macro F1", "micro_f1": "micro F1", "nll": "NLL", "ece": "ECE"}
-SHARES = ("top1", "top5", "map", "macro_f1", "micro_f1")  # shown in per cent
 
 
 def write_report(
@@ -38,7 +48,8 @@ def write_report(
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=PackageLoader("vitreous", "reports/pages"))
-    environment.filters |= {"span": span, "percent": percent, "number": number, "size": size}
+    environment.filters |= {"seconds": format_seconds, "percent": format_percent, "share": share_markup, "number": format_number}
+    environment.filters |= {"bytes": format_bytes, "name": break_name, "counted": format_count}
     parts: dict[str, Any] = {"trained": None, "grid": None, "judged": None}
     if folder is not None and folder.config.is_file():
         parts |= trained(folder)
@@ -56,10 +67,11 @@ def trained(folder: Folder) -> dict[str, Any]:
     measure = "map" if any("val/map" in line for line in lines) else "top1"
     panels: list[tuple[str, str, list[Curve]]] = [
         ("training loss", "train/loss", [("", COLOURS[0], lines)]),
+        ("validation loss (NLL)", "val/nll", [("", COLOURS[3], lines)]),
         (f"validation {NAMES[measure]}", f"val/{measure}", [("", COLOURS[2], lines)]),
         ("learning rate", "lr", [("", COLOURS[1], lines)]),
     ]
-    drawn = [curves(*panel) for panel in panels if any(line.get(panel[1]) is not None for line in lines)]
+    drawn = [curves(*panel, limits=loss_limits(lines, panel[1])) for panel in panels if has(lines, panel[1])]
     return {
         "model": name_of(run.model),
         "data": Path(run.data.source).name or run.data.source,
@@ -72,6 +84,25 @@ def trained(folder: Folder) -> dict[str, Any]:
     }
 
 
+def has(lines: list[dict[str, Any]], key: str) -> bool:
+    """Whether a key of the metrics was ever measured."""
+    return any(line.get(key) is not None for line in lines)
+
+
+def loss_limits(lines: list[dict[str, Any]], key: str) -> tuple[float, float] | None:
+    """One range of the axis for both losses, so that the panels side by side can be compared; None where it would hide a curve.
+
+    A curve is hidden where its own range is below a fifth of the common one, as with a loss of another scale.
+    """
+    losses = [[line[name] for line in lines if line.get(name) is not None] for name in ("train/loss", "val/nll")]
+    if key not in ("train/loss", "val/nll") or not all(losses):
+        return None
+    low, high = min(map(min, losses)), max(map(max, losses))
+    spare = 0.05 * (high - low)
+    hidden = any(max(values) - min(values) < (high - low) / 5 for values in losses)
+    return None if hidden else (low - spare, high + spare)
+
+
 def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
     """The trials of a learning-rate grid, and their curves."""
     trials: list[Curve] = [
@@ -81,7 +112,11 @@ def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any
     last: list[Curve] = [(f"{run.optimizer.lr:g}, all images", INK, metrics(folder.metrics))] if summary else []
     several = any(line.get("val/map") is not None for _, _, lines in [*trials, *last] for line in lines)
     measure = "map" if several else "top1"
-    panels = [("training loss", "train/loss", [*trials, *last]), (f"held-out {NAMES[measure]}", f"val/{measure}", trials)]
+    panels = [
+        ("training loss", "train/loss", [*trials, *last]),
+        ("held-out loss (NLL)", "val/nll", trials),
+        (f"held-out {NAMES[measure]}", f"val/{measure}", trials),
+    ]
     return {**table, "measure": NAMES[measure], "curves": [curves(*panel, "learning rate") for panel in panels] if trials else []}
 
 
@@ -90,7 +125,7 @@ def evaluated(found: Answered, report: Report) -> dict[str, Any]:
     rank = "ap" if report.several else "f1"
     rows = sorted(report.per_class, key=lambda row: row[rank] if row[rank] is not None else 2.0)
     worst, best = (rows, []) if len(rows) <= ROWS else (rows[: ROWS * 2 // 3], [row for row in rows if row["images"]][-ROWS // 3 :])
-    figures = [(NAMES[name], figure(name, value), ends(name, report.ends.get(name)))
+    figures = [(NAMES[name], format_figure(name, value), format_interval(name, report.ends.get(name)))
                for name, value in report.figures.items() if name in NAMES and value is not None]  # fmt: skip
     return {
         "source": found.source,
@@ -146,8 +181,8 @@ def reading(line: dict[str, Any]) -> dict[str, str]:
         "on": f"{line['data']}, {line['split']}",
         "how": ", ".join([how, *settings]),
         "images": f"{line['images']:,}",
-        "figure": "–" if value is None else f"{NAMES[name]} {figure(name, value)}",
-        "range": ends(name, (line.get("interval") or {}).get(name)),
+        "figure": "–" if value is None else f"{NAMES[name]} {format_figure(name, value)}",
+        "range": format_interval(name, (line.get("interval") or {}).get(name)),
     }
 
 
@@ -183,33 +218,3 @@ def metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file; none where there is no file."""
     lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
     return [json.loads(line) for line in lines if whole(line)]
-
-
-def figure(name: str, value: float) -> str:
-    """One figure for people."""
-    return percent(value) if name in SHARES else f"{value:.3f}"
-
-
-def ends(name: str, interval: list[float] | None) -> str:
-    """A 95 % interval for people."""
-    return "" if interval is None else f"{figure(name, interval[0])} to {figure(name, interval[1])}"
-
-
-def percent(value: float | None) -> str:
-    """A share for people."""
-    return "–" if value is None else f"{100 * value:.2f} %"
-
-
-def number(value: float | None) -> str:
-    """A number for people, with as many digits as say something."""
-    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def size(value: float | None) -> str:
-    """Bytes for people."""
-    return "–" if not value else f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
-
-
-def span(seconds: float) -> str:
-    """A time for people."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

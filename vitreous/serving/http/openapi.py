@@ -30,7 +30,7 @@ def document(limits: Limits) -> dict[str, Any]:
         query("kind", {"enum": ["raw", "rollout"]}, "what heads look at in a block, or what blocks up to it mix together"),
         query("layer", TEXT, "a block, from 0, or all"),
         query("head", TEXT, "a head, from 0, or mean, max, min or all; a rollout: how heads become one"),
-        query("query", TEXT, "answer, or ROW,COLUMN of a patch"),
+        query("query", TEXT, "answer, or ROW,COLUMN of a patch, both from 0"),
         query("format", {"enum": ["json", "png"]}, "numbers, or the picture with the map over it"),
     ]
     count = query("count", {**WHOLE, "minimum": 1, "maximum": 50}, "how many")
@@ -129,7 +129,7 @@ def schemas() -> dict[str, Any]:
         "Embeddings": thing(**common, width=WHOLE, embeddings=many(embedding)),
         "Attention": thing(**common, kind=TEXT, grid=many(WHOLE), weights=weights, prefix_weights={"type": "array"}, box=many(NUMBER)),
         "Neighbours": thing(**common, neighbours=many(neighbour)),
-        "Positions": thing(grid=many(WHOLE), kind=TEXT, similarity=many(many(NUMBER))),
+        "Positions": thing(grid=many(WHOLE), kind=TEXT, range=many(NUMBER), similarity=many(many(NUMBER))),
         "Model": thing(name=TEXT, version=TEXT, classes=many(TEXT), image=many(WHOLE), channels=WHOLE, **sizes, limits=ref("Limits")),
         "Limits": thing(bytes=WHOLE, pixels=WHOLE, images=WHOLE, queue=WHOLE, flight=WHOLE),
     }

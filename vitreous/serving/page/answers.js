@@ -1,6 +1,6 @@
 // Names with probabilities, and the nearest training images.
 
-import { make, part, percent } from "./page.js";
+import { make, makeName, part, percent } from "./page.js";
 
 const FEW = 5;
 export const MOST = 20; // names that are asked for
@@ -42,7 +42,7 @@ function row(name, share, kind) {
   const value = make("span", "share", percent(share));
   value.title = String(share);
   bar.append(fill);
-  line.append(make("span", "name", name), value, bar);
+  line.append(makeName("span", "name", name), value, bar);
   if (kind === "wait") {
     line.setAttribute("aria-hidden", "true");
     return line;
@@ -61,7 +61,7 @@ export function neighbours(found) {
       picture.addEventListener("load", () => picture.classList.toggle("tiny", picture.naturalWidth < 48));
       tile.append(picture);
     }
-    tile.append(make("p", "", one.label), make("p", "dim", `${one.name} · cosine ${one.similarity.toFixed(3)}`));
+    tile.append(makeName("p", "", one.label), makeName("p", "dim", `${one.name} · cosine ${one.similarity.toFixed(3)}`));
     return tile;
   }));
 }

@@ -1,8 +1,9 @@
 // The panel of attention: which block, which head, seen from where. One question to the server for a picture, a kind and a patch.
+// Indices in code and in questions count from 0; blocks, heads, rows and columns in words count from 1.
 
 import { numbers, upload } from "./api.js";
 import { coloured, darkened, heat, painted } from "./colours.js";
-import { chosen, part, percent, say } from "./page.js";
+import { at, chosen, part, percent, say } from "./page.js";
 
 const FUSIONS = ["mean", "max", "min"];
 const OF_FUSION = { mean: "mean of heads", max: "greatest of heads", min: "least of heads" };
@@ -89,7 +90,7 @@ export class Attention {
   get fused() { return FUSIONS[this.head] ?? null; } // in raw maps heads follow these
   get heads() {
     if (this.fused) return OF_FUSION[this.fused];
-    return `head ${this.head - FUSIONS.length} of 0–${this.model.heads - 1}`;
+    return `head ${this.head - FUSIONS.length + 1} of ${this.model.heads}`;
   }
 
   /** The controls were moved, or something else `changed`. */
@@ -101,7 +102,7 @@ export class Attention {
       part("head").value = 0;
     }
     Object.assign(stage, { view: chosen("view"), smooth: chosen("edges") === "smooth", strength: Number(part("opacity").value) / 100 });
-    this.label("layer", `${this.layer} of 0–${this.model.layers - 1}`);
+    this.label("layer", `${this.layer + 1} of ${this.model.layers}`);
     this.label("head", this.heads);
     this.label("opacity", `${part("opacity").value} %`);
     if (!this.entry) part("meaning").textContent = this.meaning();
@@ -116,12 +117,13 @@ export class Attention {
 
   /** The map in words. */
   meaning() {
-    const from = this.query ? `the patch in row ${this.query[0]}, column ${this.query[1]}` : "";
+    const from = this.query ? `the patch in ${at(this.query)}` : "";
     if (this.kind === "raw") {
-      const who = this.fused ? `heads of block ${this.layer} look at, ${OF_FUSION[this.fused]},` : `head ${this.head - FUSIONS.length} of block ${this.layer} looks at`;
+      const block = `block ${this.layer + 1}`;
+      const who = this.fused ? `heads of ${block} look at, ${OF_FUSION[this.fused]},` : `head ${this.head - FUSIONS.length + 1} of ${block} looks at`;
       return `What ${who} from ${from || "where the answer is read"}.`;
     }
-    const blocks = this.layer ? `blocks 0 to ${this.layer} together` : "block 0";
+    const blocks = this.layer ? `blocks 1 to ${this.layer + 1} together` : "block 1";
     return `What ${from || "the answer"} is made of through ${blocks}, ${OF_FUSION[this.fused]}.`;
   }
 
@@ -173,7 +175,7 @@ export class Attention {
 
   words([row, column]) {
     const { weights, grid } = this.stage.map;
-    return `row ${row}, column ${column}: ${percent(weights[row * grid[1] + column])}`;
+    return `${at([row, column])}: ${percent(weights[row * grid[1] + column])}`;
   }
 
   /** The line below the picture. */

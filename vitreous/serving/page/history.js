@@ -1,6 +1,6 @@
 // Pictures of this session, in memory alone; the oldest go.
 
-import { make, part, percent } from "./page.js";
+import { make, makeName, part, percent } from "./page.js";
 
 const MOST = 24;
 const SIDE = 160; // pixels of a small picture
@@ -40,7 +40,7 @@ export class History {
       Object.assign(picture, { src: entry.small, alt: "" });
       button.append(picture);
     }
-    button.append(make("p", "", best ? `${best.class}, ${percent(best.probability)}` : "no class"), make("p", "dim", entry.name));
+    button.append(makeName("p", "", best ? `${best.class}, ${percent(best.probability)}` : "no class"), makeName("p", "dim", entry.name));
     if (entry === this.current) button.setAttribute("aria-current", "true");
     button.addEventListener("click", () => this.show(entry));
     item.append(button);

@@ -2,7 +2,7 @@
 
 import { blob, numbers } from "./api.js";
 import { alike, coloured, painted } from "./colours.js";
-import { part, say } from "./page.js";
+import { at, part, say } from "./page.js";
 
 /** Show what the model has. */
 export function inside(can) {
@@ -25,14 +25,20 @@ function filters(file) {
   image.src = URL.createObjectURL(file);
 }
 
+/** A number with the sign that is as wide as a plus. */
+const minus = (text) => text.replace("-", "−");
+
 /** All tiles, and one of them large: the similarity of a position with all others. */
 class Positions {
-  constructor({ grid, similarity }) {
+  constructor({ grid, similarity, range }) {
     const [rows, columns] = grid, tiles = part("mosaic");
-    Object.assign(this, { grid, similarity, tiles, at: [Math.floor(rows / 2), Math.floor(columns / 2)] });
+    Object.assign(this, { grid, similarity, range, tiles, at: [Math.floor(rows / 2), Math.floor(columns / 2)] });
     this.whole = this.mosaic();
     for (const canvas of [tiles, part("one")]) canvas.style.aspectRatio = `${columns} / ${rows}`;
     part("scale").getContext("2d").drawImage(painted(Array.from({ length: 200 }, (_, step) => step / 199), 200, coloured(alike)), 0, 0);
+    const places = range[1] - range[0] < 0.1 ? 3 : 2; // decimals that tell the ends apart
+    this.ends = range.map((end) => minus(end.toFixed(places)));
+    [part("scale-least").textContent, part("scale-most").textContent] = this.ends;
     tiles.addEventListener("click", (event) => {
       const frame = tiles.getBoundingClientRect();
       const inside = (share, count) => Math.min(count - 1, Math.max(0, Math.floor(share * count)));
@@ -66,7 +72,8 @@ class Positions {
   top(row) { return row * (this.grid[0] * this.side + this.gap); }
 
   tile(values) {
-    return painted(values.map((value) => (value + 1) / 2), this.grid[1], coloured(alike));
+    const [least, most] = this.range;
+    return painted(values.map((value) => (value - least) / (most - least)), this.grid[1], coloured(alike));
   }
 
   /** Choose a [row, column]. */
@@ -84,8 +91,9 @@ class Positions {
     const values = this.similarity[row * columns + column];
     large.getContext("2d").drawImage(this.tile(values), 0, 0);
     const others = values.filter((_, place) => place !== row * columns + column);
-    const text = `Cosine similarity of row ${row}, column ${column} with every position` +
-      (others.length ? `: ${Math.min(...others).toFixed(2)} to ${Math.max(...others).toFixed(2)} with others.` : ".");
+    const span = others.length ? `: ${minus(Math.min(...others).toFixed(2))} to ${minus(Math.max(...others).toFixed(2))} with others` : "";
+    const text = `Cosine similarity of ${at([row, column])} with every position${span}. Colours span ${this.ends.join(" to ")}, the range of all` +
+      " pairs of different positions.";
     part("positions-text").textContent = text;
     large.setAttribute("aria-label", text);
     if (aloud) say(text);

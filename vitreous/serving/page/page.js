@@ -10,13 +10,30 @@ export function make(tag, className = "", text = "") {
   return made;
 }
 
-/** A share in [0, 1] with three digits at least: 63.2 %, 0.0412 %. */
+/** A new element with the name of a file or a class, which may break after / \ - _ . : and nowhere else while there is room. */
+export function makeName(tag, className, name) {
+  const made = make(tag, className);
+  made.append(...name.split(/(?<=[/\\\-_.:])/).flatMap((piece, place) => (place ? [document.createElement("wbr"), piece] : [piece])));
+  return made;
+}
+
+/** A share in [0, 1] with two significant digits, as `format_share` of the reports: 63 %, 4.1 %, 0.041 %; 100 % is 1 exactly. */
 export function percent(share) {
   const value = 100 * share;
-  const close = value >= 99.95 && value < 100; // to one, and not one
-  const text = value === 0 || value >= 9.995 ? value.toFixed(close ? 3 : 1) : value >= 0.001 ? value.toPrecision(3) : value.toExponential(1);
-  return `${text}\u00a0%`;
+  return `${digits(value)}\u00a0%`;
 }
+
+function digits(value) {
+  if (value === 0 || value >= 100) return value.toFixed(0);
+  if (value >= 99.9999) return ">99.9999";
+  if (value < 0.001) return value.toExponential(1);
+  let text = value < 99.5 ? value.toPrecision(2) : "100";
+  for (let places = 1; Number(text) === 100; places++) text = value.toFixed(places);
+  return text;
+}
+
+/** A [row, column] in words, counted from 1. */
+export const at = ([row, column]) => `row ${row + 1}, column ${column + 1}`;
 
 /** Say a sentence to screen readers, once nothing else is being said. */
 export function say(text) {

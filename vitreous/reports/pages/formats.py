@@ -1,0 +1,77 @@
+"""Numbers and names as pages show them.
+
+Two rules for shares. A probability, a share of attention or of variance has two significant digits (`format_share`, and `percent` of
+serving/page/page.js). A measured figure has a fixed number of decimals, as the command line prints it: two, and one in its interval and in
+the figures of a class.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+SHARES = ("top1", "top5", "map", "macro_f1", "micro_f1")  # figures that are shares, shown in per cent
+
+
+def format_share(share: float) -> str:
+    """A share in [0, 1] with two significant digits: `91 %`, `1.2 %`, `0.034 %`.
+
+    Near 1 it has the decimals that keep it from being read as 1: `99.6 %`, `99.97 %`, and `>99.9999 %` from 0.999999 on.
+    """
+    value = 100 * share
+    if value == 0 or value >= 100:
+        return f"{value:.0f} %"
+    if value >= 99.9999:
+        return ">99.9999 %"
+    if value < 0.001:
+        return f"{value:.1e} %".replace("e-0", "e-")
+    if value < 99.5:
+        return f"{value:#.2g}".rstrip(".") + " %"
+    return next(text for places in range(1, 6) if float(text := f"{value:.{places}f}") < 100) + " %"
+
+
+def share_markup(share: float) -> str:
+    """`format_share` for a line that may not break before the sign."""
+    return format_share(share).replace(" ", "\u00a0")
+
+
+def format_percent(value: float | None, decimals: int = 2) -> str:
+    """A measured share in per cent; a dash for None."""
+    return "–" if value is None else f"{100 * value:.{decimals}f} %"
+
+
+def format_figure(name: str, value: float, decimals: int = 2) -> str:
+    """A figure of an evaluation by its name: in per cent where it is a share, else with three decimals."""
+    return format_percent(value, decimals) if name in SHARES else f"{value:.3f}"
+
+
+def format_interval(name: str, interval: list[float] | None) -> str:
+    """The interval of a figure; nothing for None."""
+    return "" if interval is None else f"{format_figure(name, interval[0], 1)} to {format_figure(name, interval[1], 1)}"
+
+
+def format_number(value: float | None) -> str:
+    """A number with four significant digits, from a thousand on whole; a dash for None."""
+    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def format_bytes(value: float | None) -> str:
+    """A number of bytes in MiB or GiB; a dash for None and 0."""
+    return "–" if not value else f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """A time in seconds, minutes or hours."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def format_count(count: int, noun: str) -> str:
+    """`1 image`, `1,200 images`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def break_name(name: str) -> Any:
+    """The name of a file or a class as markup, escaped, in which a browser may break a line after `/ \\ - _ . :`."""
+    from markupsafe import Markup, escape
+
+    return Markup("<wbr>").join(escape(piece) for piece in re.split(r"(?<=[/\\\-_.:])(?=.)", name))

@@ -1,0 +1,43 @@
+"""Pictures on pages: what a model sees as RGB, small enough for a page, as a data URI."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+SIDE = 224  # pixels of an image on a page, at most
+SMALL = 64  # below which an image is shown with its pixels as squares
+
+
+def rgb_image(pixels: Tensor) -> Image.Image:
+    """(C, *image) pixels -> an RGB picture: the first three channels, or the first as grey; floats from the least to the greatest."""
+    bands = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, *pixels.shape[1:])
+    if pixels.dtype != torch.uint8:
+        low, high = bands.min(), bands.max()
+        bands = ((bands - low) / (high - low).clamp(min=1e-9) * 255).to(torch.uint8)
+    return Image.fromarray(bands.permute(1, 2, 0).contiguous().numpy())
+
+
+def shrink(image: Image.Image) -> Image.Image:
+    """A picture of at most `SIDE` pixels along a side, its aspect kept."""
+    share = min(1.0, SIDE / max(image.size))
+    return image.resize((max(1, round(image.width * share)), max(1, round(image.height * share)))) if share < 1 else image
+
+
+def multiply_map(image: Image.Image, weights: np.ndarray) -> Image.Image:
+    """A picture times its attention (*grid) in [0, 1], as in the paper's Figure 6."""
+    light = Image.fromarray((weights * 255).astype(np.uint8)).resize(image.size, Image.Resampling.BILINEAR)
+    return Image.fromarray((np.asarray(image) * (0.12 + 0.88 * np.asarray(light, np.float32)[..., None] / 255)).astype(np.uint8))
+
+
+def data_uri(image: Image.Image) -> str:
+    """A picture as a data URI: PNG where it is small, else JPEG."""
+    buffer = io.BytesIO()
+    small = max(image.size) < SMALL
+    image.save(buffer, "PNG") if small else image.save(buffer, "JPEG", quality=85)
+    return f"data:image/{'png' if small else 'jpeg'};base64,{base64.b64encode(buffer.getvalue()).decode()}"
