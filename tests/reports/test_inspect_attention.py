@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,21 @@ from PIL import Image
 from tests.conftest import make_folder, picture, say
 from tests.inspection.made import NARROW, POOLED, made
 from vitreous.data.preprocess import Preprocess
+from vitreous.evaluation.engine import How
 from vitreous.inspection.attention import attention
 from vitreous.inspection.distance import distances, uniform
 from vitreous.inspection.gradient import gradient
 from vitreous.inspection.rollout import Mixing, rollout
 from vitreous.inspection.segments import segments
-from vitreous.weights.bundle import Bundle
+from vitreous.reports.figures.attention import make as make_attention
+from vitreous.reports.figures.distance import make as make_distance
+from vitreous.reports.figures.positions import make as make_positions
+from vitreous.reports.figures.rollout import make as make_rollout
+from vitreous.reports.inspect import Looking, Scene, pictures_of
+from vitreous.reports.inspect import inspect as inspect_run
+from vitreous.serving.predict import load
+from vitreous.training.session import Silent
+from vitreous.weights.bundle import Bundle, load_bundle
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk")
 FIGURES = ("distance", "rollout", "attention", "gradient", "segments")
@@ -123,3 +133,48 @@ def test_models_that_do_not_see_everything_have_a_distance_and_say_why_no_more(h
 def test_what_cannot_be_meant_is_refused_with_a_way_out(home, words, told):
     refused = say("inspect", words[0], "photo 0.png", *words[1:], "--device", "cpu", cwd=home)
     assert refused.returncode == 2 and told in refused.stderr
+
+
+def test_figures_count_blocks_and_heads_from_one_and_name_the_option(home):
+    words = ("--figures", "attention", "segments", "distance", "rollout", "--layers", "1", "--heads", "1")
+    found, out = inspect(home, "registers", "photo 0.png", *words, to="counted")
+    assert found["attention"]["title"] == "Attention of block 2" and found["segments"]["title"] == "Segments of block 2"
+    assert "Attention of block 2 of 2 (--layers 1) from" in found["attention"]["caption"]
+    assert "in each head of block 2 of 2 (--layers 1) " in found["segments"]["caption"]
+    assert np.load(out / "distance.npz")["layers"].tolist() == [1] and np.load(out / "attention.npz")["heads"].tolist() == [1]
+    assert "over 1 image, in" in found["distance"]["caption"]
+
+
+def labels(figure) -> list[str]:
+    """Titles and tick labels of the panels of a figure."""
+    return [text.get_text() for axes in figure.axes for text in (axes.title, *axes.get_xticklabels(), *axes.get_yticklabels())]
+
+
+def test_what_is_drawn_counts_from_one(home):
+    scene = Scene(
+        "registers", load_bundle(home / "registers"), Looking(device="cpu", precision="fp32"), Preprocess((16, 20)), "cpu", (), Silent()
+    )
+    scene = replace(scene, pictures=tuple(pictures_of([home / "photo 0.png"], scene.preprocess)))
+    heads = labels(make_attention(scene)[0].figure)
+    assert {"head 1", "head 2", "mean"} <= set(heads) and "head 0" not in heads
+    blocks = labels(make_rollout(scene)[1].figure)
+    assert {"block 1", "block 2"} <= set(blocks) and "block 0" not in blocks
+    dots = make_distance(scene)[0].figure.axes[0].collections[0].get_offsets()
+    assert sorted(set(np.asarray(dots)[:, 0].tolist())) == [1, 2]
+    tiles = labels(make_positions(scene)[0].figure)
+    assert {"1", "4", "5"} <= set(tiles) and "0" not in tiles
+
+
+def test_the_page_begins_with_the_pictures_asked_about_and_their_answers(home):
+    document = inspect_run(home / "registers", [home / "photo 0.png"], home / "asked", Looking(device="cpu", precision="fp32"))
+    assert [one["name"] for one in document["figures"]] == ["rollout", "rollout-blocks", "filters", "positions", "distance"]
+    wanted = load(home / "registers", How(device="cpu", precision="fp32"), exact=True).predict([home / "photo 0.png"], top=3)[0]
+    (told,) = document["answers"]
+    assert told["path"].endswith("photo 0.png") and [one["class"] for one in told["classes"]] == list(wanted.names)
+    assert [one["probability"] for one in told["classes"]] == pytest.approx(wanted.probabilities, abs=1e-4)
+    page = (home / "asked" / "index.html").read_text()
+    assert page.index("data:image/png") < page.index("photo 0.") < page.index(wanted.names[0]) < page.index("Attention rollout")
+    plain = inspect_run(home / "registers", [], home / "not-asked", Looking(device="cpu", data=str(home / "data"), count=2))
+    assert plain["figures"][0]["name"] == "filters" and plain["answers"] == []
+    bare = inspect_run(home / "headless", [home / "photo 0.png"], home / "bare", Looking(("filters",), device="cpu"))
+    assert bare["answers"][0]["classes"] == [] and "photo 0." in (home / "bare" / "index.html").read_text()

@@ -14,6 +14,7 @@ from tests.contracts import randomise
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.models.zoo import create
+from vitreous.reports.figures.style import count_from_one
 from vitreous.reports.inspect import Looking, inspect
 from vitreous.weights.bundle import Bundle
 
@@ -88,7 +89,10 @@ def test_filters(place, model, shape, words):
 def test_positions_before_and_after_resizing(place):
     made = looked(place, "plain", "positions", image_size=(64, 144))
     assert list(made) == ["positions", "positions-resized"]
-    assert made["positions"][1]["similarity_input"].shape == (4, 4, 4, 4)
+    similar = made["positions"][1]["similarity_input"]
+    assert similar.shape == (4, 4, 4, 4)
+    pairs = similar.reshape(16, 16)[~np.eye(16, dtype=bool)]
+    assert f"Colours span {pairs.min():.2f} to {pairs.max():.2f}, the range" in made["positions"][0]["caption"]
     one, numbers = made["positions-resized"]
     assert numbers["similarity_input"].shape == (4, 9, 8, 18) and numbers["step"] == 2
     assert "8 × 18" in one["title"] and "second row" in one["caption"]
@@ -96,11 +100,28 @@ def test_positions_before_and_after_resizing(place):
     assert contrast == pytest.approx((row + column) / 2 - other)
 
 
+def test_the_colours_of_positions_end_where_the_data_do():
+    from matplotlib.figure import Figure
+
+    from vitreous.reports.figures.positions import bar, common_range, spanned, tiles
+
+    similar = torch.tensor(np.linspace(0.88, 0.98, 16).reshape(4, 4)).fill_diagonal_(1)
+    ends = common_range([similar, similar - 0.01])
+    assert ends == pytest.approx((0.88 + 0.1 / 15 - 0.01, 0.98 - 0.1 / 15)) and spanned(ends) == "0.877 to 0.973"
+    figure = Figure()
+    axes = figure.subplots()
+    tiles(axes, similar.reshape(2, 2, 2, 2).numpy(), 1, ends, labels=True)
+    bar(figure, axes, ends, "cosine similarity")
+    assert axes.images[0].get_clim() == ends
+    written = [text.get_text() for text in figure.axes[1].get_yticklabels()]
+    assert written[0] == "0.877" and written[-1] == "0.973"
+
+
 def test_positions_of_every_kind(place):
     assert set(looked(place, "four", "positions")["positions"][1]) == {"similarity_block_0", "structure", "grid", "step"}
     heads = looked(place, "relative", "positions", layers=(-1,), heads=(1,))["positions-relative"][1]
     assert list(heads) == ["similarity_block_1_head_1"] and heads["similarity_block_1_head_1"].shape == (33, 33)
-    with pytest.raises(UsageError, match="no head 2"):
+    with pytest.raises(UsageError, match="--heads 2: a block has 2"):
         looked(place, "relative", "positions", heads=(2,))
     turned = looked(place, "rotary", "positions", image_size=(32, 48))["positions-rotary"][1]
     assert turned["kernel"].shape == (7, 11) and turned["kernel"][3, 5] == 1
@@ -158,6 +179,7 @@ def test_similarity_within_and_between_models(place):
     one, numbers = looked(place, "plain", "similarity", other=str(place / "bit"))["similarity"]
     assert numbers["cka"].shape == numbers["cka_biased"].shape == (5, 3) and "bit" in one["caption"]
     assert numbers["other_layers"].tolist() == ["root", "stage 0 unit 0", "stage 1 unit 0"]
+    assert count_from_one("stage 0 unit 11") == "stage 1 unit 12"
     named = [place / "photos" / "val" / name / "0.png" for name in CLASSES]
     with pytest.raises(UsageError, match="too few"):
         looked(place, "plain", "similarity", images=named)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.inspection.attention import attention
-from vitreous.reports.figures.overlay import asked, chosen, heat, last, named, panels, reader, scale, show
+from vitreous.reports.figures.overlay import asked, block_of, chosen, heat, last, named, panels, reader, scale, show
 from vitreous.reports.inspect import Made, Picture, Scene
 
 
@@ -25,7 +25,7 @@ def make(scene: Scene) -> list[Made]:
         heads = chosen(scene.looking.heads, rows.shape[1])
         maps = rows[..., prefix:].unflatten(-1, grid)
         caption = (
-            f"Attention of block {layer} from {reader(scene)} to the patches, head by head, and the mean over all "
+            f"Attention of {block_of(layer, scene)} from {reader(scene)} to the patches, head by head, and the mean over all "
             f"{rows.shape[1]} heads. Prefix tokens are left out; each map is shown relative to its largest value."
         )
         numbers = {
@@ -36,13 +36,13 @@ def make(scene: Scene) -> list[Made]:
             "images": np.array([one.name for one in pictures]),
         }
         name = "attention" if len(layers) == 1 else f"attention-{layer}"
-        made.append(Made(name, f"Attention of block {layer}", caption, drawn(scene, pictures, maps, heads), numbers))
+        made.append(Made(name, f"Attention of block {layer + 1}", caption, drawn(scene, pictures, maps, heads), numbers))
     return made
 
 
 def drawn(scene: Scene, pictures: list[Picture], maps: Tensor, heads: list[int]) -> Any:
     """(n, h, *grid) maps: a row for each picture; many heads make the panels smaller."""
-    words = ["input", *(f"head {head}" for head in heads), "mean"]
+    words = ["input", *(f"head {head + 1}" for head in heads), "mean"]
     figure, axes = panels(scene, len(pictures), len(words), words, side=1.4 if len(words) <= 6 else 1.0)
     for row, picture, those in zip(axes, pictures, maps, strict=True):
         show(row[0], picture)

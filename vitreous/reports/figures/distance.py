@@ -9,6 +9,7 @@ import numpy as np
 from vitreous.inspection.distance import Distances, distances
 from vitreous.reports.figures.overlay import SIZE, depth_of
 from vitreous.reports.inspect import Made, Scene
+from vitreous.reports.pages.formats import format_count
 
 #: what a query sees -> how it is called, the colour and the shape of its dots: told apart without colours too
 KINDS = {
@@ -29,7 +30,7 @@ def make(scene: Scene) -> list[Made]:
     blocks, spans = np.array(found.layers)[shown], [found.spans[row] for row in shown]
     uniform = np.array(found.uniform)[shown]
     caption = (
-        f"Mean attention distance of each head over {len(pictures)} images, in pixels of an image of "
+        f"Mean attention distance of each head over {format_count(len(pictures), 'image')}, in pixels of an image of "
         f"{' × '.join(map(str, scene.preprocess.image))} (arXiv:2010.11929, Fig. 7 right): from the query's patch to all others, weighted "
         "by attention. Prefix tokens are left out and the rest is not renormalised. The dashed line is a head that looks "
         "everywhere alike."
@@ -57,7 +58,7 @@ def drawn(found: Distances, shown: list[int]) -> Any:
     for span in dict.fromkeys(found.spans[row] for row in shown):
         word, colour, marker = KINDS[span]
         rows = [row for row in shown if found.spans[row] == span]
-        depth = [found.layers[row] for row in rows]
+        depth = [found.layers[row] + 1 for row in rows]
         pixels = found.uniform[rows[0]]
         lines[pixels] = "#555555" if pixels in lines else colour
         axes.plot(depth, mean[rows].mean(1), color=colour, linewidth=1, alpha=0.5)

@@ -7,6 +7,7 @@ import torch
 from vitreous.inspection.features import colours, patches
 from vitreous.reports.figures.style import bare, styled
 from vitreous.reports.inspect import SEEN, Made, Scene
+from vitreous.reports.pages.formats import format_share
 
 
 @styled
@@ -28,10 +29,10 @@ def make(scene: Scene) -> list[Made]:
             axes.imshow(pictures[number].shown if values is None else values[number], interpolation="nearest")
         row[0].set_ylabel(name)
     many = f"{len(pictures)} pictures together" if len(pictures) > 1 else "the picture"
-    share = ", ".join(f"{100 * value:.1f}" for value in found.share.tolist())
+    share = ", ".join(format_share(value) for value in found.share.tolist())
     caption = (
         f"The first three principal components of the {maps.shape[-1]} channels of the last layer's patch tokens as red, green and blue, "
-        f"of {many}, each stretched from its 1st to its 99th percentile. They explain {share} % of the variance. Last row: patches on "
+        f"of {many}, each stretched from its 1st to its 99th percentile. They explain {share} of the variance. Last row: patches on "
         "one side of the first component's mean, the side with less of the pictures' borders, and components found anew within "
         "them; the rest is black. Signs, and so colours, are arbitrary. As in arXiv:2304.07193, Fig. 1."
     )

@@ -7,6 +7,7 @@ import numpy as np
 from vitreous.inspection.filters import filters
 from vitreous.reports.figures.style import BLUE, bare, mosaic, styled, times
 from vitreous.reports.inspect import Made, Scene
+from vitreous.reports.pages.formats import format_share
 
 COLUMNS, GAP = 7, 0.85
 
@@ -29,7 +30,9 @@ def make(scene: Scene) -> list[Made]:
     axes.set(xlabel="components", ylabel="variance explained, together (%)", ylim=(0, 102), xlim=(0, count + 1))
     axes.grid(alpha=0.25, linewidth=0.5)
     size = times(components.shape[2:])
-    together = f"Together they explain {100 * share.sum():.1f} % of the filters' variance, the first {100 * share[0]:.1f} %."
+    together = (
+        f"Together they explain {format_share(round(float(share.sum()), 6))} of the filters' variance, the first {format_share(share[0])}."
+    )
     caption = (
         f"The first {count} principal components of the {found.count} filters of the {found.layer}, {size} pixels, {how}; each is "
         f"stretched to its own range, and its sign is arbitrary. {together} As in arXiv:2010.11929, Fig. 7 left."

@@ -92,7 +92,7 @@ def chosen(numbers: Sequence[int], heads: int) -> list[int]:
     """The heads asked for, or all. Raises UsageError for one that is not there."""
     wrong = [head for head in numbers if not 0 <= head < heads]
     if wrong:
-        raise UsageError(f"no head {wrong[0]}: a block has {heads}", f"--heads counts from 0 to {heads - 1}")
+        raise UsageError(f"--heads {wrong[0]}: a block has {heads}", f"--heads counts from 0 to {heads - 1}, figures from 1 to {heads}")
     return list(dict.fromkeys(numbers)) or list(range(heads))
 
 
@@ -106,6 +106,11 @@ def depth_of(scene: Scene) -> int:
     """Blocks of the model. Raises UsageError for a model without attention."""
     has_attention(scene.model)
     return scene.model.config.depth  # type: ignore[union-attr]
+
+
+def block_of(layer: int, scene: Scene) -> str:
+    """A block by its index from 0, for captions: counted from 1, with the option that asks for it."""
+    return f"block {layer + 1} of {depth_of(scene)} (--layers {layer})"
 
 
 def reader(scene: Scene) -> str:

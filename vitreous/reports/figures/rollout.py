@@ -66,7 +66,7 @@ def drawn(scene: Scene, pictures: list[Picture], maps: Tensor) -> Any:
 
 def by_block(scene: Scene, picture: Picture, maps: Tensor, alone: Tensor, layers: list[int]) -> Any:
     """(L, h, w) maps: two rows with a column for each of `layers`."""
-    figure, axes = panels(scene, 2, len(layers), [f"block {layer}" for layer in layers], side=0.95)
+    figure, axes = panels(scene, 2, len(layers), [f"block {layer + 1}" for layer in layers], side=0.95)
     for column, layer in enumerate(layers):
         for place, values in zip(axes[:, column], (maps[layer], alone[layer]), strict=True):
             place.imshow(values.numpy(), cmap=HEAT, vmin=0)

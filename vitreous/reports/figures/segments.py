@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous.inspection.attention import attention
 from vitreous.inspection.segments import segments
-from vitreous.reports.figures.overlay import asked, chosen, last, named, panels, reader, show
+from vitreous.reports.figures.overlay import asked, block_of, chosen, last, named, panels, reader, show
 from vitreous.reports.inspect import Made, Picture, Scene
 
 TINT, DIM = np.array([214, 84, 32]), 0.35  # of patches that are kept, and of the light that the others are left
@@ -29,8 +29,8 @@ def make(scene: Scene) -> list[Made]:
         heads = chosen(scene.looking.heads, rows.shape[1])
         kept = segments(rows[:, heads], mass).unflatten(-1, grid)
         caption = (
-            f"The fewest patches that hold {mass:.0%} of the attention of {reader(scene)} to patches, in each head of block {layer} "
-            "(arXiv:2104.14294, Fig. 3). Prefix tokens are left out before the share is taken."
+            f"The fewest patches that hold {mass:.0%} of the attention of {reader(scene)} to patches, in each head of "
+            f"{block_of(layer, scene)} (arXiv:2104.14294, Fig. 3). Prefix tokens are left out before the share is taken."
         )
         numbers = {
             "kept": kept.numpy(),
@@ -39,13 +39,13 @@ def make(scene: Scene) -> list[Made]:
             "images": np.array([one.name for one in pictures]),
         }
         name = "segments" if len(layers) == 1 else f"segments-{layer}"
-        made.append(Made(name, f"Segments of block {layer}", caption, drawn(scene, pictures, kept, heads), numbers))
+        made.append(Made(name, f"Segments of block {layer + 1}", caption, drawn(scene, pictures, kept, heads), numbers))
     return made
 
 
 def drawn(scene: Scene, pictures: list[Picture], kept: Tensor, heads: list[int]) -> Any:
     """(n, k, *grid) bool: a row for each picture; patches that are not kept lie in the dark, the others have an edge."""
-    words = ["input", *(f"head {head}" for head in heads)]
+    words = ["input", *(f"head {head + 1}" for head in heads)]
     figure, axes = panels(scene, len(pictures), len(words), words, side=1.4 if len(words) <= 6 else 1.0)
     for row, picture, those in zip(axes, pictures, kept, strict=True):
         show(row[0], picture)

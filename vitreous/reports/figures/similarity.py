@@ -12,7 +12,7 @@ from torch import Tensor
 from vitreous.errors import UsageError
 from vitreous.inspection.similarity import LEAST, cka, layers
 from vitreous.models.names import name_of
-from vitreous.reports.figures.style import styled
+from vitreous.reports.figures.style import count_from_one, styled
 from vitreous.reports.inspect import Made, Picture, Scene, picture
 from vitreous.reports.opening import open_bundle
 
@@ -40,16 +40,16 @@ def make(scene: Scene) -> list[Made]:
     axes = figure.subplots()
     drawn = axes.imshow(found, cmap="magma", vmin=0, vmax=1, origin="lower", interpolation="nearest", aspect="auto" if name else "equal")
     figure.colorbar(drawn, ax=axes, label="linear CKA", pad=0.02)
-    label(axes.set_xticks, list(other))
-    label(axes.set_yticks, list(one))
+    label(axes.set_xticks, [count_from_one(name) for name in other])
+    label(axes.set_yticks, [count_from_one(name) for name in one])
     axes.tick_params(axis="x", rotation=90)
     axes.spines[:].set_visible(False)
     own = name_of(scene.model.config)
     axes.set(ylabel=f"layers of {PurePath(scene.run).name if name else own}", xlabel=f"layers of {PurePath(name).name if name else own}")
     caption = (
         f"Similarity of the layers of {scene.run}{f' with those of {name}' if name else ''}: linear CKA of the mean of the patch tokens, "
-        f"over {len(pictures)} images at once, with the unbiased estimate of HSIC, so that layers with nothing in common have 0. Counted "
-        "from 0, after each part; 1 is the same up to rotation and scale. arXiv:1905.00414."
+        f"over {len(pictures)} images at once, with the unbiased estimate of HSIC, so that layers with nothing in common have 0. Layers "
+        "are named by the part before them, its block counted from 1; 1 is the same up to rotation and scale. arXiv:1905.00414."
     )
     numbers = {"cka": found, "cka_biased": biased, "layers": np.array(list(one)), "other_layers": np.array(list(other))}
     rows = [[row, *(f"{value:.5f}" for value in line)] for row, line in zip(one, found, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -57,6 +58,11 @@ def bare(axes: Axes) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
+
+
+def count_from_one(name: str) -> str:
+    """A name with its indices as people count: `block 0` -> `block 1`, `stage 0 unit 2` -> `stage 1 unit 3`."""
+    return re.sub(r"\d+", lambda match: str(int(match[0]) + 1), name)
 
 
 def times(lengths: Any) -> str:
