@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 #: How long an OpenMP thread that waits for others spins before it sleeps, where nobody has set it. GNU's runtime, that of PyTorch's
-#: wheels for Linux, spins 300,000 times, 5 ms, and takes a core from other processes meanwhile; 2,000 are some 50 us.
+#: wheels for Linux, spins 300,000 times, 7 ms, and takes a core from other processes meanwhile; 2,000 are some 50 us.
 #: LLVM's and Intel's runtimes spin 200 ms by default, and take milliseconds.
 SPINNING = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "1"}
 CGROUP = "/sys/fs/cgroup/cpu.max"  # a container's share of the machine's time: "200000 100000" is two cores, "max 100000" all
