@@ -6,7 +6,7 @@ evaluate(run, ...)      what `vitreous evaluate` does; returns its document
 inspect(run, ...)       what `vitreous inspect` does: figures of what a model looks at
 soup(runs, out, ...)    what `vitreous soup` does: runs of one model averaged into a bundle
 save(model, folder)     a model as a bundle: with class names and preprocessing, for every command and `load`
-load(run)               a trained model, ready for `.predict(["dog.jpg"])` and `.embed(["dog.jpg"])`
+load(run)               a trained model: `.predict("dog.jpg")`, `.embed(["dog.jpg"])`, `.model`, `.transform`
 export(run, to="onnx")  what `vitreous export` does: a file for other programs, checked against the original
 serve(run)              what `vitreous serve` does: the page and HTTP, until it is stopped
 """

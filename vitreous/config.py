@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import typing
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from vitreous.errors import UsageError, nearest
+from vitreous.errors import UsageError, closest, nearest
 
 T = TypeVar("T")
 MAX_BYTES = 1_000_000
@@ -65,6 +67,33 @@ def unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]
         else:
             found.append((f"{path}{key}", nearest(str(key), hints)))
     return found
+
+
+def apply_options(verb: str, options: dict[str, Any], *values: Any, known: Iterable[str] = ()) -> tuple[Any, ...]:
+    """Copies of dataclasses with the keywords of a Python call as their fields; each option goes to the first that has its name.
+
+    Lists become tuples, one value stands for a tuple of it, and paths become text. `known` are further names, for suggestions. Raises
+    UsageError for an unknown option, with the nearest one, and for a value of a wrong type.
+    """
+    homes = [{field.name for field in dataclasses.fields(value)} for value in values]
+    names = {*known, *(name for home in homes for name in home)}
+    unknown = [name for name in options if not any(name in home for home in homes)]
+    if unknown:
+        way = f"perhaps you meant {best}" if (best := closest(unknown[0], sorted(names))) else f"there are {', '.join(sorted(names))}"
+        raise UsageError(f"{verb} has no option {', '.join(unknown)}", way)
+    from pydantic import TypeAdapter, ValidationError
+
+    changes: list[dict[str, Any]] = [{} for _ in values]
+    for name, option in options.items():
+        place = next(number for number, home in enumerate(homes) if name in home)
+        several = isinstance(getattr(values[place], name), tuple)
+        option = os.fspath(option) if isinstance(option, os.PathLike) else tuple(option) if isinstance(option, list) else option
+        option = (option,) if several and not isinstance(option, tuple) else option
+        try:
+            changes[place][name] = TypeAdapter(typing.get_type_hints(type(values[place]))[name]).validate_python(option)
+        except ValidationError as error:
+            raise UsageError(f"{verb}: {name} cannot be {option!r} ({error.errors()[0]['msg']})") from None
+    return tuple(dataclasses.replace(value, **change) for value, change in zip(values, changes, strict=True))
 
 
 def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:

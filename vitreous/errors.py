@@ -74,5 +74,11 @@ def printable(path: str | os.PathLike[str]) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word most like `word`, as the text `did you mean X?`, or an empty string."""
+    found = closest(word, known)
+    return f"did you mean {found}?" if found else ""
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """The known word most like `word`, or an empty string."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"did you mean {found[0]}?" if found else ""
+    return found[0] if found else ""

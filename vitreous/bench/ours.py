@@ -59,7 +59,7 @@ def inference(work: Work, precision: str = "auto", engine: str = "auto") -> Turn
 
         made = OpenVinoEngine(*answering(work), precision, lambda: noise(work, 32, 1), keep=False)
     else:
-        made = make_engine(*answering(work), How(work.device, precision, engine))
+        made = make_engine(*answering(work), How(work.device, precision, engine))  # type: ignore[arg-type]
 
     def turn() -> float:
         made(pixels)
@@ -102,7 +102,7 @@ def predict(work: Work, precision: str = "auto", exact: bool = False) -> Turn:
     files, (model, preprocess) = list_images(Path(work.images or ".")), answering(work)
     with tempfile.TemporaryDirectory() as scratch:
         Bundle(model, tuple(map(str, range(CLASSES))), preprocess).save(Path(scratch) / "model")
-        predictor = load(Path(scratch) / "model", How(work.device, precision), exact=exact)
+        predictor = load(Path(scratch) / "model", How(work.device, precision), exact=exact)  # type: ignore[arg-type]
 
     def turn() -> float:
         return len(predictor.predict(files))

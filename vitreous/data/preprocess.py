@@ -58,17 +58,24 @@ class Preprocess:
 
         return torch.uint8 if self.numbers in ("colours", "uint8") else torch.float32
 
-    def decoded(self, raw: bytes | np.ndarray | str | os.PathLike[str], name: str | None = None) -> Picture:
+    def decoded(self, raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str], name: str | None = None) -> Picture:
         """A file, its bytes, or pixels -> the picture, or one for each channel. Raises DataError where that cannot be."""
         if self.numbers == "colours":
             return decode(raw, self.channels, name)
-        return bands(raw, self.channels, self.numbers, name)
+        return bands(np.asarray(raw) if isinstance(raw, Image.Image) else raw, self.channels, self.numbers, name)
 
     def pixels(self, picture: Picture) -> Tensor:
         """A decoded picture -> (C, *image) of `dtype`."""
         import torch
 
         return torch.from_numpy(self.array(picture))
+
+    def transform(self, image: Image.Image | np.ndarray | bytes | str | os.PathLike[str]) -> Tensor:
+        """A picture of Pillow, a file, its bytes or pixels (H, W[, C]) -> (C, *image) float32, the model's input. Raises DataError.
+
+        A method of a frozen dataclass: it can be pickled, so a Dataset may have it as its transform, with any number of workers.
+        """
+        return self.normalise(self.pixels(self.decoded(image))[None])[0]
 
     def array(self, picture: Picture) -> np.ndarray:
         """The same as numpy has it, without torch."""

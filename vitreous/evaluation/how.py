@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypedDict
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,15 @@ class How:
     """
 
     device: str = "auto"
-    precision: str = "auto"
-    engine: str = "auto"
+    precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"
+    engine: Literal["auto", "torch", "openvino"] = "auto"
     merge_tokens: int = 0
+
+
+class ComputeOptions(TypedDict, total=False):
+    """The fields of `How` as keywords of `vitreous.load`."""
+
+    device: str
+    precision: str
+    engine: str
+    merge_tokens: int

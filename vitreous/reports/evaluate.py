@@ -7,12 +7,13 @@ import os
 import re
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitreous.config import apply_options
 from vitreous.errors import UsageError, VitreousError
 from vitreous.evaluation.abstention import abstained, check_abstain
 from vitreous.evaluation.classification import Report, judge
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from vitreous.reports.protocols.protocols import Terms
 
 READINGS = "evaluations.jsonl"
+KNOWN = ("data", "split", "batch_size", "workers", "bad_images", "protocol", "listener")  # of `evaluate`, beside the fields of its options
 
 
 @dataclass(frozen=True)
@@ -65,33 +67,30 @@ def evaluate(
     listener: Listener | None = None,
     protocol: str | Terms = "top1",
     further: Further | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Judge a run's model on a split of its own data set, or of another one with classes of the same names; by default on test, or
     on val where there is no test split, which is then noted and is the document's `split`.
 
     Figures, intervals, per-class table, confusion matrix and most confused classes come back as a document with the keys of
     `summary.json`, and each reading is added to the run's `evaluations.jsonl`. Images that cannot be read stop the evaluation with a
-    DataError that names them; with `bad_images="skip"` they count as wrong, unless none can be read. `how` says what computes:
-    device, precision, engine. `batch_size` pictures are decoded at a time; like `workers` it cannot change a figure.
-    `protocol`: another way to judge, by its name or with its `vitreous.reports.protocols.protocols.Terms`. `further`: what else is asked.
-    A page with all of it, `report.html`, is written too.
+    DataError that names them; with `bad_images="skip"` they count as wrong, unless none can be read. `batch_size` pictures are
+    decoded at a time; like `workers` it cannot change a figure. `protocol`: another way to judge, by its name.
+
+    `options` are what the command line has: `device`, `precision`, `engine`, `merge_tokens` (the fields of `How`), and `calibrate`,
+    `abstain`, `outliers` … (those of `Further`; with another `protocol`, those of its `Terms`). `how`, `further` and a `Terms` as the
+    `protocol` say the same. A page with all of it, `report.html`, is written too. Raises UsageError for an unknown option.
     """
     if protocol != "top1":
-        from vitreous.reports.protocols.protocols import judge_by
-
-        document = judge_by(protocol, run, data, split, Computing(batch_size, workers, how or How(), bad_images, listener or Silent()))
-        if not (folder := Folder(Path(run))).config.is_file():
-            return document | {"report": None}  # the page is of the run, with all that it was ever judged by
-        place = folder.path / f"report-{document['protocol']}.html"
-        written = write_page(place, folder, None, None, listener or Silent())
-        return document | {"report": os.fspath(place) if written else None}
-    further = further or Further()
-    computing = Computing(batch_size, workers, how or How(), bad_images, listener or Silent(), further.cache)
-    check_abstain(further.abstain)
-    fitted = calibrate(run, data, computing) if further.calibrate else {}
+        computing = Computing(batch_size, workers, how or How(), bad_images, listener or Silent())
+        return evaluate_protocol(protocol, run, data, split, computing, options)
+    how, asked = apply_options("evaluate", options, how or How(), further or Further(), known=KNOWN)
+    computing = Computing(batch_size, workers, how or How(), bad_images, listener or Silent(), asked.cache)
+    check_abstain(asked.abstain)
+    fitted = calibrate(run, data, computing) if asked.calibrate else {}
     found = answered(run, data, split, computing)
     labels, classes = found.split.labels, found.bundle.classes
-    if further.abstain is not None and labels.ndim == 2:
+    if asked.abstain is not None and labels.ndim == 2:
         raise UsageError("--abstain is for data with one label an image", "use predict --threshold where there may be several")
     report = judge(found.logits, labels, classes, found.readable)
     document = describe(found.bundle, report, found.name, found.source, str(run), time.perf_counter() - found.started)
@@ -102,17 +101,38 @@ def evaluate(
         **facts,
         "confused": None if report.cells is None else confused(report.cells, np.bincount(labels, minlength=len(classes)), classes),
         "calibration": (fitted | (effect(found) or {})) or None,
-        "abstain": None if further.abstain is None else abstained(found.confidence, found.right, further.abstain),
+        "abstain": None if asked.abstain is None else abstained(found.confidence, found.right, asked.abstain),
         "outliers": None,
         "suspects": None,
     }
-    if further.outliers or further.against:
-        document["outliers"] = outliers(found, computing, further.outliers, further.against)
-    if further.suspects:
-        document["suspects"] = suspected(found, computing, further.suspects)
+    if asked.outliers or asked.against:
+        document["outliers"] = outliers(found, computing, asked.outliers, asked.against)
+    if asked.suspects:
+        document["suspects"] = suspected(found, computing, asked.suspects)
     record(run, found.source, found.name, report.summary())
-    place = Path(further.report) if further.report else page_of(Path(run), data, found.name)
+    place = Path(asked.report) if asked.report else page_of(Path(run), data, found.name)
     written = write_page(place, Folder(Path(run)), found, report, computing.listener, shlex.join(command_of(run, data, found.name)))
+    return document | {"report": os.fspath(place) if written else None}
+
+
+def evaluate_protocol(
+    protocol: str | Terms,
+    run: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None,
+    split: str | None,
+    computing: Computing,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """`evaluate` by another protocol than top-1; `options` are keywords of `How` and `Terms`. Raises UsageError for others."""
+    from vitreous.reports.protocols.protocols import Terms, judge_by
+
+    terms = Terms(protocol) if isinstance(protocol, str) else protocol
+    how, terms = apply_options("evaluate", options, computing.how, terms, known=KNOWN)
+    document = judge_by(terms, run, data, split, replace(computing, how=how))
+    if not (folder := Folder(Path(run))).config.is_file():
+        return document | {"report": None}  # the page is of the run, with all that it was ever judged by
+    place = folder.path / f"report-{document['protocol']}.html"
+    written = write_page(place, folder, None, None, computing.listener)
     return document | {"report": os.fspath(place) if written else None}
 
 

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitreous.config import apply_options
 from vitreous.data.decoding.decode import is_image
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.folder import list_images
@@ -85,7 +86,7 @@ class Looking:
     other: str | None = None
     batch_sizes: tuple[int, ...] = ()
     device: str = "auto"
-    precision: str = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
     batch_size: int = 8
     seed: int = 0
 
@@ -184,26 +185,29 @@ class Scene:
 
 def inspect(
     run: str | os.PathLike[str],
-    images: Sequence[str | os.PathLike[str]] = (),
+    images: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     out: str | os.PathLike[str] | None = None,
     looking: Looking | None = None,
     listener: Listener | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Make figures of a model: files, and a document that names them with what they show.
 
-    `images` are files or folders of them; figures of a data set take those of the run. Every figure becomes OUT/NAME.png with its
+    `images` are files or folders of them, or one; figures of a data set take those of the run. `options` are the fields of `Looking`,
+    as on the command line: `figures=["rollout"]`, `device="cpu"`. Every figure becomes OUT/NAME.png with its
     numbers in NAME.npz (and NAME.csv). OUT/index.html begins with the images named and the model's answers, and shows all figures.
     `out` is RUN/inspect, or inspect-NAME beside other weights.
-    Raises UsageError for a figure that the model does not have; with `looking.all` it is left out, and said why.
+    Raises UsageError for an unknown option, and for a figure that the model does not have; with `all` it is left out, and said why.
     """
-    looking, listener = looking or Looking(), listener or Silent()
-    names = asked(looking, bool(images))
+    chosen: Looking = apply_options("inspect", options, looking or Looking(), known=("images", "out", "listener"))[0]
+    images, listener = [images] if isinstance(images, (str, os.PathLike)) else images, listener or Silent()
+    names = asked(chosen, bool(images))
     bundle = open_bundle(run, headless=True)
-    device = pick_device(looking.device)
-    if slow := warning(looking.precision, device):
+    device = pick_device(chosen.device)
+    if slow := warning(chosen.precision, device):
         listener.note(slow)
-    preprocess = resized(bundle, looking)
-    scene = Scene(os.fspath(run), bundle, looking, preprocess, device, tuple(pictures_of(images, preprocess)), listener)
+    preprocess = resized(bundle, chosen)
+    scene = Scene(os.fspath(run), bundle, chosen, preprocess, device, tuple(pictures_of(images, preprocess)), listener)
     folder = Path(out) if out is not None else home(Path(run))
     began, made, refused = time.perf_counter(), [], {}
     answered = answers(scene)
@@ -213,7 +217,7 @@ def inspect(
                 made.append(keep(one, folder))
                 listener.note(f"{one.title}: {folder / one.name}.png")
         except UsageError as error:
-            if not looking.all:
+            if not chosen.all:
                 raise
             refused[name] = error.message
             listener.note(f"no {name}: {error.message}")

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
+from vitreous.config import apply_options
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.abstention import check_abstain
+from vitreous.evaluation.how import ComputeOptions, How
 from vitreous.evaluation.several import THRESHOLD
 from vitreous.evaluation.temperature import probabilities
 from vitreous.serving.card import Card
 from vitreous.serving.exported import is_exported, open_exported
+from vitreous.serving.inputs import as_items, is_image
 from vitreous.serving.pipeline import chunk_of, flow
 from vitreous.serving.reading import read
 from vitreous.serving.runtime import Runtime, TorchRuntime
-from vitreous.serving.sources import Item, as_files, read_item
+from vitreous.serving.sources import Item, read_item
 
 if TYPE_CHECKING:
+    from PIL import Image
     from torch import Tensor
 
-    from vitreous.evaluation.engine import How
+    from vitreous.models.zoo import Model
+    from vitreous.serving.inputs import ImageInput
     from vitreous.weights.bundle import Bundle
 
 
@@ -60,16 +67,45 @@ class Predictor:
     bundle: Bundle | None = None
     exact: bool = False
 
+    @cached_property
+    def model(self) -> Model:
+        """A copy of the model, a torch.nn.Module: float32, trainable, in evaluation mode. Training it does not change the answers here.
+
+        Raises UsageError for an exported file, which has no modules.
+        """
+        if self.bundle is None:
+            raise UsageError(f"an exported file of {self.card.name} has no torch.nn.Module", "load the run that it was exported from")
+        return copy.deepcopy(self.bundle.model).float().eval().requires_grad_(True)
+
+    @property
+    def transform(self) -> Callable[[Image.Image], Tensor]:
+        """A picture of Pillow, a path, bytes or an array (H, W[, C]) -> (C, *image) float32, what `model` takes; for a Dataset."""
+        return self.card.preprocess.transform
+
+    @overload
+    def predict(self, images: ImageInput, *args: Any, **options: Any) -> Prediction:
+        """One image -> one answer."""
+        ...
+
+    @overload
+    def predict(self, images: Iterable[ImageInput], *args: Any, **options: Any) -> list[Prediction]:
+        """Several images -> a list."""
+        ...
+
     def predict(
         self,
-        images: Sequence[str | os.PathLike[str]],
+        images: ImageInput | Iterable[ImageInput],
         top: int | None = None,
         bad_images: str = "stop",
         each: Callable[[int], None] = lambda done: None,
         threshold: float | None = None,
         abstain: float | None = None,
-    ) -> list[Prediction]:
-        """The `top` classes of every image file (5 if not said), in the order given, of a probability above `threshold`.
+    ) -> Prediction | list[Prediction]:
+        """The `top` classes of an image (5 if not said) of a probability above `threshold`: one answer for one image, and a list for
+        several, in the order given.
+
+        An image is a path, the bytes of a file, a PIL image, an array (H, W[, C]) or a tensor (C, H, W), as `vitreous.serving.inputs`
+        says; a list may mix them. A tensor of four axes is refused: give `list(batch)`.
 
         Where an image may have several classes, and neither is said: all of a probability above 0.5. With the softmax loss
         probabilities are shared out among the classes, with the others each is a question of its own. Logits are divided by the
@@ -78,25 +114,26 @@ class Predictor:
         prediction has an `error` instead.
         """
         answers: list[Prediction] = []
-        for chunk in self.predictions(as_files([os.fspath(image) for image in images]), self.asked(top, threshold, abstain), bad_images):
+        for chunk in self.predictions(as_items(images, self.card.preprocess), self.asked(top, threshold, abstain), bad_images):
             answers += chunk
             each(len(answers))
-        return answers
+        return answers[0] if is_image(images) else answers
 
     def embed(
-        self, images: Sequence[str | os.PathLike[str]], bad_images: str = "stop", each: Callable[[int], None] = lambda done: None
+        self, images: ImageInput | Iterable[ImageInput], bad_images: str = "stop", each: Callable[[int], None] = lambda done: None
     ) -> np.ndarray:
-        """Image files -> (n, D) float32: what the head reads of each, in the order given.
+        """What the head reads: an image -> (D,) float32, several -> (n, D) in the order given. Images are those of `predict`.
 
         Raises DataError for a file that cannot be read; with `bad_images="skip"` its row is NaN.
         """
         rows: list[Embedding] = []
-        for chunk in self.embeddings(as_files([os.fspath(image) for image in images]), bad_images):
+        for chunk in self.embeddings(as_items(images, self.card.preprocess), bad_images):
             rows += chunk
             each(len(rows))
         width = next((row.values.shape for row in rows if row.values is not None), (0,))
         lacking = np.full(width, np.nan, np.float32)
-        return np.array([lacking if row.values is None else row.values for row in rows], np.float32).reshape(len(rows), *width)
+        found = np.array([lacking if row.values is None else row.values for row in rows], np.float32).reshape(len(rows), *width)
+        return found[0] if is_image(images) else found
 
     def predictions(self, items: Iterable[Item], asked: Asked, bad_images: str = "skip") -> Iterator[list[Prediction]]:
         """Items -> answers in order, some at a time; of a million images no more than a few hundred are ever in memory."""
@@ -174,15 +211,18 @@ def load(
     exact: bool = False,
     headless: bool = False,
     quick: bool = False,
+    **options: Unpack[ComputeOptions],
 ) -> Predictor:
-    """A trained model, ready for `.predict(["dog.jpg"])` and `.embed(["dog.jpg"])`: of a run folder, a bundle, an exported file or
-    foreign weights.
+    """A trained model, ready for `.predict("dog.jpg")` and `.embed("dog.jpg")`: of a run folder, a bundle, an exported file or
+    foreign weights. `.model` is its torch.nn.Module, and `.transform` makes its input of a picture.
 
-    `how` says what computes: device, precision, engine. int8 is calibrated on the run's training images, and on the files `examples`
-    where those cannot be opened. `exact` decodes every JPEG at its full size. A model without a head is refused unless it may be
-    `headless`. `quick` answers one image alone sooner, many later.
-    Raises UsageError where there is no run, WeightsError where the bundle is damaged.
+    `options` are `device`, `precision`, `engine` and `merge_tokens`: what computes, as on the command line; `how` has the same. int8 is
+    calibrated on the run's training images, and on the files `examples` where those cannot be opened. `exact` decodes every JPEG at
+    its full size. A model without a head is refused unless it may be `headless`. `quick` answers one image alone sooner, many later.
+    Raises UsageError where there is no run and for an unknown option, WeightsError where the bundle is damaged.
     """
+    if options:
+        (how,) = apply_options("load", dict(options), how or How(), known=("exact", "headless", "quick", "examples"))
     if is_exported(run):
         file = open_exported(run, how, quick)
         return Predictor(file.card, file, exact=exact)

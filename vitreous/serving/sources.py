@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from PIL import Image
 
 from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES, open_regular, reason
 from vitreous.data.layouts.folder import natural, walk
@@ -47,10 +48,11 @@ WAY = "name image files, folders, 'patterns/**/*.jpg', @list.txt, .csv, .tar or 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image: what to call it, and its path, its bytes, or what gets them."""
+    """One image: what to call it, and its path, its bytes, or what gets them; from Python, what gets its picture or pixels (H, W[, C])."""
 
     name: str
     raw: str | bytes | Callable[[], bytes]
+    pixels: Callable[[], np.ndarray | Image.Image] | None = None
 
     def content(self) -> str | bytes:
         """A path or the bytes of a file. Raises DataError."""
@@ -59,7 +61,7 @@ class Item:
 
 def read_item(item: Item, preprocess: Preprocess, exact: bool = False) -> np.ndarray:
     """An item as the (C, *image) pixels that a model takes. Raises DataError, with its name."""
-    content = item.content()
+    content = item.content() if item.pixels is None else item.pixels()
     return read(content, preprocess, None if isinstance(content, str) else printable(item.name), exact)
 
 

@@ -30,8 +30,10 @@ BACKGROUND = 255  # white: what shows where a picture is transparent
 MODES = {1: "L", 3: "RGB"}  # channels of the model -> mode of the decoded picture
 
 
-def decode(raw: bytes | np.ndarray | str | os.PathLike[str], channels: int = 3, name: str | None = None) -> Image.Image:
-    """A file, its bytes, or pixels (H, W[, C]) uint8, as an upright 8-bit picture, mode `RGB` for 3 channels and `L` for 1.
+def decode(raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str], channels: int = 3, name: str | None = None) -> Image.Image:
+    """A file, its bytes, a picture of Pillow, or pixels (H, W[, C]) uint8, as an upright 8-bit picture.
+
+    Its mode is `RGB` for 3 channels and `L` for 1.
 
     EXIF orientation is applied; 16-bit greys are scaled by 1/257; palette and alpha are laid over white; CMYK becomes RGB;
     of an animation the first frame is taken. The content decides the format, not the name.
@@ -49,6 +51,8 @@ def decode(raw: bytes | np.ndarray | str | os.PathLike[str], channels: int = 3, 
             what = f"pixels of {raw.dtype}, {' x '.join(map(str, raw.shape))}"
             raise DataError(f"{name or 'pixels'}: {what}, are no picture", "uint8 of 1, 3 or 4 channels is") from None
         return flatten(image, MODES[channels], name or "pixels")
+    if isinstance(raw, Image.Image):
+        return decode_picture(raw, MODES[channels], name or "image")
     name = name or ("image" if isinstance(raw, bytes) else printable(raw))
     try:
         content = raw if isinstance(raw, bytes) else read_regular(raw)
@@ -70,6 +74,16 @@ def decode(raw: bytes | np.ndarray | str | os.PathLike[str], channels: int = 3, 
     except Image.DecompressionBombError:
         raise DataError(f"{name}: more than {MAX_PIXELS:,} pixels", "scale it down") from None
     except Exception as error:  # Pillow's readers leave a broken file with whatever they stumbled over
+        raise DataError(f"{name}: cannot be read as an image ({reason(error)})", "mend or remove the file") from None
+
+
+def decode_picture(image: Image.Image, mode: str, name: str) -> Image.Image:
+    """A picture of Pillow, perhaps of a file that is not read yet -> the same as `decode` makes of its file. Raises DataError."""
+    try:
+        return flatten(upright(image), mode, name)
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # as above
         raise DataError(f"{name}: cannot be read as an image ({reason(error)})", "mend or remove the file") from None
 
 

@@ -1,0 +1,93 @@
+"""What Python gives to `predict` and `embed` in the place of files: paths, bytes, pictures of Pillow, arrays and tensors. Without torch.
+
+| given | taken as |
+|---|---|
+| `str`, `Path` | the path of an image file |
+| `bytes` | the content of an image file |
+| `PIL.Image.Image` | as a file of it would be: EXIF orientation applied, transparency over white |
+| `numpy.ndarray` | pixels (H, W) or (H, W, C) |
+| `torch.Tensor` | pixels (C, H, W), on any device |
+
+Pixels are uint8 in 0 to 255, or floats in 0 to 1, before any normalisation. A model that was trained on other numbers than 8-bit colours
+takes the numbers that its files have. C is 1, 3 or 4 for colours, else the model's channels.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from PIL import Image
+
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError, UsageError
+from vitreous.serving.sources import Item
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    ImageInput: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | np.ndarray | Tensor
+
+TAKES = "a path, bytes, a PIL image, an array (H, W, C), a tensor (C, H, W), or a list of them"
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor; where PyTorch is not imported, nothing is."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_image(value: Any) -> bool:
+    """Whether a value is one image, rather than several."""
+    return isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)) or is_tensor(value)
+
+
+def as_items(images: ImageInput | Iterable[ImageInput], preprocess: Preprocess) -> list[Item]:
+    """One image or several -> items, called by their path, or `image` and its number from 0. Raises UsageError for anything else."""
+    if is_image(images):
+        return [as_item(images, preprocess, "image")]
+    if not isinstance(images, Iterable):
+        raise UsageError(f"{type(images).__name__} is no image", f"give {TAKES}")
+    return [as_item(image, preprocess, f"image {number}") for number, image in enumerate(images)]
+
+
+def as_item(image: Any, preprocess: Preprocess, name: str) -> Item:
+    """One image as an item; what is wrong with its pixels is said when they are read. Raises UsageError for what is none."""
+    if isinstance(image, (str, os.PathLike)):
+        path = os.fsdecode(image)
+        return Item(path, path)
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        return Item(name, bytes(image))
+    if isinstance(image, Image.Image):
+        return Item(name, b"", lambda: image)
+    if isinstance(image, np.ndarray) or is_tensor(image):
+        if image.ndim == 4:
+            raise UsageError(f"{name}: {' x '.join(map(str, image.shape))} is a batch, not an image", "give list(batch)")
+        return Item(name, b"", partial(read_pixels, image, preprocess, name))
+    raise UsageError(f"{name}: {type(image).__name__} is no image", f"give {TAKES}")
+
+
+def read_pixels(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
+    """An array (H, W[, C]) or a tensor (C, H, W) -> the array that `Preprocess.decoded` takes. Raises DataError."""
+    tensor = is_tensor(image)
+    axes, channels = ("(C, H, W)", 0) if tensor else ("(H, W) or (H, W, C)", -1)
+    shape = tuple(image.shape)
+    wanted = (1, 3, 4) if preprocess.numbers == "colours" else (preprocess.channels,)
+    if len(shape) not in ((3,) if tensor else (2, 3)) or 0 in shape or (len(shape) == 3 and shape[channels] not in wanted):
+        what = f"{name}: {'a tensor' if tensor else 'an array'} of {' x '.join(map(str, shape))} is not {axes}"
+        raise DataError(what, f"with {' or '.join(map(str, wanted))} channels")
+    if tensor:
+        image = image.detach().cpu()
+        image = (image.float() if image.dtype.is_floating_point else image).numpy().transpose(1, 2, 0)
+    if image.ndim == 3 and image.shape[2] == 1:
+        image = image[..., 0]
+    if preprocess.numbers != "colours" or image.dtype.kind != "f":
+        return np.ascontiguousarray(image)
+    low, high = float(image.min()), float(image.max())
+    if not (low >= 0 and high <= 1):
+        raise DataError(f"{name}: pixels from {low:.3g} to {high:.3g}", "floats are in 0 to 1, before normalisation; uint8 is in 0 to 255")
+    return np.rint(image * 255).astype(np.uint8)
