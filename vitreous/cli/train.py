@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import printable
@@ -40,6 +40,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     console.say(figures("validation", summary["val"]))
     if "lr_grid" not in summary:
         console.say(figures("test", summary["test"]))
+    for line in selection(summary):
+        console.say(line)
     minutes = summary["wall_seconds"] / 60
     console.say(f"{summary['model']}, {summary['parameters']:,} parameters, trained in {minutes:.1f} minutes: {summary['run']}")
     console.say(f"next: vitreous predict {summary['run']} IMAGE …, or read {summary['run']}/report.html")
@@ -68,6 +70,22 @@ def tell_header(run: Run, data: Data, console: Console) -> None:
     }
     for name, text in rows.items():
         console.line(f"{name:9}  {text}")
+
+
+def selection(summary: dict[str, Any]) -> Iterator[str]:
+    """Which weights were kept, and whether the run ended early: a line each, where it was asked to choose."""
+    found = summary.get("selection")
+    if not found:
+        return
+    best = found["best"]
+    if best and found["kept"] == "best":
+        where = f"step {best['step']:,} (epoch {best['epoch']:.4g}), the best of {best['evaluations']} evaluations"
+        yield f"kept: the weights of {where}, {best['figure']} {best['value']:.2%} on validation"
+    else:
+        yield f"kept: the weights of the last step, {found['kept_step']:,}"
+    if found["stopped_early"]:
+        worse = f"{best['since']} evaluations in a row were not better than that of step {best['step']:,}"
+        yield f"stopped early at step {summary['steps']:,}: {worse}"
 
 
 def figures(name: str, found: dict[str, Any] | None) -> str:

@@ -188,13 +188,15 @@ PATHS = {
     "evaluate_every": "evaluate_every",
     "save_every": "save_every",
     "keep": "keep",
+    "keep_best": "keep_best",
+    "early_stop": "early_stop",
 }
 
 
 def apply(run: Run, options: TrainOptions) -> Run:
     """The run with every option that was given set, and every `--path.to.field` after them."""
     plain: dict[str, Any] = {path: getattr(options, name) for name, path in PATHS.items() if getattr(options, name) is not None}
-    for flag in ("recompute", "reproducible", "data.exact"):  # what was not said is not to be switched off
+    for flag in ("recompute", "reproducible", "keep_best", "data.exact"):  # what was not said is not to be switched off
         plain = plain if getattr(options, flag.removeprefix("data.")) else {path: value for path, value in plain.items() if path != flag}
     if options.ema is not None:
         plain["ema"] = options.ema or None
@@ -229,9 +231,10 @@ def put(run: Run, path: str, value: Any) -> Run:
 
 def periods(run: Run, options: TrainOptions) -> Run:
     """How often to log, evaluate and save: by the length of the run, unless said."""
+    often = 20 if run.keep_best or run.early_stop else 6  # evaluations of a run, where nothing else is said
     chosen = {
         "log_every": options.log_every or max(1, min(50, run.steps // 20)),
-        "evaluate_every": options.evaluate_every or max(1, run.steps // 6),
+        "evaluate_every": options.evaluate_every or max(1, run.steps // often),
         "save_every": options.save_every or max(1, run.steps // 6),
     }
     workers = options.workers if options.workers is not None else 0 if run.data.cache else default_workers()

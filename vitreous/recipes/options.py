@@ -141,9 +141,14 @@ class TrainOptions:
     log_every: int | None = None
     """Steps between two lines of metrics (default: by the length of the run)."""
     evaluate_every: int | None = None
-    """Steps between two evaluations on the validation split (default: a sixth of the run)."""
+    """Steps between two evaluations on the validation split (default: a sixth of the run, or a twentieth
+    with --keep-best or --early-stop)."""
     save_every: int | None = None
     """Steps between two checkpoints (default: a sixth of the run)."""
+    keep_best: bool = False
+    """Save the weights of the best evaluation on the validation split, by top-1 (or mAP), and not the last ones."""
+    early_stop: int | None = None
+    """Stop after so many evaluations in a row that were not better than the best (default: train to the end)."""
     keep: int | None = None
     """Checkpoints to keep (default: 2)."""
     settings: Suppress[dict[str, list[str]]] = field(default_factory=dict)

@@ -35,7 +35,7 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.transfer import TRIALS, check, opening, prepare, transfer
 from vitreous.reports.answers import Computing, answered
 from vitreous.reports.evaluate import record, write_page
-from vitreous.training import parts
+from vitreous.training import best, parts
 from vitreous.training.folder import Folder
 from vitreous.training.peak import quick_peak
 from vitreous.training.probe import fitted
@@ -117,6 +117,8 @@ def carried_out(options: TrainOptions, listener: Listener, ranks: Ranks, announc
     if options.micro_batch == "auto":
         run = fitted(run, inputs, folder, ranks, listener.note)
     parts.check(run, ranks)
+    if options.lr_grid is None:  # whose protocol refuses it
+        best.check(run, inputs.val)
     if ranks.leads:
         trials = {} if options.lr_grid is None or begun else {"trials": opening(prepare(run, opened, inputs, options))}
         listed = {"excluded": sorted(names_in(run.data.exclude))} if run.data.exclude and not begun else {}

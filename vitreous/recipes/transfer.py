@@ -101,6 +101,9 @@ def check(options: TrainOptions, folder: Folder | None = None) -> None:
 
 def prepare(run: Run, opened: Data, inputs: Inputs, options: TrainOptions) -> Protocol:
     """The protocol for a run on all training images. Raises DataError where the share of a class is less than one image."""
+    if run.keep_best or run.early_stop:
+        way = "leave --keep-best and --early-stop out"
+        raise UsageError("--lr-grid trains on all images in the end: none are left to choose the best weights by", way)
     grid = tuple(sorted(set(options.lr_grid or grid_of(run))))
     images = len(opened.split("train"))
     share = hold_out_of(run) or next(share for below, share in SHARES if images < below)

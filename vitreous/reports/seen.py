@@ -90,6 +90,8 @@ def chosen_on(found: Answered) -> list[str]:
         trials = folder.path.parent
         if trials.name == "trials" and (trials.parent / "trials.json").is_file():
             reasons.append("choose the learning rate")
+        if folder.run().keep_best or folder.run().early_stop:
+            reasons.append("choose which weights of the run are kept")
     if told.get("soup") == "greedy" and told.get("split") == found.name and same(told.get("data"), found.source):
         reasons.append("choose what is in the soup")
     fitted = told.get("temperature")

@@ -32,8 +32,8 @@ class Store:
     folder: Path
     keep: int = 2
 
-    def save(self, step: int, writers: dict[str, Writer], size: int) -> Path:
-        """Write one file per writer as checkpoint `step`; `size` is about how many bytes they will take.
+    def save(self, step: int, writers: dict[str, Writer], size: int, pinned: int | None = None) -> Path:
+        """Write one file per writer as checkpoint `step`; `size` is about how many bytes they will take. `pinned`: a step that stays.
 
         Raises ResourceError, with what was needed and what is free, if it cannot be written; the older ones stay.
         """
@@ -41,7 +41,7 @@ class Store:
         with self.refusing(step, temporary):
             for name, write in writers.items():
                 write(temporary / name)
-        return self.publish(step, temporary)
+        return self.publish(step, temporary, pinned)
 
     def begin(self, step: int, size: int) -> Path:
         """A hidden folder for the files of checkpoint `step`, to be published. Raises ResourceError as `save` does."""
@@ -54,7 +54,7 @@ class Store:
                 raise OSError(f"{size / 1e6:.0f} MB needed and 20 % to spare, {free / 1e6:.0f} MB free")
         return temporary
 
-    def publish(self, step: int, temporary: Path) -> Path:
+    def publish(self, step: int, temporary: Path, pinned: int | None = None) -> Path:
         """Make what is in a hidden folder checkpoint `step`, and prune. Raises ResourceError as `save` does."""
         with self.refusing(step, temporary):
             names = sorted(path.name for path in temporary.iterdir())
@@ -69,7 +69,7 @@ class Store:
                 self.discard(place)
             os.rename(temporary, place)
             fsync(self.folder)
-        self.prune()
+        self.prune(pinned)
         return place
 
     @contextmanager
@@ -106,12 +106,13 @@ class Store:
         found = [p for p in self.folder.glob("step-*") if p.name[5:].isdecimal()] if self.folder.is_dir() else []
         return iter(sorted(found, key=lambda p: int(p.name[5:]), reverse=True))
 
-    def prune(self) -> None:
-        """Remove what is older than the newest `keep` valid ones."""
+    def prune(self, pinned: int | None = None) -> None:
+        """Remove what is older than the newest `keep` valid ones, but for that of a `pinned` step."""
         valid = 0
         for place in list(self.places()):
             if valid >= max(self.keep, 2):
-                self.discard(place)
+                if pinned is None or place != self.place(pinned):
+                    self.discard(place)
             else:
                 valid += quick_flaw(place) is None
 

@@ -133,6 +133,8 @@ class Run:
     evaluate_every: int = 500
     save_every: int = 500
     keep: int = 2  # checkpoints
+    keep_best: bool = False  # the bundle has the weights of the best evaluation on `val`, whose checkpoint is kept, not the last ones
+    early_stop: int | None = None  # evaluations in a row that are not better, after which the run ends
 
     def __post_init__(self) -> None:
         whole = {
@@ -146,6 +148,8 @@ class Run:
             raise UsageError("epochs must be above 0; warm-up, cooldown and skipped steps not below 0")
         if self.optimizer.lr <= 0:
             raise UsageError(f"a learning rate of {self.optimizer.lr} throughout trains nothing", "use a --lr above 0")
+        if self.early_stop is not None and self.early_stop < 1:
+            raise UsageError(f"early_stop must be at least 1, not {self.early_stop}", "leave it out to train to the end")
         if self.micro_batch is not None and self.micro_batch < 1:
             raise UsageError(f"micro_batch must be at least 1, not {self.micro_batch}")
         if self.class_weights and len(self.class_weights) != len(self.data.classes):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from vitreous.disk import write_text
 from vitreous.errors import ResourceError, WeightsError
-from vitreous.training.checkpoint import Store
+from vitreous.training.checkpoint import Store, flaw
 from vitreous.training.loop import Numbers, State
 from vitreous.training.sharded import Sharded, group_on_cpu
 from vitreous.weights.pieces import tensors_in
@@ -41,6 +41,7 @@ class Keeper:
         self.store, self.tell = store, tell
         self.failures = 0
         self.saved = -1  # where in the stream the last checkpoint was written, or begun
+        self.pinned: int | None = None  # the step of a checkpoint that is kept, however old it is
         self.group: Any = None
         self.writing: tuple[Future, int, Path] | None = None
 
@@ -78,7 +79,7 @@ class Keeper:
         parts = tensors(state)
         writers = {f"{part}.safetensors": lambda path, held=held: write_tensors(held, path) for part, held in parts.items()}
         size = sum(tensor.numel() * tensor.element_size() for held in parts.values() for tensor in held.values())
-        self.store.save(state.step, {**writers, STATE: lambda path: write_text(path, text)}, size)
+        self.store.save(state.step, {**writers, STATE: lambda path: write_text(path, text)}, size, self.pinned)
 
     def begin(self, state: State, text: str) -> None:
         """Let every process write its pieces in the background, from a copy; `settle` publishes them."""
@@ -128,7 +129,7 @@ class Keeper:
                     f"checkpoint of step {step} not saved in {temporary.parent}: {reason}", "free some disk space"
                 ) from None
             if leads and temporary.exists():
-                self.store.publish(step, temporary)
+                self.store.publish(step, temporary, self.pinned)
 
     def restore(self, state: State) -> dict[str, Any] | None:
         """Give the state what the newest valid checkpoint holds; returns its state.json, or None where there is none.
@@ -150,6 +151,15 @@ class Keeper:
         state.optimizers.load(tensors_in(Path(place), "optimizer"), state.flat.scatter)
         state.flat.keep(state.objective, tensors_in(Path(place), "frozen"))
         return stored
+
+
+def take_weights(state: State, store: Store, step: int) -> bool:
+    """Give the state the weights and the averaged weights of a checkpoint; whether that was there and whole."""
+    place, ranks = store.place(step), state.ranks
+    if not ranks.share("whole" if ranks.leads and flaw(place) is None else ""):
+        return False
+    state.flat.take(tensors_in(place, "model"), tensors_in(place, "ema") or None)
+    return True
 
 
 def numbers(state: State) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ from vitreous.models.names import name_of
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model, build
 from vitreous.objectives.supervised import Supervised
+from vitreous.training import best
 from vitreous.training.account import Account
 from vitreous.training.compute import gradients
 from vitreous.training.flat import Flat
@@ -40,7 +41,7 @@ from vitreous.training.optimizer import Optimizers, factor_of
 from vitreous.training.parts import check, spans
 from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run
-from vitreous.training.saving import Keeper
+from vitreous.training.saving import Keeper, take_weights
 from vitreous.training.sharded import Sharded
 from vitreous.training.signals import Signals
 from vitreous.training.tune import merged, prepare
@@ -83,6 +84,7 @@ class Session:
 
     def __init__(self, run: Run, inputs: Inputs, folder: Folder, listener: Listener | None = None, ranks: Ranks = ALONE) -> None:
         check(run, ranks)
+        best.check(run, inputs.val)
         self.run, self.inputs, self.folder, self.ranks = run, inputs, folder, ranks
         self.listener = listener or Silent()
         self.device = ranks.device(run.device)
@@ -92,6 +94,7 @@ class Session:
         self.account = Account(ranks, self.device, run.precision)
         self.pending = False  # an evaluation was cut short and has to be made after resuming
         self.last: Report | None = None
+        self.best = best.Best()
 
     def tell(self, text: str) -> None:
         """A note, from the process that speaks."""
@@ -112,6 +115,7 @@ class Session:
             if self.pending:
                 self.evaluate(state)
                 self.stop(state)  # before a step, if it was cut short again
+            state.halt = state.halt or self.best.exhausted(self.run)
             run = self.run
             hooks = [
                 (1, self.watch),
@@ -206,7 +210,7 @@ class Session:
 
     def evaluate(self, state: State) -> None:
         """Judge the averaged weights on the validation split, in the run's precision."""
-        if self.inputs.val is None or state.done:
+        if self.inputs.val is None or (state.done and not self.run.keep_best):
             return  # the last one is made by `finish`, as `evaluate` would
         self.pending = True
         try:
@@ -215,9 +219,29 @@ class Session:
             return
         self.pending = False
         figures = {f"val/{name}": value for name, value in self.last.figures.items()}
-        self.record({"step": state.step, "epoch": state.images / self.run.data.images, **figures, "seconds": self.account.seconds})
+        self.record({"step": state.step, "epoch": self.epoch(state), **figures, "seconds": self.account.seconds})
         self.health.report(self.last, self.run.data.classes)
+        self.choose(state, self.last)
         self.account.mark(state)
+
+    def epoch(self, state: State) -> float:
+        """Passes over the training images so far."""
+        return self.run.epochs if state.done else state.images / self.run.data.images
+
+    def choose(self, state: State, report: Report) -> None:
+        """Keep the checkpoint of an evaluation that is the best so far, and end the loop after too many that were not."""
+        run, before = self.run, self.best
+        if not (run.keep_best or run.early_stop):
+            return
+        self.best = before.after(report, state.step, self.epoch(state))
+        if run.keep_best and self.best.step == state.step:
+            self.keeper.pinned = state.step
+            self.save(state)
+            if not self.ranks.share("saved" if self.keeper.saved == state.images else ""):  # the disk is full, which was told
+                self.best, self.keeper.pinned = replace(before, evaluations=before.evaluations + 1), before.step
+        if self.best.exhausted(run) and not state.done:
+            state.halt = True
+            self.save(state)
 
     def judged(self, model: Model, split: Split, precision: str) -> Report:
         """The figures of a model on a split, of which every process computes a share, each picture once.
@@ -253,13 +277,15 @@ class Session:
 
     def save(self, state: State) -> None:
         """A checkpoint."""
-        self.keeper.save(state, {"pending": self.pending, "seconds": self.account.seconds})
+        self.keeper.save(state, {"pending": self.pending, "seconds": self.account.seconds, "best": self.best.plain()})
 
     def restore(self, state: State) -> None:
         """Continue from the newest valid checkpoint, if there is one."""
         stored = self.keeper.restore(state)
         if stored is not None:
             self.pending, self.account.before = stored["pending"], stored["seconds"]
+            self.best = best.Best.from_plain(stored.get("best"))
+            self.keeper.pinned = self.best.step or None
             self.tell(f"resumed at step {state.step} of {self.run.steps}")
             now = {"threads": torch.get_num_threads(), "world": self.ranks.world}
             changed = [
@@ -268,7 +294,7 @@ class Session:
             if changed and not self.run.reproducible:
                 self.tell(f"{'; '.join(changed)}: results may differ in the last bits")
         if self.ranks.leads:
-            again = judgement(state.step, state.images / self.run.data.images) if self.pending else None
+            again = judgement(state.step, self.epoch(state)) if self.pending else None
             self.folder.rewind(state.step, but=again)
 
     def stop(self, state: State) -> None:
@@ -292,8 +318,10 @@ class Session:
         run = self.run
         if self.ranks.leads and not self.folder.path.is_dir():
             raise ResourceError(f"the run folder {self.folder.path} is gone", "start again, and leave it in place")
+        epoch, kept = self.epoch(state), self.take_best(state)
         model = merged(averaged(state))
-        provenance = {"init": run.init, "recipe": run.recipe, "data": run.data.source, "epochs": run.epochs, "seed": run.seed}
+        seen = self.best.epoch if kept != state.step else epoch
+        provenance = {"init": run.init, "recipe": run.recipe, "data": run.data.source, "epochs": seen, "seed": run.seed}
         if self.ranks.leads:
             several = self.inputs.train.labels.ndim == 2
             Bundle(model, run.data.classes, run.preprocess, provenance, run.loss, several).save(self.folder.bundle)
@@ -305,25 +333,35 @@ class Session:
                 raise self.interrupted(state) from None
             val = self.last.summary()
             figures = {f"val/{name}": value for name, value in self.last.figures.items()}
-            if self.ranks.leads:
-                self.folder.rewind(state.step, but=judgement(state.step, run.epochs))
-                self.folder.append({"step": state.step, "epoch": run.epochs, **figures, "seconds": self.account.seconds})
+            if self.ranks.leads and kept == state.step:
+                self.folder.rewind(state.step, but=judgement(state.step, epoch))
+                self.folder.append({"step": state.step, "epoch": epoch, **figures, "seconds": self.account.seconds})
         loss = last_of(self.folder.metrics, "train/loss") if self.ranks.leads else None
         return {
             "model": name_of(run.model),
             "parameters": sum(p.numel() for p in model.parameters()),
             "data": run.data.source,
             "steps": state.step,
-            "epochs": run.epochs,
+            "epochs": epoch,
             "seed": run.seed,
             **self.account.totals(state),
             "skipped": state.skipped,
             "train": {"loss": loss},
             "val": val,
             "test": None,
+            "selection": best.describe(run, self.best, kept, state.step),
             "run": str(self.folder.path),
             "bundle": str(self.folder.bundle),
         }
+
+    def take_best(self, state: State) -> int:
+        """Give the state the weights that the bundle is to have; returns the step that they are of."""
+        if not self.run.keep_best or self.best.step in (0, state.step):
+            return state.step
+        if take_weights(state, self.keeper.store, self.best.step):
+            return self.best.step
+        self.tell(f"the checkpoint of step {self.best.step}, the best, is not there or damaged: the last weights are kept instead")
+        return state.step
 
 
 WORDS = {"threads": "threads", "world": "processes"}

@@ -1,0 +1,218 @@
+"""--keep-best and --early-stop: which weights the bundle has, when a run ends, and the same bits after a stop in any place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.conftest import TINY, document, make_folder, say
+from vitreous.errors import Interrupted, UsageError
+from vitreous.evaluation.report import Report
+from vitreous.recipes.train import train
+from vitreous.training.best import Best
+from vitreous.training.session import Session
+
+#: top-1 of the evaluations of a run, of which the third is the best
+SCORES = (0.3, 0.5, 0.8, 0.8, 0.6, 0.7, 0.2, 0.9)
+NLLS = (1.0, 0.9, 0.8, 0.8, 0.9, 0.9, 1.2, 0.1)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("home") / "photos", {"train": 8, "val": 4, "test": 2})
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """Evaluations with the figures above, by the step that they are made after: 2, 4, 6, …; returns the steps."""
+    steps = []
+    real = Session.judged
+
+    def judged(self, model, split, precision):
+        report = real(self, model, split, precision)
+        step = self.state.step
+        if step % 2 or self.finishing:
+            return report
+        steps.append(step)
+        return replace(report, figures=report.figures | {"top1": SCORES[step // 2 - 1], "nll": NLLS[step // 2 - 1]})
+
+    build, finish = Session.build, Session.finish
+
+    def remember(self):
+        self.state, self.finishing = build(self), False
+        return self.state
+
+    def last(self, state):
+        self.finishing = True
+        return finish(self, state)
+
+    monkeypatch.setattr(Session, "build", remember)
+    monkeypatch.setattr(Session, "finish", last)
+    monkeypatch.setattr(Session, "judged", judged)
+    return steps
+
+
+def options(steps=12, **more):
+    return {**TINY, "epochs": None, "steps": steps, "accumulate": 1, "evaluate_every": 2, "save_every": 3, "keep": 2, "workers": 0, **more}
+
+
+def weights(out):
+    return load_file(out / "model" / "weights.safetensors")
+
+
+def same(a, b):
+    return all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def averaged(place):
+    """The averaged weights of a checkpoint, by the names of a bundle."""
+    return {name.removeprefix("model."): tensor for name, tensor in load_file(place / "ema.safetensors").items()}
+
+
+def test_the_best_weights_are_kept_and_said(photos, tmp_path, scored):
+    summary = train(str(photos), out=str(tmp_path / "run"), **options(keep_best=True))
+    assert scored == [2, 4, 6, 8, 10, 12]
+    found = summary["selection"]
+    assert (found["kept"], found["kept_step"], found["stopped_early"]) == ("best", 6, False)
+    assert found["best"] == {"step": 6, "epoch": 2.0, "figure": "top-1", "value": 0.8, "nll": 0.8, "evaluations": 6, "since": 3}
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["selection"] == found
+    places = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert places == ["step-00000006", "step-00000009", "step-00000012"]  # two, and the best
+    kept = averaged(tmp_path / "run" / "checkpoints" / "step-00000006")
+    assert same(kept, {name: weights(tmp_path / "run")[name] for name in kept})
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["val/top1"] for line in lines if "val/top1" in line] == list(SCORES[:6])
+    train(str(photos), out=str(tmp_path / "last"), **options())
+    last = averaged(tmp_path / "last" / "checkpoints" / "step-00000012")
+    assert same(last, {name: weights(tmp_path / "last")[name] for name in last}) and not same(last, kept)
+
+
+def test_where_the_last_is_the_best_the_run_is_that_without_the_option(photos, tmp_path, scored):
+    one = train(str(photos), out=str(tmp_path / "one"), **options(6, keep_best=True))
+    other = train(str(photos), out=str(tmp_path / "other"), **options(6))
+    assert (one["selection"]["kept_step"], other["selection"]) == (6, None)
+    assert same(weights(tmp_path / "one"), weights(tmp_path / "other")) and one["val"] == other["val"]
+
+
+@pytest.mark.parametrize("keep_best", [False, True])
+def test_a_run_ends_after_evaluations_that_were_not_better(photos, tmp_path, scored, keep_best):
+    summary = train(str(photos), out=str(tmp_path / "run"), **options(16, early_stop=3, keep_best=keep_best))
+    assert scored == [2, 4, 6, 8, 10, 12] and summary["steps"] == 12 and summary["epochs"] == 4.0
+    found = summary["selection"]
+    assert found["stopped_early"] and (found["kept"], found["kept_step"]) == (("best", 6) if keep_best else ("last", 12))
+    assert found["best"]["since"] == 3
+
+
+class Stopped(Exception):
+    """A process that was killed."""
+
+
+@pytest.mark.parametrize("step", [1, 4, 6, 7, 12])
+def test_a_run_that_was_killed_goes_on_to_the_same_bits(photos, tmp_path, scored, monkeypatch, step):
+    """Before the best evaluation, at it, after it, and where the run had ended but its bundle was not written."""
+    asked = options(16, early_stop=3, keep_best=True)
+    whole = train(str(photos), out=str(tmp_path / "whole"), **asked)
+    watch = Session.watch
+
+    def killed(self, state):
+        watch(self, state)
+        if state.step == step + 1:
+            raise Stopped
+
+    def unfinished(self, state):
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, *(("finish", unfinished) if step == 12 else ("watch", killed)))
+        with pytest.raises(Stopped):
+            train(str(photos), out=str(tmp_path / "run"), **asked)
+    if not list((tmp_path / "run").glob("checkpoints/step-*")):
+        assert step == 1
+    summary = train(str(photos), out=str(tmp_path / "run"), resume=True)
+    assert summary["selection"] == whole["selection"] and summary["val"] == whole["val"]
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+    figures = [
+        [{name: line[name] for name in line if name.startswith(("step", "val/", "train/"))} for line in map(json.loads, path.open())]
+        for path in (tmp_path / "whole" / "metrics.jsonl", tmp_path / "run" / "metrics.jsonl")
+    ]
+    assert figures[0] == figures[1]
+
+
+def test_an_evaluation_that_a_signal_cut_short_is_made_after_resuming(photos, tmp_path, scored, monkeypatch):
+    asked = options(16, early_stop=3, keep_best=True)
+    whole = train(str(photos), out=str(tmp_path / "whole"), **asked)
+    judged = Session.judged
+
+    def cut(self, model, split, precision):
+        if self.state.step == 6:
+            self.signals.received = 15
+            raise Interrupted("cut short")
+        return judged(self, model, split, precision)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "judged", cut)
+        with pytest.raises(Interrupted):
+            train(str(photos), out=str(tmp_path / "run"), **asked)
+    summary = train(str(photos), out=str(tmp_path / "run"), resume=True)
+    assert summary["selection"] == whole["selection"] and same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
+def test_a_best_checkpoint_that_was_damaged_is_told_and_the_last_weights_are_kept(photos, tmp_path, scored, monkeypatch):
+    notes, out = [], tmp_path / "run"
+    take = Session.take_best
+
+    def damaged(self, state):
+        (out / "checkpoints" / "step-00000006" / "ema.safetensors").write_bytes(b"junk")
+        self.listener.note = notes.append
+        return take(self, state)
+
+    monkeypatch.setattr(Session, "take_best", damaged)
+    summary = train(str(photos), out=str(out), **options(keep_best=True))
+    assert (summary["selection"]["kept"], summary["selection"]["kept_step"]) == ("last", 12)
+    assert any("step 6, the best, is not there or damaged" in note for note in notes)
+
+
+def test_the_command_says_what_was_kept(photos, tmp_path, scored):
+    words = [w for k, v in options(16).items() if v is not None for w in (f"--{k}", str(v))]
+    result = say("train", str(photos), "--out", str(tmp_path / "run"), *words, "--keep-best", "--early-stop", "3")
+    assert "kept: the weights of step 6 (epoch 2), the best of 6 evaluations, top-1 80.00% on validation" in result.stdout
+    assert "stopped early at step 12: 3 evaluations in a row were not better than that of step 6" in result.stdout
+    judged = say("evaluate", str(tmp_path / "run"), "--split", "val", "--json")
+    assert document(judged)["chosen_on"] == ["choose which weights of the run are kept"]
+    assert document(say("evaluate", str(tmp_path / "run"), "--json"))["chosen_on"] == []
+
+
+def test_what_cannot_be_chosen_is_refused_before_the_run(photos, tmp_path):
+    shutil.copytree(photos / "train", tmp_path / "alone" / "train")
+    for words, told in (
+        (["--keep-best", "--data.hold-out", "0"], "--keep-best chooses by the validation images"),
+        (["--early-stop", "2", "--data.hold-out", "0"], "--early-stop chooses by the validation images"),
+        (["--early-stop", "0"], "early_stop must be at least 1"),
+        (["--keep-best", "--lr-grid", "0.1", "0.2"], "leave --keep-best and --early-stop out"),
+    ):
+        small = ["--model", "ViT-32x1/8", "--device", "cpu", "--workers", "0", "--out", str(tmp_path / "run")]
+        result = say("train", str(tmp_path / "alone"), *small, *words)
+        assert result.returncode == 2 and told in result.stderr, result.stderr
+        assert not (tmp_path / "run").exists()
+
+
+def report(top1, nll=None, **figures):
+    return Report(4, 0, {"top1": top1, "nll": nll, **figures}, {}, [], None)
+
+
+def test_of_equal_figures_the_lower_nll_is_better():
+    found = Best()
+    assert found.plain() is None and Best.from_plain(None) == found
+    for step, (top1, nll) in enumerate([(0.5, 1.0), (0.5, 0.9), (0.5, 0.9), (0.4, 0.1), (0.5, None)], 1):
+        found = found.after(report(top1, nll), step, step / 2)
+    assert (found.step, found.since, found.evaluations) == (2, 3, 5)
+    assert Best.from_plain(json.loads(json.dumps(found.plain()))) == found
+    several = Best().after(report(None, 1.0, map=0.25), 1, 1.0)
+    assert (several.figure, several.value) == ("mAP", 0.25)
+    with pytest.raises(UsageError):
+        train("digits", early_stop=0)

@@ -1,0 +1,73 @@
+"""Which weights of a run are the best on its validation images, and when no better ones are to be expected.
+
+An evaluation is better than another one if its leading figure (top-1, or mAP) is higher or, where that is the same, its NLL is lower.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from vitreous.data.split import Split
+from vitreous.errors import UsageError
+from vitreous.evaluation.report import Report
+from vitreous.training.run import Run
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation so far, which a checkpoint keeps in its state.json.
+
+    `step`: the optimiser step after which it was made, 0 before the first; `epoch` the same in epochs. `value` in 0..1 is its leading
+    figure, called `figure`. `evaluations`: how many were made; `since`: how many after the best one, none of them better.
+    """
+
+    step: int = 0
+    epoch: float = 0.0
+    figure: str = ""
+    value: float = -math.inf
+    nll: float = math.inf
+    evaluations: int = 0
+    since: int = 0
+
+    def after(self, report: Report, step: int, epoch: float) -> Best:
+        """The best of these evaluations and a further one."""
+        figure, value = report.leading
+        nll = report.figures.get("nll")
+        nll = math.inf if nll is None or not math.isfinite(nll) else nll
+        if (value, -nll) > (self.value, -self.nll):
+            return Best(step, epoch, figure, value, nll, self.evaluations + 1)
+        return replace(self, evaluations=self.evaluations + 1, since=self.since + 1)
+
+    def exhausted(self, run: Run) -> bool:
+        """Whether the run ends here: as many evaluations in a row as it has patience for were not better."""
+        return run.early_stop is not None and self.since >= run.early_stop
+
+    def plain(self) -> dict[str, Any] | None:
+        """As JSON has it; None before the first evaluation."""
+        return asdict(self) | {"nll": self.nll if math.isfinite(self.nll) else None} if self.step else None
+
+    @classmethod
+    def from_plain(cls, stored: dict[str, Any] | None) -> Best:
+        """What `plain` wrote."""
+        if not stored:
+            return cls()
+        known: dict[str, Any] = {**stored, "nll": math.inf if stored["nll"] is None else stored["nll"]}
+        return cls(**known)
+
+
+def check(run: Run, val: Split | None) -> None:
+    """Raise UsageError where a run is to choose by validation images, and there are none."""
+    if (run.keep_best or run.early_stop) and (val is None or not len(val)):
+        option = "--keep-best" if run.keep_best else "--early-stop"
+        raise UsageError(f"{option} chooses by the validation images, and the run has none", "name data with a val split, or leave it out")
+
+
+def describe(run: Run, best: Best, kept: int, step: int) -> dict[str, Any] | None:
+    """What the summary says: `kept` is the step whose weights the bundle has, `step` the last one. None for a run that chooses nothing."""
+    if not (run.keep_best or run.early_stop):
+        return None
+    return {"kept": "best" if run.keep_best and kept == best.step else "last", "kept_step": kept, "stopped_early": step < run.steps} | {
+        "best": best.plain()
+    }
