@@ -223,7 +223,7 @@ def test_a_trained_run_has_learned_and_left_everything_it_promises(tmp_path):
     assert names <= {path.name for path in out.iterdir()}
     assert json.loads((out / "summary.json").read_text()) == summary
     keys = ["model", "parameters", "data", "steps", "epochs", "seed", "wall_seconds", "images_per_second", "exaflops", "flops_utilisation"]
-    assert [*keys, "peak_memory_bytes", "device_hours", "skipped", "train", "val", "test", "run", "bundle"] == list(summary)
+    assert [*keys, "peak_memory_bytes", "device_hours", "skipped", "train", "val", "test", "selection", "run", "bundle"] == list(summary)
     assert {"top1", "top5", "macro_f1", "nll", "ece", "images"} <= set(summary["val"])
     assert (tmp_path / "latest").resolve() == out.resolve()
     again = train(str(folder), config=str(out / "config.yaml"), out=str(tmp_path / "again"))
