@@ -18,6 +18,7 @@ ROWS = [
     {"errors"},
     {"cores", "disk"},
     {"cluster", "config", "machine", "nn.grid", "tables"},
+    {"progress"},
     {"nn"},
     {"models", "data"},
     {"objectives"},

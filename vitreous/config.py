@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from vitreous.errors import UsageError, closest, nearest
@@ -69,17 +69,21 @@ def unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]
     return found
 
 
-def apply_options(verb: str, options: dict[str, Any], *values: Any, known: Iterable[str] = ()) -> tuple[Any, ...]:
+def apply_options(
+    verb: str, options: dict[str, Any], *values: Any, known: Iterable[str] = (), aliases: Mapping[str, str] | None = None
+) -> tuple[Any, ...]:
     """Copies of dataclasses with the keywords of a Python call as their fields; each option goes to the first that has its name.
 
-    Lists become tuples, one value stands for a tuple of it, and paths become text. `known` are further names, for suggestions. Raises
+    Lists become tuples, one value stands for a tuple of it, and paths become text. `known` are further names, and `aliases` what users may
+    know by another name, for suggestions. Raises
     UsageError for an unknown option, with the nearest one, and for a value of a wrong type.
     """
     homes = [{field.name for field in dataclasses.fields(value)} for value in values]
     names = {*known, *(name for home in homes for name in home)}
     unknown = [name for name in options if not any(name in home for home in homes)]
     if unknown:
-        way = f"perhaps you meant {best}" if (best := closest(unknown[0], sorted(names))) else f"there are {', '.join(sorted(names))}"
+        best = (aliases or {}).get(unknown[0]) or closest(unknown[0], sorted(names))
+        way = f"perhaps you meant {best}" if best else f"there are {', '.join(sorted(names))}"
         raise UsageError(f"{verb} has no option {', '.join(unknown)}", way)
     from pydantic import TypeAdapter, ValidationError
 

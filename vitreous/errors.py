@@ -72,6 +72,17 @@ def printable(path: str | os.PathLike[str]) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def check_path(value: object, what: str) -> None:
+    """Raise UsageError for what is no path or name, such as a torch.nn.Module; `what` says what it stands for, `load(run)`."""
+    if isinstance(value, (str, os.PathLike)):
+        return
+    kind = type(value).__name__
+    if hasattr(value, "state_dict"):
+        way = "write it with vitreous.save(module, FOLDER) and give the folder"
+        raise UsageError(f"{what} is a path or a name, not a module ({kind})", way)
+    raise UsageError(f"{what} is a path or a name, not a {kind}", "give the path of a run, a bundle or a file of weights")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word most like `word`, as the text `did you mean X?`, or an empty string."""
     found = closest(word, known)

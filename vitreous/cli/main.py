@@ -10,9 +10,10 @@ from contextlib import nullcontext
 from importlib import import_module
 from typing import Any, NoReturn
 
-from vitreous.cli.console import Console, as_json, discard, reserve_stdout, speaks, write_line
+from vitreous.cli.console import Console, as_json, reserve_stdout
 from vitreous.cores import bound_threads
 from vitreous.errors import UsageError, VitreousError, nearest, out_of_memory
+from vitreous.progress import discard, speaks, write_line
 
 #: verb -> (module, what it does); the module has a frozen dataclass `Options` and a function `run(options, console)`
 VERBS = {

@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitreous.config import differences, from_yaml, set_paths
+import torch
+
+from vitreous.config import apply_options, differences, from_yaml, set_paths
 from vitreous.cores import default_workers
 from vitreous.data.copies.listing import excluded as names_in
 from vitreous.data.copies.listing import staying
@@ -22,13 +24,14 @@ from vitreous.data.screen import fits_in_memory, readable, refuse, screen
 from vitreous.data.sources import open_data, open_data_of_run, resolve_source
 from vitreous.data.split import Arrays, Data, Split
 from vitreous.disk import write_text
-from vitreous.errors import DataError, UsageError, printable
+from vitreous.errors import DataError, UsageError, check_path, printable
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.engine import How
 from vitreous.evaluation.forward import CHUNK
 from vitreous.machine import environment, pick_device, warning
 from vitreous.models.cost import macs
 from vitreous.models.names import configure, name_of
+from vitreous.progress import Display
 from vitreous.recipes.channels import channelwise, facts
 from vitreous.recipes.derive import advise_weights, apply, derive
 from vitreous.recipes.options import TrainOptions
@@ -46,6 +49,29 @@ from vitreous.weights.adopt import starting_point
 from vitreous.weights.writable import exports_note
 
 LATEST = "runs/latest"
+#: names that other libraries have for options of `train`
+ALIASES = {
+    "learning_rate": "lr",
+    "lr0": "lr",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "img_size": "image_size",
+    "imgsz": "image_size",
+    "input_size": "image_size",
+    "batch": "batch_size",
+    "num_workers": "workers",
+    "output_dir": "out",
+    "output": "out",
+    "project": "out",
+    "pretrained": "init",
+    "weights": "init",
+    "initial_checkpoint": "init",
+    "opt": "optimizer",
+    "smoothing": "label_smoothing",
+    "warmup": "warmup_steps",
+    "amp": "precision",
+    "checkpoint": "resume",
+}
 #: settings that a run cannot change: they say what it is, or where it is in its stream of pictures
 FIXED = (
     "model.",
@@ -68,21 +94,38 @@ UTILISED = 0.6  # of the machine's peak that a training step reaches
 SCREENED = 20_000  # files up to which a data set is decoded once before training, to name what cannot be read
 
 
-def train(data: str = "", listener: Listener | None = None, **options: Any) -> dict[str, Any]:
+Announce = Callable[[Run, Data], None]  # is given a run and its data before the first step
+
+
+def train(data: str | os.PathLike[str] = "", listener: Listener | None = None, progress: bool = True, **options: Any) -> dict[str, Any]:
     """Train on a data set and return the run's summary; `options` are the fields of `TrainOptions`, as on the command line.
 
-    With `resume=True` the data set may be left out: it is that of the run.
+    With `resume=True` the data set may be left out: it is that of the run. `progress` shows on stderr how far the run is, as a bar in a
+    terminal and as lines elsewhere, and what it notes; `progress=False` is silent. A `listener` hears both in its place.
 
-    With a test split, the trained model is judged on it once, at the end. Raises UsageError, DataError, WeightsError,
-    NonFiniteError, ResourceError or Interrupted, each with its way out.
+    With a test split, the trained model is judged on it once, at the end. Raises UsageError (also for an unknown option, with the nearest
+    one), DataError, WeightsError, NonFiniteError, ResourceError or Interrupted, each with its way out.
     """
-    unknown = set(options) - set(TrainOptions.__dataclass_fields__)
-    if unknown:
-        raise UsageError(f"train has no option {', '.join(sorted(unknown))}")
-    return carry_out(TrainOptions(data, **options), listener or Silent())
+    check_path(data, "train(data)")
+    refuse_modules(options)
+    known = ("data", "listener", "progress")
+    (wanted,) = apply_options("train", options, TrainOptions(os.fspath(data)), known=known, aliases=ALIASES)
+    if listener is not None or not progress:
+        return carry_out(wanted, listener or Silent())
+    display = Display()
+    try:
+        return carry_out(wanted, display)
+    finally:
+        display.close()
 
 
-Announce = Callable[[Run, Data], None]  # is given a run and its data before the first step
+def refuse_modules(options: dict[str, Any]) -> None:
+    """Raise UsageError for a torch.nn.Module as the value of an option: a run makes its model, from a name."""
+    for name, option in options.items():
+        if isinstance(option, torch.nn.Module):
+            way = "give model='ViT-S/16', a name that `vitreous models` lists"
+            way += "; for weights of your own vitreous.save(module, FOLDER), and init=FOLDER"
+            raise UsageError(f"train({name}=…) is a name, not a module ({type(option).__name__})", way)
 
 
 def carry_out(options: TrainOptions, listener: Listener, announce: Announce = lambda run, data: None) -> dict[str, Any]:

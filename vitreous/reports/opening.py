@@ -15,7 +15,7 @@ from vitreous.data.layouts.imagenet import is_ilsvrc2012
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data, Split
-from vitreous.errors import DataError, ResourceError, UsageError
+from vitreous.errors import DataError, ResourceError, UsageError, check_path
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in, open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
@@ -26,6 +26,7 @@ def open_bundle(run: str | os.PathLike[str], headless: bool = False) -> Bundle:
 
     A model without a head is refused, unless it may be `headless`.
     """
+    check_path(run, "a run")
     path = Path(run)
     if ":" not in os.fspath(run) and not path.exists():
         raise UsageError(f"no run at {path}", "`vitreous train` makes one; runs/latest is the newest")

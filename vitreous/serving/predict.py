@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import numpy as np
 
 from vitreous.config import apply_options
-from vitreous.errors import DataError, UsageError
+from vitreous.errors import DataError, UsageError, check_path
 from vitreous.evaluation.abstention import check_abstain
 from vitreous.evaluation.how import ComputeOptions, How
 from vitreous.evaluation.several import THRESHOLD
@@ -223,6 +223,7 @@ def load(
     """
     if options:
         (how,) = apply_options("load", dict(options), how or How(), known=("exact", "headless", "quick", "examples"))
+    check_path(run, "load(run)")
     if is_exported(run):
         file = open_exported(run, how, quick)
         return Predictor(file.card, file, exact=exact)

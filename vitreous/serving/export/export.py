@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from vitreous.errors import ResourceError, UsageError, VitreousError, nearest
+from vitreous.errors import ResourceError, UsageError, VitreousError, check_path, nearest
 from vitreous.evaluation.how import How
 from vitreous.evaluation.libraries import check_installed
 from vitreous.reports.opening import open_bundle
@@ -51,6 +51,7 @@ def export(
     an earlier one, which stays as it is until the new one is kept. Returns a document of figures. Raises UsageError for what cannot
     be exported so, ResourceError where a library is not installed, and VitreousError for an export that was not kept.
     """
+    check_path(run, "export(run)")
     if to not in FORMS:
         more = bool(images or data or quantize or dynamic_size or max_loss is not None)
         return written(run, to, out, more, overwrite, listener or Silent())

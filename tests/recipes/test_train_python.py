@@ -1,0 +1,97 @@
+"""`vitreous.train` from Python: progress that can be silenced, keywords that are checked, modules that are refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitreous
+from tests.conftest import make_folder
+from vitreous.errors import UsageError
+from vitreous.progress import Display
+from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.train import ALIASES
+
+TINY = {"model": "ViT-16x1/8", "image_size": 16, "epochs": 1, "device": "cpu", "precision": "fp32", "batch_size": 8, "workers": 0}
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return make_folder(tmp_path / "photos", {"train": 4, "test": 2}, classes=("ant", "bee"))
+
+
+def test_progress_is_shown_and_can_be_silenced(photos, tmp_path, capsys):
+    vitreous.train(photos, out=tmp_path / "shown", **TINY)  # paths are paths, too
+    shown = capsys.readouterr()
+    assert re.search(r"^train 100%", shown.err, re.MULTILINE) and "note: " in shown.err and not shown.out
+    vitreous.train(str(photos), out=str(tmp_path / "silent"), progress=False, **TINY)
+    silent = capsys.readouterr()
+    assert (silent.out, silent.err) == ("", "")
+
+
+def test_a_terminal_has_a_bar(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    display = Display()
+    assert display.terminal
+    display.progress("train", 1, 4, "loss 0.5")
+    assert display.bar is not None and display.bar.tasks[0].completed == 1 and display.bar.tasks[0].total == 4
+    display.close()
+    assert display.bar is None and "train" in capsys.readouterr().err
+
+
+def test_a_listener_hears_in_place_of_the_display(photos, tmp_path, capsys):
+    class Listener:
+        heard: list[str] = []  # noqa: RUF012
+
+        def note(self, text: str) -> None:
+            self.heard.append(text)
+
+        def progress(self, label: str, done: int, total: int, text: str = "") -> None:
+            self.heard.append(label)
+
+    vitreous.train(photos, out=tmp_path / "run", listener=Listener(), **TINY)
+    assert "train" in Listener.heard and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"epoch": 3}, r"train has no option epoch\n  perhaps you meant epochs"),
+        ({"learning_rate": 0.1}, r"no option learning_rate\n  perhaps you meant lr"),
+        ({"num_workers": 1, "batchsize": 3}, r"no option num_workers, batchsize\n  perhaps you meant workers"),
+        ({"Progress": False}, r"perhaps you meant progress"),
+        ({"epochs": "many"}, "train: epochs cannot be 'many'"),
+        ({"precision": "fp8"}, "train: precision cannot be 'fp8'"),
+        ({"model": torch.nn.Linear(2, 2)}, r"train\(model=…\) is a name, not a module \(Linear\)\n  give model='ViT-S/16'.*vitreous\.save"),
+        ({"init": torch.nn.Linear(2, 2)}, r"train\(init=…\) is a name, not a module"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_the_way(tmp_path, options, message, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=message):
+        vitreous.train("digits", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_libraries_names_lead_to_options_that_there_are():
+    assert set(ALIASES.values()) <= set(TrainOptions.__dataclass_fields__)
+    assert not set(ALIASES) & set(TrainOptions.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("verb", ["load", "evaluate", "inspect", "export"])
+def test_a_module_in_the_place_of_a_run_is_refused(verb):
+    with pytest.raises(UsageError, match=r"is a path or a name, not a module \(Linear\)\n  write it with vitreous\.save"):
+        getattr(vitreous, verb)(torch.nn.Linear(2, 2))
+    with pytest.raises(UsageError, match="is a path or a name, not a int"):
+        getattr(vitreous, verb)(7)
+
+
+def test_a_module_as_data_is_refused():
+    with pytest.raises(UsageError, match=r"train\(data\) is a path or a name"):
+        vitreous.train(torch.nn.Linear(2, 2))
+    with pytest.raises(UsageError, match=r"train\(data\)"):
+        vitreous.train([Path("a")])

@@ -1,0 +1,109 @@
+"""How far a piece of work is, for people: a bar where stderr is a terminal, plain lines where it is not."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TextIO
+
+from vitreous.cores import Neighbours
+
+PLAIN_EVERY = 10.0  # seconds between two progress lines where stderr is no terminal
+
+
+def speaks() -> bool:
+    """Whether this process is the one of those that `torchrun` started that speaks to people."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def write_line(text: str, stream: TextIO) -> None:
+    """Print a line. Where the reader of a pipe has gone away, the line and all that follow are dropped, and the work goes on."""
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        discard(stream)
+
+
+def discard(stream: TextIO) -> None:
+    """Connect the descriptor of a stream to the null device."""
+    if (descriptor := descriptor_of(stream)) is not None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, descriptor)
+        os.close(null)
+
+
+def descriptor_of(stream: TextIO) -> int | None:
+    """The file descriptor of a stream; None for one in memory."""
+    try:
+        return stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+class Display:
+    """Shows a run on stderr: what it notes, and its progress. It hears what the loop tells its listener."""
+
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self.bar = None
+        self.task = None
+        self.label = ""
+        self.told = 0.0
+        self.began = time.monotonic()
+        self.neighbours = Neighbours(self.note, siblings="RANK" in os.environ)
+
+    def note(self, text: str) -> None:
+        """One line of news on stderr."""
+        self.close()
+        write_line(f"note: {text}", sys.stderr)
+
+    def line(self, text: str) -> None:
+        """One plain line on stderr."""
+        self.close()
+        write_line(text, sys.stderr)
+
+    def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
+        """How far a piece of work is: a bar with time left, or a plain line now and then. Without a total: how much is done."""
+        self.neighbours.poll()
+        if self.terminal:
+            self.draw(label, done, total, text)
+            return
+        now = time.monotonic()
+        if label != self.label:
+            self.label, self.began, self.told = label, now, 0.0
+        if total is None:
+            if now - self.told >= PLAIN_EVERY:
+                self.told = now
+                write_line(f"{label} {done:,}  {text}", sys.stderr)
+        elif now - self.told >= PLAIN_EVERY or done >= total:
+            self.told = now
+            left = (now - self.began) / max(done, 1) * (total - done)
+            rest = f"  {left:.0f} s left" if now > self.began and done < total else ""
+            write_line(f"{label} {done / max(total, 1):4.0%}  {text}{rest}", sys.stderr)
+
+    def draw(self, label: str, done: int, total: int | None, text: str) -> None:
+        """The bar."""
+        from rich.console import Console as Terminal
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        if self.bar is None or label != self.label:
+            self.close()
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[text]}"),
+                TimeRemainingColumn(),
+            )
+            self.bar = Progress(*columns, console=Terminal(stderr=True), transient=False)
+            self.task = self.bar.add_task(label, total=total, text=text)
+            self.label = label
+            self.bar.start()
+        self.bar.update(self.task, completed=done, text=text)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """End the bar, if there is one."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
