@@ -21,8 +21,9 @@ from vitreous.recipes import options as train_options
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.train import train
 from vitreous.training import doctor
+from vitreous.weights import options as weights_options
 
-TRAIN_OPTIONS = Path(train_options.__file__).read_text()
+TRAIN_OPTIONS = Path(train_options.__file__).read_text() + Path(weights_options.__file__).read_text()
 HEAVY = {"torch", "torchvision", "sklearn", "matplotlib", "torchmetrics", "pydantic", "rich", "numpy"}
 
 
@@ -67,7 +68,7 @@ def test_the_help_of_train_says_what_is_done_without_an_option():
     off = {"out", "config", "steps", "group_by", "exclude", "lr_grid", "ray"}
     for name, field in TrainOptions.__dataclass_fields__.items():
         if field.default is None and name not in off:
-            text = re.sub(r"\s+", " ", TRAIN_OPTIONS.split(f"    {name}: ")[1].split('"""')[1])
+            text = re.sub(r"\s+", " ", TRAIN_OPTIONS.split(f"    {name}: ")[-1].split('"""')[1])
             assert "(default: " in text, name
     text = re.sub(r"[\s│]+", " ", say("train", "--help").stdout)
     assert "--epochs FLOAT Passes over the training images (default: from the recipe)." in text

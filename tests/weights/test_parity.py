@@ -83,6 +83,7 @@ def test_the_same_features_and_logits(name, tmp_path):
 def test_original_deit_iii(tmp_path):
     peer = timm_vit(init_values=1e-6, no_embed_class=True)
     peer = peers.renamed(peer, (r"\.ls(\d)\.gamma", r".gamma_\1"))
+    peer.sizes = peer.sizes[:1]  # at others timm's rule is not the original's: test_resizing
     agree(opened(peer.file(tmp_path), peer.said), peer)
 
 
@@ -197,7 +198,10 @@ def test_a_folder_of_timms_hub_and_one_of_open_clip(tmp_path):
         tower = {"image_size": 32, "layers": 3, "width": 128, "patch_size": 8}
         described = {"model_cfg": {"embed_dim": 24, "vision_cfg": tower} | ({"quick_gelu": True} if quick else {})}
         (other / "open_clip_config.json").write_text(json.dumps(described))
-        agree(opened(other), clip)
+        clip.sizes = clip.sizes[:1]  # at others open_clip's rule is not that of transformers
+        found = opened(other)
+        agree(found, clip)
+        assert found.config.resize == "bicubic-antialias"
 
 
 def table(grid, width=6):

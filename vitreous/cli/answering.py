@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from vitreous.weights.options import WeightsOptions
+
 if TYPE_CHECKING:
     from vitreous.evaluation.how import How
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answering:
+class Answering(WeightsOptions):
     """How a model is computed, and what happens to images that cannot be read."""
 
     bad_images: Literal["stop", "skip"] = "stop"

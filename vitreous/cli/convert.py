@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from vitreous.weights.options import WeightsOptions
+
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(WeightsOptions):
     """Read weights of any known format and write them as another, checked bit for bit.
 
     Example: vitreous convert hf:google/vit-base-patch16-224 vit.npz --to google-npz
     """
 
-    source: Annotated[Positional[str], arg(metavar="IN")]
+    weights: Annotated[Positional[str], arg(metavar="IN")]
     """A run folder, a bundle, a file or folder of a known format, hf:org/name, timm:name, or https://...#sha256=..."""
     out: Annotated[Positional[str], arg(metavar="OUT")]
     """The file or folder to make."""
@@ -34,8 +36,6 @@ class Options:
     """Attention heads, where the files do not tell."""
     gelu: Literal["none", "tanh", "quick"] | None = None
     """The form of GELU, where the files do not tell: none is the exact one."""
-    source_size: Annotated[tuple[int, ...] | None, arg(metavar="PIXELS...")] = None
-    """Height and width that the positions are for, where they are not a square."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.errors import UsageError
     from vitreous.weights.files import open_weights
 
-    if Path(options.source).is_file():
-        open_weights(options.source)  # what is no weights file is refused before PyTorch is imported
+    if Path(options.weights).is_file():
+        open_weights(options.weights)  # what is no weights file is refused before PyTorch is imported
     from vitreous.weights.convert import convert
 
     def sides(values: tuple[int, ...] | None, option: str) -> tuple[int, int] | None:
@@ -54,13 +54,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
             raise UsageError(f"{option} takes one side or height and width, in pixels")
         return None if values is None else (values[0], values[-1])
 
-    told = {"heads": options.heads, "gelu": options.gelu, "image": sides(options.source_size, "--source-size")}
+    told = {"heads": options.heads, "gelu": options.gelu}
     said = {name: value for name, value in told.items() if value is not None}
     for name, value in (("--num-classes", options.num_classes), ("--channels", options.channels), ("--heads", options.heads)):
         if value is not None and value < (name != "--num-classes"):
             raise UsageError(f"{name} cannot be {value}")
     size = sides(options.image_size, "--image-size")
-    document = convert(options.source, options.out, options.to, size, options.num_classes, options.channels, said, console.note)
+    document = convert(
+        options.source(options.weights), options.out, options.to, size, options.num_classes, options.channels, said, console.note
+    )
     rows = [
         ("model", f"{document['model']}, {document['parameters']:,} parameters"),
         ("read", f"{document['format']}, {document['source']}"),

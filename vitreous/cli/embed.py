@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vitreous.cli.jobs import Job, answering, images_of, into_file, told
+from vitreous.cli.jobs import Job, answering, images_of, into_file, tell_notes, told
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
@@ -38,7 +38,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.precision == "int8":
         raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
     found = images_of(options)
-    predictor = load(options.run, options.how(), (), options.exact, headless=True)
+    predictor = load(options.source(options.run), options.how(), (), options.exact, headless=True)
+    tell_notes(predictor, console)
 
     def answers(items: Iterator[Item]) -> Iterator[Sequence[Embedding]]:
         return answering(options, predictor).embeddings(items, options.bad_images)
@@ -56,6 +57,6 @@ def indexed(options: Options, console: Console) -> dict[str, Any]:
         raise UsageError(
             "--index takes the run's training images, or those of one data set", "vitreous embed RUN --index, or RUN DATA --index"
         )
-    place = write_index(options.run, options.images[0] if options.images else None, how=options.how())
+    place = write_index(options.source(options.run), options.images[0] if options.images else None, how=options.how())
     console.note(f"written to {place}")
     return {"model": options.run, "index": str(place)}

@@ -57,7 +57,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.reports.evaluate import Further, evaluate
 
     document = evaluate(
-        options.run,
+        options.source(options.run),
         options.data,
         options.split,
         options.batch_size,
@@ -116,7 +116,7 @@ def against_another(options: Options, second: str, console: Console) -> dict[str
     from vitreous.reports.compare import compare
 
     computing = Computing(options.batch_size, options.workers, options.how(), options.bad_images, console)
-    document = compare(options.run, second, options.more, options.split, computing)
+    document = compare(options.source(options.run), options.source(second), options.more, options.split, computing)
     for side in (document["a"], document["b"]):
         console.say(figures(side["run"], side))
     if counts := document["counts"]:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from vitreous.weights.options import WeightsOptions
+
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(WeightsOptions):
     """A trained model as a file for other programs, kept only once it answers real images as the original does.
 
     Example: vitreous export runs/pets --to onnx
@@ -45,7 +47,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.serving.export.export import export
 
     document = export(
-        options.run,
+        options.source(options.run),
         options.to,
         options.out,
         options.images,

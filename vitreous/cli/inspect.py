@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from vitreous.weights.options import WeightsOptions
+
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(WeightsOptions):
     """Look inside a model: what it has learned and what it looks at, as pictures and as numbers.
 
     Example: vitreous inspect runs/pets dog.jpg --figures rollout attention
@@ -74,8 +76,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.reports.inspect import Looking, inspect
 
     words = asdict(options)
-    run, images, out = words.pop("run"), words.pop("images"), words.pop("out")
-    document = inspect(run, images, out, Looking(**words), console)
+    run, images, out, _, _ = (words.pop(name) for name in ("run", "images", "out", "resize", "source_size"))
+    document = inspect(options.source(run), images, out, Looking(**words), console)
     console.table(["figure", "file"], [[one["title"], f"{document['out']}/{one['png']}"] for one in document["figures"]])
     console.say(f"all on one page: {document['page']}")
     return document

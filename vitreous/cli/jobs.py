@@ -64,12 +64,13 @@ def answering(options: Job, predictor: Predictor) -> Predictor | Remote:
 
     if options.precision == "int8":
         raise UsageError("int8 is calibrated by one process, not by a cluster's", "use --precision fp32, or leave --ray out")
-    return Remote(options.ray, options.run, options.how(), options.exact)
+    return Remote(options.ray, options.source(options.run), options.how(), options.exact)
 
 
 def told(options: Job, **more: Any) -> dict[str, Any]:
     """What a file of answers depends on beside the model and the images."""
-    return {name: getattr(options, name) for name in ("exact", "device", "precision", "engine", "merge_tokens")} | more
+    known = {name: value for name in ("resize", "source_size") if (value := getattr(options, name)) is not None}
+    return {name: getattr(options, name) for name in ("exact", "device", "precision", "engine", "merge_tokens")} | more | known
 
 
 class Meter:
@@ -125,6 +126,12 @@ def into_file(
         job.close()
     tell_bad(console, meter.bad, job.bad, job.rows)
     return {"model": options.run, "out": out, "images": job.rows, "unreadable": job.bad, "images_per_second": meter.rate}
+
+
+def tell_notes(predictor: Predictor, console: Console) -> None:
+    """Print what was assumed of foreign weights whose files do not tell it."""
+    for text in predictor.bundle.notes if predictor.bundle else ():
+        console.note(text)
 
 
 def tell_bad(console: Console, messages: Sequence[str], bad: int, total: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vitreous.cli.jobs import Job, Meter, answering, images_of, into_file, tell_bad, told
+from vitreous.cli.jobs import Job, Meter, answering, images_of, into_file, tell_bad, tell_notes, told
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
@@ -50,7 +50,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.resume and not options.out:
         raise UsageError("--resume continues the file of --out", "name it")
     warn(options, console)
-    predictor = load(options.run, options.how(), examples(options, found), options.exact)
+    predictor = load(options.source(options.run), options.how(), examples(options, found), options.exact)
+    tell_notes(predictor, console)
     top = options.top if options.top or predictor.card.several else 3
     asked = predictor.asked(top, options.threshold, options.abstain)
 

@@ -52,7 +52,7 @@ def run_protocol(options: Any, console: Console) -> dict[str, Any]:
     o = options
     if asked := [name for name in OF_THE_HEAD if getattr(o, name, None)]:
         raise UsageError(f"--{asked[0]} is about the answers of the head, not about --protocol {o.protocol}", "leave one of them out")
-    document = evaluate(o.run, o.data, o.split, o.batch_size, o.workers, o.how(), o.bad_images, console, o.terms())
+    document = evaluate(o.source(o.run), o.data, o.split, o.batch_size, o.workers, o.how(), o.bad_images, console, o.terms())
     console.table(*TABLES[o.protocol](document["figures"]))
     if o.protocol == "vtab":
         console.say("  ".join(f"{part} {share(document[part])}" for part in ("natural", "specialized", "structured", "mean")))

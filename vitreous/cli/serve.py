@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from tyro.conf import Positional, arg
 
+from vitreous.weights.options import WeightsOptions
+
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
     from vitreous.serving.http.server import Server
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(WeightsOptions):
     """A page and an HTTP interface for a trained model, on this machine unless you say --public.
 
     Example: vitreous serve runs/pets
@@ -58,6 +60,7 @@ def run(options: Options, console: Console) -> NoReturn:
     import os
     import sys
 
+    from vitreous.cli.jobs import tell_notes
     from vitreous.errors import Interrupted
     from vitreous.evaluation.how import How
     from vitreous.serving.http.start import serve, settings_of
@@ -67,6 +70,7 @@ def run(options: Options, console: Console) -> NoReturn:
 
     def up(server: Server) -> None:
         card = server.site.served.predictor.card
+        tell_notes(server.site.served.predictor, console)
         console.document({"address": server.address, "model": card.name, "version": card.version, **({"token": token} if token else {})})
         if console.document_to is not None:
             return
@@ -74,7 +78,7 @@ def run(options: Options, console: Console) -> NoReturn:
         if token:
             console.say(f"token {token}")
 
-    code = serve(options.run, settings, how, options.exact, not options.bulk, up)
+    code = serve(options.source(options.run), settings, how, options.exact, not options.bulk, up)
     if code:
         raise Interrupted("stopped")
     sys.stdout.flush()

@@ -10,6 +10,8 @@ from vitreous.errors import UsageError, nearest
 from vitreous.nn.sizes import by, grid_of, nearby
 
 Numerics = Literal["google", "bit", "big-vision", "timm", "transformers"]  # whose ResNet: the rows of nn.resnet.NUMERICS
+#: how positions are resized to another grid: the rows of nn.grid.RESIZE
+Resize = Literal["bicubic-antialias", "bicubic", "bicubic-offset", "bicubic-aligned", "bilinear", "zoom", "zoom-scipy"]
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,7 @@ class ViTConfig:
     mlp: Literal["gelu", "swiglu"] = "gelu"
     gelu: Literal["none", "tanh", "quick"] = "none"  # torch's names: none is the exact form (erf)
     eps: float = 1e-6
-    resize: Literal["bicubic-antialias", "bicubic", "bicubic-offset", "bicubic-aligned", "bilinear", "zoom", "zoom-scipy"] = (
-        "bicubic-antialias"
-    )
+    resize: Resize = "bicubic-antialias"
 
     def __post_init__(self) -> None:
         if min(self.channels, self.width, self.depth, self.heads, self.hidden) < 1:

@@ -176,6 +176,8 @@ PATHS = {
     "rand_augment": "augment.rand_layers",
     "erase": "augment.erase",
     "init": "init",
+    "resize": "model.resize",
+    "source_size": "init_source_size",
     "seed": "seed",
     "workers": "data.workers",
     "split_seed": "data.split_seed",

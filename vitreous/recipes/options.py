@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, Suppress, arg
 
 from vitreous.errors import UsageError
+from vitreous.weights.options import WeightsOptions
 
 
 @dataclass(frozen=True)
-class TrainOptions:
+class TrainOptions(WeightsOptions):
     """Train a Vision Transformer, judge it, and save it.
 
     Example: vitreous train photos/ --model ViT-S/16 --epochs 100 --out runs/photos

@@ -279,6 +279,8 @@ def pictures(
     source: str, base: Run | None, options: TrainOptions, listener: Listener, begun: Folder | None = None
 ) -> tuple[Data, Run, Inputs]:
     """Open the data, complete the run (or take `base` with the options applied), and look at every picture where there are few."""
+    if (options.resize or options.source_size) and not (options.init or (base and base.init)):
+        raise UsageError("--resize and --source-size are about the weights of --init, and there are none", "leave them out")
     seed, share, group_by = splitting(base, options)
     opened = open_data(source, seed, group_by) if begun is None else open_data_of_run(begun.path, source, seed, group_by)
     opened = opened.holding_out(share, seed)
@@ -291,7 +293,9 @@ def pictures(
     split = opened.split("train")
     workers = options.workers if options.workers is not None else default_workers() * (len(split) > PARALLEL)
     if base is None:
-        start = starting_point(options.init) if options.init else None
+        start = starting_point(options.source(options.init)) if options.init else None
+        for note in start.notes if start else ():
+            listener.note(note)
         told = facts(opened, options, start)
         run = derive(options, opened, told, start, listener.note)
         if few := advise_weights(run):

@@ -80,7 +80,7 @@ def answered(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, s
     Raises DataError for images that cannot be read, naming them; with bad_images `skip`, only where none can be. UsageError for
     images with several labels and a model that names one; WeightsError as `open_bundle` does.
     """
-    bundle = open_bundle(run)
+    bundle = open_bundle(run, note=computing.listener.note)
     source, opened = data_for(run, data, split)
     return answers_to(run, bundle, source, opened, choose_split(opened, split, computing.listener.note), computing)
 

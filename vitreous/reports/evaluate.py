@@ -29,6 +29,7 @@ from vitreous.reports.seen import seen, told
 from vitreous.training.folder import Folder
 from vitreous.training.session import Listener, Silent
 from vitreous.weights.bundle import Bundle
+from vitreous.weights.options import words_of
 
 if TYPE_CHECKING:
     from vitreous.reports.protocols.protocols import Terms
@@ -150,7 +151,8 @@ def stem(name: str) -> str:
 
 def command_of(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str) -> list[str]:
     """What repeats an evaluation."""
-    return ["vitreous", "evaluate", os.fspath(run), *([] if data is None else [os.fspath(data)]), *(["--split", split] * (split != "test"))]
+    words = ["vitreous", "evaluate", os.fspath(run), *([] if data is None else [os.fspath(data)])]
+    return words + ["--split", split] * (split != "test") + words_of(run)
 
 
 def write_page(path: Path, folder: Folder, found: Answered | None, report: Report | None, listener: Listener, command: str = "") -> bool:

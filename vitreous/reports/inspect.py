@@ -202,7 +202,7 @@ def inspect(
     chosen: Looking = apply_options("inspect", options, looking or Looking(), known=("images", "out", "listener"))[0]
     images, listener = [images] if isinstance(images, (str, os.PathLike)) else images, listener or Silent()
     names = asked(chosen, bool(images))
-    bundle = open_bundle(run, headless=True)
+    bundle = open_bundle(run, headless=True, note=listener.note)
     device = pick_device(chosen.device)
     if slow := warning(chosen.precision, device):
         listener.note(slow)

@@ -19,12 +19,13 @@ from vitreous.errors import DataError, ResourceError, UsageError, check_path
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in, open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.options import known_of
 
 
-def open_bundle(run: str | os.PathLike[str], headless: bool = False) -> Bundle:
-    """The bundle of a run folder, or that the folder is, or made of foreign weights. Raises WeightsError or UsageError.
+def open_bundle(run: str | os.PathLike[str], headless: bool = False, note: Callable[[str], None] = lambda text: None) -> Bundle:
+    """The bundle of a run folder, or that the folder is, or made of foreign weights; `note` hears what was assumed of those.
 
-    A model without a head is refused, unless it may be `headless`.
+    A model without a head is refused, unless it may be `headless`. Raises WeightsError or UsageError.
     """
     check_path(run, "a run")
     path = Path(run)
@@ -33,7 +34,9 @@ def open_bundle(run: str | os.PathLike[str], headless: bool = False) -> Bundle:
     if (path / "config.yaml").is_file() and not (path / "model").is_dir():
         raise UsageError(f"the run in {path} did not finish", f"continue it: vitreous train --resume --out {path}")
     folder = bundle_in(path)
-    bundle = load_bundle(folder) if folder else open_weights(run).bundle()
+    bundle = load_bundle(folder) if folder and not known_of(run) else open_weights(run).bundle()
+    for text in bundle.notes:
+        note(text)
     if not bundle.classes and not headless:
         raise UsageError(f"{run} has no head: it gives features, not classes", f"train one: vitreous train DATA --init {run}")
     return bundle

@@ -25,11 +25,13 @@ from vitreous.serving.pipeline import chunk_of, flow
 from vitreous.serving.reading import read
 from vitreous.serving.runtime import Runtime, TorchRuntime
 from vitreous.serving.sources import Item, read_item
+from vitreous.weights.options import WeightsSource, words_of
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
+    from vitreous.models.config import Resize
     from vitreous.models.zoo import Model
     from vitreous.serving.inputs import ImageInput
     from vitreous.weights.bundle import Bundle
@@ -211,6 +213,8 @@ def load(
     exact: bool = False,
     headless: bool = False,
     quick: bool = False,
+    resize: Resize | None = None,
+    source_size: int | tuple[int, int] | None = None,
     **options: Unpack[ComputeOptions],
 ) -> Predictor:
     """A trained model, ready for `.predict("dog.jpg")` and `.embed("dog.jpg")`: of a run folder, a bundle, an exported file or
@@ -219,12 +223,20 @@ def load(
     `options` are `device`, `precision`, `engine` and `merge_tokens`: what computes, as on the command line; `how` has the same. int8 is
     calibrated on the run's training images, and on the files `examples` where those cannot be opened. `exact` decodes every JPEG at
     its full size. A model without a head is refused unless it may be `headless`. `quick` answers one image alone sooner, many later.
+    `resize`, a rule of `nn.grid.RESIZE`, and `source_size`, pixels of one side or (height, width), say of the positions of foreign
+    weights what their files do not tell (docs/weights.md).
     Raises UsageError where there is no run and for an unknown option, WeightsError where the bundle is damaged.
     """
     if options:
-        (how,) = apply_options("load", dict(options), how or How(), known=("exact", "headless", "quick", "examples"))
+        (how,) = apply_options(
+            "load", dict(options), how or How(), known=("exact", "headless", "quick", "examples", "resize", "source_size")
+        )
     check_path(run, "load(run)")
+    if resize is not None or source_size is not None:
+        run = WeightsSource(os.fspath(run), resize, source_size)
     if is_exported(run):
+        if words := words_of(run):
+            raise UsageError(f"{run} is an exported file, in which positions are fixed", f"leave {words[0]} out, and export it again")
         file = open_exported(run, how, quick)
         return Predictor(file.card, file, exact=exact)
     from vitreous.reports.opening import calibrating, open_bundle

@@ -15,7 +15,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal, NoReturn
 
@@ -27,6 +27,7 @@ from vitreous.errors import DataError, ResourceError, VitreousError
 from vitreous.evaluation.how import How
 from vitreous.serving.predict import Asked, Embedding, Prediction, load
 from vitreous.serving.sources import Item
+from vitreous.weights.options import WeightsSource
 
 CHUNK = 256  # images that a worker answers at a time: what is done again when it dies
 SENT = 2**25  # bytes of images that were read here, of a chunk
@@ -44,7 +45,7 @@ Verb = Literal["predictions", "embeddings"]
 class Task:
     """What every worker needs: the model, how it computes, and the method of a predictor with what follows the images."""
 
-    run: str
+    run: str | WeightsSource
     how: How
     exact: bool
     verb: Verb
@@ -61,7 +62,7 @@ class Remote:
     """
 
     address: str
-    run: str
+    run: str | WeightsSource
     how: How = How()  # noqa: RUF009
     exact: bool = False
 
@@ -79,7 +80,8 @@ class Remote:
 
     def answers(self, items: Iterable[Item], verb: Verb, rest: tuple[Any, ...]) -> Iterator[tuple[list[dict[str, Any]], bytes]]:
         """Chunk by chunk, the fields of every answer, and the numbers of all of them."""
-        run = os.path.abspath(self.run) if os.path.exists(self.run) else self.run
+        path = os.path.abspath(self.run) if os.path.exists(self.run) else os.fspath(self.run)
+        run = replace(self.run, path=path) if isinstance(self.run, WeightsSource) else path
         task = Task(run, self.how, self.exact, verb, rest, os.getcwd())
         packed = chunks(items)
         wave = list(a_wave(packed))

@@ -105,6 +105,7 @@ class Run:
     tune: Tune = field(default_factory=Tune)
     recipe: str = ""  # whose numbers these were before the options came
     init: str | None = None
+    init_source_size: tuple[int, ...] | None = None  # pixels: of the images that the positions of `init` are for, where it does not tell
     head_bias: float = 0.0  # what the head's biases start at: -10 for 21,843 classes and the sigmoid loss (big_vision)
     loss: Literal["softmax", "sigmoid", "binary"] = "softmax"  # as `objectives.supervised.cross_entropy` has them
     class_weights: tuple[float, ...] = ()  # of the classes in the loss, 1 on average over the training images; none: all alike

@@ -47,6 +47,7 @@ from vitreous.training.signals import Signals
 from vitreous.training.tune import merged, prepare
 from vitreous.weights.adopt import adopt
 from vitreous.weights.bundle import Bundle
+from vitreous.weights.options import WeightsSource
 
 
 class Listener(Protocol):
@@ -142,7 +143,7 @@ class Session:
         if run.head_bias and isinstance(model.head, nn.Linear) and model.head.bias is not None:
             nn.init.constant_(model.head.bias, run.head_bias)
         if run.init:
-            self.tell(adopt(model, run.init, run.data.classes).text())
+            self.tell(adopt(model, WeightsSource(run.init, source_size=run.init_source_size), run.data.classes).text())
         if said := prepare(model, run.tune):
             self.tell(said)
         if run.recompute:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from vitreous.config import from_plain, read_yaml
 from vitreous.data.preprocess import Preprocess
-from vitreous.errors import WeightsError
+from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ModelConfig
 from vitreous.models.hollow import hollow
+from vitreous.models.names import name_of
 from vitreous.models.zoo import Model
 from vitreous.nn.grid import resize
 from vitreous.nn.sizes import by
@@ -25,11 +26,13 @@ from vitreous.weights.beside import class_names, fields, preprocessing
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
 from vitreous.weights.foreign import Found, find, json_in, weights_in
+from vitreous.weights.options import known_of
 from vitreous.weights.pieces import tensors_in
 from vitreous.weights.transformers import check_family
 from vitreous.weights.variants import heads_mismatch
 
 HEAD = ("head.", "representation.")
+BUNDLE, CHECKPOINT = "a bundle", "a checkpoint"  # titles of what this project writes, which tells everything
 TABLES = re.compile(r"(^|\.)(table|tables\.\d+|rows|columns|relative)$")  # names of what is read at another grid
 #: the first of these names that is there reads the image
 ENTRY = ("stem.root.conv.weight", "stem.stages.0.conv.weight", "body.root.conv.weight", "projection.weight")
@@ -52,22 +55,42 @@ class Weights:
     loss: Loss = "softmax"
     several: bool = False
     temperature: float = 1.0
+    provenance: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def bundle(self) -> Bundle:
         """The model with these weights, and what belongs to it."""
         model = hollow(self.config)
         fill(model, self.state(), self.source)
-        told = {"init": self.source}
-        return Bundle(model.eval(), self.classes, self.preprocess, told, self.loss, self.several, self.temperature)
+        told = self.provenance | {"init": self.source}
+        return Bundle(model.eval(), self.classes, self.preprocess, told, self.loss, self.several, self.temperature, self.notes)
+
+    def resized_by(self, rule: str, sides: tuple[int, ...] | None) -> Weights:
+        """These weights, which tell all of their positions, with another rule to resize them. Raises UsageError for another size."""
+        if sides is not None and sides != self.config.image:
+            own = f"{self.title} for images of {by(self.config.image)} pixels"
+            raise UsageError(f"--source-size {by(sides)}: {self.source} is {own}", "leave it out")
+        return replace(self, config=replace(self.config, resize=rule)) if rule else self
 
 
 def open_weights(source: str | os.PathLike[str], said: dict[str, Any] | None = None) -> Weights:
     """Weights from a run folder, a bundle, a file or a folder of a known format, `hf:org/name`, `timm:name` or a pinned URL.
 
-    `said`: what the user says of the model beyond what its files tell, fields of its config. Raises WeightsError, and
-    UsageError for a source that names nothing.
+    `said`: what the user says of the model beyond what its files tell, fields of its config; a `WeightsSource` says such things too.
+    Raises WeightsError, and UsageError for a source that names nothing, or that is said to be what it is not.
     """
+    said = known_of(source) | (said or {})
+    weights = read_weights(source, said)
+    if "resize" in said and getattr(weights.config, "position", "") not in ("learned", "axes"):
+        raise UsageError(
+            f"--resize {said['resize']}: {source} is {name_of(weights.config)}, which has no learned positions", "leave it out"
+        )
+    told = weights.title in (BUNDLE, CHECKPOINT)
+    return weights.resized_by(said.get("resize", ""), said.get("image")) if told else weights
+
+
+def read_weights(source: str | os.PathLike[str], said: dict[str, Any]) -> Weights:
+    """The same, but for what is `said` of weights that say everything themselves."""
     path = fetch(os.fspath(source))
     if not os.path.lexists(path):
         raise nothing_at(os.fspath(source))
@@ -76,7 +99,7 @@ def open_weights(source: str | os.PathLike[str], said: dict[str, Any] | None = N
         bundle = load_bundle(folder)
         parts = bundle.model.config, bundle.preprocess, bundle.classes, bundle.model.state_dict
         meaning = {"loss": bundle.loss, "several": bundle.several, "temperature": bundle.temperature}
-        return Weights(os.fspath(source), "a bundle", *parts, **meaning)
+        return Weights(os.fspath(source), BUNDLE, *parts, **meaning, provenance=bundle.provenance)
     if (path / "state.json").is_file():
         return checkpoint(path)
     beside: dict[str, Any] = {}
@@ -89,7 +112,7 @@ def open_weights(source: str | os.PathLike[str], said: dict[str, Any] | None = N
         if path.name.startswith(("model.", "pytorch_model.")):
             beside = json_in(path.parent / "config.json")
     check_family(beside)
-    told, said = fields(beside), said or {}
+    told = fields(beside)
     found: Found = find(files, told | said)
     if found.format.name == "huggingface":
         check_family(beside, found.format.title)
@@ -118,7 +141,7 @@ def checkpoint(place: Path) -> Weights:
         held = (tensors_in(place, "ema") or tensors_in(place, "model")) | tensors_in(place, "frozen")
         return {name.removeprefix("model."): tensor for name, tensor in held.items()}
 
-    return Weights(os.fspath(place), "a checkpoint", model, from_plain(Preprocess, run["preprocess"]), names, state)
+    return Weights(os.fspath(place), CHECKPOINT, model, from_plain(Preprocess, run["preprocess"]), names, state)
 
 
 @dataclass(frozen=True)
@@ -223,16 +246,17 @@ def rechannelled(weight: Tensor, before: int, after: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a model starts: the config of the weights and the preprocessing they were trained with."""
+    """Where a model starts: the config of the weights, the preprocessing they were trained with, and what was assumed of them."""
 
     config: ModelConfig
     preprocess: Preprocess | None = None
+    notes: tuple[str, ...] = ()
 
 
 def starting_point(source: str | os.PathLike[str]) -> Start:
     """What a new run has to know of the weights that it starts from, read off their header. Raises WeightsError and UsageError."""
     weights = open_weights(source)
-    return Start(weights.config, weights.preprocess)
+    return Start(weights.config, weights.preprocess, weights.notes)
 
 
 def bundle_in(path: Path) -> Path | None:

@@ -22,12 +22,13 @@ FILTERS = {"bilinear": "bilinear", "bicubic": "bicubic", 2: "bilinear", 3: "bicu
 def fields(said: dict[str, Any]) -> dict[str, Any]:
     """What a config.json of transformers, of CLIP's two towers, of open_clip or of timm says of the model, in the words of `ViTConfig`."""
     if "model_cfg" in said:  # open_clip's, which says the form of GELU only where it is that of CLIP's first weights
-        return {"gelu": "quick" if dict_in(said, "model_cfg").get("quick_gelu") else "none"}
+        return {"gelu": "quick" if dict_in(said, "model_cfg").get("quick_gelu") else "none", "resize": "bicubic-antialias"}
     said = dict_in(said, "vision_config") or said  # of a model with a text tower, or of all of SAM
     if "architecture" not in said:
         return said_by(said)
     size = dict_in(said, "pretrained_cfg").get("input_size")
     found: dict[str, Any] = {"image": tuple(whole("input_size", side) for side in size[1:])} if isinstance(size, list) else {}
+    found["resize"] = "bicubic-antialias"  # timm's rule for whatever it loads, whoever trained it
     if "quickgelu" in str(said["architecture"]):
         found["gelu"] = "quick"
     return found

@@ -39,7 +39,8 @@ class Bundle:
     """A model with what belongs to it: class names in the order of the logits, preprocessing, where it came from.
 
     `loss` is what the model was trained with: it tells how logits become probabilities. `several`: an image may have several
-    of the classes, or none. `temperature`, above 0: what logits are divided by before they become probabilities.
+    of the classes, or none. `temperature`, above 0: what logits are divided by before they become probabilities. `notes`: what was
+    assumed of foreign weights since their files do not tell it, a sentence each; they are not saved.
     """
 
     model: Model
@@ -49,6 +50,7 @@ class Bundle:
     loss: Loss = "softmax"
     several: bool = False
     temperature: float = 1.0
+    notes: tuple[str, ...] = ()
 
     def save(self, folder: Path) -> None:
         """Write the bundle into `folder`, which is made if need be; each file appears whole or not at all."""

@@ -71,8 +71,7 @@ def convert(
     except OSError as error:
         raise ResourceError(f"cannot write {place} ({error.strerror or error})", "free some space, or name another place") from None
     place = place.parent / made.name
-    other = assumed(form, config, state) if form else []
-    if other:
+    if other := assumed(form, config, state) if form else []:
         tell(f"who reads {to} takes it for another: {', '.join(other)}; answers differ a little{remedy(other)}")
     return {
         "source": weights.source,
@@ -86,6 +85,7 @@ def convert(
         "new": adoption.new if adoption else [],
         "unused": adoption.unused if adoption else weights.unused,
         "read_there_with": other,
+        "notes": list(weights.notes),
         "resized": adoption.resized if adoption else "",
         "channels": adoption.channels if adoption else "",
         "out": str(place),

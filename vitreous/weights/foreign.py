@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from vitreous.models.hollow import hollow
 from vitreous.models.names import name_of
 from vitreous.weights import google, others, own, timm, transformers
 from vitreous.weights.files import FLOATING, Source, open_weights, shown
+from vitreous.weights.measure import is_ambiguous
 from vitreous.weights.note import note, noted
 from vitreous.weights.table import Format, Shapes
 from vitreous.weights.transformers import said_by
@@ -35,6 +36,7 @@ FORMATS = [
     others.SAM_TRANSFORMERS,
     others.DINOV2,
     timm.DEIT_III,
+    *timm.ORIGINALS,
     timm.TIMM,
     timm.TIMM_BIT,
     *google.FORMATS,
@@ -99,8 +101,10 @@ def find(files: list[Path], beside: dict[str, Any] | None = None) -> Found:
     places: dict[str, tuple[Source, str, int | None]] = {}
     shapes: Shapes = {}
     told: dict[str, Any] = {}
+    sections: set[str] = set()
     for path in files:
         source = open_weights(path)
+        sections.add(source.section)
         for name, entry in source.entries.items():
             for number, (one, shape) in enumerate(google.unscanned(name, entry.shape)):
                 if one in places:
@@ -111,7 +115,7 @@ def find(files: list[Path], beside: dict[str, Any] | None = None) -> Found:
     origin = files[0] if len(files) == 1 else files[0].parent
     for form in FORMATS:
         names = stripped(form, list(shapes))
-        if all(sign in names for sign in form.sign):
+        if form.fits(names, sections):
             outside = outsiders(origin, form, names, shapes)
             lying = {name: places[other] for name, other in names.items()}
             sizes = {name: shapes[other] for name, other in names.items()}
@@ -180,7 +184,7 @@ def fitting(
         what = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise WeightsError(f"{origin} looks like {form.title}, but {what}", "the file is damaged, or of a kind that is not read") from None
     except VitreousError as error:
-        raise WeightsError(f"{origin} looks like {form.title}, but {error.message}") from None
+        raise WeightsError(f"{origin} looks like {form.title}, but {error.message}", error.hint) from None
     left = [name for name in shapes if name not in expected or name in form.adds(config)]
     wrong = [f"missing {name}" for name in expected if name not in shapes]
     wrong += [f"unknown {shown(name)}" for name in left if not form.leaves(name)]
@@ -195,8 +199,8 @@ def fitting(
         listing = "".join(f"\n    {line}" for line in sorted(wrong)[:20]) + (f"\n    and {len(wrong) - 20} more" if len(wrong) > 20 else "")
         raise WeightsError(f"{origin} looks like {form.title}, {name_of(config)}, but does not fit it:{listing}", hint(wrong))
     known = {*beside, *(("heads",) if form.suffix == ".npz" else ())}
-    own_names = form.name == own.NAME
-    notes = (own.assumed(config, beside),) if own_names else tuple(conclusions(config, known, VARIANTS.get(form.name, ())))
+    notes = (*conclusions(config, known, VARIANTS.get(form.name, ())), *assumptions(origin, form, config, beside))
+    notes = (own.assumed(config, beside),) if form.name == own.NAME else notes
     names = {name: places[name] for name in expected if name not in left}
     return Found(form, config, names, [*(places[n][1] for n in left), *outside], notes)
 
@@ -205,6 +209,20 @@ def hint(wrong: list[str]) -> str:
     """The way out of differences, where there is a usual one: tensors that no published model of the family lacks."""
     lacking = any(re.fullmatch(r"missing (.*\.qkv\.bias|norm\.(weight|bias)|head\.bias|patch_embed\.proj\.bias)", line) for line in wrong)
     return "no published model of that shape lacks these tensors; save all of the model's state dict" if lacking else ""
+
+
+def assumptions(origin: Path, form: Format, config: ModelConfig, beside: dict[str, Any]) -> Iterator[str]:
+    """What was assumed of a model's positions, a sentence each: their grid, and the rule by which they are resized."""
+    if not isinstance(config, ViTConfig) or config.position != "learned":
+        return
+    doubt = form.doubt(config)
+    unplaced = config.class_token and not config.positioned and bool(doubt)  # who else has such positions always has them so
+    if "image" not in beside and (is_ambiguous(config.grid) or unplaced):
+        own = ", and that the class token has none" * unplaced
+        size = f"{config.grid[0]} x {config.grid[1]} patches, images of {config.image[0]} x {config.image[1]} pixels"
+        yield f"{origin.name} does not tell the grid of its positions: assumed {size}{own} (--source-size HEIGHT WIDTH)"
+    if "resize" not in beside and doubt:
+        yield f"{origin.name} does not tell how its positions are resized to other image sizes: {config.resize} was taken, {doubt}"
 
 
 def believable(config: ModelConfig) -> torch.nn.Module:

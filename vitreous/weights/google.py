@@ -3,6 +3,9 @@
 Modules are numbered by kind of module in two ways: over all kinds in the published files (LayerNorm_0, then
 MultiHeadDotProductAttention_1, LayerNorm_2, MlpBlock_3), over each kind by itself since flax's linen. big_vision adds
 positions before it puts the class token in front, so its class token has the position in it.
+
+All of Google's code resizes positions with `scipy.ndimage.zoom` of order 1 (`interpolate_posembed` of vit_jax/checkpoint.py,
+`resample_posemb` of big_vision/models/vit.py), whose rounding leaves zeros in the last row and column of some grids (28 to 48).
 """
 
 from __future__ import annotations
@@ -108,7 +111,7 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     *cell, channels, width = shapes["embedding/kernel"]
     heads = next(shape[1] for name, shape in shapes.items() if name.startswith(block) and name.endswith("/query/kernel"))
     hidden = next(shape[1] for name, shape in shapes.items() if name.startswith(block) and name.endswith("/Dense_0/kernel"))
-    place = next(shape for name, shape in shapes.items() if name.rpartition("/")[2] == "pos_embedding")
+    place, tokens = next((name, shape[1]) for name, shape in shapes.items() if name.rpartition("/")[2] == "pos_embedding")
     stem = stem_of(shapes)
     fields = {
         "heads": heads,
@@ -119,11 +122,12 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
         "pool": "class" if "cls" in shapes else "attention" if "MAPHead_0/probe" in shapes else "mean",
         "representation": shapes["pre_logits/kernel"][1] if "pre_logits/kernel" in shapes else None,
         "gelu": "tanh",
-        "resize": "zoom",
+        "resize": "zoom-scipy",
     }
     patch = tuple(p * (stem.reduction if stem else 1) for p in cell)
     depth = count(shapes, "Transformer/encoderblock_{i}/LayerNorm_0/scale")
-    return vit_config(Size(width, depth, hidden, patch, place[1]), fields, said)
+    slots = 1 if "cls" in shapes and place == PLACE else 0  # each layout has it or has it not; no file of Google's varies
+    return vit_config(Size(width, depth, hidden, patch, tokens), fields, said, (slots,))
 
 
 def stem_of(shapes: Shapes) -> StemConfig | None:

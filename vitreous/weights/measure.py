@@ -6,6 +6,7 @@ import math
 from collections.abc import Container
 from typing import Any, NamedTuple
 
+from vitreous.errors import WeightsError
 from vitreous.models.config import BiTConfig, Numerics, ViTConfig
 from vitreous.models.names import SIZES
 
@@ -20,11 +21,12 @@ class Size(NamedTuple):
     tokens: int
 
 
-def vit_config(size: Size, fields: dict[str, Any], said: dict[str, Any]) -> ViTConfig:
+def vit_config(size: Size, fields: dict[str, Any], said: dict[str, Any], slots: tuple[int, ...] | None = None) -> ViTConfig:
     """The config of these sizes and fields; what is `said` beside the weights (a config.json, the user) goes before both.
 
-    Heads that nobody tells are those of the published model of that size, else one to 64 channels. Raises ValueError where
-    the positions fit no grid.
+    `slots`: how many of the positions may belong to prefix tokens, the likeliest first (default: those of all prefix tokens but
+    registers, of all, or none). Heads that nobody tells are those of the published model of that size, else one to 64 channels.
+    Raises ValueError where what is said contradicts the shapes, and WeightsError where the positions fit no grid.
     """
     said = {name: value for name, value in said.items() if name in ViTConfig.__dataclass_fields__}
     for name, value in (size._asdict() | {name: fields[name] for name in ("channels", "registers") if name in fields}).items():
@@ -36,8 +38,8 @@ def vit_config(size: Size, fields: dict[str, Any], said: dict[str, Any]) -> ViTC
     fields = {"width": size.width, "depth": size.depth, "hidden": size.hidden, "patch": size.patch, "heads": heads} | fields | said
     registers = fields.get("registers", 0)
     singles = fields.get("class_token", True) + (fields.get("pool") == "distilled")
-    grid, slots = grid_from(size.tokens, (singles, singles + registers, 0), said.get("image"), size.patch)
-    fields["slots"] = slots
+    choices = slots if slots is not None else (singles, singles + registers, 0)
+    grid, fields["slots"] = grid_from(size.tokens, choices, said.get("image"), size.patch)
     fields["image"] = tuple(g * p for g, p in zip(grid, size.patch, strict=True))
     return ViTConfig(**fields)
 
@@ -50,7 +52,7 @@ def published_heads(width: int, depth: int, hidden: int) -> int | None:
 def grid_from(tokens: int, slots: tuple[int, ...], image: tuple[int, ...] | None, patch: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     """The grid of patches that positions are for, and how many of them belong to prefix tokens: the first of `slots` that fits.
 
-    `image` in pixels, where it is known; else the grid is a square. Raises ValueError where none fits.
+    `image` in pixels, where it is known; else the grid is a square. Raises WeightsError where none fits.
     """
     for count in slots:
         rest = tokens - count
@@ -59,7 +61,16 @@ def grid_from(tokens: int, slots: tuple[int, ...], image: tuple[int, ...] | None
         side = math.isqrt(max(rest, 0))
         if image is None and rest > 0 and side * side == rest:
             return (side, side), count
-    raise ValueError(f"{tokens} positions form no {'square grid' if image is None else 'grid of that image'} of patches")
+    own = f" beside {slots[0]} for the class token" if len(slots) == 1 and slots[0] else ""
+    raise WeightsError(
+        f"{tokens} positions form no {'square grid' if image is None else 'grid of that image'} of patches{own}",
+        "say of which image size, in pixels, the positions are: --source-size HEIGHT WIDTH",
+    )
+
+
+def is_ambiguous(grid: tuple[int, ...]) -> bool:
+    """Whether as many patches as a square grid has form another grid too, of more than one row and column: 8 x 8 are 4 x 16."""
+    return any(grid[0] % rows == 0 for rows in range(2, grid[0]))
 
 
 def bit_config(root: tuple[int, ...], blocks: tuple[int, ...], classes: int, numerics: Numerics, said: dict[str, Any]) -> BiTConfig:

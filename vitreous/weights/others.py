@@ -52,7 +52,7 @@ def configure_torchvision(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
         "resize": "bicubic-aligned",
     }
     depth, hidden = count(shapes, f"{LAYER}.ln_1.weight"), shapes["encoder.layers.encoder_layer_0.mlp.0.weight"][0]
-    return vit_config(Size(width, depth, hidden, tuple(patch), shapes["encoder.pos_embedding"][1]), fields, said)
+    return vit_config(Size(width, depth, hidden, tuple(patch), shapes["encoder.pos_embedding"][1]), fields, said, (1,))
 
 
 PREFIXES = only(("cls_token", "register_tokens"), lambda c: (True, c.registers > 0))
@@ -86,11 +86,18 @@ DINOV2 = Format(
     strip=("backbone.",),
     adds=lambda c: {"mask_token": (1, c.width)},
     holds=lambda c: usual(c) and square(c) and c.pool == "class" and c.layer_scale is not None and not c.classes and c.qkv_bias,
+    doubt=lambda c: (
+        "that of the released models with registers; one built with the constructor's defaults: --resize bicubic-offset" * (c.registers > 0)
+    ),
 )
 
 
 def configure_dinov2(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
-    """The config of DINOv2, whose two ways to resize positions go with its registers."""
+    """The config of DINOv2, whose two ways to resize positions go with its registers.
+
+    The released models without registers have `interpolate_offset=0.1`; those with registers have 0.0 and `interpolate_antialias=True`
+    (dinov2/hub/backbones.py). The constructor's defaults are 0.1 and False, with registers too, which a file does not tell.
+    """
     width, channels, *patch = shapes["patch_embed.proj.weight"]
     swiglu = "blocks.0.mlp.w12.weight" in shapes
     registers = shapes["register_tokens"][1] if "register_tokens" in shapes else 0
@@ -103,7 +110,8 @@ def configure_dinov2(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
         "resize": "bicubic-antialias" if registers else "bicubic-offset",
     }
     hidden = shapes["blocks.0.mlp.w3.weight"][1] if swiglu else shapes["blocks.0.mlp.fc1.weight"][0]
-    return vit_config(Size(width, count(shapes, "blocks.{i}.norm1.weight"), hidden, tuple(patch), shapes["pos_embed"][1]), fields, said)
+    size = Size(width, count(shapes, "blocks.{i}.norm1.weight"), hidden, tuple(patch), shapes["pos_embed"][1])
+    return vit_config(size, fields, said, (1,))
 
 
 RES = "transformer.resblocks.{i}"
@@ -131,6 +139,7 @@ CLIP = Format(
     scope=("visual.",),
     holds=clip_like,
     prefix=lambda c: "visual.",
+    doubt=lambda c: "that of transformers, since OpenAI's code has one size; open_clip's: --resize bicubic-antialias",
 )
 
 
@@ -140,7 +149,7 @@ def configure_clip(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     fields = CLIP_FIELDS | {"channels": channels, "classes": shapes["proj"][1] if "proj" in shapes else 0}
     hidden = shapes["transformer.resblocks.0.mlp.c_fc.weight"][0]
     size = Size(width, count(shapes, f"{RES}.ln_1.weight"), hidden, tuple(patch), shapes["positional_embedding"][0])
-    return vit_config(size, fields, said)
+    return vit_config(size, fields, said, (1,))
 
 
 def sam_rows(patches: str, layer: str, mlp: tuple[str, str], neck: tuple[str, str, str, str]) -> tuple[Row, ...]:
@@ -186,7 +195,7 @@ def configure_sam(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     if said.get("eps", 1e-6) != 1e-6:
         raise ValueError("the neck has an epsilon of its own, and only the usual one is read")
     said = said | {"image": tuple(g * p for g, p in zip(grid, patch, strict=True))}
-    return vit_config(Size(width, depth, hidden, tuple(patch), grid[0] * grid[1]), fields, said)
+    return vit_config(Size(width, depth, hidden, tuple(patch), grid[0] * grid[1]), fields, said, (0,))
 
 
 SAM_FIELDS = {
@@ -222,7 +231,7 @@ SAM_TIMM = Format(
     "timm's SAM image encoder",
     ("patch_embed.proj.weight", "blocks.0.attn.rel_pos_h", "neck.0.weight", "blocks.0.mlp.fc1.weight"),
     sam_rows("patch_embed.proj", "blocks.{i}", ("fc1", "fc2"), ("neck.0", "neck.1", "neck.2", "neck.3")),
-    configure_sam,
+    lambda shapes, said: configure_sam(shapes, {"resize": "bicubic-antialias"} | said),
     holds=sam_like,
 )
 SAM_TRANSFORMERS = Format(

@@ -13,7 +13,7 @@ become theirs by `fold.out`. The shapes that a file has to have are those that `
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -57,7 +57,10 @@ class Format:
     config off the shapes and what a config.json beside the weights says. `ignored`: patterns of tensors that belong to more
     than the encoder (decoders, text towers), left alone and told. `strip`: what may stand in front of a name. `scope`: where
     some names begin with one of these, the first that does, the others are those of another tower or of an optimiser's state, and are
-    left alone. `shaped`: a tensor by its name as files have it, where axes of one come and go.
+    left alone. `shaped`: a tensor by its name as files have it, where axes of one come and go. `sections`: keys of a pickled file;
+    where there are some, the state dict lies under one of them, and this is part of the sign, as is that no name of `without` is
+    there. `doubt`: where files of the format do not tell the rule that resizes their positions, whose rule is taken and which others
+    there are.
     """
 
     name: str
@@ -75,6 +78,9 @@ class Format:
     describe: Callable[[Any], dict[str, Any]] | None = None  # the config.json that belongs beside the weights
     adds: Callable[[Any], Shapes] = lambda config: {}  # what its loaders ask for and no model of ours has: written as zeros
     shaped: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
+    sections: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    doubt: Callable[[Any], str] = lambda config: ""
 
     def placed(self, config: ModelConfig, own: Iterable[str]) -> Iterator[tuple[list[str], list[str], Fold]]:
         """Our names, theirs and the fold of every group of tensors that a model has. Raises LookupError for one without a row."""
@@ -123,6 +129,11 @@ class Format:
             parts = fold.into([tensors[name].float() for name in theirs], config)
             found |= {name: part.contiguous() for name, part in zip(ours, parts, strict=True)}
         return found
+
+    def fits(self, names: Container[str], sections: Set[str]) -> bool:
+        """Whether names of tensors, and the keys that their state dicts lie under, are those of the format."""
+        known = all(sign in names for sign in self.sign) and not any(name in names for name in self.without)
+        return known and (not self.sections or not sections.isdisjoint(self.sections))
 
     def leaves(self, name: str) -> bool:
         """Whether a tensor of theirs is left alone."""

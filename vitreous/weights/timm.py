@@ -2,10 +2,19 @@
 
 The original files of DeiT, MAE and DINO have the same names, those of DeiT-III but for its scales. Not in a state dict, so
 taken from the shape or from what is said beside it: the number of heads, the form of GELU, how positions were resized.
+
+| whose code resizes positions | how (`nn.grid.RESIZE`) | where |
+|---|---|---|
+| timm | bicubic-antialias | `resample_abs_pos_embed` of timm/layers/pos_embed.py |
+| DeiT, DeiT-III | bicubic | main.py, `--finetune` |
+| MAE | bicubic | `interpolate_pos_embed` of util/pos_embed.py |
+| DINO | bicubic-offset | `interpolate_pos_encoding` of vision_transformer.py |
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from vitreous.models.config import BiTConfig, ModelConfig, StemConfig, ViTConfig
@@ -69,8 +78,11 @@ VIT = (
 )
 
 
-def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
-    """The config that the shapes fit; `said` may hold fields of `ViTConfig` that they do not tell: image (pixels), heads, gelu."""
+def configure(shapes: Shapes, said: dict[str, Any], slots: tuple[int, ...] | None = None) -> ViTConfig:
+    """The config that the shapes fit; `said` may hold fields of `ViTConfig` that they do not tell: image (pixels), heads, gelu.
+
+    `slots` is that of `vit_config`. Raises ValueError and WeightsError as it does.
+    """
     width, channels, *cell = shapes["patch_embed.proj.weight"]
     stem = stem_of(shapes)
     patch = tuple(p * (stem.reduction if stem else 1) for p in cell)
@@ -100,7 +112,12 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     }
     size = Size(width, count(shapes, "blocks.{i}.norm1.weight"), hidden // 2 if gated else hidden, patch, shapes["pos_embed"][1])
     whole = only_published(fields | {"width": width, "depth": size.depth, "patch": patch})
-    return vit_config(size, whole, said)
+    return vit_config(size, whole, said, slots)
+
+
+def resized_by(rule: str, slots: tuple[int, ...] | None = None) -> Callable[[Shapes, dict[str, Any]], ViTConfig]:
+    """`configure` for files whose positions are resized by another rule than timm's, with so many of prefix tokens, if that is known."""
+    return lambda shapes, said: configure(shapes, {"resize": rule} | said, slots)
 
 
 def stem_of(shapes: Shapes) -> StemConfig | None:
@@ -158,7 +175,7 @@ DEIT_III = Format(
         *table(*(f"encoder.blocks.{{i}}.{part}.scale = blocks.{{i}}.gamma_{n}" for part, n in (("attention", 1), ("mlp", 2)))),
         *VIT,
     ),
-    configure,
+    resized_by("bicubic", (0,)),
     holds=lambda c: False,  # read only: `timm` is what is written
 )
 TIMM = Format(
@@ -170,7 +187,50 @@ TIMM = Format(
     ignored=(r"mask_token", r"decoder_.*", r"head\.(mlp|last_layer)\..*"),  # MAE's decoder, DINO's head
     strip=("backbone.", "model."),
     holds=plain,
+    doubt=lambda c: "timm's; for the original DeiT and MAE: --resize bicubic, for DINO: --resize bicubic-offset",
 )
+
+
+def original(title: str, rule: str, sign: tuple[str, ...] = (), sections: tuple[str, ...] = (), doubt: str = "") -> Format:
+    """Files of others that have timm's names, told by further names or by the key that their state dict lies under; read only."""
+    return replace(
+        TIMM,
+        title=title,
+        sign=TIMM.sign + sign,
+        sections=sections,
+        without=TIMM_ONLY if sections else (),
+        configure=resized_by(rule, None if doubt else (1,)),
+        holds=lambda config: False,
+        doubt=lambda config: doubt,
+    )
+
+
+#: tensors that the models of DeiT, MAE and DINO do not have
+TIMM_ONLY = (
+    "reg_token",
+    "attn_pool.latent",
+    "norm_pre.weight",
+    "blocks.0.ls1.gamma",
+    f"{root(True)}.conv.weight",
+    f"{root(False)}.conv.weight",
+)
+#: the more certain first
+ORIGINALS = [
+    original("the original DINO, with its head", "bicubic-offset", ("head.last_layer.weight_v",)),
+    original("the original MAE, with its decoder", "bicubic", ("decoder_embed.weight",)),
+    original(
+        "a checkpoint of DINO's layout",
+        "bicubic-offset",
+        sections=("teacher", "student"),
+        doubt="DINO's, as the file keeps a student and a teacher; timm's: --resize bicubic-antialias",
+    ),
+    original(
+        "a checkpoint of DeiT's and MAE's layout",
+        "bicubic",
+        sections=("model", "model_ema"),
+        doubt="that of DeiT and MAE, as the weights lie under 'model'; timm's: --resize bicubic-antialias",
+    ),
+]
 TIMM_BIT = Format(
     "timm",
     "timm's BiT",

@@ -18,7 +18,6 @@ from vitreous.weights.timm import resnet_blocks
 GELU = {"gelu": "none", "gelu_python": "none", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
 ACTS = {"none": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
 
-
 WORDS = {
     "width": "hidden_size",
     "depth": "num_hidden_layers",
@@ -170,7 +169,8 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
         "representation": shapes["pooler.dense.weight"][0] if "pooler.dense.weight" in shapes and known and not distilled else None,
     }
     depth = count(shapes, f"{LAYER}.attention.output.dense.weight")
-    return vit_config(Size(width, depth, hidden, tuple(patch), shapes["embeddings.position_embeddings"][1]), fields, said)
+    size = Size(width, depth, hidden, tuple(patch), shapes["embeddings.position_embeddings"][1])
+    return vit_config(size, fields, said, (class_token + ("embeddings.distillation_token" in shapes),))
 
 
 def describe(config: ViTConfig) -> dict[str, Any]:
@@ -348,7 +348,7 @@ def configure_clip(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     }
     depth = count(shapes, f"{CLIP_LAYER}.layer_norm1.weight")
     size = Size(width, depth, shapes["encoder.layers.0.mlp.fc1.weight"][0], tuple(patch), shapes["embeddings.position_embedding.weight"][0])
-    return vit_config(size, fields, said)
+    return vit_config(size, fields, said, (1,))
 
 
 CLIP_FIELDS = {

@@ -157,8 +157,8 @@ def judge_by(
         raise UsageError(f"no protocol {terms.protocol}", nearest(terms.protocol, known) or f"there are top1, {', '.join(known)}")
     if slow := warning(computing.how.precision, pick_device(computing.how.device)):
         computing.listener.note(slow)
-    note = computing.listener.note
-    began, bundle = time.perf_counter(), open_bundle(run, headless=terms.protocol in (*JUDGES, "vtab"))
+    began, note = time.perf_counter(), computing.listener.note
+    bundle = open_bundle(run, terms.protocol in (*JUDGES, "vtab"), note)
     if terms.protocol == "vtab":
         from vitreous.reports.protocols.vtab import vtab
 

@@ -67,7 +67,7 @@ def export(
     check_installed(FORMS[to].libraries + FORMS[to].for_int8 * (quantize is not None))
     listener = listener or Silent()
     place = choose_place(run, out, "model" + (f"-{quantize}" if quantize else ""), FORMS[to].suffix, overwrite)
-    bundle = open_bundle(run)
+    bundle = open_bundle(run, note=listener.note)
     if dynamic_size:
         check_dynamic(bundle.model.config)
     pictures, calibration = gather(run, bundle, images, data, quantize is not None)

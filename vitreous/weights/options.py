@@ -1,0 +1,78 @@
+"""What a user says of weights that their files do not tell. Needs no PyTorch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args
+
+from tyro.conf import arg
+
+from vitreous.errors import UsageError, nearest
+from vitreous.models.config import Resize
+
+
+@dataclass(frozen=True)
+class WeightsSource(os.PathLike[str]):
+    """A path or name of weights, as `open_weights` takes it, with what is known of them beside their files.
+
+    `resize` is the rule by which their positions are resized, a row of `nn.grid.RESIZE`. `source_size` is the size of the images that the
+    positions are for, in pixels: one side of a square, or height and width. Raises UsageError for other values.
+    """
+
+    path: str
+    resize: Resize | None = None
+    source_size: int | tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.resize is not None and self.resize not in (known := get_args(Resize)):
+            raise UsageError(f"no rule {self.resize} to resize positions", nearest(self.resize, known) or f"use one of {', '.join(known)}")
+        if self.source_size is not None and (len(self.sides) not in (1, 2) or min(self.sides) < 1):
+            raise UsageError("--source-size takes one side or height and width, in pixels")
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def __str__(self) -> str:
+        return self.path
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """The numbers of `source_size`."""
+        return () if self.source_size is None else (self.source_size,) if isinstance(self.source_size, int) else tuple(self.source_size)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The same as fields of `ViTConfig`: those that were given."""
+        found: dict[str, Any] = {} if self.resize is None else {"resize": self.resize}
+        return found | ({"image": (self.sides[0], self.sides[-1])} if self.sides else {})
+
+    @property
+    def words(self) -> list[str]:
+        """The same as words of a command."""
+        found = [] if self.resize is None else ["--resize", self.resize]
+        return found + (["--source-size", *map(str, self.sides)] if self.sides else [])
+
+
+def known_of(source: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a source of weights says of them beside their files: fields of `ViTConfig`."""
+    return source.said if isinstance(source, WeightsSource) else {}
+
+
+def words_of(source: str | os.PathLike[str]) -> list[str]:
+    """The options of a command that say the same."""
+    return source.words if isinstance(source, WeightsSource) else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsOptions:
+    """Options of every verb that reads weights; docs/weights.md has a table of what each format tells."""
+
+    resize: Resize | None = None
+    """The rule by which the weights' positions are resized to another image size (default: that of the format's authors)."""
+    source_size: Annotated[tuple[int, ...] | None, arg(metavar="PIXELS...")] = None
+    """Height and width of the images that the weights' positions are for, or one side of a square (default: as the file says)."""
+
+    def source(self, path: str) -> str | WeightsSource:
+        """The weights at a path, with these options."""
+        return path if self.resize is None and self.source_size is None else WeightsSource(path, self.resize, self.source_size)
