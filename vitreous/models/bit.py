@@ -31,6 +31,7 @@ class BiT(nn.Module):
     def __init__(self, config: BiTConfig) -> None:
         super().__init__()
         self.config = config
+        self.any_size = True  # convolutions take images of any size; a ViT warns of others than its own
         native = config.image if config.axial else None
         self.body = ResNet(config.blocks, config.width * config.factor, config.channels, config.numerics, native)
         self.head = nn.Linear(config.width_out, config.classes) if config.classes else nn.Identity()

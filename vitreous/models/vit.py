@@ -10,6 +10,7 @@ Where a class token is all that is pooled, `forward` computes nothing else in th
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,7 @@ class ViT(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = c = config
+        self.any_size = False  # images of other sizes than the config's are meant: no warning
         self.dropout = c.dropout  # of patch and prefix tokens; blocks have their own
         self.stem = stem(c)
         self.cell = tuple(p // c.stem.reduction for p in c.patch) if c.stem else c.patch  # what is cut out, of image or map
@@ -102,13 +104,35 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, classes): logits."""
+        self.warn_of_size(images, stacklevel=5)
         tokens = self.project(images)
         return self.answer(self.place(tokens), self.places(tokens))
 
     def features(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, P + N, D): every token after the last norm."""
+        self.warn_of_size(images, stacklevel=3)
         tokens = self.project(images)
         return self.encode(self.place(tokens), self.places(tokens))
+
+    def warn_of_size(self, images: Tensor, stacklevel: int) -> None:
+        """Warn of images of another size than the model was created for, once; `any_size` says that they are meant.
+
+        Smaller ones in training are progressive resizing, and give no warning; nor does a graph that is compiled, exported or traced.
+        """
+        if self.any_size or torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            return
+        size, own = tuple(images.shape[2:]), self.config.image
+        if size == own or len(size) != len(own) or (self.training and all(a <= b for a, b in zip(size, own, strict=True))):
+            return
+        self.any_size = True
+        given, made = (" x ".join(map(str, sides)) for sides in (size, own))
+        text = (
+            f"images of {given} pixels, but the model was created for {made}: positions are resized to their grid of patches, and answers"
+        )
+        text += (
+            f" are mostly worse. Resize the images; or create(…, image_size={max(size)}) and fine-tune at that size; or, where it is meant,"
+        )
+        warnings.warn(text + " set model.any_size = True", stacklevel=stacklevel)
 
     def project(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, *grid, D): linear projection of flattened patches, E in Eq. 1, of the image or the stem's map."""

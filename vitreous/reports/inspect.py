@@ -207,6 +207,7 @@ def inspect(
     if slow := warning(chosen.precision, device):
         listener.note(slow)
     preprocess = resized(bundle, chosen)
+    bundle.model.any_size = True  # --image-size asks for it
     scene = Scene(os.fspath(run), bundle, chosen, preprocess, device, tuple(pictures_of(images, preprocess)), listener)
     folder = Path(out) if out is not None else home(Path(run))
     began, made, refused = time.perf_counter(), [], {}

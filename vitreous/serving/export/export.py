@@ -95,7 +95,7 @@ def export(
 def judge(bundle: Bundle, export: Runtime, pictures: Pictures, made: Made, listener: Listener) -> Proof:
     """The export beside the original: at the model's own size and, where others are free, at two of them."""
     original = TorchRuntime(bundle, How("cpu", "fp32"))
-    total = len(pictures)
+    total, bundle.model.any_size = len(pictures), True
     proof = compare(original, export, pictures, made.card, lambda done: listener.progress("judge", done, total))
     for pixels in sizes(pictures, bundle.model.config.patch) if made.dynamic else ():
         with torch.inference_mode():
