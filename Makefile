@@ -1,12 +1,13 @@
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format test slow reliability
+.PHONY: check format test slow processor reliability
 
 check: ## what CI runs: format, lint, types, tests
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m pyright
 	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(PYTHON) -m tests.other_processor -n auto --maxprocesses 4 --dist loadfile
 
 format:
 	$(PYTHON) -m ruff format .
@@ -17,6 +18,9 @@ test:
 
 slow: ## every test, the long ones too
 	$(PYTHON) -m pytest -m ''
+
+processor: ## what depends on the processor, as another kind of processor than this one
+	$(PYTHON) -m tests.other_processor -n auto --maxprocesses 4 --dist loadfile
 
 reliability: ## the whole rig: kills, crash points, signals, damage; docs/reliability.md has what it counts
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.reliability

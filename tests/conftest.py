@@ -51,10 +51,27 @@ def pytest_configure(config):
     config.option.loadscopereorder = False
 
 
+def pytest_itemcollected(item):
+    """What makes choices as on each kind of processor belongs to the tests that another kind runs too."""
+    if "processor" in getattr(item, "fixturenames", ()):
+        item.add_marker("processor")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     """The files of `FIRST` first, everything else in its order."""
     items.sort(key=lambda item: not item.path.as_posix().endswith(FIRST))
+
+
+#: the two kinds of processor between which choices differ, as VITREOUS_CPU_ISA names them: the precision is fp32 or bf16 by default
+KINDS = {"AVX2": "fp32", "AVX512_CORE_BF16": "bf16"}
+
+
+@pytest.fixture(params=KINDS)
+def processor(request, monkeypatch) -> str:
+    """Choices as on a processor of each kind in turn, wherever the test runs; returns the precision that is then the default."""
+    monkeypatch.setenv("VITREOUS_CPU_ISA", request.param)
+    return KINDS[request.param]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,13 +8,11 @@ model of the zoo and every option, with hardware for it (AVX512-BF16) and withou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-if TYPE_CHECKING:
-    from vitreous.serving.predict import Prediction
+from vitreous.serving.predict import Prediction
 
 LIMITS = {"fp32": 1e-5, "bf16": 1e-2}
 
@@ -30,6 +28,12 @@ def relative_error(answer, expected) -> float:
     """|answer - expected| / |expected| of two arrays or tensors, computed in float64."""
     answer, expected = (np.asarray(torch.as_tensor(values).double()) for values in (answer, expected))
     return float(np.linalg.norm(answer - expected) / np.linalg.norm(expected))
+
+
+def answers_in(rows: Sequence[dict]) -> list[Prediction]:
+    """Predictions from the documents of `predict --json` and of HTTP: of each picture its `classes`, best first."""
+    classes = [row["classes"] for row in rows]
+    return [Prediction("", tuple(c["class"] for c in one), tuple(c["probability"] for c in one)) for one in classes]
 
 
 def same_answers(found: Sequence[Prediction], expected: Sequence[Prediction], precision: str) -> bool:

@@ -1,30 +1,89 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from vitreous import machine
+from tests.conftest import document, say
 from vitreous.cores import peak_memory
-from vitreous.machine import packs, pick_precision, warning
+from vitreous.errors import UsageError
+from vitreous.machine import FEATURES, LEVELS, best_feature, capabilities, environment, has_vnni, packs, pick_precision, warning
+from vitreous.models.names import configure_vit
+from vitreous.training import doctor
+
+pytestmark = pytest.mark.processor
+
+#: level, and what is chosen there: the default precision, packed products, products of eight bits added up in 32
+CHOICES = [
+    ("SSE41", "fp32", False, False),
+    ("AVX2", "fp32", False, False),
+    ("AVX2_VNNI", "fp32", False, True),
+    ("AVX512_CORE", "fp32", True, False),
+    ("AVX512_CORE_VNNI", "fp32", True, True),
+    ("AVX512_CORE_BF16", "bf16", True, True),
+    ("AVX512_CORE_AMX", "bf16", True, True),
+]
 
 
-@pytest.mark.parametrize("units, half, packed", [({}, False, False), ({"avx2": True}, False, False), ({"avx512_f": True}, False, True)])
-def test_choices_follow_the_processor(units, half, packed, monkeypatch):
-    monkeypatch.setattr(machine, "capabilities", lambda: units)
-    assert machine.has_bf16("cpu") == half and packs("cpu") == packed
-    assert pick_precision("auto", "cpu") == "fp32"
-    assert "emulated" in warning("bf16", "cpu")
-    assert warning("fp32", "cpu") is None and warning("auto", "cpu") is None
+@pytest.fixture
+def full(monkeypatch):
+    """A processor that has everything, and nothing said about it."""
+    for name in ("VITREOUS_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {**dict.fromkeys(FEATURES, True), "cpu_name": "Full", "fma3": True})
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
 
 
-@pytest.mark.parametrize("unit", ["avx512_bf16", "amx_bf16"])
-def test_bfloat16_is_the_default_where_it_is_multiplied(unit, monkeypatch):
-    monkeypatch.setattr(machine, "capabilities", lambda: {unit: True, "avx512_f": True})
-    assert pick_precision("auto", "cpu") == "bf16" and warning("bf16", "cpu") is None
-    assert pick_precision("fp32", "cpu") == "fp32"
+@pytest.mark.parametrize("level, precision, packed, vnni", CHOICES)
+@pytest.mark.parametrize("variable", ["VITREOUS_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+def test_choices_follow_the_processor_as_it_is_limited(variable, level, precision, packed, vnni, full, monkeypatch):
+    monkeypatch.setenv(variable, level.lower())
+    assert (pick_precision("auto", "cpu"), packs("cpu"), has_vnni()) == (precision, packed, vnni)
+    assert (pick_precision("fp32", "cpu"), pick_precision("bf16", "cpu")) == ("fp32", "bf16")
+    assert (warning("bf16", "cpu") is None) == (precision == "bf16") and warning("fp32", "cpu") is None
+
+
+@pytest.mark.parametrize("kernels, best", [("DEFAULT", ""), ("AVX2", "avx_vnni"), ("AVX512", "amx_bf16"), ("SVE256", "amx_bf16")])
+def test_pytorch_s_own_limit_counts_too(kernels, best, full, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: kernels)
+    assert best_feature() == best and capabilities()["fma3"] and "cpu_name" not in capabilities()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert best_feature() == ("avx2" if best else "")
+
+
+def test_a_lower_level_never_has_more(full, monkeypatch):
+    """And what PyTorch does not tell is not there, but for a level that is assumed."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_f": False})
+    for level in (*LEVELS, "ALL", "DEFAULT"):
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", level)
+        assert {name for name, has in capabilities().items() if has} <= {"avx2"}
+    monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX512_CORE_BF16")
+    assert best_feature() == "avx512_bf16" and "assumed" in environment()["instructions"]
+
+
+def test_a_level_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX3")
+    with pytest.raises(UsageError, match="AVX3 is no level"):
+        capabilities()
+
+
+def test_a_processor_taken_down_is_answered_as_such():
+    """Asked of a process of its own: PyTorch reads its variable once."""
+    script = "from vitreous.machine import *; print(pick_precision('auto', 'cpu'), packs('cpu'), has_bf16('cpu'))"
+    lowered = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "VITREOUS_CPU_ISA": ""}
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=lowered).stdout
+    assert found.split() == ["fp32", "False", "False"]
+
+
+def test_doctor_tells_the_precision_that_is_used(processor, monkeypatch):
+    monkeypatch.setattr(doctor, "SECONDS", 0.0)
+    monkeypatch.setattr(doctor, "configure_vit", lambda name: configure_vit("ViT-32x1/8", 224))
+    found = document(say("doctor", "--json"))
+    assert found["precision"] == processor and found["bf16"] == (processor == "bf16")
+    assert found["instructions"].startswith("avx512_bf16" if processor == "bf16" else "avx2")
 
 
 def test_a_gpu_packs_nothing():

@@ -18,6 +18,25 @@ from vitreous.errors import UsageError
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # by the names that `--precision` takes
 
 
+#: what decides here, of the instruction sets that a processor may have; by PyTorch's names
+FEATURES = ("avx2", "avx_vnni", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_bf16")
+#: which of them each of oneDNN's levels may use; a name that is not here limits nothing
+LEVELS = {
+    "SSE41": (),
+    "AVX": (),
+    "AVX2": FEATURES[:1],
+    "AVX2_VNNI": FEATURES[:2],
+    "AVX2_VNNI_2": FEATURES[:2],
+    "AVX512_CORE": ("avx2", "avx512_f"),
+    "AVX512_CORE_VNNI": ("avx2", "avx512_f", "avx512_vnni"),
+    "AVX512_CORE_BF16": ("avx2", "avx512_f", "avx512_vnni", "avx512_bf16"),
+    "AVX512_CORE_FP16": FEATURES[:5],
+    "AVX512_CORE_AMX": FEATURES,
+}
+#: the same for PyTorch's own kernels: what `torch.backends.cpu.get_cpu_capability` says that they use
+KERNELS = {"DEFAULT": (), "AVX2": FEATURES[:2]}
+
+
 def devices() -> list[str]:
     """The devices that a run can name."""
     found = ["cpu"] + [f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
@@ -41,7 +60,7 @@ def has_bf16(device: str) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device == "mps":
         return True
-    return bool(capabilities().get("avx512_bf16") or capabilities().get("amx_bf16"))
+    return capabilities().get("avx512_bf16", False) or capabilities().get("amx_bf16", False)
 
 
 def pick_precision(name: str, device: str) -> str:
@@ -61,12 +80,33 @@ def warning(precision: str, device: str) -> str | None:
 def packs(device: str) -> bool:
     """Whether oneDNN's packed products are worth having: on CPUs with AVX-512 or AMX, where they reach twice what PyTorch's own
     do in float32 on AMD and save a tenth in bfloat16; with AVX2 alone both are at the limit, and the fused GELU is slower."""
-    return device == "cpu" and bool(capabilities().get("avx512_f"))
+    return device == "cpu" and capabilities().get("avx512_f", False)
+
+
+def has_vnni() -> bool:
+    """Whether the processor adds up products of eight bits in 32; without it, sums of two in 16 bits overflow."""
+    return capabilities().get("avx512_vnni", False) or capabilities().get("avx_vnni", False)
 
 
 def capabilities() -> dict[str, bool]:
-    """What the processor can do, by PyTorch's names; empty where this PyTorch cannot tell."""
-    return getattr(torch.cpu, "get_capabilities", dict)()
+    """What the processor can do and may be used for: {feature: whether}, by PyTorch's names; empty where PyTorch cannot tell.
+
+    Every choice that depends on the processor asks here. `ONEDNN_MAX_CPU_ISA` and `ATEN_CPU_CAPABILITY` limit what the libraries use, so
+    they limit the answer. `VITREOUS_CPU_ISA`, one of `LEVELS`, replaces the answer and changes no library: with it both sides of
+    a choice are tested on any machine (bfloat16 is then emulated where the processor lacks it). Raises UsageError for an unknown level.
+    """
+    if assumed := os.environ.get("VITREOUS_CPU_ISA", "").upper():
+        if assumed not in LEVELS:
+            raise UsageError(f"VITREOUS_CPU_ISA={assumed} is no level", f"there are {', '.join(LEVELS)}")
+        return {feature: feature in LEVELS[assumed] for feature in FEATURES}
+    level = (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
+    limits = [LEVELS.get(level, FEATURES), KERNELS.get(torch.backends.cpu.get_cpu_capability(), FEATURES)]
+    present = getattr(torch.cpu, "get_capabilities", dict)()
+    return {
+        feature: has and (feature not in FEATURES or all(feature in limit for limit in limits))
+        for feature, has in present.items()
+        if isinstance(has, bool)
+    }
 
 
 def settle_process() -> None:
@@ -125,10 +165,16 @@ def environment() -> dict[str, object]:
         "torchvision": version("torchvision"),
         "platform": platform.platform(),
         "processor": processor(),
+        "instructions": best_feature() + " (assumed: VITREOUS_CPU_ISA)" * bool(os.environ.get("VITREOUS_CPU_ISA")),
         "threads": torch.get_num_threads(),
         "devices": devices(),
         "cuda": [torch.cuda.get_device_name(d) for d in devices() if d.startswith("cuda")],
     }
+
+
+def best_feature() -> str:
+    """The best of `FEATURES` that the processor has and may be used for, `avx512_bf16`; "" for none."""
+    return next((feature for feature in reversed(FEATURES) if capabilities().get(feature)), "")
 
 
 def processor() -> str:

@@ -92,7 +92,7 @@ def bound_of(contender):
     return LIMITS["fp32" if "fp32" in contender.settings else pick_precision("auto", "cpu")]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", [pytest.param(task, marks=[pytest.mark.processor] * (task == "inference")) for task in TASKS])
 def test_every_contender_that_is_installed_does_its_work(task, photographs):
     """But for the compiled ones and OpenVINO's, which take minutes to build and are tried by the benchmark itself."""
     work = Work(task, "ViT-32x1/8", 16, 2, "cpu", photographs)

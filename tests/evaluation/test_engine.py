@@ -11,14 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models.test_contracts import MODELS, build
+from tests.precision import LIMITS, relative_error
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.evaluation import engine as engines
 from vitreous.evaluation.engine import IDLE, How, TorchEngine, cut, make_engine
-from vitreous.machine import has_bf16, team
+from vitreous.machine import has_vnni, team
 from vitreous.models.zoo import create
+from vitreous.nn.frozen import Packed, can_pack
 
 PREPROCESS = Preprocess((16, 16))
+
+
+def overflows() -> bool:
+    """Whether VNNI is only assumed here."""
+    assumed = has_vnni()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("VITREOUS_CPU_ISA", raising=False)
+        return assumed and not has_vnni()
 
 
 def pixels(count):
@@ -34,6 +44,7 @@ def test_parts_are_small_even_and_keep_the_threads_busy(images, most, threads):
         assert images / (rounds * threads * size) >= 1 - IDLE
 
 
+@pytest.mark.processor
 @pytest.mark.parametrize("count", [1, 2, 3, 16, 41])
 def test_an_engine_answers_as_the_model_does(count, monkeypatch):
     """However the batch is cut: all threads together, or each on parts of its own."""
@@ -58,10 +69,42 @@ def test_engine_threads_compute_alone_and_leave_the_others_theirs():
     assert list(team(2).map(lambda _: torch.get_num_threads(), range(8))) == alone
 
 
-def test_auto_is_what_the_machine_has():
-    made = make_engine(build({}), PREPROCESS)
-    assert isinstance(made, TorchEngine)
-    assert made.precision == ("bf16" if has_bf16(made.device) else "fp32")
+def test_auto_is_what_the_processor_has(processor):
+    """Precision and packed products; either way the answer is the model's, within that precision's tolerance."""
+    model = build({}).eval()
+    made = make_engine(model, PREPROCESS, How("cpu"))
+    assert isinstance(made, TorchEngine) and made.precision == processor
+    packed = any(isinstance(part, Packed) for part in made.model.modules())
+    assert packed == (processor == "bf16" and can_pack(torch.bfloat16))
+    with torch.inference_mode():
+        assert relative_error(made(pixels(5)), model(PREPROCESS.normalise(pixels(5)))) < LIMITS[processor]
+
+
+@pytest.mark.parametrize("anywhere", [False, True])
+def test_int8_keeps_a_bit_free_where_sums_would_overflow(processor, anywhere, monkeypatch):
+    nncf = pytest.importorskip("nncf")
+    from vitreous.evaluation import openvino
+
+    asked = []
+    monkeypatch.setattr(openvino, "left", lambda graph: [])
+    monkeypatch.setattr(nncf, "quantize", lambda graph, data, **options: asked.append(options["advanced_parameters"].overflow_fix))
+    openvino.quantize(None, [], anywhere)
+    assert asked == [nncf.OverflowFix.DISABLE if processor == "bf16" and not anywhere else nncf.OverflowFix.ENABLE]
+
+
+def test_a_precision_that_openvino_cannot_compute_is_refused(monkeypatch):
+    """OpenVINO limited to AVX2 on a processor with more has no bfloat16 softmax, for one."""
+    ov = pytest.importorskip("openvino")
+    from vitreous.evaluation import openvino
+
+    def compile_model(*given):
+        raise RuntimeError("Exception from core.cpp\nSupported primitive descriptors list is empty for node: Softmax\n\n")
+
+    monkeypatch.setattr(openvino, "convert", lambda *given: None)
+    monkeypatch.setattr(ov.Core, "compile_model", compile_model)
+    with pytest.raises(UsageError, match="bf16 here: Supported primitive") as caught:
+        make_engine(build({}).eval(), PREPROCESS, How(engine="openvino", precision="bf16"))
+    assert "--precision fp32" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -72,6 +115,7 @@ def test_words_that_do_not_go_together(words):
         make_engine(build({}), PREPROCESS, How(**words))
 
 
+@pytest.mark.processor
 def test_merging_tokens_changes_the_answer_a_little_and_not_for_attention_pooling():
     model = build({}).eval()
     whole, fewer = (make_engine(model, PREPROCESS, How(precision="fp32", merge_tokens=n))(pixels(8)) for n in (0, 1))
@@ -109,6 +153,7 @@ def test_openvino_answers_as_the_model_does():
         assert torch.allclose(made(pixels(5)[:count]), wanted[:count], rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
 
 
+@pytest.mark.processor
 def test_openvino_int8_is_calibrated_on_pictures(monkeypatch, tmp_path):
     pytest.importorskip("nncf")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -119,7 +164,7 @@ def test_openvino_int8_is_calibrated_on_pictures(monkeypatch, tmp_path):
     with torch.inference_mode():
         wanted = model(PREPROCESS.normalise(pixels(32)))
     error = (made(pixels(32)) - wanted).norm() / wanted.norm()
-    assert 1e-6 < error < 0.06  # eight bits: near, and not the same; 0.16 where sums overflow for want of VNNI
+    assert 1e-6 < error < (0.25 if overflows() else 0.06)  # eight bits: near, and not the same; 0.16 to 0.18 where sums overflow
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from vitreous.models.config import StemConfig, ViTConfig
 from vitreous.models.names import NAMES, configure
 from vitreous.nn.frozen import Packed, can_pack, frozen
 
+pytestmark = pytest.mark.processor
 SIZE = ("width", "heads", "hidden", "depth")
 PATHS = [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False), (torch.bfloat16, True)]
 

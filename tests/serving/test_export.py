@@ -21,7 +21,7 @@ from PIL import Image
 from tests import contracts
 from tests.conftest import document, picture, say
 from tests.data.hostile import corpus
-from tests.precision import PROBABILITY, same_answers
+from tests.precision import PROBABILITY, answers_in, same_answers
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError, VitreousError, WeightsError
 from vitreous.evaluation.how import How
@@ -35,7 +35,7 @@ from vitreous.serving.export import positions, proof
 from vitreous.serving.export.export import export
 from vitreous.serving.export.formats import FORMS, Form, Made
 from vitreous.serving.onnx import OnnxRuntime
-from vitreous.serving.predict import Prediction, load
+from vitreous.serving.predict import load
 from vitreous.weights.bundle import Bundle, load_bundle
 
 onnx = pytest.importorskip("onnx")
@@ -117,6 +117,7 @@ def test_features_are_what_the_head_reads(home, file):
     assert np.abs(OnnxRuntime(file).features(pixels) - expected).max() < 1e-4
 
 
+@pytest.mark.processor
 def test_every_odd_file_is_answered_the_same_way_or_refused_for_the_same_reason(home, file, tmp_path):
     """In float32 to 1e-5. By default the run may compute in bfloat16, as the file never does: then as near as that comes."""
     paths = []
@@ -130,6 +131,14 @@ def test_every_odd_file_is_answered_the_same_way_or_refused_for_the_same_reason(
         good = [(a, b) for a, b in zip(run, exported, strict=True) if a.error is None]
         assert len(good) > 20 and len(good) < len(paths)
         assert same_answers(*zip(*good, strict=True), precision), precision
+
+
+def test_the_file_and_the_run_agree_as_their_precisions_do(home, file, processor):
+    """The run by default, as each kind of processor computes it; the file in float32 whatever the processor."""
+    photos = sorted((home / "photos").iterdir())
+    run, exported = load(home / "bundle"), load(file)
+    assert (run.runtime.precision, exported.runtime.precision) == (processor, "fp32")
+    assert same_answers(run.predict(photos), exported.predict(photos), processor)
 
 
 def test_an_answer_does_not_depend_on_the_images_beside_it(file):
@@ -147,11 +156,10 @@ command(["predict", {str(file)!r}, {str(home / "photos" / "3.png")!r}, "--json"]
 assert not {{"torch", "onnx"}} & set(sys.modules)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    words = document(found)["predictions"][0]["classes"]
-    answer = Prediction("", tuple(word["class"] for word in words), tuple(word["probability"] for word in words))
+    answers = answers_in(document(found)["predictions"])
     for precision in PROBABILITY:
         run = load(home / "bundle", How(precision=precision)).predict([home / "photos" / "3.png"])
-        assert same_answers(run, [answer], precision), precision
+        assert same_answers(run, answers, precision), precision
 
 
 def test_the_guide_s_script_runs_and_says_what_predict_says(home, file, tmp_path, capsys, monkeypatch):

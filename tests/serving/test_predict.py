@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from tests import contracts
-from tests.conftest import say
-from tests.precision import LIMITS, relative_error
+from tests.conftest import document, say
+from tests.precision import LIMITS, answers_in, relative_error, same_answers
 from tests.serving.made import CLASSES, pictures, tiny
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
@@ -51,6 +51,7 @@ def plain(bundle, pixels):
         handle.remove()
 
 
+@pytest.mark.processor
 @pytest.mark.parametrize("precision", LIMITS)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("quick", [False, True])
@@ -84,6 +85,7 @@ def test_an_answer_is_the_same_bits_whatever_is_beside_it(bundle, threads, quick
     assert relative_error(features, read[:5]) < LIMITS[precision]
 
 
+@pytest.mark.processor
 @pytest.mark.parametrize("precision", LIMITS)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("width, heads, image, patch", [(24, 2, 16, 4), (64, 4, 16, 2), (48, 3, 48, 16), (96, 3, 32, 8), (40, 1, 24, 8)])
@@ -99,6 +101,20 @@ def test_no_place_in_a_part_rounds_otherwise(precision, packed, width, heads, im
     alone = made.steady(pixels[:1], size)[0]
     for place in range(size) if size < 9 else (1, 2, size // 2, size - 2, size - 1):
         assert torch.equal(made.steady(pixels.roll(place, 0), size)[place], alone), place
+
+
+def test_the_default_precision_is_told_and_a_file_is_not_continued_in_another(home, tmp_path, processor, monkeypatch):
+    files = pictures(tmp_path, 3)
+    ask = ["predict", str(home), *files, "--top", "4", "--json"]
+    by_default, exactly = document(say(*ask)), document(say(*ask, "--precision", "fp32"))
+    assert (by_default["precision"], exactly["precision"]) == (processor, "fp32")
+    assert same_answers(*(answers_in(found["predictions"]) for found in (by_default, exactly)), processor)
+    words = ["predict", str(home), *files[:2], "--out", str(tmp_path / "a.jsonl"), "--resume", "--json"]
+    assert document(say(*words))["precision"] == processor
+    assert say(*words).returncode == 0
+    monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX512_CORE_BF16" if processor == "fp32" else "AVX2")
+    again = say(*words)
+    assert again.returncode == 2 and "precision" in again.stderr
 
 
 def test_embeddings_are_what_the_head_reads(bundle, home, tmp_path):

@@ -10,6 +10,7 @@ from tests.precision import relative_error
 from vitreous.training.muon import COEFFICIENTS, alike, muon, orthogonal
 
 SHAPES = [(48, 16), (16, 16), (16, 40), (48, 16), (16, 16)]
+pytestmark = pytest.mark.processor
 LR, DECAY, MOMENTUM = 0.02, 0.05, 0.95
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitreous.bench.race import Lane
 from vitreous.bench.work import DECODING, Work
-from vitreous.machine import capabilities, processor
+from vitreous.machine import best_feature, processor
 from vitreous.models.cost import computed, macs
 from vitreous.models.names import configure
 
@@ -29,7 +29,6 @@ PACKAGES = (
     "webdataset",
     "datasets",
 )
-UNITS = ("avx512_bf16", "amx_bf16", "avx512_vnni", "avx512_f", "avx2")  # best first
 
 
 @dataclass(frozen=True)
@@ -150,10 +149,8 @@ def hardware() -> str:
     """The processor, its best unit, and the cores in use."""
     import torch
 
-    units = capabilities()
-    best = next((unit for unit in UNITS if units.get(unit)), "")
     cards = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return ", ".join(filter(None, [processor(), best.replace("_", "-"), f"{torch.get_num_threads()} threads", *cards]))
+    return ", ".join(filter(None, [processor(), best_feature().replace("_", "-"), f"{torch.get_num_threads()} threads", *cards]))
 
 
 def packages() -> str:

@@ -44,7 +44,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     def answers(items: Iterator[Item]) -> Iterator[Sequence[Embedding]]:
         return answering(options, predictor).embeddings(items, options.bad_images)
 
-    made_by = {"verb": "embed", "model": predictor.card.name, "version": predictor.card.version, **told(options)}
+    made_by = {"verb": "embed", "model": predictor.card.name, "version": predictor.card.version, **told(options, predictor)}
     return into_file(options, options.out or "embeddings.npz", Embeddings(), made_by, answers, found, console)
 
 

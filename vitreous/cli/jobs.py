@@ -67,10 +67,12 @@ def answering(options: Job, predictor: Predictor) -> Predictor | Remote:
     return Remote(options.ray, options.source(options.run), options.how(), options.exact)
 
 
-def told(options: Job, **more: Any) -> dict[str, Any]:
-    """What a file of answers depends on beside the model and the images."""
+def told(options: Job, predictor: Predictor, **more: Any) -> dict[str, Any]:
+    """What a file of answers depends on beside the model and the images. The precision is the one computed in: `auto` stands for another
+    on another processor, and one file is not continued in two."""
+    asked = {name: getattr(options, name) for name in ("exact", "device", "engine", "merge_tokens")}
     known = {name: value for name in ("resize", "source_size") if (value := getattr(options, name)) is not None}
-    return {name: getattr(options, name) for name in ("exact", "device", "precision", "engine", "merge_tokens")} | more | known
+    return {**asked, "precision": predictor.runtime.precision, **more, **known}
 
 
 class Meter:
@@ -125,7 +127,15 @@ def into_file(
     finally:
         job.close()
     tell_bad(console, meter.bad, job.bad, job.rows)
-    return {"model": options.run, "out": out, "images": job.rows, "unreadable": job.bad, "images_per_second": meter.rate}
+    precision = made_by["precision"]
+    return {
+        "model": options.run,
+        "precision": precision,
+        "out": out,
+        "images": job.rows,
+        "unreadable": job.bad,
+        "images_per_second": meter.rate,
+    }
 
 
 def tell_notes(predictor: Predictor, console: Console) -> None:

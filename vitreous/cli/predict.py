@@ -62,9 +62,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         from vitreous.serving.rows import Predictions
 
         made_by = {"verb": "predict", "model": predictor.card.name, "version": predictor.card.version}
-        made_by |= told(options, top=asked.top, threshold=asked.threshold, abstain=asked.abstain)
+        made_by |= told(options, predictor, top=asked.top, threshold=asked.threshold, abstain=asked.abstain)
         return into_file(options, options.out, Predictions(), made_by, answers, found, console)
-    return printed(options, answers, found, console)
+    return {"model": options.run, "precision": predictor.runtime.precision, "predictions": printed(options, answers, found, console)}
 
 
 def examples(options: Options, found: Source) -> Iterator[str | bytes]:
@@ -93,8 +93,8 @@ def warn(options: Job, console: Console) -> None:
             console.note(slow)
 
 
-def printed(options: Options, answers: Any, found: Source, console: Console) -> dict[str, Any]:
-    """The file of --csv first, since the reader of stdout may go away; then a table on stdout, and the document."""
+def printed(options: Options, answers: Any, found: Source, console: Console) -> list[dict[str, Any]]:
+    """The file of --csv first, since the reader of stdout may go away; then a table on stdout; returns its rows for the document."""
     from vitreous.disk import put
     from vitreous.errors import printable
     from vitreous.serving.rows import HEAD, Predictions, cells
@@ -112,4 +112,4 @@ def printed(options: Options, answers: Any, found: Source, console: Console) -> 
         put(options.csv, as_csv([HEAD, *(row for answer in all_rows for row in cells(answer))]))
     console.table(["image", "classes"], rows)
     tell_bad(console, meter.bad, meter.unreadable, meter.done)
-    return {"model": options.run, "predictions": [Predictions().plain(answer) for answer in all_rows]}
+    return [Predictions().plain(answer) for answer in all_rows]

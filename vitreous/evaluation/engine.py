@@ -35,6 +35,7 @@ class Engine(Protocol):
     """What `evaluate` and `predict` ask for answers."""
 
     preprocess: Preprocess
+    precision: str
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(B, C, *image) uint8 -> (B, K) float32 logits, on the CPU."""

@@ -22,7 +22,7 @@ from vitreous.errors import UsageError
 from vitreous.evaluation.calibrated import kept, told
 from vitreous.evaluation.engine import Pictures
 from vitreous.evaluation.libraries import needed, unobserved
-from vitreous.machine import capabilities, pick_precision
+from vitreous.machine import has_vnni, pick_precision
 from vitreous.models.zoo import Model
 
 PICTURES = 128  # that int8 is calibrated on, at most
@@ -35,7 +35,8 @@ class OpenVinoEngine:
     """OpenVINO on the CPU. `precision` is `auto` (bf16 where the processor has it), `fp32`, `bf16` or `int8`.
 
     What was calibrated is kept for the next time (`evaluation.calibrated`), unless `keep` is False.
-    Raises ResourceError where OpenVINO is not installed, UsageError for int8 without pictures to calibrate on.
+    Raises ResourceError where OpenVINO is not installed, UsageError for int8 without pictures to calibrate on and for a model that
+    OpenVINO cannot compute in that precision on this processor.
     """
 
     def __init__(
@@ -51,7 +52,11 @@ class OpenVinoEngine:
             else:
                 graph = convert(ov, model, preprocess)
         hints = {"INFERENCE_PRECISION_HINT": HINTS[self.precision], "PERFORMANCE_HINT": "LATENCY"}
-        self.compiled = ov.Core().compile_model(graph, "CPU", hints)
+        try:
+            self.compiled = ov.Core().compile_model(graph, "CPU", hints)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1][:200]
+            raise UsageError(f"OpenVINO cannot compute this model in {self.precision} here: {reason}", "use --precision fp32") from None
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(B, C, *image) uint8 -> (B, K) float32 logits."""
@@ -101,8 +106,7 @@ def quantize(graph: Any, pictures: list[np.ndarray], anywhere: bool = False) -> 
     """
     nncf = needed("nncf", NEEDS)
     nncf.set_log_level(logging.ERROR)
-    has_vnni = capabilities().get("avx512_vnni") or capabilities().get("avx_vnni")
-    roomy = nncf.OverflowFix.DISABLE if has_vnni and not anywhere else nncf.OverflowFix.ENABLE
+    roomy = nncf.OverflowFix.DISABLE if has_vnni() and not anywhere else nncf.OverflowFix.ENABLE
     options = nncf.AdvancedQuantizationParameters(overflow_fix=roomy)
     with redirect_stdout(StringIO()):  # it draws its progress where a document may be expected
         return nncf.quantize(

@@ -13,7 +13,7 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.evaluation.libraries import needed
 from vitreous.serving.card import Card
 from vitreous.serving.runtime import in_parts
-from vitreous.serving.sealed import AGAIN, CARD, card_in, check_onnx, content, look, normalised
+from vitreous.serving.sealed import AGAIN, CARD, card_in, check_onnx, content, look, normalised, precision_in
 
 PIXELS = 2 * 224 * 224  # of one part: few enough to lie in caches, enough to be worth a call
 
@@ -31,7 +31,9 @@ class OnnxRuntime:
         runtime, path = needed("onnxruntime"), Path(path)
         raw = content(path)
         check_onnx(raw, path)
-        self.card: Card = card_in(look(raw, path)[0].get(CARD), path)
+        text = look(raw, path)[0].get(CARD)
+        self.card: Card = card_in(text, path)
+        self.precision = precision_in(text)
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = cores(), 1
         options.log_severity_level = 4

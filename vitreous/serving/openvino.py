@@ -14,7 +14,7 @@ from vitreous.evaluation.libraries import needed, unobserved
 from vitreous.serving.card import Card
 from vitreous.serving.onnx import part
 from vitreous.serving.runtime import in_parts
-from vitreous.serving.sealed import AGAIN, CARD, card_in, check_xml, content, normalised
+from vitreous.serving.sealed import AGAIN, CARD, card_in, check_xml, content, normalised, precision_in
 
 
 class OpenVinoRuntime:
@@ -33,8 +33,9 @@ class OpenVinoRuntime:
         try:
             core = ov.Core()
             graph = core.read_model(model=xml, weights=weights)
-            known = graph.has_rt_info(CARD)
-            self.card: Card = card_in(graph.get_rt_info(CARD).value if known else None, path)
+            text = graph.get_rt_info(CARD).value if graph.has_rt_info(CARD) else None
+            self.card: Card = card_in(text, path)
+            self.precision = precision_in(text)
             self.compiled = core.compile_model(graph, "CPU", hints)
         except RuntimeError as error:
             raise WeightsError(f"{path} is not run by OpenVINO {ov.__version__} ({str(error)[:200]})", AGAIN) from None

@@ -28,6 +28,11 @@ QUICK = 200  # tokens of a part where single images are waited for
 class Runtime(Protocol):
     """A model that answers; `load` finds the one for a run, a bundle or an exported file."""
 
+    @property
+    def precision(self) -> str:
+        """What its products are computed in: `fp32`, `bf16` or `int8`."""
+        ...
+
     def logits(self, pixels: np.ndarray) -> np.ndarray:
         """(B, C, *image) pixels as `Preprocess.array` makes them -> (B, K) float32."""
         ...
@@ -45,6 +50,11 @@ class TorchRuntime:
 
         self.bundle, self.how, self.quick = bundle, how, quick
         self.engine = make_engine(bundle.model, bundle.preprocess, how, pictures)
+
+    @property
+    def precision(self) -> str:
+        """What its products are computed in: `fp32`, `bf16` or `int8`."""
+        return self.engine.precision
 
     @property
     def part(self) -> int:

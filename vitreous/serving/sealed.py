@@ -50,6 +50,11 @@ def told(card: Card, quantised: str | None = None) -> str:
     return json.dumps(document, ensure_ascii=False)
 
 
+def precision_in(text: str | None) -> str:
+    """What a file computes in, of the text that `told` wrote: `int8` where its products were quantised, else `fp32`."""
+    return json.loads(text or "{}").get("quantised") or "fp32"
+
+
 def card_in(text: str | None, origin: Path) -> Card:
     """The card of an exported file. Raises WeightsError where there is none, or of a later format."""
     if text is None:
