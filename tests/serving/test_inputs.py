@@ -153,6 +153,7 @@ def test_unknown_keywords_are_refused_with_the_nearest(home):
     for call, wrong, nearest in (
         (lambda **words: load(home, **words), "precison", "precision"),
         (lambda **words: load(home, **words), "exakt", "exact"),
+        (lambda **words: load(home, **words), "source_sizes", "source_size"),
         (lambda **words: evaluate(home, **words), "devise", "device"),
         (lambda **words: evaluate(home, **words), "calibrated", "calibrate"),
         (lambda **words: evaluate(home, protocol="knn", **words), "temprature", "temperature"),
