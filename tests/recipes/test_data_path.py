@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -49,6 +50,11 @@ def evaluated(run: Path | str, cwd: Path, *words: str):
 def test_a_relative_path_is_stored_so_that_any_folder_finds_it(trained, tmp_path):
     assert Folder(trained / "run").run().data.source == str(trained / "photos")
     assert evaluated(trained / "run", tmp_path).returncode == 0
+
+
+def test_the_model_that_is_shipped_does_not_tell_where_its_data_lay(trained):
+    text = (trained / "run" / "model" / "model.json").read_text()
+    assert json.loads(text)["provenance"]["data"] == "photos" and str(trained) not in text
 
 
 def test_names_that_are_no_paths_stay(monkeypatch, tmp_path):

@@ -141,7 +141,7 @@ def show_defaults_that_say_something(kind: type[Any]) -> None:
 
     from tyro.conf import arg
 
-    hint = arg(help_behavior_hint=lambda default: "" if default in ("None", "False", "") else f"(default: {default})")
+    hint = arg(help_behavior_hint=lambda default: "" if default in ("None", "False", "", "''") else f"(default: {default})")
     kind.__annotations__ = {name: Annotated[hinted, hint] for name, hinted in get_type_hints(kind, include_extras=True).items()}
 
 

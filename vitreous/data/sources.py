@@ -47,6 +47,11 @@ def is_on_disk(source: str) -> bool:
     return source != "digits" and not source.startswith(NAMED)
 
 
+def public_name(source: str) -> str:
+    """A data set's name without the folders above it, for what is shipped to others: `pets` for `/home/me/pets`."""
+    return Path(source).name if is_on_disk(source) else source
+
+
 def open_data_of_run(run: str | os.PathLike[str], source: str, split_seed: int = 0, group_by: str | None = None) -> Data:
     """Open the data set that a run was trained on, `source` in its config.yaml. Raises as `open_data`, and DataError where it is gone."""
     try:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitreous.data.keys import key
 from vitreous.data.loader import Batch, Feed, Judged
+from vitreous.data.sources import public_name
 from vitreous.data.split import Split
 from vitreous.errors import Interrupted, ResourceError
 from vitreous.evaluation.classification import judge
@@ -322,7 +323,7 @@ class Session:
         epoch, kept = self.epoch(state), self.take_best(state)
         model = merged(averaged(state))
         seen = self.best.epoch if kept != state.step else epoch
-        provenance = {"init": run.init, "recipe": run.recipe, "data": run.data.source, "epochs": seen, "seed": run.seed}
+        provenance = {"init": run.init, "recipe": run.recipe, "data": public_name(run.data.source), "epochs": seen, "seed": run.seed}
         if self.ranks.leads:
             several = self.inputs.train.labels.ndim == 2
             Bundle(model, run.data.classes, run.preprocess, provenance, run.loss, several).save(self.folder.bundle)
