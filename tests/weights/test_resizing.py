@@ -452,6 +452,15 @@ def test_every_verb_says_what_it_assumed_and_is_told_better(verb, home, monkeypa
     assert "positions" not in "".join(line for line in found.stderr.splitlines() if "does not tell" in line)
 
 
+def test_what_is_said_beside_a_bundle_and_foreign_weights_is_of_the_weights(home):
+    weights = "weights/weights.safetensors"
+    assert say("convert", weights, "beside", *KNOWN, cwd=home).returncode == 0
+    result = say("evaluate", weights, "beside", "data", *KNOWN, cwd=home)
+    assert result.returncode == 0 and "does not tell" not in result.stderr, result.stderr
+    result = say("evaluate", weights, "beside", "data", cwd=home)
+    assert "assumed 5 x 5" in result.stderr
+
+
 def test_training_keeps_what_was_said(home):
     words = ["train", "data", "--init", "weights/weights.safetensors", "--image-size", "32", "--epochs", "1", "--device", "cpu"]
     result = say(*words, *KNOWN, "--out", "run", cwd=home)

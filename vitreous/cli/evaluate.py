@@ -113,10 +113,12 @@ def against_another(options: Options, second: str, console: Console) -> dict[str
     """Compare two runs, and print how they differ."""
     from vitreous.cli.train import figures
     from vitreous.reports.answers import Computing
-    from vitreous.reports.compare import compare
+    from vitreous.reports.compare import compare, is_run
 
     computing = Computing(options.batch_size, options.workers, options.how(), options.bad_images, console)
-    document = compare(options.source(options.run), options.source(second), options.more, options.split, computing)
+    runs = (options.run, second)  # what is said of weights is meant for those that are foreign, if only one is
+    first, other = (path if is_run(path) and not all(map(is_run, runs)) else options.source(path) for path in runs)
+    document = compare(first, other, options.more, options.split, computing)
     for side in (document["a"], document["b"]):
         console.say(figures(side["run"], side))
     if counts := document["counts"]:
