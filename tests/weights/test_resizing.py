@@ -246,7 +246,7 @@ def test_the_zeros_that_scipy_leaves_in_the_last_row_are_those_of_googles_code(t
 
 
 FOLDERS: dict[str, tuple[Callable[[], peers.Peer], str]] = {
-    "transformers ViT, DeiT, ViTMAE": (peers.transformers_vit, "bicubic"),
+    "transformers ViT, DeiT, ViTMAE, ViT-MSN, I-JEPA (no class token, mean)": (peers.transformers_vit, "bicubic"),
     "transformers DINOv2": (peers.transformers_dinov2, "bicubic"),
     "transformers DINOv2, registers": (lambda: peers.transformers_dinov2(3), "bicubic-antialias"),
     "transformers CLIP": (peers.transformers_clip, "bicubic"),
