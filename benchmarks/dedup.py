@@ -1,27 +1,36 @@
 """What `vitreous data dedup` finds: copies planted on purpose, among pictures that are no copies.
 
     python benchmarks/dedup.py PHOTOS [--distractors FOLDER] [--most 100] --out benchmarks/DATE-dedup-HARDWARE.md
+    python benchmarks/dedup.py CIFAR --judged benchmarks/cifar10-judged-pairs.csv
+    python benchmarks/dedup.py TRAIN --search TEST
 
 Every photograph is changed in every way of `KINDS`. Half of the photographs stand in the other data set, with the distractors: their
 changed versions are to be found, and to be told as copies of the right one; those of the other half are strangers, and to be left
 alone. Then the halves change places. Of what is listed for a kind, the precision is the share that is right.
+
+--judged takes real pairs instead, as a person judged them: `train,test,verdict,part`, file names below CIFAR/train and CIFAR/test. --search
+takes two folders, and tells how many images of the first are copies of one in the second, and what that costs. Times are processor
+seconds, user and system, of all processes.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import io
 import os
 import random
+import resource
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from vitreous.data.copies.dedup import dedup
 from vitreous.data.decoding.decode import decode
@@ -86,6 +95,51 @@ def several(*changes: Change) -> Change:
     return change
 
 
+def shifted(picture: Image.Image, draw: random.Random) -> Image.Image:
+    """Moved by 1/32 to 4/32 of each side, at least a pixel; what is uncovered repeats the edge, is its mirror image, or is black."""
+    pixels = np.asarray(picture)
+    dx, dy = (max(1, round(side * draw.randint(1, 4) / 32)) for side in picture.size)
+    filled: dict[str, Any] = {"mode": draw.choice(["edge", "reflect", "constant"])}
+    padded = np.pad(pixels, ((dy, dy), (dx, dx), (0, 0)), **filled)
+    top, left = draw.choice([0, 2 * dy]), draw.choice([0, 2 * dx])
+    return Image.fromarray(np.ascontiguousarray(padded[top : top + pixels.shape[0], left : left + pixels.shape[1]]))
+
+
+def hue(picture: Image.Image, draw: random.Random) -> Image.Image:
+    """Every hue turned by 30 to 90 degrees, to either side."""
+    h, s, v = picture.convert("HSV").split()
+    turn = draw.choice([-1, 1]) * draw.randint(21, 64)
+    return Image.merge("HSV", (h.point([(value + turn) % 256 for value in range(256)]), s, v)).convert("RGB")
+
+
+def gamma(picture: Image.Image, draw: random.Random) -> Image.Image:
+    """Grey levels to the power of 0.6 or 1.6."""
+    power = draw.choice([0.6, 1.6])
+    return picture.point([round(255 * (value / 255) ** power) for value in range(256)] * 3)
+
+
+def letterboxed(picture: Image.Image, draw: random.Random) -> Image.Image:
+    """Black or white bars of 12 % of the side, above and below or at both sides."""
+    along = draw.choice([0, 1])
+    bars = [0, 0]
+    bars[along] = max(1, round(0.12 * picture.size[along]))
+    return ImageOps.expand(picture, (bars[0], bars[1], bars[0], bars[1]), draw.choice(["black", "white"]))
+
+
+def narrowed(picture: Image.Image, draw: random.Random) -> Image.Image:
+    """Three quarters of one side alone, from anywhere."""
+    along = draw.choice([0, 1])
+    kept = [*picture.size]
+    kept[along] = max(1, round(0.75 * kept[along]))
+    x, y = draw.randint(0, picture.width - kept[0]), draw.randint(0, picture.height - kept[1])
+    return picture.crop((x, y, x + kept[0], y + kept[1]))
+
+
+def blurred(picture: Image.Image, draw: random.Random) -> Image.Image:
+    """By a Gaussian of 2 % of the short side."""
+    return picture.filter(ImageFilter.GaussianBlur(0.02 * min(picture.size)))
+
+
 def mirrored(picture: Image.Image, draw: random.Random) -> Image.Image:
     """Left and right changed."""
     return ImageOps.mirror(picture)
@@ -111,6 +165,20 @@ KINDS: dict[str, Change] = {
     "cut to 50 %, contrast × 1.3, × 0.5, quality 20": several(cut(0.5), coloured(ImageEnhance.Contrast, 1.3), scaled(0.5), compressed(20)),
     "cut to 70 %, grey, a border": several(cut(0.7), grey, framed),
 }
+HARDER: dict[str, Change] = {
+    "shifted by 1/32 to 4/32": shifted,
+    "mirrored and shifted": several(mirrored, shifted),
+    "hue turned by 30 to 90 degrees": hue,
+    "hue, contrast × 0.6 or 1.5": several(hue, coloured(ImageEnhance.Contrast, 0.6, 1.5)),
+    "gamma 0.6 or 1.6": gamma,
+    "bars of 12 %": letterboxed,
+    "bars of 12 %, mirrored, quality 50": several(letterboxed, mirrored, compressed(50)),
+    "three quarters of one side": narrowed,
+    "blurred by 2 %": blurred,
+    "shifted, hue, contrast, quality 40": several(shifted, hue, coloured(ImageEnhance.Contrast, 0.6, 1.5), compressed(40)),
+    "mirrored, shifted, gamma, a border, quality 40": several(mirrored, shifted, gamma, framed, compressed(40)),
+}
+KINDS |= HARDER
 
 
 def plant(photographs: list[Path], scratch: Path) -> tuple[list[Path], list[tuple[int, str]]]:
@@ -126,8 +194,14 @@ def plant(photographs: list[Path], scratch: Path) -> tuple[list[Path], list[tupl
     return files, known
 
 
+def processor_seconds() -> float:
+    """User and system time of this process and of those that it waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
 def measure(photographs: list[Path], distractors: list[Path], workers: int | None) -> tuple[dict[str, list[int]], float, int]:
-    """For each kind: planted, found right, found wrong; and the seconds of the search, and the images it looked at."""
+    """For each kind: planted, found right, found wrong; and the processor seconds of the search, and the images it looked at."""
     tally = {kind: [0, 0, 0] for kind in KINDS}
     with tempfile.TemporaryDirectory() as scratch:
         files, known = plant(photographs, Path(scratch))
@@ -136,9 +210,9 @@ def measure(photographs: list[Path], distractors: list[Path], workers: int | Non
             originals = photographs[half::2]
             names = {os.fspath(path): number for number, path in enumerate(photographs)}
             other = [*originals, *distractors]
-            began = time.perf_counter()
+            began = processor_seconds()
             found = dedup([labelled(files)], [labelled(other)], workers=workers)
-            seconds += time.perf_counter() - began
+            seconds += processor_seconds() - began
             images += len(files) + len(other)
             for number, kind in known:
                 tally[kind][0] += number % 2 == half
@@ -146,6 +220,39 @@ def measure(photographs: list[Path], distractors: list[Path], workers: int | Non
                 number, kind = place[copy["path"]]
                 tally[kind][1 if names.get(copy["copy_of"]) == number else 2] += 1
     return tally, seconds, images
+
+
+def judged(root: Path, pairs: Path, workers: int | None) -> list[str]:
+    """Rows of a table: of the pairs that are the same photograph, how many are found; of the others, how many are taken for copies.
+
+    All images of the list are searched at once. A pair of the same photograph counts as found where the training image is listed.
+    """
+    with pairs.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    places = {name: sorted({root / name / f"{row[name]}.jpg" for row in rows}) for name in ("train", "test")}
+    found = dedup([labelled(places["train"])], [labelled(places["test"])], workers=workers)
+    listed = {copy["path"]: copy["copy_of"] for copy in found["copies"]}
+    lines = ["| part | same photograph | found | recall | other | taken for copies | precision |", "|---|---|---|---|---|---|---|"]
+    for part in ("tuned", "held-out"):
+        names = [(os.fspath(root / "train" / f"{row['train']}.jpg"), os.fspath(root / "test" / f"{row['test']}.jpg")) for row in rows]
+        kept = [(row["verdict"], *name) for row, name in zip(rows, names, strict=True) if row["part"] == part]
+        same = [one in listed for verdict, one, _ in kept if verdict == "same"]
+        other = [listed.get(one) == two for verdict, one, two in kept if verdict == "other"]
+        right, wrong = sum(same), sum(other)
+        lines.append(
+            f"| {part} | {len(same)} | {right} | {right / len(same):.1%} | {len(other)} | {wrong} | {right / max(right + wrong, 1):.1%} |"
+        )
+    return lines
+
+
+def search(data: Path, other: Path, workers: int | None) -> list[str]:
+    """Lines that tell what it costs to look for the images of one folder in another."""
+    one, two, began = list_images(data), list_images(other), processor_seconds()
+    found = dedup([labelled(one)], [labelled(two)], workers=workers)
+    seconds = processor_seconds() - began
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    sizes = f"{len(one):,} images against {len(two):,}"
+    return [f"{sizes}: {seconds:.0f} processor seconds, {len(found['copies']):,} copies listed, {memory:.0f} MiB."]
 
 
 def labelled(paths: list[Path]) -> Files:
@@ -157,12 +264,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photographs", type=Path)
     parser.add_argument("--distractors", type=Path)
+    parser.add_argument("--judged", type=Path, metavar="CSV")
+    parser.add_argument("--search", type=Path, metavar="FOLDER")
     parser.add_argument("--most", type=int, default=100, help="photographs, drawn by a fixed seed where there are more")
     parser.add_argument("--most-distractors", type=int, default=10_000)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--title", default="photographs")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    head = [
+        f"# Copies that `data dedup` finds: {arguments.title}, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
+        f"`python benchmarks/dedup.py {' '.join(sys.argv[1:])}`",
+        "",
+    ]
+    if arguments.judged:
+        rows = judged(arguments.photographs, arguments.judged, arguments.workers)
+    elif arguments.search:
+        rows = search(arguments.photographs, arguments.search, arguments.workers)
+    else:
+        rows = planted(arguments)
+    text = "\n".join([*head, *rows]) + "\n"
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)
+
+
+def planted(arguments: argparse.Namespace) -> list[str]:
+    """The table of planted copies."""
     every = list_images(arguments.photographs)
     photographs = sorted(random.Random(0).sample(every, min(arguments.most, len(every))))
     taken = {os.path.realpath(path) for path in photographs}
@@ -170,25 +300,19 @@ def main() -> None:
     distractors = sorted(random.Random(1).sample(strange, min(arguments.most_distractors, len(strange))))
     tally, seconds, images = measure(photographs, distractors, arguments.workers)
     rows = [
-        f"# Copies that `data dedup` finds: {arguments.title}, {time.strftime('%Y-%m-%d')}",
-        "",
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
-        f"`python benchmarks/dedup.py {' '.join(sys.argv[1:])}`",
-        "",
         f"{len(photographs)} pictures, each changed in {len(KINDS)} ways; half of them in the other data set, then the other half,",
-        f"among {len(distractors):,} distractors. {images:,} images in {seconds:.0f} s: {images / seconds:.0f} images/s.",
+        f"among {len(distractors):,} distractors. {images:,} images in {seconds:.0f} processor seconds: {images / seconds:.0f} a second.",
         "",
         "| kind | planted | found | recall | wrong | precision |",
         "|---|---|---|---|---|---|",
     ]
+    harder = [sum(tally[kind][column] for kind in HARDER) for column in range(3)]
     total = [sum(column) for column in zip(*tally.values(), strict=True)]
-    for kind, (planted, right, wrong) in [*tally.items(), ("all", total)]:
+    before = [whole - part for whole, part in zip(total, harder, strict=True)]
+    for kind, (count, right, wrong) in [*tally.items(), ("the first 16 kinds", before), ("the harder kinds", harder), ("all", total)]:
         precision = f"{right / (right + wrong):.1%}" if right + wrong else "–"
-        rows.append(f"| {kind} | {planted} | {right} | {right / max(planted, 1):.1%} | {wrong} | {precision} |")
-    text = "\n".join(rows) + "\n"
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+        rows.append(f"| {kind} | {count} | {right} | {right / max(count, 1):.1%} | {wrong} | {precision} |")
+    return rows
 
 
 if __name__ == "__main__":

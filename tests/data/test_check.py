@@ -14,13 +14,15 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from tests.conftest import TINY, make_folder, picture
 from tests.data.hostile import corpus
+from tests.data.test_copies import scene as photograph
 from vitreous.cli.console import Console
 from vitreous.cli.data_check import Options, run
 from vitreous.cli.main import command
+from vitreous.data.check import alike
 from vitreous.data.check import scan as scanning
 from vitreous.data.check.alike import exact, gathered
 from vitreous.data.check.check import check, looked
@@ -29,6 +31,8 @@ from vitreous.data.check.page import page
 from vitreous.data.check.record import RECORD, UNREADABLE, Trait
 from vitreous.data.check.scan import scan
 from vitreous.data.check.subject import subject
+from vitreous.data.copies.dedup import dedup
+from vitreous.data.copies.windows import LENGTH
 from vitreous.data.decoding.decode import decode
 from vitreous.data.grouping import grouped
 from vitreous.data.sources import open_data
@@ -125,6 +129,52 @@ def test_copies_across_splits_and_under_two_labels_fail(tmp_path):
     assert found["near_leak"]["level"] == "warns" and "data dedup" in found["leak"]["way"]
 
 
+def test_near_copies_are_those_of_dedup_where_whole_images_are_alike(tmp_path):
+    home = tmp_path / "photos"
+    for label, first in (("ant", 0), ("bee", 30)):
+        (home / label).mkdir(parents=True)
+        for seed in range(first, first + 8):
+            photograph(seed).save(home / label / f"{seed}.png")
+    changed = {
+        "mirrored": ImageOps.mirror(photograph(1)),
+        "mirrored, less contrast": ImageEnhance.Contrast(ImageOps.mirror(photograph(2))).enhance(0.6),
+        "framed": ImageOps.expand(photograph(3), 8, "black"),
+        "other colours": Image.merge("RGB", photograph(4).split()[::-1]),
+        "cut to half": photograph(5).crop((0, 0, 113, 85)),
+    }
+    for name, image in changed.items():
+        image.save(home / "bee" / f"{name}.png")
+    document = check(home, workers=0)
+    found = {tuple(os.path.basename(row["path"]) for row in group) for group in document["near_copies"]["listed"]}
+    quick = {("1.png", "mirrored.png"), ("2.png", "mirrored, less contrast.png"), ("3.png", "framed.png"), ("4.png", "other colours.png")}
+    assert found == quick
+    every = dedup([open_data(home).whole], [], within=True, workers=0)["copies"]
+    pairs = {(os.path.basename(copy["copy_of"]), os.path.basename(copy["path"])) for copy in every}
+    assert pairs == quick | {("5.png", "cut to half.png")}
+    assert "parts too" in whats(document)["copies"]["text"] and "data dedup" in whats(document)["copies"]["way"]
+
+
+def test_only_the_most_alike_are_read_again(monkeypatch):
+    records = np.zeros(40, RECORD)
+    records["state"], records["std"], records["digest"][:, 0] = 1, 50, np.arange(40)
+    wholes, noise = (
+        values / np.linalg.norm(values, axis=1, keepdims=True) for values in np.random.default_rng(0).normal(size=(2, 20, LENGTH))
+    )
+    noise = noise * np.linspace(0.02, 0.4, 20)[:, None]
+    for rows, values in ((slice(0, 20), wholes), (slice(20, 40), wholes + noise)):
+        records["whole"][rows] = np.rint(127 * values / np.linalg.norm(values, axis=1, keepdims=True))
+    for most in (6, 14):
+        monkeypatch.setattr(alike, "READ", most)
+        found = alike.proposed(records)
+        assert sorted(map(tuple, np.stack([found["of"], found["sample"]], 1).tolist())) == [(i, i + 20) for i in range(most // 2)]
+
+
+def test_pairs_that_share_an_image_are_one_group():
+    pairs = np.array([[3, 9, 4, 12, 30], [7, 3, 5, 4, 31]])
+    assert [group.tolist() for group in alike.linked(pairs)] == [[3, 7, 9], [4, 5, 12], [30, 31]]
+    assert alike.linked(np.empty((2, 0), np.int64)) == []
+
+
 def test_classes_few_missing_and_uneven_are_told(tmp_path):
     root = scenes(tmp_path / "photos", {"train": 30, "test": 2}, ("ant", "bee", "cat"))
     for path in [*list((root / "train" / "cat").glob("*"))[2:], *(root / "test" / "bee").glob("*")]:
@@ -203,7 +253,7 @@ def test_the_document_and_the_page_are_the_same_for_any_number_of_workers(tmp_pa
     (root / "test/bee/same.png").write_bytes((root / "train/bee/5.png").read_bytes())
     made = []
     for workers in (0, 1, 3):
-        document, what = looked(str(root), None, workers, 4, 224, None, lambda *words: None)
+        document, what = looked(str(root), None, workers, 224, None, lambda *words: None)
         made.append((json.dumps(document), page(document, what)))
     assert made[0] == made[1] == made[2]
 
@@ -253,7 +303,7 @@ class Many(Arrays):
 
 
 def test_memory_is_a_record_a_file():
-    assert RECORD.itemsize <= 80
+    assert RECORD.itemsize <= 100
     picture = np.random.default_rng(0).integers(0, 256, (4, 4), dtype=np.uint8)
     grown = []
     scan(Many(picture, np.zeros(64, np.int64)), 0)  # what is remembered once
@@ -303,7 +353,7 @@ def test_the_page_needs_nothing_and_believes_no_name(tmp_path):
     (root / "test/ant/same.png").write_bytes((root / "train/ant/1.png").read_bytes())
     for index in range(30):
         (root / f"train/ant/copy{index}.png").write_bytes((root / "train/ant/2.png").read_bytes())
-    document, what = looked(str(root), None, 0, 4, 224, None, lambda *words: None)
+    document, what = looked(str(root), None, 0, 224, None, lambda *words: None)
     text = page(document, what)
     tags = Tags()
     tags.feed(text)

@@ -7,8 +7,7 @@ import json
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
@@ -16,13 +15,15 @@ import vitreous
 from tests.conftest import make_folder
 from vitreous.cli.console import Console
 from vitreous.cli.data_dedup import Options, run
+from vitreous.data.copies import dedup as finder
 from vitreous.data.copies import search
 from vitreous.data.copies.dedup import dedup
-from vitreous.data.copies.hashes import distance, first_equal, near, perceptual
+from vitreous.data.copies.hashes import first_equal
 from vitreous.data.copies.listing import excluded, listed, remaining, staying
 from vitreous.data.copies.search import candidates
-from vitreous.data.copies.views import Joined, look, view
-from vitreous.data.copies.windows import Windows
+from vitreous.data.copies.verification import THRESHOLD, fit, local
+from vitreous.data.copies.views import Joined, look
+from vitreous.data.copies.windows import BOXES, CENTRE, FREQUENCIES, MIRROR, describe, describe_whole, spectrum
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Files
@@ -97,7 +98,7 @@ def test_every_changed_picture_is_told_as_a_copy_of_its_own_original_and_no_stra
     assert [(copy["path"], copy["copy_of"]) for copy in found["copies"]] == [
         (str(path), originals.name(seed)) for seed, path in enumerate(own)
     ]
-    assert {copy["reason"] for copy in found["copies"]} <= {"hash", "near"} and all(copy["score"] >= 0.75 for copy in found["copies"])
+    assert {copy["reason"] for copy in found["copies"]} == {"near"} and all(copy["score"] >= THRESHOLD for copy in found["copies"])
 
 
 def test_an_original_whose_part_stands_in_the_other_data_is_found_too(tmp_path):
@@ -184,55 +185,103 @@ def test_there_must_be_something_to_compare_with(originals):
         dedup([originals], [])
 
 
-@settings(max_examples=25)
-@given(st.integers(0, 2**32), st.integers(0, 7))
-def test_multi_index_hashing_finds_what_comparing_all_finds(seed, radius):
-    draw = np.random.default_rng(seed)
-    known = draw.integers(0, 2**64, 60, dtype=np.uint64)
-    flips = np.array(
-        [sum(1 << int(bit) for bit in draw.choice(64, draw.integers(0, 12), replace=False)) for _ in range(80)], dtype=np.uint64
-    )
-    queries = draw.choice(known, 80) ^ flips
-    every = [
-        (i, j) for i, query in enumerate(queries) for j, other in enumerate(known) if bin(int(query) ^ int(other)).count("1") <= radius
-    ]
-    assert list(zip(*(part.tolist() for part in near(queries, known, radius)), strict=True)) == every
-
-
-def test_distances_are_numbers_of_bits():
-    a, b = np.array([0, 1, 2**64 - 1], np.uint64), np.array([0, 2, 0], np.uint64)
-    assert distance(a, b).tolist() == [0, 2, 64]
-
-
-def test_the_hash_of_a_recompressed_picture_is_near_and_that_of_another_one_is_not():
-    views = [view(picture, 32) for seed in range(20) for picture in (scene(seed), compressed(scene(seed), 50))]
-    hashes = perceptual(np.stack(views))
-    assert distance(hashes[::2], hashes[1::2]).max() <= 6
-    assert distance(hashes[::2], np.roll(hashes[::2], 1)).min() > 6
-
-
 @given(st.lists(st.integers(0, 4), max_size=30))
 def test_the_first_equal_row(values):
     keys = np.array([(value // 2, value % 2) for value in values], np.uint64).reshape(-1, 2)
     assert first_equal(keys).tolist() == [values.index(value) for value in values]
 
 
+def test_a_descriptor_is_the_low_frequencies_of_the_spectrum_of_each_box(originals):
+    views = look(Joined([originals]), 0).views[:5].astype(np.float32)
+    found = describe(views)
+    for number, box in enumerate(BOXES):
+        whole = spectrum(views, box[None].repeat(5, 0), 8)
+        expected = np.stack([whole[:, i, j] for i, j in FREQUENCIES], 1)
+        np.testing.assert_allclose(found[:, number], expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=2e-5)
+    np.testing.assert_allclose(describe_whole(views[:, :, ::-1]), found[:, 0] * MIRROR, atol=2e-5)
+
+
 def test_candidates_are_the_pictures_with_the_highest_cosines(originals, monkeypatch):
-    looks = look(Joined([originals]), 0)
+    views = look(Joined([originals]), 0).views
+    parts = describe(views)
     monkeypatch.setattr(search, "QUERIES", 7)
-    monkeypatch.setattr(search, "POOL", 5)
+    monkeypatch.setattr(search, "PARTS", 5 * 46)
     monkeypatch.setattr(search, "MOST", 3)
-    monkeypatch.setattr(search, "LIKE", -1.0)
-    windows = Windows(32)
-    views = torch.from_numpy(looks.views).float()
-    upright, mirrored = windows(views), windows(views.flip(2))
-    expected = set()
+    expected = {}
     for i in range(16, 24):
-        scores = [
-            max(float(max((upright[j] @ own[i, 0]).max(), (own[i] @ upright[j, 0]).max())) for own in (upright, mirrored)) for j in range(i)
-        ]
-        expected |= {(i, int(j)) for j in np.argsort(scores)[-3:]}
-    assert set(map(tuple, candidates(looks, np.arange(16, 24), np.arange(24)).tolist())) == expected
+        ways = {}
+        for j in range(i):
+            for mirrored, signs in ((False, np.ones_like(MIRROR)), (True, MIRROR)):
+                asked = [parts[i, 0] * signs, parts[i, CENTRE] * signs]  # the picture whole, and its centre
+                ways[i, j, mirrored, True] = max((parts[j] @ one).max() for one in asked)
+                ways[i, j, mirrored, False] = (parts[i] @ (parts[j, 0] * signs)).max()
+        expected |= dict(sorted(ways.items(), key=lambda way: -way[1])[:3])
+    found = candidates(parts[:, 0], lambda numbers: parts[numbers], np.arange(16, 24), np.arange(24), floor=-1.0)
+    assert {(row["sample"], row["of"], row["mirrored"], row["inner"]) for row in found} == set(expected)
+    for row in found:
+        assert row["cosine"] == pytest.approx(expected[row["sample"], row["of"], row["mirrored"], row["inner"]], abs=1e-5)
+
+
+def test_lists_find_nearly_all_that_comparing_everything_finds(monkeypatch):
+    draw = np.random.default_rng(0)
+    parts = draw.normal(size=(3000, 4, len(FREQUENCIES))).astype(np.float32)
+    parts[1500:, 0] = parts[:1500, 2] + 0.3 * draw.normal(size=(1500, len(FREQUENCIES)))
+    monkeypatch.setattr(search, "CENTRE", 0)
+    parts /= np.linalg.norm(parts, axis=2, keepdims=True)
+    found = candidates(parts[:, 0], lambda numbers: parts[numbers], np.arange(1500, 3000), np.arange(1500), probed=8)
+    planted = {(1500 + i, i, float(BOXES[2, 0])) for i in range(1500)}
+    assert len(planted & {(row["sample"], row["of"], float(row["box"][0])) for row in found}) >= 1470
+    assert len(search.centroids(lambda numbers: parts[numbers], np.arange(1500))) == 13
+
+
+def test_a_part_is_placed_exactly(originals):
+    picture = scene(4, (256, 256))
+    box = np.array([0.1, 0.2, 0.75, 0.7], np.float32)
+    edges = (box[0], box[1], box[0] + box[2], box[1] + box[3])
+    part_of = picture.crop(tuple(round(256 * edge) for edge in edges))
+    a, b = (np.asarray(one.convert("L").resize((64, 64), 2), np.float32)[None] for one in (part_of, picture))
+    cosine, found = fit(a, b, box[None] + np.float32([[0.03, -0.02, 0.04, 0.03]]))
+    assert cosine[0] > 0.99 and np.abs(found[0] - box).max() < 0.01
+
+
+def test_patterns_are_compared_block_by_block():
+    draw = np.random.default_rng(1)
+    view_a = draw.normal(size=(1, 32, 32)).astype(np.float32)
+    hill = 20 * np.hypot(*(np.mgrid[:32, :32] - 16.0)).astype(np.float32)
+    assert local(view_a, 3 * view_a + 7)[0] == pytest.approx(1, abs=0.01)
+    assert abs(local(view_a, draw.normal(size=(1, 32, 32)).astype(np.float32))[0]) < 0.1
+    whole = np.corrcoef((hill + view_a).ravel(), (hill - view_a).ravel())[0, 1]
+    assert whole > 0.99 and local(hill + 60 * view_a, hill - 60 * view_a)[0] < 0  # one large shape in common is not enough
+
+
+def shifted(picture, dx, dy):
+    pixels = np.asarray(picture)
+    padded = np.pad(pixels, ((4, 4), (4, 4), (0, 0)), mode="edge")
+    return Image.fromarray(np.ascontiguousarray(padded[4 + dy : 36 + dy, 4 + dx : 36 + dx]))
+
+
+def letterboxed(picture):
+    return ImageOps.expand(picture, (0, 4, 0, 4), "black").resize((32, 32), 2)
+
+
+HARDER = {
+    "shifted by 2": lambda p: shifted(p, 2, -2),
+    "shifted by 4": lambda p: shifted(p, -4, 3),
+    "mirrored and shifted": lambda p: shifted(ImageOps.mirror(p), 3, 1),
+    "hue and contrast": lambda p: ImageEnhance.Contrast(Image.merge("RGB", p.split()[::-1])).enhance(1.5),
+    "letterboxed": letterboxed,
+    "shifted, less contrast, quality 60": lambda p: compressed(ImageEnhance.Contrast(shifted(p, 2, 2)).enhance(0.6), 60),
+}
+
+
+@pytest.mark.parametrize("change", HARDER)
+def test_copies_of_32_pixels_that_are_shifted_framed_or_recoloured_are_found(change):
+    small = [scene(seed, (96, 96)).resize((32, 32), 1) for seed in range(60)]
+    known = Arrays(np.stack([np.asarray(picture) for picture in small[:40]]), np.zeros(40, np.int64))
+    made = Arrays(np.stack([np.asarray(HARDER[change](picture)) for picture in small[20:]]), np.zeros(40, np.int64))
+    found = dedup([made], [known], workers=0)["copies"]
+    pairs = {int(copy["path"].split()[1]): int(copy["copy_of"].split()[1]) for copy in found}
+    assert set(pairs.items()) <= {(i, i + 20) for i in range(20)} and len(pairs) >= 19
 
 
 NAMES = ["=cmd|' /C calc'!A0", "+1", "-2", "@x", "'quoted", "''two", 'a "b", c', "plain", "é", "\\n"]
@@ -281,7 +330,7 @@ def test_the_command_writes_the_list_and_the_table_and_says_what_it_compared_wit
     found = run(options, Console())
     assert {copy["path"]: (copy["copy_of"], copy["reason"]) for copy in found["copies"]} == {
         "photos/ant/1.png": ("tests/test/x/1.png", "bytes"),
-        "photos/bee/2.png": ("tests/test/y/2.jpg", "hash"),
+        "photos/bee/2.png": ("tests/test/y/2.jpg", "near"),
     }
     assert json.loads(json.dumps(found)) == found
     assert "tests: test, 2 images" in capsys.readouterr().err
@@ -296,8 +345,8 @@ def test_a_run_s_features_look_too_and_a_folder_without_classes_will_do(tmp_path
     model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=2)
     Bundle(model, ("a", "b"), Preprocess((32, 32))).save(tmp_path / "bundle")
     seen = []
-    kept = search.by_features
-    monkeypatch.setattr(search, "by_features", lambda features, *rest: seen.append(features.shape) or kept(features, *rest))
+    kept = finder.like_features
+    monkeypatch.setattr(finder, "like_features", lambda features, *rest: seen.append(features.shape) or kept(features, *rest))
     monkeypatch.chdir(tmp_path)
     found = run(Options("photos", "list.csv", against=("tests",), model="bundle", device="cpu", workers=0), Console())
     assert [copy["copy_of"] for copy in found["copies"]] == [f"tests/{seed}.png" for seed in range(5)]

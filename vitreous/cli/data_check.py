@@ -31,8 +31,6 @@ class Options:
     """Write a page that shows it."""
     image_size: int | None = None
     """Side of the model's input, pixels (default: the one that `vitreous train` takes for the first image)."""
-    near: int = 4
-    """Bits of 64 in which the perceptual hashes of near copies may differ, 0 to 7."""
     group_by: Annotated[str | None, arg(metavar="COLUMN|REGEX")] = None
     """What names the group of an image: `group`, the column of a table, or a regular expression for its path, as 'patient(\\d+)'."""
     workers: int | None = None
@@ -55,7 +53,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if out and out.is_dir():
         raise UsageError(f"{out} is a folder", "name a file: --out report.html")
     size = default_image if options.image_size is None else options.image_size
-    document, subject = looked(options.data, options.split, options.workers, options.near, size, options.group_by, console.progress)
+    document, subject = looked(options.data, options.split, options.workers, size, options.group_by, console.progress)
     if out:
         put(out, page(document, subject))
     tell(document, console)

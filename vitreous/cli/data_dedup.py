@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Options:
     """List the images of a data set that are in others too: the same bytes, the same pixels, or a near copy (cut to half of
-    its area, scaled, recompressed, mirrored, changed in colour). Nothing is deleted.
+    its area, shifted, framed, scaled, recompressed, mirrored, changed in colour). Nothing is deleted.
 
     Example: vitreous data dedup photos/ --against pets/ --against flowers/ --out copies.csv
     """
@@ -33,12 +33,12 @@ class Options:
     """List images of DATA that are copies of an earlier one there, too."""
     apply_to: Annotated[str | None, arg(metavar="OUT.csv")] = None
     """Write the data set without the copies, as a table that `vitreous train` takes."""
-    threshold: float = 0.75
-    """How alike a near copy is to its original, where the one lies best over the other; up to 1."""
+    threshold: float = 0.54
+    """How alike a near copy is to its original at least, where the one lies best over the other; up to 1."""
     model: Annotated[str | None, arg(metavar="RUN")] = None
     """A run folder or a bundle, whose features look for copies too."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1 or mps."""
+    """Where the model of --model computes: auto, cpu, cuda, cuda:1 or mps."""
     workers: int | None = None
     """Processes that decode images; changes nothing (default: one a core)."""
 
@@ -57,7 +57,6 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     if options.workers is not None and options.workers < 0:
         raise UsageError(f"--workers cannot be {options.workers}")
-    device = pick_device(options.device)
     data, out = open_images(options.data), Path(options.out)
     if options.apply_to and not isinstance(data, Data):
         raise UsageError(f"{options.data} has no classes: there is no table of it to write", "leave --apply-to out")
@@ -66,15 +65,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
             raise UsageError(f"no folder {path.absolute().parent}", "make it first")
     own = [split for name, split in data.splits.items() if name != "test"] if isinstance(data, Data) else [data]
     others = [split for source in options.against for split in part(open_images(source), options.against_split, source, console)]
-    looker = looking(options.model, device) if options.model else None
-    found = dedup(own, others, options.within, options.threshold, options.workers, looker, device, console.progress)
+    looker = looking(options.model, pick_device(options.device)) if options.model else None
+    found = dedup(own, others, options.within, options.threshold, options.workers, looker, console.progress)
     put(out, listed(found["copies"]))
     if options.apply_to and isinstance(data, Data):
         table = Path(options.apply_to)
         put(table, remaining(data, excluded(out), table.absolute().parent))
     for line in found["unreadable"][:20]:
         console.note(f"cannot be read: {line}")
-    rows = [[reason, str(found["counts"].get(reason, 0))] for reason in ("bytes", "pixels", "hash", "near")]
+    rows = [[reason, str(found["counts"].get(reason, 0))] for reason in ("bytes", "pixels", "near")]
     console.table(["copies by", "images"], rows)
     console.say(f"{len(found['copies'])} of {found['images']} images are copies, {len(found['unreadable'])} cannot be read: {out}")
     return {"data": options.data, "against": list(options.against), "list": options.out, "table": options.apply_to} | {

@@ -1,14 +1,23 @@
-"""Images that are the same, byte for byte or nearly, from their records alone."""
+"""Images that are the same, byte for byte or nearly: the quick look of `data check`.
+
+It searches and verifies as `data dedup` does, but compares whole pictures with whole ones alone, and verifies the most alike: what was
+cut, or shifted by more than a little, is for `data dedup`.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from vitreous.data.check.record import READABLE
-from vitreous.data.copies.hashes import first_equal, near
+from vitreous.data.check.record import LARGER, READABLE
+from vitreous.data.copies.grey import comparable
+from vitreous.data.copies.hashes import first_equal
+from vitreous.data.copies.search import candidates
+from vitreous.data.copies.verification import PROMISING, THRESHOLD, fit, laid, likeness
+from vitreous.data.copies.windows import SIDE
 
-CONTRAST = 4.0  # standard deviation of the channels below which a perceptual hash is that of noise
-LIKE = 0.95  # correlation of the small grey pictures of near copies
+CONTRAST = 4.0  # standard deviation of the channels below which a picture shows nothing to compare
+QUICK, NEAREST = 0.9, 4  # cosine from which whole pictures are compared, and the lists that are searched for each
+READ, SHARE = 300, 0.02  # images that are read again: more of them found hardly more copies
 PAIRS = 4096  # verified at a time
 Groups = list[np.ndarray]  # rows of images that are alike, each in rising order; groups in the order of their first rows
 
@@ -19,35 +28,51 @@ def exact(records: np.ndarray) -> Groups:
     return gathered(rows, first_equal(records["digest"][rows]))
 
 
-def hashed(records: np.ndarray, radius: int) -> np.ndarray:
-    """(2, p) rows of pairs whose perceptual hashes differ in at most `radius` bits, 0 to 7: what may be near copies.
+def proposed(records: np.ndarray) -> np.ndarray:
+    """(p,) CANDIDATE, by row: the pairs that may be near copies, whole pictures compared with whole ones, the most alike first.
 
-    Images of hardly any contrast have no hash to speak of, and are left out. Of images of the same bytes the first stands for all.
+    They are of READ images or SHARE of all, whichever is more, as each is read again. Images of hardly any contrast are left out. Of images
+    of the same bytes the first stands for all.
     """
     rows = np.flatnonzero((records["state"] == READABLE) & (records["std"].mean(1) >= CONTRAST))
     rows = rows[first_equal(records["digest"][rows]) == np.arange(len(rows))]
-    one, other = near(records["hash"][rows], records["hash"][rows], radius)
-    return rows[np.stack([one, other])[:, one < other]]
+    wholes = records["whole"].astype(np.float32)
+    wholes /= np.maximum(np.linalg.norm(wholes, axis=1, keepdims=True), 1e-6)
+    found = candidates(wholes, lambda numbers: wholes[numbers][:, None], rows, rows, QUICK, NEAREST)
+    found = found[np.argsort(-found["cosine"], kind="stable")]
+    new = np.zeros(2 * len(found), bool)
+    new[np.unique(np.stack([found["sample"], found["of"]], 1), return_index=True)[1]] = True
+    return found[new.reshape(-1, 2).sum(1).cumsum() <= max(READ, int(SHARE * len(records)))]
 
 
-def correlated(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
-    """(2, p) positions of pairs in (n, side, side) grey pictures -> those that are near copies."""
-    flat = views.reshape(len(views), np.prod(views.shape[1:], dtype=int))
-    kept = []
-    for low in range(0, pairs.shape[1], PAIRS):
-        one, other = (part - part.mean(1, keepdims=True) for part in flat[pairs[:, low : low + PAIRS]].astype(np.float32))
-        size = np.sqrt((one**2).sum(1) * (other**2).sum(1))
-        kept.append((one * other).sum(1) >= LIKE * size)
-    return pairs[:, np.concatenate(kept)] if kept else pairs
+def verified(found: np.ndarray, views: np.ndarray) -> np.ndarray:
+    """(p,) CANDIDATE, by position in (n, LARGER, LARGER) views -> (2, q) positions of the pairs that are near copies."""
+    shown = comparable(views)
+    found = found[shown[found["sample"]] & shown[found["of"]]]
+    small = views.reshape(len(views), SIDE, LARGER // SIDE, SIDE, LARGER // SIDE).mean((2, 4), dtype=np.float32)
+    good = np.zeros(len(found), bool)
+    for low in range(0, len(found), PAIRS):
+        part = found[low : low + PAIRS]
+        alike, boxes = fit(*laid(small, part), part["box"])
+        kept = np.flatnonzero(alike >= PROMISING)
+        good[low + kept] = likeness(*laid(views, part[kept]), boxes[kept]) >= THRESHOLD
+    return np.stack([found["sample"][good], found["of"][good]])
 
 
-def linked(pairs: np.ndarray, count: int) -> Groups:
-    """(2, p) rows of pairs, of `count` rows -> the groups of those that are alike, directly or by way of others."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
+def linked(pairs: np.ndarray) -> Groups:
+    """(2, p) rows of pairs -> the groups of those that are alike, directly or by way of others."""
+    leader: dict[int, int] = {}
 
-    links = coo_array((np.ones(pairs.shape[1], np.int8), (pairs[0], pairs[1])), shape=(count, count))
-    return gathered(np.arange(count), connected_components(links, directed=False)[1])
+    def lead(row: int) -> int:
+        while leader.setdefault(row, row) != row:
+            leader[row] = row = leader[leader[row]]
+        return row
+
+    for one, other in pairs.T.tolist():
+        first, second = sorted((lead(one), lead(other)))
+        leader[second] = first
+    rows = np.array(sorted(leader), dtype=np.int64)
+    return gathered(rows, np.array([lead(row) for row in rows.tolist()], dtype=np.int64))
 
 
 def gathered(rows: np.ndarray, number: np.ndarray) -> Groups:

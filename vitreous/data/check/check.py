@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from vitreous.cores import cores
-from vitreous.data.check.alike import Groups, correlated, hashed, linked
+from vitreous.data.check.alike import Groups, linked, proposed, verified
 from vitreous.data.check.facts import facts
 from vitreous.data.check.findings import FAILS, findings
-from vitreous.data.check.record import FORM, GRID, READABLE, RECORD, VIEW, Form, probe, review, survey
+from vitreous.data.check.record import FORM, LARGER, READABLE, RECORD, VIEW, Form, probe, review, survey
 from vitreous.data.check.scan import Job, Seen, scan
 from vitreous.data.check.subject import Subject, parted, subject
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
 
-RADIUS = 4  # bits of 64 in which the perceptual hashes of near copies differ at most
 PROBED = 100  # pictures of which one must be readable to tell how all are read
 Progress = Callable[[str, int, int, str], None]
 InputSize = Callable[[tuple[int, int]], tuple[int, ...]]
@@ -30,7 +29,6 @@ def check(
     source: str | os.PathLike[str],
     split: str | None = None,
     workers: int | None = None,
-    near: int = RADIUS,
     image_size: int | InputSize = 224,
     group_by: str | None = None,
     progress: Progress = lambda label, done, total, text: None,
@@ -43,15 +41,13 @@ def check(
     from the first readable image's (height, width) to the (height, width) of the input. Raises DataError where there is nothing to look
     at, UsageError.
     """
-    return looked(os.fspath(source), split, workers, near, image_size, group_by, progress)[0]
+    return looked(os.fspath(source), split, workers, image_size, group_by, progress)[0]
 
 
 def looked(
-    source: str, split: str | None, workers: int | None, near: int, image_size: int | InputSize, group_by: str | None, progress: Progress
+    source: str, split: str | None, workers: int | None, image_size: int | InputSize, group_by: str | None, progress: Progress
 ) -> tuple[dict[str, Any], Subject]:
     """The same, and the images, of which a page shows some."""
-    if not 0 <= near <= 7:
-        raise UsageError(f"--near must be from 0 to 7, not {near}")
     if isinstance(image_size, int) and image_size < 1:
         raise UsageError("--image-size must be at least 1")
     if workers is not None and workers < 0:
@@ -70,7 +66,7 @@ def looked(
 
         seen[name] = scan(part, workers, each, (RECORD, partial(survey, how=how)))
         before += len(part)
-    document = facts(what, seen, near_copies(what, seen, near, (VIEW, partial(review, how=how)), workers, progress), side, groups)
+    document = facts(what, seen, near_copies(what, seen, (VIEW, partial(review, how=how)), workers, progress), side, groups)
     document["channels"] = {"count": how[0], "numbers": how[1]} if how else None
     found = findings(document)
     return {"passed": all(finding["level"] != FAILS for finding in found), "findings": found, **document}, what
@@ -88,15 +84,16 @@ def first_form(split: Split, workers: int) -> tuple[Form, tuple[int, int] | None
     return None, None
 
 
-def near_copies(what: Subject, seen: dict[str, Seen], radius: int, job: Job, workers: int, progress: Progress) -> Groups:
-    """Groups of images that look alike: those with like hashes are read again, and compared."""
-    pairs = hashed(np.concatenate([part.records for part in seen.values()]), radius)
-    rows, places = np.unique(pairs, return_inverse=True)
-    views, done = np.zeros((len(rows), GRID, GRID), np.uint8), 0
+def near_copies(what: Subject, seen: dict[str, Seen], job: Job, workers: int, progress: Progress) -> Groups:
+    """Groups of images that look alike: those that the records say may be copies are read again, and compared."""
+    found = proposed(np.concatenate([part.records for part in seen.values()]))
+    rows, places = np.unique(np.concatenate([found["sample"], found["of"]]), return_inverse=True)
+    found["sample"], found["of"] = places[: len(found)], places[len(found) :]
+    views, done = np.zeros((len(rows), LARGER, LARGER), np.uint8), 0
     for name, split in what.splits.items():
         low, high = what.rows(name)
         first, last = np.searchsorted(rows, (low, high))
         again = split.take(rows[first:last] - low)
         views[first:last] = scan(again, workers, lambda n, d=done: progress("compare", d + n, len(rows), ""), job).records["view"]
         done += len(again)
-    return linked(rows[correlated(places.reshape(2, -1), views)], sum(what.lengths))
+    return linked(rows[verified(found, views)])

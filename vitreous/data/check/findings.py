@@ -66,7 +66,8 @@ def shares(facts: dict[str, Any], source: str) -> list[Finding]:
     found, near = [], facts["near_copies"]
     for pair, count in near["across"].items():
         one, other = pair.split("/")
-        way = f"look at them; `vitreous data dedup {source} --against {source} --against-split {other} --out copies.csv` verifies them"
+        command = f"vitreous data dedup {source} --against {source} --against-split {other} --out copies.csv"
+        way = f"look at them; `{command}` lists them, and compares parts of images too"
         found.append(finding(WARNS, "near_leak", f"{images(count)} of {other} look like one of {one}", way))
     if near["contrary"]:
         found.append(
@@ -76,6 +77,7 @@ def shares(facts: dict[str, Any], source: str) -> list[Finding]:
     if any(within.values()):
         way = f"`vitreous data dedup {source} --within --out copies.csv`; frames of one scene are kept together by --group-by"
         text = ", ".join(f"{images(count)} {what}" for what, count in within.items() if count)
+        text += " (only whole images were compared; the command below compares parts too)" if near["extra"] else ""
         found.append(finding(TELLS, "copies", text, way))
     return found
 

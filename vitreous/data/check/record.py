@@ -1,4 +1,4 @@
-"""What is kept of an image that was looked at: a record of fixed size, so that a million take no more than 80 MB."""
+"""What is kept of an image that was looked at: a record of fixed size, so that a million take no more than 100 MB."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitreous.data.copies.hashes import perceptual
+from vitreous.data.copies.grey import view
+from vitreous.data.copies.windows import LENGTH, SIDE, describe_whole
 from vitreous.data.decoding.decode import FORMATS, SUFFIXES, decode, orientation, silence
 from vitreous.data.decoding.heif import open_formats
 from vitreous.data.decoding.jpeg import Jpeg
@@ -22,12 +23,12 @@ from vitreous.data.decoding.spectral import bands, form
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 
-GRID = 32  # side of the grey picture that the perceptual hash is made of
+LARGER = 64  # side of the grey views of images that may be copies
 UNSEEN, READABLE, UNREADABLE = range(3)
 RECORD = np.dtype(
     [
         ("digest", "<u8", 2),  # of the stored bytes or pixels, the first half of their SHA-256
-        ("hash", "<u8"),  # perceptual
+        ("whole", "i1", LENGTH),  # what near copies are searched by: 127 times `describe_whole`
         ("bytes", "<u8"),
         ("width", "<u4"),  # upright
         ("height", "<u4"),
@@ -40,7 +41,7 @@ RECORD = np.dtype(
         ("depth", "u1"),  # bits of a channel as stored
     ]
 )
-VIEW = np.dtype([("view", "u1", (GRID, GRID)), ("state", "u1")])  # of the few that are looked at again
+VIEW = np.dtype([("view", "u1", (LARGER, LARGER)), ("state", "u1")])  # of the few that are looked at again
 FORM = np.dtype([("channels", "<u4"), ("numbers", "U8"), ("height", "<u4"), ("width", "<u4"), ("state", "u1")])  # how one is read
 KINDS = ("other", "pixels", *FORMATS, "MPO", "NPY", "AVIF", "HEIF")
 MODES = ("other", "1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "I", "I;16", "I;16B", "I;16L", "YCbCr", "RGBX")
@@ -55,6 +56,7 @@ Header = tuple[str, str, int, int]  # format, mode, bits of a channel, traits
 Begin = Callable[[int], None]
 Tell = Callable[[int, str], None]
 NAMELESS = "image"  # what an image is called until it cannot be read
+NO_DESCRIPTOR = (0,) * LENGTH
 _POWERS = np.arange(256.0)[:, None] ** (1, 2)
 
 
@@ -75,27 +77,27 @@ def survey(split: Split, span: tuple[int, int], records: np.ndarray, begin: Begi
     `how` has the channels and their numbers: as in training and everywhere else.
     """
     start, stop = span
-    views = np.zeros((stop - start, GRID, GRID), np.uint8)
+    views = np.zeros((stop - start, SIDE, SIDE), np.uint8)
     for sample in range(start, stop):
         begin(sample)
         found = look(split, sample, views[sample - start], how)
         if isinstance(found, str):
             tell(sample, found)
-            found = ((0, 0), 0, 0, 0, 0, (0, 0, 0), (0, 0, 0), 0, UNREADABLE, 0, 0, 0)
+            found = ((0, 0), NO_DESCRIPTOR, 0, 0, 0, (0, 0, 0), (0, 0, 0), 0, UNREADABLE, 0, 0, 0)
         records[sample] = found
-    records["hash"][start:stop] = perceptual(views)
+    records["whole"][start:stop] = np.rint(127 * describe_whole(views))
 
 
 def review(split: Split, span: tuple[int, int], records: np.ndarray, begin: Begin, tell: Tell, how: Form = None) -> None:
-    """The small grey pictures of the samples [start, stop), for another look at them; `records` (n,) VIEW."""
+    """The larger grey views of the samples [start, stop), which may be copies; `records` (n,) VIEW."""
     for sample in range(*span):
         begin(sample)
         if isinstance(found := look(split, sample, records["view"][sample], how), str):
             tell(sample, found)
 
 
-def look(split: Split, sample: int, view: np.ndarray, how: Form) -> tuple[Any, ...] | str:
-    """The record of a sample, but for its hash, or why it cannot be read. Fills in `view`, (GRID, GRID) uint8."""
+def look(split: Split, sample: int, grey: np.ndarray, how: Form) -> tuple[Any, ...] | str:
+    """The record of a sample, but for its descriptor, or why it cannot be read. Fills in `grey`, (side, side) uint8, with its view."""
     try:
         raw = split.raw(sample)
         content = raw if isinstance(raw, bytes) else f"{raw.shape} {raw.dtype.str}".encode() + np.ascontiguousarray(raw).tobytes()
@@ -103,7 +105,7 @@ def look(split: Split, sample: int, view: np.ndarray, how: Form) -> tuple[Any, .
         digest = tuple(np.frombuffer(hashlib.sha256(content).digest()[:16], "<u8").tolist())
         picture, (kind, mode, depth, traits) = opened(raw, how)
         mean, std = moments(picture)
-        view[:] = np.asarray(picture.convert("L").resize((GRID, GRID), Image.Resampling.BOX))
+        grey[:] = view(picture, len(grey))
     except DataError as error:
         return error.message.removeprefix(f"{NAMELESS}: ").removeprefix(f"{split.name(sample)}: ")
     except MemoryError:
@@ -112,7 +114,7 @@ def look(split: Split, sample: int, view: np.ndarray, how: Form) -> tuple[Any, .
         traits |= Trait.MISNAMED
     if max(std) == 0:
         traits |= Trait.ONE_COLOUR
-    return digest, 0, size, *picture.size, mean, std, int(traits), READABLE, place(kind, KINDS), place(mode, MODES), depth
+    return digest, NO_DESCRIPTOR, size, *picture.size, mean, std, int(traits), READABLE, place(kind, KINDS), place(mode, MODES), depth
 
 
 def probe(split: Split, span: tuple[int, int], records: np.ndarray, begin: Begin, tell: Tell) -> None:

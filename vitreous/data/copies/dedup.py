@@ -1,7 +1,7 @@
 """The verb `data dedup`: the images of a data set that are in others too, or twice in itself.
 
-Three looks, each at what the ones before left: the same bytes or the same pixels; perceptual hashes that differ in a few bits;
-and near copies, which may be cut, scaled, mirrored and changed in colour. What the last two propose is verified.
+Two looks, the second at what the first left: the same bytes or the same pixels; and near copies, which may be cut, scaled, shifted,
+mirrored, framed and changed in colour. Those are searched for among all, and each is verified.
 """
 
 from __future__ import annotations
@@ -13,26 +13,21 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from vitreous.cores import default_workers
-from vitreous.data.copies.hashes import first_equal, near, perceptual
-from vitreous.data.copies.search import candidates
-from vitreous.data.copies.verification import fit, refit, same
-from vitreous.data.copies.views import SIDE, Joined, Looker, Looks, Progress, closer, look
-from vitreous.data.copies.windows import Windows
+from vitreous.data.copies.hashes import first_equal
+from vitreous.data.copies.search import candidates, like_features
+from vitreous.data.copies.verification import PROMISING, THRESHOLD, fit, laid, likeness
+from vitreous.data.copies.views import Joined, Looker, Looks, Progress, closer, look
+from vitreous.data.copies.windows import describe, describe_whole
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
 
-RADIUS = 6  # bits in which two perceptual hashes may differ
-CERTAIN = 0.95  # how alike two views of near hashes have to be, nothing moved
-PROMISING = 0.6  # how alike small views have to be for both pictures to be read again
-THRESHOLD = 0.75  # how alike larger views of copies are at least, where the one lies best over the other
-SURE = 7.0  # standard deviations from chance: photographs' copies have 6.5 to 80, two handwritten digits of one kind up to 6.6
 CLOSE = 64  # side of the larger views
-PAIRS = 4096  # verified at a time
+PAIRS = 4096  # compared at a time
+READ = 32_768  # of which larger views are held
 
-Reason = Literal["bytes", "pixels", "hash", "near"]
+Reason = Literal["bytes", "pixels", "near"]
 
 
 @dataclass(frozen=True)
@@ -52,12 +47,11 @@ def dedup(
     threshold: float = THRESHOLD,
     workers: int | None = None,
     looker: Looker | None = None,
-    device: str = "cpu",
     progress: Progress = lambda label, done, total: None,
 ) -> dict[str, Any]:
     """Every sample of `data` that is a copy of one in `against`, or, `within`, of an earlier one in `data`.
 
-    Each copy is named once, with a picture that stays: `copies` has its `path`, `copy_of`, `reason` (bytes, pixels, hash, near)
+    Each copy is named once, with a picture that stays: `copies` has its `path`, `copy_of`, `reason` (bytes, pixels, near)
     and `score`. Pictures that cannot be read are in `unreadable`, by name and reason, and stay.
     Raises UsageError where there is nothing to compare with, DataError where no image can be read.
     """
@@ -70,7 +64,7 @@ def dedup(
     looks = look(pool, threads, progress, looker)
     if len(looks.bad) == len(pool):
         raise DataError(f"none of {len(pool)} images can be read" + "".join(f"; {e.message}" for e in list(looks.bad.values())[:1]))
-    found = Finder(pool, looks, others, within, threads, device, progress)
+    found = Finder(pool, looks, others, within, threads, progress)
     copies = found.copies(threshold)
     return {
         "images": len(pool) - others,
@@ -95,19 +89,12 @@ class Finder:
     others: int
     within: bool
     workers: int
-    device: str
     progress: Progress
 
     def copies(self, threshold: float) -> list[Copy]:
         """All copies, by sample."""
         found = self.equal()
-        left = self.open(found)
-        hashed = self.hashes(left)
-        sure = self.judged(hashed)
-        searched = np.array(sorted({*left.tolist()} - {copy.sample for copy in sure}), dtype=np.int64)
-        proposed = candidates(self.looks, searched, self.known, self.device, lambda n: self.progress("search", n, len(searched)))
-        proposed = np.unique(np.concatenate([hashed[np.isin(hashed[:, 0], searched)], proposed]), axis=0)
-        return self.settled(found, [*sure, *self.verified(proposed, threshold)])
+        return self.settled(found, self.verified(self.candidates(self.open(found)), threshold))
 
     @cached_property
     def known(self) -> np.ndarray:
@@ -133,50 +120,49 @@ class Finder:
         samples = np.flatnonzero(self.looks.comparable)
         return samples[(samples >= self.others) & ~np.isin(samples, list(found))]
 
-    def hashes(self, samples: np.ndarray) -> np.ndarray:
-        """(p, 2) pairs of near perceptual hashes, upright or mirrored: a sample, and an earlier one."""
-        known, views = self.known, self.looks.views
-        if not len(known) or not len(samples):
-            return np.empty((0, 2), np.int64)
-        words, first = np.unique(perceptual(views[known]), return_index=True)
-        pairs = []
-        for seen in (views[samples], views[samples][:, :, ::-1]):
-            i, j = near(perceptual(seen), words, RADIUS)
-            pairs.append(np.stack([samples[i], known[first[j]]], 1))
-        all_pairs = np.concatenate(pairs)
-        return np.unique(all_pairs[all_pairs[:, 1] < all_pairs[:, 0]], axis=0)
-
-    def judged(self, pairs: np.ndarray) -> list[Copy]:
-        """Those of the pairs whose small views leave no doubt, nothing moved."""
-        found: list[Copy] = []
-        for low in range(0, len(pairs), PAIRS):
-            part = pairs[low : low + PAIRS]
-            alike, surety = (n.cpu().numpy() for n in same(self.views(part[:, 0]), self.views(part[:, 1])))
-            good = (alike >= CERTAIN) & (surety >= SURE)
-            found += [Copy(int(i), int(j), "hash", float(s)) for (i, j), s in zip(part[good], alike[good], strict=True)]
+    def candidates(self, samples: np.ndarray) -> np.ndarray:
+        """(p,) CANDIDATE: what the samples may be copies of, by their views, and by a model's features."""
+        views = self.looks.views
+        wholes = np.concatenate([describe_whole(views[low : low + 4096]) for low in range(0, len(views), 4096)])
+        found = candidates(
+            wholes, lambda numbers: describe(views[numbers]), samples, self.known, progress=lambda *done: self.progress("search", *done)
+        )
+        if self.looks.features is not None:
+            found = np.concatenate([found, like_features(self.looks.features, samples, self.known)])
         return found
 
-    def verified(self, pairs: np.ndarray, threshold: float) -> list[Copy]:
-        """Those of the pairs that are copies: alike in the small views, and then, both pictures read again, in larger ones."""
-        windows, found = Windows(SIDE, self.device), list[Copy]()
-        for low in range(0, len(pairs), PAIRS):
-            part = pairs[low : low + PAIRS]
-            score, way, boxes = fit(windows, self.views(part[:, 0]), self.views(part[:, 1]))
-            good = (score >= PROMISING).cpu().numpy()
-            near_by = closer(self.pool, np.unique(part[good]).tolist(), CLOSE, self.workers)
-            good[good] = [int(i) in near_by and int(j) in near_by for i, j in part[good]]
-            if good.any():
-                a, b = (torch.from_numpy(np.stack([near_by[int(n)] for n in column])).to(self.device).float() for column in part[good].T)
-                kept = torch.from_numpy(good).to(self.device)
-                alike, surety = (n.cpu().numpy() for n in refit(a, b, way[kept], boxes[kept]))
-                sure = (alike >= threshold) & (surety >= SURE)
-                found += [Copy(int(i), int(j), "near", float(s)) for (i, j), s in zip(part[good][sure], alike[sure], strict=True)]
-            self.progress("verify", min(low + PAIRS, len(pairs)), len(pairs))
-        return found
+    def verified(self, found: np.ndarray, threshold: float) -> list[Copy]:
+        """Those of (p,) CANDIDATE that are copies: alike in the small views, and then, both pictures read again, in larger ones."""
+        alike, boxes = np.empty(len(found), np.float32), np.empty((len(found), 4), np.float32)
+        for low in range(0, len(found), PAIRS):
+            part = slice(low, low + PAIRS)
+            alike[part], boxes[part] = fit(*laid(self.looks.views, found[part]), found["box"][part])
+            self.progress("compare", min(low + PAIRS, len(found)), len(found))
+        promising = alike >= PROMISING
+        found, boxes, copies = found[promising], boxes[promising], list[Copy]()
+        for low in range(0, len(found), READ):
+            copies += self.judged(found[low : low + READ], boxes[low : low + READ], threshold)
+            self.progress("verify", min(low + READ, len(found)), len(found))
+        return copies
 
-    def views(self, samples: np.ndarray) -> torch.Tensor:
-        """The small views of some samples, (n, SIDE, SIDE) float32."""
-        return torch.from_numpy(self.looks.views[samples]).to(self.device).float()
+    def judged(self, found: np.ndarray, boxes: np.ndarray, threshold: float) -> list[Copy]:
+        """The copies among candidates, from larger views of them; pictures that cannot be read any more are left out."""
+        larger = closer(self.pool, np.union1d(found["sample"], found["of"]).tolist(), CLOSE, self.workers)
+        there = np.isin(found["sample"], list(larger)) & np.isin(found["of"], list(larger))
+        found, boxes = found[there], boxes[there]
+        if not len(found):
+            return []
+        numbers = np.array(sorted(larger))
+        views, row = np.stack([larger[int(n)] for n in numbers]), found.copy()
+        row["sample"], row["of"] = np.searchsorted(numbers, found["sample"]), np.searchsorted(numbers, found["of"])
+        score = np.concatenate(
+            [likeness(*laid(views, row[low : low + PAIRS]), boxes[low : low + PAIRS]) for low in range(0, len(row), PAIRS)]
+        )
+        return [
+            Copy(int(one["sample"]), int(one["of"]), "near", float(much))
+            for one, much in zip(found, score, strict=True)
+            if much >= threshold
+        ]
 
     def settled(self, equal: dict[int, Copy], alike: list[Copy]) -> list[Copy]:
         """One copy a sample, of a picture that is no copy itself; a picture that is only like copies is none."""
@@ -191,5 +177,5 @@ class Finder:
                 continue
             staying = [copy for copy in order[sample] if copy.of not in listed]
             if staying:
-                listed[sample] = max(staying, key=lambda copy: (copy.reason == "hash", copy.score, -copy.of))
+                listed[sample] = max(staying, key=lambda copy: (copy.score, -copy.of))
         return [listed[sample] for sample in sorted(listed)]

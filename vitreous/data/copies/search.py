@@ -1,7 +1,9 @@
 """For every picture, the few others that it may be a copy of.
 
-A picture is compared whole with parts of the others, and in parts with the others whole, upright and as its mirror image. n
-queries, m pictures in the pool.
+A picture is compared whole with parts of the others, and in parts with the others whole, upright and as its mirror image; and its
+centre with parts of the others, as neither is whole in the other where a picture was shifted. Parts are
+sorted into inverted lists by the nearest of some centroids, and a picture is compared with the parts in the lists nearest to it
+(Jégou et al., IEEE TPAMI 33(1), 2011, without the quantisation). N samples, descriptors of LENGTH numbers.
 """
 
 from __future__ import annotations
@@ -9,85 +11,161 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from vitreous.data.copies.views import SIDE, Looks
-from vitreous.data.copies.windows import BOXES, COARSE, Windows
+from vitreous.data.copies.windows import BOXES, CENTRE, MIRROR
 
-QUERIES, POOL = 2048, 256  # compared at a time: the products stay in cache
+LISTED = 448  # parts in a list, about
+LISTS, PROBED = 1024, 24  # lists at most, and how many of them a picture is compared with
+ROUNDS, TRAINED = 6, 40  # of k-means, and parts a list that it sees
+PARTS = 376_832  # held at a time: those of 8192 pictures
+BLOCK = 8192  # pictures whose features are compared at a time
+QUERIES = 16384  # pictures that are compared with them at a time
 MOST = 8  # candidates of a picture
-LIKE = 0.6  # cosine that a candidate has at least
+LIKE = 0.8  # cosine that a candidate has at least
 LIKE_FEATURES = 0.5  # the same of a model's features
+
+#: `sample` may be a copy of `of`: one of them, mirrored or not, lies in the box of the other; `inner`: it is `sample`
+CANDIDATE = np.dtype([("sample", "i8"), ("of", "i8"), ("cosine", "f4"), ("box", "f4", 4), ("mirrored", "?"), ("inner", "?")])
+Describe = Callable[[np.ndarray], np.ndarray]  # sample numbers (n,) -> descriptors (n, boxes, LENGTH)
 
 
 def candidates(
-    looks: Looks, queries: np.ndarray, known: np.ndarray, device: str = "cpu", progress: Callable[[int], None] = lambda done: None
+    wholes: np.ndarray,
+    parts: Describe,
+    queries: np.ndarray,
+    known: np.ndarray,
+    floor: float = LIKE,
+    probed: int = PROBED,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> np.ndarray:
-    """(p, 2) int64 pairs (query, other), other < query: for each query up to MOST samples in `known` that are most like it.
+    """(p,) CANDIDATE: for each query the MOST samples in `known`, earlier than it, that are most like it, with a cosine of `floor`.
+    A picture is compared with the parts in the `probed` lists nearest to it.
 
-    `queries` and `known` are sample numbers in rising order; a sample is only compared with earlier ones.
+    `wholes` (N, LENGTH) has the descriptor of every sample, by number, `parts` gives those of the boxes of some; `queries` and `known`
+    are sample numbers in rising order. Where `parts` gives whole pictures alone, wholes are compared with wholes.
     """
-    windows = Windows(SIDE, device)
-    found = []
-    for low in range(0, len(queries), QUERIES):
-        asked = queries[low : low + QUERIES]
-        earlier = known[known < asked[-1]]
-        found.append(best(asked, earlier, by_windows(looks, asked, earlier, windows, device), LIKE, device))
-        if looks.features is not None:
-            found.append(best(asked, earlier, by_features(looks.features, asked, earlier, device), LIKE_FEATURES, device))
-        progress(min(low + QUERIES, len(queries)))
-    return np.unique(np.concatenate(found), axis=0) if found else np.empty((0, 2), np.int64)
+    best = np.empty(0, CANDIDATE)
+    if not len(queries) or not len(known):
+        return best
+    centres = centroids(parts, known)
+    boxes = parts(known[:1]).shape[1]
+    several, block = boxes > 1, max(PARTS // boxes, 1)
+    sides = [(known, queries, True), (queries, known, False)][: 1 + several]  # whose parts, whose wholes, whether the query is whole
+    total, done = sum(len(listed) for listed, *_ in sides), 0
+    for listed, asked, inner in sides:
+        for low in range(0, len(listed), block):
+            held = listed[low : low + block]
+            lists = Lists(parts(held), held, centres)
+            later = asked[asked > held[0]] if inner else asked[asked < held[-1]]
+            for first in range(0, len(later), QUERIES):
+                few = later[first : first + QUERIES]
+                found = [best, *compared(wholes[few], few, BOXES[0], lists, inner, floor, probed)]
+                if inner and several:
+                    found += compared(parts(few)[:, CENTRE], few, BOXES[CENTRE], lists, inner, floor, probed)
+                best = most_like(np.concatenate(found))
+            done += len(held)
+            progress(done, total)
+    return best
 
 
-def best(asked: np.ndarray, known: np.ndarray, scores: Iterator[tuple[int, Tensor]], floor: float, device: str) -> np.ndarray:
-    """(p, 2) pairs of the MOST highest scores of each query above `floor`, from (first column, (n, columns)) blocks of scores."""
-    numbers, others = torch.from_numpy(asked).to(device), torch.from_numpy(known).to(device)
-    top = torch.full((len(asked), MOST), floor, device=device)
-    place = torch.full((len(asked), MOST), -1, dtype=torch.int64, device=device)
-    for first, block in scores:
-        later = others[first : first + block.shape[1]] >= numbers[:, None]
-        columns = torch.arange(first, first + block.shape[1], device=device).expand(len(asked), -1)
-        top, chosen = torch.cat([top, block.masked_fill(later, -1.0)], 1).topk(MOST, 1)
-        place = torch.cat([place, columns], 1).gather(1, chosen)
-    rows, ranks = torch.nonzero(place >= 0, as_tuple=True)
-    return np.stack([asked[rows.cpu().numpy()], known[place[rows, ranks].cpu().numpy()]], 1)
+class Lists:
+    """The parts of some pictures, sorted by the nearest centroid: list k has the rows `starts[k]` to `starts[k + 1]`."""
+
+    def __init__(self, parts: np.ndarray, numbers: np.ndarray, centres: np.ndarray) -> None:
+        flat = parts.reshape(-1, parts.shape[2])
+        nearest = np.concatenate([(flat[low : low + 65536] @ centres.T).argmax(1) for low in range(0, len(flat), 65536)])
+        order = np.argsort(nearest, kind="stable")
+        self.vectors, self.numbers = flat[order], numbers[order // parts.shape[1]]
+        self.boxes = (order % parts.shape[1]).astype(np.int16)
+        self.centres, self.starts = centres, np.searchsorted(nearest[order], np.arange(len(centres) + 1))
 
 
-def greys(looks: Looks, samples: np.ndarray, device: str) -> Tensor:
-    """The views of some samples, (n, SIDE, SIDE) float32."""
-    return torch.from_numpy(looks.views[samples]).to(device).float()
+def centroids(parts: Describe, known: np.ndarray) -> np.ndarray:
+    """(k, LENGTH) of length 1: spherical k-means of some parts; the same for the same data."""
+    draw = np.random.default_rng(0)
+    boxes = parts(known[:1]).shape[1]
+    count = min(max(len(known) * boxes // LISTED, 1), LISTS)
+    drawn = np.sort(draw.choice(len(known), min(len(known), -(-count * TRAINED // min(boxes, 8))), replace=False))
+    vectors = parts(known[drawn])
+    vectors = vectors[:, np.sort(draw.choice(boxes, min(boxes, 8), replace=False))].reshape(-1, vectors.shape[2])
+    centres = vectors[draw.choice(len(vectors), count, replace=False)]
+    for _ in range(ROUNDS if count > 1 else 0):
+        nearest = (vectors @ centres.T).argmax(1)
+        order = np.argsort(nearest, kind="stable")
+        used, first = np.unique(nearest[order], return_index=True)
+        sums = np.add.reduceat(vectors[order], first, axis=0)
+        centres[used] = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-6)
+    return centres
 
 
-def by_windows(looks: Looks, asked: np.ndarray, known: np.ndarray, windows: Windows, device: str) -> Iterator[tuple[int, Tensor]]:
-    """Blocks of scores, (first column, (n, columns)): the highest cosine of a whole picture and a part of the other one."""
-    upright = greys(looks, asked, device)
-    parts = windows(torch.cat([upright, upright.flip(2)])).transpose(0, 1).contiguous()  # (boxes, 2 n, cells)
-    for first in range(0, len(known), POOL):
-        others = windows(greys(looks, known[first : first + POOL], device)).permute(1, 2, 0).contiguous()  # (boxes, cells, columns)
-        score = torch.empty(2 * len(asked), others.shape[2], device=device)
-        product = torch.empty_like(score)
-        torch.mm(parts[0], others[0], out=score)
-        for box in range(1, len(BOXES)):
-            torch.maximum(score, torch.mm(parts[0], others[box], out=product), out=score)
-            torch.maximum(score, torch.mm(parts[box], others[0], out=product), out=score)
-        yield first, score.view(2, len(asked), -1).amax(0)
+def compared(
+    descriptors: np.ndarray, asked: np.ndarray, shown: np.ndarray, lists: Lists, inner: bool, floor: float, probed: int
+) -> Iterator[np.ndarray]:
+    """The candidates, (p,) CANDIDATE, among pictures and the parts in lists near to them.
 
-
-def by_features(features: np.ndarray, asked: np.ndarray, known: np.ndarray, device: str) -> Iterator[tuple[int, Tensor]]:
-    """Blocks of scores, (first column, (n, columns)): the cosine of two pictures' features."""
-    own = torch.from_numpy(features[asked]).to(device).float()
-    for first in range(0, len(known), POOL):
-        yield first, own @ torch.from_numpy(features[known[first : first + POOL]]).to(device).float().T
-
-
-def start(windows: Windows, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Views of pairs, (p, SIDE, SIDE) each -> where to begin to lay one over the other, for each of four ways:
-
-    `a` whole in a part of `b`, `a` mirrored in it, and `b` in a part of `a`, and of `a` mirrored. (4, p) cosines, (4, p, 4) boxes.
+    `descriptors` (n, LENGTH) are those of the box `shown` of the pictures `asked`; they are taken upright and mirrored.
     """
-    parts, whole = windows(b), windows(torch.cat([a, a.flip(2)])).view(2, len(a), len(BOXES), COARSE * COARSE)
-    ways = [torch.einsum("pwc,pc->pw", parts, whole[m, :, 0]) for m in (0, 1)]
-    ways += [torch.einsum("pwc,pc->pw", whole[m], parts[:, 0]) for m in (0, 1)]
-    score, box = torch.stack(ways).max(2)
-    return score, BOXES.to(a.device)[box]
+    upright = descriptors.astype(np.float32)
+    vectors, count = np.concatenate([upright, upright * MIRROR]), len(lists.centres)
+    probed = min(probed, count)
+    near = np.argpartition(-(vectors @ lists.centres.T), probed - 1, axis=1)[:, :probed].ravel()
+    order = np.argsort(near, kind="stable")
+    rows, starts = order // probed, np.searchsorted(near[order], np.arange(count + 1))
+    size = BOXES[:, 2:] / shown[2:]  # the place of the whole picture, where its part `shown` lies in each box
+    places = np.concatenate([BOXES[:, :2] - shown[:2] * size, size], 1)
+    for k in range(count):
+        own = slice(lists.starts[k], lists.starts[k + 1])
+        for low in range(starts[k], starts[k + 1], 1024):
+            chosen = rows[low : min(low + 1024, starts[k + 1])]
+            cosine = vectors[chosen] @ lists.vectors[own].T
+            i, j = np.divmod(np.flatnonzero(cosine.ravel() >= floor), cosine.shape[1])  # np.nonzero of two axes is far slower
+            whole, other = asked[chosen[i] % len(asked)], lists.numbers[own][j]
+            sample, of = (whole, other) if inner else (other, whole)
+            kept = of < sample
+            if not kept.any():
+                continue
+            found = np.empty(int(kept.sum()), CANDIDATE)
+            found["sample"], found["of"], found["cosine"] = sample[kept], of[kept], cosine[i, j][kept]
+            found["box"], found["inner"] = places[lists.boxes[own][j][kept]], inner
+            found["mirrored"] = (chosen[i] >= len(asked))[kept]
+            yield found
+
+
+def most_like(found: np.ndarray) -> np.ndarray:
+    """(p,) CANDIDATE -> the best box of each pair and way, and of these the MOST of each sample."""
+    order = np.lexsort((-found["cosine"], found["inner"], found["mirrored"], found["of"], found["sample"]))
+    found = found[order]
+    same = np.ones(len(found), bool)
+    for name in ("sample", "of", "mirrored", "inner"):
+        same[1:] &= found[name][1:] == found[name][:-1]
+    same[:1] = False
+    found = found[~same]
+    found = found[np.lexsort((found["of"], -found["cosine"], found["sample"]))]
+    first = np.flatnonzero(np.diff(found["sample"], prepend=-1))
+    rank = np.arange(len(found)) - np.repeat(first, np.diff(np.append(first, len(found))))
+    return found[rank < MOST]
+
+
+def like_features(features: np.ndarray, queries: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """(p,) CANDIDATE: for each query the MOST earlier samples in `known` whose features (N, D) have the highest cosine.
+
+    Nothing says where one lies in the other: each is entered upright and mirrored, whole in whole.
+    """
+    found = [np.empty(0, CANDIDATE)]
+    for low in range(0, len(queries), 1024):
+        asked = queries[low : low + 1024]
+        for first in range(0, len(known), BLOCK):
+            others = known[first : first + BLOCK]
+            cosine = features[asked].astype(np.float32) @ features[others].astype(np.float32).T
+            cosine[others[None] >= asked[:, None]] = -1
+            kept = np.argpartition(-cosine, min(MOST, len(others)) - 1, axis=1)[:, :MOST]
+            i, j = np.repeat(np.arange(len(asked)), kept.shape[1]), kept.ravel()
+            good = cosine[i, j] >= LIKE_FEATURES
+            part = np.zeros(int(good.sum()), CANDIDATE)
+            part["sample"], part["of"], part["cosine"] = asked[i[good]], others[j[good]], cosine[i, j][good]
+            part["box"], part["inner"] = BOXES[0], True
+            found.append(part)
+    upright = most_like(np.concatenate(found))
+    mirrored = upright.copy()
+    mirrored["mirrored"] = True
+    return np.concatenate([upright, mirrored])

@@ -1,97 +1,126 @@
 """Whether two pictures are one: the one is laid over the other where it fits best, and what is left is compared.
 
-Pairs (a, b) of views; a way is one of four: a in a part of b, a mirrored in a part of b, b in a part of a, b in a part of a mirrored.
+p pairs of views (a, b), each (p, side, side) float32: a, mirrored or not, lies in a part of b, but for its edges.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from vitreous.data.copies.search import start
-from vitreous.data.copies.windows import WHOLE, Windows, spectrum
+from vitreous.data.copies.windows import cut, spectrum
 
-BEHIND = 0.1  # a way whose coarse cosine is this far behind the best one is not followed
-NARROWEST = 0.55  # side of the smallest part
-STEPS = (0.05, 0.025, 0.012, 0.006)  # of the box while it is moved, in fractions of the view
-HOPELESS = 0.4  # how alike a pair has to be after the first step to be followed further: photographs' copies were at least 0.47
-FINE = (0.02, 0.01, 0.005, 0.0025)
+NARROWEST, WIDEST = 0.55, 1.1  # side of a box
+OUTSIDE = 0.15  # of a side: how far a box may reach out of the view
+HOPELESS = (0.75, 0.5)  # cosines of 8 and of 16 cells below which a pair is not followed further; of copies 99 % have 0.86 and 0.67
+PROMISING = 0.65  # cosine of small views from which larger ones are compared
+THRESHOLD = 0.54  # how alike copies are at least
+DETAIL, BLOCK = 32, 4  # cells a side of what is compared in detail, and of the blocks in it
+NOISE = 0.002  # variance of a block, to that of the picture, below which its pattern counts for little
+ENOUGH = 25.0  # standard deviations from chance that are as good as more
+LEAST = 6.0  # those that a copy has at least
+EPSILON, LARGEST = 0.008, 0.05  # of a box, in fractions of the view: the difference of a derivative, and a step at most
 
 
-def agreement(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Spectra of length 1, (p, h, w) each -> (p,) cosines, and (p,) how far from chance each is, in standard deviations.
+def laid(views: np.ndarray, found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(n, side, side) views, of which (p,) CANDIDATE have the numbers -> the picture that is whole, mirrored or not, and the other."""
+    one, other = views[found["sample"]].astype(np.float32), views[found["of"]].astype(np.float32)
+    inner = found["inner"][:, None, None]
+    a, b = np.where(inner, one, other), np.where(inner, other, one)
+    return np.where(found["mirrored"][:, None, None], a[:, :, ::-1], a), b
+
+
+def align(a: np.ndarray, b: np.ndarray, boxes: np.ndarray, count: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Move and stretch (p, 4) boxes until that part of `b` is most like `a`. Returns (p,) cosines of `count` cells a side, and boxes.
+
+    What of `a` lies outside of `b` is left out. Gauss-Newton steps on the difference of both spectra, damped; of all boxes on the way the
+    best one is kept.
+    """
+    best, kept, boxes = np.full(len(a), -1, np.float32), boxes.copy(), boxes.copy()
+    moves = np.eye(4, dtype=np.float32) * EPSILON
+    for step in range(steps + 1):
+        shown = overlap(boxes)
+        own = spectrum(a, shown, count).reshape(len(a), count * count)
+        now = spectrum(b, within(boxes, shown), count).reshape(len(a), count * count)
+        cosine = (own * now).sum(1)
+        better = cosine > best
+        best[better], kept[better] = cosine[better], boxes[better]
+        if step == steps:
+            break
+        changed = [spectrum(b, within(boxes + move, shown), count).reshape(len(a), count * count) for move in moves]
+        slopes = (np.stack(changed, 1) - now[:, None]) / EPSILON  # (p, 4, count * count)
+        normal = slopes @ slopes.transpose(0, 2, 1)
+        damping = 1e-3 * np.trace(normal, axis1=1, axis2=2) / 4 + 1e-6
+        change = np.linalg.solve(normal + damping[:, None, None] * np.eye(4, dtype=np.float32), slopes @ (own - now)[:, :, None])[:, :, 0]
+        boxes = limited(boxes + change.clip(-LARGEST, LARGEST))
+    return best, kept
+
+
+def limited(boxes: np.ndarray) -> np.ndarray:
+    """Boxes of NARROWEST to WIDEST, moved so that no more than OUTSIDE is out of the view."""
+    size = boxes[:, 2:].clip(NARROWEST, WIDEST)
+    return np.concatenate([np.minimum(boxes[:, :2].clip(-OUTSIDE), 1 + OUTSIDE - size), size], 1)
+
+
+def overlap(boxes: np.ndarray) -> np.ndarray:
+    """(p, 4) places of `a` in `b`, which may reach out of it -> the part of `a` that is in `b`, as a box of `a`."""
+    start, end = boxes[:, :2].clip(0), (boxes[:, :2] + boxes[:, 2:]).clip(None, 1)
+    return np.concatenate([(start - boxes[:, :2]) / boxes[:, 2:], (end - start) / boxes[:, 2:]], 1)
+
+
+def within(boxes: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """Parts (p, 4) of boxes (p, 4), each in fractions of its box -> boxes of the view."""
+    return np.concatenate([boxes[:, :2] + parts[:, :2] * boxes[:, 2:], parts[:, 2:] * boxes[:, 2:]], 1)
+
+
+def fit(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Small views and the boxes that a search found -> (p,) cosines and (p, 4) boxes, aligned; what is hopeless is left early.
+
+    Coarse cells first: a step finds its way from further off.
+    """
+    cosine, boxes = align(a, b, boxes, 8, 2)
+    for least, steps in ((HOPELESS[0], 0), (HOPELESS[1], 3)):
+        going = np.flatnonzero(cosine >= least)
+        cosine[cosine < least] = 0
+        cosine[going], boxes[going] = align(a[going], b[going], boxes[going], 16, steps)
+    return cosine, boxes
+
+
+def likeness(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Larger views, and where `fit` ended -> (p,) how alike they are, at most 1; 0 where they agree in too little to be sure.
+
+    Two parts of it: how alike the patterns are block by block, which two pictures of like things have not, and how far from chance
+    the agreement of the whole is, which two drawings of a few strokes have not. Copies have THRESHOLD and more.
+    """
+    _, boxes = align(a, b, boxes, 16, 2)
+    shown = overlap(boxes)
+    sure = surety(spectrum(a, shown, 16, 1.0), spectrum(b, within(boxes, shown), 16, 1.0))
+    _, boxes = align(a, b, boxes, DETAIL, 1)
+    shown = overlap(boxes)
+    alike = local(cut(a, shown, DETAIL), cut(b, within(boxes, shown), DETAIL))
+    return np.where(sure >= LEAST, (alike + 0.02 * np.minimum(sure, ENOUGH)) / (1 + 0.02 * ENOUGH), 0)
+
+
+def surety(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Spectra of length 1, (p, c, c) each -> (p,) how far from chance their cosine is, in standard deviations.
 
     A cosine r that d frequencies add up to is that many deviations from 0: atanh(r) * sqrt(d - 3) (Fisher's transformation). d is
-    counted as (sum t)^2 / sum t^2 over the terms t of r. Two drawings of a few strokes agree in few.
+    counted as (sum t)^2 / sum t^2 over the terms t of r.
     """
     terms = a * b
     cosine = terms.sum((1, 2))
-    shared = cosine**2 / terms.pow(2).sum((1, 2)).clamp(min=1e-9)
-    return cosine, torch.atanh(cosine.clamp(-0.9999, 0.9999)) * (shared - 3).clamp(min=0).sqrt()
+    shared = cosine**2 / np.maximum((terms**2).sum((1, 2)), 1e-9)
+    return np.arctanh(cosine.clip(-0.9999, 0.9999)) * np.sqrt((shared - 3).clip(0))
 
 
-def same(a: Tensor, b: Tensor, count: int = 16) -> tuple[Tensor, Tensor]:
-    """Pairs of whole views, (p, side, side) float32 -> their agreement, upright or mirrored, whichever is more; nothing is moved."""
-    whole = WHOLE.to(a.device).expand(len(a), 4)
-    other = spectrum(b, whole, count)
-    upright, mirrored = (agreement(spectrum(one, whole, count), other) for one in (a, a.flip(2)))
-    more = upright[0] >= mirrored[0]
-    return torch.where(more, upright[0], mirrored[0]), torch.where(more, upright[1], mirrored[1])
+def local(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """(p, c, c) greys each -> (p,) the mean correlation of blocks of BLOCK x BLOCK cells; where both are plain it is near 0."""
 
+    def blocks(views: np.ndarray) -> np.ndarray:
+        count, side = len(views), views.shape[1] // BLOCK
+        scaled = views / np.maximum(views.reshape(count, -1).std(1), 1e-3)[:, None, None]
+        cells = scaled.reshape(count, side, BLOCK, side, BLOCK).transpose(0, 1, 3, 2, 4).reshape(count, side * side, -1)
+        return cells - cells.mean(2, keepdims=True)
 
-def fit(windows: Windows, a: Tensor, b: Tensor, count: int = 16) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs of views, (p, side, side) float32 -> how alike, -1 to 1, the way, and the box, each for every pair."""
-    coarse, boxes = start(windows, a, b)
-    score = torch.full_like(coarse, -1.0)
-    for way in range(4):
-        chosen = torch.nonzero(coarse[way] >= coarse.amax(0) - BEHIND)[:, 0]
-        for steps in (STEPS[:1], STEPS[1:]):
-            if len(chosen):
-                found, boxes[way, chosen] = refine(*laid(a[chosen], b[chosen], way), boxes[way, chosen], count, steps)
-                score[way, chosen] = found
-                chosen = chosen[found >= HOPELESS]
-    top, way = score.max(0)
-    return top, way, boxes[way, torch.arange(len(a), device=a.device)]
-
-
-def refit(a: Tensor, b: Tensor, way: Tensor, boxes: Tensor, count: int = 32) -> tuple[Tensor, Tensor]:
-    """The same with larger views, from where `fit` ended: the agreement of (p,) pairs."""
-    score, surety = torch.empty(len(a), device=a.device), torch.empty(len(a), device=a.device)
-    for one in range(4):
-        chosen = torch.nonzero(way == one)[:, 0]
-        if len(chosen):
-            whole, other = laid(a[chosen], b[chosen], one)
-            _, placed = refine(whole, other, boxes[chosen], count, FINE)
-            own = spectrum(whole, WHOLE.to(a.device).expand(len(whole), 4), count)
-            score[chosen], surety[chosen] = agreement(own, spectrum(other, placed, count))
-    return score, surety
-
-
-def laid(a: Tensor, b: Tensor, way: int) -> tuple[Tensor, Tensor]:
-    """The view that is whole, and the one of which a part is sought."""
-    a = a.flip(2) if way % 2 else a
-    return (a, b) if way < 2 else (b, a)
-
-
-def refine(whole: Tensor, other: Tensor, boxes: Tensor, count: int, steps: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """Move and stretch (p, 4) boxes step by step while `whole` gets more like that part of `other`. Returns cosines and boxes."""
-    own = spectrum(whole, WHOLE.to(whole.device).expand(len(whole), 4), count)
-
-    def cosine(boxes: Tensor) -> Tensor:
-        return (own * spectrum(other, boxes, count)).sum((1, 2))
-
-    best = cosine(boxes)
-    moves = torch.tensor([(1, 0, 0, 0), (0, 1, 0, 0), (-0.5, 0, 1, 0), (0, -0.5, 0, 1)], device=whole.device)
-    for step in steps:
-        for move in torch.cat([moves, -moves]).repeat(2, 1):
-            moved = inside(boxes + step * move)
-            now = cosine(moved)
-            better = now > best
-            best, boxes = torch.where(better, now, best), torch.where(better[:, None], moved, boxes)
-    return best, boxes
-
-
-def inside(boxes: Tensor) -> Tensor:
-    """Boxes of at least NARROWEST, moved into the view."""
-    size = boxes[:, 2:].clamp(NARROWEST, 1.0)
-    return torch.cat([torch.minimum(boxes[:, :2].clamp(min=0), 1 - size), size], 1)
+    x, y = blocks(a), blocks(b)
+    spread = ((x**2).mean(2) + NOISE) * ((y**2).mean(2) + NOISE)
+    return ((x * y).mean(2) / np.sqrt(spread)).mean(1)

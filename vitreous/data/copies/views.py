@@ -12,23 +12,18 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from vitreous.data.copies.windows import WHOLE, spectrum
+from vitreous.data.copies.grey import comparable, view
+from vitreous.data.copies.windows import SIDE
 from vitreous.data.decoding.decode import decode
 from vitreous.data.loader import Decoding, collate, in_workers
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 
-SIDE = 32  # of the view that every picture leaves
 DIGEST = 16  # bytes kept of a SHA-256
 BATCH = 64  # pictures that come from a worker at a time
-FREQUENCIES = 5  # that share the power of a picture that can be told from others
-PLAIN = 2.0  # standard deviation of grey levels below which a view shows nothing to compare
-SCANNED = 256  # longest side at which borders are looked for
-FLAT, SAME = 10, 6  # grey levels: spread within a line of a border, and difference between two of its lines
 
 Progress = Callable[[str, int, int], None]
 
@@ -74,16 +69,8 @@ class Looks:
 
     @cached_property
     def comparable(self) -> np.ndarray:
-        """(n,) bool: pictures that can be read and show enough to tell them from others.
-
-        With whole spectra of length 1, s, `1 / sum(s ** 4)` is how many frequencies share the power, about: in photographs 10 to
-        90, 5 at least; in a plain gradient 2, and all of those are alike.
-        """
-        found = np.empty(len(self.views), bool)
-        for low in range(0, len(found), 4096):
-            part = torch.from_numpy(self.views[low : low + 4096]).float()
-            shared = spectrum(part, WHOLE.expand(len(part), 4), 16).pow(4).sum((1, 2))
-            found[low : low + 4096] = ((shared < 1 / FREQUENCIES) & (part.flatten(1).std(1) >= PLAIN)).numpy()
+        """(n,) bool: pictures that can be read and show enough to tell them from others."""
+        found = comparable(self.views)
         found[list(self.bad)] = False
         return found
 
@@ -168,28 +155,3 @@ def digest(raw: bytes | np.ndarray) -> bytes:
     found = hashlib.sha256(f"{raw.shape} {raw.dtype.str}".encode())
     found.update(np.ascontiguousarray(raw).data)
     return found.digest()[:DIGEST]
-
-
-def view(picture: Image.Image, side: int) -> np.ndarray:
-    """A picture without its borders, as (side, side) uint8 greys; its proportions are lost."""
-    grey = picture.convert("L")
-    size = (min(grey.width, SCANNED), min(grey.height, SCANNED))
-    values = np.asarray(grey.resize(size, Image.Resampling.BOX)).astype(np.int16)
-    left, top, right, bottom = margins(values)
-    x, y = grey.width / size[0], grey.height / size[1]
-    box = (left * x, top * y, grey.width - right * x, grey.height - bottom * y)
-    return np.asarray(grey.resize((side, side), Image.Resampling.BILINEAR, box=box))
-
-
-def margins(values: np.ndarray) -> tuple[int, int, int, int]:
-    """The lines of one colour at the left, the top, the right and the bottom of (h, w) greys, at most a quarter each.
-
-    The line after a border may show a little of it, and goes with it.
-    """
-
-    def count(lines: np.ndarray) -> int:
-        border = (np.ptp(lines, axis=1) <= FLAT) & (np.abs(lines.mean(1) - lines[0].mean()) <= SAME)
-        found = len(lines) if border.all() else int(np.argmin(border))
-        return min(found + 1, len(lines) // 4) if found else 0
-
-    return count(values.T), count(values), count(values.T[::-1]), count(values[::-1])
