@@ -1,18 +1,24 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
-from tests.conftest import document, say
+from tests import other_processor
+from tests.conftest import TINY, document, say
+from vitreous.bench.contenders import contenders
 from vitreous.cores import peak_memory
 from vitreous.errors import UsageError
 from vitreous.machine import FEATURES, LEVELS, best_feature, capabilities, environment, has_vnni, packs, pick_precision, warning
 from vitreous.models.names import configure_vit
-from vitreous.training import doctor
+from vitreous.recipes.train import train
+from vitreous.training import account, doctor, peak
 
 pytestmark = pytest.mark.processor
 
@@ -84,6 +90,37 @@ def test_doctor_tells_the_precision_that_is_used(processor, monkeypatch):
     found = document(say("doctor", "--json"))
     assert found["precision"] == processor and found["bf16"] == (processor == "bf16")
     assert found["instructions"].startswith("avx512_bf16" if processor == "bf16" else "avx2")
+
+
+def test_a_run_trains_in_what_the_processor_multiplies(processor, folder, tmp_path, monkeypatch):
+    """By default, and what it trained in is written down; its loss falls either way."""
+    monkeypatch.setattr(account, "quick_peak", lambda device, precision: 1e12)  # half a minute where bfloat16 is emulated
+    options = {name: value for name, value in TINY.items() if name not in ("precision", "mixup", "drop_path")}
+    train(folder, out=tmp_path / "run", **options)
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["precision"] == processor
+    rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    losses = [row["train/loss"] for row in rows if "train/loss" in row]
+    assert len(losses) == 6 and sum(losses[-2:]) < sum(losses[:2])
+
+
+def test_the_limit_of_a_processor_is_measured_with_small_matrices_where_bfloat16_is_emulated(processor, monkeypatch):
+    sides = {}
+    monkeypatch.setattr(peak, "fastest", lambda device, precision, size: (lambda: sides.update({precision: size}), 1.0))
+    for precision in ("fp32", "bf16"):
+        peak.quick_peak.__wrapped__("cpu", precision)
+    assert sides == {"fp32": peak.QUICK["cpu"], "bf16": peak.QUICK["cpu"] if processor == "bf16" else peak.EMULATED}
+
+
+def test_races_leave_out_what_the_processor_only_emulates(processor):
+    for task in ("inference", "train"):
+        assert any("bf16" in contender.settings for contender in contenders(task, "cpu")) == (processor == "bf16")
+
+
+@pytest.mark.skipif(not (Path(__file__).parent.parent / ".ci" / "run").exists(), reason="not a checkout")
+def test_ci_runs_the_marked_tests_as_the_other_kind(processor):
+    script = (Path(__file__).parent.parent / ".ci" / "run").read_text("utf-8")
+    assert "-m tests.other_processor" in script
+    assert other_processor.other_kind() == (other_processor.DOWN if processor == "bf16" else other_processor.UP)
 
 
 def test_a_gpu_packs_nothing():

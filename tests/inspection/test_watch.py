@@ -61,6 +61,7 @@ def test_chunks_are_the_whole_and_ask_for_keys_once(kind, monkeypatch):
         assert torch.allclose(torch.cat([weights for _, weights in chunks], -2), look.weights(), atol=1e-6)
 
 
+@pytest.mark.processor
 @pytest.mark.parametrize("kind", ["registers", "relative", "decomposed", "scaled", *NARROW])
 def test_frozen_and_bf16_models_look_where_the_model_does(kind):
     model, x = made(kind), images()

@@ -39,6 +39,7 @@ def test_without_pytorch_s_kernel_the_gradients_are_the_same(monkeypatch):
     test_kept_attention_has_the_gradients_of_the_formula()
 
 
+@pytest.mark.processor
 def test_training_in_bfloat16_on_a_cpu_agrees_with_the_fused_kernel():
     q, k, v = (torch.randn(2, 3, 17, 8).bfloat16().requires_grad_() for _ in range(3))
     fused = torch.nn.functional.scaled_dot_product_attention(q, k, v)

@@ -77,6 +77,7 @@ CURVES = {
 }
 
 
+@pytest.mark.processor
 @pytest.mark.parametrize("name", CURVES)
 def test_golden_curve(name, tmp_path):
     """Twenty steps and a bit, equal after any refactoring. `python -m tests.training.test_loop` writes them anew."""

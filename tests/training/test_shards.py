@@ -21,6 +21,7 @@ def gradient(count, rows, dtype=torch.float32):
     return loss, flat.master_grad.clone()
 
 
+@pytest.mark.processor
 @pytest.mark.parametrize("dtype, limit", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("count, rows", [(2, 8), (3, 7), (4, 2)])
 def test_shards_have_the_gradient_of_the_whole(count, rows, dtype, limit):
