@@ -69,7 +69,7 @@ def main() -> int:
     checks, serves = (QUICK if said.quick else WHOLE), said.names == ["-"]
     begun, missed = time.monotonic(), False
     if said.quick:  # drawing takes as long as a run here and changes no file: the whole rig draws, this writes the page without
-        report.curves = report.confusion = report.reliability = lambda *parts: ""
+        report.curves = report.confusion = report.reliability = lambda *parts, **named: ""
     with tempfile.TemporaryDirectory(prefix="reliability-") as home:
         bench = Bench(Path(home), said.seed)
         for name in (line.strip() for line in sys.stdin) if serves else said.names or checks:
