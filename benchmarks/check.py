@@ -3,7 +3,7 @@
     python benchmarks/check.py FOLDER --peer PYTHON --workers 2 --out benchmarks/DATE-check-HARDWARE.md
 
 PYTHON has imagededup installed (a virtual environment of its own). Each round runs both, one after the other, each in a process of its
-own; what it takes to start and import is not counted. The check reads, decodes, digests, hashes and measures every file, and looks
+own; what it takes to start and import is not counted. The check reads, decodes, digests, describes and measures every file, and looks
 for equal and near ones; imagededup reads, decodes and hashes (`PHash().encode_images`).
 """
 
@@ -99,7 +99,7 @@ def page(rates: dict[str, list[float]], count: int, workers: int, version: str) 
         "|---|---|---|---|",
     ]
     what = {
-        "vitreous": "`vitreous data check`: verdict, SHA-256, perceptual hash, sizes, colours, traits, equal and near copies",
+        "vitreous": "`vitreous data check`: verdict, SHA-256, descriptor, sizes, colours, traits, equal and near copies",
         "imagededup": "imagededup `PHash().encode_images`: perceptual hash",
     }
     for name, found in rates.items():

@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import random
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import ImageOps
 
 from tests.conftest import make_folder
+from tests.data.test_copies import scene
 from tests.serving.made import tiny
 from vitreous.evaluation.how import How
 from vitreous.weights.bundle import load_bundle
@@ -111,3 +114,20 @@ def test_precision_tells_ways_apart_and_keeps_the_cache_of_whoever_runs_it(tmp_p
     assert same.startswith("| same |") and "| 100.00% |" in same
     assert negative.startswith("| int8 | 2.0e+00 | 0.00% |") and not negative.endswith("|  |")
     assert len(seen) == 2 and seen[0] == seen[1] != "mine" and os.environ["XDG_CACHE_HOME"] == "mine"
+
+
+def test_judged_pairs_are_counted_by_part_and_verdict_and_harder_copies_are_made(tmp_path):
+    dedup = script("dedup")
+    for folder, seeds in (("train", (0, 1, 2, 3)), ("test", (0, 1, 12, 13))):
+        (tmp_path / folder / "ant").mkdir(parents=True)
+        for number, seed in enumerate(seeds):
+            image = scene(seed) if folder == "train" else ImageOps.mirror(scene(seed))
+            image.save(tmp_path / folder / "ant" / f"{number}.jpg", quality=90)
+    rows = ["ant/0,ant/0,same,tuned", "ant/2,ant/2,other,tuned", "ant/1,ant/1,same,held-out", "ant/3,ant/3,same,held-out"]
+    (tmp_path / "pairs.csv").write_text("\n".join(["train,test,verdict,part", *rows, "ant/3,ant/2,unsure,held-out"]))
+    tuned, held_out = dedup.judged(tmp_path, tmp_path / "pairs.csv", 0)[2:]
+    assert tuned == "| tuned | 1 | 1 | 100.0% | 1 | 0 | 100.0% |"
+    assert held_out == "| held-out | 2 | 1 | 50.0% | 0 | 0 | 100.0% |"
+    for change in dedup.HARDER.values():
+        made = [change(scene(5), random.Random(seed)) for seed in (1, 1, 2)]
+        assert made[0].mode == "RGB" and made[0].tobytes() == made[1].tobytes() and made[0].tobytes() != scene(5).tobytes()

@@ -205,7 +205,7 @@ def test_candidates_are_the_pictures_with_the_highest_cosines(originals, monkeyp
     views = look(Joined([originals]), 0).views
     parts = describe(views)
     monkeypatch.setattr(search, "QUERIES", 7)
-    monkeypatch.setattr(search, "PARTS", 5 * 46)
+    monkeypatch.setattr(search, "PARTS", 5 * len(BOXES))
     monkeypatch.setattr(search, "MOST", 3)
     expected = {}
     for i in range(16, 24):

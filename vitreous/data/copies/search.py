@@ -17,7 +17,7 @@ from vitreous.data.copies.windows import BOXES, CENTRE, MIRROR
 LISTED = 448  # parts in a list, about
 LISTS, PROBED = 1024, 24  # lists at most, and how many of them a picture is compared with
 ROUNDS, TRAINED = 6, 40  # of k-means, and parts a list that it sees
-PARTS = 376_832  # held at a time: those of 8192 pictures
+PARTS = 425_984  # held at a time: those of 8192 pictures
 BLOCK = 8192  # pictures whose features are compared at a time
 QUERIES = 16384  # pictures that are compared with them at a time
 MOST = 8  # candidates of a picture

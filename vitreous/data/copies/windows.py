@@ -14,8 +14,10 @@ SIDE = 32  # of the views that all pictures are searched by
 COARSE = 8  # cells a side of a descriptor
 RAISED = {8: 0.5, 16: 0.75, 32: 0.75}  # cells a side -> power of the frequency
 SIZES = ((1.0, 1), (0.95, 2), (0.84, 4), (0.707, 5))  # side of the box, places along an axis: down to half of the area
-PLACES = [(size, float(at)) for size, count in SIZES for at in np.linspace(0, 1 - size, count)]  # along one axis
-PAIRS = [(y, x) for y, one in enumerate(PLACES) for x, other in enumerate(PLACES) if one[0] == other[0]]
+OBLONG = (0.75, 3)  # the same, of one axis alone
+PLACES = [(size, float(at)) for size, count in (*SIZES, OBLONG) for at in np.linspace(0, 1 - size, count)]  # along one axis
+SHAPES = {(size, size) for size, _ in SIZES} | {(1.0, OBLONG[0]), (OBLONG[0], 1.0)}
+PAIRS = [(y, x) for y, one in enumerate(PLACES) for x, other in enumerate(PLACES) if (one[0], other[0]) in SHAPES]
 BOXES = np.array([(PLACES[x][1], PLACES[y][1], PLACES[x][0], PLACES[y][0]) for y, x in PAIRS], np.float32)  # the first is the whole
 WHOLE = BOXES[:1]
 CENTRE = next(k for k in range(len(BOXES)) if np.allclose(BOXES[k, :2] * 2 + BOXES[k, 2:], 1, atol=1e-3) and BOXES[k, 2] < 0.75)
