@@ -8,7 +8,7 @@ Every photograph is changed in every way of `KINDS`. Half of the photographs sta
 changed versions are to be found, and to be told as copies of the right one; those of the other half are strangers, and to be left
 alone. Then the halves change places. Of what is listed for a kind, the precision is the share that is right.
 
---judged takes real pairs instead, as a person judged them: `train,test,verdict,part`, file names below CIFAR/train and CIFAR/test. --search
+--judged takes real pairs instead, judged by eye: `train,test,verdict,part`, file names below CIFAR/train and CIFAR/test. --search
 takes two folders, and tells how many images of the first are copies of one in the second, and what that costs. Times are processor
 seconds, user and system, of all processes.
 """
