@@ -136,6 +136,8 @@ def write_openvino(made: Made, place: Path) -> None:
 class ProgramRuntime:
     """A .pt2 that this process has just written. Nobody else's is ever opened: loading one can run what is in it."""
 
+    precision = "fp32"
+
     def __init__(self, path: Path, preprocess: Preprocess) -> None:
         with quietly():
             self.module = torch.export.load(path).module()
