@@ -279,7 +279,8 @@ def writers(config: ModelConfig) -> dict[str, Format]:
     found: dict[str, Format] = {}
     if isinstance(config, ViTConfig) and isinstance(config.stem, ConvStemConfig):
         return found
-    state = hollow(config).state_dict()
+    one = torch.zeros(())  # all elements of every tensor: operations on meta tensors would import a compiler, two seconds
+    state = {name: one.expand(tensor.shape) for name, tensor in hollow(config).state_dict().items()}
     for form in FORMATS:
         if form.name not in found and form.holds(config) and again(form, config, state):
             found[form.name] = form
