@@ -410,7 +410,8 @@ def test_every_family_as_onnx(name, home, tmp_path):
     for rows, columns in [(0, 0)] if name in FIXED else [(0, 0), (1, 0), (-1, 3), (4, 4)]:
         pixels = noise(3, config.channels, height + rows * step[0], width + columns * step[1])
         assert np.abs(independent(Path(told["file"]), pixels) - direct(bundle, pixels)).max() < 1e-4
-    ours, theirs = (load(run).predict([photos / "1.png"], top=3) for run in (tmp_path / "b", told["file"]))
+    predictors = load(tmp_path / "b", precision="fp32"), load(told["file"])
+    ours, theirs = (predictor.predict([photos / "1.png"], top=3) for predictor in predictors)
     assert ours[0].names == theirs[0].names and np.allclose(ours[0].probabilities, theirs[0].probabilities, atol=1e-4)
 
 
