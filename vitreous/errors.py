@@ -85,8 +85,8 @@ def check_path(value: object, what: str) -> None:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word most like `word`, as the text `did you mean X?`, or an empty string."""
-    found = closest(word, known)
-    return f"did you mean {found}?" if found else ""
+    near = closest(word, known)
+    return f"did you mean {near}?" if near else ""
 
 
 def closest(word: str, known: Iterable[str]) -> str:

@@ -21,20 +21,20 @@ def reserve_stdout() -> Iterator[TextIO]:
 
     This holds for `print`, for streams that a library has kept, and for C code and child processes, which write to file descriptor 1.
     """
-    own, kept = sys.stdout, None
+    own, saved = sys.stdout, None
     if descriptor_of(own) == 1:
         own.flush()
-        kept = os.dup(1)
+        saved = os.dup(1)
         os.dup2(2, 1)
-    stream = own if kept is None else open(kept, "w", encoding=own.encoding, errors=own.errors)  # noqa: SIM115
+    stream = own if saved is None else open(saved, "w", encoding=own.encoding, errors=own.errors)  # noqa: SIM115
     sys.stdout = sys.stderr
     try:
         yield stream
     finally:
         sys.stdout = own
-        if kept is not None:
+        if saved is not None:
             own.flush()
-            os.dup2(kept, 1)
+            os.dup2(saved, 1)
             stream.close()
 
 

@@ -66,20 +66,20 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     own = [split for name, split in data.splits.items() if name != "test"] if isinstance(data, Data) else [data]
     others = [split for source in options.against for split in part(open_images(source), options.against_split, source, console)]
     looker = looking(options.model, pick_device(options.device)) if options.model else None
-    found = dedup(own, others, options.within, options.threshold, options.workers, looker, console.progress)
-    put(out, listed(found["copies"]))
+    document = dedup(own, others, options.within, options.threshold, options.workers, looker, console.progress)
+    put(out, listed(document["copies"]))
     if options.apply_to and isinstance(data, Data):
         table = Path(options.apply_to)
         put(table, remaining(data, excluded(out), table.absolute().parent))
-    for line in found["unreadable"][:20]:
+    for line in document["unreadable"][:20]:
         console.note(f"cannot be read: {line}")
-    rows = [[reason, str(found["counts"].get(reason, 0))] for reason in ("bytes", "pixels", "near")]
+    rows = [[reason, str(document["counts"].get(reason, 0))] for reason in ("bytes", "pixels", "near")]
     console.table(["copies by", "images"], rows)
-    console.say(f"{len(found['copies'])} of {found['images']} images are copies, {len(found['unreadable'])} cannot be read: {out}")
+    console.say(f"{len(document['copies'])} of {document['images']} images are copies, {len(document['unreadable'])} cannot be read: {out}")
     return {"data": options.data, "against": list(options.against), "list": options.out, "table": options.apply_to} | {
-        "images": found["images"],
-        "images_against": found["against"],
-        **{key: found[key] for key in ("within", "threshold", "counts", "unreadable", "copies")},
+        "images": document["images"],
+        "images_against": document["against"],
+        **{key: document[key] for key in ("within", "threshold", "counts", "unreadable", "copies")},
     }
 
 

@@ -74,16 +74,16 @@ def tell_header(run: Run, data: Data, console: Console) -> None:
 
 def selection(summary: dict[str, Any]) -> Iterator[str]:
     """Which weights were kept, and whether the run ended early: a line each, where it was asked to choose."""
-    found = summary.get("selection")
-    if not found:
+    chosen = summary.get("selection")
+    if not chosen:
         return
-    best = found["best"]
-    if best and found["kept"] == "best":
+    best = chosen["best"]
+    if best and chosen["kept"] == "best":
         where = f"step {best['step']:,} (epoch {best['epoch']:.4g}), the best of {best['evaluations']} evaluations"
         yield f"kept: the weights of {where}, {best['figure']} {best['value']:.2%} on validation"
     else:
-        yield f"kept: the weights of the last step, {found['kept_step']:,}"
-    if found["stopped_early"]:
+        yield f"kept: the weights of the last step, {chosen['kept_step']:,}"
+    if chosen["stopped_early"]:
         worse = f"{best['since']} evaluations in a row were not better than that of step {best['step']:,}"
         yield f"stopped early at step {summary['steps']:,}: {worse}"
 

@@ -44,14 +44,14 @@ class WeightsSource(os.PathLike[str]):
     @property
     def said(self) -> dict[str, Any]:
         """The same as fields of `ViTConfig`: those that were given."""
-        found: dict[str, Any] = {} if self.resize is None else {"resize": self.resize}
-        return found | ({"image": (self.sides[0], self.sides[-1])} if self.sides else {})
+        fields: dict[str, Any] = {} if self.resize is None else {"resize": self.resize}
+        return fields | ({"image": (self.sides[0], self.sides[-1])} if self.sides else {})
 
     @property
     def words(self) -> list[str]:
         """The same as words of a command."""
-        found = [] if self.resize is None else ["--resize", self.resize]
-        return found + (["--source-size", *map(str, self.sides)] if self.sides else [])
+        words_given = [] if self.resize is None else ["--resize", self.resize]
+        return words_given + (["--source-size", *map(str, self.sides)] if self.sides else [])
 
 
 def known_of(source: str | os.PathLike[str]) -> dict[str, Any]:

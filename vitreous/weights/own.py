@@ -147,8 +147,8 @@ def stem_of(shapes: Shapes) -> StemConfig | ConvStemConfig | None:
     widths: list[int] = []
     while f"stem.stages.{len(widths)}.conv.weight" in shapes:
         widths.append(shapes[f"stem.stages.{len(widths)}.conv.weight"][0])
-    found = [{name.split(".")[4] for name in shapes if name.startswith(f"stem.stages.{stage}.units.")} for stage in range(len(widths))]
-    return ConvStemConfig(widths=tuple(widths), blocks=tuple(map(len, found)))
+    units = [{name.split(".")[4] for name in shapes if name.startswith(f"stem.stages.{stage}.units.")} for stage in range(len(widths))]
+    return ConvStemConfig(widths=tuple(widths), blocks=tuple(map(len, units)))
 
 
 def units_in(shapes: Shapes, ours: str) -> tuple[int, ...]:

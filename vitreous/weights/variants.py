@@ -67,11 +67,11 @@ def only_published(fields: dict[str, Any], variants: tuple[Variant, ...] = TIMM)
 
     The tensors are then expected, and listed as missing.
     """
-    found = dict(fields)
+    completed = dict(fields)
     for name, (missing, present) in MISSING.items():
-        if name in found and found[name] == missing and not any(one.field == name and one.matches(fields) for one in variants):
-            found[name] = present
-    return found
+        if name in completed and completed[name] == missing and not any(one.field == name and one.matches(fields) for one in variants):
+            completed[name] = present
+    return completed
 
 
 def conclusions(config: ModelConfig, known: Container[str], variants: tuple[Variant, ...] = ()) -> list[str]:
@@ -81,16 +81,16 @@ def conclusions(config: ModelConfig, known: Container[str], variants: tuple[Vari
     """
     if not isinstance(config, ViTConfig):
         return []
-    found: dict[str, str] = {}
+    notes: dict[str, str] = {}
     for one in variants:
         if one.field not in known and getattr(config, one.field) == MISSING[one.field][0] and one.matches(vars(config)):
-            found.setdefault(one.field, one.note)
+            notes.setdefault(one.field, one.note)
     if "heads" not in known and published_heads(config.width, config.depth, config.hidden) is None:
-        found["heads"] = (
+        notes["heads"] = (
             f"the number of heads is not in the file, and no published model has width {config.width}, depth {config.depth} and MLP"
             f" {config.hidden}: {config.heads} taken, of {config.width // config.heads} channels each; `vitreous convert --heads N` sets it"
         )
-    return [note for note in found.values() if note]
+    return [note for note in notes.values() if note]
 
 
 def heads_mismatch(config: ModelConfig) -> list[str]:

@@ -71,12 +71,12 @@ def blocking_options(name: str, config: ModelConfig) -> list[str]:
     differing = [group for group, change in changes.items() if any(getattr(config, key) != value for key, value in change(config).items())]
 
     def holds(groups: list[str]) -> bool:
-        found = config
+        changed = config
         try:
-            found = replace(config, **{key: value for group in groups for key, value in changes[group](config).items()})
+            changed = replace(config, **{key: value for group in groups for key, value in changes[group](config).items()})
         except (UsageError, ValueError):
             return False
-        return name in writers(found)
+        return name in writers(changed)
 
     needed = next((differing[: end + 1] for end in range(len(differing)) if holds(differing[: end + 1])), [])
     for group in list(needed):
@@ -94,9 +94,9 @@ def spelled(group: str, config: ViTConfig, usual: dict[str, Any]) -> str:
         return "image or patch that is not a square"
     if group == "classes":
         return "model without a head (classes 0)"
-    found = {field: getattr(config, field) for field in usual if getattr(config, field) != usual[field] and field != "slots"}
-    found = found or {field: getattr(config, field) for field in usual if getattr(config, field) != usual[field]}
-    return " ".join(f"--model.{field.replace('_', '-')} {str(value).lower()}" for field, value in found.items())
+    values = {field: getattr(config, field) for field in usual if getattr(config, field) != usual[field] and field != "slots"}
+    values = values or {field: getattr(config, field) for field in usual if getattr(config, field) != usual[field]}
+    return " ".join(f"--model.{field.replace('_', '-')} {str(value).lower()}" for field, value in values.items())
 
 
 def exports_note(config: ModelConfig) -> str:

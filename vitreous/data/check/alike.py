@@ -38,25 +38,25 @@ def proposed(records: np.ndarray) -> np.ndarray:
     rows = rows[first_equal(records["digest"][rows]) == np.arange(len(rows))]
     wholes = records["whole"].astype(np.float32)
     wholes /= np.maximum(np.linalg.norm(wholes, axis=1, keepdims=True), 1e-6)
-    found = candidates(wholes, lambda numbers: wholes[numbers][:, None], rows, rows, QUICK, NEAREST)
-    found = found[np.argsort(-found["cosine"], kind="stable")]
-    new = np.zeros(2 * len(found), bool)
-    new[np.unique(np.stack([found["sample"], found["of"]], 1), return_index=True)[1]] = True
-    return found[new.reshape(-1, 2).sum(1).cumsum() <= max(READ, int(SHARE * len(records)))]
+    pairs = candidates(wholes, lambda numbers: wholes[numbers][:, None], rows, rows, QUICK, NEAREST)
+    pairs = pairs[np.argsort(-pairs["cosine"], kind="stable")]
+    new = np.zeros(2 * len(pairs), bool)
+    new[np.unique(np.stack([pairs["sample"], pairs["of"]], 1), return_index=True)[1]] = True
+    return pairs[new.reshape(-1, 2).sum(1).cumsum() <= max(READ, int(SHARE * len(records)))]
 
 
-def verified(found: np.ndarray, views: np.ndarray) -> np.ndarray:
+def verified(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
     """(p,) CANDIDATE, by position in (n, LARGER, LARGER) views -> (2, q) positions of the pairs that are near copies."""
     shown = comparable(views)
-    found = found[shown[found["sample"]] & shown[found["of"]]]
+    pairs = pairs[shown[pairs["sample"]] & shown[pairs["of"]]]
     small = views.reshape(len(views), SIDE, LARGER // SIDE, SIDE, LARGER // SIDE).mean((2, 4), dtype=np.float32)
-    good = np.zeros(len(found), bool)
-    for low in range(0, len(found), PAIRS):
-        part = found[low : low + PAIRS]
+    good = np.zeros(len(pairs), bool)
+    for low in range(0, len(pairs), PAIRS):
+        part = pairs[low : low + PAIRS]
         alike, boxes = fit(*laid(small, part), part["box"])
-        kept = np.flatnonzero(alike >= PROMISING)
-        good[low + kept] = likeness(*laid(views, part[kept]), boxes[kept]) >= THRESHOLD
-    return np.stack([found["sample"][good], found["of"][good]])
+        promising = np.flatnonzero(alike >= PROMISING)
+        good[low + promising] = likeness(*laid(views, part[promising]), boxes[promising]) >= THRESHOLD
+    return np.stack([pairs["sample"][good], pairs["of"][good]])
 
 
 def linked(pairs: np.ndarray) -> Groups:

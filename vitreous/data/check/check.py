@@ -86,9 +86,9 @@ def first_form(split: Split, workers: int) -> tuple[Form, tuple[int, int] | None
 
 def near_copies(what: Subject, seen: dict[str, Seen], job: Job, workers: int, progress: Progress) -> Groups:
     """Groups of images that look alike: those that the records say may be copies are read again, and compared."""
-    found = proposed(np.concatenate([part.records for part in seen.values()]))
-    rows, places = np.unique(np.concatenate([found["sample"], found["of"]]), return_inverse=True)
-    found["sample"], found["of"] = places[: len(found)], places[len(found) :]
+    pairs = proposed(np.concatenate([part.records for part in seen.values()]))
+    rows, places = np.unique(np.concatenate([pairs["sample"], pairs["of"]]), return_inverse=True)
+    pairs["sample"], pairs["of"] = places[: len(pairs)], places[len(pairs) :]
     views, done = np.zeros((len(rows), LARGER, LARGER), np.uint8), 0
     for name, split in what.splits.items():
         low, high = what.rows(name)
@@ -96,4 +96,4 @@ def near_copies(what: Subject, seen: dict[str, Seen], job: Job, workers: int, pr
         again = split.take(rows[first:last] - low)
         views[first:last] = scan(again, workers, lambda n, d=done: progress("compare", d + n, len(rows), ""), job).records["view"]
         done += len(again)
-    return linked(rows[verified(found, views)])
+    return linked(rows[verified(pairs, views)])

@@ -64,8 +64,8 @@ def dedup(
     looks = look(pool, threads, progress, looker)
     if len(looks.bad) == len(pool):
         raise DataError(f"none of {len(pool)} images can be read" + "".join(f"; {e.message}" for e in list(looks.bad.values())[:1]))
-    found = Finder(pool, looks, others, within, threads, progress)
-    copies = found.copies(threshold)
+    finder = Finder(pool, looks, others, within, threads, progress)
+    copies = finder.copies(threshold)
     return {
         "images": len(pool) - others,
         "against": others,
@@ -124,43 +124,43 @@ class Finder:
         """(p,) CANDIDATE: what the samples may be copies of, by their views, and by a model's features."""
         views = self.looks.views
         wholes = np.concatenate([describe_whole(views[low : low + 4096]) for low in range(0, len(views), 4096)])
-        found = candidates(
+        pairs = candidates(
             wholes, lambda numbers: describe(views[numbers]), samples, self.known, progress=lambda *done: self.progress("search", *done)
         )
         if self.looks.features is not None:
-            found = np.concatenate([found, like_features(self.looks.features, samples, self.known)])
-        return found
+            pairs = np.concatenate([pairs, like_features(self.looks.features, samples, self.known)])
+        return pairs
 
-    def verified(self, found: np.ndarray, threshold: float) -> list[Copy]:
+    def verified(self, pairs: np.ndarray, threshold: float) -> list[Copy]:
         """Those of (p,) CANDIDATE that are copies: alike in the small views, and then, both pictures read again, in larger ones."""
-        alike, boxes = np.empty(len(found), np.float32), np.empty((len(found), 4), np.float32)
-        for low in range(0, len(found), PAIRS):
+        alike, boxes = np.empty(len(pairs), np.float32), np.empty((len(pairs), 4), np.float32)
+        for low in range(0, len(pairs), PAIRS):
             part = slice(low, low + PAIRS)
-            alike[part], boxes[part] = fit(*laid(self.looks.views, found[part]), found["box"][part])
-            self.progress("compare", min(low + PAIRS, len(found)), len(found))
+            alike[part], boxes[part] = fit(*laid(self.looks.views, pairs[part]), pairs["box"][part])
+            self.progress("compare", min(low + PAIRS, len(pairs)), len(pairs))
         promising = alike >= PROMISING
-        found, boxes, copies = found[promising], boxes[promising], list[Copy]()
-        for low in range(0, len(found), READ):
-            copies += self.judged(found[low : low + READ], boxes[low : low + READ], threshold)
-            self.progress("verify", min(low + READ, len(found)), len(found))
+        pairs, boxes, copies = pairs[promising], boxes[promising], list[Copy]()
+        for low in range(0, len(pairs), READ):
+            copies += self.judged(pairs[low : low + READ], boxes[low : low + READ], threshold)
+            self.progress("verify", min(low + READ, len(pairs)), len(pairs))
         return copies
 
-    def judged(self, found: np.ndarray, boxes: np.ndarray, threshold: float) -> list[Copy]:
+    def judged(self, pairs: np.ndarray, boxes: np.ndarray, threshold: float) -> list[Copy]:
         """The copies among candidates, from larger views of them; pictures that cannot be read any more are left out."""
-        larger = closer(self.pool, np.union1d(found["sample"], found["of"]).tolist(), CLOSE, self.workers)
-        there = np.isin(found["sample"], list(larger)) & np.isin(found["of"], list(larger))
-        found, boxes = found[there], boxes[there]
-        if not len(found):
+        larger = closer(self.pool, np.union1d(pairs["sample"], pairs["of"]).tolist(), CLOSE, self.workers)
+        there = np.isin(pairs["sample"], list(larger)) & np.isin(pairs["of"], list(larger))
+        pairs, boxes = pairs[there], boxes[there]
+        if not len(pairs):
             return []
         numbers = np.array(sorted(larger))
-        views, row = np.stack([larger[int(n)] for n in numbers]), found.copy()
-        row["sample"], row["of"] = np.searchsorted(numbers, found["sample"]), np.searchsorted(numbers, found["of"])
+        views, row = np.stack([larger[int(n)] for n in numbers]), pairs.copy()
+        row["sample"], row["of"] = np.searchsorted(numbers, pairs["sample"]), np.searchsorted(numbers, pairs["of"])
         score = np.concatenate(
             [likeness(*laid(views, row[low : low + PAIRS]), boxes[low : low + PAIRS]) for low in range(0, len(row), PAIRS)]
         )
         return [
             Copy(int(one["sample"]), int(one["of"]), "near", float(much))
-            for one, much in zip(found, score, strict=True)
+            for one, much in zip(pairs, score, strict=True)
             if much >= threshold
         ]
 

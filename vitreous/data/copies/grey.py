@@ -42,8 +42,8 @@ def margins(values: np.ndarray) -> tuple[int, int, int, int]:
             return 0
         lines = lines[: len(lines) // 4 + 1].astype(np.int16)
         border = (np.ptp(lines, axis=1) <= FLAT) & (np.abs(lines.mean(1) - lines[0].mean()) <= SAME)
-        found = len(border) if border.all() else int(np.argmin(border))
-        return min(found + 1, len(border) - 1)
+        width = len(border) if border.all() else int(np.argmin(border))
+        return min(width + 1, len(border) - 1)
 
     return count(values.T), count(values), count(values.T[::-1]), count(values[::-1])
 
@@ -54,9 +54,9 @@ def comparable(views: np.ndarray) -> np.ndarray:
     With whole spectra of length 1, s, `1 / sum(s ** 4)` is about how many frequencies share the power: in photographs 10 to 90, 5 at
     least; in a plain gradient 2, and all of those are alike.
     """
-    found = np.empty(len(views), bool)
-    for low in range(0, len(found), 4096):
+    enough = np.empty(len(views), bool)
+    for low in range(0, len(enough), 4096):
         part = views[low : low + 4096].astype(np.float32)
         power = (spectrum(part, WHOLE.repeat(len(part), 0), 16) ** 4).sum((1, 2))
-        found[low : low + 4096] = (power < 1 / SHARED) & (part.reshape(len(part), -1).std(1) >= PLAIN)
-    return found
+        enough[low : low + 4096] = (power < 1 / SHARED) & (part.reshape(len(part), -1).std(1) >= PLAIN)
+    return enough

@@ -59,10 +59,10 @@ def candidates(
             later = asked[asked > held[0]] if inner else asked[asked < held[-1]]
             for first in range(0, len(later), QUERIES):
                 few = later[first : first + QUERIES]
-                found = [best, *compared(wholes[few], few, BOXES[0], lists, inner, floor, probed)]
+                pairs = [best, *compared(wholes[few], few, BOXES[0], lists, inner, floor, probed)]
                 if inner and several:
-                    found += compared(parts(few)[:, CENTRE], few, BOXES[CENTRE], lists, inner, floor, probed)
-                best = most_like(np.concatenate(found))
+                    pairs += compared(parts(few)[:, CENTRE], few, BOXES[CENTRE], lists, inner, floor, probed)
+                best = most_like(np.concatenate(pairs))
             done += len(held)
             progress(done, total)
     return best
@@ -121,29 +121,29 @@ def compared(
             i, j = np.divmod(np.flatnonzero(cosine.ravel() >= floor), cosine.shape[1])  # np.nonzero of two axes is far slower
             whole, other = asked[chosen[i] % len(asked)], lists.numbers[own][j]
             sample, of = (whole, other) if inner else (other, whole)
-            kept = of < sample
-            if not kept.any():
+            earlier = of < sample
+            if not earlier.any():
                 continue
-            found = np.empty(int(kept.sum()), CANDIDATE)
-            found["sample"], found["of"], found["cosine"] = sample[kept], of[kept], cosine[i, j][kept]
-            found["box"], found["inner"] = places[lists.boxes[own][j][kept]], inner
-            found["mirrored"] = (chosen[i] >= len(asked))[kept]
-            yield found
+            pairs = np.empty(int(earlier.sum()), CANDIDATE)
+            pairs["sample"], pairs["of"], pairs["cosine"] = sample[earlier], of[earlier], cosine[i, j][earlier]
+            pairs["box"], pairs["inner"] = places[lists.boxes[own][j][earlier]], inner
+            pairs["mirrored"] = (chosen[i] >= len(asked))[earlier]
+            yield pairs
 
 
-def most_like(found: np.ndarray) -> np.ndarray:
+def most_like(pairs: np.ndarray) -> np.ndarray:
     """(p,) CANDIDATE -> the best box of each pair and way, and of these the MOST of each sample."""
-    order = np.lexsort((-found["cosine"], found["inner"], found["mirrored"], found["of"], found["sample"]))
-    found = found[order]
-    same = np.ones(len(found), bool)
+    order = np.lexsort((-pairs["cosine"], pairs["inner"], pairs["mirrored"], pairs["of"], pairs["sample"]))
+    pairs = pairs[order]
+    same = np.ones(len(pairs), bool)
     for name in ("sample", "of", "mirrored", "inner"):
-        same[1:] &= found[name][1:] == found[name][:-1]
+        same[1:] &= pairs[name][1:] == pairs[name][:-1]
     same[:1] = False
-    found = found[~same]
-    found = found[np.lexsort((found["of"], -found["cosine"], found["sample"]))]
-    first = np.flatnonzero(np.diff(found["sample"], prepend=-1))
-    rank = np.arange(len(found)) - np.repeat(first, np.diff(np.append(first, len(found))))
-    return found[rank < MOST]
+    pairs = pairs[~same]
+    pairs = pairs[np.lexsort((pairs["of"], -pairs["cosine"], pairs["sample"]))]
+    first = np.flatnonzero(np.diff(pairs["sample"], prepend=-1))
+    rank = np.arange(len(pairs)) - np.repeat(first, np.diff(np.append(first, len(pairs))))
+    return pairs[rank < MOST]
 
 
 def like_features(features: np.ndarray, queries: np.ndarray, known: np.ndarray) -> np.ndarray:
@@ -151,21 +151,21 @@ def like_features(features: np.ndarray, queries: np.ndarray, known: np.ndarray) 
 
     Nothing says where one lies in the other: each is entered upright and mirrored, whole in whole.
     """
-    found = [np.empty(0, CANDIDATE)]
+    pairs = [np.empty(0, CANDIDATE)]
     for low in range(0, len(queries), 1024):
         asked = queries[low : low + 1024]
         for first in range(0, len(known), BLOCK):
             others = known[first : first + BLOCK]
             cosine = features[asked].astype(np.float32) @ features[others].astype(np.float32).T
             cosine[others[None] >= asked[:, None]] = -1
-            kept = np.argpartition(-cosine, min(MOST, len(others)) - 1, axis=1)[:, :MOST]
-            i, j = np.repeat(np.arange(len(asked)), kept.shape[1]), kept.ravel()
+            nearest = np.argpartition(-cosine, min(MOST, len(others)) - 1, axis=1)[:, :MOST]
+            i, j = np.repeat(np.arange(len(asked)), nearest.shape[1]), nearest.ravel()
             good = cosine[i, j] >= LIKE_FEATURES
             part = np.zeros(int(good.sum()), CANDIDATE)
             part["sample"], part["of"], part["cosine"] = asked[i[good]], others[j[good]], cosine[i, j][good]
             part["box"], part["inner"] = BOXES[0], True
-            found.append(part)
-    upright = most_like(np.concatenate(found))
+            pairs.append(part)
+    upright = most_like(np.concatenate(pairs))
     mirrored = upright.copy()
     mirrored["mirrored"] = True
     return np.concatenate([upright, mirrored])

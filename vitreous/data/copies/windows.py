@@ -71,14 +71,14 @@ def describe(views: np.ndarray, places: list[tuple[float, float]] = PLACES, pair
     rows = (dct(COARSE, COARSE) @ cells(starts, sizes, COARSE, SIDE)).reshape(-1, SIDE).astype(np.float32)
     width = len(rows)
     chosen = np.array([[(COARSE * y + i) * width + COARSE * x + j for i, j in FREQUENCIES] for y, x in pairs])
-    found = np.empty((len(views), len(pairs), LENGTH), np.float32)
+    descriptors = np.empty((len(views), len(pairs), LENGTH), np.float32)
     for low in range(0, len(views), 512):
         part = views[low : low + 512].astype(np.float32)
         across = (part.reshape(-1, SIDE) @ rows.T).reshape(-1, SIDE, width)
         both = np.ascontiguousarray(across.transpose(0, 2, 1)).reshape(-1, SIDE) @ rows.T  # (n * x, y)
         amplitudes = both.reshape(-1, width, width).transpose(0, 2, 1).reshape(len(part), -1)[:, chosen] * _FACTORS
-        found[low : low + 512] = amplitudes / np.maximum(np.linalg.norm(amplitudes, axis=2, keepdims=True), 1e-6)
-    return found
+        descriptors[low : low + 512] = amplitudes / np.maximum(np.linalg.norm(amplitudes, axis=2, keepdims=True), 1e-6)
+    return descriptors
 
 
 def describe_whole(views: np.ndarray) -> np.ndarray:
