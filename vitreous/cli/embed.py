@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vitreous.cli.jobs import Job, answering, images_of, into_file, tell_notes, told
+from vitreous.cli.jobs import Job, answer_settings, answering, images_of, into_file, tell_notes
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
@@ -44,7 +44,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     def answers(items: Iterator[Item]) -> Iterator[Sequence[Embedding]]:
         return answering(options, predictor).embeddings(items, options.bad_images)
 
-    made_by = {"verb": "embed", "model": predictor.card.name, "version": predictor.card.version, **told(options, predictor)}
+    made_by = {"verb": "embed", "model": predictor.card.name, "version": predictor.card.version, **answer_settings(options, predictor)}
     return into_file(options, options.out or "embeddings.npz", Embeddings(), made_by, answers, found, console)
 
 

@@ -67,7 +67,7 @@ def answering(options: Job, predictor: Predictor) -> Predictor | Remote:
     return Remote(options.ray, options.source(options.run), options.how(), options.exact)
 
 
-def told(options: Job, predictor: Predictor, **more: Any) -> dict[str, Any]:
+def answer_settings(options: Job, predictor: Predictor, **more: Any) -> dict[str, Any]:
     """What a file of answers depends on beside the model and the images. The precision is the one computed in: `auto` stands for another
     on another processor, and one file is not continued in two."""
     asked = {name: getattr(options, name) for name in ("exact", "device", "engine", "merge_tokens")}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vitreous.cli.jobs import Job, Meter, answering, images_of, into_file, tell_bad, tell_notes, told
+from vitreous.cli.jobs import Job, Meter, answer_settings, answering, images_of, into_file, tell_bad, tell_notes
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
@@ -62,7 +62,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         from vitreous.serving.rows import Predictions
 
         made_by = {"verb": "predict", "model": predictor.card.name, "version": predictor.card.version}
-        made_by |= told(options, predictor, top=asked.top, threshold=asked.threshold, abstain=asked.abstain)
+        made_by |= answer_settings(options, predictor, top=asked.top, threshold=asked.threshold, abstain=asked.abstain)
         return into_file(options, options.out, Predictions(), made_by, answers, found, console)
     return {"model": options.run, "precision": predictor.runtime.precision, "predictions": printed(options, answers, found, console)}
 

@@ -42,21 +42,21 @@ class WeightsSource(os.PathLike[str]):
         return () if self.source_size is None else (self.source_size,) if isinstance(self.source_size, int) else tuple(self.source_size)
 
     @property
-    def said(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """The same as fields of `ViTConfig`: those that were given."""
-        fields: dict[str, Any] = {} if self.resize is None else {"resize": self.resize}
-        return fields | ({"image": (self.sides[0], self.sides[-1])} if self.sides else {})
+        given: dict[str, Any] = {} if self.resize is None else {"resize": self.resize}
+        return given | ({"image": (self.sides[0], self.sides[-1])} if self.sides else {})
 
     @property
     def words(self) -> list[str]:
         """The same as words of a command."""
-        words_given = [] if self.resize is None else ["--resize", self.resize]
-        return words_given + (["--source-size", *map(str, self.sides)] if self.sides else [])
+        given = [] if self.resize is None else ["--resize", self.resize]
+        return given + (["--source-size", *map(str, self.sides)] if self.sides else [])
 
 
 def known_of(source: str | os.PathLike[str]) -> dict[str, Any]:
     """What a source of weights says of them beside their files: fields of `ViTConfig`."""
-    return source.said if isinstance(source, WeightsSource) else {}
+    return source.fields if isinstance(source, WeightsSource) else {}
 
 
 def words_of(source: str | os.PathLike[str]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitreous.models.config import BiTConfig, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
@@ -196,13 +196,5 @@ BIT = OwnNames(
     strip=("model.",),
     holds=lambda config: False,
 )
-ODD = OwnNames(  # blocks under other names: refused with the reason
-    NAME,
-    "a state dict of vitreous",
-    ("projection.weight", "encoder.norm.weight"),
-    (),
-    configure,
-    strip=("model.",),
-    holds=lambda config: False,
-)
+ODD = replace(VIT, sign=("projection.weight", "encoder.norm.weight"))  # blocks under other names: refused with the reason
 FORMATS = [VIT, BIT, ODD]
