@@ -2,8 +2,9 @@
 
     python benchmarks/agreement.py RUN PICTURES --out benchmarks/DATE-agreement-HARDWARE.md
 
-Python's answers are the measure. `predict` and `serve` are commands of their own; HTTP gets all pictures at once, sixteen requests at a
-time, so that they are computed beside others; the ONNX file is exported here, and answers by `predict` without PyTorch.
+Python's answers are the measure. `predict` and `serve` are commands of their own; HTTP gets all pictures at once,
+sixteen requests at a time, so that they are computed beside others; the ONNX file is exported here, and answers by
+`predict` without PyTorch.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def by_command(model: str, files: list[Path], classes: tuple[str, ...]) -> np.nd
 
 def by_http(run: str, files: list[Path], classes: tuple[str, ...]) -> np.ndarray:
     """(n, K) of `vitreous serve`."""
-    server = subprocess.Popen([sys.executable, "-m", "vitreous", "serve", run, "--port", "0"], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "vitreous", "serve", run, "--port", "0"], stdout=subprocess.PIPE, text=True
+    )
     assert server.stdout is not None
     address = next(line for line in server.stdout if "http://" in line).split()[-1]
     try:
@@ -88,13 +91,17 @@ def page(run: str, files: list[Path], scratch: Path) -> list[str]:
         "`vitreous export RUN --to onnx`, `vitreous predict model.onnx`": by_onnx(run, files, classes, scratch),
     }
     rows = [
-        f"| {way} | {np.abs(p - mine).max():.1e} | {(p.argmax(1) == mine.argmax(1)).sum()} of {len(files)} |" for way, p in ways.items()
+        f"| {way} | {np.abs(p - mine).max():.1e} | {(p.argmax(1) == mine.argmax(1)).sum()} of {len(files)} |"
+        for way, p in ways.items()
     ]
     return [
         f"# One picture, one answer, {time.strftime('%Y-%m-%d')}",
         "",
         f"{processor()}. `python benchmarks/agreement.py RUN PICTURES`: {len(files)} pictures, {len(classes)} classes;",
-        f"highest probabilities {mine.max(1).min():.3f} to {mine.max(1).max():.3f}. Beside `vitreous.load(RUN).predict(...)`:",
+        (
+            f"highest probabilities {mine.max(1).min():.3f} to {mine.max(1).max():.3f}. Beside "
+            "`vitreous.load(RUN).predict(...)`:"
+        ),
         "",
         "| way | largest difference of a probability | top-1 equal |",
         "|---|---|---|",

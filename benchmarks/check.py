@@ -2,9 +2,9 @@
 
     python benchmarks/check.py FOLDER --peer PYTHON --workers 2 --out benchmarks/DATE-check-HARDWARE.md
 
-PYTHON has imagededup installed (a virtual environment of its own). Each round runs both, one after the other, each in a process of its
-own; what it takes to start and import is not counted. The check reads, decodes, digests, describes and measures every file, and looks
-for equal and near ones; imagededup reads, decodes and hashes (`PHash().encode_images`).
+PYTHON has imagededup installed (a virtual environment of its own). Each round runs both, one after the other, each in a
+process of its own; what it takes to start and import is not counted. The check reads, decodes, digests, describes and
+measures every file, and looks for equal and near ones; imagededup reads, decodes and hashes (`PHash().encode_images`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ print(json.dumps([time.perf_counter() - started, len(found)]))
 def timed(python: str, code: str, folder: str, workers: int) -> float:
     """Files per second of one run in a process of its own."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([python, "-c", code, folder, str(workers)], check=True, capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [python, "-c", code, folder, str(workers)], check=True, capture_output=True, text=True, env=environment
+    )
     seconds, files = json.loads(done.stdout.splitlines()[-1])
     return files / seconds
 
@@ -92,14 +94,18 @@ def page(rates: dict[str, list[float]], count: int, workers: int, version: str) 
         f"# `data check` on {count:,} files against imagededup's hashing of them, {time.strftime('%Y-%m-%d')}",
         "",
         f"{processor()}, {workers} workers, Pillow {PIL.__version__}, imagededup {version}.",
-        f"`python benchmarks/check.py FOLDER --peer PYTHON`; {len(rates['vitreous'])} rounds, alternating; medians, and all of them.",
+        (
+            f"`python benchmarks/check.py FOLDER --peer PYTHON`; {len(rates['vitreous'])} rounds, alternating; medians, "
+            "and all of them."
+        ),
         "Starting and importing are not counted.",
         "",
         "| | files/s | ratio | rounds |",
         "|---|---|---|---|",
     ]
     what = {
-        "vitreous": "`vitreous data check`: verdict, SHA-256, descriptor, sizes, colours, traits, equal and near copies",
+        "vitreous": "`vitreous data check`: verdict, SHA-256, descriptor, sizes, colours, traits, equal and near "
+        "copies",
         "imagededup": "imagededup `PHash().encode_images`: perceptual hash",
     }
     for name, found in rates.items():

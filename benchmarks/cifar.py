@@ -2,10 +2,10 @@
 
     python benchmarks/cifar.py FOLDER --out benchmarks/DATE-cifar-HARDWARE.md
 
-FOLDER has train/CLASS/* and test/CLASS/*. One after the other, each alone on the machine. Ours is the command as it stands
-in the README. timm's model sees the same training images (the same tenth held out), the same shift and mirror, in bfloat16
-autocast where the processor has it, with fused AdamW, label smoothing and a cosine over the same wall-clock time: what a good
-plain script does. `--alone` leaves it out.
+FOLDER has train/CLASS/* and test/CLASS/*. One after the other, each alone on the machine. Ours is the command as it
+stands in the README. timm's model sees the same training images (the same tenth held out), the same shift and mirror,
+in bfloat16 autocast where the processor has it, with fused AdamW, label smoothing and a cosine over the same wall-clock
+time: what a good plain script does. `--alone` leaves it out.
 """
 
 from __future__ import annotations
@@ -63,10 +63,18 @@ def theirs(folder: str, minutes: float, rate: float) -> dict:
     started = time.perf_counter()
     data, config = open_data(folder), configure(MODEL, 32)
     preprocess = Preprocess((32, 32))
-    splits = {name: (screen(split, preprocess, 0, keep=True)[0], torch.from_numpy(split.labels)) for name, split in data.splits.items()}
+    splits = {
+        name: (screen(split, preprocess, 0, keep=True)[0], torch.from_numpy(split.labels))
+        for name, split in data.splits.items()
+    }
     torch.manual_seed(0)
     model = VisionTransformer(
-        img_size=32, patch_size=4, embed_dim=config.width, depth=config.depth, num_heads=config.heads, num_classes=len(data.classes)
+        img_size=32,
+        patch_size=4,
+        embed_dim=config.width,
+        depth=config.depth,
+        num_heads=config.heads,
+        num_classes=len(data.classes),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.05, fused=True)
     images, labels = splits["train"]
@@ -88,7 +96,11 @@ def theirs(folder: str, minutes: float, rate: float) -> dict:
         losses.append(loss.item())
         if progress * 6 >= len(curve) + 1:
             curve.append((elapsed / 60, accuracy(model, preprocess, *splits["val"])))
-            print(f"timm {elapsed / 60:.1f} min, {seen} images, loss {np.mean(losses[-100:]):.3f}, val {curve[-1][1]:.1%}", flush=True)
+            print(
+                f"timm {elapsed / 60:.1f} min, {seen} images, loss {np.mean(losses[-100:]):.3f}, val "
+                f"{curve[-1][1]:.1%}",
+                flush=True,
+            )
     trained = time.perf_counter() - started
     curve.append((trained / 60, accuracy(model, preprocess, *splits["val"])))
     return {
@@ -108,7 +120,8 @@ def accuracy(model: torch.nn.Module, preprocess: Preprocess, images: torch.Tenso
     model.eval()
     with torch.autocast("cpu", torch.bfloat16, enabled=has_bf16("cpu")):
         hits = sum(
-            int((model(preprocess.normalise(x)).argmax(1) == y).sum()) for x, y in zip(images.split(256), labels.split(256), strict=True)
+            int((model(preprocess.normalise(x)).argmax(1) == y).sum())
+            for x, y in zip(images.split(256), labels.split(256), strict=True)
         )
     model.train()
     return hits / len(labels)
@@ -139,7 +152,10 @@ def main() -> None:
     rows = [
         f"# CIFAR-10 (JPEG copy) from scratch, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}{', timm ' + b['version'] if b else ''}.",
+        (
+            f"{processor()}, {torch.get_num_threads()} threads, torch "
+            f"{torch.__version__}{', timm ' + b['version'] if b else ''}."
+        ),
         "`python benchmarks/cifar.py FOLDER`; one run each, seed 0, one after the other, whole processes timed.",
         "",
         "| | parameters | minutes, all in | epochs | images/s, training | test top-1 |",

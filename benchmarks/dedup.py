@@ -4,13 +4,15 @@
     python benchmarks/dedup.py CIFAR --judged benchmarks/cifar10-judged-pairs.csv
     python benchmarks/dedup.py TRAIN --search TEST
 
-Every photograph is changed in every way of `KINDS`. Half of the photographs stand in the other data set, with the distractors: their
-changed versions are to be found, and to be told as copies of the right one; those of the other half are strangers, and to be left
-alone. Then the halves change places. Of what is listed for a kind, the precision is the share that is right.
+Every photograph is changed in every way of `KINDS`. Half of the photographs stand in the other data set, with the
+distractors: their changed versions are to be found, and to be told as copies of the right one; those of the other half
+are strangers, and to be left alone. Then the halves change places. Of what is listed for a kind, the precision is the
+share that is right.
 
---judged takes real pairs instead, judged by eye: `train,test,verdict,part`, file names below CIFAR/train and CIFAR/test. --search
-takes two folders, and tells how many images of the first are copies of one in the second, and what that costs. Times are processor
-seconds, user and system, of all processes.
+--judged takes real pairs instead, judged by eye: `train,test,verdict,part`, file names below CIFAR/train and
+  CIFAR/test. --search
+takes two folders, and tells how many images of the first are copies of one in the second, and what that costs. Times
+are processor seconds, user and system, of all processes.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def cut(area: float) -> Change:
 
 def scaled(factor: float) -> Change:
     """Both sides times a factor, bicubic."""
-    return lambda picture, draw: picture.resize((max(1, round(picture.width * factor)), max(1, round(picture.height * factor))), 3)
+    return lambda picture, draw: picture.resize(
+        (max(1, round(picture.width * factor)), max(1, round(picture.height * factor))), 3
+    )
 
 
 def compressed(quality: int) -> Change:
@@ -96,7 +100,8 @@ def several(*changes: Change) -> Change:
 
 
 def shifted(picture: Image.Image, draw: random.Random) -> Image.Image:
-    """Moved by 1/32 to 4/32 of each side, at least a pixel; what is uncovered repeats the edge, is its mirror image, or is black."""
+    """Moved by 1/32 to 4/32 of each side, at least a pixel; what is uncovered repeats the edge, is its mirror image, or
+    is black."""
     pixels = np.asarray(picture)
     dx, dy = (max(1, round(side * draw.randint(1, 4) / 32)) for side in picture.size)
     filled: dict[str, Any] = {"mode": draw.choice(["edge", "reflect", "constant"])}
@@ -162,7 +167,9 @@ KINDS: dict[str, Change] = {
     "mirrored, cut to 70 %, brighter, × 0.5, quality 30": several(
         mirrored, cut(0.7), coloured(ImageEnhance.Brightness, 1.2), scaled(0.5), compressed(30)
     ),
-    "cut to 50 %, contrast × 1.3, × 0.5, quality 20": several(cut(0.5), coloured(ImageEnhance.Contrast, 1.3), scaled(0.5), compressed(20)),
+    "cut to 50 %, contrast × 1.3, × 0.5, quality 20": several(
+        cut(0.5), coloured(ImageEnhance.Contrast, 1.3), scaled(0.5), compressed(20)
+    ),
     "cut to 70 %, grey, a border": several(cut(0.7), grey, framed),
 }
 HARDER: dict[str, Change] = {
@@ -175,14 +182,17 @@ HARDER: dict[str, Change] = {
     "bars of 12 %, mirrored, quality 50": several(letterboxed, mirrored, compressed(50)),
     "three quarters of one side": narrowed,
     "blurred by 2 %": blurred,
-    "shifted, hue, contrast, quality 40": several(shifted, hue, coloured(ImageEnhance.Contrast, 0.6, 1.5), compressed(40)),
+    "shifted, hue, contrast, quality 40": several(
+        shifted, hue, coloured(ImageEnhance.Contrast, 0.6, 1.5), compressed(40)
+    ),
     "mirrored, shifted, gamma, a border, quality 40": several(mirrored, shifted, gamma, framed, compressed(40)),
 }
 KINDS |= HARDER
 
 
 def plant(photographs: list[Path], scratch: Path) -> tuple[list[Path], list[tuple[int, str]]]:
-    """Every photograph in every way, as JPEG of quality 90 -> the files, and for each the photograph's number and the kind."""
+    """Every photograph in every way, as JPEG of quality 90 -> the files, and for each the photograph's number and the
+    kind."""
     files, known = [], []
     for number, path in enumerate(photographs):
         picture = decode(path, 3)
@@ -200,8 +210,11 @@ def processor_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def measure(photographs: list[Path], distractors: list[Path], workers: int | None) -> tuple[dict[str, list[int]], float, int]:
-    """For each kind: planted, found right, found wrong; and the processor seconds of the search, and the images it looked at."""
+def measure(
+    photographs: list[Path], distractors: list[Path], workers: int | None
+) -> tuple[dict[str, list[int]], float, int]:
+    """For each kind: planted, found right, found wrong; and the processor seconds of the search, and the images it
+    looked at."""
     tally = {kind: [0, 0, 0] for kind in KINDS}
     with tempfile.TemporaryDirectory() as scratch:
         files, known = plant(photographs, Path(scratch))
@@ -223,24 +236,33 @@ def measure(photographs: list[Path], distractors: list[Path], workers: int | Non
 
 
 def judged(root: Path, pairs: Path, workers: int | None) -> list[str]:
-    """Rows of a table: of the pairs that are the same photograph, how many are found; of the others, how many are taken for copies.
+    """Rows of a table: of the pairs that are the same photograph, how many are found; of the others, how many are taken
+    for copies.
 
-    All images of the list are searched at once. A pair of the same photograph counts as found where the training image is listed.
+    All images of the list are searched at once. A pair of the same photograph counts as found where the training image
+    is listed.
     """
     with pairs.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     places = {name: sorted({root / name / f"{row[name]}.jpg" for row in rows}) for name in ("train", "test")}
     found = dedup([labelled(places["train"])], [labelled(places["test"])], workers=workers)
     listed = {copy["path"]: copy["copy_of"] for copy in found["copies"]}
-    lines = ["| part | same photograph | found | recall | other | taken for copies | precision |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| part | same photograph | found | recall | other | taken for copies | precision |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for part in ("tuned", "held-out"):
-        names = [(os.fspath(root / "train" / f"{row['train']}.jpg"), os.fspath(root / "test" / f"{row['test']}.jpg")) for row in rows]
+        names = [
+            (os.fspath(root / "train" / f"{row['train']}.jpg"), os.fspath(root / "test" / f"{row['test']}.jpg"))
+            for row in rows
+        ]
         kept = [(row["verdict"], *name) for row, name in zip(rows, names, strict=True) if row["part"] == part]
         same = [one in listed for verdict, one, _ in kept if verdict == "same"]
         other = [listed.get(one) == two for verdict, one, two in kept if verdict == "other"]
         right, wrong = sum(same), sum(other)
         lines.append(
-            f"| {part} | {len(same)} | {right} | {right / len(same):.1%} | {len(other)} | {wrong} | {right / max(right + wrong, 1):.1%} |"
+            f"| {part} | {len(same)} | {right} | {right / len(same):.1%} | {len(other)} | {wrong} | "
+            f"{right / max(right + wrong, 1):.1%} |"
         )
     return lines
 
@@ -296,12 +318,22 @@ def planted(arguments: argparse.Namespace) -> list[str]:
     every = list_images(arguments.photographs)
     photographs = sorted(random.Random(0).sample(every, min(arguments.most, len(every))))
     taken = {os.path.realpath(path) for path in photographs}
-    strange = [path for path in list_images(arguments.distractors) if os.path.realpath(path) not in taken] if arguments.distractors else []
+    strange = (
+        [path for path in list_images(arguments.distractors) if os.path.realpath(path) not in taken]
+        if arguments.distractors
+        else []
+    )
     distractors = sorted(random.Random(1).sample(strange, min(arguments.most_distractors, len(strange))))
     tally, seconds, images = measure(photographs, distractors, arguments.workers)
     rows = [
-        f"{len(photographs)} pictures, each changed in {len(KINDS)} ways; half of them in the other data set, then the other half,",
-        f"among {len(distractors):,} distractors. {images:,} images in {seconds:.0f} processor seconds: {images / seconds:.0f} a second.",
+        (
+            f"{len(photographs)} pictures, each changed in {len(KINDS)} ways; half of them in the other data set, then the "
+            "other half,"
+        ),
+        (
+            f"among {len(distractors):,} distractors. {images:,} images in {seconds:.0f} processor seconds: "
+            f"{images / seconds:.0f} a second."
+        ),
         "",
         "| kind | planted | found | recall | wrong | precision |",
         "|---|---|---|---|---|---|",
@@ -309,7 +341,12 @@ def planted(arguments: argparse.Namespace) -> list[str]:
     harder = [sum(tally[kind][column] for kind in HARDER) for column in range(3)]
     total = [sum(column) for column in zip(*tally.values(), strict=True)]
     before = [whole - part for whole, part in zip(total, harder, strict=True)]
-    for kind, (count, right, wrong) in [*tally.items(), ("the first 16 kinds", before), ("the harder kinds", harder), ("all", total)]:
+    for kind, (count, right, wrong) in [
+        *tally.items(),
+        ("the first 16 kinds", before),
+        ("the harder kinds", harder),
+        ("all", total),
+    ]:
         precision = f"{right / (right + wrong):.1%}" if right + wrong else "–"
         rows.append(f"| {kind} | {count} | {right} | {right / max(count, 1):.1%} | {wrong} | {precision} |")
     return rows

@@ -25,7 +25,9 @@ def trained(seed: int, scratch: str) -> tuple[float, float, float]:
     """Validation and test top-1 of one run, and its seconds as a whole process."""
     started = time.perf_counter()
     words = ["train", "digits", "--seed", str(seed), "--json", "--out", f"{scratch}/{seed}"]
-    result = subprocess.run([sys.executable, "-m", "vitreous", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    result = subprocess.run(
+        [sys.executable, "-m", "vitreous", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
+    )
     summary = json.loads(result.stdout)
     return summary["val"]["top1"], summary["test"]["top1"], time.perf_counter() - started
 
@@ -47,8 +49,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
     k, val, test = neighbours()
-    rows = [f"# digits, {time.strftime('%Y-%m-%d')}", "", f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}."]
-    rows += ["`python benchmarks/digits.py`; the fixed split has 1,439 / 179 / 179 images, so one test image is 0.56 points.", ""]
+    rows = [
+        f"# digits, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
+    ]
+    rows += [
+        (
+            "`python benchmarks/digits.py`; the fixed split has 1,439 / 179 / 179 images, so one test image is 0.56 "
+            "points."
+        ),
+        "",
+    ]
     rows += ["| | seed | val top-1 | test top-1 | seconds, whole process |", "|---|---|---|---|---|"]
     tests, times = [], []
     with tempfile.TemporaryDirectory() as scratch:
@@ -60,7 +72,8 @@ def main() -> None:
             print(rows[-1], flush=True)
     spread = statistics.stdev(tests) if len(tests) > 1 else 0.0
     rows.append(
-        f"| mean of {len(tests)} seeds | | | **{statistics.mean(tests):.2%}** ± {spread:.2%} | {statistics.median(times):.0f} (median) |"
+        f"| mean of {len(tests)} seeds | | | **{statistics.mean(tests):.2%}** ± {spread:.2%} | "
+        f"{statistics.median(times):.0f} (median) |"
     )
     rows.append(f"| scikit-learn k-NN, k = {k} chosen on val | | {val:.2%} | {test:.2%} | |")
     text = "\n".join(rows) + "\n"

@@ -1,12 +1,13 @@
-"""Attention distance and rollout of one image beside eager attention with every map kept: seconds, and peak memory beyond the model.
+"""Attention distance and rollout of one image beside eager attention with every map kept: seconds, and peak memory
+beyond the model.
 
     python benchmarks/inspection.py --out benchmarks/DATE-inspection-HARDWARE.md
 
-Each row is a process of its own: it loads the model (random weights), computes once on a small image, sets the mark of its peak
-memory back, and then takes the time of one look at a noise image. Eager is timm's model with fused attention switched off and a
-hook on every attention's dropout that keeps its probabilities, as vit-explain has it; then the same distance, or the same rollout (mean
-over the heads, half the identity, nothing discarded) by whole matrices. Where the kept maps would not fit into three quarters of
-the free memory, their size is told instead.
+Each row is a process of its own: it loads the model (random weights), computes once on a small image, sets the mark of
+its peak memory back, and then takes the time of one look at a noise image. Eager is timm's model with fused attention
+switched off and a hook on every attention's dropout that keeps its probabilities, as vit-explain has it; then the same
+distance, or the same rollout (mean over the heads, half the identity, nothing discarded) by whole matrices. Where the
+kept maps would not fit into three quarters of the free memory, their size is told instead.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ def ours(task: str, image_size: int) -> Look:
     from vitreous.models.zoo import create
 
     model = create(NAME, image_size).eval()
-    return (lambda images: distances(model, [images]).mean) if task == "distance" else (lambda images: rollout(model, images).maps[:, -1])
+    return (
+        (lambda images: distances(model, [images]).mean)
+        if task == "distance"
+        else (lambda images: rollout(model, images).maps[:, -1])
+    )
 
 
 def eager(task: str, image_size: int) -> Look:
@@ -112,8 +117,14 @@ def page(rows: list[dict]) -> list[str]:
     lines = [
         f"# Attention distance and rollout of {NAME}, one image, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}, timm {timm.__version__}, float32.",
-        "`python benchmarks/inspection.py`; each row is a process of its own. Memory is the peak beyond the loaded model; eager is timm",
+        (
+            f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}, timm {timm.__version__}, "
+            "float32."
+        ),
+        (
+            "`python benchmarks/inspection.py`; each row is a process of its own. Memory is the peak beyond the loaded "
+            "model; eager is timm"
+        ),
         "without fused attention, every map kept, as vit-explain has it.",
         "",
         "| what | image | | seconds | memory beyond the model |",
@@ -146,8 +157,19 @@ def main() -> None:
             for who in ("vitreous", "eager"):
                 row = {"task": task, "image": image_size, "who": who}
                 if who == "vitreous" or maps_of(image_size) < 0.75 * free():
-                    command = [sys.executable, __file__, "--threads", str(arguments.threads), "--one", who, task, str(image_size)]
-                    row |= json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+                    command = [
+                        sys.executable,
+                        __file__,
+                        "--threads",
+                        str(arguments.threads),
+                        "--one",
+                        who,
+                        task,
+                        str(image_size),
+                    ]
+                    row |= json.loads(
+                        subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
+                    )
                 rows.append(row)
                 print(row, file=sys.stderr, flush=True)
     text = "\n".join(page(rows))

@@ -2,9 +2,9 @@
 
     python benchmarks/lighter.py FOLDER --epochs 1 2 4 --out benchmarks/DATE-lighter-HARDWARE.md
 
-Each run is `vitreous train FOLDER --model ViT-96x4/4` with the options in its row, whole and of its own, on one thread; time is
-the processor time of its training, so that it does not matter what else the machine does. Then the longest run with everything
-kept is judged with 0, 2, 4, ... tokens merged in each block (ToMe).
+Each run is `vitreous train FOLDER --model ViT-96x4/4` with the options in its row, whole and of its own, on one thread;
+time is the processor time of its training, so that it does not matter what else the machine does. Then the longest run
+with everything kept is judged with 0, 2, 4, ... tokens merged in each block (ToMe).
 """
 
 from __future__ import annotations
@@ -54,11 +54,24 @@ def main() -> None:
         for epochs in arguments.epochs:
             for name, options in SETTINGS.items():
                 out = f"{scratch}/{len(trained)}"
-                words = ["--model", MODEL, "--epochs", f"{epochs:g}", "--shards", "1", "--workers", "0", "--evaluate-every", "1000000"]
+                words = [
+                    "--model",
+                    MODEL,
+                    "--epochs",
+                    f"{epochs:g}",
+                    "--shards",
+                    "1",
+                    "--workers",
+                    "0",
+                    "--evaluate-every",
+                    "1000000",
+                ]
                 document, seconds = vitreous("train", arguments.folder, "--out", out, *words, *options)
                 trained.append((name, epochs, seconds / 60, document["test"]["top1"], out))
                 print(trained[-1], flush=True)
-        longest = next(out for name, epochs, _, _, out in trained if name == "everything kept" and epochs == max(arguments.epochs))
+        longest = next(
+            out for name, epochs, _, _, out in trained if name == "everything kept" and epochs == max(arguments.epochs)
+        )
         for count in MERGED:
             document, seconds = vitreous("evaluate", longest, "--merge-tokens", str(count), "--workers", "0")
             merged.append((count, document["images_per_second"], document["test"]["top1"]))
@@ -74,7 +87,10 @@ def page(trained: list, merged: list) -> list[str]:
     lines = [
         f"# Work left out: accuracy against time, CIFAR-10 (JPEG copy), {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, one thread, torch {torch.__version__}. `python benchmarks/lighter.py FOLDER`; {MODEL}, one run each, seed 0.",
+        (
+            f"{processor()}, one thread, torch {torch.__version__}. `python benchmarks/lighter.py FOLDER`; {MODEL}, one "
+            "run each, seed 0."
+        ),
         "",
         "Training: processor minutes of the whole command, reading the pictures and the final judging included.",
         "",
@@ -85,7 +101,10 @@ def page(trained: list, merged: list) -> list[str]:
     base = merged[0][1]
     lines += [
         "",
-        "Inference: tokens merged in each block of the longest run with everything kept (64 tokens, 4 blocks), `evaluate --merge-tokens`;",
+        (
+            "Inference: tokens merged in each block of the longest run with everything kept (64 tokens, 4 blocks), "
+            "`evaluate --merge-tokens`;"
+        ),
         "the rate is that of the whole command, pictures decoded by the same thread.",
         "",
         "| merged in each block | images/s | ratio | test top-1 |",

@@ -1,9 +1,11 @@
-"""Does rollout point at what matters? Accuracy of a run with a quarter of the patches masked: by rollout, at random, at the centre.
+"""Does rollout point at what matters? Accuracy of a run with a quarter of the patches masked: by rollout, at random, at
+the centre.
 
     python benchmarks/pointing.py RUN --out benchmarks/DATE-pointing-HARDWARE.md
 
-A masked patch gets the mean pixel of the training images. The patches masked are those with the highest rollout, those nearest to the
-centre (a Gaussian's order; ties by row and column), or drawn for each image, with five seeds. All images of the run's test split.
+A masked patch gets the mean pixel of the training images. The patches masked are those with the highest rollout, those
+nearest to the centre (a Gaussian's order; ties by row and column), or drawn for each image, with five seeds. All images
+of the run's test split.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def main() -> None:
     pixels = torch.stack([own.pixels(picture_of(split, sample, own.channels)) for sample in range(len(split))])
     images, labels = own.normalise(pixels), torch.from_numpy(split.labels)
     train = opened.split("train")
-    mean = np.mean([np.asarray(picture_of(train, sample, own.channels)).mean((0, 1)) for sample in range(len(train))], 0)
+    mean = np.mean(
+        [np.asarray(picture_of(train, sample, own.channels)).mean((0, 1)) for sample in range(len(train))], 0
+    )
     filled = own.normalise(torch.as_tensor(mean, dtype=torch.float32).view(1, -1, 1, 1)).flatten(1)
     patch, model = bundle.model.config.patch, bundle.model
     patches = patchify(images, patch).flatten(1, -2)  # (n, N, C * pixels)
@@ -64,7 +68,10 @@ def main() -> None:
         return found.joint[:, -1, found.prefix :]
 
     rows = [("nothing", accuracy(None))]
-    rows += [("highest rollout", accuracy(maps(Mixing()))), ("highest rollout, maximum over heads", accuracy(maps(Mixing(fusion="max"))))]
+    rows += [
+        ("highest rollout", accuracy(maps(Mixing()))),
+        ("highest rollout, maximum over heads", accuracy(maps(Mixing(fusion="max")))),
+    ]
     rows.append(("highest gradient-weighted rollout", accuracy(gradient(model, images).maps.flatten(1))))
     rows += [("the centre", accuracy(centred(grid, len(images))))]
     for seed in range(SEEDS):

@@ -2,9 +2,10 @@
 
     python benchmarks/precision.py RUN FOLDER --out benchmarks/DATE-precision-HARDWARE.md
 
-RUN is a trained run whose data are at hand: int8 is calibrated on its training images. FOLDER has the photographs, in folders of
-classes where accuracy is to be told. The measure is the model as PyTorch computes it in float32, image by image the same pixels.
-bfloat16 is tried where the processor has it. Start-up of int8 is timed with nothing kept and a second time.
+RUN is a trained run whose data are at hand: int8 is calibrated on its training images. FOLDER has the photographs, in
+folders of classes where accuracy is to be told. The measure is the model as PyTorch computes it in float32, image by
+image the same pixels. bfloat16 is tried where the processor has it. Start-up of int8 is timed with nothing kept and a
+second time.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ Logits = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Figures:
-    """Beside the exact logits: length of the difference to length, shares of equal and, where there are labels, of right first classes."""
+    """Beside the exact logits: length of the difference to length, shares of equal and, where there are labels, of
+    right first classes."""
 
     error: float
     agreement: float
@@ -50,11 +52,16 @@ def figures(found: np.ndarray, exact: np.ndarray, labels: np.ndarray | None) -> 
     """Of (n, K) logits."""
     first = found.argmax(1)
     error = np.linalg.norm(found.astype(np.float64) - exact) / np.linalg.norm(exact.astype(np.float64))
-    return Figures(float(error), float((first == exact.argmax(1)).mean()), None if labels is None else float((first == labels).mean()))
+    return Figures(
+        float(error),
+        float((first == exact.argmax(1)).mean()),
+        None if labels is None else float((first == labels).mean()),
+    )
 
 
 def photographs(run: str, folder: str, most: int) -> tuple[Split, np.ndarray | None]:
-    """At most so many of the folder, always the same choice, and their labels in the model's order where it has classes."""
+    """At most so many of the folder, always the same choice, and their labels in the model's order where it has
+    classes."""
     bundle = open_bundle(run)
     if bundle.several:
         raise SystemExit("agreement of first classes is for models that name one class an image")
@@ -80,7 +87,9 @@ def exactly(run: str, pixels: np.ndarray) -> np.ndarray:
     bundle = open_bundle(run)
     model = bundle.model.eval()
     with torch.inference_mode():
-        return np.concatenate([model(bundle.preprocess.normalise(part)).numpy() for part in torch.from_numpy(pixels).split(64)])
+        return np.concatenate(
+            [model(bundle.preprocess.normalise(part)).numpy() for part in torch.from_numpy(pixels).split(64)]
+        )
 
 
 def ways(run: str, scratch: str) -> Iterator[tuple[str, Callable[[], Logits]]]:
@@ -145,7 +154,10 @@ def page(run: str, folder: str, most: int) -> list[str]:
         f"# What eight bits cost, {time.strftime('%Y-%m-%d')}",
         "",
         f"{hardware()}; {packages()}. `python benchmarks/precision.py RUN FOLDER --most {most}`.",
-        f"{name_of(bundle.model.config)} at {bundle.preprocess.image[0]} x {bundle.preprocess.image[1]}, {len(bundle.classes)} classes,",
+        (
+            f"{name_of(bundle.model.config)} at {bundle.preprocess.image[0]} x {bundle.preprocess.image[1]}, "
+            f"{len(bundle.classes)} classes,"
+        ),
         f"{len(split):,} pictures.",
         "Logit error: length of the difference to length, over all logits. Equal: to PyTorch in float32.",
         "",

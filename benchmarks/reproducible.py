@@ -2,7 +2,8 @@
 
     python benchmarks/reproducible.py [DATA] [--model MODEL] [--rounds 3] --out benchmarks/DATE-reproducible-HARDWARE.md
 
-Runs alternate, each a process of its own (two under torchrun, with one thread each); the rate is the median of the run's log lines.
+Runs alternate, each a process of its own (two under torchrun, with one thread each); the rate is the median of the
+run's log lines.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ WAYS = {
 
 def rate(processes: int, words: list[str], out: Path) -> tuple[float, int]:
     """Images a second and peak memory in bytes of one run; of the leading process, where there are two."""
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)] if processes > 1 else [sys.executable]
+    start = (
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+        if processes > 1
+        else [sys.executable]
+    )
     subprocess.run([*start, "-m", "vitreous", "train", *words, "--out", str(out)], check=True, capture_output=True)
     summary = json.loads((out / "summary.json").read_text())
     return summary["images_per_second"], summary["peak_memory_bytes"]
@@ -55,7 +60,10 @@ def main() -> None:
         f"# What `--reproducible` costs, {time.strftime('%Y-%m-%d')}",
         "",
         f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
-        f"`python benchmarks/reproducible.py {' '.join(sys.argv[1:])}`; medians of {arguments.rounds} alternating runs.",
+        (
+            f"`python benchmarks/reproducible.py {' '.join(sys.argv[1:])}`; medians of {arguments.rounds} alternating "
+            "runs."
+        ),
         "",
         "| | images/s | ratio | lowest, highest | peak memory of a process |",
         "|---|---|---|---|---|",
@@ -64,7 +72,9 @@ def main() -> None:
         rates = sorted(images for images, _ in runs)
         middle = statistics.median(rates)
         memory = max(held for _, held in runs) / 2**20
-        rows.append(f"| {name} | {middle:.0f} | {middle / base:.2f} | {rates[0]:.0f}, {rates[-1]:.0f} | {memory:.0f} MiB |")
+        rows.append(
+            f"| {name} | {middle:.0f} | {middle / base:.2f} | {rates[0]:.0f}, {rates[-1]:.0f} | {memory:.0f} MiB |"
+        )
     text = "\n".join(rows) + "\n"
     print(text)
     if arguments.out:

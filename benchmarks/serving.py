@@ -3,12 +3,13 @@
     python benchmarks/serving.py --scratch DIR --out benchmarks/DATE-serving-HARDWARE.md
     python benchmarks/serving.py --scratch DIR --parts load loris fuzz drain crash reload cancel soak
 
-The model is a ViT-S/16 with random weights that it makes in DIR, or --run; the pictures are those of --images, or drawn. Requests are
-sent at Poisson times whatever the server does, and latency counts from the time at which each was due (`serving_client.py`). Every
-answer is compared with what the same picture got alone, every digit of it, and with the id of its request.
+The model is a ViT-S/16 with random weights that it makes in DIR, or --run; the pictures are those of --images, or
+drawn. Requests are sent at Poisson times whatever the server does, and latency counts from the time at which each was
+due (`serving_client.py`). Every answer is compared with what the same picture got alone, every digit of it, and with
+the id of its request.
 
-Capacity T* is the most right answers a second that any phase at up to 1.5 x the closed loop brought: 16 clients that ask again as soon
-as they are answered. L1 is the median latency of one client alone.
+Capacity T* is the most right answers a second that any phase at up to 1.5 x the closed loop brought: 16 clients that
+ask again as soon as they are answered. L1 is the median latency of one client alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,16 @@ from serving_server import PROGRAM, Server, make_run, photographs, two_cores
 
 from vitreous.bench.report import hardware
 
-HEAD = ("x T*", "offered/s", "right answers/s", "of T*", "accepted p50, p99 ms", "refused p99 ms", "statuses", "healthz p99 ms")
+HEAD = (
+    "x T*",
+    "offered/s",
+    "right answers/s",
+    "of T*",
+    "accepted p50, p99 ms",
+    "refused p99 ms",
+    "statuses",
+    "healthz p99 ms",
+)
 HEAD += ("recovered after s", "CPU of server, client")
 LOADS = (0.7, 1.0, 2.0, 5.0, 20.0)
 SWEEP = (0.8, 1.0, 1.25, 1.5)
@@ -62,7 +72,8 @@ class Rig:
 
 
 async def acquaint(rig: Rig, server: Server) -> None:
-    """Ask for every picture alone, twice: the answers that all others are compared with, and the latency without company."""
+    """Ask for every picture alone, twice: the answers that all others are compared with, and the latency without
+    company."""
     client = Client(server.port)
     asked = uploads(server.port, rig.pictures)
     first = [await client.ask(question) for question in asked]
@@ -117,7 +128,8 @@ class Watch:
 
 
 async def recovery(client: Client, asked: list[Question], normal: float) -> float:
-    """Seconds until one request, asked again and again, is answered right within the normal latency; 30 where it never is."""
+    """Seconds until one request, asked again and again, is answered right within the normal latency; 30 where it never
+    is."""
     clock = asyncio.get_running_loop().time
     begun, number = clock(), 0
     while clock() - begun < 30:
@@ -154,12 +166,18 @@ async def load(rig: Rig, arguments: argparse.Namespace) -> list[str]:
         peak, after = max(watch.seen), server.memory()
         startup, metrics = server.startup, server.metrics()
     lines += [
-        f"L1 {rig.alone * 1000:.1f} ms, T* {rig.capacity:.1f} answers/s, {len(rig.pictures)} pictures, {rig.seconds:g} s a phase.",
+        (
+            f"L1 {rig.alone * 1000:.1f} ms, T* {rig.capacity:.1f} answers/s, {len(rig.pictures)} pictures, {rig.seconds:g} "
+            "s a phase."
+        ),
         f"Ready {startup:.1f} s after its start.",
         "",
         "| | offered/s | right answers/s | p50, p99 ms |",
         "|---|---|---|---|",
-        *(f"| {name} | {p.offered:.1f} | {p.goodput:.1f} | {ms(p.latency(0.5))}, {ms(p.latency(0.99))} |" for name, p in sweep),
+        *(
+            f"| {name} | {p.offered:.1f} | {p.goodput:.1f} | {ms(p.latency(0.5))}, {ms(p.latency(0.99))} |"
+            for name, p in sweep
+        ),
         "",
         f"| {' | '.join(HEAD)} |",
         "|" + "---|" * len(HEAD),
@@ -167,17 +185,31 @@ async def load(rig: Rig, arguments: argparse.Namespace) -> list[str]:
     for share, p, health, recovered, spent in rows:
         beat = ms(quantile([r.seconds for r in health], 0.99)) + " (not all 200)" * any(not r.right for r in health)
         rates = [f"{share:g}", f"{p.offered:.1f}", f"{p.goodput:.1f}", f"{p.goodput / rig.capacity:.2f}"]
-        times = [f"{ms(p.latency(0.5))}, {ms(p.latency(0.99))}", ms(p.latency(0.99, refused=True)), said(p.statuses()), beat]
+        times = [
+            f"{ms(p.latency(0.5))}, {ms(p.latency(0.99))}",
+            ms(p.latency(0.99, refused=True)),
+            said(p.statuses()),
+            beat,
+        ]
         lines.append(f"| {' | '.join([*rates, *times, f'{recovered:.2f}', f'{spent:.0%}, {p.own:.0%}'])} |")
     unnamed = sum(r.status in (429, 503) and b"retry-after" not in r.headers for _, p, *_ in rows for r in p.replies)
     wrong = sum(r.status == 200 and not r.right for _, p, *_ in [*sweep, *rows] for r in p.replies)
     checked = sum(r.status == 200 for _, p, *_ in [*sweep, *rows] for r in p.replies)
     lines += [
         "",
-        f"Answers that were not, to the last digit, what the picture gets alone, or under another request's id: {wrong} of {checked:,}.",
+        (
+            "Answers that were not, to the last digit, what the picture gets alone, or under another request's id: "
+            f"{wrong} of {checked:,}."
+        ),
         f"Refusals without Retry-After: {unnamed}.",
-        f"Memory of the server and its children: {before / MIB:.0f} MiB before, {peak / MIB:.0f} at the peak, {after / MIB:.0f} after.",
-        "".join(f"{name} {metrics.get(f'vitreous_{name}_total', 0):.0f}. " for name in ("expired", "cancelled", "decoder_restarts")),
+        (
+            f"Memory of the server and its children: {before / MIB:.0f} MiB before, {peak / MIB:.0f} at the peak, "
+            f"{after / MIB:.0f} after."
+        ),
+        "".join(
+            f"{name} {metrics.get(f'vitreous_{name}_total', 0):.0f}. "
+            for name in ("expired", "cancelled", "decoder_restarts")
+        ),
         "",
     ]
     return lines
@@ -240,7 +272,9 @@ def main() -> None:
     parser.add_argument("--drains", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=["load"])
-    parser.add_argument("--serve", nargs="+", default=[], help="further words for vitreous serve, without their dashes: queue=64")
+    parser.add_argument(
+        "--serve", nargs="+", default=[], help="further words for vitreous serve, without their dashes: queue=64"
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     server_core, client_core = two_cores()
@@ -256,7 +290,10 @@ def main() -> None:
         f"{hardware()}, torch {torch.__version__}; the server on core {server_core}, the client on core {client_core}.",
         f"{len(pictures)} pictures of {mean:.0f} KiB in the mean.",
         "",
-        f"`python benchmarks/serving.py --scratch DIR --parts {' '.join(arguments.parts)} --seconds {arguments.seconds:g}`",
+        (
+            f"`python benchmarks/serving.py --scratch DIR --parts {' '.join(arguments.parts)} --seconds "
+            f"{arguments.seconds:g}`"
+        ),
         "",
     ]
     for part in arguments.parts:

@@ -33,7 +33,8 @@ def more_files() -> None:
 
 
 async def attack(port: int, way: str, until: float) -> tuple[str, float]:
-    """One connection that holds on as long as it can. Returns how long that was; infinite where it outlived the time."""
+    """One connection that holds on as long as it can. Returns how long that was; infinite where it outlived the
+    time."""
     clock = asyncio.get_running_loop().time
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
@@ -43,7 +44,9 @@ async def attack(port: int, way: str, until: float) -> tuple[str, float]:
     if way == "header":
         writer.write(f"GET /v1/model HTTP/1.1\r\n{host}X-A: ".encode())
     elif way == "body":
-        writer.write(f"POST /v1/predict HTTP/1.1\r\n{host}Content-Type: image/jpeg\r\nContent-Length: 60000\r\n\r\n".encode())
+        writer.write(
+            f"POST /v1/predict HTTP/1.1\r\n{host}Content-Type: image/jpeg\r\nContent-Length: 60000\r\n\r\n".encode()
+        )
     elif way == "reader":
         writer.write(f"GET /v1/model HTTP/1.1\r\n{host}\r\n".encode() * 30)
         writer.transport.pause_reading()
@@ -74,7 +77,9 @@ async def good_clients(port: int, asked: list[Question], rig, seconds: float) ->
     """0.7 T*, half of it on connections that are kept."""
     kept, fresh = Client(port), Client(port, fresh=True)
     rate = 0.35 * rig.capacity
-    phases = await asyncio.gather(open_loop(kept, asked, rate, seconds, rig.seed), open_loop(fresh, asked, rate, seconds, rig.seed + 1))
+    phases = await asyncio.gather(
+        open_loop(kept, asked, rate, seconds, rig.seed), open_loop(fresh, asked, rate, seconds, rig.seed + 1)
+    )
     kept.close()
     return phases
 
@@ -90,7 +95,8 @@ async def loris(rig, arguments) -> list[str]:
         clock = asyncio.get_running_loop().time
         until = clock() + seconds + 2
         attackers = [
-            asyncio.create_task(attack(server.port, way, until)) for _, way in zip(range(arguments.attackers), itertools.cycle(WAYS))
+            asyncio.create_task(attack(server.port, way, until))
+            for _, way in zip(range(arguments.attackers), itertools.cycle(WAYS))
         ]
         await asyncio.sleep(2)
         held = server.files() - files
@@ -105,14 +111,24 @@ async def loris(rig, arguments) -> list[str]:
         f"{arguments.attackers} connections, {held} of them held 2 s after; good clients at 0.7 T* for {seconds:g} s.",
         "",
     ]
-    names = [f"{how}, {when}" for when in ("before the attack", "under it") for how in ("kept connections", "a new connection each")]
+    names = [
+        f"{how}, {when}"
+        for when in ("before the attack", "under it")
+        for how in ("kept connections", "a new connection each")
+    ]
     for name, phase in zip(names, [*calm, *attacked], strict=True):
         share, statuses = len(phase.good) / len(phase.replies), phase.statuses()
-        lines.append(f"- {name}: {share:.1%} of {len(phase.replies)} answered right, {statuses}, p99 {phase.latency(0.99):.2f} s")
+        lines.append(
+            f"- {name}: {share:.1%} of {len(phase.replies)} answered right, {statuses}, p99 {phase.latency(0.99):.2f} s"
+        )
     times = defaultdict(list)
     for way, span in ended:
         times[way].append(span)
-    lines += ["", "| attack | connections | median s until closed | longest | still open at the end |", "|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| attack | connections | median s until closed | longest | still open at the end |",
+        "|---|---|---|---|---|",
+    ]
     for way in WAYS:
         spans = [span for span in times[way] if span != float("inf")]
         longest = f"{quantile(spans, 0.5):.1f} | {max(spans):.1f}" if spans else "– | –"
@@ -127,10 +143,14 @@ async def loris(rig, arguments) -> list[str]:
 
 
 async def fuzz(rig, arguments) -> list[str]:
-    """Known tricks, then drawn requests, then the same questions as at the start; to a small model, so that few are refused."""
+    """Known tricks, then drawn requests, then the same questions as at the start; to a small model, so that few are
+    refused."""
     with rig.serve(make_run(rig.scratch, SMALL, rig.seed)) as server:
         client = Client(server.port)
-        answers = [json.loads((await client.ask(question)).body)["predictions"] for question in uploads(server.port, rig.pictures)]
+        answers = [
+            json.loads((await client.ask(question)).body)["predictions"]
+            for question in uploads(server.port, rig.pictures)
+        ]
         before, raws = server.memory(), [raw for _, raw in rig.pictures[:20]]
         cases = lists(server.port, raws[0])
         known = len(cases)
@@ -144,15 +164,23 @@ async def fuzz(rig, arguments) -> list[str]:
     kinds = defaultdict(list)
     for outcome in tally.wrong:
         kinds[outcome.wrong].append(outcome)
-        print(f"WRONG {outcome.case.name}: {outcome.wrong}; {outcome.statuses}, closed {outcome.closed}", file=sys.stderr)
+        print(
+            f"WRONG {outcome.case.name}: {outcome.wrong}; {outcome.statuses}, closed {outcome.closed}", file=sys.stderr
+        )
     counted = ", ".join(f"{status} {count}" for status, count in sorted(tally.statuses.items(), key=str))
     lines = [
         "## Malformed requests",
         "",
-        f"{len(cases):,} requests in {seconds:.0f} s: {known} known tricks, bodies up to {LIMIT // MIB} MiB; others of seed {rig.seed}.",
+        (
+            f"{len(cases):,} requests in {seconds:.0f} s: {known} known tricks, bodies up to {LIMIT // MIB} MiB; others of "
+            f"seed {rig.seed}."
+        ),
         "",
         f"- first statuses: {counted}",
-        f"- 500: {tally.statuses[500]}; neither answered nor hung up: {sum(o.wrong.startswith('neither') for o in tally.wrong)}",
+        (
+            f"- 500: {tally.statuses[500]}; neither answered nor hung up: "
+            f"{sum(o.wrong.startswith('neither') for o in tally.wrong)}"
+        ),
         f"- otherwise not as it must be: {sum(map(len, kinds.values()))}"
         + "".join(f"; {why}: {', '.join(o.case.name for o in found[:6])}" for why, found in kinds.items()),
         f"- slowest: {tally.slowest.case.name}, {tally.slowest.seconds:.1f} s",
@@ -204,7 +232,10 @@ async def cancel(rig, arguments) -> list[str]:
     return [
         "## Clients that leave",
         "",
-        f"{arguments.attackers} clients, 8 at a time: a third during the upload, a third within 20 ms of it, a third within 1 s.",
+        (
+            f"{arguments.attackers} clients, 8 at a time: a third during the upload, a third within 20 ms of it, a third "
+            "within 1 s."
+        ),
         "",
         f"- {waiting} had sent everything; {seen['200']} were answered and {seen['429']} refused before they left",
         f"- images computed: {spent:.0f}; counted as cancelled: {metrics.get('vitreous_cancelled_total', 0):.0f}",

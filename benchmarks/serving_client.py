@@ -1,7 +1,8 @@
-"""An HTTP/1.1 client on asyncio's sockets that sends at times set beforehand, whatever the server does; `serving.py` uses it.
+"""An HTTP/1.1 client on asyncio's sockets that sends at times set beforehand, whatever the server does; `serving.py`
+uses it.
 
-Latency counts from the time at which a request was due, not from when there was a connection to send it on: a server that stalls
-is charged for everybody who had to wait.
+Latency counts from the time at which a request was due, not from when there was a connection to send it on: a server
+that stalls is charged for everybody who had to wait.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back: status, seconds since it was due and since it was sent, when, and whether it was the right answer."""
+    """What came back: status, seconds since it was due and since it was sent, when, and whether it was the right
+    answer."""
 
     status: int
     seconds: float
@@ -109,7 +111,9 @@ class Client:
             try:
                 line = await self.connected()
                 sent = clock()
-                status, headers, body = await asyncio.wait_for(line.ask(question.before + name + question.after), PATIENCE)
+                status, headers, body = await asyncio.wait_for(
+                    line.ask(question.before + name + question.after), PATIENCE
+                )
             except (OSError, TimeoutError) as error:
                 return Reply(HUNG if isinstance(error, TimeoutError) else BROKEN, clock() - due, clock(), sent, False)
             finished = clock()
@@ -133,7 +137,9 @@ def fits(expected: list | None, body: bytes) -> bool:
     return expected is None or json.loads(body)["predictions"] == expected
 
 
-def question(port: int, path: str, body: bytes = b"", kind: str = "", expected: list | None = None, more: str = "") -> Question:
+def question(
+    port: int, path: str, body: bytes = b"", kind: str = "", expected: list | None = None, more: str = ""
+) -> Question:
     """A well-formed request: POST with a body, GET without."""
     head = f"{'POST' if body else 'GET'} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{more}"
     head += f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n" if body else ""
@@ -157,7 +163,11 @@ def form(files: Sequence[tuple[str, bytes]], boundary: str = "frontier7f3a") -> 
     """A multipart body with these files, and its Content-Type."""
     parts = []
     for name, raw in files:
-        parts.append(f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="{name}"\r\n\r\n'.encode() + raw + b"\r\n")
+        parts.append(
+            f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="{name}"\r\n\r\n'.encode()
+            + raw
+            + b"\r\n"
+        )
     return b"".join(parts) + f"--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
 
 
@@ -190,7 +200,11 @@ class Phase:
     def statuses(self) -> dict[str, int]:
         """How many of each status; a 200 with somebody else's answer is `wrong`."""
         names = {BROKEN: "broken", HUNG: "hung"}
-        return dict(Counter("wrong" if r.status == 200 and not r.right else names.get(r.status, str(r.status)) for r in self.replies))
+        return dict(
+            Counter(
+                "wrong" if r.status == 200 and not r.right else names.get(r.status, str(r.status)) for r in self.replies
+            )
+        )
 
     def latency(self, share: float, refused: bool = False) -> float:
         """A quantile of the seconds of right answers, or of refusals (429 and 503); NaN without any."""

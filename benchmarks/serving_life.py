@@ -1,4 +1,5 @@
-"""A server that is told to end, to load another model, whose decoders fall over, and that runs for long; parts of `serving.py`."""
+"""A server that is told to end, to load another model, whose decoders fall over, and that runs for long; parts of
+`serving.py`."""
 
 from __future__ import annotations
 
@@ -78,13 +79,19 @@ async def drain(rig, arguments) -> list[str]:
     return [
         "## SIGTERM under load",
         "",
-        f"{len(rows)} servers at 1.5 T*, each told to end after 1 to 2 s: {clean} of {len(rows)} exited with 0 and lost nothing.",
+        (
+            f"{len(rows)} servers at 1.5 T*, each told to end after 1 to 2 s: {clean} of {len(rows)} exited with 0 and "
+            "lost nothing."
+        ),
         "",
         f"- sent before the signal: {total('before')}, of which {total('waiting')} were not answered yet",
         f"- of these lost: {total('lost')}, wrong: {total('wrong')}",
         f"- sent after it, while the listener was open: {total('late')}, without an answer: {total('torn')}",
         f"- listener closed within {max(row['closed'] for row in rows) * 1000:.0f} ms",
-        f"- ended within {max(row['ended'] for row in rows):.2f} s, median {quantile([row['ended'] for row in rows], 0.5):.2f}",
+        (
+            f"- ended within {max(row['ended'] for row in rows):.2f} s, median "
+            f"{quantile([row['ended'] for row in rows], 0.5):.2f}"
+        ),
         "",
     ]
 
@@ -113,13 +120,18 @@ async def crash(rig, arguments) -> list[str]:
             phase = await load
             told = f"{victim.status} | {victim.seconds:.2f}" if victim else "– | –"
             alive = server.process.poll() is None and server.process.pid == first
-            lines.append(f"| {trick.decode()} | {told} | {len(phase.good)} of {len(phase.replies)} {phase.statuses()} | {alive} |")
+            lines.append(
+                f"| {trick.decode()} | {told} | {len(phase.good)} of {len(phase.replies)} {phase.statuses()} | {alive} |"
+            )
             client.close()
             side.close()
         restarts = server.metrics().get("vitreous_decoder_restarts_total", 0)
         lines += [
             "",
-            f"Decoders started again: {restarts:.0f}. Memory {memory / MIB:.0f} MiB before, {server.memory() / MIB:.0f} after.",
+            (
+                f"Decoders started again: {restarts:.0f}. Memory {memory / MIB:.0f} MiB before, "
+                f"{server.memory() / MIB:.0f} after."
+            ),
             "",
         ]
     return lines
@@ -191,7 +203,10 @@ async def soak(rig, arguments) -> list[str]:
     minutes = max(rig.seconds * 10, 60) / 60
     with rig.serve() as server:
         asked = rig.questions(server.port)
-        bad = [question(server.port, "/v1/predict", raw[: len(raw) // 2], "image/jpeg") for _, raw in rig.pictures[: len(asked) // 10]]
+        bad = [
+            question(server.port, "/v1/predict", raw[: len(raw) // 2], "image/jpeg")
+            for _, raw in rig.pictures[: len(asked) // 10]
+        ]
         client = Client(server.port)
         await closed_loop(client, asked, 4, 5)
         rows = []

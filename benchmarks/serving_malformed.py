@@ -1,7 +1,8 @@
-"""Requests that no client should send, each with what may come back; `serving.py` sends thousands, the tests a few hundred.
+"""Requests that no client should send, each with what may come back; `serving.py` sends thousands, the tests a few
+hundred.
 
-Lists of known tricks (sizes, framing, content types, forms, paths, hosts, parameters), then drawn ones: requests put together from wrong
-pieces, forms and pictures with bytes changed. All from one seed.
+Lists of known tricks (sizes, framing, content types, forms, paths, hosts, parameters), then drawn ones: requests put
+together from wrong pieces, forms and pictures with bytes changed. All from one seed.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ LIMIT = 24 * 2**20  # bytes that are offered to a server whose limit is 20 MiB
 
 @dataclass(frozen=True)
 class Case:
-    """Bytes to send, in pieces. `strict`: it must be refused, and nothing after it on the connection be taken for a request.
+    """Bytes to send, in pieces. `strict`: it must be refused, and nothing after it on the connection be taken for a
+    request.
 
-    `finish`: the sending side is closed where nothing came soon, so that a request that lacks its end does not wait for it.
-    `allowed`: the statuses that may come; any but a fault of the server's where it is empty.
+    `finish`: the sending side is closed where nothing came soon, so that a request that lacks its end does not wait for
+    it. `allowed`: the statuses that may come; any but a fault of the server's where it is empty.
     """
 
     name: str
@@ -32,27 +34,63 @@ class Case:
     allowed: tuple[int, ...] = ()
 
 
-def post(port: int, body: bytes = b"x", *headers: str, path: str = "/v1/predict", length: str | None = None, version: str = "1.1") -> bytes:
+def post(
+    port: int,
+    body: bytes = b"x",
+    *headers: str,
+    path: str = "/v1/predict",
+    length: str | None = None,
+    version: str = "1.1",
+) -> bytes:
     """A POST with these headers, and a Content-Length unless `length` is empty."""
     size = str(len(body)) if length is None else length
-    lines = [f"POST {path} HTTP/{version}", f"Host: 127.0.0.1:{port}", *headers, *([f"Content-Length: {size}"] if size else [])]
+    lines = [
+        f"POST {path} HTTP/{version}",
+        f"Host: 127.0.0.1:{port}",
+        *headers,
+        *([f"Content-Length: {size}"] if size else []),
+    ]
     return "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n" + body
 
 
 def sizes(port: int) -> Iterator[Case]:
     """S2: bodies that are too long, or will be once they are unpacked."""
     picture, chunked = "Content-Type: image/jpeg", "Transfer-Encoding: chunked"
-    for name, length in (("99 GB", str(99 * 10**9)), ("2**63", str(2**63)), ("400 digits", "9" * 400), ("65 MB", str(65 * 2**20))):
-        yield Case(f"content-length {name}", (post(port, b"abc", picture, length=length),), strict=True, allowed=(400, 413))
+    for name, length in (
+        ("99 GB", str(99 * 10**9)),
+        ("2**63", str(2**63)),
+        ("400 digits", "9" * 400),
+        ("65 MB", str(65 * 2**20)),
+    ):
+        yield Case(
+            f"content-length {name}", (post(port, b"abc", picture, length=length),), strict=True, allowed=(400, 413)
+        )
     piece = b"10000\r\n" + bytes(65536) + b"\r\n"
-    yield Case("endless chunks", (post(port, b"", picture, chunked, length=""), *[piece] * (LIMIT // 65536)), allowed=(413,), strict=True)
+    yield Case(
+        "endless chunks",
+        (post(port, b"", picture, chunked, length=""), *[piece] * (LIMIT // 65536)),
+        allowed=(413,),
+        strict=True,
+    )
     small = b"1\r\na\r\n" * 10_000
     ones = (post(port, b"", picture, chunked, length=""), *[small] * 10, b"0\r\n\r\n")
     yield Case("100,000 chunks of one byte", ones, allowed=(400, 413, 422))
-    for coding, squeezed in (("gzip", gzip.compress(bytes(2**24))), ("deflate", zlib.compress(bytes(2**24))), ("br", b"\x1b\0\0")):
-        yield Case(f"content-encoding {coding}", (post(port, squeezed, picture, f"Content-Encoding: {coding}"),), allowed=(415,))
+    for coding, squeezed in (
+        ("gzip", gzip.compress(bytes(2**24))),
+        ("deflate", zlib.compress(bytes(2**24))),
+        ("br", b"\x1b\0\0"),
+    ):
+        yield Case(
+            f"content-encoding {coding}",
+            (post(port, squeezed, picture, f"Content-Encoding: {coding}"),),
+            allowed=(415,),
+        )
     yield Case("expect 100", (post(port, b"abc", picture, "Expect: 100-continue"),), allowed=(422,))
-    yield Case("expect 100, 99 GB", (post(port, b"", picture, "Expect: 100-continue", length="99000000000"),), allowed=(413, 417))
+    yield Case(
+        "expect 100, 99 GB",
+        (post(port, b"", picture, "Expect: 100-continue", length="99000000000"),),
+        allowed=(413, 417),
+    )
     yield Case("expect nonsense", (post(port, b"abc", picture, "Expect: the-unexpected"),), allowed=(417, 422))
     yield Case("body shorter than told", (post(port, b"abc", picture, length="50"),), finish=True)
     yield Case("empty body", (post(port, b"", picture),), allowed=(400, 415, 422))
@@ -67,13 +105,31 @@ def framing(port: int) -> Iterator[Case]:
         return Case(name, (text if isinstance(text, bytes) else text.encode("latin-1"),), **({"strict": True} | more))
 
     chunked = b"0\r\n\r\n" + next_one
-    yield Case("length and chunks", (post(port, chunked, picture, "Transfer-Encoding: chunked", length="5"),), strict=True)
     yield Case(
-        "chunks and length", (post(port, chunked, picture, "Content-Length: 5", "Transfer-Encoding: chunked", length=""),), strict=True
+        "length and chunks", (post(port, chunked, picture, "Transfer-Encoding: chunked", length="5"),), strict=True
     )
-    for lengths in (("3", "5"), ("5", "3"), ("3, 5",), ("-1",), ("+3",), ("0x3",), ("3 3",), ("",), ("3\v",), ("1e1",), ("³",)):
+    yield Case(
+        "chunks and length",
+        (post(port, chunked, picture, "Content-Length: 5", "Transfer-Encoding: chunked", length=""),),
+        strict=True,
+    )
+    for lengths in (
+        ("3", "5"),
+        ("5", "3"),
+        ("3, 5",),
+        ("-1",),
+        ("+3",),
+        ("0x3",),
+        ("3 3",),
+        ("",),
+        ("3\v",),
+        ("1e1",),
+        ("³",),
+    ):
         named = [f"Content-Length: {length}" for length in lengths]
-        yield Case(f"content-length {lengths}", (post(port, b"abc" + next_one, picture, *named, length=""),), strict=True)
+        yield Case(
+            f"content-length {lengths}", (post(port, b"abc" + next_one, picture, *named, length=""),), strict=True
+        )
     for coding in (
         "xchunked",
         "chunked, identity",
@@ -94,9 +150,17 @@ def framing(port: int) -> Iterator[Case]:
         text = post(port, body, picture, "Transfer-Encoding: chunked", length="")
         yield Case(f"chunk size {chunk[:20]!r}", (text,), strict=not loose, finish=True)
     yield Case(
-        "chunk longer than told", (post(port, b"3\r\nabcdef\r\n0\r\n\r\n", picture, "Transfer-Encoding: chunked", length=""),), strict=True
+        "chunk longer than told",
+        (post(port, b"3\r\nabcdef\r\n0\r\n\r\n", picture, "Transfer-Encoding: chunked", length=""),),
+        strict=True,
     )
-    trailer = post(port, b"3\r\nabc\r\n0\r\nContent-Length: 9\r\nHost: evil\r\n\r\n", picture, "Transfer-Encoding: chunked", length="")
+    trailer = post(
+        port,
+        b"3\r\nabc\r\n0\r\nContent-Length: 9\r\nHost: evil\r\n\r\n",
+        picture,
+        "Transfer-Encoding: chunked",
+        length="",
+    )
     yield Case("trailers", (trailer,))
     for name, line in (
         ("NUL in a header", "X-A: a\x00b"),
@@ -110,14 +174,21 @@ def framing(port: int) -> Iterator[Case]:
         ("DEL in a name", "X\x7f: b"),
         ("two hosts", "Host: evil.example"),
     ):
-        yield raw(name, f"GET /v1/model HTTP/1.1\r\n{host}\r\n{line}\r\n\r\n", finish=True, strict=name not in ("bare CR",))
+        yield raw(
+            name, f"GET /v1/model HTTP/1.1\r\n{host}\r\n{line}\r\n\r\n", finish=True, strict=name not in ("bare CR",)
+        )
     yield raw("bare LF", f"GET /v1/model HTTP/1.1\n{host}\n\n", strict=False, finish=True)
     yield raw("no host", "GET /v1/model HTTP/1.1\r\n\r\n", strict=False)
     yield raw("20,000 headers", f"GET /v1/model HTTP/1.1\r\n{host}\r\n" + "X-A: b\r\n" * 20_000 + "\r\n")
     yield raw("header of 1 MB", f"GET /v1/model HTTP/1.1\r\n{host}\r\nX-A: " + "b" * 2**20 + "\r\n\r\n")
     yield raw("address of 100 KB", f"GET /{'a' * 100_000} HTTP/1.1\r\n{host}\r\n\r\n")
     for version in ("0.9", "1.9", "2.0", "9.9", "1.10", "-1.1", "x.y", ""):
-        yield raw(f"version {version!r}", f"GET /v1/model HTTP/{version}\r\n{host}\r\n\r\n", strict=version not in ("1.9",), finish=True)
+        yield raw(
+            f"version {version!r}",
+            f"GET /v1/model HTTP/{version}\r\n{host}\r\n\r\n",
+            strict=version not in ("1.9",),
+            finish=True,
+        )
     for text in (
         "GET /v1/model\r\n\r\n",
         "GET  /v1/model HTTP/1.1\r\n",
@@ -133,12 +204,16 @@ def framing(port: int) -> Iterator[Case]:
         )
     for method in ("get", "BREW", "CONNECT", "TRACE", "OPTIONS", "DELETE", "PUT", "PATCH", "G\x00T", "A" * 5000):
         yield raw(
-            f"method {method[:10]!r}", f"{method} /v1/predict HTTP/1.1\r\n{host}\r\nContent-Length: 0\r\n\r\n", strict=False, finish=True
+            f"method {method[:10]!r}",
+            f"{method} /v1/predict HTTP/1.1\r\n{host}\r\nContent-Length: 0\r\n\r\n",
+            strict=False,
+            finish=True,
         )
     yield raw("HTTP/2", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + "\x00" * 20, finish=True)
     yield raw("TLS", bytes.fromhex("16030100c8010000c40303") + bytes(range(200)), finish=True)
     websocket = (
-        "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: "
+        "dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     )
     yield raw("websocket", f"GET /v1/predict HTTP/1.1\r\n{host}\r\n{websocket}", strict=False, finish=True)
     yield raw(
@@ -169,7 +244,11 @@ def contents(port: int, picture: bytes) -> Iterator[Case]:
         headers = [f"Content-Type: {kind}"] if kind else []
         yield Case(f"a picture as {kind or 'nothing'!r}", (post(port, good, *headers),))
     yield Case("JSON", (post(port, b'{"image": "%%%"}', "Content-Type: application/json"),), allowed=(415,))
-    yield Case("HTML as image/jpeg", (post(port, b"<html><script>alert(1)</script>", "Content-Type: image/jpeg"),), allowed=(422,))
+    yield Case(
+        "HTML as image/jpeg",
+        (post(port, b"<html><script>alert(1)</script>", "Content-Type: image/jpeg"),),
+        allowed=(422,),
+    )
     yield Case("PNG header alone", (post(port, b"\x89PNG\r\n\x1a\n", "Content-Type: image/png"),), allowed=(422,))
     mixed = "multipart/form-data"
     body, kind = form([("a.jpg", good)])
@@ -197,7 +276,11 @@ def contents(port: int, picture: bytes) -> Iterator[Case]:
         "100,000 parts": (b"--" + edge + b"\r\n\r\n\r\n") * 100_000 + b"--" + edge + b"--\r\n",
         "header of 1 MB": head + b"X: " + b"a" * 2**20 + b"\r\n\r\n" + good + tail,
         "20,000 headers": head + b"X: a\r\n" * 20_000 + b"\r\n" + good + tail,
-        "nested": head + b"Content-Type: multipart/mixed; boundary=in\r\n\r\n--in\r\n\r\n" + good + b"\r\n--in--" + tail,
+        "nested": head
+        + b"Content-Type: multipart/mixed; boundary=in\r\n\r\n--in\r\n\r\n"
+        + good
+        + b"\r\n--in--"
+        + tail,
         "base64": head + b"Content-Transfer-Encoding: base64\r\n\r\n%%%%" + tail,
         "no disposition": b"--" + edge + b"\r\n\r\n" + good + tail,
         "no file name": head.replace(b'; filename="a.jpg"', b"") + b"\r\n" + good + tail,
@@ -225,12 +308,14 @@ def contents(port: int, picture: bytes) -> Iterator[Case]:
     star = head.replace(b'filename="a.jpg"', b"filename*=utf-8''%ff%fe%00") + b"\r\n" + good + tail
     yield Case("form: filename* that is no UTF-8", (post(port, star, f"Content-Type: {kind}"),))
     yield Case(
-        "form: file name not UTF-8", (post(port, head.replace(b"a.jpg", b"\xff\xfe") + b"\r\n" + good + tail, f"Content-Type: {kind}"),)
+        "form: file name not UTF-8",
+        (post(port, head.replace(b"a.jpg", b"\xff\xfe") + b"\r\n" + good + tail, f"Content-Type: {kind}"),),
     )
 
 
 def places(port: int, picture: bytes) -> Iterator[Case]:
-    """S15, S17, S18: paths that climb, hosts and origins of others, addresses to fetch; and parameters that cannot be."""
+    """S15, S17, S18: paths that climb, hosts and origins of others, addresses to fetch; and parameters that cannot
+    be."""
     host = f"Host: 127.0.0.1:{port}"
     climbing = (
         "/../",
@@ -269,8 +354,19 @@ def places(port: int, picture: bytes) -> Iterator[Case]:
     ):
         text = f"GET /v1/model HTTP/1.1\r\nHost: {name}\r\n\r\n"
         yield Case(f"host {name!r}", (text.encode(),), allowed=(400, 403), finish=True)
-    for name in ("http://evil.example", "null", "file://", "http://127.0.0.1:1", "http://127.0.0.1.evil.example", "\xff"):
-        yield Case(f"origin {name!r}", (post(port, picture, "Content-Type: image/jpeg", f"Origin: {name}"),), allowed=(400, 403))
+    for name in (
+        "http://evil.example",
+        "null",
+        "file://",
+        "http://127.0.0.1:1",
+        "http://127.0.0.1.evil.example",
+        "\xff",
+    ):
+        yield Case(
+            f"origin {name!r}",
+            (post(port, picture, "Content-Type: image/jpeg", f"Origin: {name}"),),
+            allowed=(400, 403),
+        )
     hosts = ("url=http://169.254.169.254/", "url=file:///etc/passwd")
     wrong = (
         "top=0",
@@ -302,15 +398,25 @@ def places(port: int, picture: bytes) -> Iterator[Case]:
         "kind=rollout&head=all",
     )
     for query in (*looks, "layer=all&head=all&format=png", "query=1,1,1", "layer=1e3"):
-        yield Case(f"attention {query}", (post(port, picture, "Content-Type: image/jpeg", path=f"/v1/attention?{query}"),))
+        yield Case(
+            f"attention {query}", (post(port, picture, "Content-Type: image/jpeg", path=f"/v1/attention?{query}"),)
+        )
     for query in ("count=0", "count=-1", "count=x", "count=99999999"):
-        yield Case(f"neighbours {query}", (post(port, picture, "Content-Type: image/jpeg", path=f"/v1/neighbours?{query}"),))
+        yield Case(
+            f"neighbours {query}", (post(port, picture, "Content-Type: image/jpeg", path=f"/v1/neighbours?{query}"),)
+        )
     for told in ("0", "-5", "abc", "1e99", "9" * 1000, "", "nan", "\xff"):
-        yield Case(f"deadline {told[:10]!r}", (post(port, picture, "Content-Type: image/jpeg", f"X-Deadline-Ms: {told}"),))
+        yield Case(
+            f"deadline {told[:10]!r}", (post(port, picture, "Content-Type: image/jpeg", f"X-Deadline-Ms: {told}"),)
+        )
     for told in ("a" * 65, "a b", "\x1b[2J", "<script>", '"}\\n{"', ""):
-        yield Case(f"request id {told[:10]!r}", (post(port, picture, "Content-Type: image/jpeg", f"X-Request-Id: {told}"),))
+        yield Case(
+            f"request id {told[:10]!r}", (post(port, picture, "Content-Type: image/jpeg", f"X-Request-Id: {told}"),)
+        )
     for told in ("Bearer", "Bearer \xff", "Basic YTpi", "Bearer " + "a" * 5000):
-        yield Case(f"authorization {told[:10]!r}", (post(port, picture, "Content-Type: image/jpeg", f"Authorization: {told}"),))
+        yield Case(
+            f"authorization {told[:10]!r}", (post(port, picture, "Content-Type: image/jpeg", f"Authorization: {told}"),)
+        )
 
 
 METHODS = ("GET", "POST", "HEAD", "PUT", "OPTIONS", "post", "GE T", "", "\x00", "POST" * 9)
@@ -331,12 +437,47 @@ PATHS = (
 )
 VERSIONS = ("HTTP/1.1", "HTTP/1.0", "HTTP/1.2", "HTTP/3", "http/1.1", "", "HTTP/1.1 x", "HTTP/11")
 HEADERS = (
-    *("Host: 127.0.0.1", "Host: evil", "Content-Length: 3", "Content-Length: 0", "Content-Length: 99", "Content-Length: x"),
-    *("Transfer-Encoding: chunked", "Transfer-Encoding: x", "Content-Type: image/jpeg", "Content-Type: multipart/form-data; boundary=x"),
-    *("Connection: close", "Connection: keep-alive, upgrade", "Upgrade: websocket", "Expect: 100-continue", "X: \x00", "Y : 1", " Z: 1"),
-    *("Content-Encoding: gzip", "X-Deadline-Ms: 1", "Origin: null", "Cookie: " + "a=b;" * 500, "TE: trailers", "Range: bytes=0-"),
+    *(
+        "Host: 127.0.0.1",
+        "Host: evil",
+        "Content-Length: 3",
+        "Content-Length: 0",
+        "Content-Length: 99",
+        "Content-Length: x",
+    ),
+    *(
+        "Transfer-Encoding: chunked",
+        "Transfer-Encoding: x",
+        "Content-Type: image/jpeg",
+        "Content-Type: multipart/form-data; boundary=x",
+    ),
+    *(
+        "Connection: close",
+        "Connection: keep-alive, upgrade",
+        "Upgrade: websocket",
+        "Expect: 100-continue",
+        "X: \x00",
+        "Y : 1",
+        " Z: 1",
+    ),
+    *(
+        "Content-Encoding: gzip",
+        "X-Deadline-Ms: 1",
+        "Origin: null",
+        "Cookie: " + "a=b;" * 500,
+        "TE: trailers",
+        "Range: bytes=0-",
+    ),
 )
-BODIES = (b"", b"abc", b"3\r\nabc\r\n0\r\n\r\n", b"--x\r\n\r\nabc\r\n--x--\r\n", b"\x89PNG\r\n\x1a\n", b"zz\r\n", b"\x00" * 50)
+BODIES = (
+    b"",
+    b"abc",
+    b"3\r\nabc\r\n0\r\n\r\n",
+    b"--x\r\n\r\nabc\r\n--x--\r\n",
+    b"\x89PNG\r\n\x1a\n",
+    b"zz\r\n",
+    b"\x00" * 50,
+)
 ENDS = ("\r\n", "\r\n", "\r\n", "\r\n", "\r\n", "\n", "\r", "\r\n ", "")
 
 
@@ -346,7 +487,13 @@ def drawn(port: int, count: int, seed: int, pictures: Sequence[bytes]) -> Iterat
     for number in range(count):
         if number % 3 == 0:
             lines = [
-                " ".join((draw.choice(METHODS[: draw.choice((2, 10))]), draw.choice(PATHS), draw.choice(VERSIONS[: draw.choice((1, 8))])))
+                " ".join(
+                    (
+                        draw.choice(METHODS[: draw.choice((2, 10))]),
+                        draw.choice(PATHS),
+                        draw.choice(VERSIONS[: draw.choice((1, 8))]),
+                    )
+                )
             ]
             lines += ["Host: 127.0.0.1"] * (draw.random() < 0.7) + draw.sample(HEADERS, draw.randrange(5))
             text = "".join(line + (draw.choice(ENDS) if draw.random() < 0.2 else "\r\n") for line in lines) + "\r\n"
@@ -363,7 +510,8 @@ def drawn(port: int, count: int, seed: int, pictures: Sequence[bytes]) -> Iterat
 
 
 def changed(draw: random.Random, raw: bytes, near: int | None = None) -> bytes:
-    """One to eight changes of bytes: flipped, cut out, doubled, put in, cut off; within the first `near` where that is said."""
+    """One to eight changes of bytes: flipped, cut out, doubled, put in, cut off; within the first `near` where that is
+    said."""
     found = bytearray(raw)
     for _ in range(draw.randrange(1, 9)):
         if not found:

@@ -90,7 +90,9 @@ def judged(case: Case, replies: list, closed: bool, seconds: float) -> Outcome:
         wrong = "read on after a request that has no sure end"
     elif case.allowed and statuses and statuses[0] not in case.allowed:
         wrong = f"status not among {case.allowed}"
-    elif not case.pieces[0].startswith(b"HEAD") and (told := [r[0] for r in replies if r[0] >= 400 and not explained(*r[1:])]):
+    elif not case.pieces[0].startswith(b"HEAD") and (
+        told := [r[0] for r in replies if r[0] >= 400 and not explained(*r[1:])]
+    ):
         wrong = f"{told[0]} without its JSON error"
     return Outcome(case, statuses, closed, seconds, wrong)
 
@@ -101,7 +103,9 @@ def explained(headers: dict[bytes, bytes], body: bytes) -> bool:
         error = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
         return False
-    return {"code", "message", "request_id"} <= set(error) and headers.get(b"x-request-id", b"").decode() == error["request_id"]
+    return {"code", "message", "request_id"} <= set(error) and headers.get(b"x-request-id", b"").decode() == error[
+        "request_id"
+    ]
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""A server of this package as a process bound to one core, and what can be seen of it from outside; `serving.py` uses it."""
+"""A server of this package as a process bound to one core, and what can be seen of it from outside; `serving.py` uses
+it."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def photographs(folder: Path | None, count: int, seed: int = 0) -> list[tuple[st
 
     draw, made = np.random.default_rng(seed), []
     for number in range(count):
-        coarse = Image.fromarray(draw.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize(SIDES, Image.Resampling.BICUBIC)
+        coarse = Image.fromarray(draw.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize(
+            SIDES, Image.Resampling.BICUBIC
+        )
         noisy = np.asarray(coarse, np.int16) + draw.integers(-12, 13, (SIDES[1], SIDES[0], 3), dtype=np.int16)
         Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file := io.BytesIO(), "JPEG", quality=85)
         made.append((f"{number}.jpg", file.getvalue()))
@@ -90,7 +93,12 @@ class Server:
     """`vitreous serve` on a port of its own, with its log in a file. Use as a context manager."""
 
     def __init__(
-        self, run: Path, scratch: Path, core: int | None = None, words: tuple[str, ...] = (), program: tuple[str, ...] = PROGRAM
+        self,
+        run: Path,
+        scratch: Path,
+        core: int | None = None,
+        words: tuple[str, ...] = (),
+        program: tuple[str, ...] = PROGRAM,
     ) -> None:
         scratch.mkdir(parents=True, exist_ok=True)
         self.log = scratch / f"serve-{os.getpid()}-{time.monotonic_ns()}.log"
@@ -168,7 +176,11 @@ class Server:
 
     def decoders(self) -> list[int]:
         """Its children that decode."""
-        return [child for child in family(self.process.pid)[1:] if b".child" in (found := command_of(child)) or b"_trap.py" in found]
+        return [
+            child
+            for child in family(self.process.pid)[1:]
+            if b".child" in (found := command_of(child)) or b"_trap.py" in found
+        ]
 
     def files(self) -> int:
         """Descriptors that it has open."""
@@ -176,7 +188,8 @@ class Server:
 
 
 def two_cores() -> tuple[int, int]:
-    """One core for the server and one for the client, which binds this process to it. They are one where there is no other."""
+    """One core for the server and one for the client, which binds this process to it. They are one where there is no
+    other."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1]})
     return cores[0], cores[-1]

@@ -1,4 +1,5 @@
-"""`vitreous serve` whose decoding falls over on demand: pictures that end in CRASH, SPIN or EAT make the child do so. For `serving.py`.
+"""`vitreous serve` whose decoding falls over on demand: pictures that end in CRASH, SPIN or EAT make the child do so.
+For `serving.py`.
 
 python benchmarks/serving_trap.py serve RUN …
 """
@@ -37,7 +38,9 @@ def main() -> None:
     from vitreous.serving.http import decoders
 
     given = decoders.Decoders.__init__.__defaults__ or ()
-    decoders.Decoders.__init__.__defaults__ = tuple((sys.executable, __file__) if d is decoders.COMMAND else d for d in given)
+    decoders.Decoders.__init__.__defaults__ = tuple(
+        (sys.executable, __file__) if d is decoders.COMMAND else d for d in given
+    )
     vitreous(sys.argv[1:])
 
 

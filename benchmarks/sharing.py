@@ -2,9 +2,9 @@
 
 python benchmarks/sharing.py --out benchmarks/DATE-sharing-HARDWARE.md
 
-`train`: ten epochs of digits, beside themselves. `predict`: pictures answered by a ViT-S/16, beside a `vitreous serve` of the
-same model that is asked without pause. Each is measured with threads as this package bounds them, and with the 300,000 turns
-that GNU's OpenMP spins by itself.
+`train`: ten epochs of digits, beside themselves. `predict`: pictures answered by a ViT-S/16, beside a `vitreous serve`
+of the same model that is asked without pause. Each is measured with threads as this package bounds them, and with the
+300,000 turns that GNU's OpenMP spins by itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def seconds(commands: list[list[str]], spins: str) -> float:
     """The mean time of commands that run at the same time, as whole processes."""
     started, times = time.perf_counter(), []
     processes = [start(words, spins) for words in commands]
-    threads = [threading.Thread(target=lambda p=p: (p.wait(), times.append(time.perf_counter() - started))) for p in processes]
+    threads = [
+        threading.Thread(target=lambda p=p: (p.wait(), times.append(time.perf_counter() - started))) for p in processes
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -59,7 +61,10 @@ def seconds(commands: list[list[str]], spins: str) -> float:
 
 def training(scratch: Path, round_: int, count: int) -> list[list[str]]:
     """Runs of ten epochs of digits."""
-    return [["train", "digits", "--epochs", "10", "--out", str(scratch / f"{round_}-{count}-{i}-{time.time_ns()}")] for i in range(count)]
+    return [
+        ["train", "digits", "--epochs", "10", "--out", str(scratch / f"{round_}-{count}-{i}-{time.time_ns()}")]
+        for i in range(count)
+    ]
 
 
 def prepare(scratch: Path) -> bytes:
@@ -67,7 +72,9 @@ def prepare(scratch: Path) -> bytes:
     random, folder = np.random.default_rng(0), scratch / "pictures"
     folder.mkdir()
     names = tuple(f"class {i}" for i in range(10))
-    Bundle(vitreous.create("ViT-S/16", num_classes=10), names, Preprocess(image=(224, 224)), {}).save(scratch / "bundle")
+    Bundle(vitreous.create("ViT-S/16", num_classes=10), names, Preprocess(image=(224, 224)), {}).save(
+        scratch / "bundle"
+    )
     for i in range(PICTURES):
         Image.fromarray(random.integers(0, 255, (300, 400, 3), dtype=np.uint8)).save(folder / f"{i:04}.jpg")
     return (folder / "0000.jpg").read_bytes()
@@ -78,7 +85,9 @@ def serving(scratch: Path, picture: bytes, spins: str) -> Iterator[None]:
     """A server that is asked about one picture after the other."""
     server, asking = start(["serve", str(scratch / "bundle"), "--port", str(PORT)], spins), True
     body = BytesIO()
-    body.write(b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\nContent-Type: image/jpeg\r\n\r\n')
+    body.write(
+        b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\nContent-Type: image/jpeg\r\n\r\n'
+    )
     body.write(picture + b"\r\n--x--\r\n")
     request = urllib.request.Request(
         f"http://127.0.0.1:{PORT}/v1/predict", body.getvalue(), {"Content-Type": "multipart/form-data; boundary=x"}
@@ -120,9 +129,13 @@ def measure(scratch: Path, rounds: int) -> list[tuple[str, str, float, float]]:
             alone = seconds(answers, spins)
             with serving(scratch, picture, spins):
                 beside = seconds(answers, spins)
-            figures.setdefault((f"predict {PICTURES} pictures, ViT-S/16, beside serve", name), []).append((alone, beside))
+            figures.setdefault((f"predict {PICTURES} pictures, ViT-S/16, beside serve", name), []).append(
+                (alone, beside)
+            )
             print(figures, flush=True)
-    return [(*key, *(statistics.median(column) for column in zip(*pairs, strict=True))) for key, pairs in figures.items()]
+    return [
+        (*key, *(statistics.median(column) for column in zip(*pairs, strict=True))) for key, pairs in figures.items()
+    ]
 
 
 def main() -> None:
@@ -133,10 +146,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         rows = measure(Path(scratch), arguments.rounds)
     lines = [f"# Two programs on one machine, {time.strftime('%Y-%m-%d')}", ""]
-    lines += [f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}; whole processes, medians of"]
+    lines += [
+        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}; whole processes, medians of"
+    ]
     lines += [f"{arguments.rounds} alternating rounds. `python benchmarks/sharing.py`", ""]
     lines += ["| | how long threads spin | seconds alone | beside, each | ratio |", "|---|---|---|---|---|"]
-    lines += [f"| {task} | {name} | {alone:.1f} | {beside:.1f} | {beside / alone:.2f} |" for task, name, alone, beside in rows]
+    lines += [
+        f"| {task} | {name} | {alone:.1f} | {beside:.1f} | {beside / alone:.2f} |" for task, name, alone, beside in rows
+    ]
     text = "\n".join(lines) + "\n"
     print(text)
     if arguments.out:

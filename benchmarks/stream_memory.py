@@ -2,11 +2,11 @@
 
     python benchmarks/stream_memory.py --scratch DIR --out benchmarks/DATE-stream-HARDWARE.md
 
-Writes archives of small pictures (2.5 KB a sample in the archive) into DIR once; BMPs, the quickest to decode, so that the epoch does
-not take longer than it must. Each row is a process of its own that opens them, the first with an empty cache, and reads an epoch
-in its shuffled order through the gates and decoding. Memory is the proportional share (PSS) of the process and its workers,
-from /proc/PID/smaps_rollup, at 10, 50 and 100 % of the epoch: pages that processes share are counted once. The index, which
-grows with the samples by design, is told beside it.
+Writes archives of small pictures (2.5 KB a sample in the archive) into DIR once; BMPs, the quickest to decode, so that
+the epoch does not take longer than it must. Each row is a process of its own that opens them, the first with an empty
+cache, and reads an epoch in its shuffled order through the gates and decoding. Memory is the proportional share (PSS)
+of the process and its workers, from /proc/PID/smaps_rollup, at 10, 50 and 100 % of the epoch: pages that processes
+share are counted once. The index, which grows with the samples by design, is told beside it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,11 @@ def measure(home: Path, workers: int) -> dict:
     opened = time.perf_counter() - began
     split = data.holding_out(0, 0).split("train")
     index = split.index  # type: ignore[attr-defined]
-    size = sum(array.nbytes for array in vars(index).values() if isinstance(array, np.ndarray)) + split.labels.nbytes + 8 * len(split)
+    size = (
+        sum(array.nbytes for array in vars(index).values() if isinstance(array, np.ndarray))
+        + split.labels.nbytes
+        + 8 * len(split)
+    )
     feed = Feed(split, Preprocess((SIDE, SIDE)), Augment(), 0, workers)
     before, found = held(), []
     began = time.perf_counter()
@@ -88,7 +92,15 @@ def measure(home: Path, workers: int) -> dict:
         if min(number * BATCH, len(split)) >= marks[len(found)]:
             found.append(held())
     rate = len(split) / (time.perf_counter() - began)
-    return {"workers": workers, "samples": len(split), "open": opened, "index": size, "before": before, "at": found, "rate": rate}
+    return {
+        "workers": workers,
+        "samples": len(split),
+        "open": opened,
+        "index": size,
+        "before": before,
+        "at": found,
+        "rate": rate,
+    }
 
 
 def page(rows: list[dict]) -> list[str]:
@@ -101,9 +113,15 @@ def page(rows: list[dict]) -> list[str]:
     lines = [
         f"# Memory of an epoch over {first['samples']:,} samples in archives, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, torch {torch.__version__}. `python benchmarks/stream_memory.py`; BMPs of {SIDE} x {SIDE}, {SHARD:,} an archive.",
+        (
+            f"{processor()}, torch {torch.__version__}. `python benchmarks/stream_memory.py`; BMPs of {SIDE} x {SIDE}, "
+            f"{SHARD:,} an archive."
+        ),
         "",
-        f"Opening: {first['open']:.1f} s the first time, {rows[-1]['open']:.1f} s from what that kept. The index and the labels take",
+        (
+            f"Opening: {first['open']:.1f} s the first time, {rows[-1]['open']:.1f} s from what that kept. The index and "
+            "the labels take"
+        ),
         f"{first['index'] / mib:.0f} MiB, {first['index'] / first['samples']:.0f} bytes a sample.",
         "",
         "| workers | before | 10 % | 50 % | 100 % of the epoch | from 10 % on | images/s |",

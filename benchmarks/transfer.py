@@ -1,12 +1,14 @@
-"""Does transfer work? Half of the classes teach a small ViT; the other half are learned from a few labels, with and without it.
+"""Does transfer work? Half of the classes teach a small ViT; the other half are learned from a few labels, with and
+without it.
 
     python benchmarks/transfer.py FOLDER --scratch SCRATCH --out benchmarks/DATE-transfer-HARDWARE.md
 
-FOLDER has train/CLASS/* and test/CLASS/*, as CIFAR-10. The first half of its classes pre-trains a model at the pictures' own size.
-The others are learned at a higher resolution from 1 % and 10 % of their training labels, drawn for each seed and class: fine-tuned
-from that model with a new head, or from scratch, with the same pictures, in steps of as many images, as many of them. How each
-way trains is chosen first, among as many candidates for both, on a seed of its own and on training images that no run learns
-from. Test images are read once for each run of the table, when it is complete. A second call goes on with what lies in SCRATCH.
+FOLDER has train/CLASS/* and test/CLASS/*, as CIFAR-10. The first half of its classes pre-trains a model at the
+pictures' own size. The others are learned at a higher resolution from 1 % and 10 % of their training labels, drawn for
+each seed and class: fine-tuned from that model with a new head, or from scratch, with the same pictures, in steps of as
+many images, as many of them. How each way trains is chosen first, among as many candidates for both, on a seed of its
+own and on training images that no run learns from. Test images are read once for each run of the table, when it is
+complete. A second call goes on with what lies in SCRATCH.
 """
 
 from __future__ import annotations
@@ -91,7 +93,8 @@ class Plan:
 
 
 def drawn(plan: Plan, share: float, seed: int, judged: bool = False) -> Path:
-    """A folder of links to that share of each class to learn, at least one image; with `val`, if it is to be `judged` there."""
+    """A folder of links to that share of each class to learn, at least one image; with `val`, if it is to be `judged`
+    there."""
     root = fresh(plan.scratch / "data" / f"{share:.0%} seed {seed}")
     listed = list_classes(plan.folder / "train")
     for number, name in enumerate(plan.halves()[1]):
@@ -124,7 +127,8 @@ def fresh(root: Path) -> Path:
 
 
 def trained(plan: Plan, data: Path, out: Path, **options: Any) -> dict[str, Any]:
-    """The summary of a run: of a complete one as it lies there, of one that was interrupted when it has gone on to its end."""
+    """The summary of a run: of a complete one as it lies there, of one that was interrupted when it has gone on to its
+    end."""
     begun = (out / "config.yaml").is_file()
     if not begun:
         shutil.rmtree(out, ignore_errors=True)
@@ -139,14 +143,22 @@ def pretrain(plan: Plan) -> None:
     """Teach the model the first half of the classes, a tenth of their training images held out to see how it does."""
     root = plan.scratch / "data" / "pretraining"
     linked(root / "train", [plan.folder / "train" / name for name in plan.halves()[0]])
-    trained(plan, root, plan.teacher, model=plan.model, recipe="small", epochs=plan.epochs, evaluate_every=NEVER, seed=0)
+    trained(
+        plan, root, plan.teacher, model=plan.model, recipe="small", epochs=plan.epochs, evaluate_every=NEVER, seed=0
+    )
 
 
 def learn(plan: Plan, way: str, number: int, seed: int, name: str, factor: int = 1) -> Path:
     """One run on the share of that number; its folder."""
     share, judged = SHARES[number], seed == EXTRA
     out = plan.run(way, share, seed, name + (f" x{factor}" if factor > 1 else ""))
-    options = {"batch_size": BATCH, "steps": factor * plan.steps[number], "evaluate_every": NEVER, "save_every": NEVER, **WAYS[way][name]}
+    options = {
+        "batch_size": BATCH,
+        "steps": factor * plan.steps[number],
+        "evaluate_every": NEVER,
+        "save_every": NEVER,
+        **WAYS[way][name],
+    }
     options |= {"init": str(headless(plan))} if way == "fine-tuned" else {"model": plan.model}
     if not judged:
         options["settings"] = {"data.hold_out": ["0"], **options.get("settings", {})}
@@ -163,7 +175,8 @@ def headless(plan: Plan) -> Path:
 
 
 def finetune(plan: Plan) -> None:
-    """Compare the candidates of each way and share, then make the runs of the table and judge each on the test images."""
+    """Compare the candidates of each way and share, then make the runs of the table and judge each on the test
+    images."""
     for way, candidates in WAYS.items():
         for number in range(len(SHARES)):
             for name in candidates:
@@ -219,35 +232,61 @@ def page(plan: Plan) -> str:
         f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}, {run.precision}.",
         "`python benchmarks/transfer.py FOLDER --scratch SCRATCH`",
         "",
-        f"Pre-training: {plan.model} on {', '.join(first)}; {run.data.images:,} images of {' x '.join(map(str, run.model.image))} pixels,",
+        (
+            f"Pre-training: {plan.model} on {', '.join(first)}; {run.data.images:,} images of "
+            f"{' x '.join(map(str, run.model.image))} pixels,"
+        ),
         f"{teacher['epochs']:g} epochs of recipe `small`, {teacher['wall_seconds'] / 60:.1f} minutes, one run, seed 0;",
         f"{teacher['val']['top1']:.2%} of {teacher['val']['images']:,} held-out images.",
-        f"Then {', '.join(second)} at {size}, from a share of their training labels, drawn for each seed and class. Both ways",
-        f"learn from the same images, as many steps of {BATCH}; the fine-tuned have the pre-trained weights and a new head of zeros.",
+        (
+            f"Then {', '.join(second)} at {size}, from a share of their training labels, drawn for each seed and class. "
+            "Both ways"
+        ),
+        (
+            f"learn from the same images, as many steps of {BATCH}; the fine-tuned have the pre-trained weights and a new "
+            "head of zeros."
+        ),
         "",
         "| labels | images | steps | | test top-1, mean ± deviation | of each seed | seconds a run (median) |",
         "|---|---|---|---|---|---|---|",
     ]
     for number, share in enumerate(SHARES):
-        images = document(plan.run("from scratch", share, 0, chosen(plan, "from scratch", number)) / "data.json")["images_trained_on"]
+        images = document(plan.run("from scratch", share, 0, chosen(plan, "from scratch", number)) / "data.json")[
+            "images_trained_on"
+        ]
         tops = {}
         for way in WAYS:
             found = [result(plan, way, number, seed) for seed in range(plan.seeds)]
             tops[way] = [top1 for top1, _ in found]
-            each, seconds = " ".join(f"{100 * top1:.2f}" for top1 in tops[way]), statistics.median(seconds for _, seconds in found)
+            each, seconds = (
+                " ".join(f"{100 * top1:.2f}" for top1 in tops[way]),
+                statistics.median(seconds for _, seconds in found),
+            )
             cells = [f"{share:.0%}", f"{images:,}", str(plan.steps[number]), f"{way}: {chosen(plan, way, number)}"]
             rows.append("| " + " | ".join([*cells, f"**{spread(tops[way])}**", each, f"{seconds:.0f}"]) + " |")
         gains = [a - b for a, b in zip(*tops.values(), strict=True)]
         each = " ".join(f"{100 * gain:+.2f}" for gain in gains)
-        rows.append(f"| {share:.0%} | | | gain of the same seed, points | {spread(gains).replace('%', '')} | {each} | |")
+        rows.append(
+            f"| {share:.0%} | | | gain of the same seed, points | {spread(gains).replace('%', '')} | {each} | |"
+        )
         if plan.longer:
             top1, seconds = result(plan, "from scratch", number, 0, plan.longer)
             steps = plan.longer * plan.steps[number]
-            cells = [f"{share:.0%}", f"{images:,}", str(steps), f"from scratch, {plan.longer} x the steps, seed 0", f"{top1:.2%}", ""]
+            cells = [
+                f"{share:.0%}",
+                f"{images:,}",
+                str(steps),
+                f"from scratch, {plan.longer} x the steps, seed 0",
+                f"{top1:.2%}",
+                "",
+            ]
             rows.append("| " + " | ".join([*cells, f"{seconds:.0f}"]) + " |")
     rows += [
         "",
-        "Each reading is of all test images of these classes. The spread is of draws and order: there is one pre-trained model.",
+        (
+            "Each reading is of all test images of these classes. The spread is of draws and order: there is one "
+            "pre-trained model."
+        ),
     ]
     rows += ["", *candidates(plan)]
     return "\n".join(rows) + "\n"
@@ -256,7 +295,10 @@ def page(plan: Plan) -> str:
 def candidates(plan: Plan) -> list[str]:
     """How the candidates compared, as lines of Markdown."""
     rows = [
-        f"Recipe and rate were chosen beforehand for each way and share, by top-1 of one run of seed {EXTRA} on training images that no",
+        (
+            f"Recipe and rate were chosen beforehand for each way and share, by top-1 of one run of seed {EXTRA} on "
+            "training images that no"
+        ),
         f"run learns from ({KEPT} a class where there are 1,000); the number is the learning rate.",
         "",
         "| | " + " | ".join(f"{share:.0%} of the labels" for share in SHARES) + " |",
@@ -278,7 +320,9 @@ def main() -> None:
     """Make what is not there yet, and print the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--scratch", type=Path, required=True, help="where runs are kept; a second call goes on with them")
+    parser.add_argument(
+        "--scratch", type=Path, required=True, help="where runs are kept; a second call goes on with them"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", choices=["pretrain", "finetune", "table"])
     parser.add_argument("--seeds", type=int, default=Plan.seeds)
@@ -286,7 +330,9 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=Plan.image_size, help="pixels to fine-tune at")
     parser.add_argument("--epochs", type=float, default=Plan.epochs, help="of pre-training")
     parser.add_argument("--steps", type=int, nargs=2, default=Plan.steps, help="with 1 %% and with 10 %% of the labels")
-    parser.add_argument("--longer", type=int, default=Plan.longer, help="also from scratch with so many times the steps, seed 0")
+    parser.add_argument(
+        "--longer", type=int, default=Plan.longer, help="also from scratch with so many times the steps, seed 0"
+    )
     parser.add_argument("--precision", default=Plan.precision)
     given = vars(parser.parse_args())
     only, out = given.pop("only"), given.pop("out")

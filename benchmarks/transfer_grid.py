@@ -2,8 +2,9 @@
 
 python benchmarks/transfer_grid.py [FOLDER] --out benchmarks/DATE-transfer-grid-HARDWARE.md
 
-By hand: a copy of the data in which files are moved from train/ to val/, one ordinary run for each rate, the best one again on
-the whole of train/. Both ways have to find the same rate, the same figures and the same weights. Test images are read at the end.
+By hand: a copy of the data in which files are moved from train/ to val/, one ordinary run for each rate, the best one
+again on the whole of train/. Both ways have to find the same rate, the same figures and the same weights. Test images
+are read at the end.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def held_apart(root: Path, to: Path, share: float) -> Path:
 
 def vitreous(*words: str) -> dict:
     """The document of one command."""
-    result = subprocess.run([sys.executable, "-m", "vitreous", *words, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    result = subprocess.run(
+        [sys.executable, "-m", "vitreous", *words, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     if result.returncode:
         sys.exit(f"vitreous {' '.join(words)}: {result.stdout.decode()}")
     return json.loads(result.stdout)
@@ -75,7 +78,9 @@ def vitreous(*words: str) -> dict:
 def compared(name: str, root: Path, words: list[str], scratch: Path) -> list[str]:
     """Both ways on one data set, as lines of Markdown."""
     started = time.perf_counter()
-    grid = vitreous("train", str(root), *words, "--lr-grid", *map(str, RATES), "--out", str(scratch / "grid"))["lr_grid"]
+    grid = vitreous("train", str(root), *words, "--lr-grid", *map(str, RATES), "--out", str(scratch / "grid"))[
+        "lr_grid"
+    ]
     minutes = (time.perf_counter() - started) / 60
     numbers = grid["protocol"]
     apart, by_hand = held_apart(root, scratch / "apart", numbers["share"]), {}
@@ -86,11 +91,15 @@ def compared(name: str, root: Path, words: list[str], scratch: Path) -> list[str
     muon = ["--lr", str(best), "--optimizer.matrix-lr", repr(numbers["matrix_lr"] * (best / numbers["lr"]))]
     vitreous("train", str(root), *words, *muon, "--data.hold-out", "0", "--out", str(scratch / "last"))
     test = vitreous("evaluate", str(scratch / "grid"))["test"]
-    same = (scratch / "grid/model/weights.safetensors").read_bytes() == (scratch / "last/model/weights.safetensors").read_bytes()
+    same = (scratch / "grid/model/weights.safetensors").read_bytes() == (
+        scratch / "last/model/weights.safetensors"
+    ).read_bytes()
     run = from_yaml(Run, (scratch / "grid" / "config.yaml").read_text())
     said = (
-        f"`vitreous train FOLDER {' '.join(words)} --lr-grid {' '.join(map(str, RATES))}`: {run.data.images:,} training images, "
-        f"{numbers['held_out']} of them held out for the trials, optimiser {run.optimizer.name}, {minutes:.1f} minutes all in."
+        f"`vitreous train FOLDER {' '.join(words)} --lr-grid {' '.join(map(str, RATES))}`: {run.data.images:,} "
+        "training images, "
+        f"{numbers['held_out']} of them held out for the trials, optimiser {run.optimizer.name}, {minutes:.1f} minutes "
+        "all in."
     )
     rows = [
         f"## {name}",
@@ -102,7 +111,9 @@ def compared(name: str, root: Path, words: list[str], scratch: Path) -> list[str
     ]
     for row in grid["trials"]:
         hand = by_hand[row["lr"]]
-        rows.append(f"| {row['lr']:g} | {row['score']:.2%} | {row['nll']:.6f} | {hand['top1']:.2%} | {hand['nll']:.6f} |")
+        rows.append(
+            f"| {row['lr']:g} | {row['score']:.2%} | {row['nll']:.6f} | {hand['top1']:.2%} | {hand['nll']:.6f} |"
+        )
     chosen = grid["choice"]["lr"]
     low, high = test["interval"]["top1"]
     said = (
@@ -129,7 +140,9 @@ def main() -> None:
         rows += compared("digits", digits_folder(place / "digits"), DIGITS, place / "of digits")
         if arguments.folder:
             name = f"{arguments.folder.name}, {TRAIN} training and {TEST} test images of each class"
-            rows += compared(name, part_of(arguments.folder, place / arguments.folder.name), PHOTOS, place / "of folder")
+            rows += compared(
+                name, part_of(arguments.folder, place / arguments.folder.name), PHOTOS, place / "of folder"
+            )
     text = "\n".join(rows)
     print(text)
     if arguments.out:

@@ -63,13 +63,15 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not item.path.as_posix().endswith(FIRST))
 
 
-#: the two kinds of processor between which choices differ, as VITREOUS_CPU_ISA names them: the precision is fp32 or bf16 by default
+#: the two kinds of processor between which choices differ, as VITREOUS_CPU_ISA names them: the precision is fp32 or
+#: bf16 by default
 KINDS = {"AVX2": "fp32", "AVX512_CORE_BF16": "bf16"}
 
 
 @pytest.fixture(params=KINDS)
 def processor(request, monkeypatch) -> str:
-    """Choices as on a processor of each kind in turn, wherever the test runs; returns the precision that is then the default."""
+    """Choices as on a processor of each kind in turn, wherever the test runs; returns the precision that is then the
+    default."""
     monkeypatch.setenv("VITREOUS_CPU_ISA", request.param)
     return KINDS[request.param]
 
@@ -131,7 +133,12 @@ def say(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str
     out, err, before, home = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGTERM), Path.cwd()
     os.chdir(cwd or home)
     try:
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            redirect_stdout(out),
+            redirect_stderr(err),
+            pytest.raises(SystemExit) as end,
+        ):
             patch.setattr(sys, "argv", ["vitreous", *words])
             main(words)
     finally:
@@ -140,10 +147,14 @@ def say(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str
     return subprocess.CompletedProcess(words, int(end.value.code or 0), out.getvalue(), err.getvalue())  # type: ignore[arg-type]
 
 
-def run_command(*words: str, timeout: float = 120, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_command(
+    *words: str, timeout: float = 120, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """`vitreous WORDS` in a process of its own, which imports for 3 s: for what a process of its own is needed for."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run([sys.executable, "-m", "vitreous", *words], capture_output=True, text=True, timeout=timeout, cwd=cwd, env=env)
+    return subprocess.run(
+        [sys.executable, "-m", "vitreous", *words], capture_output=True, text=True, timeout=timeout, cwd=cwd, env=env
+    )
 
 
 def document(result: subprocess.CompletedProcess[str]) -> dict:

@@ -1,7 +1,7 @@
 """The tests marked `processor`, run as another kind of processor than this one: `python -m tests.other_processor`.
 
-One with AVX-512 is taken down to AVX2, kernels included. One without is taken for an AVX512-BF16: bfloat16 is then emulated, which is
-slow and right. Arguments go to pytest; its exit code is this program's.
+One with AVX-512 is taken down to AVX2, kernels included. One without is taken for an AVX512-BF16: bfloat16 is then
+emulated, which is slow and right. Arguments go to pytest; its exit code is this program's.
 """
 
 from __future__ import annotations

@@ -53,7 +53,9 @@ def imports(path: Path) -> set[str]:
     found = set()
     for node in parsed(path)[1]:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "vitreous":
-            found |= {f"{node.module}.{alias.name}" if node.module == "vitreous.nn" else node.module for alias in node.names}
+            found |= {
+                f"{node.module}.{alias.name}" if node.module == "vitreous.nn" else node.module for alias in node.names
+            }
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "vitreous"}
     return found
@@ -79,7 +81,9 @@ def test_data_knows_no_model_and_nn_no_library_but_torch():
         if home == "data":
             assert not any(room(m) in ("models", "nn") for m in imports(path)), path
         if home == "nn":
-            names = {n.name.split(".")[0] for node in parsed(path)[1] if isinstance(node, ast.Import) for n in node.names}
+            names = {
+                n.name.split(".")[0] for node in parsed(path)[1] if isinstance(node, ast.Import) for n in node.names
+            }
             assert names <= {"torch", "math"}, path
 
 
@@ -105,7 +109,9 @@ def test_budgets(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             assert node.end_lineno - node.lineno + 1 <= FUNCTION, f"{node.name} is too long"
             arguments = [
-                a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if a.arg not in ("self", "cls", "ctx")
+                a.arg
+                for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                if a.arg not in ("self", "cls", "ctx")
             ]
             assert len(arguments) <= PARAMETERS, f"{node.name} takes {len(arguments)} parameters"
             if module_of(path).startswith(("vitreous.nn.", "vitreous.models.")) and node.name != "create":
@@ -126,9 +132,26 @@ def test_everything_public_says_what_it_is(path):
         if isinstance(node, ast.ClassDef):
             protocol = any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
             assert ast.get_docstring(node), f"{node.name} has no docstring"
-            members = [] if protocol else [m for m in node.body if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")]
-            known = ("forward", "backward", "picture", "name", "take", "update", "config", "metrics", "summary", "bundle")
-            assert all(ast.get_docstring(m) or m.name in known for m in members), [m.name for m in members if not ast.get_docstring(m)]
+            members = (
+                []
+                if protocol
+                else [m for m in node.body if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")]
+            )
+            known = (
+                "forward",
+                "backward",
+                "picture",
+                "name",
+                "take",
+                "update",
+                "config",
+                "metrics",
+                "summary",
+                "bundle",
+            )
+            assert all(ast.get_docstring(m) or m.name in known for m in members), [
+                m.name for m in members if not ast.get_docstring(m)
+            ]
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             assert ast.get_docstring(node), f"{node.name} has no docstring"

@@ -55,16 +55,22 @@ def test_transfer_compares_like_with_like_reads_test_images_once_and_goes_on_whe
     assert not any("test" in split for split in splits.values())
     readings = [(out / "evaluations.jsonl").read_text().splitlines() for name, out in runs.items() if "seed-0" in name]
     assert [len(lines) for lines in readings] == [1] * 4
-    assert load_bundle(transfer.headless(plan)).model.config.classes == 0  # not the head of other classes that are as many
+    # not the head of other classes that are as many
+    assert load_bundle(transfer.headless(plan)).model.config.classes == 0
     read = {place: place.stat().st_mtime_ns for out in runs.values() for place in out.rglob("*.json*")}
     transfer.finetune(plan)
     assert {place: place.stat().st_mtime_ns for place in read} == read
-    assert "| 10% | 4 | 1 | fine-tuned: " in (text := transfer.page(plan)) and "| 50% | 20 | 2 | from scratch: c | **" in text
+    assert (
+        "| 10% | 4 | 1 | fine-tuned: " in (text := transfer.page(plan))
+        and "| 50% | 20 | 2 | from scratch: c | **" in text
+    )
 
 
 def test_a_draw_is_of_its_seed_even_over_classes_and_apart_from_what_judges_the_candidates(tmp_path):
     transfer = script("transfer")
-    plan = transfer.Plan(make_folder(tmp_path / "photos", {"train": 20}, ("ant", "bee", "cat", "dog")), tmp_path / "scratch")
+    plan = transfer.Plan(
+        make_folder(tmp_path / "photos", {"train": 20}, ("ant", "bee", "cat", "dog")), tmp_path / "scratch"
+    )
 
     def files(seed, split="train", judged=False):
         root = transfer.drawn(plan, 0.2, seed, judged)
@@ -123,11 +129,18 @@ def test_judged_pairs_are_counted_by_part_and_verdict_and_harder_copies_are_made
         for number, seed in enumerate(seeds):
             image = scene(seed) if folder == "train" else ImageOps.mirror(scene(seed))
             image.save(tmp_path / folder / "ant" / f"{number}.jpg", quality=90)
-    rows = ["ant/0,ant/0,same,tuned", "ant/2,ant/2,other,tuned", "ant/1,ant/1,same,held-out", "ant/3,ant/3,same,held-out"]
+    rows = [
+        "ant/0,ant/0,same,tuned",
+        "ant/2,ant/2,other,tuned",
+        "ant/1,ant/1,same,held-out",
+        "ant/3,ant/3,same,held-out",
+    ]
     (tmp_path / "pairs.csv").write_text("\n".join(["train,test,verdict,part", *rows, "ant/3,ant/2,unsure,held-out"]))
     tuned, held_out = dedup.judged(tmp_path, tmp_path / "pairs.csv", 0)[2:]
     assert tuned == "| tuned | 1 | 1 | 100.0% | 1 | 0 | 100.0% |"
     assert held_out == "| held-out | 2 | 1 | 50.0% | 0 | 0 | 100.0% |"
     for change in dedup.HARDER.values():
         made = [change(scene(5), random.Random(seed)) for seed in (1, 1, 2)]
-        assert made[0].mode == "RGB" and made[0].tobytes() == made[1].tobytes() and made[0].tobytes() != scene(5).tobytes()
+        assert (
+            made[0].mode == "RGB" and made[0].tobytes() == made[1].tobytes() and made[0].tobytes() != scene(5).tobytes()
+        )

@@ -41,7 +41,9 @@ def test_every_command_bounds_how_long_threads_spin(capsys):
     assert {name: os.environ.get(name) for name in SPINNING} == SPINNING
 
 
-@pytest.mark.parametrize("name, value", [("OMP_WAIT_POLICY", "active"), ("GOMP_SPINCOUNT", "300000"), ("KMP_BLOCKTIME", "200")])
+@pytest.mark.parametrize(
+    "name, value", [("OMP_WAIT_POLICY", "active"), ("GOMP_SPINCOUNT", "300000"), ("KMP_BLOCKTIME", "200")]
+)
 def test_who_chose_how_threads_wait_is_not_overruled(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     bound_threads()
@@ -80,7 +82,8 @@ def test_other_libraries_are_measured_as_they_start_by_themselves(monkeypatch):
 
 
 def readings(monkeypatch, *, others: float, own: float, steps: int = 6) -> None:
-    """Let every reading be 4 seconds after the last one, with shares of two cores used by other work and by this process."""
+    """Let every reading be 4 seconds after the last one, with shares of two cores used by other work and by this
+    process."""
     per, clock = 800, iter(range(1, steps + 2))
 
     def usage(root: int) -> tuple[float, int, int, int]:
@@ -93,7 +96,8 @@ def readings(monkeypatch, *, others: float, own: float, steps: int = 6) -> None:
 
 
 @pytest.mark.parametrize(
-    "others, own, crowded", [(0.5, 0.5, True), (0.25, 0.7, True), (0.0, 1.0, False), (0.15, 0.85, False), (0.4, 0.4, False)]
+    "others, own, crowded",
+    [(0.5, 0.5, True), (0.25, 0.7, True), (0.0, 1.0, False), (0.15, 0.85, False), (0.4, 0.4, False)],
 )
 def test_a_neighbour_is_told_once_where_it_makes_this_process_slower(others, own, crowded, monkeypatch):
     readings(monkeypatch, others=others, own=own)
@@ -119,14 +123,17 @@ def test_where_nothing_can_be_read_nothing_is_told(monkeypatch):
 def test_work_of_processes_that_were_started_here_is_no_neighbour_s():
     before = cores.usage(os.getpid())
     burn = "import time\nwhile time.process_time() < 0.3: pass"
-    with subprocess.Popen([sys.executable, "-c", burn + "\nprint('done', flush=True)\ninput()"], stdin=-1, stdout=-1) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", burn + "\nprint('done', flush=True)\ninput()"], stdin=-1, stdout=-1
+    ) as child:
         assert child.stdout is not None and child.stdout.readline()
         alive = cores.usage(os.getpid())
         assert child.pid in cores.descendants(os.getpid())
         child.communicate(b"\n")
     ended = cores.usage(os.getpid())
     assert before and alive and ended
-    assert alive[3] - before[3] >= 28 and ended[3] >= alive[3]  # ticks of 10 ms: counted while it lives, and when it has ended
+    # ticks of 10 ms: counted while it lives, and when it has ended
+    assert alive[3] - before[3] >= 28 and ended[3] >= alive[3]
     assert alive[1] >= before[1] and alive[2] >= before[2]
 
 

@@ -15,7 +15,17 @@ from tests.conftest import TINY, document, say
 from vitreous.bench.contenders import contenders
 from vitreous.cores import peak_memory
 from vitreous.errors import UsageError
-from vitreous.machine import FEATURES, LEVELS, best_feature, capabilities, environment, has_vnni, packs, pick_precision, warning
+from vitreous.machine import (
+    FEATURES,
+    LEVELS,
+    best_feature,
+    capabilities,
+    environment,
+    has_vnni,
+    packs,
+    pick_precision,
+    warning,
+)
 from vitreous.models.names import configure_vit
 from vitreous.recipes.train import train
 from vitreous.training import account, doctor, peak
@@ -39,7 +49,9 @@ def full(monkeypatch):
     """A processor that has everything, and nothing said about it."""
     for name in ("VITREOUS_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {**dict.fromkeys(FEATURES, True), "cpu_name": "Full", "fma3": True})
+    monkeypatch.setattr(
+        torch.cpu, "get_capabilities", lambda: {**dict.fromkeys(FEATURES, True), "cpu_name": "Full", "fma3": True}
+    )
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
 
 
@@ -52,7 +64,9 @@ def test_choices_follow_the_processor_as_it_is_limited(variable, level, precisio
     assert (warning("bf16", "cpu") is None) == (precision == "bf16") and warning("fp32", "cpu") is None
 
 
-@pytest.mark.parametrize("kernels, best", [("DEFAULT", ""), ("AVX2", "avx_vnni"), ("AVX512", "amx_bf16"), ("SVE256", "amx_bf16")])
+@pytest.mark.parametrize(
+    "kernels, best", [("DEFAULT", ""), ("AVX2", "avx_vnni"), ("AVX512", "amx_bf16"), ("SVE256", "amx_bf16")]
+)
 def test_pytorch_s_own_limit_counts_too(kernels, best, full, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: kernels)
     assert best_feature() == best and capabilities()["fma3"] and "cpu_name" not in capabilities()
@@ -80,7 +94,9 @@ def test_a_processor_taken_down_is_answered_as_such():
     """Asked of a process of its own: PyTorch reads its variable once."""
     script = "from vitreous.machine import *; print(pick_precision('auto', 'cpu'), packs('cpu'), has_bf16('cpu'))"
     lowered = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "VITREOUS_CPU_ISA": ""}
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=lowered).stdout
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=lowered
+    ).stdout
     assert found.split() == ["fp32", "False", "False"]
 
 
@@ -94,7 +110,8 @@ def test_doctor_tells_the_precision_that_is_used(processor, monkeypatch):
 
 def test_a_run_trains_in_what_the_processor_multiplies(processor, folder, tmp_path, monkeypatch):
     """By default, and what it trained in is written down; its loss falls either way."""
-    monkeypatch.setattr(account, "quick_peak", lambda device, precision: 1e12)  # half a minute where bfloat16 is emulated
+    # half a minute where bfloat16 is emulated
+    monkeypatch.setattr(account, "quick_peak", lambda device, precision: 1e12)
     options = {name: value for name, value in TINY.items() if name not in ("precision", "mixup", "drop_path")}
     train(folder, out=tmp_path / "run", **options)
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["precision"] == processor

@@ -17,7 +17,10 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 TWO = [
     "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/vitreous train digits",
-    "python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile",
+    (
+        "python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/python -m pytest -n auto --maxprocesses 4 "
+        "--dist loadfile"
+    ),
 ]
 
 
@@ -25,7 +28,8 @@ def blocks(kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", README, re.DOTALL)
 
 
-#: what the first hour's training is told besides, and the least of its test and validation top-1; as printed, it takes minutes
+#: what the first hour's training is told besides, and the least of its test and validation top-1; as printed, it takes
+#: minutes
 HOURS = {"short": (["--epochs", "12"], 0.7, 0.7), "as printed": ([], 0.975, 0.96)}
 
 
@@ -59,7 +63,9 @@ def notes_shown(command: str) -> list[str]:
 
 
 def test_the_note_on_what_google_computes_otherwise_is_shown():
-    assert any("gelu none -> tanh" in note for note in notes_shown("vitreous convert runs/digits digits-vit --to google-npz"))
+    assert any(
+        "gelu none -> tanh" in note for note in notes_shown("vitreous convert runs/digits digits-vit --to google-npz")
+    )
 
 
 def test_the_two_commands_stand_as_promised():
@@ -70,7 +76,9 @@ def test_the_two_commands_stand_as_promised():
 def test_ci_runs_the_test_command_of_the_readme():
     script = (ROOT / ".ci" / "run").read_text()
     extraction = next(line for line in script.splitlines() if line.startswith("command="))
-    found = subprocess.run(["bash", "-c", f'{extraction}\necho "$command"'], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    found = subprocess.run(
+        ["bash", "-c", f'{extraction}\necho "$command"'], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
     assert found.strip() == TWO[1]
 
 
@@ -91,7 +99,9 @@ def test_every_figure_of_the_docs_is_made_by_a_command_above_it():
     for part in re.split(r"(?=!\[)", page):
         shown = re.match(r"!\[[^]]+\]\(figures/(([a-z]+)[a-z-]*)\.png\)", part)
         if shown:
-            assert shown[2] in made and (ROOT / "docs" / "figures" / f"{shown[1]}.png").read_bytes().startswith(b"\x89PNG")
+            assert shown[2] in made and (ROOT / "docs" / "figures" / f"{shown[1]}.png").read_bytes().startswith(
+                b"\x89PNG"
+            )
         for words in re.findall(r"^vitreous inspect .*--figures ([a-z ]+)", part, re.MULTILINE):
             made |= set(words.split())
     assert made >= set(FIGURES)

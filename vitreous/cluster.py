@@ -19,7 +19,8 @@ QUIET = {
 
 
 def connected(address: str) -> Any:
-    """The module `ray`, connected. Raises UsageError, with the command that installs it, or for a cluster that is not there."""
+    """The module `ray`, connected. Raises UsageError, with the command that installs it, or for a cluster that is not
+    there."""
     os.environ.update(QUIET)
     try:
         import ray
@@ -31,5 +32,7 @@ def connected(address: str) -> Any:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True, **local)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"no Ray cluster at {address}: {reason}", "start one with `ray start --head`, or use --ray local") from None
+        raise UsageError(
+            f"no Ray cluster at {address}: {reason}", "start one with `ray start --head`, or use --ray local"
+        ) from None
     return ray

@@ -26,7 +26,8 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[T] | Any, value: Any) -> T:
-    """Dicts, lists, numbers and strings as a dataclass of that kind, or of the member of a union that `family` in them names.
+    """Dicts, lists, numbers and strings as a dataclass of that kind, or of the member of a union that `family` in them
+    names.
 
     Raises UsageError naming every unknown key and every value of a wrong type, by its dotted path.
     """
@@ -36,7 +37,9 @@ def from_plain(kind: type[T] | Any, value: Any) -> T:
     unknown = unknown_keys(kind, value)
     if unknown:
         path, hint = unknown[0]
-        raise UsageError(f"unknown setting {', '.join(p for p, _ in unknown)}", hint or f"{path} is no field of {kind.__name__}")
+        raise UsageError(
+            f"unknown setting {', '.join(p for p, _ in unknown)}", hint or f"{path} is no field of {kind.__name__}"
+        )
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
@@ -70,12 +73,17 @@ def unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]
 
 
 def apply_options(
-    verb: str, options: dict[str, Any], *values: Any, known: Iterable[str] = (), aliases: Mapping[str, str] | None = None
+    verb: str,
+    options: dict[str, Any],
+    *values: Any,
+    known: Iterable[str] = (),
+    aliases: Mapping[str, str] | None = None,
 ) -> tuple[Any, ...]:
-    """Copies of dataclasses with the keywords of a Python call as their fields; each option goes to the first that has its name.
+    """Copies of dataclasses with the keywords of a Python call as their fields; each option goes to the first that has
+    its name.
 
-    Lists become tuples, one value stands for a tuple of it, and paths become text. `known` are further names, and `aliases` what users may
-    know by another name, for suggestions. Raises
+    Lists become tuples, one value stands for a tuple of it, and paths become text. `known` are further names, and
+    `aliases` what users may know by another name, for suggestions. Raises
     UsageError for an unknown option, with the nearest one, and for a value of a wrong type.
     """
     homes = [{field.name for field in dataclasses.fields(value)} for value in values]
@@ -91,7 +99,13 @@ def apply_options(
     for name, option in options.items():
         place = next(number for number, home in enumerate(homes) if name in home)
         several = isinstance(getattr(values[place], name), tuple)
-        option = os.fspath(option) if isinstance(option, os.PathLike) else tuple(option) if isinstance(option, list) else option
+        option = (
+            os.fspath(option)
+            if isinstance(option, os.PathLike)
+            else tuple(option)
+            if isinstance(option, list)
+            else option
+        )
         option = (option,) if several and not isinstance(option, tuple) else option
         try:
             changes[place][name] = TypeAdapter(typing.get_type_hints(type(values[place]))[name]).validate_python(option)
@@ -103,8 +117,9 @@ def apply_options(
 def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
     """A copy of a dataclass with fields at dotted paths set from words of a command line, each typed by its field.
 
-    The fields of one dataclass are set together, so that what goes together only together can be said. `before` is what stands
-    in front of the paths in messages. Raises UsageError for an unknown path (with the nearest one) or words that do not fit.
+    The fields of one dataclass are set together, so that what goes together only together can be said. `before` is what
+    stands in front of the paths in messages. Raises UsageError for an unknown path (with the nearest one) or words that
+    do not fit.
     """
     import yaml
     from pydantic import TypeAdapter, ValidationError
@@ -144,7 +159,8 @@ def from_yaml(kind: type[T], text: str) -> T:
 
 
 def read_yaml(text: str) -> Any:
-    """YAML as dicts, lists, numbers and strings. Raises UsageError for a file over 1 MB, aliases, and what is no YAML."""
+    """YAML as dicts, lists, numbers and strings. Raises UsageError for a file over 1 MB, aliases, and what is no
+    YAML."""
     import yaml
 
     if len(text) > MAX_BYTES:
@@ -161,5 +177,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     """Where two dataclasses of one kind differ: `optimizer.lr: 0.001 -> 0.003`."""
     if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
         names = [field.name for field in dataclasses.fields(old)]
-        return [line for name in names for line in differences(getattr(old, name), getattr(new, name), f"{path}{name}.")]
+        return [
+            line for name in names for line in differences(getattr(old, name), getattr(new, name), f"{path}{name}.")
+        ]
     return [] if old == new else [f"{path.removesuffix('.')}: {old} -> {new}"]

@@ -9,18 +9,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-#: How long an OpenMP thread that waits for others spins before it sleeps, where nobody has set it. GNU's runtime, that of PyTorch's
-#: wheels for Linux, spins 300,000 times, 7 ms, and takes a core from other processes meanwhile; 2,000 are some 50 us.
-#: LLVM's and Intel's runtimes spin 200 ms by default, and take milliseconds.
+#: How long an OpenMP thread that waits for others spins before it sleeps, where nobody has set it. GNU's runtime, that
+#: of PyTorch's wheels for Linux, spins 300,000 times, 7 ms, and takes a core from other processes meanwhile; 2,000 are
+#: some 50 us. LLVM's and Intel's runtimes spin 200 ms by default, and take milliseconds.
 SPINNING = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "1"}
-CGROUP = "/sys/fs/cgroup/cpu.max"  # a container's share of the machine's time: "200000 100000" is two cores, "max 100000" all
+# a container's share of the machine's time: "200000 100000" is two cores, "max 100000" all
+CGROUP = "/sys/fs/cgroup/cpu.max"
 CHOSEN = ("OMP_WAIT_POLICY", *SPINNING)  # a user who has set one of these is not overruled
 
 
 def bound_threads() -> None:
-    """Have thread pools share the machine: threads that wait for others sleep soon, and there are no more than a container's share of
-    cores. Has to run before PyTorch is imported, since OpenMP reads the environment when it is loaded; processes that are started later
-    inherit it. What the user has set stays."""
+    """Have thread pools share the machine: threads that wait for others sleep soon, and there are no more than a
+    container's share of cores. Has to run before PyTorch is imported, since OpenMP reads the environment when it is
+    loaded; processes that are started later inherit it. What the user has set stays."""
     if not any(name in os.environ for name in CHOSEN):
         os.environ.update(SPINNING)
     if cores() < bound_cores():
@@ -29,7 +30,8 @@ def bound_threads() -> None:
 
 @contextmanager
 def default_spinning() -> Iterator[None]:
-    """Start processes without what `bound_threads` has set of spinning, as another library would be started by itself."""
+    """Start processes without what `bound_threads` has set of spinning, as another library would be started by
+    itself."""
     bounded = {name: os.environ.pop(name) for name, value in SPINNING.items() if os.environ.get(name) == value}
     try:
         yield
@@ -38,7 +40,8 @@ def default_spinning() -> Iterator[None]:
 
 
 def cores() -> int:
-    """Cores that this process may use: those it is bound to, and no more than a container's share of the machine's time."""
+    """Cores that this process may use: those it is bound to, and no more than a container's share of the machine's
+    time."""
     count = bound_cores()
     try:
         with open(CGROUP) as file:
@@ -75,10 +78,12 @@ def peak_memory(device: str) -> int:
 
 
 class Neighbours:
-    """Measures the share of this process's cores that other work takes, and calls `tell` once when this process is slower for it.
+    """Measures the share of this process's cores that other work takes, and calls `tell` once when this process is
+    slower for it.
 
-    Other work is what is busy on the cores less what this process and those that it started use; with `siblings` also less
-    what processes of the same parent use, as those of a distributed run. Works on Linux alone; elsewhere every figure is None.
+    Other work is what is busy on the cores less what this process and those that it started use; with `siblings` also
+    less what processes of the same parent use, as those of a distributed run. Works on Linux alone; elsewhere every
+    figure is None.
     """
 
     SECONDS, WINDOWS = 3.0, 2  # a figure is of at least so long; it takes so many of them one after the other to tell
@@ -89,16 +94,20 @@ class Neighbours:
         self.marked, self.crowded, self.share = usage(self.root), 0, None
 
     def measure(self) -> float | None:
-        """Share of the cores, 0 to 1, that other work took since the last call (or construction); None where it cannot be read."""
+        """Share of the cores, 0 to 1, that other work took since the last call (or construction); None where it cannot
+        be read."""
         self.share, _ = self.shares()
         return self.share
 
     def poll(self) -> None:
-        """Measure, at most every `SECONDS`, and tell once the cores were full, with other work on them, in `WINDOWS` figures in a row."""
+        """Measure, at most every `SECONDS`, and tell once the cores were full, with other work on them, in `WINDOWS`
+        figures in a row."""
         if self.marked is None or self.crowded >= self.WINDOWS or time.monotonic() - self.marked[0] < self.SECONDS:
             return
         self.share, busy = self.shares()
-        self.crowded = self.crowded + 1 if self.share is not None and self.share >= self.SHARE and busy >= self.FULL else 0
+        self.crowded = (
+            self.crowded + 1 if self.share is not None and self.share >= self.SHARE and busy >= self.FULL else 0
+        )
         if self.share is not None and self.crowded == self.WINDOWS:
             self.tell(describe_share(self.share))
 
@@ -119,8 +128,8 @@ def describe_share(share: float) -> str:
 
 
 def usage(root: int) -> tuple[float, int, int, int] | None:
-    """The clock in seconds, and since boot, in ticks: all time of the cores that this process may use, their idle time, and what the
-    process `root` and its descendants used. None where /proc cannot be read."""
+    """The clock in seconds, and since boot, in ticks: all time of the cores that this process may use, their idle time,
+    and what the process `root` and its descendants used. None where /proc cannot be read."""
     try:
         allowed = os.sched_getaffinity(0)
         total = idle = 0

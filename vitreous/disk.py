@@ -1,4 +1,5 @@
-"""What is kept on the disk: small files that are there whole or not at all, and the folder of what can be made again."""
+"""What is kept on the disk: small files that are there whole or not at all, and the folder of what can be made
+again."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def write_text(path: Path, text: str, errors: str = "strict") -> None:
 
 
 def put(path: str | os.PathLike[str], text: str) -> None:
-    """The same for a file that a user named; bytes of names that are no UTF-8 stay what they are. Raises ResourceError."""
+    """The same for a file that a user named; bytes of names that are no UTF-8 stay what they are. Raises
+    ResourceError."""
     try:
         write_text(Path(path), text, "surrogateescape")
     except OSError as error:
@@ -28,7 +30,9 @@ def put(path: str | os.PathLike[str], text: str) -> None:
 
 def cannot(path: str | os.PathLike[str], error: OSError) -> ResourceError:
     """The refusal of a file that cannot be written."""
-    return ResourceError(f"cannot write {printable(path)}: {error.strerror or error}", "make room, or choose another file")
+    return ResourceError(
+        f"cannot write {printable(path)}: {error.strerror or error}", "make room, or choose another file"
+    )
 
 
 def encodes(text: str) -> bool:

@@ -62,7 +62,8 @@ class Interrupted(VitreousError):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory gave out, Python's or PyTorch's, on a GPU or a CPU; PyTorch says the latter with a plain RuntimeError."""
+    """Whether memory gave out, Python's or PyTorch's, on a GPU or a CPU; PyTorch says the latter with a plain
+    RuntimeError."""
     return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
@@ -73,14 +74,17 @@ def printable(path: str | os.PathLike[str]) -> str:
 
 
 def check_path(value: object, what: str) -> None:
-    """Raise UsageError for what is no path or name, such as a torch.nn.Module; `what` says what it stands for, `load(run)`."""
+    """Raise UsageError for what is no path or name, such as a torch.nn.Module; `what` says what it stands for,
+    `load(run)`."""
     if isinstance(value, (str, os.PathLike)):
         return
     kind = type(value).__name__
     if hasattr(value, "state_dict"):
         way = "write it with vitreous.save(module, FOLDER) and give the folder"
         raise UsageError(f"{what} is a path or a name, not a module ({kind})", way)
-    raise UsageError(f"{what} is a path or a name, not a {kind}", "give the path of a run, a bundle or a file of weights")
+    raise UsageError(
+        f"{what} is a path or a name, not a {kind}", "give the path of a run, a bundle or a file of weights"
+    )
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

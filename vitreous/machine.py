@@ -39,12 +39,15 @@ KERNELS = {"DEFAULT": (), "AVX2": FEATURES[:2]}
 
 def devices() -> list[str]:
     """The devices that a run can name."""
-    found = ["cpu"] + [f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
+    found = ["cpu"] + [
+        f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    ]
     return found + ["mps"] * torch.backends.mps.is_available()
 
 
 def pick_device(name: str = "auto") -> str:
-    """The device that `auto`, `cpu`, `cuda`, `cuda:1` or `mps` stands for. Raises UsageError with those that there are."""
+    """The device that `auto`, `cpu`, `cuda`, `cuda:1` or `mps` stands for. Raises UsageError with those that there
+    are."""
     found = devices()
     if name == "auto":
         return found[-1] if found[-1] == "mps" else found[min(1, len(found) - 1)]
@@ -73,13 +76,16 @@ def pick_precision(name: str, device: str) -> str:
 def warning(precision: str, device: str) -> str | None:
     """What to tell somebody who asks for a precision that the device only emulates."""
     if precision == "bf16" and not has_bf16(device):
-        return f"{device} has no bfloat16 products: they are emulated, up to a hundred times slower than --precision fp32"
+        return (
+            f"{device} has no bfloat16 products: they are emulated, up to a hundred times slower than --precision fp32"
+        )
     return None
 
 
 def packs(device: str) -> bool:
-    """Whether oneDNN's packed products are worth having: on CPUs with AVX-512 or AMX, where they reach twice what PyTorch's own
-    do in float32 on AMD and save a tenth in bfloat16; with AVX2 alone both are at the limit, and the fused GELU is slower."""
+    """Whether oneDNN's packed products are worth having: on CPUs with AVX-512 or AMX, where they reach twice what
+    PyTorch's own do in float32 on AMD and save a tenth in bfloat16; with AVX2 alone both are at the limit, and the
+    fused GELU is slower."""
     return device == "cpu" and capabilities().get("avx512_f", False)
 
 
@@ -89,11 +95,13 @@ def has_vnni() -> bool:
 
 
 def capabilities() -> dict[str, bool]:
-    """What the processor can do and may be used for: {feature: whether}, by PyTorch's names; empty where PyTorch cannot tell.
+    """What the processor can do and may be used for: {feature: whether}, by PyTorch's names; empty where PyTorch cannot
+    tell.
 
-    Every choice that depends on the processor asks here. `ONEDNN_MAX_CPU_ISA` and `ATEN_CPU_CAPABILITY` limit what the libraries use, so
-    they limit the answer. `VITREOUS_CPU_ISA`, one of `LEVELS`, replaces the answer and changes no library: with it both sides of
-    a choice are tested on any machine (bfloat16 is then emulated where the processor lacks it). Raises UsageError for an unknown level.
+    Every choice that depends on the processor asks here. `ONEDNN_MAX_CPU_ISA` and `ATEN_CPU_CAPABILITY` limit what the
+    libraries use, so they limit the answer. `VITREOUS_CPU_ISA`, one of `LEVELS`, replaces the answer and changes no
+    library: with it both sides of a choice are tested on any machine (bfloat16 is then emulated where the processor
+    lacks it). Raises UsageError for an unknown level.
     """
     if assumed := os.environ.get("VITREOUS_CPU_ISA", "").upper():
         if assumed not in LEVELS:
@@ -110,8 +118,8 @@ def capabilities() -> dict[str, bool]:
 
 
 def settle_process() -> None:
-    """Prepare this process for long computations: threads no more than the cores that it may use (PyTorch does not know of a container's
-    share of the machine's time), and an allocator that keeps freed memory."""
+    """Prepare this process for long computations: threads no more than the cores that it may use (PyTorch does not know
+    of a container's share of the machine's time), and an allocator that keeps freed memory."""
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores():
         torch.set_num_threads(cores())
     keep_freed_memory()

@@ -18,7 +18,8 @@ def speaks() -> bool:
 
 
 def write_line(text: str, stream: TextIO) -> None:
-    """Print a line. Where the reader of a pipe has gone away, the line and all that follow are dropped, and the work goes on."""
+    """Print a line. Where the reader of a pipe has gone away, the line and all that follow are dropped, and the work
+    goes on."""
     try:
         print(text, file=stream, flush=True)
     except BrokenPipeError:
@@ -64,7 +65,8 @@ class Display:
         write_line(text, sys.stderr)
 
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
-        """How far a piece of work is: a bar with time left, or a plain line now and then. Without a total: how much is done."""
+        """How far a piece of work is: a bar with time left, or a plain line now and then. Without a total: how much is
+        done."""
         self.neighbours.poll()
         if self.terminal:
             self.draw(label, done, total, text)

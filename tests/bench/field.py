@@ -23,7 +23,9 @@ def steady(work, rate=100.0):
 
 def leaning(work):
     """A tenth off."""
-    return Answering(steady(work), lambda: np.array([[3.0, 4.5]], np.float32), lambda: np.array([[3.0, 4.0]], np.float32))
+    return Answering(
+        steady(work), lambda: np.array([[3.0, 4.5]], np.float32), lambda: np.array([[3.0, 4.0]], np.float32)
+    )
 
 
 def zero(work):

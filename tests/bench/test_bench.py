@@ -43,7 +43,11 @@ def lanes():
 
 def test_whoever_fails_says_why_and_the_others_go_on(lanes):
     assert [lane.contender.label for lane in lanes] == [c.label for c in FIELD[:-1]]
-    assert [lane.failure for lane in lanes] == [None] * 6 + ["ValueError: nothing here", "its process ended", "RuntimeError: tired"]
+    assert [lane.failure for lane in lanes] == [None] * 6 + [
+        "ValueError: nothing here",
+        "its process ended",
+        "RuntimeError: tired",
+    ]
     assert [len(lane.rates) for lane in lanes] == [2, 2, 2, 2, 2, 2, 0, 0, 0]
     assert all(lane.memory > 10 * 2**20 for lane in lanes[:3])
 
@@ -84,7 +88,8 @@ def photographs(tmp_path_factory):
 
 
 def bound_of(contender):
-    """How far a contender's logits may be from float32's, relative. Ours computes by default in what the processor multiplies."""
+    """How far a contender's logits may be from float32's, relative. Ours computes by default in what the processor
+    multiplies."""
     if "int8" in contender.settings:
         return 0.2
     if not contender.ours:  # peers round the residual stream to bfloat16 too
@@ -92,7 +97,9 @@ def bound_of(contender):
     return LIMITS["fp32" if "fp32" in contender.settings else pick_precision("auto", "cpu")]
 
 
-@pytest.mark.parametrize("task", [pytest.param(task, marks=[pytest.mark.processor] * (task == "inference")) for task in TASKS])
+@pytest.mark.parametrize(
+    "task", [pytest.param(task, marks=[pytest.mark.processor] * (task == "inference")) for task in TASKS]
+)
 def test_every_contender_that_is_installed_does_its_work(task, photographs):
     """But for the compiled ones and OpenVINO's, which take minutes to build and are tried by the benchmark itself."""
     work = Work(task, "ViT-32x1/8", 16, 2, "cpu", photographs)

@@ -32,7 +32,12 @@ def trained(tmp_path_factory):
     """A folder of photographs and a run trained on it."""
     home = tmp_path_factory.mktemp("trained")
     photos = make_folder(home / "photos", {"train": 12, "val": 4, "test": 6}, size=(24, 16))
-    train(str(photos), out=str(home / "run"), workers=0, **{**TINY, "epochs": 20, "mixup": 0.0, "lr": 2e-3, "save_every": 20})
+    train(
+        str(photos),
+        out=str(home / "run"),
+        workers=0,
+        **{**TINY, "epochs": 20, "mixup": 0.0, "lr": 2e-3, "save_every": 20},
+    )
     return photos, home / "run"
 
 
@@ -58,7 +63,8 @@ def test_help_is_quick_and_imports_nothing_heavy():
     found = re.findall(r"(.*?)^CODE (\d+) (\[[^]]*\]) (\S+)$", printed, re.DOTALL | re.MULTILINE)
     for words, (text, code, heavy, seconds) in zip(lines, found, strict=True):
         assert (code, heavy) == ("0", "[]"), words
-        assert float(seconds) < 3, words  # of the processor's time, a bound against disasters; the figure is measured in benchmarks/
+        # of the processor's time, a bound against disasters; the figure is measured in benchmarks/
+        assert float(seconds) < 3, words
         assert not words or (f"usage: vitreous {words[0]} " in text and "Example: vitreous" in text), words
         assert "{None}" not in text and "default: None" not in text and "default: False" not in text, words
 
@@ -94,7 +100,10 @@ def test_version():
         (["train", "digits", "--image-size", "9"], "use --image-size 8, or --patch-size 3"),
         (["train", "digits", "--optimizer.beta", "0.9", "0.95"], "did you mean betas?"),
         (["train", "digits", "--optimizer.betas", "0.9"], "optimizer.betas cannot be 0.9"),
-        (["train", "digits", "--accumulate", "50", "--batch-size", "512"], "use --accumulate 3 or a smaller --batch-size"),
+        (
+            ["train", "digits", "--accumulate", "50", "--batch-size", "512"],
+            "use --accumulate 3 or a smaller --batch-size",
+        ),
         (["train", "digits", "--device", "cuda:7"], "there are cpu"),
         (["train", "digits", "--model", "ViT-X/16"], "unknown model ViT-X/16"),
         (["train", "digits", "--config", "missing.yaml"], "cannot read the config missing.yaml"),
@@ -129,7 +138,11 @@ def test_bad_data_exit_3(words, tmp_path):
 
 
 def test_a_plan_writes_nothing(trained, tmp_path):
-    plan = document(say("train", str(trained[0]), "--dry-run", "--json", "--model", "ViT-32x2/8", "--image_size", "32", cwd=tmp_path))
+    plan = document(
+        say(
+            "train", str(trained[0]), "--dry-run", "--json", "--model", "ViT-32x2/8", "--image_size", "32", cwd=tmp_path
+        )
+    )
     assert (plan["model"], plan["resolution"], plan["tokens"]) == ("ViT-32x2/8", "32", 16)
     assert plan["parameters"] > 0 and plan["peak_memory_bytes"] > 0 and plan["seconds_per_step"] > 0
     assert plan["run"]["model"]["image"] == [32, 32]
@@ -138,7 +151,9 @@ def test_a_plan_writes_nothing(trained, tmp_path):
 
 def test_train_prints_one_document_and_everything_else_elsewhere(trained, tmp_path):
     words = [w for k, v in TINY.items() for w in (f"--{k}", str(v))]
-    result = say("train", str(trained[0]), "--json", "--out", str(tmp_path / "run"), *words, "--optimizer.betas", "0.8", "0.9")
+    result = say(
+        "train", str(trained[0]), "--json", "--out", str(tmp_path / "run"), *words, "--optimizer.betas", "0.8", "0.9"
+    )
     summary = document(result)
     assert summary["test"]["images"] == 18 and summary["run"] == str(tmp_path / "run")
     assert "train 100%" in result.stderr and "validation: top-1" in result.stderr
@@ -180,12 +195,18 @@ def test_an_unreadable_image_stops_or_counts_as_wrong(trained, tmp_path):
     make_folder(tmp_path / "photos", {"train": 12, "val": 4, "test": 6}, size=(24, 16))
     (tmp_path / "photos" / "test" / "ant" / "0.png").write_bytes(b"junk")
     result = say("evaluate", str(out), str(tmp_path / "photos"))
-    assert result.returncode == 3 and "ant/0.png: not an image" in result.stderr and "--bad-images skip" in result.stderr
+    assert (
+        result.returncode == 3 and "ant/0.png: not an image" in result.stderr and "--bad-images skip" in result.stderr
+    )
     found = document(say("evaluate", str(out), str(tmp_path / "photos"), "--bad-images", "skip", "--json"))["test"]
     assert found["images"] == 18 and found["unreadable"] == 1 and found["top1"] <= 17 / 18
     (tmp_path / "photos" / "train" / "bee" / "1.png").write_bytes(b"")
     result = say("train", str(tmp_path / "photos"), "--out", str(tmp_path / "run"))
-    assert result.returncode == 3 and "1 of 36 images cannot be read" in result.stderr and "bee/1.png: empty file" in result.stderr
+    assert (
+        result.returncode == 3
+        and "1 of 36 images cannot be read" in result.stderr
+        and "bee/1.png: empty file" in result.stderr
+    )
     words = [w for k, v in TINY.items() for w in (f"--{k}", str(v))]
     result = say("train", str(tmp_path / "photos"), "--out", str(tmp_path / "run"), "--bad-images", "skip", *words)
     assert result.returncode == 0, result.stderr
@@ -229,17 +250,23 @@ def test_predict_agrees_with_evaluate_on_files_of_every_kind(trained, tmp_path):
             expected = dict(zip(predictor.card.classes, one, strict=True))
             for name, value in zip(answer.names, answer.probabilities, strict=True):
                 assert value == pytest.approx(expected[name], abs=1e-6), path
-    upright = predictor.predict([tmp_path / "all" / "bee" / name for name in ("rgb.png", "rgb.bmp", "alpha.png", "named.jpg", "rgb.tif")])
+    upright = predictor.predict(
+        [tmp_path / "all" / "bee" / name for name in ("rgb.png", "rgb.bmp", "alpha.png", "named.jpg", "rgb.tif")]
+    )
     assert len({answer.probabilities for answer in upright}) == 1
 
 
 def test_predict_prints_a_table_a_document_and_a_csv(trained, tmp_path):
     photos, out = trained
     files = sorted((photos / "test").rglob("*.png"))
-    found = document(say("predict", str(out), *map(str, files), "--top", "2", "--csv", str(tmp_path / "x.csv"), "--json"))
+    found = document(
+        say("predict", str(out), *map(str, files), "--top", "2", "--csv", str(tmp_path / "x.csv"), "--json")
+    )
     assert [row["path"] for row in found["predictions"]] == list(map(str, files))
     assert all(len(row["classes"]) == 2 and row["error"] is None for row in found["predictions"])
-    right = sum(row["classes"][0]["class"] == path.parent.name for row, path in zip(found["predictions"], files, strict=True))
+    right = sum(
+        row["classes"][0]["class"] == path.parent.name for row, path in zip(found["predictions"], files, strict=True)
+    )
     assert right / len(files) == json.loads((out / "summary.json").read_text())["test"]["top1"]
     rows = list(csv.DictReader((tmp_path / "x.csv").read_text().splitlines()))
     assert len(rows) == 2 * len(files) and rows[0]["rank"] == "1"
@@ -251,7 +278,12 @@ def test_predict_on_bad_files(trained, tmp_path):
     picture(0).save(tmp_path / "good.png")
     words = ["predict", str(trained[1]), str(tmp_path / "bad.jpg"), str(tmp_path / "good.png")]
     result = say(*words, "--bad-images", "stop")
-    assert result.returncode == 3 and "error: " in result.stderr and "bad.jpg: not an image" in result.stderr and not result.stdout
+    assert (
+        result.returncode == 3
+        and "error: " in result.stderr
+        and "bad.jpg: not an image" in result.stderr
+        and not result.stdout
+    )
     result = say(*words, "--json")
     found = json.loads(result.stdout)["predictions"]
     assert result.returncode == 3 and "1 of 2 images could not be read" in result.stderr
@@ -271,7 +303,17 @@ def test_a_damaged_bundle_exits_4(trained, tmp_path):
 
 def test_starting_from_a_run_at_a_higher_resolution(trained, tmp_path):
     words = [w for k, v in TINY.items() if k != "model" for w in (f"--{k}", str(v))]
-    result = say("train", str(trained[0]), "--init", str(trained[1]), "--image-size", "32", "--out", str(tmp_path / "fine"), *words)
+    result = say(
+        "train",
+        str(trained[0]),
+        "--init",
+        str(trained[1]),
+        "--image-size",
+        "32",
+        "--out",
+        str(tmp_path / "fine"),
+        *words,
+    )
     assert result.returncode == 0, result.stderr
     assert "started from" in result.stderr and "positions resized 2x3 -> 4" in result.stderr
 
@@ -304,7 +346,9 @@ def test_a_reader_that_goes_away_is_no_error(word, unbuffered):
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory"), RuntimeError("… can't allocate memory: you tried")])
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("CUDA out of memory"), RuntimeError("… can't allocate memory: you tried")]
+)
 def test_too_little_memory_is_told_with_a_way_out(monkeypatch, error):
     def give_out(words):
         raise error

@@ -1,4 +1,5 @@
-"""Where a command writes: one document on stdout with --json, whatever libraries print, and files before anything else."""
+"""Where a command writes: one document on stdout with --json, whatever libraries print, and files before anything
+else."""
 
 from __future__ import annotations
 
@@ -131,7 +132,10 @@ def test_predict_writes_its_csv_before_it_prints(trained, tmp_path):
 def test_training_goes_on_without_a_reader_of_stderr(trained, tmp_path):
     """As in `vitreous train DATA 2>&1 | head -3`."""
     words = [w for k, v in {**TINY, "epochs": 1}.items() for w in (f"--{k}", str(v))]
-    assert without_a_reader("stderr", "train", str(trained[0]), "--out", str(tmp_path / "run"), "--workers", "0", *words) == 0
+    assert (
+        without_a_reader("stderr", "train", str(trained[0]), "--out", str(tmp_path / "run"), "--workers", "0", *words)
+        == 0
+    )
     assert (tmp_path / "run" / "summary.json").is_file()
 
 

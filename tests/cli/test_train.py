@@ -34,7 +34,19 @@ def test_training_begins_with_a_header(photos, tmp_path):
 
 
 def test_a_plan_is_readable_and_tells_how_far_it_is(photos):
-    words = ["train", str(photos), "--dry-run", "--model", "ViT-32x2/8", "--image-size", "32", "--device", "cpu", "--workers", "0"]
+    words = [
+        "train",
+        str(photos),
+        "--dry-run",
+        "--model",
+        "ViT-32x2/8",
+        "--image-size",
+        "32",
+        "--device",
+        "cpu",
+        "--workers",
+        "0",
+    ]
     result = say(*words)
     assert result.returncode == 0, result.stderr
     memory = next(line for line in result.stdout.splitlines() if line.startswith("peak memory"))
@@ -43,7 +55,15 @@ def test_a_plan_is_readable_and_tells_how_far_it_is(photos):
 
 
 @pytest.mark.parametrize(
-    "count,text", [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (5 * 2**20, "5.0 MiB"), (3 * 2**30, "3.0 GiB")]
+    "count,text",
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (5 * 2**20, "5.0 MiB"),
+        (3 * 2**30, "3.0 GiB"),
+    ],
 )
 def test_bytes_are_readable(count, text):
     assert readable_bytes(count) == text
@@ -55,7 +75,10 @@ def test_a_run_is_continued_without_naming_its_data(photos, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "runs" / "one"
     train(str(photos), out=str(out), workers=0, **TINY)
-    weights, summary = (out / "model" / "weights.safetensors").read_bytes(), json.loads((out / "summary.json").read_text())
+    weights, summary = (
+        (out / "model" / "weights.safetensors").read_bytes(),
+        json.loads((out / "summary.json").read_text()),
+    )
     ways = (
         lambda: document(say("train", "--resume", "--out", str(out), "--workers", "0", "--json")),
         lambda: document(say("train", "--resume", "--json")),

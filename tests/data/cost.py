@@ -1,6 +1,8 @@
-"""python -m tests.data.cost FILE...: what it costs to decode each file, or to refuse it, in a process of its own, as JSON.
+"""python -m tests.data.cost FILE...: what it costs to decode each file, or to refuse it, in a process of its own, as
+JSON.
 
-FILE -> [seconds of the processor, bytes that the process grew by]. This process knows no torch: its children start small.
+FILE -> [seconds of the processor, bytes that the process grew by]. This process knows no torch: its children start
+small.
 """
 
 from __future__ import annotations

@@ -24,7 +24,16 @@ def chunk(kind: bytes, body: bytes = b"") -> bytes:
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
-def png(width: int, height: int, rows: bytes, *, depth: int = 8, colour: int = 2, interlaced: bool = False, extra: bytes = b"") -> bytes:
+def png(
+    width: int,
+    height: int,
+    rows: bytes,
+    *,
+    depth: int = 8,
+    colour: int = 2,
+    interlaced: bool = False,
+    extra: bytes = b"",
+) -> bytes:
     """A PNG file of compressed rows; `extra` are the chunks before them."""
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, int(interlaced))
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + extra + chunk(b"IDAT", rows) + chunk(b"IEND")
@@ -58,7 +67,11 @@ def with_marker(jpeg: bytes, marker: int, precision: int = 8) -> bytes:
     place = re.search(rb"\xff[\xc0-\xc2]\x00.[\x08]", jpeg, re.DOTALL)
     assert place
     return (
-        jpeg[: place.start() + 1] + bytes([marker]) + jpeg[place.start() + 2 : place.end() - 1] + bytes([precision]) + jpeg[place.end() :]
+        jpeg[: place.start() + 1]
+        + bytes([marker])
+        + jpeg[place.start() + 2 : place.end() - 1]
+        + bytes([precision])
+        + jpeg[place.end() :]
     )
 
 
@@ -99,7 +112,8 @@ def entry(tag: int, kind: int, count: int, value: int) -> bytes:
 
 
 def tiff(pages: list[dict[int, tuple[int, int, int]]], body: bytes = b"", loop: bool = False) -> bytes:
-    """A little-endian TIFF file: pages of tag -> (type, count, value); a value of -1 is where `body` is, which comes first.
+    """A little-endian TIFF file: pages of tag -> (type, count, value); a value of -1 is where `body` is, which comes
+    first.
 
     `loop`: the last page is followed by the first.
     """
@@ -108,7 +122,9 @@ def tiff(pages: list[dict[int, tuple[int, int, int]]], body: bytes = b"", loop: 
     packed: dict[int, bytes] = {}  # a hundred thousand pages may all be one
     for tags in pages:
         if id(tags) not in packed:
-            packed[id(tags)] = struct.pack("<H", len(tags)) + b"".join(entry(tag, *said) for tag, said in sorted(tags.items()))
+            packed[id(tags)] = struct.pack("<H", len(tags)) + b"".join(
+                entry(tag, *said) for tag, said in sorted(tags.items())
+            )
         starts.append(at)
         out.append(packed[id(tags)])
         at += len(out[-1]) + 4
@@ -118,10 +134,13 @@ def tiff(pages: list[dict[int, tuple[int, int, int]]], body: bytes = b"", loop: 
 
 
 def page(width: int, height: int, **more: tuple[int, int, int]) -> dict[int, tuple[int, int, int]]:
-    """The tags of one grey page of 8 bits whose only strip is the body of the file; `more` as t320=(type, count, value)."""
+    """The tags of one grey page of 8 bits whose only strip is the body of the file; `more` as t320=(type, count,
+    value)."""
     tags = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 277: 1, 278: height}
     found = {tag: (4, 1, value) for tag, value in tags.items()}
-    return found | {273: (4, 1, -1), 279: (4, 1, width * height)} | {int(name[1:]): value for name, value in more.items()}
+    return (
+        found | {273: (4, 1, -1), 279: (4, 1, width * height)} | {int(name[1:]): value for name, value in more.items()}
+    )
 
 
 def webp_header(width: int, height: int) -> bytes:

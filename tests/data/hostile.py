@@ -1,6 +1,7 @@
 """The files that go wrong elsewhere, made here, each with what must come of it: the same in every command.
 
-A case is accepted, with the pixels that it must decode to where they are known, or refused for a reason that its message names.
+A case is accepted, with the pixels that it must decode to where they are known, or refused for a reason that its
+message names.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ NO_RANGE = "no stated range"
 
 @dataclass(frozen=True)
 class Case:
-    """One file. `refused`: what its message says, or None where it is accepted, as `golden` (H, W, 3) give or take `off` where known."""
+    """One file. `refused`: what its message says, or None where it is accepted, as `golden` (H, W, 3) give or take
+    `off` where known."""
 
     name: str
     content: bytes
@@ -56,8 +58,11 @@ class Case:
 
 
 def blocks(rows: int = 2, columns: int = 3) -> np.ndarray:
-    """Squares of 8 pixels, each of one colour: (8 rows, 8 columns, 3) uint8. JPEG keeps them, whichever way it is turned."""
-    colours = np.array([(220, 40, 30), (30, 200, 60), (40, 60, 230), (250, 250, 0), (9, 9, 9), (128, 70, 200)], np.uint8)
+    """Squares of 8 pixels, each of one colour: (8 rows, 8 columns, 3) uint8. JPEG keeps them, whichever way it is
+    turned."""
+    colours = np.array(
+        [(220, 40, 30), (30, 200, 60), (40, 60, 230), (250, 250, 0), (9, 9, 9), (128, 70, 200)], np.uint8
+    )
     return np.kron(np.resize(colours, (rows, columns, 3)), np.ones((8, 8, 1), np.uint8))
 
 
@@ -87,16 +92,25 @@ def plain() -> Iterator[Case]:
     yield Case("ok.jpg", saved(PICTURE, "JPEG", **SMOOTH), golden=RGB, off=3)
     yield Case("ok_progressive.jpg", saved(PICTURE, "JPEG", progressive=True, **SMOOTH), golden=RGB, off=3)
     yield Case(
-        "ok_grey.jpg", saved(PICTURE.convert("L"), "JPEG", quality=98), golden=np.asarray(PICTURE.convert("L").convert("RGB")), off=2
+        "ok_grey.jpg",
+        saved(PICTURE.convert("L"), "JPEG", quality=98),
+        golden=np.asarray(PICTURE.convert("L").convert("RGB")),
+        off=2,
     )
     yield Case("ok.webp", saved(PICTURE, "WEBP", lossless=True), golden=RGB)
     yield Case("ok_lossy.webp", saved(PICTURE, "WEBP", quality=95))
     yield Case("ok.gif", saved(PICTURE, "GIF"), golden=RGB)
-    yield Case("ok_bits.png", saved(Image.fromarray(RGB[..., 0] > 100), "PNG"), golden=grey((RGB[..., 0] > 100).astype(np.uint8) * 255))
+    yield Case(
+        "ok_bits.png",
+        saved(Image.fromarray(RGB[..., 0] > 100), "PNG"),
+        golden=grey((RGB[..., 0] > 100).astype(np.uint8) * 255),
+    )
     for kind, name in (("AVIF", "ok.avif"), ("HEIF", "ok.heic")):
         if is_readable(kind):
             register(kind)
-            coded = saved(PICTURE, kind, quality=98, **({"subsampling": "4:4:4"} if kind == "AVIF" else {"chroma": 444}))
+            coded = saved(
+                PICTURE, kind, quality=98, **({"subsampling": "4:4:4"} if kind == "AVIF" else {"chroma": 444})
+            )
             yield Case(name, coded, golden=RGB, off=6)
             yield Case(f"trunc_50_{name}", coded[: len(coded) // 2], BROKEN)
     for kind in ("PNG", "BMP", "TIFF"):
@@ -146,10 +160,18 @@ def foreign() -> Iterator[Case]:
     yield Case("jp2.jpg", b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(99), f"{UNKNOWN}, but a JPEG 2000")
     yield Case("jxl.jpg", b"\xff\x0a" + bytes(99), f"{UNKNOWN}, but a JPEG XL")
     yield Case("jxl_box.jpg", b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(99), f"{UNKNOWN}, but a JPEG XL")
-    yield Case("qoi.jpg", b"qoif" + struct.pack(">IIBB", 1, 1, 3, 0) + b"\xfe\1\2\3" + b"\0" * 7 + b"\1", f"{UNKNOWN}, but a QOI")
+    yield Case(
+        "qoi.jpg",
+        b"qoif" + struct.pack(">IIBB", 1, 1, 3, 0) + b"\xfe\1\2\3" + b"\0" * 7 + b"\1",
+        f"{UNKNOWN}, but a QOI",
+    )
     yield Case("tga.jpg", struct.pack("<BBBHHBHHHHBB", 0, 0, 2, 0, 0, 0, 0, 0, 2, 2, 24, 0) + bytes(12), UNKNOWN)
     yield Case("zip.jpg", zip_of("x.txt", b"x"), f"{UNKNOWN}, but a ZIP")
-    yield Case("lfs.jpg", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", f"{UNKNOWN}, but a pointer of Git LFS")
+    yield Case(
+        "lfs.jpg",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+        f"{UNKNOWN}, but a pointer of Git LFS",
+    )
     yield Case("png_named.jpg", saved(PICTURE, "PNG"), golden=RGB)
     yield Case("zip_tail.jpg", saved(PICTURE, "JPEG", **SMOOTH) + zip_of("x.html", b"<script>"), golden=RGB, off=3)
 
@@ -208,7 +230,12 @@ def turned() -> Iterator[Case]:
     yield Case("exif_bad.jpg", saved(PICTURE, "JPEG", exif=exif, **SMOOTH), golden=RGB, off=3)
     yield Case("exif_garbage.jpg", with_segment(jpeg, 0xE1, b"Exif\0\0" + b"MM\0*" + b"\xff" * 60), golden=RGB, off=3)
     yield Case("exif_no_header.jpg", with_segment(jpeg, 0xE1, b"Exif\0\0" + b"junk" * 9), golden=RGB, off=3)
-    yield Case("exif_words.jpg", with_segment(jpeg, 0xE1, b"Exif\0\0" + tiff([{0x0112: (2, 4, 0x00783C3C)}])), golden=RGB, off=3)
+    yield Case(
+        "exif_words.jpg",
+        with_segment(jpeg, 0xE1, b"Exif\0\0" + tiff([{0x0112: (2, 4, 0x00783C3C)}])),
+        golden=RGB,
+        off=3,
+    )
     yield Case("icc_garbage.jpg", with_segment(jpeg, 0xE2, b"ICC_PROFILE\0\1\1" + b"\x80" * 60), golden=RGB, off=3)
     yield Case("icc_garbage.png", saved(PICTURE, "PNG", icc_profile=b"junk"), golden=RGB)
 
@@ -258,10 +285,18 @@ def bombs() -> Iterator[Case]:
     yield Case("10000.tif", tiff([page(10_000, 10_000)], bytes(16)), LARGE)
     yield Case("16383.webp", webp_header(16_383, 16_383), LARGE)
     yield Case("9000.webp", webp_header(9_000, 9_000), LARGE)
-    yield Case("ztxt.png", png(1, 1, zlib.compress(bytes(4)), extra=chunk(b"zTXt", b"x\0\0" + zeros(200 << 20))), BROKEN)
-    yield Case("iccp.png", png(1, 1, zlib.compress(bytes(4)), extra=chunk(b"iCCP", b"x\0\0" + zeros(100 << 20))), BROKEN)
+    yield Case(
+        "ztxt.png", png(1, 1, zlib.compress(bytes(4)), extra=chunk(b"zTXt", b"x\0\0" + zeros(200 << 20))), BROKEN
+    )
+    yield Case(
+        "iccp.png", png(1, 1, zlib.compress(bytes(4)), extra=chunk(b"iCCP", b"x\0\0" + zeros(100 << 20))), BROKEN
+    )
     yield Case("scans.jpg", with_scans(small, 1000), "more than 64 scans")
-    yield Case("runs.bmp", bmp(8_000, 8_000, b"\1\1\0\0" * 8_000, bits=8, coding=1, palette=bytes(1024)), "a BMP in run lengths")
+    yield Case(
+        "runs.bmp",
+        bmp(8_000, 8_000, b"\1\1\0\0" * 8_000, bits=8, coding=1, palette=bytes(1024)),
+        "a BMP in run lengths",
+    )
 
 
 def arrays() -> Iterator[Case]:
@@ -277,7 +312,9 @@ def arrays() -> Iterator[Case]:
     yield Case("bands.npy", header((3, 16, 24), body=RGB.transpose(2, 0, 1).tobytes()), golden=RGB)
     yield Case("short.npy", header((16, 24, 3), body=RGB.tobytes()[:-1]), "bytes of numbers where")
     yield Case("huge.npy", header((2**20, 2**20, 4)), "bytes of numbers where")
-    yield Case("objects.npy", header((8, 8), "|O", b"cos\nsystem\n(S'exit 1'\ntR."), "a damaged .npy header|numbers of type")
+    yield Case(
+        "objects.npy", header((8, 8), "|O", b"cos\nsystem\n(S'exit 1'\ntR."), "a damaged .npy header|numbers of type"
+    )
     yield Case("float.npy", header((8, 8), "<f4", bytes(256)), "not a grey or RGB picture")
 
 

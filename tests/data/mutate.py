@@ -1,7 +1,8 @@
-"""python -m tests.data.mutate [--count N] [--seed N] [--keep DIR]: damage small images at random, and decode what comes of them.
+"""python -m tests.data.mutate [--count N] [--seed N] [--keep DIR]: damage small images at random, and decode what comes
+of them.
 
-Each mutant is decoded in a child process with a limit on memory and on time. It may be accepted or refused with a DataError;
-anything else is a miss: another exception, a signal, a limit. Exits 1 if there was one.
+Each mutant is decoded in a child process with a limit on memory and on time. It may be accepted or refused with a
+DataError; anything else is a miss: another exception, a signal, a limit. Exits 1 if there was one.
 """
 
 from __future__ import annotations
@@ -102,7 +103,18 @@ def graft(content: bytearray, chance: random.Random) -> None:
     content[place(content, chance) :] = other[chance.randrange(len(other)) :]
 
 
-CHANGES: tuple[Callable[[bytearray, random.Random], None], ...] = (flip, flip, flip, edge, edge, fill, drop, double, cut, graft)
+CHANGES: tuple[Callable[[bytearray, random.Random], None], ...] = (
+    flip,
+    flip,
+    flip,
+    edge,
+    edge,
+    fill,
+    drop,
+    double,
+    cut,
+    graft,
+)
 
 
 def checked(content: bytes) -> bytes:
@@ -119,7 +131,8 @@ def checked(content: bytes) -> bytes:
 
 
 def verdict(content: bytes) -> str:
-    """What decoding comes to: accepted, refused, or what must not be: another exception, or a crop in training that disagrees."""
+    """What decoding comes to: accepted, refused, or what must not be: another exception, or a crop in training that
+    disagrees."""
     whole = None
     try:
         with suppress(DataError):
@@ -176,10 +189,21 @@ class Tally:
 
 
 def hunt(count: int, seed: int = 0, each: Callable[[int], None] = lambda done: None) -> Tally:
-    """Decode `count` mutants in children, one after the other: a child that ends is followed by one that begins behind its mutant."""
+    """Decode `count` mutants in children, one after the other: a child that ends is followed by one that begins behind
+    its mutant."""
     tally, number = Tally(), 0
     while number < count:
-        words = [sys.executable, "-m", "tests.data.mutate", "--seed", str(seed), "--from", str(number), "--count", str(count)]
+        words = [
+            sys.executable,
+            "-m",
+            "tests.data.mutate",
+            "--seed",
+            str(seed),
+            "--from",
+            str(number),
+            "--count",
+            str(count),
+        ]
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
             for line in lines(child):
                 said, found = line.split(" ", 1)
@@ -221,8 +245,12 @@ def main() -> int:
         work(said.seed, said.start, said.count)
         return 0
     begun = time.monotonic()
-    tally = hunt(said.count, said.seed, lambda done: None if done % 10_000 else print(f"  {done:,}", file=sys.stderr, flush=True))
-    print(f"{said.count:,} mutants of {len(seeds())} files (seed {said.seed}): {tally}, {time.monotonic() - begun:.0f} s")
+    tally = hunt(
+        said.count, said.seed, lambda done: None if done % 10_000 else print(f"  {done:,}", file=sys.stderr, flush=True)
+    )
+    print(
+        f"{said.count:,} mutants of {len(seeds())} files (seed {said.seed}): {tally}, {time.monotonic() - begun:.0f} s"
+    )
     for number, found in tally.misses.items():
         print(f"  MISSED {number}: {found}")
         if said.keep:

@@ -18,10 +18,11 @@ SIZE, REACH = 3, 7  # of the batches after a start, and how many pictures are lo
 
 
 def assert_continues(reopen: Callable[[], Split], workers: int, starts: int = STARTS) -> None:
-    """From so many random positions in three epochs, a source that was opened anew gives the stream's pictures, bit for bit.
+    """From so many random positions in three epochs, a source that was opened anew gives the stream's pictures, bit for
+    bit.
 
-    `reopen` opens the source as a new process would; for every start it is called again. The whole stream, against which they
-    are held, is read once without workers in batches of another size.
+    `reopen` opens the source as a new process would; for every start it is called again. The whole stream, against
+    which they are held, is read once without workers in batches of another size.
     """
     plain, augment = Preprocess((16, 16)), Augment(crop=(0.3, 1.0), flip=0.5)
     split = reopen()

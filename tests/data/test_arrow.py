@@ -59,7 +59,9 @@ def refusal(source, kind=(DataError, UsageError)):
 
 def test_a_file_gives_every_row_its_own_label_and_pixels(tmp_path):
     labels = np.arange(30) % 2
-    file = write(tmp_path / "x.parquet", {"label": labels, "image": images(30), "id": np.arange(30)}, NAMED, row_group_size=7)
+    file = write(
+        tmp_path / "x.parquet", {"label": labels, "image": images(30), "id": np.arange(30)}, NAMED, row_group_size=7
+    )
     data = open_data(file)
     assert data.classes == ("cat", "ant"), "a ClassLabel's own order"
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 26, "val": 4} and data.unsplit
@@ -73,7 +75,12 @@ def test_a_file_gives_every_row_its_own_label_and_pixels(tmp_path):
 
 
 SPLITS = [
-    ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet", "validation-00000-of-00001.parquet", "test.parquet"],
+    [
+        "train-00000-of-00002.parquet",
+        "train-00001-of-00002.parquet",
+        "validation-00000-of-00001.parquet",
+        "test.parquet",
+    ],
     ["data/train-0.parquet", "data/train-1.parquet", "data/val-0.parquet", "data/test-0.parquet"],
     ["train/0.parquet", "train/1.parquet", "valid/0.parquet", "test/x.parquet"],
 ]
@@ -86,7 +93,11 @@ def test_folders_of_files(files, tmp_path):
     data = open_data(tmp_path)
     assert data.classes == ("a", "b") and data.whole is None and not data.unsplit
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 12, "val": 6, "test": 6}
-    assert data.splits["train"].raw(7) == png(11) and data.splits["val"].raw(1) == png(21) and data.splits["test"].raw(0) == png(30)
+    assert (
+        data.splits["train"].raw(7) == png(11)
+        and data.splits["val"].raw(1) == png(21)
+        and data.splits["test"].raw(0) == png(30)
+    )
     assert data.splits["train"].labels.tolist() == [1, 0] * 6
 
 
@@ -109,14 +120,25 @@ def test_labels_of_every_kind(case, tmp_path):
 
 
 def test_columns_found_by_what_they_hold(tmp_path):
-    columns = {"thumbnail_hash": [b"\1" * 8] * 20, "jpg": [png(row) for row in range(20)], "y": ["a", "b"] * 10, "score": [0.5] * 20}
+    columns = {
+        "thumbnail_hash": [b"\1" * 8] * 20,
+        "jpg": [png(row) for row in range(20)],
+        "y": ["a", "b"] * 10,
+        "score": [0.5] * 20,
+    }
     data = open_data(write(tmp_path / "x.parquet", columns))
     assert data.whole.raw(4) == png(4) and data.classes == ("a", "b")
 
 
 def test_columns_that_have_to_be_said(tmp_path):
     features = '{"fine": {"names": ["p", "q", "r"], "_type": "ClassLabel"}, "coarse": {"names": ["s", "t"], "_type": "ClassLabel"}}'
-    columns = {"left": images(20), "right": images(20, 50), "fine": np.arange(20) % 3, "coarse": np.arange(20) % 2, "id": np.arange(20)}
+    columns = {
+        "left": images(20),
+        "right": images(20, 50),
+        "fine": np.arange(20) % 3,
+        "coarse": np.arange(20) % 2,
+        "id": np.arange(20),
+    }
     file = write(tmp_path / "x.parquet", columns, features)
     told = refusal(file, UsageError)
     assert "2 columns may be the image: left, right" in told and f"{file}#image=left" in told
@@ -141,7 +163,9 @@ FAULTS = {
 @pytest.mark.parametrize("case", FAULTS)
 def test_labels_that_cannot_be(case, tmp_path):
     columns, told = FAULTS[case]
-    assert told in refusal(write(tmp_path / "x.parquet", {"image": images(12), **columns}, NAMED if "number" in case else None), DataError)
+    assert told in refusal(
+        write(tmp_path / "x.parquet", {"image": images(12), **columns}, NAMED if "number" in case else None), DataError
+    )
 
 
 def test_splits_that_do_not_fit(tmp_path):
@@ -179,7 +203,9 @@ def test_images_that_are_not_there(tmp_path):
 
 
 def test_damaged_files(tmp_path):
-    file = write(tmp_path / "x.parquet", {"image": images(40), "label": ["a", "b"] * 20}, compression="none", row_group_size=10)
+    file = write(
+        tmp_path / "x.parquet", {"image": images(40), "label": ["a", "b"] * 20}, compression="none", row_group_size=10
+    )
     whole = file.read_bytes()
     for content in (b"", b"PAR1", whole[:-20], whole[: len(whole) // 2]):
         file.write_bytes(content)
@@ -248,7 +274,11 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 def test_a_row_group_is_never_in_memory_whole(tmp_path):
     noise = np.random.default_rng(0).bytes(2**20)
     rows = [noise[row * 100 : row * 100 + 20_000] for row in range(3_000)]
-    file = write(tmp_path / "x.parquet", {"image": [b"\x89PNG\r\n" + row for row in rows], "label": ["a", "b"] * 1_500}, compression="none")
+    file = write(
+        tmp_path / "x.parquet",
+        {"image": [b"\x89PNG\r\n" + row for row in rows], "label": ["a", "b"] * 1_500},
+        compression="none",
+    )
     assert pq.ParquetFile(file).num_row_groups == 1 and file.stat().st_size > 5.9e7
     grown = subprocess.run([sys.executable, "-c", FLAT, file], capture_output=True, text=True, check=True).stdout
     assert int(grown) < 4e7
@@ -270,7 +300,9 @@ def served(tmp_path, monkeypatch):
         files[split] = str(tmp_path / f"{split}.parquet")
         part.to_parquet(files[split])
     load = datasets.load_dataset
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_: load("parquet", data_files=files, cache_dir=str(tmp_path / "hf")))
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *_: load("parquet", data_files=files, cache_dir=str(tmp_path / "hf"))
+    )
     return files
 
 
@@ -302,7 +334,9 @@ def test_sets_that_cannot_be_had(tmp_path, monkeypatch):
         monkeypatch.setattr(datasets, "load_dataset", load)
         return refusal("hf:org/name", DataError)
 
-    assert "choose one: hf:org/name@CONFIG" in failing(ValueError("Config name is missing. Please pick one among: ['a', 'b']"))
+    assert "choose one: hf:org/name@CONFIG" in failing(
+        ValueError("Config name is missing. Please pick one among: ['a', 'b']")
+    )
     assert "scripts are not run" in failing(RuntimeError("Dataset scripts are no longer supported, but found name.py"))
     assert "no such data set on the Hub" in failing(datasets.exceptions.DatasetNotFoundError("x"))
     assert "could not be downloaded (ConnectionError: no route)" in failing(ConnectionError("no route"))

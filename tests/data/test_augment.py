@@ -57,7 +57,12 @@ def test_a_picture_is_a_function_of_its_key(name, channels):
 
     pixels, keys = to_tensor(small)[None].repeat(12, 1, 1, 1), key(0, np.arange(12))
     batch = augment.batch(pixels, keys)
-    assert batch.shape == pixels.shape and batch.dtype in (torch.uint8, torch.float32) and batch.min() >= 0 and batch.max() <= 255
+    assert (
+        batch.shape == pixels.shape
+        and batch.dtype in (torch.uint8, torch.float32)
+        and batch.min() >= 0
+        and batch.max() <= 255
+    )
     assert torch.allclose(augment.batch(pixels[5:], keys[5:]), batch[5:], atol=1e-3)
     assert len({image.numpy().tobytes() for image in batch}) >= different
 
@@ -93,7 +98,14 @@ def test_big_vision_style_is_timms_older_operations(name, monkeypatch):
     """timm has kept the levels of TensorFlow's RandAugment, up to 10, with translation in pixels."""
     for magnitude, side in itertools.product((3, 6, 10), (1, -1)):
         across = 61 if name == "TranslateX" else 47
-        expected = of_timm(name, magnitude, side, monkeypatch, interpolation=Image.Resampling.NEAREST, translate_const=100 * across / 224)
+        expected = of_timm(
+            name,
+            magnitude,
+            side,
+            monkeypatch,
+            interpolation=Image.Resampling.NEAREST,
+            translate_const=100 * across / 224,
+        )
         assert BIG_VISION[name](smooth((61, 47)), side * magnitude / 10, Image.Resampling.NEAREST) == expected
     assert len(BIG_VISION) == 16
 
@@ -114,7 +126,9 @@ def test_cutout_is_a_grey_square_anywhere():
         torch.manual_seed(seed)
         hole = np.asarray(BIG_VISION["Cutout"](black, 1.0, Image.Resampling.NEAREST)) == 128
         rows, columns = hole.all(-1).any(1).nonzero()[0], hole.all(-1).any(0).nonzero()[0]
-        assert hole[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all() and hole.sum() == 3 * len(rows) * len(columns)
+        assert hole[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all() and hole.sum() == 3 * len(rows) * len(
+            columns
+        )
         assert 40 <= len(rows) <= 80 and 40 <= len(columns) <= 80
         centres.add((rows[0], columns[0]))
     assert len(centres) > 20
@@ -160,10 +174,15 @@ def test_an_inception_crop_in_memory_is_drawn_like_that_of_a_file():
     torch.manual_seed(0)
     boxes = np.array([crop.box(500, 400) for _ in range(5000)])
     for ours, theirs in ((wide, boxes[:, 2] - boxes[:, 0]), (tall, boxes[:, 3] - boxes[:, 1])):
-        assert np.abs(np.quantile(ours, (0.1, 0.3, 0.5, 0.7, 0.9)) - np.quantile(theirs, (0.1, 0.3, 0.5, 0.7, 0.9))).max() < 10
+        assert (
+            np.abs(np.quantile(ours, (0.1, 0.3, 0.5, 0.7, 0.9)) - np.quantile(theirs, (0.1, 0.3, 0.5, 0.7, 0.9))).max()
+            < 10
+        )
     area = wide * tall / 200_000
     assert area.min() > 0.0499 and area.max() < 1.0001
-    assert (np.abs(maps[:, 0, 2]) + maps[:, 0, 0] < 1.0001).all() and (np.abs(maps[:, 1, 2]) + maps[:, 1, 1] < 1.0001).all()
+    assert (np.abs(maps[:, 0, 2]) + maps[:, 0, 0] < 1.0001).all() and (
+        np.abs(maps[:, 1, 2]) + maps[:, 1, 1] < 1.0001
+    ).all()
     oblong = Augment(crop=(0.9, 1.0), crop_style="inception").maps(keys[:9], (100, 10)).numpy()
     assert np.allclose(oblong, np.eye(2, 3))
 
@@ -179,7 +198,9 @@ def test_aliased_reads_four_neighbours_as_tensorflow_does():
 def test_the_filter_of_a_crop_is_used_in_memory_too():
     pixels, keys = to_tensor(picture(0, (24, 20)))[None], key(0, np.arange(1))
     options = {"crop": (0.3, 0.5)}
-    default, linear, cubic = (Augment(**options, crop_filter=f).batch(pixels, keys) for f in (None, "bilinear", "bicubic"))
+    default, linear, cubic = (
+        Augment(**options, crop_filter=f).batch(pixels, keys) for f in (None, "bilinear", "bicubic")
+    )
     assert torch.equal(default, linear) and not torch.equal(default, cubic)
 
 
@@ -192,7 +213,10 @@ def test_a_simple_crop_is_a_window_of_the_reflected_picture(memory):
     else:
         shown = torch.stack([augment.picture(picture(1, (24, 20)), Preprocess(SIZE), k) for k in range(60)]).float()
     places = [(y, x) for y, x in itertools.product(range(9), range(9))]
-    found = [[p for p in places if torch.allclose(padded[:, p[0] : p[0] + 20, p[1] : p[1] + 24], image, atol=0.01)] for image in shown]
+    found = [
+        [p for p in places if torch.allclose(padded[:, p[0] : p[0] + 20, p[1] : p[1] + 24], image, atol=0.01)]
+        for image in shown
+    ]
     assert all(len(matches) == 1 for matches in found)
     rows, columns = ({matches[0][axis] for matches in found} for axis in (0, 1))
     assert rows == columns == set(range(9))
@@ -201,7 +225,9 @@ def test_a_simple_crop_is_a_window_of_the_reflected_picture(memory):
 def test_a_simple_crop_scales_the_short_side_and_moves_along_the_long():
     strip = np.zeros((40, 400, 3), np.uint8)
     strip[..., 0] = np.linspace(0, 255, 400)
-    seen = [Augment(crop_style="simple").picture(Image.fromarray(strip), Preprocess((20, 20)), k).float() for k in range(60)]
+    seen = [
+        Augment(crop_style="simple").picture(Image.fromarray(strip), Preprocess((20, 20)), k).float() for k in range(60)
+    ]
     means = [float(image[0].mean()) for image in seen]
     assert min(means) < 40 and max(means) > 215
     assert max(float(image[0].max() - image[0].min()) for image in seen) < 40
@@ -259,7 +285,11 @@ def test_erased_noise_fills_a_box_with_pixels_like_imagenets(channels):
 def test_labels_mix_as_the_pictures_do(options, several):
     """Pictures of one colour each: what share of a neighbour came in can be read from the mixed picture."""
     generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, 2, (6, 4), generator=generator).float() if several else torch.randint(0, 4, (6,), generator=generator)
+    labels = (
+        torch.randint(0, 2, (6, 4), generator=generator).float()
+        if several
+        else torch.randint(0, 4, (6,), generator=generator)
+    )
     hot = labels if several else F.one_hot(labels, 4).float()
     images = torch.arange(6.0)[:, None, None, None].expand(6, 3, 16, 16).clone()
     shares = set()
@@ -278,7 +308,9 @@ def test_mixing_is_torchvisions(options):
         ours = Augment(**options).mix(images, labels, 3, seed=0, batch=batch)
         with seeded(0, batch):
             cut = "cutmix" in options and (len(options) == 1 or bool(torch.rand(()) < 0.5))
-            expected = (v2.CutMix if cut else v2.MixUp)(alpha=options["cutmix" if cut else "mixup"], num_classes=3)(images, labels)
+            expected = (v2.CutMix if cut else v2.MixUp)(alpha=options["cutmix" if cut else "mixup"], num_classes=3)(
+                images, labels
+            )
         assert torch.equal(ours[0], expected[0]) and torch.equal(ours[1], expected[1])
 
 
@@ -292,9 +324,14 @@ def test_repeated_pictures_are_mixed_with_others():
 
 def test_as_many_batches_are_mixed_as_the_probability_says():
     images, labels = torch.randn(4, 3, 8, 8), torch.arange(4)
-    mixed = [Augment(mixup=0.8, cutmix=1.0, mix_probability=0.3).mix(images, labels, 4, 0, batch)[1].ndim == 2 for batch in range(400)]
+    mixed = [
+        Augment(mixup=0.8, cutmix=1.0, mix_probability=0.3).mix(images, labels, 4, 0, batch)[1].ndim == 2
+        for batch in range(400)
+    ]
     assert abs(sum(mixed) / 400 - 0.3) < 0.07
-    assert not any(Augment(mixup=0.8, mix_probability=0.0).mix(images, labels, 4, 0, batch)[1].ndim == 2 for batch in range(20))
+    assert not any(
+        Augment(mixup=0.8, mix_probability=0.0).mix(images, labels, 4, 0, batch)[1].ndim == 2 for batch in range(20)
+    )
 
 
 @pytest.mark.parametrize(

@@ -106,9 +106,15 @@ def test_every_verdict_is_that_of_decode(tmp_path):
     assert len(expected) > 20 and not document["passed"]
     traits = document["traits"]
     accepted = {case.name for case in corpus() if case.refused is None}
-    assert traits["turned"] == sum(name.startswith("exif_") and name[5].isdigit() for name in accepted) - 1  # all but exif_1
+    # all but exif_1
+    assert traits["turned"] == sum(name.startswith("exif_") and name[5].isdigit() for name in accepted) - 1
     assert {os.path.basename(row["path"]) for row in document["misnamed"]} == {"png_named.jpg"}
-    assert traits["animated"] >= 5 and traits["alpha"] >= 5 and document["modes"]["CMYK"] >= 3 and document["depths"]["16"] >= 4
+    assert (
+        traits["animated"] >= 5
+        and traits["alpha"] >= 5
+        and document["modes"]["CMYK"] >= 3
+        and document["depths"]["16"] >= 4
+    )
     assert sum(len(rows) for _, rows in by_reason(document["unreadable"])) == len(expected)
 
 
@@ -146,7 +152,12 @@ def test_near_copies_are_those_of_dedup_where_whole_images_are_alike(tmp_path):
         image.save(home / "bee" / f"{name}.png")
     document = check(home, workers=0)
     found = {tuple(os.path.basename(row["path"]) for row in group) for group in document["near_copies"]["listed"]}
-    quick = {("1.png", "mirrored.png"), ("2.png", "mirrored, less contrast.png"), ("3.png", "framed.png"), ("4.png", "other colours.png")}
+    quick = {
+        ("1.png", "mirrored.png"),
+        ("2.png", "mirrored, less contrast.png"),
+        ("3.png", "framed.png"),
+        ("4.png", "other colours.png"),
+    }
     assert found == quick
     every = dedup([open_data(home).whole], [], within=True, workers=0)["copies"]
     pairs = {(os.path.basename(copy["copy_of"]), os.path.basename(copy["path"])) for copy in every}
@@ -158,7 +169,8 @@ def test_only_the_most_alike_are_read_again(monkeypatch):
     records = np.zeros(40, RECORD)
     records["state"], records["std"], records["digest"][:, 0] = 1, 50, np.arange(40)
     wholes, noise = (
-        values / np.linalg.norm(values, axis=1, keepdims=True) for values in np.random.default_rng(0).normal(size=(2, 20, LENGTH))
+        values / np.linalg.norm(values, axis=1, keepdims=True)
+        for values in np.random.default_rng(0).normal(size=(2, 20, LENGTH))
     )
     noise = noise * np.linspace(0.02, 0.4, 20)[:, None]
     for rows, values in ((slice(0, 20), wholes), (slice(20, 40), wholes + noise)):
@@ -166,7 +178,9 @@ def test_only_the_most_alike_are_read_again(monkeypatch):
     for most in (6, 14):
         monkeypatch.setattr(alike, "READ", most)
         found = alike.proposed(records)
-        assert sorted(map(tuple, np.stack([found["of"], found["sample"]], 1).tolist())) == [(i, i + 20) for i in range(most // 2)]
+        assert sorted(map(tuple, np.stack([found["of"], found["sample"]], 1).tolist())) == [
+            (i, i + 20) for i in range(most // 2)
+        ]
 
 
 def test_pairs_that_share_an_image_are_one_group():
@@ -193,8 +207,14 @@ def test_a_folder_that_training_refuses_is_looked_at_all_the_same(tmp_path):
     root = scenes(tmp_path / "photos", {"": 3}, ("one",))
     (root / "one" / "bad.jpg").write_bytes(b"\xff")
     document = check(root, workers=0)
-    assert not document["passed"] and document["findings"][0]["what"] == "refused" and "one class only" in document["refused"]["message"]
-    assert document["splits"]["images"]["images"] == 4 and len(document["unreadable"]) == 1 and document["balance"] is None
+    assert (
+        not document["passed"]
+        and document["findings"][0]["what"] == "refused"
+        and "one class only" in document["refused"]["message"]
+    )
+    assert (
+        document["splits"]["images"]["images"] == 4 and len(document["unreadable"]) == 1 and document["balance"] is None
+    )
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images"):
         check(tmp_path / "empty", workers=0)
@@ -228,7 +248,11 @@ def test_a_flat_folder_is_named_as_one_and_its_images_are_checked(tmp_path, home
     document = check(root, workers=0)
     assert f"{root / home} is a flat folder: 5 images and no class folders" in document["refused"]["message"]
     assert "folder of its class" in document["refused"]["hint"] and "path,label" in document["refused"]["hint"]
-    assert document["splits"]["images"]["images"] == 5 and len(document["unreadable"]) == 1 and document["copies"]["groups"] == 1
+    assert (
+        document["splits"]["images"]["images"] == 5
+        and len(document["unreadable"]) == 1
+        and document["copies"]["groups"] == 1
+    )
     with pytest.raises(DataError, match="flat folder: 5 images"):
         open_data(root)
 
@@ -238,7 +262,9 @@ def test_pixels_in_memory_and_pictures_of_many_channels(tmp_path):
     for name in ("ant", "bee"):
         (tmp_path / "bands" / name).mkdir(parents=True)
         for index in range(3):
-            noise = np.random.default_rng([index, len(name), ord(name[0])]).integers(0, 60_000, (5, 12, 16), dtype=np.uint16)
+            noise = np.random.default_rng([index, len(name), ord(name[0])]).integers(
+                0, 60_000, (5, 12, 16), dtype=np.uint16
+            )
             np.save(tmp_path / "bands" / name / f"{index}.npy", noise)
     np.save(tmp_path / "bands" / "ant" / "other.npy", np.zeros((4, 12, 16), np.uint16))
     document = check(tmp_path / "bands", workers=1)
@@ -389,7 +415,18 @@ main(sys.argv[1:])
 
 def test_ctrl_c_leaves_no_page_and_no_process(tmp_path):
     root = scenes(tmp_path / "photos", {"train": 2, "test": 2})
-    words = [sys.executable, "-c", ENDLESS, "data", "check", str(root), "--workers", "2", "--out", str(tmp_path / "report.html")]
+    words = [
+        sys.executable,
+        "-c",
+        ENDLESS,
+        "data",
+        "check",
+        str(root),
+        "--workers",
+        "2",
+        "--out",
+        str(tmp_path / "report.html"),
+    ]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None and process.stderr.readline().startswith("check")
     os.killpg(process.pid, signal.SIGINT)
@@ -426,7 +463,11 @@ def test_groups_are_never_drawn_apart_by_train_resume_and_evaluate(tmp_path):
     summary = train(str(root), out=str(tmp_path / "run"), group_by=r"(patient\d+)_", **options)
     stored = Folder(tmp_path / "run").run().data
     assert stored.group_by == r"(patient\d+)_" and stored.fingerprint == opened.fingerprint()
-    assert evaluate(tmp_path / "run", split="val")["val"]["images"] == len(opened.splits["val"]) == summary["val"]["images"]
+    assert (
+        evaluate(tmp_path / "run", split="val")["val"]["images"]
+        == len(opened.splits["val"])
+        == summary["val"]["images"]
+    )
     (tmp_path / "run" / "summary.json").unlink()
     train(str(root), out=str(tmp_path / "run"), resume=True, **options)
     with pytest.raises(UsageError, match="group_by"):
@@ -437,9 +478,14 @@ def test_groups_are_never_drawn_apart_by_train_resume_and_evaluate(tmp_path):
 def test_the_trials_of_a_grid_keep_groups_together_and_without_what_is_excluded(tmp_path):
     root = patients(tmp_path / "photos")
     (tmp_path / "list.csv").write_text(f"path,copy_of,reason,score\n{root}/ant/patient0_1.png,x,hash,1\n")
-    said = TrainOptions(str(root), group_by=r"(patient\d+)_", exclude=str(tmp_path / "list.csv"), lr_grid=(1e-3, 1e-2), **TINY)
+    said = TrainOptions(
+        str(root), group_by=r"(patient\d+)_", exclude=str(tmp_path / "list.csv"), lr_grid=(1e-3, 1e-2), **TINY
+    )
     opened, run, inputs = pictures(str(root), None, said, Silent())
-    assert len(opened.groups) == len(opened.splits["train"]) == run.data.images == 47 and len(set(opened.groups.tolist())) == 12
+    assert (
+        len(opened.groups) == len(opened.splits["train"]) == run.data.images == 47
+        and len(set(opened.groups.tolist())) == 12
+    )
     parts = held_out(opened, inputs, 0.25, 0)
     assert not people(parts.train) & people(parts.val) and people(parts.val)
 
@@ -467,12 +513,18 @@ def test_groups_in_two_splits_of_the_users_own_are_told_and_refused(tmp_path):
                 (root / split / label).mkdir(parents=True, exist_ok=True)
                 scene(1000 * number + 10 * len(split) + ord(label[0])).save(root / split / label / f"p{number}.png")
     document = check(root, workers=0, group_by=r"(p\d+)\.")
-    assert document["groups"]["parted"] == [{"splits": ["train", "test"], "groups": 1, "names": ["p5"]}] and not document["passed"]
+    assert (
+        document["groups"]["parted"] == [{"splits": ["train", "test"], "groups": 1, "names": ["p5"]}]
+        and not document["passed"]
+    )
     assert check(root, workers=0)["passed"]
     with pytest.raises(DataError, match=r"1 groups are in train and in test \(p5\)"):
         open_data(root, 0, r"(p\d+)\.")
     rows = [("path", "label", "split", "group")]
-    rows += [(path.relative_to(root).as_posix(), path.parent.name, path.parts[-3], path.stem) for path in sorted(root.glob("*/*/*"))]
+    rows += [
+        (path.relative_to(root).as_posix(), path.parent.name, path.parts[-3], path.stem)
+        for path in sorted(root.glob("*/*/*"))
+    ]
     with open(root / "table.csv", "w", newline="") as file:
         csv.writer(file).writerows(rows)
     assert whats(check(root / "table.csv", workers=0, group_by="group"))["groups"]["level"] == "fails"
@@ -485,5 +537,7 @@ def test_digests_are_sha_256(tmp_path):
     split = subject(str(root)).splits["train"]
     seen = scan(split, 0)
     for sample in range(len(split)):
-        assert seen.records["digest"][sample].tobytes() == hashlib.sha256(split.paths[sample].read_bytes()).digest()[:16]
+        assert (
+            seen.records["digest"][sample].tobytes() == hashlib.sha256(split.paths[sample].read_bytes()).digest()[:16]
+        )
     assert not (seen.records["traits"] & Trait.MISNAMED).any()

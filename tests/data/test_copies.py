@@ -70,7 +70,9 @@ CHANGES = {
     "less contrast": lambda p: ImageEnhance.Contrast(p).enhance(0.5),
     "grey": lambda p: p.convert("L").convert("RGB"),
     "framed": lambda p: ImageOps.expand(p, 6, "black"),
-    "several": lambda p: compressed(ImageOps.mirror(part(ImageEnhance.Contrast(p).enhance(1.2), 0.7, 0.1, 0.6)).resize((70, 50)), 30),
+    "several": lambda p: compressed(
+        ImageOps.mirror(part(ImageEnhance.Contrast(p).enhance(1.2), 0.7, 0.1, 0.6)).resize((70, 50)), 30
+    ),
 }
 
 
@@ -98,14 +100,18 @@ def test_every_changed_picture_is_told_as_a_copy_of_its_own_original_and_no_stra
     assert [(copy["path"], copy["copy_of"]) for copy in found["copies"]] == [
         (str(path), originals.name(seed)) for seed, path in enumerate(own)
     ]
-    assert {copy["reason"] for copy in found["copies"]} == {"near"} and all(copy["score"] >= THRESHOLD for copy in found["copies"])
+    assert {copy["reason"] for copy in found["copies"]} == {"near"} and all(
+        copy["score"] >= THRESHOLD for copy in found["copies"]
+    )
 
 
 def test_an_original_whose_part_stands_in_the_other_data_is_found_too(tmp_path):
     parts = files([save(part(scene(seed), 0.55, 0.5, 0.2), tmp_path / f"{seed}.png") for seed in range(6)])
     whole = files([save(scene(seed), tmp_path / "whole" / f"{seed}.png") for seed in range(12)])
     found = dedup([whole], [parts], workers=0)
-    assert [(copy["path"], copy["copy_of"]) for copy in found["copies"]] == [(whole.name(i), parts.name(i)) for i in range(6)]
+    assert [(copy["path"], copy["copy_of"]) for copy in found["copies"]] == [
+        (whole.name(i), parts.name(i)) for i in range(6)
+    ]
 
 
 def test_the_same_bytes_and_the_same_pixels_are_told_apart(tmp_path):
@@ -147,11 +153,21 @@ def test_drawings_of_the_same_digit_are_no_copies():
 def test_pictures_that_show_nothing_are_copies_of_equal_ones_alone():
     flat = np.stack([np.full((32, 32, 3), level, np.uint8) for level in (0, 10, 200, 200)])
     found = dedup([Arrays(flat, np.zeros(4, np.int64))], [], within=True, workers=0)
-    assert [(copy["path"], copy["copy_of"], copy["reason"]) for copy in found["copies"]] == [("sample 3", "sample 2", "bytes")]
+    assert [(copy["path"], copy["copy_of"], copy["reason"]) for copy in found["copies"]] == [
+        ("sample 3", "sample 2", "bytes")
+    ]
 
 
 def test_within_one_of_each_stays(tmp_path):
-    made = [scene(0), scene(1), scene(0), compressed(scene(0), 40), ImageOps.mirror(scene(1)), scene(2), compressed(scene(0), 40)]
+    made = [
+        scene(0),
+        scene(1),
+        scene(0),
+        compressed(scene(0), 40),
+        ImageOps.mirror(scene(1)),
+        scene(2),
+        compressed(scene(0), 40),
+    ]
     split = Arrays(np.stack([np.asarray(picture) for picture in made]), np.zeros(len(made), np.int64))
     found = dedup([split], [], within=True, workers=0)
     pairs = {int(copy["path"].split()[1]): int(copy["copy_of"].split()[1]) for copy in found["copies"]}
@@ -161,7 +177,9 @@ def test_within_one_of_each_stays(tmp_path):
 def test_without_within_copies_inside_the_data_are_left_alone(originals):
     split = Arrays(np.stack([np.asarray(scene(seed)) for seed in (200, 200, 3)]), np.zeros(3, np.int64))
     found = dedup([split], [originals], workers=0)
-    assert [(copy["path"], copy["copy_of"], copy["reason"]) for copy in found["copies"]] == [("sample 2", originals.name(3), "pixels")]
+    assert [(copy["path"], copy["copy_of"], copy["reason"]) for copy in found["copies"]] == [
+        ("sample 2", originals.name(3), "pixels")
+    ]
 
 
 def test_what_cannot_be_read_is_named_and_stays(tmp_path, originals):
@@ -197,7 +215,9 @@ def test_a_descriptor_is_the_low_frequencies_of_the_spectrum_of_each_box(origina
     for number, box in enumerate(BOXES):
         whole = spectrum(views, box[None].repeat(5, 0), 8)
         expected = np.stack([whole[:, i, j] for i, j in FREQUENCIES], 1)
-        np.testing.assert_allclose(found[:, number], expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=2e-5)
+        np.testing.assert_allclose(
+            found[:, number], expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=2e-5
+        )
     np.testing.assert_allclose(describe_whole(views[:, :, ::-1]), found[:, 0] * MIRROR, atol=2e-5)
 
 
@@ -219,7 +239,9 @@ def test_candidates_are_the_pictures_with_the_highest_cosines(originals, monkeyp
     found = candidates(parts[:, 0], lambda numbers: parts[numbers], np.arange(16, 24), np.arange(24), floor=-1.0)
     assert {(row["sample"], row["of"], row["mirrored"], row["inner"]) for row in found} == set(expected)
     for row in found:
-        assert row["cosine"] == pytest.approx(expected[row["sample"], row["of"], row["mirrored"], row["inner"]], abs=1e-5)
+        assert row["cosine"] == pytest.approx(
+            expected[row["sample"], row["of"], row["mirrored"], row["inner"]], abs=1e-5
+        )
 
 
 def test_lists_find_nearly_all_that_comparing_everything_finds(monkeypatch):
@@ -251,7 +273,8 @@ def test_patterns_are_compared_block_by_block():
     assert local(view_a, 3 * view_a + 7)[0] == pytest.approx(1, abs=0.01)
     assert abs(local(view_a, draw.normal(size=(1, 32, 32)).astype(np.float32))[0]) < 0.1
     whole = np.corrcoef((hill + view_a).ravel(), (hill - view_a).ravel())[0, 1]
-    assert whole > 0.99 and local(hill + 60 * view_a, hill - 60 * view_a)[0] < 0  # one large shape in common is not enough
+    # one large shape in common is not enough
+    assert whole > 0.99 and local(hill + 60 * view_a, hill - 60 * view_a)[0] < 0
 
 
 def shifted(picture, dx, dy):
@@ -270,7 +293,9 @@ HARDER = {
     "mirrored and shifted": lambda p: shifted(ImageOps.mirror(p), 3, 1),
     "hue and contrast": lambda p: ImageEnhance.Contrast(Image.merge("RGB", p.split()[::-1])).enhance(1.5),
     "letterboxed": letterboxed,
-    "shifted, less contrast, quality 60": lambda p: compressed(ImageEnhance.Contrast(shifted(p, 2, 2)).enhance(0.6), 60),
+    "shifted, less contrast, quality 60": lambda p: compressed(
+        ImageEnhance.Contrast(shifted(p, 2, 2)).enhance(0.6), 60
+    ),
 }
 
 
@@ -309,8 +334,12 @@ def test_the_table_of_what_remains_is_the_data_set_without_the_copies(tmp_path):
     names = frozenset(str(root / "train" / name) for name in ("ant/0.png", "bee/3.png"))
     (tmp_path / "rest.csv").write_text(remaining(data, names, tmp_path))
     rest = open_data(tmp_path / "rest.csv")
-    before = {(split.name(i), data.classes[split.labels[i]]) for split in data.splits.values() for i in range(len(split))}
-    after = {(split.name(i), rest.classes[split.labels[i]]) for split in rest.splits.values() for i in range(len(split))}
+    before = {
+        (split.name(i), data.classes[split.labels[i]]) for split in data.splits.values() for i in range(len(split))
+    }
+    after = {
+        (split.name(i), rest.classes[split.labels[i]]) for split in rest.splits.values() for i in range(len(split))
+    }
     assert after == {(name, label) for name, label in before if name not in names}
     assert len(rest.splits["test"]) == 6
     with pytest.raises(UsageError, match="no image files"):
@@ -346,7 +375,9 @@ def test_a_run_s_features_look_too_and_a_folder_without_classes_will_do(tmp_path
     Bundle(model, ("a", "b"), Preprocess((32, 32))).save(tmp_path / "bundle")
     seen = []
     kept = finder.like_features
-    monkeypatch.setattr(finder, "like_features", lambda features, *rest: seen.append(features.shape) or kept(features, *rest))
+    monkeypatch.setattr(
+        finder, "like_features", lambda features, *rest: seen.append(features.shape) or kept(features, *rest)
+    )
     monkeypatch.chdir(tmp_path)
     found = run(Options("photos", "list.csv", against=("tests",), model="bundle", device="cpu", workers=0), Console())
     assert [copy["copy_of"] for copy in found["copies"]] == [f"tests/{seed}.png" for seed in range(5)]

@@ -61,7 +61,9 @@ def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path):
     expected = np.rint(values / 257)
     assert np.abs(np.asarray(decode(path, 1)).astype(int) - expected).max() <= 1
     assert len(np.unique(np.asarray(decode(path, 1)))) > 200
-    assert np.array_equal(np.asarray(decode(save(tmp_path / "x.tif", Image.fromarray(values)), 1)), np.asarray(decode(path, 1)))
+    assert np.array_equal(
+        np.asarray(decode(save(tmp_path / "x.tif", Image.fromarray(values)), 1)), np.asarray(decode(path, 1))
+    )
 
 
 def test_sixteen_bit_colour_keeps_the_high_byte(tmp_path):
@@ -172,7 +174,9 @@ def test_what_is_no_whole_image_is_refused_by_name(tmp_path, content, reason):
 
 @pytest.mark.parametrize("cut", [0.3, 0.8])
 def test_truncated_png(tmp_path, cut):
-    path = save(tmp_path / "x.png", Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)))
+    path = save(
+        tmp_path / "x.png", Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
+    )
     content = path.read_bytes()
     path.write_bytes(content[: int(cut * len(content))])
     with pytest.raises(DataError, match=r"x\.png"):

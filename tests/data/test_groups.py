@@ -41,10 +41,17 @@ def test_groups_stay_together_and_shares_are_as_near_as_one_group_more_or_less_c
     labels, groups = case
     parts = hold_out(labels, seed, {"val": share}, groups)
     train, val = parts["train"], parts["val"]
-    assert sorted([*train, *val]) == list(range(len(labels))) and all((np.diff(rows) > 0).all() for rows in (train, val))
+    assert sorted([*train, *val]) == list(range(len(labels))) and all(
+        (np.diff(rows) > 0).all() for rows in (train, val)
+    )
     assert not set(groups[train]) & set(groups[val])
-    assert ((sizes(labels, train) > 0) == (sizes(labels, np.arange(len(labels))) > 0)).all(), "every class keeps an image to train on"
-    assert all(np.array_equal(parts[name], rows) for name, rows in hold_out(labels, seed, {"val": share}, groups * 5 + 1).items())
+    assert ((sizes(labels, train) > 0) == (sizes(labels, np.arange(len(labels))) > 0)).all(), (
+        "every class keeps an image to train on"
+    )
+    assert all(
+        np.array_equal(parts[name], rows)
+        for name, rows in hold_out(labels, seed, {"val": share}, groups * 5 + 1).items()
+    )
     for group in set(groups[train]):
         more = np.sort(np.r_[val, np.flatnonzero(groups == group)])
         spared = (sizes(labels, np.setdiff1d(train, more)) > 0)[sizes(labels, train) > 0].all()
@@ -97,6 +104,9 @@ def test_faults_of_groups(home):
     rows = ["0.png,a,train,x", "1.png,b,train,y", "2.png,a,val,y", "3.png,b,val,z"]
     data = open_data(write(home, rows, "path,label,split,group"))
     assert data.notes == ["1 groups are in more than one split; the first is y"] and data.groups.tolist() == [0, 1]
-    for rows, told in ((["0.png,a,x", "1.png,b,"], "line 3: no group"), (["0.png,a,x", "1.png,b,x", "0.png,a,y"], "other groups than")):
+    for rows, told in (
+        (["0.png,a,x", "1.png,b,"], "line 3: no group"),
+        (["0.png,a,x", "1.png,b,x", "0.png,a,y"], "other groups than"),
+    ):
         with pytest.raises(DataError, match=told):
             open_data(write(home, rows))

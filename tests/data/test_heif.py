@@ -18,7 +18,8 @@ from vitreous.errors import DataError
 
 pytest.importorskip("pillow_heif")
 KINDS = {"AVIF": ".avif", "HEIF": ".heic"}
-RAMP = np.stack(np.broadcast_arrays(np.arange(96)[None] * 2, np.arange(64)[:, None] * 3, 128), -1).astype(np.uint8)  # (64, 96, 3)
+# (64, 96, 3)
+RAMP = np.stack(np.broadcast_arrays(np.arange(96)[None] * 2, np.arange(64)[:, None] * 3, 128), -1).astype(np.uint8)
 
 
 def coded(kind: str, pixels: np.ndarray = RAMP, orientation: int = 1) -> bytes:
@@ -70,7 +71,9 @@ def test_brands_tell_the_format():
     assert heif.heif_format(ftyp(b"isom")) == heif.heif_format(b"\xff\xd8\xff") == heif.heif_format(b"") == ""
 
 
-@pytest.mark.parametrize("kind, way", [("AVIF", "pip install --upgrade pillow"), ("HEIF", r"pip install 'vitreous\[heif\]'")])
+@pytest.mark.parametrize(
+    "kind, way", [("AVIF", "pip install --upgrade pillow"), ("HEIF", r"pip install 'vitreous\[heif\]'")]
+)
 def test_what_cannot_be_read_here_is_refused_with_what_to_install(unreadable, kind, way):
     with pytest.raises(DataError, match=f"photo: an? (AVIF|HEIC) image, which cannot be read here.*{way}"):
         decode(coded(kind), name="photo")
@@ -87,7 +90,20 @@ def photos(tmp_path):
     return root
 
 
-TRAIN = ["--model", "ViT-16x1/8", "--image-size", "16", "--epochs", "1", "--device", "cpu", "--workers", "0", "--batch-size", "8"]
+TRAIN = [
+    "--model",
+    "ViT-16x1/8",
+    "--image-size",
+    "16",
+    "--epochs",
+    "1",
+    "--device",
+    "cpu",
+    "--workers",
+    "0",
+    "--batch-size",
+    "8",
+]
 
 
 def test_they_are_trained_on_checked_and_predicted(photos, tmp_path):
@@ -105,7 +121,11 @@ def test_they_are_trained_on_checked_and_predicted(photos, tmp_path):
 def test_where_they_cannot_be_read_they_are_counted_and_named(photos, tmp_path, unreadable):
     result = say("train", str(photos), "--out", "run", *TRAIN, cwd=tmp_path)
     assert result.returncode == 3 and "4 of 16 images cannot be read" in result.stderr
-    assert result.stderr.count("a HEIC image, which cannot be read here") == result.stderr.count("an AVIF image, which") == 2
+    assert (
+        result.stderr.count("a HEIC image, which cannot be read here")
+        == result.stderr.count("an AVIF image, which")
+        == 2
+    )
     assert str(photos / "train" / "ant" / "phone.heic") in result.stderr
     result = say("train", str(photos), "--out", "run", *TRAIN, "--bad-images", "skip", cwd=tmp_path)
     assert result.returncode == 0 and "4 of 16 training images cannot be read and are left out" in result.stderr

@@ -78,7 +78,9 @@ def table(files) -> Path:
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["path", "label", "split"])
-        writer.writerows([name, "ab"[number % 2], split] for split in ("train", "test") for number, name in enumerate(files))
+        writer.writerows(
+            [name, "ab"[number % 2], split] for split in ("train", "test") for number, name in enumerate(files)
+        )
     return path
 
 
@@ -147,7 +149,9 @@ def test_one_verdict_and_one_picture_on_every_path(files, table, predictor, verd
 
 def test_predict_names_what_it_cannot_read(files, predictor, verdicts):
     answers = predictor.predict(list(files.values()), bad_images="skip")
-    assert {name: answer.error for name, answer in zip(files, answers, strict=True) if answer.error} == refused(verdicts)
+    assert {name: answer.error for name, answer in zip(files, answers, strict=True) if answer.error} == refused(
+        verdicts
+    )
     with pytest.raises(DataError, match=re.escape(verdicts["zero.jpg"])):
         predictor.predict([files["ok.jpg"], files["zero.jpg"], files["html.jpg"]])
 

@@ -1,4 +1,5 @@
-"""ImageNet's folders, with names and ground truth from what lies beside them; and models that know the classes by other names."""
+"""ImageNet's folders, with names and ground truth from what lies beside them; and models that know the classes by other
+names."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def flat(tmp_path):
 
 def solution(home: Path) -> None:
     rows = [
-        f"ILSVRC2012_val_{n:08d},{list(SYNSETS)[place]} 85 1 499 272 {list(SYNSETS)[place]} 1 2 3 4\n" for n, place in enumerate(TRUTH, 1)
+        f"ILSVRC2012_val_{n:08d},{list(SYNSETS)[place]} 85 1 499 272 {list(SYNSETS)[place]} 1 2 3 4\n"
+        for n, place in enumerate(TRUTH, 1)
     ]
     (home / "LOC_val_solution.csv").write_text("ImageId,PredictionString\n" + "".join(reversed(rows)))
 
@@ -63,7 +65,9 @@ def devkit(home: Path) -> None:
 def assert_true(data: Data) -> None:
     val = data.splits["val"]
     assert data.classes == tuple(SYNSETS) and len(val) == 6 and "test" not in data.splits
-    assert {int(path.stem[-8:]): label for path, label in zip(val.paths, val.labels, strict=True)} == dict(enumerate(TRUTH, 1))
+    assert {int(path.stem[-8:]): label for path, label in zip(val.paths, val.labels, strict=True)} == dict(
+        enumerate(TRUTH, 1)
+    )
     assert any("test has 6 images without labels" in note for note in data.notes)
 
 
@@ -138,7 +142,11 @@ def data_of(classes, titles=None) -> Data:
 def test_a_model_that_knows_the_classes_by_their_titles():
     titles = {"n01440764": "tench, Tinca tinca", "n01443537": "goldfish, Carassius auratus"}
     data = data_of(titles, titles)
-    for known in (("goldfish", "tench"), ("goldfish, Carassius auratus", "tench, Tinca tinca"), ("n01443537", "n01440764")):
+    for known in (
+        ("goldfish", "tench"),
+        ("goldfish, Carassius auratus", "tench, Tinca tinca"),
+        ("n01443537", "n01440764"),
+    ):
         assert places(data, (*known, "shark")).tolist() == [1, 0]
         assert matched(data.splits["test"], data, (*known, "shark")).labels.tolist() == [1, 0]
     for titles, known in (

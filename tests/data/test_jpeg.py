@@ -29,7 +29,9 @@ def scene(size: tuple[int, int] = SIZE, channels: int = 3, seed: int = 0, noise:
     """Slopes, blobs and some noise, (width, height)."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.rand(1, channels, 7, 7, generator=generator) * 220 + 15
-    fine = F.interpolate(coarse, size[::-1], mode="bicubic")[0] + noise * torch.randn(channels, *size[::-1], generator=generator)
+    fine = F.interpolate(coarse, size[::-1], mode="bicubic")[0] + noise * torch.randn(
+        channels, *size[::-1], generator=generator
+    )
     pixels = fine.clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
     return Image.fromarray(pixels[..., 0] if channels == 1 else pixels)
 
@@ -65,7 +67,9 @@ def boxes(width: int, height: int, count: int = 12):
     random = np.random.default_rng(0)
     yield 0, 0, width, height
     for _ in range(count):
-        (left, right), (top, bottom) = (np.sort(random.choice(side + 1, 2, replace=False)).tolist() for side in (width, height))
+        (left, right), (top, bottom) = (
+            np.sort(random.choice(side + 1, 2, replace=False)).tolist() for side in (width, height)
+        )
         yield left, top, right, bottom
 
 
@@ -98,7 +102,9 @@ def test_a_region_is_upright(orientation):
 
 def test_rows_below_a_crop_are_not_decoded(monkeypatch):
     rows = []
-    monkeypatch.setattr(Jpeg, "read", lambda self, count, factor, read=Jpeg.read: rows.append(count) or read(self, count, factor))
+    monkeypatch.setattr(
+        Jpeg, "read", lambda self, count, factor, read=Jpeg.read: rows.append(count) or read(self, count, factor)
+    )
     photograph = open_picture(PHOTOGRAPHS["4:2:0"], 3, "x")
     for bottom in (10, 33, 97):
         photograph.region((0, 0, 20, bottom))
@@ -130,11 +136,20 @@ def test_both_decoders_shrink_alike():
         photograph = open_picture(PHOTOGRAPHS[name], 3, name)
         for factor in (1, 2, 4, 8):
             shape = (-(-97 // factor), -(-131 // factor), photograph.layout.components)
-            assert np.array_equal(decoder()(photograph.content, shape, factor), by_pillow(photograph.content, shape, factor))
+            assert np.array_equal(
+                decoder()(photograph.content, shape, factor), by_pillow(photograph.content, shape, factor)
+            )
 
 
 def test_what_is_not_shrunk_far_is_not_decoded_small():
-    assert [jpeg.reduction((side, 4000), (224, 224)) for side in (447, 895, 896, 1792, 3583, 3584)] == [1, 1, 2, 4, 4, 8]
+    assert [jpeg.reduction((side, 4000), (224, 224)) for side in (447, 895, 896, 1792, 3583, 3584)] == [
+        1,
+        1,
+        2,
+        4,
+        4,
+        8,
+    ]
 
 
 FAULTS = {
@@ -208,7 +223,9 @@ def test_stored_pixels_are_read_where_they_are(channels):
     stored = open_picture(pixels[..., 0] if channels == 1 else pixels, channels, "x")
     assert isinstance(stored, Pixels) and stored.size == SIZE
     assert np.array_equal(stored.region((3, 4, 60, 50)), pixels[4:50, 3:60])
-    assert np.array_equal(as_array(stored.whole()), as_array(decode(pixels[..., 0] if channels == 1 else pixels, channels)))
+    assert np.array_equal(
+        as_array(stored.whole()), as_array(decode(pixels[..., 0] if channels == 1 else pixels, channels))
+    )
     for other in (pixels.astype(np.uint16) * 257, pixels[..., :1] if channels == 3 else np.repeat(pixels, 3, -1)):
         if other.shape[-1] == 1:
             other = other[..., 0]
@@ -239,7 +256,9 @@ def test_a_crop_of_bytes_is_scaled_as_well_as_pillow_scales_it(filter):
     exact = torch.from_numpy(as_array(image.crop(box)).astype(np.float64)).permute(2, 0, 1)[None]
     for size in ((64, 64), (224, 224)):
         wanted = F.interpolate(exact, size, mode=filter, antialias=True)[0].clamp(0, 255)
-        pillow = as_array(image.crop(box).resize(size[::-1], getattr(Image.Resampling, filter.upper()))).transpose(2, 0, 1)
+        pillow = as_array(image.crop(box).resize(size[::-1], getattr(Image.Resampling, filter.upper()))).transpose(
+            2, 0, 1
+        )
         ours = shown(image, box, size, filter).numpy()
         assert np.abs(ours - wanted.numpy()).mean() < 0.35 and np.abs(ours.astype(int) - pillow).mean() < 0.35
 

@@ -1,4 +1,5 @@
-"""Folders as people have them: what is no file, names of every kind, classes that come and go, and the order of all of it."""
+"""Folders as people have them: what is no file, names of every kind, classes that come and go, and the order of all of
+it."""
 
 from __future__ import annotations
 
@@ -101,7 +102,9 @@ def test_a_name_may_be_anything(named):
     for sample in range(len(train_split)):
         name = train_split.name(sample)
         assert name.isprintable() and "\n" not in name
-        found[os.path.basename(os.fsencode(train_split.paths[sample]))] = np.asarray(decode(train_split.raw(sample)))[0, 0, 0]
+        found[os.path.basename(os.fsencode(train_split.paths[sample]))] = np.asarray(decode(train_split.raw(sample)))[
+            0, 0, 0
+        ]
     assert {name: found[name] for name in NAMES} == {name: 10 * number for number, name in enumerate(NAMES)}
 
 
@@ -110,8 +113,12 @@ def test_names_come_out_of_the_command_line_escaped(named, trained, tmp_path):
     words = ["predict", str(trained[1]), "=1+1.png", str(named / "a"), "--csv", "x.csv", "--json"]
     result = say(*words, cwd=tmp_path)
     paths = [row["path"] for row in json.loads(result.stdout)["predictions"]]
-    assert paths[0] == "=1+1.png" and set(paths[1:]) == {str(path) for path in (named / "a").iterdir()}, "every name as it is"
-    assert result.stdout.removesuffix("\n").isprintable() and all(line.isprintable() for line in result.stderr.splitlines())
+    assert paths[0] == "=1+1.png" and set(paths[1:]) == {str(path) for path in (named / "a").iterdir()}, (
+        "every name as it is"
+    )
+    assert result.stdout.removesuffix("\n").isprintable() and all(
+        line.isprintable() for line in result.stderr.splitlines()
+    )
     with open(tmp_path / "x.csv", newline="", encoding="utf-8", errors="surrogateescape") as file:
         assert {row["path"] for row in csv.DictReader(file)} == {"'=1+1.png", *paths[1:]}
     assert not list(tmp_path.rglob("x")), "nothing was carried out"
@@ -162,7 +169,9 @@ def test_thousands_of_classes_of_one_image(tmp_path, count):
     begun = time.process_time()
     data = open_data(tmp_path)
     assert time.process_time() - begun < 20  # of the square of their number it would be minutes
-    assert data.classes == tuple(map(str, range(count))) and data.notes == ["too few images to hold any out for validation"]
+    assert data.classes == tuple(map(str, range(count))) and data.notes == [
+        "too few images to hold any out for validation"
+    ]
     assert np.array_equal(data.split("train").labels, np.arange(count))
 
 
@@ -195,7 +204,9 @@ def as_nobody(work) -> str:
     os._exit(0)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user for this")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user for this"
+)
 def test_what_may_not_be_read_is_named(tmp_path):
     root = make_folder(tmp_path / "x", {"": 3})
     for place in (root, tmp_path, *tmp_path.parents):
@@ -259,7 +270,9 @@ def test_a_file_that_goes_between_the_scan_and_the_reading_is_named(copy):
         with pytest.raises(DataError, match=r"train/bee/3\.png: cannot be read \(No such file"):
             list(Feed(split, SMALL, Augment(), 0, workers).batches(0, len(split), 4))
         images = [image for _, batch in Judged(split, SMALL, workers).batches(10) for image in batch]
-        assert [isinstance(image, DataError) for image in images] == [split.name(i) == str(gone) for i in range(len(split))]
+        assert [isinstance(image, DataError) for image in images] == [
+            split.name(i) == str(gone) for i in range(len(split))
+        ]
 
 
 def test_classes_that_change_after_training_shift_no_answer(copy):
@@ -348,7 +361,12 @@ def test_hash_seeds_and_locales_give_the_same_data_in_the_same_order(twins, seed
     locales = ["C", "C.UTF-8", "de_DE.UTF-8", "tr_TR.UTF-8", "POSIX"]
 
     def printed(seed: int) -> list[str]:
-        environment = {**os.environ, "PYTHONHASHSEED": str(seed), "LC_ALL": locales[seed % 5], "TZ": "Asia/Tokyo" if seed % 2 else "UTC"}
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": str(seed),
+            "LC_ALL": locales[seed % 5],
+            "TZ": "Asia/Tokyo" if seed % 2 else "UTC",
+        }
         words = [sys.executable, "-c", ORDER, *map(str, twins)]
         return subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout.split()
 

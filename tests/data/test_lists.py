@@ -22,7 +22,9 @@ def task(tmp_path):
             picture(100 * number + index).save(path)
         rows = [f"images/{home}/{index:06d}.png {index % 3}\n" for index in reversed(images)]
         (tmp_path / f"{name}.txt").write_text("".join(rows))
-    (tmp_path / "train800val200.txt").write_text((tmp_path / "val200.txt").read_text() + (tmp_path / "train800.txt").read_text())
+    (tmp_path / "train800val200.txt").write_text(
+        (tmp_path / "val200.txt").read_text() + (tmp_path / "train800.txt").read_text()
+    )
     return tmp_path
 
 
@@ -53,8 +55,15 @@ def test_plain_lists_and_names_of_classes(task):
     (task / "train800.txt").rename(task / "train.txt")
     (task / "classes.txt").write_text("ant\nbee\ncat\n")
     data = open_data(task)
-    assert data.classes == ("ant", "bee", "cat") and {name: len(split) for name, split in data.splits.items()} == {"train": 12, "test": 9}
-    assert {name: len(split) for name, split in data.holding_out(0.25, 0).splits.items()} == {"train": 9, "val": 3, "test": 9}
+    assert data.classes == ("ant", "bee", "cat") and {name: len(split) for name, split in data.splits.items()} == {
+        "train": 12,
+        "test": 9,
+    }
+    assert {name: len(split) for name, split in data.holding_out(0.25, 0).splits.items()} == {
+        "train": 9,
+        "val": 3,
+        "test": 9,
+    }
     assert data.holding_out(0.0, 0).splits["train"].labels.tolist() == [index % 3 for index in reversed(range(12))]
 
 
@@ -77,13 +86,19 @@ def test_a_class_that_is_only_judged_shifts_no_label(task):
 
 
 FAULTS = {
-    "no class": ("images/train/000001.png\n", "train800.txt, line 13: images/train/000001.png is not an image and its class"),
+    "no class": (
+        "images/train/000001.png\n",
+        "train800.txt, line 13: images/train/000001.png is not an image and its class",
+    ),
     "a name for a number": ("images/train/000001.png cat\n", "line 13: images/train/000001.png cat is not an image"),
     "below nothing": ("images/train/000001.png -1\n", "line 13:"),
     "elsewhere": ("../x.png 1\n", "line 13: ../x.png is not below"),
     "absolute": ("/etc/passwd 1\n", "line 13: /etc/passwd is not below"),
     "two answers": ("images/train/000001.png 2\n", "line 13: images/train/000001.png is of class 2, but of 1 in"),
-    "missing": ("images/train/999999.png 2\n", "1 listed files are not there:\n    {}/train800.txt, line 13: images/train/999999.png"),
+    "missing": (
+        "images/train/999999.png 2\n",
+        "1 listed files are not there:\n    {}/train800.txt, line 13: images/train/999999.png",
+    ),
 }
 
 

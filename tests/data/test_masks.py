@@ -28,7 +28,11 @@ def test_a_mask_is_a_function_of_its_key_and_not_of_its_batch(make, grid):
     for one, shuffled in zip(whole, arrays(make(KEYS[order], grid)), strict=True):
         assert np.array_equal(one[order], shuffled)
     alone = [arrays(make(KEYS[row : row + 1], grid)) for row in range(3)]
-    assert all(np.array_equal(part[row], own[0]) for row, parts in enumerate(alone) for part, own in zip(whole, parts, strict=True))
+    assert all(
+        np.array_equal(part[row], own[0])
+        for row, parts in enumerate(alone)
+        for part, own in zip(whole, parts, strict=True)
+    )
     assert len({row.tobytes() for row in whole[0]}) >= (12 if make is ibot_masks else 30)
     assert len(arrays(make(KEYS[:0], grid))[0]) == 0
 
@@ -131,7 +135,9 @@ def test_beits_blocks_hide_nearly_two_fifths_in_few_pieces():
     assert 74 < masks.sum((1, 2)).mean() <= 78 and masks.sum((1, 2)).min() > 40
     edges = (masks[:, 1:] != masks[:, :-1]).sum() + (masks[:, :, 1:] != masks[:, :, :-1]).sum()
     scattered = random_masks(key(2, np.arange(500)), (14, 14), 0.4).mask
-    assert edges < 0.5 * ((scattered[:, 1:] != scattered[:, :-1]).sum() + (scattered[:, :, 1:] != scattered[:, :, :-1]).sum())
+    assert edges < 0.5 * (
+        (scattered[:, 1:] != scattered[:, :-1]).sum() + (scattered[:, :, 1:] != scattered[:, :, :-1]).sum()
+    )
 
 
 def test_blocks_go_through_every_frame():

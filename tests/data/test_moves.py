@@ -53,7 +53,9 @@ def test_windows_are_simple_crops():
     images, keys = pictures(50), key(3, np.arange(50))
     u = uniform(keys, 11)
     for image, row, column, found in zip(images, u[:, 9], u[:, 10], windows(images, keys), strict=True):
-        assert torch.equal(found, image[:, torch.from_numpy(window(20, 20, row))][:, :, torch.from_numpy(window(24, 24, column))])
+        assert torch.equal(
+            found, image[:, torch.from_numpy(window(20, 20, row))][:, :, torch.from_numpy(window(24, 24, column))]
+        )
 
 
 @pytest.mark.parametrize("noise", [False, True])
@@ -74,7 +76,13 @@ def test_holes_belong_to_the_pictures(noise, dtype):
         areas.append(tall * wide / 1600)
         places.add((int(rows[0]), int(columns[0])))
         assert 0.25 < tall / wide < 4
-    assert min(areas) < 0.06 and max(areas) > 0.27 and max(areas) < 0.37 and abs(np.mean(areas) - 0.176) < 0.03 and len(places) > 100
+    assert (
+        min(areas) < 0.06
+        and max(areas) > 0.27
+        and max(areas) < 0.37
+        and abs(np.mean(areas) - 0.176) < 0.03
+        and len(places) > 100
+    )
     inside = shown.permute(0, 2, 3, 1)[holes].float()
     if noise:
         assert 0.4 < inside.mean() / 255 < 0.5 and 0.19 < inside.std() / 255 < 0.25

@@ -1,4 +1,5 @@
-"""torchvision's data sets by name: on small copies in each set's own layout, the same labels and pixels as torchvision gives."""
+"""torchvision's data sets by name: on small copies in each set's own layout, the same labels and pixels as torchvision
+gives."""
 
 from __future__ import annotations
 
@@ -56,14 +57,19 @@ def cifar10(root):
 
 
 def cifar100(root):
-    cifar(root, "cifar-100-python", {"train": ["train"], "test": ["test"]}, "fine_labels", ("meta", "fine_label_names", 6))
+    cifar(
+        root, "cifar-100-python", {"train": ["train"], "test": ["test"]}, "fine_labels", ("meta", "fine_label_names", 6)
+    )
 
 
 def idx(root: Path, home: str, prefixes: tuple[str, str], labels: np.ndarray) -> None:
     """Files as MNIST has them: a magic number, the sizes, the bytes."""
     (root / home / "raw").mkdir(parents=True)
     for seed, prefix in enumerate(prefixes):
-        for kind, values in (("images-idx3", pixels(len(labels), 28, 28, seed=seed)), ("labels-idx1", np.roll(labels, seed))):
+        for kind, values in (
+            ("images-idx3", pixels(len(labels), 28, 28, seed=seed)),
+            ("labels-idx1", np.roll(labels, seed)),
+        ):
             header = b"".join(int(number).to_bytes(4, "big") for number in (2048 + values.ndim, *values.shape))
             (root / home / "raw" / f"{prefix}-{kind}-ubyte").write_bytes(header + values.tobytes())
 
@@ -96,7 +102,9 @@ def usps(root):
     root.mkdir()
     for seed, name in enumerate(("usps.bz2", "usps.t.bz2")):
         values = np.random.default_rng(seed).uniform(-1, 1, (20, 256))
-        rows = (f"{row % 10 + 1} " + " ".join(f"{i + 1}:{v:.4f}" for i, v in enumerate(values[row])) for row in range(20))
+        rows = (
+            f"{row % 10 + 1} " + " ".join(f"{i + 1}:{v:.4f}" for i, v in enumerate(values[row])) for row in range(20)
+        )
         (root / name).write_bytes(bz2.compress("\n".join(rows).encode()))
 
 
@@ -118,11 +126,17 @@ def flowers(root):
 def pets(root):
     home = root / "oxford-iiit-pet"
     for split in ("trainval", "test"):
-        names = [(f"{breed}_{number}", label) for label, breed in enumerate(("Abyssinian", "great_dane"), 1) for number in range(12)]
+        names = [
+            (f"{breed}_{number}", label)
+            for label, breed in enumerate(("Abyssinian", "great_dane"), 1)
+            for number in range(12)
+        ]
         for seed, (name, _) in enumerate(names):
             save(home / "images" / f"{split}_{name}.jpg", seed)
         (home / "annotations").mkdir(exist_ok=True)
-        (home / "annotations" / f"{split}.txt").write_text("".join(f"{split}_{name} {label} 1 1\n" for name, label in names))
+        (home / "annotations" / f"{split}.txt").write_text(
+            "".join(f"{split}_{name} {label} 1 1\n" for name, label in names)
+        )
 
 
 def dtd(root):
@@ -182,11 +196,15 @@ def aircraft(root):
 def cars(root):
     home = root / "stanford_cars"
     (home / "devkit").mkdir(parents=True)
-    for seed, (split, file) in enumerate((("train", "devkit/cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat"))):
+    for seed, (split, file) in enumerate(
+        (("train", "devkit/cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat"))
+    ):
         names = [f"{number:05d}.jpg" for number in range(1, 25)]
         for number, name in enumerate(names):
             save(home / f"cars_{split}" / name, 30 * seed + number)
-        rows = np.array([(name, number % 2 + 1) for number, name in enumerate(names)], dtype=[("fname", "O"), ("class", "i8")])
+        rows = np.array(
+            [(name, number % 2 + 1) for number, name in enumerate(names)], dtype=[("fname", "O"), ("class", "i8")]
+        )
         savemat(home / file, {"annotations": rows})
     savemat(home / "devkit" / "cars_meta.mat", {"class_names": np.array(["Audi TT", "BMW X5"], dtype=object)})
 
@@ -226,7 +244,11 @@ def test_labels_and_pixels_are_those_of_torchvision(name, tmp_path):
     plain, _, query = name.partition("?")
     words = dict(part.split("=") for part in query.split("&") if part)
     known = SETS[plain]
-    assert data.name == source and (data.whole is not None) == ("val" not in known.splits) and set(data.splits) >= set(known.splits)
+    assert (
+        data.name == source
+        and (data.whole is not None) == ("val" not in known.splits)
+        and set(data.splits) >= set(known.splits)
+    )
     for split, further in known.splits.items():
         quiet = {"download": False} if plain == "SEMEION" else {}
         theirs = getattr(torchvision.datasets, plain)(str(tmp_path / "x"), **words, **further, **quiet)
@@ -236,7 +258,9 @@ def test_labels_and_pixels_are_those_of_torchvision(name, tmp_path):
             image, label = theirs[sample]
             assert ours.labels[sample] == label - SHIFTED.get(name, 0)
             channels = 1 if image.mode == "L" else 3
-            assert np.array_equal(np.asarray(picture_of(ours, sample, channels)), np.asarray(image.convert({1: "L", 3: "RGB"}[channels])))
+            assert np.array_equal(
+                np.asarray(picture_of(ours, sample, channels)), np.asarray(image.convert({1: "L", 3: "RGB"}[channels]))
+            )
         assert ours.labels.dtype == np.int64 and ours.labels.max() < len(data.classes)
 
 
@@ -268,7 +292,10 @@ def test_splits_that_torchvision_orders_by_the_file_system_have_one_order(tmp_pa
     listed = Path.rglob
     monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(listed(self, pattern))))
     assert open_data(source).fingerprint() == first.fingerprint()
-    assert first.classes == ("abbey", "arch") and [p.parent.name for p in first.whole.paths] == ["abbey"] * 12 + ["arch"] * 12
+    assert (
+        first.classes == ("abbey", "arch")
+        and [p.parent.name for p in first.whole.paths] == ["abbey"] * 12 + ["arch"] * 12
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Packs: what they keep, to the byte whoever makes them; how they go on after a kill; and that anybody can read them."""
+"""Packs: what they keep, to the byte whoever makes them; how they go on after a kill; and that anybody can read
+them."""
 
 from __future__ import annotations
 
@@ -76,14 +77,21 @@ def test_splits_labels_classes_ids_and_pixels_are_kept(photos, tmp_path, form):
     source = open_data(photos)
     pack(photos, tmp_path / "out", Plan(form, short_side=1000), workers=0)
     data = open_data(tmp_path / "out")
-    assert data.classes == source.classes == ("ant", "bée") and list(data.splits) == list(source.splits) == ["train", "val", "test"]
+    assert data.classes == source.classes == ("ant", "bée") and list(data.splits) == list(source.splits) == [
+        "train",
+        "val",
+        "test",
+    ]
     for name, split in source.splits.items():
         own = data.splits[name]
         assert np.array_equal(own.labels, split.labels) and own.labels.dtype == split.labels.dtype
         for row in range(len(split)):
             assert np.array_equal(picture_of(own, row, 3), picture_of(split, row, 3))
             assert np.array_equal(picture_of(own, row, 1), picture_of(split, row, 1))
-    assert len(data.whole) == len(source.whole) and np.bincount(data.whole.labels).tolist() == np.bincount(source.whole.labels).tolist()
+    assert (
+        len(data.whole) == len(source.whole)
+        and np.bincount(data.whole.labels).tolist() == np.bincount(source.whole.labels).tolist()
+    )
     if form == "uint8":
         assert names(data.splits["train"]) == names(source.splits["train"], photos)
         assert sorted(names(data.whole)) == sorted(names(source.whole, photos))
@@ -169,7 +177,11 @@ def test_how_to_read_it_is_true(photos, tmp_path, monkeypatch):
     found = {}
     exec(told(tmp_path / "out")["how_to_read"], found)
     first = open_data(tmp_path / "out").splits["train"]
-    assert np.array_equal(np.squeeze(found["pixels"]), first.raw(0)) and found["label"] == "ant" and found["name"] == first.name(0)
+    assert (
+        np.array_equal(np.squeeze(found["pixels"]), first.raw(0))
+        and found["label"] == "ant"
+        and found["name"] == first.name(0)
+    )
     assert told(tmp_path / "out")["how_to_read"] == HOW["uint8"]
 
 
@@ -195,7 +207,9 @@ def test_several_labels_and_class_names_that_are_numbers(tmp_path, form):
         picture(n).save(tmp_path / f"{n}.png")
     cells = ["10|2", "2", "", "33"]
     (tmp_path / "x.csv").write_text("path,label\n" + "".join(f"{n}.png,{cells[n % 4]}\n" for n in range(24)))
-    (tmp_path / "y.csv").write_text("path,label\n" + "".join(f"{n}.png,{['10', '2', '33'][n % 3]}\n" for n in range(24)))
+    (tmp_path / "y.csv").write_text(
+        "path,label\n" + "".join(f"{n}.png,{['10', '2', '33'][n % 3]}\n" for n in range(24))
+    )
     for name in ("x", "y"):
         source = open_data(tmp_path / f"{name}.csv")
         pack(tmp_path / f"{name}.csv", tmp_path / name, Plan(form), workers=0)
@@ -213,7 +227,11 @@ def test_unreadable_images_are_all_named_and_left_out_only_on_request(photos, tm
     out, plan = tmp_path / "out", Plan(form, 24, shard_size=9000)
     with pytest.raises(DataError) as error:
         pack(photos, out, plan, workers=2)
-    assert "2 of 24 images cannot be read" in str(error.value) and "3.jpg" in str(error.value) and "7.jpg" in str(error.value)
+    assert (
+        "2 of 24 images cannot be read" in str(error.value)
+        and "3.jpg" in str(error.value)
+        and "7.jpg" in str(error.value)
+    )
     with pytest.raises(DataError, match="unfinished pack"):
         open_data(out)
     shards = {name: content for name, content in files(out).items() if name.endswith((".tar", ".npy"))}
@@ -289,7 +307,19 @@ def test_a_pack_that_was_killed_anywhere_goes_on_to_the_same_bytes(photos, tmp_p
 def test_a_process_that_is_killed_leaves_a_pack_that_goes_on(tmp_path):
     make_folder(tmp_path / "x", {"train": 60, "val": 2}, size=(64, 64))
     out, plan = tmp_path / "out", Plan("uint8", 60, shard_size=100 * 1024)
-    words = ["data", "pack", str(tmp_path / "x"), "--to", "uint8", "--short-side", "60", "--shard-size", "100K", "--out", str(out)]
+    words = [
+        "data",
+        "pack",
+        str(tmp_path / "x"),
+        "--to",
+        "uint8",
+        "--short-side",
+        "60",
+        "--shard-size",
+        "100K",
+        "--out",
+        str(out),
+    ]
     process = subprocess.Popen([sys.executable, "-m", "vitreous", *words, "--workers", "1"], stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
     while not (out / "train-000002.npy").exists() and time.monotonic() < until:
@@ -403,7 +433,8 @@ def test_damaged_documents_are_refused(photos, tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    "field, value", [("offset", -1), ("offset", 10**9), ("height", 10**6), ("height", 0), ("channels", 2), ("shard", 99), ("label", 7)]
+    "field, value",
+    [("offset", -1), ("offset", 10**9), ("height", 10**6), ("height", 0), ("channels", 2), ("shard", 99), ("label", 7)],
 )
 def test_an_index_that_does_not_fit_is_refused(photos, tmp_path, field, value):
     pack(photos, tmp_path / "out", Plan("uint8", 24, shard_size=9000), workers=0)
@@ -419,7 +450,10 @@ def test_an_index_of_pickles_is_never_loaded(photos, tmp_path):
     pack(photos, tmp_path / "out", Plan("uint8", 24), workers=0)
     path = tmp_path / "out" / "train.index.npy"
     np.save(path, np.array([{"a": 1}] * 30, dtype=object), allow_pickle=True)
-    damage(tmp_path / "out" / "pack.json", lambda d: d["splits"]["train"]["files"]["index"].update(bytes=path.stat().st_size))
+    damage(
+        tmp_path / "out" / "pack.json",
+        lambda d: d["splits"]["train"]["files"]["index"].update(bytes=path.stat().st_size),
+    )
     with pytest.raises(DataError, match=r"train\.index\.npy is damaged"):
         open_data(tmp_path / "out")
 
@@ -434,12 +468,16 @@ def test_any_source_can_be_packed(tmp_path):
     pack(tmp_path / "digits", tmp_path / "tar", Plan("tar"), workers=0)
     again = open_data(tmp_path / "tar")
     for name, split in source.splits.items():
-        assert all(np.array_equal(decode(again.splits[name].raw(row), 1), split.raw(row)) for row in range(0, len(split), 50))
+        assert all(
+            np.array_equal(decode(again.splits[name].raw(row), 1), split.raw(row)) for row in range(0, len(split), 50)
+        )
 
 
 def test_the_command(photos, tmp_path):
     out = tmp_path / "out"
-    result = document(say("data", "pack", str(photos), "--out", str(out), "--short-side", "24", "--workers", "0", "--json"))
+    result = document(
+        say("data", "pack", str(photos), "--out", str(out), "--short-side", "24", "--workers", "0", "--json")
+    )
     assert result["splits"]["test"]["images"] == 6 and result["form"] == "tar" and result["out"] == str(out)
     with tarfile.open(out / "test-000000.tar") as tar:
         members = tar.getnames()

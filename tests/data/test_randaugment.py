@@ -27,7 +27,9 @@ COLOURS: dict[str, Callable[[Image.Image], list[Image.Image]]] = {
     "posterize": lambda image: [ImageOps.posterize(image, bits) for bits in range(2, 9)],
     "solarize": lambda image: [ImageOps.solarize(image, threshold) for threshold in range(257)],
     **{
-        name: lambda image, kind=kind: [kind(image).enhance(1 + side * 0.99 * level) for level in LEVELS for side in (1, -1)]
+        name: lambda image, kind=kind: [
+            kind(image).enhance(1 + side * 0.99 * level) for level in LEVELS for side in (1, -1)
+        ]
         for name, kind in (
             ("color", ImageEnhance.Color),
             ("contrast", ImageEnhance.Contrast),
@@ -81,7 +83,9 @@ def test_trivial_draws_one_operation_of_the_wide_space_at_any_level():
         seen[name] += 1
         levels.add((name, shown))
     assert abs(seen["moved"] - 500) < 70, seen  # five of fourteen: two shears, two shifts, a turn
-    assert all(abs(seen[name] - 100) < 45 for name in ("autocontrast", "equalize", "color", "contrast", "sharpness")), seen
+    assert all(abs(seen[name] - 100) < 45 for name in ("autocontrast", "equalize", "color", "contrast", "sharpness")), (
+        seen
+    )
     assert sum(name == "contrast" for name, _ in levels) > 30  # both ways from the picture
 
 

@@ -23,7 +23,10 @@ PLAIN = Preprocess((16, 16))
 
 
 def test_keys_never_meet_and_depend_on_every_part():
-    grid = [key(seed, epoch, np.arange(1000), view) for seed, epoch, view in itertools.product(range(5), range(10), range(2))]
+    grid = [
+        key(seed, epoch, np.arange(1000), view)
+        for seed, epoch, view in itertools.product(range(5), range(10), range(2))
+    ]
     assert len(np.unique(np.concatenate(grid))) == 100_000
     assert key(1, 2) != key(2, 1)
 
@@ -64,7 +67,9 @@ def test_every_epoch_of_the_stream_is_a_new_order_of_all_samples():
 
 @pytest.fixture(scope="module")
 def split(tmp_path_factory):
-    return open_data(make_folder(tmp_path_factory.mktemp("data") / "x", {"train": 8, "val": 1}, size=(24, 20))).splits["train"]
+    return open_data(make_folder(tmp_path_factory.mktemp("data") / "x", {"train": 8, "val": 1}, size=(24, 20))).splits[
+        "train"
+    ]
 
 
 def images(feed, *span):
@@ -91,7 +96,12 @@ def test_pictures_in_memory_keep_the_same_promise(split):
 
 
 def test_no_two_epochs_samples_or_seeds_are_augmented_alike(split):
-    views = [Feed(split, PLAIN, EVERYTHING, seed).one(sample, epoch, 0) for seed in (0, 1) for epoch in (0, 1) for sample in (0, 1)]
+    views = [
+        Feed(split, PLAIN, EVERYTHING, seed).one(sample, epoch, 0)
+        for seed in (0, 1)
+        for epoch in (0, 1)
+        for sample in (0, 1)
+    ]
     assert all(not torch.equal(a, b) for a, b in itertools.combinations(views, 2))
 
 

@@ -116,7 +116,9 @@ def test_labels_of_several_classes_go_through_as_they_are(memory):
     split, cached = pictures(labels)
     feed = Feed(split, Preprocess((16, 16)), Augment(), 0, cached=cached if memory else None)
     for batch in feed.batches(0, 20, 4):
-        assert batch["labels"].dtype == torch.float32 and torch.equal(batch["labels"], torch.from_numpy(labels)[batch["samples"]])
+        assert batch["labels"].dtype == torch.float32 and torch.equal(
+            batch["labels"], torch.from_numpy(labels)[batch["samples"]]
+        )
 
 
 @pytest.mark.parametrize("memory", [False, True])
@@ -138,7 +140,10 @@ def test_neither_workers_nor_ranks_change_a_picture(split):
     feed = Feed(split, Preprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, **options)
     whole = torch.cat([batch["images"] for batch in feed.batches(0, 36, 6)])
     many = Feed(split, Preprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, 2, **options)
-    ranks = [torch.cat([b["images"] for b in many.spans((low, low + 3) for low in range(3 * rank, 36, 6))]) for rank in (0, 1)]
+    ranks = [
+        torch.cat([b["images"] for b in many.spans((low, low + 3) for low in range(3 * rank, 36, 6))])
+        for rank in (0, 1)
+    ]
     joined = torch.stack([part.view(6, 3, *part.shape[1:]) for part in ranks], 1).flatten(0, 2)
     assert torch.equal(joined, whole)
 

@@ -77,7 +77,11 @@ def test_order_depends_on_neither_hash_seed_nor_locale_nor_file_system(tmp_path)
         environment = {**os.environ, "PYTHONHASHSEED": seed, "LC_ALL": locale, "PYTHONUTF8": "1"}
         printed.add(
             subprocess.run(
-                [sys.executable, "-c", ORDER, str(tmp_path / home)], capture_output=True, text=True, check=True, env=environment
+                [sys.executable, "-c", ORDER, str(tmp_path / home)],
+                capture_output=True,
+                text=True,
+                check=True,
+                env=environment,
             ).stdout
         )
     assert len(printed) == 1

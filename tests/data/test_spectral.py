@@ -209,8 +209,14 @@ def test_a_missing_tifffile_is_named(monkeypatch):
     [
         (lambda raw: raw[:-40], "not all there"),
         (lambda raw: raw.replace(struct.pack("<HHII", 259, 3, 1, 1), struct.pack("<HHII", 259, 3, 1, 7)), "method 7"),
-        (lambda raw: raw.replace(struct.pack("<HHII", 256, 4, 1, 8), struct.pack("<HHII", 256, 4, 1, 60_000)), "more than|announced"),
-        (lambda raw: raw.replace(struct.pack("<HHII", 257, 4, 1, 8), struct.pack("<HHII", 257, 4, 1, 9)), "not all there|announced"),
+        (
+            lambda raw: raw.replace(struct.pack("<HHII", 256, 4, 1, 8), struct.pack("<HHII", 256, 4, 1, 60_000)),
+            "more than|announced",
+        ),
+        (
+            lambda raw: raw.replace(struct.pack("<HHII", 257, 4, 1, 8), struct.pack("<HHII", 257, 4, 1, 9)),
+            "not all there|announced",
+        ),
     ],
 )
 def test_a_bad_tiff_of_samples_is_refused_with_the_reason(change, why):
@@ -233,7 +239,13 @@ def test_damaged_files_are_refused_and_nothing_else():
     """What `tests.data.mutate` does to files at large, for the formats that are only read here."""
     chance, array = random.Random(0), numbers((5, 12, 14), "uint16")
     wide = np.moveaxis(array, 0, -1)
-    seeds = [as_npy(array), as_pages(array), as_tiff(wide), as_tiff(wide, compression="zlib"), as_tiff(wide, tile=(16, 16))]
+    seeds = [
+        as_npy(array),
+        as_pages(array),
+        as_tiff(wide),
+        as_tiff(wide, compression="zlib"),
+        as_tiff(wide, tile=(16, 16)),
+    ]
     refused = 0
     for _ in range(600):
         raw = bytearray(chance.choice(seeds))
@@ -285,7 +297,16 @@ def test_channels_are_moved_as_colours_are(name):
 
 
 def test_what_is_made_for_colours_is_left_out():
-    rich = Augment(crop=(0.2, 1.0), flip=0.5, rand_layers=2, three=True, trivial=True, jitter=(0.3, 0.3, 0.3), erase=0.25, mixup=0.8)
+    rich = Augment(
+        crop=(0.2, 1.0),
+        flip=0.5,
+        rand_layers=2,
+        three=True,
+        trivial=True,
+        jitter=(0.3, 0.3, 0.3),
+        erase=0.25,
+        mixup=0.8,
+    )
     assert rich.geometric() == Augment(crop=(0.2, 1.0), flip=0.5, mixup=0.8)
 
 
@@ -298,7 +319,9 @@ def test_statistics_are_those_of_all_pixels_at_once(dtype):
     whole = pixels.reshape(-1, 5).astype(np.float64) / seen.peak
     assert np.allclose(mean, whole.mean(0), rtol=1e-12) and np.allclose(std[:4], whole.std(0)[:4], rtol=1e-12)
     assert std[4] == 1
-    normal = Preprocess((9, 8), 5, mean, std, numbers=dtype).normalise(torch.from_numpy(pixels.astype(np.float32).transpose(0, 3, 1, 2)))
+    normal = Preprocess((9, 8), 5, mean, std, numbers=dtype).normalise(
+        torch.from_numpy(pixels.astype(np.float32).transpose(0, 3, 1, 2))
+    )
     assert normal.mean((0, 2, 3)).abs().max() < 1e-4 and (normal.std((0, 2, 3))[:4] - 1).abs().max() < 1e-3
 
 
@@ -345,7 +368,16 @@ def test_measuring_and_reading_do_not_depend_on_workers(tmp_path, workers):
 def test_channels_are_trained_on_judged_and_named(tmp_path, kind, size):
     data, run = write(tmp_path / "data", kind, size), tmp_path / "run"
     side = {} if max(size) <= 16 else {"image_size": 16}
-    options = {**TINY, **side, "epochs": 8.0, "evaluate_every": 100, "save_every": 100, "workers": 0, "rand_augment": 2, "drop_path": 0.0}
+    options = {
+        **TINY,
+        **side,
+        "epochs": 8.0,
+        "evaluate_every": 100,
+        "save_every": 100,
+        "workers": 0,
+        "rand_augment": 2,
+        "drop_path": 0.0,
+    }
     train(str(data), **options, out=str(run))
     seen = Folder(run).run().preprocess
     assert (seen.channels, seen.numbers) == (4, {"tiff": "uint8"}.get(kind, kind))

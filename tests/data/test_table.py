@@ -53,7 +53,11 @@ def test_one_label_an_image(home):
 
 
 def test_several_labels_an_image_and_none(home):
-    text = "label,split,path\ncat|dog,train,images/0.png\ndog,valid,images/1.png\n,validation,images/2.png\n dog | cat ,test,images/3.png\n"
+    text = (
+        "label,split,path\ncat|dog,train,images/0.png\ndog,valid,images/1.png\n,validation,images/2.png\n dog | "
+        "cat "
+        ",test,images/3.png\n"
+    )
     data = open_data(write(home, text))
     assert data.several and not data.unsplit and list(data.splits) == ["train", "val", "test"]
     found = {name: split.labels.tolist() for name, split in data.splits.items()}
@@ -116,7 +120,10 @@ FAULTS = {
         "path,label\n" + lines("ab") + "./images/0.png,b\n",
         "1 rows give an image other labels than an earlier row:\n    line 4",
     ),
-    "missing": ("path,label\n" + lines("ab" * 3) + "images/x.png,a\n", "1 of 7 files are not there:\n    line 8: images/x.png"),
+    "missing": (
+        "path,label\n" + lines("ab" * 3) + "images/x.png,a\n",
+        "1 of 7 files are not there:\n    line 8: images/x.png",
+    ),
     "a NUL": ("path,label\n" + lines("ab") + "images/\0.png,a\n", "line 4: images/\\x00.png"),
 }
 
@@ -153,7 +160,10 @@ def test_repeated_rows_count_once_and_images_in_two_splits_are_told(home):
     text = "path,label,split\nimages/0.png,a,train\nimages/1.png,b,train\nimages/0.png,a,train\nimages/1.png,b,test\n"
     data = open_data(write(home, text))
     assert len(data.splits["train"]) == 2 and len(data.splits["test"]) == 1
-    assert data.notes[:2] == ["1 rows repeat another and are left out", "1 images are in more than one split; the first is images/1.png"]
+    assert data.notes[:2] == [
+        "1 rows repeat another and are left out",
+        "1 images are in more than one split; the first is images/1.png",
+    ]
 
 
 def test_the_fingerprint_covers_labels_and_order(home):
@@ -176,7 +186,9 @@ def test_a_tenth_of_several_labels_is_drawn_over_all_and_leaves_every_class_one(
         assert {name: len(rows) for name, rows in parts.items()} == {"train": 130, "val": 20, "test": 50}
         assert sorted(np.concatenate(list(parts.values()))) == list(range(200))
         assert 7 in parts["train"] and (labels[parts["train"]].sum(0) > 0).all()
-    assert all(np.array_equal(parts[name], rows) for name, rows in hold_out(labels, seed, {"val": 0.1, "test": 0.25}).items())
+    assert all(
+        np.array_equal(parts[name], rows) for name, rows in hold_out(labels, seed, {"val": 0.1, "test": 0.25}).items()
+    )
     assert not np.array_equal(parts["val"], hold_out(labels, 0, {"val": 0.1, "test": 0.25})["val"])
     alone = np.eye(4, dtype=np.float32)
     assert len(hold_out(alone, 0, {"val": 0.5})["val"]) == 0

@@ -1,4 +1,5 @@
-"""WebDataset archives: every layout and every way to say a label, what is refused, and that nothing in them is ever carried out."""
+"""WebDataset archives: every layout and every way to say a label, what is refused, and that nothing in them is ever
+carried out."""
 
 from __future__ import annotations
 
@@ -87,10 +88,15 @@ def test_splits_by_folder_by_file_name_and_by_folders_inside(tmp_path):
     for source in (folders, names):
         data = open_data(source)
         assert list(data.splits) == ["train", "val", "test"] and not data.unsplit and data.whole is None
-        assert holds(data, "train", range(12)) and holds(data, "val", range(12, 15)) and holds(data, "test", range(15, 18))
+        assert (
+            holds(data, "train", range(12)) and holds(data, "val", range(12, 15)) and holds(data, "test", range(15, 18))
+        )
     inside = [(f"./photos/{split}/c{n % 3}/{n}.png", image(n)) for n, split in enumerate(["train"] * 6 + ["val"] * 3)]
     data = open_data(write(tmp_path / "inside.tar", inside))
-    assert data.classes == ("c0", "c1", "c2") and {name: len(split) for name, split in data.splits.items()} == {"train": 6, "val": 3}
+    assert data.classes == ("c0", "c1", "c2") and {name: len(split) for name, split in data.splits.items()} == {
+        "train": 6,
+        "val": 3,
+    }
     assert data.splits["val"].labels.tolist() == [0, 1, 2] and not data.unsplit
 
 
@@ -120,8 +126,16 @@ def test_patterns(tmp_path):
 LABELS = {
     "numbers": (lambda n, name: [("cls", b" %d\n" % (9 + n % 2))], ("9", "10"), (0, 1)),
     "words": (lambda n, name: [("cls", ["bée", "Ant"][n % 2].encode())], ("Ant", "bée"), (1, 0)),
-    "a number in json": (lambda n, name: [("json", json.dumps({"label": n % 2, "width": 3}).encode())], ("0", "1"), (0, 1)),
-    "a word before a number": (lambda n, name: [("json", json.dumps({"label": n % 2, "class": name}).encode())], ("ant", "bee"), (0, 1)),
+    "a number in json": (
+        lambda n, name: [("json", json.dumps({"label": n % 2, "width": 3}).encode())],
+        ("0", "1"),
+        (0, 1),
+    ),
+    "a word before a number": (
+        lambda n, name: [("json", json.dumps({"label": n % 2, "class": name}).encode())],
+        ("ant", "bee"),
+        (0, 1),
+    ),
     "cls before json": (lambda n, name: [("cls", b"%d" % (n % 2)), ("json", b'{"label": 7}')], ("0", "1"), (0, 1)),
     "captions are none": (lambda n, name: [("txt", b"a dog"), ("cls", name.encode())], ("ant", "bee"), (0, 1)),
 }
@@ -148,7 +162,11 @@ def test_classes_by_folder_with_folders_below_and_around(tmp_path):
 
 def test_several_labels_an_image(tmp_path):
     told = [["cat", "dog"], ["dog"], [], ["cat"]]
-    members = [member for n in range(8) for member in ((f"{n}.png", image(n)), (f"{n}.json", json.dumps({"label": told[n % 4]}).encode()))]
+    members = [
+        member
+        for n in range(8)
+        for member in ((f"{n}.png", image(n)), (f"{n}.json", json.dumps({"label": told[n % 4]}).encode()))
+    ]
     data = open_data(write(tmp_path / "x.tar", members))
     assert data.several and data.classes == ("cat", "dog")
     assert data.whole.labels.tolist() == [[1, 1], [0, 1], [0, 0], [1, 0]] * 2 and data.whole.labels.dtype == np.float32
@@ -180,13 +198,19 @@ def test_one_image_of_several_is_the_plain_one(tmp_path):
 
 FAULTS = {
     "nothing": ([], "no images in 1 archives"),
-    "no label": ([("0.png", image(0)), ("1.png", image(1)), ("1.cls", b"0")], "1 of 2 samples have no label:\n    x.tar/0.png"),
+    "no label": (
+        [("0.png", image(0)), ("1.png", image(1)), ("1.cls", b"0")],
+        "1 of 2 samples have no label:\n    x.tar/0.png",
+    ),
     "no label and no folder": ([("0.png", image(0))], "1 of 1 samples have no label"),
     "one class": (samples(range(3), lambda n: b"5"), "one class only (5)"),
     "twice": ([*samples([1, 2]), *samples([1])], "1 samples stand in two places; the first is 00001.png"),
     "apart": ([("0.png", image(0)), ("1.png", image(1)), ("0.cls", b"0"), ("1.cls", b"1")], "samples have no label"),
     "a name twice": ([("0.png", image(0)), ("0.png", image(1)), ("0.cls", b"0")], "two members 0.png"),
-    "two images": ([("0.a.png", image(0)), ("0.b.png", image(1)), ("0.cls", b"0")], "two images of one sample: 0.a.png, 0.b.png"),
+    "two images": (
+        [("0.a.png", image(0)), ("0.b.png", image(1)), ("0.cls", b"0")],
+        "two images of one sample: 0.a.png, 0.b.png",
+    ),
     "not JSON": ([("0.png", image(0)), ("0.json", b"{")], "0.json is not JSON"),
     "deep JSON": ([("0.png", image(0)), ("0.json", b"[" * 100_000)], "0.json is not JSON"),
     "no text": ([("0.png", image(0)), ("0.cls", b"\xff\xfe")], "0.cls is not UTF-8"),
@@ -294,7 +318,10 @@ def test_nothing_in_an_archive_is_carried_out_followed_or_unpickled(tmp_path):
 
 def test_images_that_are_empty_huge_or_no_images_are_refused_by_name(tmp_path, monkeypatch):
     data = open_data(
-        write(tmp_path / "x.tar", [*samples(range(4)), ("e.png", b""), ("e.cls", b"1"), ("h.png", b"<html>"), ("h.cls", b"0")])
+        write(
+            tmp_path / "x.tar",
+            [*samples(range(4)), ("e.png", b""), ("e.cls", b"1"), ("h.png", b"<html>"), ("h.cls", b"0")],
+        )
     )
     with pytest.raises(DataError, match=r"x\.tar/e\.png: empty file"):
         data.whole.raw(4)
@@ -318,11 +345,16 @@ def test_an_archive_that_is_replaced_is_not_read_as_the_old_one(tmp_path):
     assert again.whole.raw(0) == image(10)
 
 
-NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300).filter(lambda name: name.strip("/."))
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300).filter(
+    lambda name: name.strip("/.")
+)
 KINDS = st.sampled_from([tarfile.REGTYPE] * 4 + [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
 
 
-@given(st.lists(st.tuples(NAMES, KINDS, st.integers(0, 1500)), max_size=6), st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
+@given(
+    st.lists(st.tuples(NAMES, KINDS, st.integers(0, 1500)), max_size=6),
+    st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+)
 def test_members_are_those_of_pythons_own_tarfile(tmp_path_factory, members, form):
     path = tmp_path_factory.mktemp("tar") / "x.tar"
     with tarfile.open(path, "w", format=form, encoding="utf-8") as tar:
@@ -360,7 +392,9 @@ def test_large_sizes_and_sparse_files_are_understood(tmp_path):
 def test_damage_of_every_kind_is_refused_or_read_and_never_more(tmp_path):
     """400 mutations: nothing but DataError, and no sample that reaches beyond the archive."""
     content = write(tmp_path / "o.tar", samples(range(5)), tarfile.PAX_FORMAT).read_bytes()
-    long = write(tmp_path / "l.tar", [(f"{'d' * 120}/{n}.png", image(n)) for n in range(4)], tarfile.PAX_FORMAT).read_bytes()
+    long = write(
+        tmp_path / "l.tar", [(f"{'d' * 120}/{n}.png", image(n)) for n in range(4)], tarfile.PAX_FORMAT
+    ).read_bytes()
     draw, refused = random.Random(0), []
     for turn in range(400):
         damaged = bytearray(content if turn % 2 else long)
@@ -392,13 +426,23 @@ def test_what_was_found_is_kept_and_used_only_while_it_is_true(tmp_path, cache, 
 
     def same(found):
         return all(
-            np.array_equal(getattr(found, name), getattr(first, name)) for name in ("start", "size", "said", "ends", "names", "archive")
+            np.array_equal(getattr(found, name), getattr(first, name))
+            for name in ("start", "size", "said", "ends", "names", "archive")
         )
 
     again = tarindex.index(paths)
-    assert not looked and same(again) and (again.words, again.folders, again.stamps) == (first.words, first.folders, first.stamps)
+    assert (
+        not looked
+        and same(again)
+        and (again.words, again.folders, again.stamps) == (first.words, first.folders, first.stamps)
+    )
     whole = kept.read_bytes()
-    for damaged in (b"", whole[:-30], whole[: len(whole) // 2] + b"\1" * 40 + whole[len(whole) // 2 + 40 :], b"not a zip"):
+    for damaged in (
+        b"",
+        whole[:-30],
+        whole[: len(whole) // 2] + b"\1" * 40 + whole[len(whole) // 2 + 40 :],
+        b"not a zip",
+    ):
         kept.write_bytes(damaged)
         looked.clear()
         assert same(tarindex.index(paths)) and len(looked) == 2

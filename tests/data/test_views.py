@@ -21,7 +21,13 @@ from vitreous.errors import UsageError
 
 SIZE, SMALL = (20, 24), (8, 10)
 SEEN = Preprocess(SIZE)
-PLAIN: dict[str, Any] = {"flip": 0.0, "jitter_probability": 0.0, "grey": 0.0, "blur": (0.0,) * 3, "solarise": (0.0,) * 3}
+PLAIN: dict[str, Any] = {
+    "flip": 0.0,
+    "jitter_probability": 0.0,
+    "grey": 0.0,
+    "blur": (0.0,) * 3,
+    "solarise": (0.0,) * 3,
+}
 
 
 def test_views_are_a_function_of_key_and_number():
@@ -55,7 +61,8 @@ def test_views_take_their_share_of_the_picture(crops):
             areas[0 if view < 2 else 2].append(float(reach[0] * reach[1]) * (32 / 31) ** 2 / 50_000)
     for group, (low, high) in ((0, crops.global_area), (2, crops.local_area)):
         assert low - 0.03 < min(areas[group]) < low + 0.06 and high - 0.12 < max(areas[group]) < high + 0.06
-        assert abs(np.mean(areas[group]) - (low + high) / 2) < (high - low) / 6  # torchvision draws again what does not fit
+        # torchvision draws again what does not fit
+        assert abs(np.mean(areas[group]) - (low + high) / 2) < (high - low) / 6
 
 
 def counted(crops: MultiCrop, image: Image.Image, happened) -> np.ndarray:
@@ -77,7 +84,9 @@ def counted(crops: MultiCrop, image: Image.Image, happened) -> np.ndarray:
     ],
 )
 def test_each_view_has_its_own_chances(option, value, expected):
-    crops = MultiCrop(1, SIZE, **{**PLAIN, option: value}, global_area=(1.0, 1.0), local_area=(1.0, 1.0), ratio=(1.2, 1.2))
+    crops = MultiCrop(
+        1, SIZE, **{**PLAIN, option: value}, global_area=(1.0, 1.0), local_area=(1.0, 1.0), ratio=(1.2, 1.2)
+    )
     fine = np.full((20, 24, 3), (140, 90, 30), np.uint8)
     fine[::2, ::2] = (150, 60, 90)
     alone = to_tensor(Image.fromarray(fine))
@@ -125,7 +134,9 @@ def test_pictures_in_memory_have_the_views_of_files(mode):
     pixels, keys = torch.stack([to_tensor(image) for image in images]), key(0, np.arange(3))
     seen = Preprocess(SIZE, pixels.shape[1])
     rows = crops.batch(pixels, keys)
-    assert all(torch.equal(row, crops.picture(image, seen, int(k))) for row, image, k in zip(rows, images, keys, strict=True))
+    assert all(
+        torch.equal(row, crops.picture(image, seen, int(k))) for row, image, k in zip(rows, images, keys, strict=True)
+    )
     assert crops.unpacked(crops.batch(pixels[:0], keys[:0]), seen)["images"].shape[1] == 0
 
 
@@ -138,7 +149,13 @@ def test_what_tensors_were_pictures_of():
 
 def test_views_are_kept_in_a_config_and_checked():
     assert from_yaml(MultiCrop, to_yaml(DINOV2)) == DINOV2
-    for options in ({"flip": 1.2}, {"blur": (0.0, -0.1, 0.0)}, {"local_area": (0.0, 0.4)}, {"global_area": (0.9, 0.4)}, {"locals": -1}):
+    for options in (
+        {"flip": 1.2},
+        {"blur": (0.0, -0.1, 0.0)},
+        {"local_area": (0.0, 0.4)},
+        {"global_area": (0.9, 0.4)},
+        {"locals": -1},
+    ):
         with pytest.raises(UsageError):
             MultiCrop(**options)
 
@@ -154,7 +171,10 @@ def test_a_feed_gives_batches_of_views(tmp_path, memory, workers):
     batches = list(feed.batches(10, 15, 3))
     assert [len(batch["samples"]) for batch in batches] == [3, 2]
     for batch in batches:
-        assert batch["images"].shape[:2] == (2, len(batch["labels"])) and batch["local"].shape[:2] == (3, len(batch["labels"]))
+        assert batch["images"].shape[:2] == (2, len(batch["labels"])) and batch["local"].shape[:2] == (
+            3,
+            len(batch["labels"]),
+        )
         assert (batch["labels"].numpy() == split.labels[batch["samples"].numpy()]).all()
     sample = int(batches[0]["samples"][0])
     alone = crops.views(pictures[sample], SIZE, int(feed.keys(sample, 0, 0)))

@@ -70,4 +70,6 @@ def test_confused_pairs_by_hand():
         {"classes": ["a", "d"], "count": 2, "share": 2 / 19},
     ]
     assert confused(sparse(np.diag([3, 4])), np.array([3, 4]), ("a", "b")) == {"ordered": [], "unordered": []}
-    assert len(confused(sparse(np.ones((20, 20), int)), np.full(20, 20), tuple("abcdefghijklmnopqrst"))["ordered"]) == 10
+    assert (
+        len(confused(sparse(np.ones((20, 20), int)), np.full(20, 20), tuple("abcdefghijklmnopqrst"))["ordered"]) == 10
+    )

@@ -1,4 +1,5 @@
-"""int8 graphs that are kept: found again by all that decides them, never trusted when damaged, never missed when nothing can be kept."""
+"""int8 graphs that are kept: found again by all that decides them, never trusted when damaged, never missed when
+nothing can be kept."""
 
 from __future__ import annotations
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitreous.evaluation.calibration_error import BINS, Gaps, calibration_error, confidence_bins, difference_errors, image_gaps
+from vitreous.evaluation.calibration_error import (
+    BINS,
+    Gaps,
+    calibration_error,
+    confidence_bins,
+    difference_errors,
+    image_gaps,
+)
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.comparison import Answers, compare
 

@@ -35,9 +35,15 @@ def test_figures_are_those_of_scikit_learn(answers):
     assert report.figures["nll"] == pytest.approx(metrics.log_loss(labels, p))
     assert np.array_equal(report.confusion, metrics.confusion_matrix(labels, predicted))
     for row, (precision, recall) in enumerate(
-        zip(metrics.precision_score(labels, predicted, average=None), metrics.recall_score(labels, predicted, average=None), strict=True)
+        zip(
+            metrics.precision_score(labels, predicted, average=None),
+            metrics.recall_score(labels, predicted, average=None),
+            strict=True,
+        )
     ):
-        assert (report.per_class[row]["precision"], report.per_class[row]["recall"]) == pytest.approx((precision, recall))
+        assert (report.per_class[row]["precision"], report.per_class[row]["recall"]) == pytest.approx(
+            (precision, recall)
+        )
 
 
 def test_calibration_error_is_the_loop_over_bins(answers):

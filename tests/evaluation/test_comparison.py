@@ -52,7 +52,8 @@ def test_the_bootstrap_of_a_difference_pairs_the_images():
     """A model and the same one with a constant added to each image's loss differ by that constant, in every draw."""
     a = simulated(300, 1.0, 1)
     wide = Answers(np.hstack([a.logits, np.full((300, 1), -np.inf)]), a.labels, a.readable)
-    flat = Answers(np.hstack([a.logits, np.logaddexp.reduce(a.logits, 1, keepdims=True)]), a.labels, a.readable)  # each p is halved
+    # each p is halved
+    flat = Answers(np.hstack([a.logits, np.logaddexp.reduce(a.logits, 1, keepdims=True)]), a.labels, a.readable)
     low, high = compare(wide, flat).intervals["nll"]
     assert low == pytest.approx(np.log(2)) and high == pytest.approx(np.log(2))
 

@@ -87,7 +87,9 @@ def test_int8_keeps_a_bit_free_where_sums_would_overflow(processor, anywhere, mo
 
     asked = []
     monkeypatch.setattr(openvino, "left", lambda graph: [])
-    monkeypatch.setattr(nncf, "quantize", lambda graph, data, **options: asked.append(options["advanced_parameters"].overflow_fix))
+    monkeypatch.setattr(
+        nncf, "quantize", lambda graph, data, **options: asked.append(options["advanced_parameters"].overflow_fix)
+    )
     openvino.quantize(None, [], anywhere)
     assert asked == [nncf.OverflowFix.DISABLE if processor == "bf16" and not anywhere else nncf.OverflowFix.ENABLE]
 
@@ -98,7 +100,9 @@ def test_a_precision_that_openvino_cannot_compute_is_refused(monkeypatch):
     from vitreous.evaluation import openvino
 
     def compile_model(*given):
-        raise RuntimeError("Exception from core.cpp\nSupported primitive descriptors list is empty for node: Softmax\n\n")
+        raise RuntimeError(
+            "Exception from core.cpp\nSupported primitive descriptors list is empty for node: Softmax\n\n"
+        )
 
     monkeypatch.setattr(openvino, "convert", lambda *given: None)
     monkeypatch.setattr(ov.Core, "compile_model", compile_model)
@@ -108,7 +112,8 @@ def test_a_precision_that_openvino_cannot_compute_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words", [{"precision": "int8"}, {"device": "cuda:9"}, {"merge_tokens": -1}, {"engine": "openvino", "merge_tokens": 2}]
+    "words",
+    [{"precision": "int8"}, {"device": "cuda:9"}, {"merge_tokens": -1}, {"engine": "openvino", "merge_tokens": 2}],
 )
 def test_words_that_do_not_go_together(words):
     with pytest.raises(UsageError):
@@ -164,14 +169,17 @@ def test_openvino_int8_is_calibrated_on_pictures(monkeypatch, tmp_path):
     with torch.inference_mode():
         wanted = model(PREPROCESS.normalise(pixels(32)))
     error = (made(pixels(32)) - wanted).norm() / wanted.norm()
-    assert 1e-6 < error < (0.25 if overflows() else 0.06)  # eight bits: near, and not the same; 0.16 to 0.18 where sums overflow
+    # eight bits: near, and not the same; 0.16 to 0.18 where sums overflow
+    assert 1e-6 < error < (0.25 if overflows() else 0.06)
 
 
 @pytest.mark.parametrize(
-    "name, first, last", [("class", 1, 1), ("pre-training head", 1, 1), ("distilled", 1, 2), ("convolutions", 0, 1), ("hybrid", 0, 1)]
+    "name, first, last",
+    [("class", 1, 1), ("pre-training head", 1, 1), ("distilled", 1, 2), ("convolutions", 0, 1), ("hybrid", 0, 1)],
 )
 def test_openvino_int8_leaves_convolutions_and_first_and_last_products_as_they_are(name, first, last):
-    """They are little work and most of the error: 0.26 for a trained model with a convolutional stem, 0.018 without them."""
+    """They are little work and most of the error: 0.26 for a trained model with a convolutional stem, 0.018 without
+    them."""
     ov = pytest.importorskip("openvino")
     from vitreous.evaluation.openvino import convert, left
 
@@ -190,7 +198,9 @@ def test_openvino_int8_leaves_the_first_convolution_and_the_head_of_what_is_made
 
     model = create("BiT-R50x1", blocks=(1, 1), width=8, image_size=32, num_classes=3).eval()
     graph = convert(ov, model, Preprocess((32, 32)))
-    placed = [op.get_friendly_name() for op in graph.get_ordered_ops() if op.get_type_name() in ("Convolution", "MatMul")]
+    placed = [
+        op.get_friendly_name() for op in graph.get_ordered_ops() if op.get_type_name() in ("Convolution", "MatMul")
+    ]
     assert len(placed) > 4 and set(left(graph)) == {placed[0], placed[-1]}
 
 

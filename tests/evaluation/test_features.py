@@ -1,4 +1,5 @@
-"""Features: what the head reads, computed once, kept whole or not at all, and found again by everything they depend on."""
+"""Features: what the head reads, computed once, kept whole or not at all, and found again by everything they depend
+on."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def files(tmp_path):
 
 
 def noise(count=5, size=16):
-    return Arrays(np.random.default_rng(0).integers(0, 256, (count, size, size, 3), dtype=np.uint8), np.arange(count) % 3)
+    return Arrays(
+        np.random.default_rng(0).integers(0, 256, (count, size, size, 3), dtype=np.uint8), np.arange(count) % 3
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)

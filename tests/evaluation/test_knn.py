@@ -24,7 +24,9 @@ def test_neighbours_and_votes_are_those_of_scikit_learn(chunks, k, monkeypatch):
     monkeypatch.setattr(knn, "MEMORY", chunks[0])
     monkeypatch.setattr(knn, "QUERIES", chunks[1])
     (memory, labels), (queries, _) = clusters(60, 0), clusters(31, 1)
-    judge = KNeighborsClassifier(k, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07), algorithm="brute")
+    judge = KNeighborsClassifier(
+        k, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07), algorithm="brute"
+    )
     judge.fit(memory, labels)
     cosines, rows = neighbours(memory, queries, k)
     distances, wanted = judge.kneighbors(queries)
@@ -40,7 +42,8 @@ def test_no_image_is_its_own_neighbour(monkeypatch):
     monkeypatch.setattr(knn, "MEMORY", 11)
     monkeypatch.setattr(knn, "QUERIES", 4)
     memory, _ = clusters(40, 2)
-    _, wanted = NearestNeighbors(n_neighbors=39, metric="cosine").fit(memory).kneighbors()  # without queries: itself left out
+    # without queries: itself left out
+    _, wanted = NearestNeighbors(n_neighbors=39, metric="cosine").fit(memory).kneighbors()
     _, rows = neighbours(memory, memory, 39, own=True)
     assert np.array_equal(rows, wanted)
     with pytest.raises(ValueError, match="40 neighbours of 39"):
@@ -50,7 +53,10 @@ def test_no_image_is_its_own_neighbour(monkeypatch):
 def test_votes_of_several_labels_are_weighted_means():
     generator = np.random.default_rng(0)
     labels = (generator.random((20, 3)) < 0.4).astype(np.float32)
-    cosines, rows = np.sort(generator.uniform(-1, 1, (5, 4)))[:, ::-1].astype(np.float32), generator.integers(0, 20, (5, 4))
+    cosines, rows = (
+        np.sort(generator.uniform(-1, 1, (5, 4)))[:, ::-1].astype(np.float32),
+        generator.integers(0, 20, (5, 4)),
+    )
     weights = np.exp(cosines / 0.5)
     wanted = np.stack([np.average(labels[rows[m]], axis=0, weights=weights[m]) for m in range(5)])
     shares = votes(cosines, rows, labels, 3, 0.5)

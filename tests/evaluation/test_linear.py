@@ -40,7 +40,8 @@ def way(request, monkeypatch):
 def test_the_optimum_is_that_of_scikit_learn(way, classes, l2):
     data = known(classes)
     scaler = StandardScaler().fit(data.features.astype(np.float64))
-    two = 2 if classes == 2 else 1  # for two classes it penalises w1 - w0, half of whose square the squares of w0 and w1 sum to
+    # for two classes it penalises w1 - w0, half of whose square the squares of w0 and w1 sum to
+    two = 2 if classes == 2 else 1
     judge = LogisticRegression(C=two / (l2 * len(data.rows)), tol=1e-10, max_iter=10_000)
     judge.fit(scaler.transform(data.features), data.labels)
     found = fit(data, l2)
@@ -48,11 +49,15 @@ def test_the_optimum_is_that_of_scikit_learn(way, classes, l2):
     if classes == 2:
         weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
     assert abs(weight - judge.coef_).max() < 1e-3
-    centred, wanted = (bias, judge.intercept_) if classes == 2 else (bias - bias.mean(), judge.intercept_ - judge.intercept_.mean())
+    centred, wanted = (
+        (bias, judge.intercept_) if classes == 2 else (bias - bias.mean(), judge.intercept_ - judge.intercept_.mean())
+    )
     assert abs(centred - wanted).max() < 1e-3
     logits = found.logits(data.features)
     p = np.exp(logits - logits.max(1, keepdims=True))
-    np.testing.assert_allclose(p / p.sum(1, keepdims=True), judge.predict_proba(scaler.transform(data.features)), atol=1e-3)
+    np.testing.assert_allclose(
+        p / p.sum(1, keepdims=True), judge.predict_proba(scaler.transform(data.features)), atol=1e-3
+    )
 
 
 def test_several_labels_are_a_question_each():
@@ -64,7 +69,9 @@ def test_several_labels_are_a_question_each():
         judge.fit(scaler.transform(data.features), data.labels[:, label])
         assert abs(found.weight[label] * scaler.scale_ - judge.coef_[0]).max() < 1e-3
     logits = found.logits(data.features)
-    assert score(logits, data.labels) == pytest.approx(average_precision_score(data.labels, logits, average="macro"), abs=1e-6)
+    assert score(logits, data.labels) == pytest.approx(
+        average_precision_score(data.labels, logits, average="macro"), abs=1e-6
+    )
 
 
 def test_only_the_rows_count_and_a_beginning_only_saves_time(way):
@@ -105,7 +112,9 @@ def test_the_sweep_finds_no_less_than_powers_of_ten_by_scikit_learn():
     scaler = StandardScaler().fit(features[:60])
     scores = {}
     for penalty in COARSE:
-        judge = LogisticRegression(C=1 / (penalty * 60), max_iter=5_000).fit(scaler.transform(features[:60]), labels[:60])
+        judge = LogisticRegression(C=1 / (penalty * 60), max_iter=5_000).fit(
+            scaler.transform(features[:60]), labels[:60]
+        )
         scores[penalty] = judge.score(scaler.transform(features[60:]), labels[60:])
     assert best >= max(scores.values()) > scores[COARSE[-1]]
     assert (l2, best) in tried and len(tried) == linear.TRIES

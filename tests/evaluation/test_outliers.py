@@ -17,7 +17,9 @@ def clouds(images: int, width: int = 12, classes: int = 4, seed: int = 0):
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, classes, images)
     means = np.random.default_rng(9).normal(size=(classes, width)) * 3
-    return (means[labels] + generator.normal(size=(images, width)) * np.linspace(0.2, 2, width)).astype(np.float32), labels
+    return (means[labels] + generator.normal(size=(images, width)) * np.linspace(0.2, 2, width)).astype(
+        np.float32
+    ), labels
 
 
 def naive(points, centres, covariance):
@@ -33,7 +35,11 @@ def test_scores_are_those_of_plain_numpy(images, monkeypatch):
     other = clouds(50, seed=3)[0] * 2
     points, found = features.astype(float), familiar(features, labels, 5)  # the last class has no image
     means = [points[labels == k].mean(0) for k in np.unique(labels)]
-    within = LedoitWolf(assume_centered=True).fit(points - np.array([points[labels == k].mean(0) for k in labels])).covariance_
+    within = (
+        LedoitWolf(assume_centered=True)
+        .fit(points - np.array([points[labels == k].mean(0) for k in labels]))
+        .covariance_
+    )
     total = LedoitWolf().fit(points).covariance_
     wanted = naive(other, means, within) - naive(other, [points.mean(0)], total)
     assert found.scores(other) == pytest.approx(wanted, rel=1e-6, abs=1e-6)
@@ -43,7 +49,9 @@ def test_images_with_several_labels_are_one_cloud():
     features, labels = clouds(200)
     found = familiar(features, np.eye(4, dtype=np.float32)[labels], 4)
     points = features.astype(float)
-    assert found.scores(features) == pytest.approx(naive(points, [points.mean(0)], LedoitWolf().fit(points).covariance_), rel=1e-6)
+    assert found.scores(features) == pytest.approx(
+        naive(points, [points.mean(0)], LedoitWolf().fit(points).covariance_), rel=1e-6
+    )
 
 
 def test_what_lies_off_the_classes_scores_higher():

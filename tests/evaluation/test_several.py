@@ -29,10 +29,18 @@ def test_figures_are_those_of_scikit_learn(ties):
     report = judge(logits, labels, NAMES)
     p = 1 / (1 + np.exp(-logits.astype(np.float64)))
     assert report.figures["map"] == pytest.approx(metrics.average_precision_score(labels, logits, average="macro"))
-    assert [row["ap"] for row in report.per_class] == pytest.approx(list(metrics.average_precision_score(labels, logits, average=None)))
+    assert [row["ap"] for row in report.per_class] == pytest.approx(
+        list(metrics.average_precision_score(labels, logits, average=None))
+    )
     for name in ("macro", "micro"):
-        assert report.figures[f"{name}_f1"] == pytest.approx(metrics.f1_score(labels, p > 0.5, average=name, zero_division=0))
-    for name, score in (("precision", metrics.precision_score), ("recall", metrics.recall_score), ("f1", metrics.f1_score)):
+        assert report.figures[f"{name}_f1"] == pytest.approx(
+            metrics.f1_score(labels, p > 0.5, average=name, zero_division=0)
+        )
+    for name, score in (
+        ("precision", metrics.precision_score),
+        ("recall", metrics.recall_score),
+        ("f1", metrics.f1_score),
+    ):
         assert [row[name] for row in report.per_class] == pytest.approx(list(score(labels, p > 0.5, average=None)))
     losses = [metrics.log_loss(labels[:, c], p[:, c], labels=[0, 1]) for c in range(6)]
     assert report.figures["nll"] == pytest.approx(sum(losses))

@@ -36,7 +36,8 @@ def test_few_neighbours_are_all_neighbours_and_none_is_none():
 
 
 def test_turned_labels_are_found():
-    """Of 1000 images, 60 have a wrong label: at least 90 % are found, and at most one in ten of those named is right."""
+    """Of 1000 images, 60 have a wrong label: at least 90 % are found, and at most one in ten of those named is
+    right."""
     memory, known = data(2000, 0)
     features, truth = data(1000, 1)
     generator = np.random.default_rng(3)

@@ -63,19 +63,24 @@ def test_losses_and_probabilities_are_those_of_torch():
         torch.nn.functional.cross_entropy(tensor, torch.from_numpy(labels), reduction="none").numpy()
     )
     several = planted(1.0, 200, several=True)[1]
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(tensor, torch.from_numpy(several).double(), reduction="none")
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(
+        tensor, torch.from_numpy(several).double(), reduction="none"
+    )
     assert losses(logits, several) == pytest.approx(loss.sum(1).numpy())
     assert probabilities(logits) == pytest.approx(tensor.softmax(1).numpy())
     assert probabilities(logits, "binary") == pytest.approx(tensor.sigmoid().numpy())
 
 
 def test_the_calibration_error_is_that_of_torchmetrics_and_of_a_loop():
-    from torchmetrics.functional.classification import multiclass_calibration_error  # seconds, wherever tests are collected
+    # seconds, wherever tests are collected
+    from torchmetrics.functional.classification import multiclass_calibration_error
 
     logits, labels = planted(2.0, 1500)
     p = probabilities(logits)
     found = calibration_error(p.max(1), p.argmax(1) == labels)
-    theirs = multiclass_calibration_error(torch.from_numpy(p), torch.from_numpy(labels), p.shape[1], n_bins=BINS, norm="l1")
+    theirs = multiclass_calibration_error(
+        torch.from_numpy(p), torch.from_numpy(labels), p.shape[1], n_bins=BINS, norm="l1"
+    )
     assert found == pytest.approx(float(theirs), abs=1e-6)
     total = 0.0
     for low in range(BINS):

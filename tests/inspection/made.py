@@ -77,5 +77,7 @@ class Few(Look):
     """A look that hands out three queries or so at a time."""
 
     def chunks(self, most=0):
-        batch = self.x[..., 0].numel() // (self.tokens if self.x.shape[-2] == self.tokens else self.x.shape[-3] * self.x.shape[-2])
+        batch = self.x[..., 0].numel() // (
+            self.tokens if self.x.shape[-2] == self.tokens else self.x.shape[-3] * self.x.shape[-2]
+        )
         return super().chunks(3 * 4 * batch * self.part.heads * self.tokens)

@@ -69,7 +69,8 @@ def test_the_largest_batch_is_what_free_memory_holds(monkeypatch):
 
 
 def test_time_is_kept(monkeypatch):
-    """A model that takes a tenth of a second an image: few batches are tried, and a size that would not fit in is left out."""
+    """A model that takes a tenth of a second an image: few batches are tried, and a size that would not fit in is left
+    out."""
     model = tiny()
     model.register_forward_pre_hook(lambda module, given: time.sleep(0.1 * len(given[0])))
     monkeypatch.setattr(costing, "TURN", 0.05)

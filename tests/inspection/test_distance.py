@@ -34,7 +34,8 @@ def lying(grid):
 
 
 @pytest.mark.parametrize(
-    ("side", "patch", "pixels"), [(14, 16, 116.49222709), (7, 32, 115.50289414), (2, 16, 13.65685425), (3, 16, 23.25298037)]
+    ("side", "patch", "pixels"),
+    [(14, 16, 116.49222709), (7, 32, 115.50289414), (2, 16, 13.65685425), (3, 16, 23.25298037)],
 )
 def test_uniform_attention_is_as_far_as_the_specification_says(side, patch, pixels):
     grid = (side, side)
@@ -47,7 +48,8 @@ def test_uniform_attention_is_as_far_as_the_specification_says(side, patch, pixe
 
 
 @pytest.mark.parametrize(
-    ("grid", "patch", "prefix"), [((3, 5), (4, 4), 0), ((4, 2), (8, 4), 3), ((1, 6), (2, 2), 1), ((2, 3, 2), (2, 4, 8), 1)]
+    ("grid", "patch", "prefix"),
+    [((3, 5), (4, 4), 0), ((4, 2), (8, 4), 3), ((1, 6), (2, 2), 1), ((2, 3, 2), (2, 4, 8), 1)],
 )
 def test_any_grid_is_the_loop(grid, patch, prefix):
     tokens = prefix + math.prod(grid)
@@ -78,7 +80,9 @@ def test_models_are_the_loop_within_what_they_see(kind):
             ]
         shares = torch.tensor([sum(place is not None for place in places) for places in sequences]).double()
         for image, head in itertools.product(range(2), range(2)):
-            each = [loop(w[head], places, one.prefix, (4, 4)) for w, places in zip(weights[image], sequences, strict=True)]
+            each = [
+                loop(w[head], places, one.prefix, (4, 4)) for w, places in zip(weights[image], sequences, strict=True)
+            ]
             wanted = (torch.tensor(each).double() * shares / shares.sum()).sum().item()
             assert found.each[image, row, head].item() == pytest.approx(wanted, rel=1e-5)
     expected = {"axial": ["row", "column"] * 2, "windows": ["window", "all"]}.get(kind, ["all"] * 2)
@@ -91,7 +95,9 @@ def test_models_are_the_loop_within_what_they_see(kind):
 
 def test_uniform_attention_in_windows_is_the_mean_over_all_queries():
     far = {sides: uniform(sides, (4, 4)) for sides in ((3, 3), (3, 2), (1, 3), (1, 2))}
-    assert uniform((4, 5), (4, 4), (3, 3)) == pytest.approx(sum(math.prod(sides) * pixels for sides, pixels in far.items()) / 20)
+    assert uniform((4, 5), (4, 4), (3, 3)) == pytest.approx(
+        sum(math.prod(sides) * pixels for sides, pixels in far.items()) / 20
+    )
 
 
 def test_batches_do_not_matter_and_one_image_has_no_deviation(monkeypatch):
@@ -100,7 +106,9 @@ def test_batches_do_not_matter_and_one_image_has_no_deviation(monkeypatch):
     parts = distances(model, x.split(2))
     assert whole.each.shape == (5, 2, 2)
     assert torch.allclose(whole.each, parts.each, rtol=1e-5)
-    assert torch.allclose(whole.mean, whole.each.mean(0)) and torch.allclose(whole.std, (whole.each - whole.mean).square().mean(0).sqrt())
+    assert torch.allclose(whole.mean, whole.each.mean(0)) and torch.allclose(
+        whole.std, (whole.each - whole.mean).square().mean(0).sqrt()
+    )
     assert distances(model, [x[:1]]).std.tolist() == [[0, 0]] * 2
     monkeypatch.setattr(room, "watch", lambda model, x, each: watch(model, x, lambda one: each(Few(**vars(one)))))
     for kind in (*KINDS, "axial", "windows"):
@@ -115,13 +123,27 @@ def test_hybrids_count_pixels_and_video_counts_them_within_the_frame():
     for parameter in hybrid.parameters():
         parameter.data.mul_(0)
     tokens = 4 * 2 + hybrid.config.prefix
-    assert distances(hybrid, [images(1, (32, 16))]).mean.flatten().tolist() == pytest.approx([uniform((4, 2), (8, 8)) * 8 / tokens] * 4)
+    assert distances(hybrid, [images(1, (32, 16))]).mean.flatten().tolist() == pytest.approx(
+        [uniform((4, 2), (8, 8)) * 8 / tokens] * 4
+    )
     video = build(
-        ViTConfig(image=(4, 8, 12), patch=(2, 4, 4), channels=1, width=8, depth=1, heads=2, hidden=8, class_token=False, pool="mean")
+        ViTConfig(
+            image=(4, 8, 12),
+            patch=(2, 4, 4),
+            channels=1,
+            width=8,
+            depth=1,
+            heads=2,
+            hidden=8,
+            class_token=False,
+            pool="mean",
+        )
     )
     for parameter in video.parameters():
         parameter.data.mul_(0)
-    assert distances(video, [torch.randn(1, 1, 4, 8, 12)]).mean.tolist() == [pytest.approx([uniform((2, 3), (4, 4))] * 2)]
+    assert distances(video, [torch.randn(1, 1, 4, 8, 12)]).mean.tolist() == [
+        pytest.approx([uniform((2, 3), (4, 4))] * 2)
+    ]
 
 
 def test_no_images_are_refused():

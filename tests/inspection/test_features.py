@@ -29,7 +29,8 @@ def test_colours_are_components_of_all_pictures_together():
     even = ((scores - low) / (high - low)).clip(0, 1)
     for component in range(3):
         own = found.all[..., component].flatten().numpy()
-        error = min(np.abs(own - even[:, component]).max(), np.abs(own - 1 + even[:, component]).max())  # the sign is arbitrary
+        # the sign is arbitrary
+        error = min(np.abs(own - even[:, component]).max(), np.abs(own - 1 + even[:, component]).max())
         assert error < 1e-3
 
 

@@ -18,7 +18,9 @@ def loop(maps: np.ndarray) -> np.ndarray:
     logs = np.zeros((side, side))
     for b in range(batch):
         for c in range(width):
-            logs += np.roll(np.log(np.abs(np.fft.fft2(maps[b, :, :, c])) + 1e-6), (side // 2, side // 2), (0, 1)) / (batch * width)
+            logs += np.roll(np.log(np.abs(np.fft.fft2(maps[b, :, :, c])) + 1e-6), (side // 2, side // 2), (0, 1)) / (
+                batch * width
+            )
     return np.diag(logs)[side // 2 :]
 
 
@@ -61,7 +63,11 @@ def test_spectra_of_a_model_by_depth(image):
         spectra.add(part)
     with torch.no_grad():
         x = torch.cat(
-            [(model.prefix + torch.cat([model.slots, torch.zeros(1, 16)])).expand(5, -1, -1), model.place(model.project(images))], 1
+            [
+                (model.prefix + torch.cat([model.slots, torch.zeros(1, 16)])).expand(5, -1, -1),
+                model.place(model.project(images)),
+            ],
+            1,
         )
         sums = [x]
         for block in model.encoder.blocks:

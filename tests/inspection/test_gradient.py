@@ -47,7 +47,10 @@ def loop(maps, slopes, prefix, from_class):
 def test_it_is_autograd_on_explicit_attention(kind, monkeypatch):
     model, x, classes = made(kind), images(), torch.tensor([3, 1])
     maps, slopes, logits = written_out(model, x, classes, monkeypatch)
-    wanted = [loop(a, s, model.config.prefix, model.config.pool in ("class", "distilled")) for a, s in zip(maps, slopes, strict=True)]
+    wanted = [
+        loop(a, s, model.config.prefix, model.config.pool in ("class", "distilled"))
+        for a, s in zip(maps, slopes, strict=True)
+    ]
     found = gradient(model, x, classes)
     assert np.allclose(found.rows, wanted, rtol=1e-4, atol=2e-5) and found.rows.max() > 1e-3
     assert torch.equal(found.classes, classes) and torch.allclose(found.logits, logits, atol=1e-5)
@@ -65,7 +68,10 @@ def test_bf16_is_near_and_the_class_is_the_predicted_one_where_none_is_named():
         assert torch.equal(found.classes, model(x).argmax(1))
     other = gradient(model, x, (found.classes + 1) % 5)
     assert not torch.allclose(other.rows, found.rows, rtol=0.1)
-    for near in (gradient(made("registers").bfloat16(), x, found.classes), gradient(frozen(model, torch.bfloat16), x, found.classes)):
+    for near in (
+        gradient(made("registers").bfloat16(), x, found.classes),
+        gradient(frozen(model, torch.bfloat16), x, found.classes),
+    ):
         assert (near.rows - found.rows).norm() < 0.2 * found.rows.norm()
 
 

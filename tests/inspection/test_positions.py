@@ -7,7 +7,16 @@ import torch
 
 from tests.contracts import randomise
 from vitreous.errors import UsageError
-from vitreous.inspection.positions import embeddings, has_positions, kernel, similarity, similarity_range, stride, structure, tables
+from vitreous.inspection.positions import (
+    embeddings,
+    has_positions,
+    kernel,
+    similarity,
+    similarity_range,
+    stride,
+    structure,
+    tables,
+)
 from vitreous.models.zoo import create
 from vitreous.nn.grid import resize
 from vitreous.nn.position import Places
@@ -36,7 +45,14 @@ def test_similarity_is_the_cosine_of_every_two():
 
 def test_a_colour_scale_spans_different_positions_alone():
     found = similarity(embeddings(model())["input"])
-    pairs = [float(found[i, j, k, m]) for i in range(2) for j in range(3) for k in range(2) for m in range(3) if (i, j) != (k, m)]
+    pairs = [
+        float(found[i, j, k, m])
+        for i in range(2)
+        for j in range(3)
+        for k in range(2)
+        for m in range(3)
+        if (i, j) != (k, m)
+    ]
     assert similarity_range(found) == pytest.approx((min(pairs), max(pairs)), abs=1e-6)
     assert similarity_range(found.view(6, 6)) == similarity_range(found)
     assert similarity_range(torch.ones(1, 1, 1, 1)) == (-1, 1)
@@ -71,7 +87,9 @@ def test_positions_of_rows_and_columns_have_more_contrast_than_any():
 
 def test_positions_are_read_as_the_model_reads_them():
     learned = model(resize="bilinear")
-    assert torch.equal(embeddings(learned, (4, 5))["input"], resize(learned.position.table.detach(), (4, 5), "bilinear"))
+    assert torch.equal(
+        embeddings(learned, (4, 5))["input"], resize(learned.position.table.detach(), (4, 5), "bilinear")
+    )
     each = model(position_at="each", position="axes")
     assert list(embeddings(each)) == ["block 0", "block 1"]
     assert torch.equal(embeddings(each)["block 1"], each.encoder.blocks[1].position.read(GRID))

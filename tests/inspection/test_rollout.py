@@ -64,7 +64,9 @@ def test_matrices_and_rows_are_the_loop_for_each_image_of_its_own(mixing):
     assert np.allclose(matrix_of(few, mixing), matrix, atol=1e-6)
 
 
-@pytest.mark.parametrize("mixing", [Mixing(), Mixing(0.0), Mixing(1.0), Mixing(0.2, "min", 0.9), Mixing(0.0, "max", 0.5)])
+@pytest.mark.parametrize(
+    "mixing", [Mixing(), Mixing(0.0), Mixing(1.0), Mixing(0.2, "min", 0.9), Mixing(0.0, "max", 0.5)]
+)
 def test_identity_attention_rolls_out_to_the_identity(mixing):
     looks = [look(torch.eye(5).expand(2, 5, 5), (2, 2), 1, layer) for layer in range(3)]
     assert torch.equal(matrix_of(looks, mixing)[0], torch.eye(5))
@@ -85,7 +87,9 @@ def test_models_of_every_kind_show_their_patches_as_the_answer_reads_them(kind):
     assert torch.allclose(found.joint.sum(-1), torch.ones(2, 2), atol=1e-5)
     assert found.maps.shape == found.single_maps.shape == (2, 2, 4, 5)
     assert torch.equal(found.maps[1, 1].flatten(), found.joint[1, 1, prefix:])
-    wanted = np.stack([loop(torch.stack([one.weights()[image] for one in looks_of(model, x)]), Mixing()) for image in range(2)])
+    wanted = np.stack(
+        [loop(torch.stack([one.weights()[image] for one in looks_of(model, x)]), Mixing()) for image in range(2)]
+    )
     assert np.allclose(whole, wanted, atol=1e-5)
     alone = rollout(model, x[1:], Mixing(0.5, "max", 0.5))
     assert torch.allclose(alone.joint, rollout(model, x, Mixing(0.5, "max", 0.5)).joint[1:], atol=1e-5)
@@ -133,7 +137,8 @@ def digits():
 
 
 def test_what_rollout_points_at_is_what_a_trained_model_needs(digits):
-    """25 % of the patches become the mean pixel: those of the largest rollout, those nearest to the centre, and random ones."""
+    """25 % of the patches become the mean pixel: those of the largest rollout, those nearest to the centre, and random
+    ones."""
     model, pictures, labels = digits
     count, side = 16, 4
 
@@ -146,7 +151,9 @@ def test_what_rollout_points_at_is_what_a_trained_model_needs(digits):
     axis = torch.arange(side) - (side - 1) / 2
     gaussian = (-(axis[:, None] ** 2 + axis**2) / 2).exp().flatten().expand(len(labels), -1)
     pointed = accuracy(rollout(model, pictures).maps[:, -1].flatten(1))
-    chances = [accuracy(torch.rand(len(labels), count, generator=torch.Generator().manual_seed(seed))) for seed in range(5)]
+    chances = [
+        accuracy(torch.rand(len(labels), count, generator=torch.Generator().manual_seed(seed))) for seed in range(5)
+    ]
     assert (model(pictures).argmax(1) == labels).float().mean() > 0.75
     assert pointed < min(chances) - 0.1
     assert pointed < accuracy(gaussian) - 0.05

@@ -31,7 +31,11 @@ def test_patches_are_those_of_the_published_rule(mass):
 def test_no_fewer_patches_would_do():
     maps = chance(1, 1, 8, seed=3)[0, 0]
     found = segments(maps, 0.6)
-    fewest = next(k for k in range(9) if max(maps[list(some)].sum() for some in itertools.combinations(range(8), k)) >= 0.6 * maps.sum())
+    fewest = next(
+        k
+        for k in range(9)
+        if max(maps[list(some)].sum() for some in itertools.combinations(range(8), k)) >= 0.6 * maps.sum()
+    )
     assert found.sum() == fewest and maps[found].sum() >= 0.6 * maps.sum()
 
 

@@ -78,7 +78,9 @@ def test_a_pass_ends_with_the_tokens_that_the_states_lead_to():
     model, x = made("registers"), images()
     found = []
     tokens = states(model, x, found.append)
-    assert [(one.layer, one.after) for one in found] == [(-1, "embedding")] + [(i, a) for i in (0, 1) for a in ("attention", "mlp")]
+    assert [(one.layer, one.after) for one in found] == [(-1, "embedding")] + [
+        (i, a) for i in (0, 1) for a in ("attention", "mlp")
+    ]
     with torch.no_grad():
         assert torch.equal(tokens, model.features(x)) and torch.equal(model.encoder.norm(found[-1].tokens), tokens)
         assert torch.equal(found[0].patches, model.place(model.project(x)).unflatten(1, (4, 5)))
@@ -91,13 +93,20 @@ def test_the_model_is_what_it_was(train):
     modes = [module.training for module in model.modules()]
     state = {key: value.clone() for key, value in model.state_dict().items()}
     known = [sorted(vars(module)) for module in model.modules()]
-    for look in (lambda: distances(model, [x]), lambda: rollout(model, x), lambda: gradient(model, x), lambda: attention(model, x, [0])):
+    for look in (
+        lambda: distances(model, [x]),
+        lambda: rollout(model, x),
+        lambda: gradient(model, x),
+        lambda: attention(model, x, [0]),
+    ):
         look()
         with pytest.raises(ZeroDivisionError):
             watch(model, x, lambda look: 1 / 0)
         assert [module.training for module in model.modules()] == modes
         assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
-        assert not any(module._forward_pre_hooks or module._forward_hooks or module._backward_hooks for module in model.modules())
+        assert not any(
+            module._forward_pre_hooks or module._forward_hooks or module._backward_hooks for module in model.modules()
+        )
         assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
         assert [sorted(vars(module)) for module in model.modules()] == known
         assert torch.is_grad_enabled()

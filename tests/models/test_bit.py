@@ -34,7 +34,15 @@ HEADED = {
     (152, 4, 21843): 1_107_299_923,
 }
 #: depth, factor: without a head at 224 px, as printed
-GMACS = {(50, 1): "4.087", (50, 2): "16.11", (101, 1): "7.80", (152, 1): "11.51", (152, 2): "45.81", (152, 4): "182.8", (200, 3): "134.3"}
+GMACS = {
+    (50, 1): "4.087",
+    (50, 2): "16.11",
+    (101, 1): "7.80",
+    (152, 1): "11.51",
+    (152, 2): "45.81",
+    (152, 4): "182.8",
+    (200, 3): "134.3",
+}
 
 SMALL = {"image": (32, 32), "classes": 5, "blocks": (1, 2), "width": 16}
 MODELS = {
@@ -201,7 +209,9 @@ def test_parity_with_timm(size):
 
     conv = partial(StdConv2d, eps=1e-8)  # as timm's resnetv2_*_bit set it
     torch.manual_seed(0)
-    theirs = resnetv2.ResNetV2((1, 2, 1), (128, 256, 512), num_classes=7, stem_chs=32, stem_type="fixed", conv_layer=conv).eval()
+    theirs = resnetv2.ResNetV2(
+        (1, 2, 1), (128, 256, 512), num_classes=7, stem_chs=32, stem_type="fixed", conv_layer=conv
+    ).eval()
     for parameter in theirs.parameters():
         parameter += torch.randn_like(parameter) * (0.1 if parameter.ndim > 1 else 0.5)
     ours = BiT(BiTConfig(classes=7, blocks=(1, 2, 1), width=32, numerics="timm")).eval()
@@ -209,7 +219,9 @@ def test_parity_with_timm(size):
     for name, tensor in theirs.state_dict().items():
         name = name.replace("stem.", "root.").replace(".blocks.", ".units.").replace("downsample.", "shortcut.")
         head = name.startswith("head.fc.")
-        state[name.replace("head.fc.", "head.") if head else f"body.{name}"] = tensor.flatten(1) if name == "head.fc.weight" else tensor
+        state[name.replace("head.fc.", "head.") if head else f"body.{name}"] = (
+            tensor.flatten(1) if name == "head.fc.weight" else tensor
+        )
     ours.load_state_dict(state)
     images = torch.randn(2, 3, *size)
     for answer, reference in ((ours.body(images), theirs.forward_features(images)), (ours(images), theirs(images))):

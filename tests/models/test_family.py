@@ -17,7 +17,8 @@ from vitreous.models.names import NAMES, configure, configure_vit, name_of
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import create
 
-#: parameters as published (official modules, or the formula of each paper's code); with 1000 classes but where the name has none
+#: parameters as published (official modules, or the formula of each paper's code); with 1000 classes but where the name
+#: has none
 COUNTS = {
     "R+ViT-Ti/16": 6_337_704,
     "R26+ViT-S/32": 36_431_912,
@@ -118,7 +119,10 @@ def test_unknown_names_are_refused(wrong):
 
 
 def test_names_need_no_pytorch():
-    code = "import sys; from vitreous.models.names import configure; configure('R50+ViT-B/16'); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from vitreous.models.names import configure; configure('R50+ViT-B/16'); sys.exit('torch' in "
+        "sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -198,11 +202,17 @@ def test_cost_is_what_passes_through_the_layers(name):
     assert macs(config) == by_hooks(config)
 
 
-@pytest.mark.parametrize("name", ["ViT-S/16", "DeiT-Ti/16-distilled", "DINOv2-g/14", "ViT-Ti/16-rotary", "ViT-Ti/16-relative"])
+@pytest.mark.parametrize(
+    "name", ["ViT-S/16", "DeiT-Ti/16-distilled", "DINOv2-g/14", "ViT-Ti/16-rotary", "ViT-Ti/16-relative"]
+)
 def test_what_is_not_read_is_the_difference_of_two_passes(name):
     """By PyTorch's own count of operations, two to a multiply-add."""
     base, _, attention = name.rpartition("-")
-    config = replace(configure_vit(base), attention=attention) if attention in ("rotary", "relative") else configure_vit(name)
+    config = (
+        replace(configure_vit(base), attention=attention)
+        if attention in ("rotary", "relative")
+        else configure_vit(name)
+    )
     with torch.device("meta"):
         model, images = ViT(config), torch.empty(1, 3, *config.image)
     flops = []
@@ -222,7 +232,11 @@ def test_cost_of_convolutions_counts_units_and_cells():
 def test_cost_of_windows_counts_their_filling_and_the_tables():
     config = configure_vit("SAM-B/16")
     tables = sum(
-        (70 * 70 if i not in config.global_blocks else 64 * 64) * 2 * (14 if i not in config.global_blocks else 64) * 768 for i in range(12)
+        (70 * 70 if i not in config.global_blocks else 64 * 64)
+        * 2
+        * (14 if i not in config.global_blocks else 64)
+        * 768
+        for i in range(12)
     )
     assert macs(config) == by_hooks(config) + tables
 
@@ -230,7 +244,9 @@ def test_cost_of_windows_counts_their_filling_and_the_tables():
 @pytest.mark.parametrize("changes", [{}, {"pool": "mean"}, {"hidden": 96}, {"mlp": "swiglu"}, {"registers": 3}])
 def test_activations_are_what_autograd_keeps(changes):
     """Counted by what is saved for the backward pass, each storage once, weights left out: within a tenth."""
-    config = ViTConfig(**{"image": (64, 64), "patch": (4, 4), "width": 64, "depth": 3, "heads": 4, "hidden": 256, **changes})
+    config = ViTConfig(
+        **{"image": (64, 64), "patch": (4, 4), "width": 64, "depth": 3, "heads": 4, "hidden": 256, **changes}
+    )
     model = ViT(config)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     tokens = model.place(model.project(torch.randn(2, 3, 64, 64)))

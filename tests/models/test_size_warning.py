@@ -29,7 +29,9 @@ def test_another_size_is_said_once(model, verb, size):
     call = getattr(model, verb)
     text = said(lambda: [call(torch.zeros(1, 3, *size)) for _ in range(3)])
     assert len(text) == 1
-    assert text[0].startswith(f"images of {size[0]} x {size[1]} pixels, but the model was created for 64 x 64: positions are resized")
+    assert text[0].startswith(
+        f"images of {size[0]} x {size[1]} pixels, but the model was created for 64 x 64: positions are resized"
+    )
     assert f"image_size={max(size)}" in text[0] and "any_size" in text[0]
 
 
@@ -51,7 +53,11 @@ def test_nothing_is_said_where_the_size_is_right_or_meant(model):
 def test_graphs_of_any_size_are_exported_without_a_guard_or_a_warning(model):
     shapes = {"images": {2: 8 * torch.export.Dim("rows", min=2, max=64), 3: 64}}
     program = []
-    text = said(lambda: program.append(torch.export.export(model, (torch.zeros(1, 3, 32, 64),), dynamic_shapes=shapes, strict=False)))
+    text = said(
+        lambda: program.append(
+            torch.export.export(model, (torch.zeros(1, 3, 32, 64),), dynamic_shapes=shapes, strict=False)
+        )
+    )
     assert not any("pixels" in line for line in text)
     images = torch.randn(1, 3, 96, 64)
     model.any_size = True

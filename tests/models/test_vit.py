@@ -82,7 +82,9 @@ def test_cost_is_the_published_formula(name, size):
     assert macs(configure(name, size)) / 1e9 == pytest.approx(GMACS[name, size], abs=6e-4)
 
 
-@pytest.mark.parametrize("spelling", ["ViT-B/16", "b/16", "vit_base_patch16_224", "vit_b_16", "google/vit-base-patch16-224", "VIT-B/16"])
+@pytest.mark.parametrize(
+    "spelling", ["ViT-B/16", "b/16", "vit_base_patch16_224", "vit_b_16", "google/vit-base-patch16-224", "VIT-B/16"]
+)
 def test_spellings(spelling):
     config = configure(spelling)
     assert name_of(config) == "ViT-B/16"
@@ -98,7 +100,9 @@ def test_names_of_any_size():
     assert {name for name, found in same.items() if found != name} == alike
 
 
-@pytest.mark.parametrize("wrong,hint", [("ViT-Q/16", "did you mean ViT-"), ("resnet50", "vitreous models"), ("ViT-B/0", "one pixel")])
+@pytest.mark.parametrize(
+    "wrong,hint", [("ViT-Q/16", "did you mean ViT-"), ("resnet50", "vitreous models"), ("ViT-B/0", "one pixel")]
+)
 def test_unknown_names_are_refused_with_a_way_out(wrong, hint):
     with pytest.raises(UsageError) as error:
         configure(wrong)
@@ -173,7 +177,8 @@ def test_mimetic_attention_products_are_near_the_identity():
 
 
 def test_hollow_models_have_shapes_and_load_no_compiler():
-    """In a process of its own: a command that only reads a bundle must not wait two seconds for imports it has no use for."""
+    """In a process of its own: a command that only reads a bundle must not wait two seconds for imports it has no use
+    for."""
     import subprocess
     import sys
 

@@ -27,7 +27,8 @@ def test_stochastic_depth_skips_whole_samples_and_keeps_the_mean():
 
 
 def test_dropout_sits_where_the_paper_has_it():
-    """After the attention output, after the GELU and after the second layer of the MLP (appendix B.1); never on q, k, v."""
+    """After the attention output, after the GELU and after the second layer of the MLP (appendix B.1); never on q, k,
+    v."""
     torch.manual_seed(0)
     mlp = Mlp(4, 64, dropout=0.5)
     nn.init.ones_(mlp.fc1.bias)
@@ -42,7 +43,9 @@ def test_dropout_sits_where_the_paper_has_it():
 def test_rates_rise_linearly_over_the_stack():
     blocks = stack(5, lambda index, rate: Block(8, Attention(8, 2), Mlp(8, 16), drop_path=rate), drop_path=0.2)
     assert [block.mlp.drop_path for block in blocks] == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
-    same = stack(3, lambda index, rate: Block(8, Attention(8, 2), Mlp(8, 16), drop_path=rate), drop_path=0.2, rises=False)
+    same = stack(
+        3, lambda index, rate: Block(8, Attention(8, 2), Mlp(8, 16), drop_path=rate), drop_path=0.2, rises=False
+    )
     assert [block.mlp.drop_path for block in same] == [0.2] * 3
 
 

@@ -25,7 +25,10 @@ def plainly(stem, images):
             x = x + conv(norm(x, unit.norm), unit.conv.weight)
         if number + 1 < len(stem.stages):
             height, width = (-(-side // 2) for side in x.shape[2:])
-            rows = [[x[:, :, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].amax((2, 3)) for j in range(width)] for i in range(height)]
+            rows = [
+                [x[:, :, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].amax((2, 3)) for j in range(width)]
+                for i in range(height)
+            ]
             x = torch.stack([torch.stack(row, -1) for row in rows], -2)
         x = norm(x, stage.norm)
     return x.movedim(1, -1)

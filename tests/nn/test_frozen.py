@@ -35,7 +35,10 @@ def agrees(model, *batches):
         for images, expected in zip(batches, wanted, strict=True):
             found = fast(images.to(given(model.config, dtype)))
             assert found.dtype == torch.float32
-            assert relative_error(found, expected) < LIMITS["fp32" if dtype == torch.float32 else "bf16"], (dtype, packed)
+            assert relative_error(found, expected) < LIMITS["fp32" if dtype == torch.float32 else "bf16"], (
+                dtype,
+                packed,
+            )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -45,19 +48,25 @@ def test_every_option_of_a_model(name):
 
 
 def few(name):
-    """A model of the zoo with its own width, heads and patch, a block or two deep, a unit to a stage, of 2 x 2 patches."""
+    """A model of the zoo with its own width, heads and patch, a block or two deep, a unit to a stage, of 2 x 2
+    patches."""
     config = configure(name)
     image = (2 * config.patch[0], 2 * config.patch[1])
     if not isinstance(config, ViTConfig):
         return replace(config, image=image, classes=1000, blocks=(1, 1, 1, 1), factor=1)
-    stem = replace(config.stem, blocks=(1,) * len(config.stem.blocks)) if isinstance(config.stem, StemConfig) else config.stem
+    stem = (
+        replace(config.stem, blocks=(1,) * len(config.stem.blocks))
+        if isinstance(config.stem, StemConfig)
+        else config.stem
+    )
     depth = 2 if config.width < 1000 else 1
     blocks = tuple(block for block in config.global_blocks if block < depth)
     return replace(config, image=image, classes=1000, depth=depth, stem=stem, global_blocks=blocks)
 
 
 def unlike():
-    """A name of each model that is left then; those that differ in nothing but their patches are one, and each patch is there.
+    """A name of each model that is left then; those that differ in nothing but their patches are one, and each patch is
+    there.
 
     Quick are those with a size, a patch or a make that none before them has; the others put together what those have.
     """
@@ -95,7 +104,9 @@ def test_packed_products_are_used_where_there_are_some():
 def test_a_torch_without_the_operators_takes_plain_products(gone, monkeypatch):
     """The packed operators are not public: a release may drop, rename or change them."""
     names = [name for name in ("_reorder_linear_weight", "_linear_pointwise") if name != gone]
-    kept = type("mkldnn", (), {name: getattr(torch.ops.mkldnn, name) for name in names if hasattr(torch.ops.mkldnn, name)})
+    kept = type(
+        "mkldnn", (), {name: getattr(torch.ops.mkldnn, name) for name in names if hasattr(torch.ops.mkldnn, name)}
+    )
     monkeypatch.setattr(torch.ops, "mkldnn", kept)
     can_pack.cache_clear()
     try:
@@ -107,7 +118,9 @@ def test_a_torch_without_the_operators_takes_plain_products(gone, monkeypatch):
 
 
 def test_a_torch_whose_operators_answer_otherwise_takes_plain_products(monkeypatch):
-    wrong = type("mkldnn", (), {"_reorder_linear_weight": lambda w, n: w, "_linear_pointwise": lambda x, w, b, *rest: x @ w.T})
+    wrong = type(
+        "mkldnn", (), {"_reorder_linear_weight": lambda w, n: w, "_linear_pointwise": lambda x, w, b, *rest: x @ w.T}
+    )
     monkeypatch.setattr(torch.ops, "mkldnn", wrong)
     can_pack.cache_clear()
     try:

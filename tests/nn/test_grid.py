@@ -67,10 +67,11 @@ def test_resize_leaves_an_equal_grid_alone_and_keeps_constants():
 
 
 def restated_dino(positions, height, width, patch):
-    """`interpolate_pos_encoding` of dino/vision_transformer.py and dinov2/models/vision_transformer.py, (N, D) -> (h * w, D).
+    """`interpolate_pos_encoding` of dino/vision_transformer.py and dinov2/models/vision_transformer.py, (N, D) -> (h *
+    w, D).
 
-    The stored positions are returned only if the image has as many patches as they are and is a square; else the scale of
-    both axes, (patches + 0.1) / stored, is given to the interpolation, which takes it as it is.
+    The stored positions are returned only if the image has as many patches as they are and is a square; else the scale
+    of both axes, (patches + 0.1) / stored, is given to the interpolation, which takes it as it is.
     """
     side = round(len(positions) ** 0.5)
     rows, columns = height // patch, width // patch
@@ -84,7 +85,16 @@ def restated_dino(positions, height, width, patch):
 
 
 #: native side, then height and width, pixels; patches of 14
-OFFSETS = [(98, 98, 98), (98, 98, 70), (98, 70, 98), (98, 140, 98), (98, 140, 126), (518, 518, 392), (518, 518, 518), (518, 224, 224)]
+OFFSETS = [
+    (98, 98, 98),
+    (98, 98, 70),
+    (98, 70, 98),
+    (98, 140, 98),
+    (98, 140, 126),
+    (518, 518, 392),
+    (518, 518, 518),
+    (518, 224, 224),
+]
 
 
 @pytest.mark.parametrize("native,height,width", OFFSETS)

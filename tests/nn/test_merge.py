@@ -22,7 +22,11 @@ def loop(tokens, metric, sizes, count, protected):
         for a in gone:
             total[pairs[a]] = total[pairs[a]] + x[a] * s[a]
             weight[pairs[a]] += s[a]
-        rows = [x[p] for p in range(protected)] + [x[a] for a in first if a not in gone] + [total[b] / weight[b] for b in second]
+        rows = (
+            [x[p] for p in range(protected)]
+            + [x[a] for a in first if a not in gone]
+            + [total[b] / weight[b] for b in second]
+        )
         found.append(sorted(tuple(row.tolist()) for row in rows))
     return found
 

@@ -33,7 +33,10 @@ def answer(attention, x, logits):
 
 @pytest.mark.parametrize("keep", [None, [[4, 0, 3], [1, 2, 5]]], ids=["all", "some"])
 def test_relative_positions_are_the_loop(keep):
-    attention, places = shaken(RelativeAttention(8, 2, tokens=7)), Places((2, 3), 1, None if keep is None else torch.tensor(keep))
+    attention, places = (
+        shaken(RelativeAttention(8, 2, tokens=7)),
+        Places((2, 3), 1, None if keep is None else torch.tensor(keep)),
+    )
     x = torch.randn(2, 7 if keep is None else 4, 8)
     found = attention(x, places)
     for row in range(2):
@@ -52,7 +55,8 @@ def test_relative_positions_take_other_grids():
 
 
 def test_rotary_logits_depend_on_differences_of_coordinates_alone():
-    """q and k that are the same everywhere: the logit of two patches follows from how far apart they are on each axis."""
+    """q and k that are the same everywhere: the logit of two patches follows from how far apart they are on each
+    axis."""
     attention = shaken(RotaryAttention(16, 2))
     x = torch.cat([torch.randn(1, 1, 16), torch.randn(1, 1, 16).expand(1, 12, 16)], 1)
     q, k, _ = attention.turned(x, Places((3, 4), 1))
@@ -63,10 +67,13 @@ def test_rotary_logits_depend_on_differences_of_coordinates_alone():
             for m in range(3):
                 for n in range(4):
                     by_offset.setdefault((m - i, n - j), []).append(logits[:, i, j, m, n])
-    assert all(torch.allclose(torch.stack(same), same[0].expand(len(same), -1), atol=1e-5) for same in by_offset.values())
+    assert all(
+        torch.allclose(torch.stack(same), same[0].expand(len(same), -1), atol=1e-5) for same in by_offset.values()
+    )
     assert not torch.allclose(by_offset[0, 0][0], by_offset[0, 1][0], atol=1e-3)
     plain_q, plain_k, _ = attention.split(x)
-    assert torch.equal(q[..., 0, :], plain_q[..., 0, :]) and torch.equal(k[..., 0, :], plain_k[..., 0, :])  # prefix is not turned
+    # prefix is not turned
+    assert torch.equal(q[..., 0, :], plain_q[..., 0, :]) and torch.equal(k[..., 0, :], plain_k[..., 0, :])
 
 
 def test_rotary_is_timms_form():
@@ -101,7 +108,9 @@ def test_decomposed_positions_are_the_loop():
         return q @ k / 2 + q @ attention.rows[row + 1] + q @ attention.columns[column + 2]
 
     for picture in range(2):
-        assert torch.allclose(found[picture].flatten(0, 1), answer(attention, x[picture].flatten(0, 1), logits), atol=1e-5)
+        assert torch.allclose(
+            found[picture].flatten(0, 1), answer(attention, x[picture].flatten(0, 1), logits), atol=1e-5
+        )
     assert torch.allclose(attention.weights(x).sum(-1), torch.ones(()))
     assert attention(torch.randn(1, 4, 5, 8)).shape == (1, 4, 5, 8)  # tables are resized
 
@@ -130,7 +139,9 @@ def test_windows_are_the_loop(size):
             window = torch.zeros(2, *size, 8)
             inside = x[:, top : top + size[0], left : left + size[1]]
             window[:, : inside.shape[1], : inside.shape[2]] = inside
-            expected[:, top : top + size[0], left : left + size[1]] = part(window)[:, : inside.shape[1], : inside.shape[2]]
+            expected[:, top : top + size[0], left : left + size[1]] = part(window)[
+                :, : inside.shape[1], : inside.shape[2]
+            ]
     assert torch.allclose(Windows(part, size)(x), expected, atol=1e-5)
 
 
@@ -165,7 +176,11 @@ def test_fixed_positions_of_big_vision():
 
 
 def test_a_placed_block_adds_before_it():
-    block, position, slots = Block(8, Attention(8, 2), Mlp(8, 16)), Learned((2, 3), 8), torch.nn.Parameter(torch.randn(1, 8))
+    block, position, slots = (
+        Block(8, Attention(8, 2), Mlp(8, 16)),
+        Learned((2, 3), 8),
+        torch.nn.Parameter(torch.randn(1, 8)),
+    )
     x = torch.randn(2, 2 + 6, 8)  # a class token with a position, a register without
     added = torch.cat([slots, torch.zeros(1, 8), position.table.view(6, 8)])
     places = Places((2, 3), 2)

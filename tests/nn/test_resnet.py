@@ -57,7 +57,10 @@ def relative(ours, theirs):
 
 @pytest.mark.parametrize(
     "numerics,half",
-    [("google", [0.21821694, 0.65465081, 1.09108469, 1.52751857]), ("bit", [0.21821789, 0.65465367, 1.09108945, 1.52752523])],
+    [
+        ("google", [0.21821694, 0.65465081, 1.09108469, 1.52751857]),
+        ("bit", [0.21821789, 0.65465367, 1.09108945, 1.52752523]),
+    ],
 )
 def test_a_filter_of_one_to_eight(numerics, half):
     weight = torch.arange(1.0, 9.0, dtype=torch.float64).view(1, 2, 2, 2)
@@ -66,7 +69,9 @@ def test_a_filter_of_one_to_eight(numerics, half):
 
 
 @pytest.mark.parametrize("numerics", NUMERICS)
-@pytest.mark.parametrize("stride,same,size", [(1, False, (5, 4)), (2, False, (6, 5)), (1, True, (5, 4)), (2, True, (6, 5))])
+@pytest.mark.parametrize(
+    "stride,same,size", [(1, False, (5, 4)), (2, False, (6, 5)), (1, True, (5, 4)), (2, True, (6, 5))]
+)
 def test_standardized_convolution_is_the_loop(numerics, stride, same, size):
     conv = StandardizedConv(2, 3, 3, stride, numerics, same).double()
     images = torch.randn(1, 2, *size, dtype=torch.float64)
@@ -239,7 +244,14 @@ def test_parity_with_timms_hybrid_backbone(blocks, size):
     from timm.layers import StdConv2dSame
 
     conv = partial(StdConv2dSame, eps=1e-8)  # as timm's vision_transformer_hybrid sets it
-    options = {"channels": (128, 256, 512), "stem_chs": 32, "stem_type": "same", "preact": False, "num_classes": 0, "global_pool": ""}
+    options = {
+        "channels": (128, 256, 512),
+        "stem_chs": 32,
+        "stem_type": "same",
+        "preact": False,
+        "num_classes": 0,
+        "global_pool": "",
+    }
     theirs = shaken(resnetv2.ResNetV2(blocks, conv_layer=conv, **options))
     ours = Stem(blocks, 32, numerics="timm").eval()
     ours.load_state_dict(renamed(theirs.state_dict(), ("stem.", "root."), (".blocks.", ".units.")))

@@ -41,7 +41,9 @@ def logits():
 
 TARGETS = {
     "numbers": torch.tensor([0, 1, 2, 3, 2, 0]),
-    "mixed": torch.tensor([[0.3, 0.7, 0, 0], [1, 0, 0, 0], [0, 0.5, 0, 0.5], [0, 0, 1, 0], [0.9, 0, 0.1, 0], [0, 0, 0, 1]]),
+    "mixed": torch.tensor(
+        [[0.3, 0.7, 0, 0], [1, 0, 0, 0], [0, 0.5, 0, 0.5], [0, 0, 1, 0], [0.9, 0, 0.1, 0], [0, 0, 0, 1]]
+    ),
     "several": torch.tensor([[1.0, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 0], [0, 1, 0, 1], [0, 0, 0, 1]]),
 }
 
@@ -66,7 +68,9 @@ def test_the_binary_loss_is_torchs_mean_and_a_mixed_pair_is_two_positives(logits
 
 def test_the_plain_loss_is_torchs_bit_for_bit(logits):
     labels = TARGETS["numbers"]
-    assert torch.equal(cross_entropy(logits, labels, smoothing=0.1), F.cross_entropy(logits, labels, label_smoothing=0.1))
+    assert torch.equal(
+        cross_entropy(logits, labels, smoothing=0.1), F.cross_entropy(logits, labels, label_smoothing=0.1)
+    )
 
 
 def supervised(loss, weights=WEIGHTS, **options):
@@ -114,7 +118,9 @@ def test_a_class_without_images_weighs_one():
     assert balanced(np.array([0, 0, 2]), 4) == pytest.approx((0.75, 1.0, 1.5, 1.0))
 
 
-@pytest.mark.parametrize("loss,weights,message", [("hinge", (), "no loss hinge"), ("softmax", (1.0, 2.0), "2 class weights for 4")])
+@pytest.mark.parametrize(
+    "loss,weights,message", [("hinge", (), "no loss hinge"), ("softmax", (1.0, 2.0), "2 class weights for 4")]
+)
 def test_what_does_not_fit_is_refused(loss, weights, message):
     with pytest.raises(UsageError, match=message):
         supervised(loss, weights)

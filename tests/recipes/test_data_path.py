@@ -13,7 +13,15 @@ from vitreous.data.sources import resolve_source
 from vitreous.recipes.train import train
 from vitreous.training.folder import Folder
 
-TINY = {"model": "ViT-16x1/8", "image_size": 16, "epochs": 1, "device": "cpu", "precision": "fp32", "batch_size": 8, "workers": 0}
+TINY = {
+    "model": "ViT-16x1/8",
+    "image_size": 16,
+    "epochs": 1,
+    "device": "cpu",
+    "precision": "fp32",
+    "batch_size": 8,
+    "workers": 0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +84,9 @@ def test_a_run_of_before_with_a_relative_path_works_where_it_did_and_says_why_el
     assert evaluated("run", home).returncode == 0
     result = evaluated(home / "run", tmp_path)
     assert result.returncode == 3 and result.stderr.startswith("error: ")
-    assert f"{home / 'run'} was trained on photos, a relative path that does not exist below {tmp_path}" in result.stderr
+    assert (
+        f"{home / 'run'} was trained on photos, a relative path that does not exist below {tmp_path}" in result.stderr
+    )
     assert "go to the folder it starts from" in result.stderr
     (home / "run" / "summary.json").unlink()
     assert say("train", "photos", "--out", "run", "--resume", cwd=home).returncode == 0
@@ -86,7 +96,10 @@ def test_data_that_are_gone_are_named_with_what_is_left_of_their_path(home, tmp_
     (home / "photos").rename(home / "moved")
     result = evaluated(home / "run", tmp_path)
     assert result.returncode == 3
-    assert f"was trained on {home / 'photos'}, which is not there any more: of its path only {home} exists" in result.stderr
+    assert (
+        f"was trained on {home / 'photos'}, which is not there any more: of its path only {home} exists"
+        in result.stderr
+    )
     assert f"vitreous evaluate {home / 'run'} DATA" in result.stderr
     assert evaluated(home / "run", tmp_path, str(home / "moved")).returncode == 0
 

@@ -29,7 +29,11 @@ def test_listed_images_are_not_trained_on_and_the_list_stays_with_the_run(folder
     out = tmp_path / "run"
     train(str(folder), exclude=str(copies), out=str(out), **TINY)
     data = json.loads((out / "data.json").read_text())
-    assert data["images_trained_on"] == 13 and data["splits"] == {"train": 13, "val": 4} and data["left_out_by"] == str(copies)
+    assert (
+        data["images_trained_on"] == 13
+        and data["splits"] == {"train": 13, "val": 4}
+        and data["left_out_by"] == str(copies)
+    )
     assert json.loads((out / "excluded.json").read_text()) == names
     copies.unlink()  # the run has its own
     (out / "summary.json").unlink()
@@ -43,7 +47,12 @@ def test_a_list_of_everything_or_of_nothing_known(folder, tmp_path):
         train(str(folder), exclude=str(every), out=str(tmp_path / "run"), **TINY)
     assert not (tmp_path / "run").exists()
     with pytest.raises(DataError, match="none of the 1 names"):
-        train(str(folder), exclude=str(listing(tmp_path / "strange.csv", ["elsewhere/1.png"])), out=str(tmp_path / "run"), **TINY)
+        train(
+            str(folder),
+            exclude=str(listing(tmp_path / "strange.csv", ["elsewhere/1.png"])),
+            out=str(tmp_path / "run"),
+            **TINY,
+        )
     with pytest.raises(DataError, match="no column path"):
         train(str(folder), exclude=str(write(tmp_path / "other.csv")), **TINY)
 

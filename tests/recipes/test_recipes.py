@@ -1,4 +1,5 @@
-"""Recipes' promises: the numbers of the tables, two steps of each, batch-size rules, and what the command line tells."""
+"""Recipes' promises: the numbers of the tables, two steps of each, batch-size rules, and what the command line
+tells."""
 
 from __future__ import annotations
 
@@ -46,7 +47,15 @@ def value(run, path):
     return run
 
 
-PRETRAINING = ["batch_size", "epochs", "optimizer.lr", "schedule.decay", "optimizer.weight_decay", "model.dropout", "optimizer.clip"]
+PRETRAINING = [
+    "batch_size",
+    "epochs",
+    "optimizer.lr",
+    "schedule.decay",
+    "optimizer.weight_decay",
+    "model.dropout",
+    "optimizer.clip",
+]
 
 
 @pytest.mark.parametrize(
@@ -79,11 +88,20 @@ def test_table_3(recipe, model, row):
     assert name_of(run.model) == model and run.model.image == (224, 224)
     if isinstance(run.model, ViTConfig):
         assert run.model.representation == run.model.width
-    assert (run.augment.crop, run.augment.crop_style, run.augment.flip, run.augment.rand_layers) == ((0.05, 1.0), "inception", 0.5, 0)
+    assert (run.augment.crop, run.augment.crop_style, run.augment.flip, run.augment.rand_layers) == (
+        (0.05, 1.0),
+        "inception",
+        0.5,
+        0,
+    )
 
 
 def test_steps_of_the_pre_training_runs_are_those_of_the_paper():
-    assert [example(name).steps for name in ("vit-jft", "vit-imagenet", "vit-imagenet21k")] == [517_823, 93_836, 312_012]
+    assert [example(name).steps for name in ("vit-jft", "vit-imagenet", "vit-imagenet21k")] == [
+        517_823,
+        93_836,
+        312_012,
+    ]
     assert example("vit-imagenet21k").head_bias == -10 and example("augreg-imagenet").head_bias == -6.9
 
 
@@ -97,8 +115,17 @@ def test_steps_of_the_pre_training_runs_are_those_of_the_paper():
 )
 def test_bits_own_pre_training(recipe, epochs, milestones, loss):
     run = example(recipe)
-    assert (run.optimizer.name, run.optimizer.lr, run.optimizer.momentum, run.optimizer.weight_decay) == ("sgd", 0.48, 0.9, 1e-4)
-    assert (run.schedule.decay, run.schedule.warmup_steps, run.schedule.milestones) == ("steps", 5000, pytest.approx(milestones))
+    assert (run.optimizer.name, run.optimizer.lr, run.optimizer.momentum, run.optimizer.weight_decay) == (
+        "sgd",
+        0.48,
+        0.9,
+        1e-4,
+    )
+    assert (run.schedule.decay, run.schedule.warmup_steps, run.schedule.milestones) == (
+        "steps",
+        5000,
+        pytest.approx(milestones),
+    )
     assert (run.batch_size, run.epochs, run.loss) == (4096, epochs, loss)
 
 
@@ -123,7 +150,12 @@ def test_bits_own_pre_training(recipe, epochs, milestones, loss):
 def test_fine_tuning_tables(recipe, steps, warmup, grid, hold_out):
     run = example(recipe)
     assert (run.steps, run.schedule.warmup_steps, run.schedule.decay, run.batch_size) == (steps, warmup, "cosine", 512)
-    assert (run.optimizer.name, run.optimizer.momentum, run.optimizer.weight_decay, run.optimizer.clip) == ("sgd", 0.9, 0.0, 1.0)
+    assert (run.optimizer.name, run.optimizer.momentum, run.optimizer.weight_decay, run.optimizer.clip) == (
+        "sgd",
+        0.9,
+        0.0,
+        1.0,
+    )
     assert (grid_of(run), grid_of(recipe), hold_out_of(run), hold_out_of(recipe)) == (grid, grid, hold_out, hold_out)
     assert run.optimizer.lr in grid
     assert run.model.representation is None and run.preprocess.fit == "squash"
@@ -134,7 +166,9 @@ def test_fine_tuning_tables(recipe, steps, warmup, grid, hold_out):
 def test_resolution_and_dropout_follow_the_model():
     assert example("finetune-imagenet-512", "ViT-H/14").model.image == (518, 518)
     assert example("finetune-cifar", "ViT-H/14").model.image == (378, 378)  # the multiple of 14 nearest 384
-    assert [example("finetune-cifar", m).model.dropout for m in ("ViT-L/16", "ViT-L/32", "ViT-B/16", "R50+ViT-B/16")] == [0.1, 0, 0, 0.1]
+    assert [
+        example("finetune-cifar", m).model.dropout for m in ("ViT-L/16", "ViT-L/32", "ViT-B/16", "R50+ViT-B/16")
+    ] == [0.1, 0, 0, 0.1]
     assert example("augreg-finetune-cifar", "ViT-L/16").model.dropout == 0
 
 
@@ -155,7 +189,12 @@ def test_grid_and_share_where_no_table_says():
 def test_bit_hyperrule(images, size, model, expected):
     run = derived("bit-hyperrule", images=images, size=size, start=configure(model))
     assert (run.steps, run.schedule.warmup_steps, run.augment.mixup, run.model.image[0]) == expected
-    assert (run.optimizer.lr, run.optimizer.clip, run.schedule.decay, run.schedule.milestones) == (0.003, None, "steps", (0.3, 0.6, 0.9))
+    assert (run.optimizer.lr, run.optimizer.clip, run.schedule.decay, run.schedule.milestones) == (
+        0.003,
+        None,
+        "steps",
+        (0.3, 0.6, 0.9),
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,7 +214,13 @@ def test_augreg(data, level, expected):
     run = example(f"augreg-{data}-{level}")
     assert (run.augment.rand_layers, run.augment.rand_magnitude, run.augment.mixup) == expected
     assert run.augment.rand_style == "big_vision"
-    assert (run.batch_size, run.epochs, run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip) == (4096, 300, 1e-3, 0.1, 1.0)
+    assert (run.batch_size, run.epochs, run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip) == (
+        4096,
+        300,
+        1e-3,
+        0.1,
+        1.0,
+    )
     assert (run.schedule.warmup_steps, run.schedule.decay, run.loss) == (10_000, "cosine", "sigmoid")
     assert run.model.representation == (768 if data == "imagenet" else None)
 
@@ -193,7 +238,10 @@ def test_augregs_augmentation_by_model():
         ("imagenet21k", "ViT-L/16"): "medium2",
     }
     for (data, model), level in chosen.items():
-        assert example(f"augreg-{data}", model).augment == example(f"augreg-{data}-{level}", model).augment, (data, model)
+        assert example(f"augreg-{data}", model).augment == example(f"augreg-{data}-{level}", model).augment, (
+            data,
+            model,
+        )
 
 
 def test_augregs_grid_has_28_different_runs():
@@ -201,27 +249,52 @@ def test_augregs_grid_has_28_different_runs():
     grid = augreg_grid(run.model, Facts(IMAGENET, (300, 400), 3), TrainOptions("x"))
     assert len(grid) == len({json.dumps(to_plain(replace(run, recipe=""))) for run in grid.values()}) == 28
     one = grid["strong1, wd 0.03, do 0.1"]
-    assert (one.model.dropout, one.model.drop_path, one.optimizer.weight_decay, one.augment.rand_magnitude) == (0.1, 0.1, 0.03, 20)
+    assert (one.model.dropout, one.model.drop_path, one.optimizer.weight_decay, one.augment.rand_magnitude) == (
+        0.1,
+        0.1,
+        0.03,
+        20,
+    )
     assert one.recipe == "augreg-imagenet-strong1" and set(LEVELS) == {name.partition(",")[0] for name in grid}
 
 
 def test_plain_vit():
     run, longer = example("plain-vit"), example("plain-vit-300")
-    assert (name_of(run.model), run.batch_size, run.epochs, longer.epochs, run.steps) == ("ViT-S/16", 1024, 90, 300, 112_603)
+    assert (name_of(run.model), run.batch_size, run.epochs, longer.epochs, run.steps) == (
+        "ViT-S/16",
+        1024,
+        90,
+        300,
+        112_603,
+    )
     assert (run.model.position, run.model.pool, run.model.class_token, run.model.representation) == (
         "sincos-big-vision",
         "mean",
         False,
         384,
     )
-    assert (run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip, run.schedule.warmup_steps) == (1e-3, 0.1, 1.0, 10_000)
+    assert (run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip, run.schedule.warmup_steps) == (
+        1e-3,
+        0.1,
+        1.0,
+        10_000,
+    )
     assert (run.augment.rand_layers, run.augment.rand_magnitude, run.augment.mixup, run.loss) == (2, 10, 0.2, "softmax")
 
 
 def test_deit():
     run = example("deit")
-    assert (run.batch_size, run.epochs, run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip) == (1024, 300, 1e-3, 0.05, None)
-    assert (run.schedule.warmup_steps, run.schedule.end * run.optimizer.lr) == (round(5 * IMAGENET / 1024), pytest.approx(1e-5))
+    assert (run.batch_size, run.epochs, run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip) == (
+        1024,
+        300,
+        1e-3,
+        0.05,
+        None,
+    )
+    assert (run.schedule.warmup_steps, run.schedule.end * run.optimizer.lr) == (
+        round(5 * IMAGENET / 1024),
+        pytest.approx(1e-5),
+    )
     augment = Augment(
         crop=(0.08, 1.0),
         crop_filter="bicubic",
@@ -236,7 +309,13 @@ def test_deit():
         cutmix=1.0,
     )
     assert run.augment == augment
-    assert (run.smoothing, run.model.drop_path, run.ema, run.data.repeats, run.preprocess.share) == (0.1, 0.1, 0.99996, 3, 0.875)
+    assert (run.smoothing, run.model.drop_path, run.ema, run.data.repeats, run.preprocess.share) == (
+        0.1,
+        0.1,
+        0.99996,
+        3,
+        0.875,
+    )
     assert run.preprocess.mean == (0.485, 0.456, 0.406)
     larger = example("deit-384")
     assert (larger.model.image, larger.epochs, larger.batch_size) == ((384, 384), 30, 512)
@@ -254,17 +333,32 @@ def test_deit():
 )
 def test_deit_3(model, lr, drop_path, pixels):
     run = example("deit3", model)
-    assert (run.optimizer.name, run.optimizer.lr, run.model.drop_path, run.model.image[0]) == ("lamb", lr, drop_path, pixels)
+    assert (run.optimizer.name, run.optimizer.lr, run.model.drop_path, run.model.image[0]) == (
+        "lamb",
+        lr,
+        drop_path,
+        pixels,
+    )
     assert (run.batch_size, run.epochs, run.optimizer.weight_decay, run.smoothing) == (2048, 800, 0.05, 0.0)
     assert run.loss != "softmax" and run.augment.three and run.augment.rand_layers == run.augment.erase == 0
-    assert (run.augment.jitter, run.augment.mixup, run.augment.cutmix, run.preprocess.share) == ((0.3, 0.3, 0.3), 0.8, 1.0, 1.0)
+    assert (run.augment.jitter, run.augment.mixup, run.augment.cutmix, run.preprocess.share) == (
+        (0.3, 0.3, 0.3),
+        0.8,
+        1.0,
+        1.0,
+    )
     assert run.model.layer_scale == 1e-4
 
 
 def test_deit_3_is_finished_at_224_pixels():
     run = example("deit3-finish")
     assert (run.model.image, run.epochs, run.batch_size, run.data.repeats) == ((224, 224), 20, 512, 1)
-    assert (run.optimizer.name, run.optimizer.lr, run.optimizer.weight_decay, run.loss) == ("adamw", 1e-5, 0.1, "softmax")
+    assert (run.optimizer.name, run.optimizer.lr, run.optimizer.weight_decay, run.loss) == (
+        "adamw",
+        1e-5,
+        0.1,
+        "softmax",
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -298,7 +392,15 @@ def reduced(name, steps):
         model = replace(kind, image=(32, 32), patch=(8, 8), classes=3, width=32, depth=2, heads=2, hidden=64)
     run = recipe.make(model, Facts(48, (32, 32), 3), TrainOptions("synthetic"))
     data = replace(run.data, source="synthetic", classes=("a", "b", "c"))
-    return replace(run, recipe=name, data=data, batch_size=8, epochs=steps / 6, schedule=replace(run.schedule, warmup_steps=1), log_every=1)
+    return replace(
+        run,
+        recipe=name,
+        data=data,
+        batch_size=8,
+        epochs=steps / 6,
+        schedule=replace(run.schedule, warmup_steps=1),
+        log_every=1,
+    )
 
 
 def losses(run: Run, home: Path):
@@ -322,7 +424,12 @@ def test_every_recipe_trains_two_steps(name, tmp_path):
     curve, moved = losses(run, tmp_path)
     assert len(curve) == 2 and all(map(math.isfinite, curve)) and moved
     usual = RECIPES[name].make(run.model, Facts(48, (32, 32), 3), TrainOptions("synthetic"))
-    assert (run.optimizer, run.augment, run.loss, run.smoothing) == (usual.optimizer, usual.augment, usual.loss, usual.smoothing)
+    assert (run.optimizer, run.augment, run.loss, run.smoothing) == (
+        usual.optimizer,
+        usual.augment,
+        usual.loss,
+        usual.smoothing,
+    )
 
 
 @pytest.mark.parametrize("name", CURVES)
@@ -335,8 +442,12 @@ def test_golden_curve(name, tmp_path):
 
 def derived(recipe=None, images=100_000, size=(300, 400), start=None, notes=None, labels=(0, 1), **options):
     """The run that options give on data of so many images."""
-    data = Data("synthetic", ("a", "b"), {"train": Arrays(np.zeros((len(labels), 4, 4, 3), np.uint8), np.array(labels))})
-    said = TrainOptions("x", recipe=recipe, device="cpu", precision="fp32", init="weights" if start else None, **options)
+    data = Data(
+        "synthetic", ("a", "b"), {"train": Arrays(np.zeros((len(labels), 4, 4, 3), np.uint8), np.array(labels))}
+    )
+    said = TrainOptions(
+        "x", recipe=recipe, device="cpu", precision="fp32", init="weights" if start else None, **options
+    )
     found = [] if notes is None else notes
     return derive(said, data, Facts(images, size, 3), Start(start) if start else None, found.append)
 
@@ -359,7 +470,11 @@ def test_learning_rate_follows_the_batch_by_the_recipes_rule(recipe, before, opt
     assert usual.step_size == before and run.optimizer.lr == pytest.approx(after)
     if usual.optimizer.lr != after:
         rule = RECIPES[recipe].rule
-        note = f"learning rate {usual.optimizer.lr:g} -> {after:g}: batch {before} -> {run.step_size}, {recipe}'s rule is {rule}"
+        note = (
+            f"learning rate {usual.optimizer.lr:g} -> {after:g}: batch {before} -> {run.step_size}, {recipe}'s "
+            "rule "
+            f"is {rule}"
+        )
         assert note in notes
     else:
         assert not notes
@@ -390,20 +505,32 @@ def test_rows_in_steps_keep_their_steps_and_rows_in_epochs_their_epochs():
     run = derived("finetune-cifar", start=configure("ViT-B/16"), batch_size=128)
     assert (run.steps, run.schedule.warmup_steps, run.optimizer.lr) == (10_000, 500, pytest.approx(0.0075))
     pets = derived("finetune-pets", start=configure("ViT-B/16"), images=300)
-    assert (pets.batch_size, pets.steps, pets.schedule.warmup_steps) == (300, 500, 100)  # a fifth of its run, as in the table
+    # a fifth of its run, as in the table
+    assert (pets.batch_size, pets.steps, pets.schedule.warmup_steps) == (300, 500, 100)
     run = derived("deit", images=IMAGENET, batch_size=256)
-    assert (run.epochs, run.schedule.warmup_steps) == (300, pytest.approx(5 * IMAGENET / 256, abs=4))  # five epochs still
+    # five epochs still
+    assert (run.epochs, run.schedule.warmup_steps) == (300, pytest.approx(5 * IMAGENET / 256, abs=4))
     assert derived("finetune-cifar", start=configure("ViT-B/16"), steps=50).schedule.warmup_steps == 5
 
 
 def test_options_win_over_the_recipe():
     run = derived("deit", mixup=0.0, drop_path=0.3, ema=0.0, settings={"augment.flip": ["0.1"]})
-    assert (run.augment.mixup, run.augment.cutmix, run.model.drop_path, run.ema, run.augment.flip) == (0.0, 1.0, 0.3, None, 0.1)
+    assert (run.augment.mixup, run.augment.cutmix, run.model.drop_path, run.ema, run.augment.flip) == (
+        0.0,
+        1.0,
+        0.3,
+        None,
+        0.1,
+    )
     assert run.recipe == "deit"
 
 
 def test_without_a_name_the_data_decide():
-    assert [derived(size=(32, 32)).recipe, derived().recipe, derived(start=configure("ViT-B/32")).recipe] == ["small", "photos", "finetune"]
+    assert [derived(size=(32, 32)).recipe, derived().recipe, derived(start=configure("ViT-B/32")).recipe] == [
+        "small",
+        "photos",
+        "finetune",
+    ]
     assert derived(start=configure("ViT-B/32")).optimizer.lr == pytest.approx(2.5e-5)
 
 
@@ -418,7 +545,13 @@ def test_fine_tuning_keeps_the_pixels_of_the_weights():
 def test_weights_keep_what_they_are_and_lose_what_their_run_had():
     start = replace(configure("ViT-B/16"), gelu="quick", resize="bicubic", dropout=0.2, drop_path=0.3)
     model = derived("vit-imagenet", start=start).model
-    assert (model.gelu, model.resize, model.dropout, model.drop_path, model.representation) == ("quick", "bicubic", 0.1, 0.0, 768)
+    assert (model.gelu, model.resize, model.dropout, model.drop_path, model.representation) == (
+        "quick",
+        "bicubic",
+        0.1,
+        0.0,
+        768,
+    )
     model = derived("finetune-pets", start=start).model
     assert (model.gelu, model.dropout, model.drop_path, model.representation) == ("quick", 0.0, 0.0, None)
     assert (example("vit-imagenet").model.gelu, example("deit").model.gelu) == ("tanh", "none")
@@ -434,7 +567,13 @@ def test_balanced_class_weights_are_one_on_average():
 
 def test_what_is_asked_for_is_in_the_run():
     run = derived("small", size=(32, 32), micro_batch="16", reproducible=True, last_blocks=2, layer_decay=0.75)
-    assert (run.micro_batch, run.reproducible, run.shards, run.tune.last_blocks, run.optimizer.layer_decay) == (16, True, 4, 2, 0.75)
+    assert (run.micro_batch, run.reproducible, run.shards, run.tune.last_blocks, run.optimizer.layer_decay) == (
+        16,
+        True,
+        4,
+        2,
+        0.75,
+    )
     assert derived("small", size=(32, 32), reproducible=True, shards=2).shards == 2
     assert derived("small", size=(32, 32), micro_batch="auto").micro_batch is None
 
@@ -443,7 +582,10 @@ def test_what_is_asked_for_is_in_the_run():
     "options,expected",
     [
         ({"recipe": "vit-imagnet"}, "unknown recipe vit-imagnet\n  did you mean vit-imagenet?"),
-        ({"recipe": "finetune-cifar"}, "finetune-cifar starts from weights, and there are none\n  name them with --init"),
+        (
+            {"recipe": "finetune-cifar"},
+            "finetune-cifar starts from weights, and there are none\n  name them with --init",
+        ),
         ({"recipe": "vit-imagenet", "model": "BiT-R50x1"}, "vit-imagenet is for Vision Transformers, not BiT-R50x1"),
         ({"recipe": "bit-imagenet", "model": "ViT-B/16"}, "use --model BiT-R50x1, or another recipe"),
         ({"micro_batch": "half"}, "--micro-batch cannot be half"),
@@ -468,7 +610,10 @@ def test_the_command_lists_and_tells(capsys):
     assert [row["name"] for row in listed["recipes"]] == list(NAMES)
     assert all((row["epochs"] is None) != (row["steps"] is None) for row in listed["recipes"])
     told, _ = said(capsys, "recipes", "vit-imagenet", "--json")
-    assert told["run"]["optimizer"]["lr"] == 3e-3 and {"model": "ViT-B/32", "figure": "73.38 %"}.items() <= told["published"][1].items()
+    assert (
+        told["run"]["optimizer"]["lr"] == 3e-3
+        and {"model": "ViT-B/32", "figure": "73.38 %"}.items() <= told["published"][1].items()
+    )
     text, _ = said(capsys, "recipes", "finetune-pets")
     assert (
         "vitreous train DATA --recipe finetune-pets --init WEIGHTS" in text
@@ -489,12 +634,16 @@ def test_every_recipe_can_be_told(capsys, name):
     assert told["recipe"]["name"] == name and told["models"] and told["run"]["optimizer"]["lr"] == told["recipe"]["lr"]
 
 
-@pytest.mark.parametrize("name,images", [("small", 1_800), ("small", 20_000), ("small", 500), ("photos", 4_000), ("finetune", 900)])
+@pytest.mark.parametrize(
+    "name,images", [("small", 1_800), ("small", 20_000), ("small", 500), ("photos", 4_000), ("finetune", 900)]
+)
 def test_the_length_that_is_listed_is_the_one_that_is_planned(capsys, name, images):
     """The table has the range, and `recipes NAME` the rule, by which `train` chooses the epochs of any data."""
     listed = {row["name"]: row for row in said(capsys, "recipes", "--json")[0]["recipes"]}
     text, _ = said(capsys, "recipes", name)
-    shown, least, most = re.search(r"epochs on other data .*?: ([\d,]+) / training images, (\d+) to (\d+) epochs", text).groups()
+    shown, least, most = re.search(
+        r"epochs on other data .*?: ([\d,]+) / training images, (\d+) to (\d+) epochs", text
+    ).groups()
     start = configure("ViT-Ti/16") if name == "finetune" else None
     planned = derived(name, images=images, size=(32, 32) if name == "small" else (300, 400), start=start).epochs
     assert planned == pytest.approx(min(int(most), max(int(least), int(shown.replace(",", "")) / images)), abs=0.05)
@@ -505,9 +654,25 @@ def test_the_length_that_is_listed_is_the_one_that_is_planned(capsys, name, imag
 
 def test_a_recipe_on_the_command_line(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["--recipe", "vit-imagenet", "--model", "ViT-32x2/4", "--image-size", "8", "--batch-size", "256", "--device", "cpu"]
+    words = [
+        "--recipe",
+        "vit-imagenet",
+        "--model",
+        "ViT-32x2/4",
+        "--image-size",
+        "8",
+        "--batch-size",
+        "256",
+        "--device",
+        "cpu",
+    ]
     plan, notes = said(capsys, "train", "digits", *words, "--dry-run", "--json")
-    assert (plan["model"], plan["resolution"], plan["recipe"], plan["run"]["recipe"]) == ("ViT-32x2/4", "8", "vit-imagenet", "vit-imagenet")
+    assert (plan["model"], plan["resolution"], plan["recipe"], plan["run"]["recipe"]) == (
+        "ViT-32x2/4",
+        "8",
+        "vit-imagenet",
+        "vit-imagenet",
+    )
     assert plan["run"]["model"]["representation"] == 32 and plan["run"]["optimizer"]["decay_on"] == "all"
     assert "learning rate 0.003 -> 0.0001875: batch 4096 -> 256, vit-imagenet's rule is linear" in notes
     assert not list(tmp_path.iterdir())
@@ -515,7 +680,15 @@ def test_a_recipe_on_the_command_line(capsys, tmp_path, monkeypatch):
 
 def test_a_recipe_trains_and_is_resumed_under_its_own_numbers(tmp_path):
     folder, out = make_folder(tmp_path / "photos", {"train": 6, "val": 2}), str(tmp_path / "run")
-    words = {"recipe": "plain-vit", "model": "ViT-32x2/8", "image_size": 16, "batch_size": 9, "epochs": 2.0, "device": "cpu", "workers": 0}
+    words = {
+        "recipe": "plain-vit",
+        "model": "ViT-32x2/8",
+        "image_size": 16,
+        "batch_size": 9,
+        "epochs": 2.0,
+        "device": "cpu",
+        "workers": 0,
+    }
     train(str(folder), out=out, **words)
     stored = Folder(Path(out)).run()
     assert (stored.recipe, stored.model.pool, stored.schedule.warmup_steps) == ("plain-vit", "mean", 0)
@@ -529,4 +702,6 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        GOLDEN.write_text(json.dumps({name: losses(reduced(name, 10), Path(scratch))[0] for name in CURVES}, indent=1) + "\n")
+        GOLDEN.write_text(
+            json.dumps({name: losses(reduced(name, 10), Path(scratch))[0] for name in CURVES}, indent=1) + "\n"
+        )

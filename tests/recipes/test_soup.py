@@ -25,7 +25,8 @@ from vitreous.training.run import DataOptions, Run
 from vitreous.weights.bundle import WEIGHTS, Bundle, load_bundle, sha256
 
 CLASSES = ("ant", "bee", "cat")
-#: a model whose answers are known: it sees the mean of each colour, and the pictures of `make_folder` are tinted by class
+#: a model whose answers are known: it sees the mean of each colour, and the pictures of `make_folder` are tinted by
+#: class
 CONFIG = ViTConfig(
     image=(16, 16),
     patch=(8, 8),
@@ -89,7 +90,9 @@ def test_a_uniform_soup_is_the_mean_whatever_the_order(tmp_path):
         assert torch.equal(tensor, hand.float()), name
     assert sha256(tmp_path / "soup" / WEIGHTS) == sha256(tmp_path / "again" / WEIGHTS)
     assert made["ingredients"] == again["ingredients"]
-    assert {row["run"]: row["sha256"] for row in made["ingredients"]} == {str(run): sha256(run / WEIGHTS) for run in runs}
+    assert {row["run"]: row["sha256"] for row in made["ingredients"]} == {
+        str(run): sha256(run / WEIGHTS) for run in runs
+    }
     assert made["val"] is None and [row["score"] for row in made["ingredients"]] == [None] * 3
 
 
@@ -111,7 +114,11 @@ def test_a_greedy_soup_leaves_out_what_spoils_it(folder, tmp_path):
     made = soup([bad, *good], tmp_path / "soup", greedy=True, data=folder, how=EXACT)
     assert uniform["val"]["top1"] == 0 and [row["kept"] for row in uniform["ingredients"]] == [True] * 3
     assert made["val"]["top1"] == 1 and made["val"]["images"] == 12
-    assert [(row["score"], row["score_with"], row["kept"]) for row in made["ingredients"]] == [(1, 1, True), (1, 1, True), (0, 0, False)]
+    assert [(row["score"], row["score_with"], row["kept"]) for row in made["ingredients"]] == [
+        (1, 1, True),
+        (1, 1, True),
+        (0, 0, False),
+    ]
     assert made["ingredients"][2]["run"] == str(bad)
     states = [state(run) for run in good]
     for name, tensor in state(tmp_path / "soup").items():
@@ -129,7 +136,9 @@ def test_models_of_images_with_several_labels_are_chosen_by_their_map(folder, tm
         runs.append(tmp_path / str(seed))
     made = soup(runs, tmp_path / "soup", greedy=True, data=folder, how=EXACT)
     assert made["val"]["map"] == 1 and made["val"]["top1"] is None
-    assert [row["kept"] for row in made["ingredients"]] == [True, True, False] and 0 < made["ingredients"][2]["score"] < 1
+    assert [row["kept"] for row in made["ingredients"]] == [True, True, False] and 0 < made["ingredients"][2][
+        "score"
+    ] < 1
     bundle = load_bundle(tmp_path / "soup")
     assert bundle.loss == "sigmoid" and bundle.several
 
@@ -168,14 +177,18 @@ def test_data_that_changed_since_a_run_are_told(tmp_path):
     runs = [run_of(tmp_path / str(seed), photos, size=1.0 + seed) for seed in range(2)]
     (photos / "ant" / "0.png").unlink()
     notes = []
-    listener = type("Listener", (), {"note": lambda self, text: notes.append(text), "progress": lambda self, *words: None})()
+    listener = type(
+        "Listener", (), {"note": lambda self, text: notes.append(text), "progress": lambda self, *words: None}
+    )()
     soup(runs, tmp_path / "soup", how=EXACT, listener=listener)
     assert len(notes) == 2 and all("is not what it was when" in note for note in notes)
 
 
 def test_models_that_differ_are_refused_with_what_differs(tmp_path):
     one = tinted(tmp_path / "one")
-    deeper = tinted(tmp_path / "deeper", config=replace(CONFIG, image=(32, 32), depth=2), preprocess=Preprocess((32, 32)))
+    deeper = tinted(
+        tmp_path / "deeper", config=replace(CONFIG, image=(32, 32), depth=2), preprocess=Preprocess((32, 32))
+    )
     with pytest.raises(UsageError) as error:
         soup([one, deeper], tmp_path / "soup")
     for text in ("image: ", "depth: ", "preprocess.image: "):
@@ -221,4 +234,6 @@ def test_the_command_makes_what_predict_takes(folder, tmp_path, capsys):
     assert {answer["classes"][0]["class"] for answer in found["predictions"]} == {"bee"}
     assert command([*words, str(tmp_path / "again"), "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
-    assert [row["kept"] for row in made["ingredients"]] == [True, True, False] and made["bundle"] == str(tmp_path / "again")
+    assert [row["kept"] for row in made["ingredients"]] == [True, True, False] and made["bundle"] == str(
+        tmp_path / "again"
+    )

@@ -15,7 +15,15 @@ from vitreous.progress import Display
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.train import ALIASES
 
-TINY = {"model": "ViT-16x1/8", "image_size": 16, "epochs": 1, "device": "cpu", "precision": "fp32", "batch_size": 8, "workers": 0}
+TINY = {
+    "model": "ViT-16x1/8",
+    "image_size": 16,
+    "epochs": 1,
+    "device": "cpu",
+    "precision": "fp32",
+    "batch_size": 8,
+    "workers": 0,
+}
 
 
 @pytest.fixture
@@ -66,7 +74,10 @@ def test_a_listener_hears_in_place_of_the_display(photos, tmp_path, capsys):
         ({"Progress": False}, r"perhaps you meant progress"),
         ({"epochs": "many"}, "train: epochs cannot be 'many'"),
         ({"precision": "fp8"}, "train: precision cannot be 'fp8'"),
-        ({"model": torch.nn.Linear(2, 2)}, r"train\(model=…\) is a name, not a module \(Linear\)\n  give model='ViT-S/16'.*vitreous\.save"),
+        (
+            {"model": torch.nn.Linear(2, 2)},
+            r"train\(model=…\) is a name, not a module \(Linear\)\n  give model='ViT-S/16'.*vitreous\.save",
+        ),
         ({"init": torch.nn.Linear(2, 2)}, r"train\(init=…\) is a name, not a module"),
     ],
 )
@@ -84,7 +95,9 @@ def test_other_libraries_names_lead_to_options_that_there_are():
 
 @pytest.mark.parametrize("verb", ["load", "evaluate", "inspect", "export"])
 def test_a_module_in_the_place_of_a_run_is_refused(verb):
-    with pytest.raises(UsageError, match=r"is a path or a name, not a module \(Linear\)\n  write it with vitreous\.save"):
+    with pytest.raises(
+        UsageError, match=r"is a path or a name, not a module \(Linear\)\n  write it with vitreous\.save"
+    ):
         getattr(vitreous, verb)(torch.nn.Linear(2, 2))
     with pytest.raises(UsageError, match="is a path or a name, not a int"):
         getattr(vitreous, verb)(7)

@@ -1,4 +1,5 @@
-"""The learning-rate grid chooses what an exhaustive search chooses, never looks at test images, and survives anything."""
+"""The learning-rate grid chooses what an exhaustive search chooses, never looks at test images, and survives
+anything."""
 
 from __future__ import annotations
 
@@ -105,8 +106,12 @@ def test_it_chooses_what_an_exhaustive_search_chooses_to_the_last_bit(tmp_path):
     train(str(root), out=str(tmp_path / "last"), lr=best, **DIGITS)
 
     table = grid_of(tmp_path / "grid")
-    assert [(row["lr"], row["score"], row["nll"]) for row in table["trials"]] == [(r, found[r]["top1"], found[r]["nll"]) for r in rates]
-    assert len({row["score"] for row in table["trials"]}) == 3, "the rates have to differ for a choice between them to mean something"
+    assert [(row["lr"], row["score"], row["nll"]) for row in table["trials"]] == [
+        (r, found[r]["top1"], found[r]["nll"]) for r in rates
+    ]
+    assert len({row["score"] for row in table["trials"]}) == 3, (
+        "the rates have to differ for a choice between them to mean something"
+    )
     assert table["choice"]["lr"] == best == Folder(tmp_path / "grid").run().optimizer.lr
     assert weights(tmp_path / "grid") == weights(tmp_path / "last")
     for rate in rates:
@@ -126,7 +131,9 @@ def test_no_file_of_the_test_split_is_opened(folder, tmp_path):
 
     sys.addaudithook(hear)
     try:
-        result = say("train", str(folder), *words, "--lr-grid", "0.001", "0.01", "--out", str(tmp_path / "run"), "--json")
+        result = say(
+            "train", str(folder), *words, "--lr-grid", "0.001", "0.01", "--out", str(tmp_path / "run"), "--json"
+        )
     finally:
         os.close(log.pop())  # a hook stays: this one hears nothing from now on
     assert result.returncode == 0, result.stderr
@@ -217,8 +224,24 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "arm",
-    [interrupt_at(4), late, in_the_last_run, dies("to_yaml"), dies("prune"), dies("row_of"), dies("report.write_report")],
-    ids=["mid trial 2", "after trial 1", "last run", "before trial 1", "before pruning", "before choosing", "before the last run"],
+    [
+        interrupt_at(4),
+        late,
+        in_the_last_run,
+        dies("to_yaml"),
+        dies("prune"),
+        dies("row_of"),
+        dies("report.write_report"),
+    ],
+    ids=[
+        "mid trial 2",
+        "after trial 1",
+        "last run",
+        "before trial 1",
+        "before pruning",
+        "before choosing",
+        "before the last run",
+    ],
 )
 def test_a_protocol_continued_ends_in_the_same_bits(uninterrupted, tmp_path, monkeypatch, arm):
     root, expected = uninterrupted
@@ -238,8 +261,24 @@ def test_a_protocol_continued_ends_in_the_same_bits(uninterrupted, tmp_path, mon
 def test_sigterm_saves_and_says_how_to_go_on(uninterrupted, tmp_path):
     root, _ = uninterrupted
     out = tmp_path / "run"
-    words = [w for k, v in {**QUICK, "epochs": 400, "save_every": 10_000}.items() for w in (f"--{k.replace('_', '-')}", str(v))]
-    command = [sys.executable, "-m", "vitreous", "train", str(root), *words, "--lr-grid", "0.001", "0.01", "--out", str(out)]
+    words = [
+        w
+        for k, v in {**QUICK, "epochs": 400, "save_every": 10_000}.items()
+        for w in (f"--{k.replace('_', '-')}", str(v))
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "vitreous",
+        "train",
+        str(root),
+        *words,
+        "--lr-grid",
+        "0.001",
+        "0.01",
+        "--out",
+        str(out),
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     deadline = time.time() + 200
     while time.time() < deadline and not (out / "trials" / "lr-0.001" / "metrics.jsonl").exists():
@@ -392,13 +431,20 @@ def test_the_report_has_the_grid(uninterrupted, tmp_path):
     write_report(out / "report.html", Folder(out))
     page = (out / "report.html").read_text()
     for row in grid_of(out)["trials"]:
-        assert f"{row['lr']:g}" in page and f"{100 * row['score']:.2f} %" in page and f"{row['folder']}/config.yaml" in page
+        assert (
+            f"{row['lr']:g}" in page
+            and f"{100 * row['score']:.2f} %" in page
+            and f"{row['folder']}/config.yaml" in page
+        )
     assert "all images" in page and "vitreous evaluate" in page
 
 
 def test_several_labels_are_judged_by_map(tmp_path):
     root = make_folder(tmp_path / "photos", {"train": 15})
-    rows = [f"{path},{path.parent.name}{'|bee' if number % 3 == 0 else ''}" for number, path in enumerate(sorted(root.rglob("*.png")))]
+    rows = [
+        f"{path},{path.parent.name}{'|bee' if number % 3 == 0 else ''}"
+        for number, path in enumerate(sorted(root.rglob("*.png")))
+    ]
     (tmp_path / "table.csv").write_text("\n".join(["path,label", *rows]) + "\n")
     summary = train(str(tmp_path / "table.csv"), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), **QUICK)
     for row in summary["lr_grid"]["trials"]:

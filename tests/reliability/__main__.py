@@ -1,6 +1,7 @@
 """python -m tests.reliability [--quick] [--seed N] [NAME …]: run the rig, or some of it, and print what passed.
 
-Exits 1 if anything was missed. `-` for the names reads them from stdin, one a line, and answers each with a line of JSON.
+Exits 1 if anything was missed. `-` for the names reads them from stdin, one a line, and answers each with a line of
+JSON.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def main() -> int:
     said = parser.parse_args()
     checks, serves = (QUICK if said.quick else WHOLE), said.names == ["-"]
     begun, missed = time.monotonic(), False
-    if said.quick:  # drawing takes as long as a run here and changes no file: the whole rig draws, this writes the page without
+    # drawing takes as long as a run here and changes no file: the whole rig draws, this writes the page without
+    if said.quick:
         report.curves = report.confusion = report.reliability = lambda *parts, **named: ""
     with tempfile.TemporaryDirectory(prefix="reliability-") as home:
         bench = Bench(Path(home), said.seed)

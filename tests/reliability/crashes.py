@@ -43,7 +43,9 @@ class Recorder:
         """An audit hook. Removals by `shutil.rmtree` name no folder; all of them count."""
         if event not in WATCHED:
             return
-        inside = self.out in str(arguments[0]) or (event in ("os.remove", "os.rmdir") and arguments[1] not in (-1, None))
+        inside = self.out in str(arguments[0]) or (
+            event in ("os.remove", "os.rmdir") and arguments[1] not in (-1, None)
+        )
         reads = event == "open" and not (arguments[2] or 0) & WRITES
         if inside and not reads:
             self.tick(event + (" to step" if event == "os.rename" and "/step-" in str(arguments[1]) else ""))
@@ -117,7 +119,8 @@ def points_of(bench: Bench) -> list[str]:
 
 
 def crash_points(bench: Bench, tally: Tally, every: int = 1) -> None:
-    """Kill a run at every point (or every `every`-th), continue it, and compare; a checkpoint is never lost once there was one."""
+    """Kill a run at every point (or every `every`-th), continue it, and compare; a checkpoint is never lost once there
+    was one."""
     points = points_of(bench)
     inside = sum(point.startswith("save") for point in points)
     expect(inside >= 30, f"only {inside} points inside a save: the watch sees too little to be a test")

@@ -46,7 +46,8 @@ def swapped(name: str, other: str) -> Harm:
 
 
 def harms(place: Path, before: Path, chance: random.Random, flips: int) -> Iterator[tuple[str, Harm]]:
-    """Every kind of damage to every file of a checkpoint; `before` is the older one, whose files have the same sizes."""
+    """Every kind of damage to every file of a checkpoint; `before` is the older one, whose files have the same
+    sizes."""
     names = sorted(path.name for path in place.iterdir())
     cuts: dict[str, Callable[[int], int]] = {
         "to 0": lambda size: 0,
@@ -79,8 +80,11 @@ def half_way(bench: Bench, plan: Plan) -> Path:
     return out
 
 
-def damages(bench: Bench, tally: Tally, flips: int = 30, resumes: int = 18, plans: Sequence[Plan] = (ADAMW, MUON, FROZEN)) -> None:
-    """Every damage to the newest checkpoint is found, with one warning, and the one before is used; `resumes` of them go on to the end."""
+def damages(
+    bench: Bench, tally: Tally, flips: int = 30, resumes: int = 18, plans: Sequence[Plan] = (ADAMW, MUON, FROZEN)
+) -> None:
+    """Every damage to the newest checkpoint is found, with one warning, and the one before is used; `resumes` of them
+    go on to the end."""
     chance, cases = random.Random(bench.seed + 3), []
     for plan in plans:
         out = half_way(bench, plan)

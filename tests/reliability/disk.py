@@ -80,14 +80,19 @@ def during(fault: Fault, first: int, last: int, sees: Callable[[], object] = lam
 
 
 def full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
-    """A save that fails is told and the run goes on to the same outcome; after three in a row exit 6, resumable from the last good one."""
+    """A save that fails is told and the run goes on to the same outcome; after three in a row exit 6, resumable from
+    the last good one."""
     for name, fault in list(FAULTS.items())[::share]:
         out = bench.out()
         with tally.trial(f"{name} at two saves"):
             said = " ".join(bench.finish(ADAMW, out, during(fault, 3, 4)).split())
             for number in (1, 2):
                 expect(f"training goes on ({number} of 3 failures)" in said, said)
-            expect("checkpoint of step 9 not saved in" in said and str(out) in said.replace(" ", "").replace("run", "run "), said)
+            expect(
+                "checkpoint of step 9 not saved in" in said
+                and str(out) in said.replace(" ", "").replace("run", "run "),
+                said,
+            )
             bench.same(ADAMW, out)
         out = bench.out()
         with tally.trial(f"{name} from the third save on"):
@@ -96,7 +101,10 @@ def full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
             said = " ".join(child.text.split())
             expect("checkpoint of step 15 not saved in" in said and "Traceback" not in said, said)
             expect(name != "too little space" or "1 MB needed and 20 % to spare, 1 MB free" in said, said)
-            expect(newest_step(out) == 6 and flaw(Store(out / "checkpoints").place(6)) is None, f"newest {newest_step(out)}")
+            expect(
+                newest_step(out) == 6 and flaw(Store(out / "checkpoints").place(6)) is None,
+                f"newest {newest_step(out)}",
+            )
             expect(not list((out / "checkpoints").glob(".tmp-*")), "strays")
             bench.finish(ADAMW, out)
             bench.same(ADAMW, out)
@@ -132,4 +140,6 @@ def removed(bench: Bench, tally: Tally) -> None:
             expect(code == 6 and "Traceback" not in said, f"exit {code}: {said}")
             if out.name.split()[-1] not in said:
                 raise Miss(f"no path: {said}")
-            expect(not out.exists() or not list(out.rglob("*")), f"what was removed was made again: {list(out.rglob('*'))}")
+            expect(
+                not out.exists() or not list(out.rglob("*")), f"what was removed was made again: {list(out.rglob('*'))}"
+            )

@@ -28,7 +28,8 @@ def refused(child: Child, code: int, *words: str) -> None:
 
 
 def clocks(bench: Bench, tally: Tally) -> None:
-    """A day back, ten years on, standing still, and checkpoints with scrambled times: the newest is the highest step."""
+    """A day back, ten years on, standing still, and checkpoints with scrambled times: the newest is the highest
+    step."""
     sent, chance = bench.home / "sent", random.Random(bench.seed + 5)
     began = time.time()
     lies: dict[str, Callable[[], float]] = {
@@ -48,7 +49,8 @@ def clocks(bench: Bench, tally: Tally) -> None:
 
 
 def two_at_once(bench: Bench, tally: Tally) -> None:
-    """A second run in one folder is refused within 2 s with the first one's number, changes nothing, and the first one ends as it would."""
+    """A second run in one folder is refused within 2 s with the first one's number, changes nothing, and the first one
+    ends as it would."""
     sent, out = bench.home / "sent", bench.out()
     sent.unlink(missing_ok=True)
     first = bench.start(ADAMW, out, at_step(10, lambda: (sent.write_text("here"), time.sleep(8))))
@@ -83,7 +85,8 @@ def retention(bench: Bench, tally: Tally) -> None:
 
 
 def stale(bench: Bench, tally: Tally) -> None:
-    """Half a checkpoint, one of a later version, and data that have changed: passed over or refused, each with its reason."""
+    """Half a checkpoint, one of a later version, and data that have changed: passed over or refused, each with its
+    reason."""
     sent, made = bench.home / "sent", bench.out()
     stopped(bench.start(ADAMW, made, at_step(20, lambda: raising(sent))), made, sent)
     with tally.trial("half a checkpoint with a higher number"):
@@ -102,7 +105,10 @@ def stale(bench: Bench, tally: Tally) -> None:
             numbers = json.loads((place / "state.json").read_text())
             (place / "state.json").write_text(json.dumps({**numbers, "format": 99}))
             manifest = json.loads((place / MANIFEST).read_text())
-            manifest["state.json"] = {"bytes": (place / "state.json").stat().st_size, "sha256": sha256(place / "state.json")}
+            manifest["state.json"] = {
+                "bytes": (place / "state.json").stat().st_size,
+                "sha256": sha256(place / "state.json"),
+            }
             (place / MANIFEST).write_text(json.dumps(manifest))
         refused(bench.start(ADAMW, out), 4, "format 99")
     photos, kept = bench.photos(ADAMW.side), bench.home / "kept"
@@ -134,7 +140,8 @@ def outcome_below(out) -> bytes:
 
 
 def edits(bench: Bench, tally: Tally) -> None:
-    """Other options on resuming: refused, with a list; with --override the schedule goes on at the values computed here by hand."""
+    """Other options on resuming: refused, with a list; with --override the schedule goes on at the values computed here
+    by hand."""
     sent, made = bench.home / "sent", bench.out()
     stopped(bench.start(ADAMW, made, at_step(4, lambda: raising(sent))), made, sent)
     with tally.trial("refused, all of them listed"):
@@ -150,11 +157,18 @@ def edits(bench: Bench, tally: Tally) -> None:
         shutil.copytree(made, out)
         with tally.trial(f"another {what}, with --override"):
             refused(bench.start(ADAMW, out, None, "--override", *more), 0, "going on with other settings")
-            lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines() if "train/loss" in line]
+            lines = [
+                json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines() if "train/loss" in line
+            ]
             rates = [line["lr"] for line in lines]
-            before, after = [0.003 * step / 6 for step in range(4)], [rate(step, lr, warmup, decay) for step in range(4, 39)]
+            before, after = (
+                [0.003 * step / 6 for step in range(4)],
+                [rate(step, lr, warmup, decay) for step in range(4, 39)],
+            )
             expect(
-                len(rates) == 39 and all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(rates, before + after, strict=True)), f"{rates}"
+                len(rates) == 39
+                and all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(rates, before + after, strict=True)),
+                f"{rates}",
             )
             expect(math.isclose(rates[warmup], lr, rel_tol=1e-9), f"{rates[warmup]} after the warm-up")
             expect(0 < rates[-1] < 0.04 * lr and outcome(out)["numbers"]["step"] == 39, f"{rates[-1]} at the last step")

@@ -11,7 +11,8 @@ PER_RUN = 25  # kills, so that a run can end
 
 
 def random_kills(bench: Bench, tally: Tally, kills: int = 100) -> None:
-    """Kills at U(0.01 s, half the run's time) after each start, until there were `kills`; every run ends as if it had had none."""
+    """Kills at U(0.01 s, half the run's time) after each start, until there were `kills`; every run ends as if it had
+    had none."""
     chance = random.Random(bench.seed)
     runs = early = saving = 0
     while tally.tried < kills:

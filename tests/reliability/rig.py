@@ -1,6 +1,8 @@
-"""Runs in processes forked from one that has imported torch and computed nothing: half a second each instead of a cold start.
+"""Runs in processes forked from one that has imported torch and computed nothing: half a second each instead of a cold
+start.
 
-A `Plan` is a command line; `start` runs it through `vitreous train` in a child, `outcome` is what must be equal bit for bit.
+A `Plan` is a command line; `start` runs it through `vitreous train` in a child, `outcome` is what must be equal bit for
+bit.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Miss(AssertionError):
 
 @dataclass(frozen=True)
 class Plan:
-    """A run: pictures of `side` pixels (above 16 they are read anew every epoch, by the workers if there are any), and options."""
+    """A run: pictures of `side` pixels (above 16 they are read anew every epoch, by the workers if there are any), and
+    options."""
 
     name: str
     options: dict[str, Any]
@@ -68,7 +71,10 @@ class Plan:
         base = ["train", str(photos), "--out", str(out), "--workers", str(self.workers)]
         if (out / "config.yaml").exists():
             return [*base, "--resume"]
-        return [*base, *(word for name, value in self.options.items() for word in (f"--{name.replace('_', '-')}", str(value)))]
+        return [
+            *base,
+            *(word for name, value in self.options.items() for word in (f"--{name.replace('_', '-')}", str(value))),
+        ]
 
 
 ADAMW = Plan("adamw", {**TINY, "optimizer": "adamw"})
@@ -135,7 +141,8 @@ def start(words: list[str], said: Path, prepare: Callable[[], object] | None = N
         os.dup2(descriptor, 2)
         os.setpgid(0, 0)
         torch.set_num_threads(1)
-        account.quick_peak = lambda device, precision: 1e12  # a quarter of a second, for a figure that is no part of an outcome
+        # a quarter of a second, for a figure that is no part of an outcome
+        account.quick_peak = lambda device, precision: 1e12
         if prepare:
             prepare()
         command_line.main(words)
@@ -195,7 +202,8 @@ class Bench:
         return {}
 
     def preload(self) -> None:
-        """Import here what a run imports, found by a child that makes one: the children after it start with everything."""
+        """Import here what a run imports, found by a child that makes one: the children after it start with
+        everything."""
         listing, out = self.home / "modules", self.out()
 
         def tell() -> None:
@@ -215,7 +223,8 @@ class Bench:
                 import_module(name)
 
     def reference(self, plan: Plan) -> tuple[dict[str, Any], float]:
-        """The outcome of a run that nobody disturbs, and its seconds; workers change nothing, and have none of their own."""
+        """The outcome of a run that nobody disturbs, and its seconds; workers change nothing, and have none of their
+        own."""
         name = plan.name.split(",")[0]
         if name not in self.references:
             out = self.out()
@@ -223,7 +232,9 @@ class Bench:
             self.finish(replace(plan, workers=0), out)
             seconds = time.monotonic() - begun
             found = outcome(out)
-            steps = -(-round(plan.options["epochs"] * 48) // (plan.options["batch_size"] * plan.options.get("accumulate", 1)))
+            steps = -(
+                -round(plan.options["epochs"] * 48) // (plan.options["batch_size"] * plan.options.get("accumulate", 1))
+            )
             if [line["step"] for line in found["metrics"] if "train/loss" in line] != list(range(1, steps + 1)):
                 raise Miss(f"{plan.name}: the steps of a run are not 1 to {steps}")
             self.references[name] = found, seconds
@@ -239,7 +250,8 @@ class Bench:
 
 
 def outcome(out: Path) -> dict[str, Any]:
-    """Everything of a completed run that must be equal bit for bit: files as bytes, numbers and metrics without the times."""
+    """Everything of a completed run that must be equal bit for bit: files as bytes, numbers and metrics without the
+    times."""
     newest = max((out / "checkpoints").glob("step-*"))
     found: dict[str, Any] = {path.name: path.read_bytes() for path in newest.glob("*.safetensors")}
     numbers = json.loads((newest / "state.json").read_text())

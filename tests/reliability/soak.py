@@ -17,8 +17,13 @@ SLOPE = 1024  # bytes of resident memory a step that a run may grow by
 
 
 def soak(bench: Bench, tally: Tally, steps: int = 2000) -> None:
-    """A run of `steps` with a save every ten: from its second quarter on, resident memory is flat, and as many descriptors and threads."""
-    plan = replace(ADAMW, name="soak", options={**ADAMW.options, "epochs": steps * 5 / 48, "save_every": 10, "evaluate_every": steps // 4})
+    """A run of `steps` with a save every ten: from its second quarter on, resident memory is flat, and as many
+    descriptors and threads."""
+    plan = replace(
+        ADAMW,
+        name="soak",
+        options={**ADAMW.options, "epochs": steps * 5 / 48, "save_every": 10, "evaluate_every": steps // 4},
+    )
     listing, out = bench.home / "held", bench.out()
     listing.unlink(missing_ok=True)
 
@@ -42,7 +47,12 @@ def soak(bench: Bench, tally: Tally, steps: int = 2000) -> None:
         expect(len(rows) == steps // 10, f"{len(rows)} saves")
         rows = rows[len(rows) // 4 :]
         slope = np.polyfit(rows[:, 0], rows[:, 1], 1)[0]
-        tally.facts |= {"steps": steps, "bytes a step": f"{slope:.0f}", "descriptors": int(rows[-1, 2]), "threads": int(rows[-1, 3])}
+        tally.facts |= {
+            "steps": steps,
+            "bytes a step": f"{slope:.0f}",
+            "descriptors": int(rows[-1, 2]),
+            "threads": int(rows[-1, 3]),
+        }
         expect(slope < SLOPE, f"resident memory grows by {slope:.0f} bytes a step")
         for column, what in ((2, "descriptors"), (3, "threads"), (4, "Python threads")):
             expect(len(set(rows[:, column])) == 1, f"{what}: {sorted(set(rows[:, column].tolist()))}")

@@ -60,7 +60,8 @@ def at_step(step: int, do: Callable[[], object]) -> Callable[[], object]:
 
 
 def stopped(child: Child, out: Path, sent: Path, code: int = 128 + signal.SIGTERM) -> tuple[int, float]:
-    """The step that a stopped run says it saved, and the seconds it took; 0 if there was no step yet. Miss unless all is in order."""
+    """The step that a stopped run says it saved, and the seconds it took; 0 if there was no step yet. Miss unless all
+    is in order."""
     found = child.wait()
     seconds = time.monotonic() - float(sent.read_text())
     text = child.text
@@ -84,12 +85,15 @@ def phases(sent: Path, chance: random.Random) -> list[tuple[str, Callable[[], ob
     found += [("warm-up", at_step(step, signals), step) for step in (1, 2, 5)]
     found += [("a step", at_step(step, signals), step) for step in sorted(chance.sample(range(7, 31), 5))]
     found += [("an evaluation", before(Session, "judged", nth, signals), 7 * nth) for nth in (1, 2, 3, 4)]
-    found += [("a save", before(saving, "write_tensors", call, signals), 3 * (-(-call // 3))) for call in (1, 2, 15, 18)]
+    found += [
+        ("a save", before(saving, "write_tensors", call, signals), 3 * (-(-call // 3))) for call in (1, 2, 15, 18)
+    ]
     return found
 
 
 def sigterms(bench: Bench, tally: Tally, count: int = 30) -> None:
-    """SIGTERM in every phase and at random times: exit 143, the interrupted step saved, in time, and the same outcome after resuming."""
+    """SIGTERM in every phase and at random times: exit 143, the interrupted step saved, in time, and the same outcome
+    after resuming."""
     chance, sent = random.Random(bench.seed + 2), bench.home / "sent"
     slowest, known = 0.0, phases(sent, chance)
     for number in range(min(count, len(known))):
@@ -119,7 +123,8 @@ def sigterms(bench: Bench, tally: Tally, count: int = 30) -> None:
 
 
 def interrupts(bench: Bench, tally: Tally, count: int = 3) -> None:
-    """SIGINT once: as SIGTERM, with 130. Twice, while the run cannot react: over within 2 s, no worker left, and resumable."""
+    """SIGINT once: as SIGTERM, with 130. Twice, while the run cannot react: over within 2 s, no worker left, and
+    resumable."""
     sent = bench.home / "sent"
     for number in range(count):
         out = bench.out()
@@ -128,7 +133,9 @@ def interrupts(bench: Bench, tally: Tally, count: int = 3) -> None:
             step, _ = stopped(child, out, sent, 128 + signal.SIGINT)
             expect(step == 5 + number, f"saved step {step}")
         with tally.trial("SIGINT twice"):
-            child = bench.start(WORKERS, out, before(Session, "stop", 3, lambda: (sent.write_text("stuck"), time.sleep(60))))
+            child = bench.start(
+                WORKERS, out, before(Session, "stop", 3, lambda: (sent.write_text("stuck"), time.sleep(60)))
+            )
             deadline = time.monotonic() + 60
             while sent.read_text() != "stuck" and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -162,9 +169,15 @@ def alive(pid: int) -> bool:
 
 
 def boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
-    """Stopped and resumed several times, at the first and last steps and around an epoch's end; a finished run is left alone."""
+    """Stopped and resumed several times, at the first and last steps and around an epoch's end; a finished run is left
+    alone."""
     sent = bench.home / "sent"
-    cases: list[tuple[Plan, list[int]]] = [(ADAMW, [7, 19, 31]), (ADAMW, [1, 2, 38]), (MUON, [8, 9, 31]), (MUON, [1, 7, 24])]
+    cases: list[tuple[Plan, list[int]]] = [
+        (ADAMW, [7, 19, 31]),
+        (ADAMW, [1, 2, 38]),
+        (MUON, [8, 9, 31]),
+        (MUON, [1, 7, 24]),
+    ]
     for plan, steps in cases[::share]:
         out = bench.out()
         for step in steps:
@@ -178,7 +191,10 @@ def boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
         with tally.trial(f"{plan.name}, finished, resumed"):
             files = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in out.rglob("*")}
             bench.finish(plan, out)
-            expect(files == {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in out.rglob("*")}, "files were touched")
+            expect(
+                files == {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in out.rglob("*")},
+                "files were touched",
+            )
     with tally.trial("an evaluation cut short, made after resuming, and a kill before the next checkpoint"):
         out = bench.out()
         stopped(bench.start(ADAMW, out, before(Session, "judged", 1, lambda: raising(sent))), out, sent)

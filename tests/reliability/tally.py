@@ -23,7 +23,8 @@ class Tally:
 
     @contextmanager
     def trial(self, what: str, count: int = 1) -> Iterator[None]:
-        """`count` trials that pass if nothing is raised. A Miss is noted, and the next trial comes; any other error goes on up."""
+        """`count` trials that pass if nothing is raised. A Miss is noted, and the next trial comes; any other error
+        goes on up."""
         self.tried += count
         try:
             yield

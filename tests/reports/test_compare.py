@@ -65,7 +65,8 @@ def test_a_run_and_itself_cannot_be_told_apart(runs, tmp_path):
 
 
 def test_classes_in_another_order_are_matched_by_name(runs, tmp_path):
-    """The same model with its classes turned round answers the same; one that misses a class of the data is refused by name."""
+    """The same model with its classes turned round answers the same; one that misses a class of the data is refused by
+    name."""
     photos, good, _ = runs
     bundle = load_bundle(good / "model")
     state = {name: tensor.clone() for name, tensor in bundle.model.state_dict().items()}
@@ -73,7 +74,9 @@ def test_classes_in_another_order_are_matched_by_name(runs, tmp_path):
     bundle.model.load_state_dict(state)
     replace(bundle, classes=bundle.classes[::-1]).save(tmp_path / "turned")
     found = compare(good, tmp_path / "turned")
-    assert found["counts"]["only_a"] == found["counts"]["only_b"] == 0 and found["difference"]["nll"] == pytest.approx(0, abs=1e-6)
+    assert found["counts"]["only_a"] == found["counts"]["only_b"] == 0 and found["difference"]["nll"] == pytest.approx(
+        0, abs=1e-6
+    )
     replace(bundle, classes=("ant", "bee", "dog")).save(tmp_path / "other")
     result = asked(good, tmp_path / "other", cwd=tmp_path)
     assert result.returncode == 3 and "other" in result.stderr and "does not know the classes cat" in result.stderr
@@ -101,7 +104,11 @@ def test_what_cannot_be_read_is_wrong_for_both(runs, tmp_path):
     (copy / "ant" / "0.png").write_bytes(b"junk")
     assert asked(good, poor, copy, cwd=tmp_path).returncode == 3
     found = document(asked(good, poor, copy, "--bad-images", "skip", "--json", cwd=tmp_path))
-    assert found["images"] == 30 and found["a"]["unreadable"] == found["b"]["unreadable"] == 1 and found["counts"]["neither"] >= 1
+    assert (
+        found["images"] == 30
+        and found["a"]["unreadable"] == found["b"]["unreadable"] == 1
+        and found["counts"]["neither"] >= 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,13 +138,17 @@ def several(home, name, seed, classes=("blue", "red")):
 def test_several_labels_are_compared_by_map(tmp_path, runs):
     lines = ["path,label,split"]
     for number in range(24):
-        Image.fromarray(np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(tmp_path / f"{number}.png")
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(
+            tmp_path / f"{number}.png"
+        )
         lines.append(f"{number}.png,{'|'.join(('red', 'blue')[: number % 3])},{'test' if number > 4 else 'train'}")
     (tmp_path / "x.csv").write_text("\n".join(lines))
     one, other = several(tmp_path, "one", 0), several(tmp_path, "other", 1, ("red", "blue"))
     found = document(asked(one, other, tmp_path / "x.csv", "--json", cwd=tmp_path))
     for place, run in enumerate((one, other)):
-        assert found["figures"]["map"][place] == pytest.approx(evaluate(run, tmp_path / "x.csv", workers=0)["test"]["map"])
+        assert found["figures"]["map"][place] == pytest.approx(
+            evaluate(run, tmp_path / "x.csv", workers=0)["test"]["map"]
+        )
     assert found["mcnemar_p"] is None and found["counts"] is None and "mAP" in found["verdict"]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     result = asked(one, runs[1], tmp_path / "x.csv", cwd=tmp_path)
@@ -155,5 +166,8 @@ def test_runs_without_a_test_split_are_compared_on_val(runs, tmp_path):
         (part / name).symlink_to(photos / name)
     result = asked(good, poor, part, "--json", cwd=tmp_path)
     found = document(result)
-    assert (found["split"], found["images"]) == ("val", 12) and "part has no test split: judged on its 12 val images" in result.stderr
+    assert (found["split"], found["images"]) == (
+        "val",
+        12,
+    ) and "part has no test split: judged on its 12 val images" in result.stderr
     assert asked(good, poor, part, "--split", "test", cwd=tmp_path).returncode == 3

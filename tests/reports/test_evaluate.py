@@ -1,4 +1,5 @@
-"""`vitreous evaluate` on one run: temperature, abstention, familiarity, suspects, and what it says of images the model has seen."""
+"""`vitreous evaluate` on one run: temperature, abstention, familiarity, suspects, and what it says of images the model
+has seen."""
 
 from __future__ import annotations
 
@@ -176,7 +177,8 @@ def test_turned_labels_are_suspected(run, photos, tmp_path):
 
 
 def test_training_images_are_no_neighbours_of_themselves(run, photos, tmp_path):
-    """A training image whose label was turned after training is told by the others, though it is in the memory with that label."""
+    """A training image whose label was turned after training is told by the others, though it is in the memory with
+    that label."""
     copy = shutil.copytree(photos, tmp_path / "photos")
     (copy / "train" / "ant" / "3.png").rename(copy / "train" / "bee" / "was-ant.png")
     config = run / "config.yaml"
@@ -229,7 +231,8 @@ def test_it_is_said_when_the_model_has_seen_the_images(run, photos, tmp_path):
 
 
 def test_what_a_run_started_from_counts_too(run, photos, tmp_path):
-    """A run on other images that started from this one knows what this one was trained on; a run of a grid chose its rate on `val`."""
+    """A run on other images that started from this one knows what this one was trained on; a run of a grid chose its
+    rate on `val`."""
     other = tmp_path / "grid" / "trials" / "lr-0.003"
     make_folder(tmp_path / "more", {"train": 4, "val": 2})
     train(str(tmp_path / "more"), out=str(other), init=str(run), workers=0, **{**TINY, "epochs": 1})
@@ -244,9 +247,20 @@ def test_unreadable_images_are_neither_answered_nor_suspected(run, photos, tmp_p
     copy = shutil.copytree(photos, tmp_path / "photos")
     (copy / "test" / "ant" / "1.png").write_bytes(b"junk")
     found, _ = asked(
-        run, copy, "--bad-images", "skip", "--abstain", "0.34", "--suspects", tmp_path / "s.csv", "--outliers", tmp_path / "o.csv"
+        run,
+        copy,
+        "--bad-images",
+        "skip",
+        "--abstain",
+        "0.34",
+        "--suspects",
+        tmp_path / "s.csv",
+        "--outliers",
+        tmp_path / "o.csv",
     )
-    assert found["abstain"]["answered"] == 23 and found["suspects"]["images"] == 23 and found["outliers"]["images"] == 23
+    assert (
+        found["abstain"]["answered"] == 23 and found["suspects"]["images"] == 23 and found["outliers"]["images"] == 23
+    )
     assert found["test"]["unreadable"] == 1 and "ant/1.png" not in (tmp_path / "o.csv").read_text()
 
 
@@ -254,13 +268,16 @@ def test_one_image_is_judged_in_every_way(run, tmp_path):
     make_folder(tmp_path / "one", {"train": 2, "test": 1})
     for name in ("bee", "cat"):
         shutil.rmtree(tmp_path / "one" / "test" / name)
-    found, _ = asked(run, tmp_path / "one", "--abstain", "0.5", "--suspects", tmp_path / "s.csv", "--outliers", tmp_path / "o.csv")
+    found, _ = asked(
+        run, tmp_path / "one", "--abstain", "0.5", "--suspects", tmp_path / "s.csv", "--outliers", tmp_path / "o.csv"
+    )
     assert found["test"]["images"] == 1 and found["outliers"]["images"] == 1
     assert found["test"]["interval"]["nll"] is None
 
 
 def test_int8_is_calibrated_on_training_images_whatever_is_asked(run, photos, tmp_path, monkeypatch):
-    """By `evaluate` on any data and by `predict` on any files, and on the files themselves where there is no run to be known."""
+    """By `evaluate` on any data and by `predict` on any files, and on the files themselves where there is no run to be
+    known."""
     from vitreous.evaluation import openvino
     from vitreous.evaluation.engine import How, TorchEngine
 
@@ -281,7 +298,9 @@ def test_int8_is_calibrated_on_training_images_whatever_is_asked(run, photos, tm
     evaluate(run, str(others), workers=0, how=how)
     load(run, how, files)
     load(run, how)
-    assert all(found == sets[0] for found in sets) and sorted(sets[0]) == sorted(seen((photos / "train").rglob("*.png")))
+    assert all(found == sets[0] for found in sets) and sorted(sets[0]) == sorted(
+        seen((photos / "train").rglob("*.png"))
+    )
     load(run / "model", how, files)
     assert sets.pop() == seen(files)
     evaluate(run / "model", str(photos), workers=0, how=how)

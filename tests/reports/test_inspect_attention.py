@@ -74,7 +74,9 @@ def test_numbers_are_those_of_the_functions(home):
     model, x = made(bundle), given(home, photos)
     prefix = model.config.prefix
     far = distances(model, [x])
-    assert np.allclose(numbers["distance"]["distance"], far.mean) and np.allclose(numbers["distance"]["std"], far.std, atol=1e-6)
+    assert np.allclose(numbers["distance"]["distance"], far.mean) and np.allclose(
+        numbers["distance"]["std"], far.std, atol=1e-6
+    )
     mixed = rollout(model, x, Mixing(0.3, "max", 0.25))
     assert np.allclose(numbers["rollout"]["maps"], mixed.maps, atol=1e-6)
     assert np.allclose(numbers["rollout"]["prefix"], mixed.joint[..., :prefix], atol=1e-6)
@@ -101,7 +103,18 @@ def test_layers_heads_and_sizes_are_those_asked_for(home):
 
 def test_pictures_come_from_the_data_where_none_are_named(home):
     found, out = inspect(
-        home, "grey", "--data", "data", "--figures", "distance", "rollout", "--count", "5", "--batch-size", "2", to="grey-out"
+        home,
+        "grey",
+        "--data",
+        "data",
+        "--figures",
+        "distance",
+        "rollout",
+        "--count",
+        "5",
+        "--batch-size",
+        "2",
+        to="grey-out",
     )
     assert len(np.load(out / "distance.npz")["images"]) == 5
     assert len(np.load(out / "rollout.npz")["images"]) == 4
@@ -115,7 +128,11 @@ def test_models_that_do_not_see_everything_have_a_distance_and_say_why_no_more(h
     assert list(found) == ["distance"]
     for figure in ("rollout", "gradient"):
         refused = say("inspect", kind, "photo 0.png", "--figures", figure, "--device", "cpu", cwd=home)
-        assert refused.returncode == 2 and "distance" in refused.stderr and ("row" in refused.stderr or "window" in refused.stderr)
+        assert (
+            refused.returncode == 2
+            and "distance" in refused.stderr
+            and ("row" in refused.stderr or "window" in refused.stderr)
+        )
 
 
 @pytest.mark.parametrize(
@@ -141,18 +158,30 @@ def test_figures_count_blocks_and_heads_from_one_and_name_the_option(home):
     assert found["attention"]["title"] == "Attention of block 2" and found["segments"]["title"] == "Segments of block 2"
     assert "Attention of block 2 of 2 (--layers 1) from" in found["attention"]["caption"]
     assert "in each head of block 2 of 2 (--layers 1) " in found["segments"]["caption"]
-    assert np.load(out / "distance.npz")["layers"].tolist() == [1] and np.load(out / "attention.npz")["heads"].tolist() == [1]
+    assert np.load(out / "distance.npz")["layers"].tolist() == [1] and np.load(out / "attention.npz")[
+        "heads"
+    ].tolist() == [1]
     assert "over 1 image, in" in found["distance"]["caption"]
 
 
 def labels(figure) -> list[str]:
     """Titles and tick labels of the panels of a figure."""
-    return [text.get_text() for axes in figure.axes for text in (axes.title, *axes.get_xticklabels(), *axes.get_yticklabels())]
+    return [
+        text.get_text()
+        for axes in figure.axes
+        for text in (axes.title, *axes.get_xticklabels(), *axes.get_yticklabels())
+    ]
 
 
 def test_what_is_drawn_counts_from_one(home):
     scene = Scene(
-        "registers", load_bundle(home / "registers"), Looking(device="cpu", precision="fp32"), Preprocess((16, 20)), "cpu", (), Silent()
+        "registers",
+        load_bundle(home / "registers"),
+        Looking(device="cpu", precision="fp32"),
+        Preprocess((16, 20)),
+        "cpu",
+        (),
+        Silent(),
     )
     scene = replace(scene, pictures=tuple(pictures_of([home / "photo 0.png"], scene.preprocess)))
     heads = labels(make_attention(scene)[0].figure)
@@ -166,15 +195,32 @@ def test_what_is_drawn_counts_from_one(home):
 
 
 def test_the_page_begins_with_the_pictures_asked_about_and_their_answers(home):
-    document = inspect_run(home / "registers", [home / "photo 0.png"], home / "asked", Looking(device="cpu", precision="fp32"))
-    assert [one["name"] for one in document["figures"]] == ["rollout", "rollout-blocks", "filters", "positions", "distance"]
-    wanted = load(home / "registers", How(device="cpu", precision="fp32"), exact=True).predict([home / "photo 0.png"], top=3)[0]
+    document = inspect_run(
+        home / "registers", [home / "photo 0.png"], home / "asked", Looking(device="cpu", precision="fp32")
+    )
+    assert [one["name"] for one in document["figures"]] == [
+        "rollout",
+        "rollout-blocks",
+        "filters",
+        "positions",
+        "distance",
+    ]
+    wanted = load(home / "registers", How(device="cpu", precision="fp32"), exact=True).predict(
+        [home / "photo 0.png"], top=3
+    )[0]
     (told,) = document["answers"]
     assert told["path"].endswith("photo 0.png") and [one["class"] for one in told["classes"]] == list(wanted.names)
     assert [one["probability"] for one in told["classes"]] == pytest.approx(wanted.probabilities, abs=1e-4)
     page = (home / "asked" / "index.html").read_text()
-    assert page.index("data:image/png") < page.index("photo 0.") < page.index(wanted.names[0]) < page.index("Attention rollout")
-    plain = inspect_run(home / "registers", [], home / "not-asked", Looking(device="cpu", data=str(home / "data"), count=2))
+    assert (
+        page.index("data:image/png")
+        < page.index("photo 0.")
+        < page.index(wanted.names[0])
+        < page.index("Attention rollout")
+    )
+    plain = inspect_run(
+        home / "registers", [], home / "not-asked", Looking(device="cpu", data=str(home / "data"), count=2)
+    )
     assert plain["figures"][0]["name"] == "filters" and plain["answers"] == []
     bare = inspect_run(home / "headless", [home / "photo 0.png"], home / "bare", Looking(("filters",), device="cpu"))
     assert bare["answers"][0]["classes"] == [] and "photo 0." in (home / "bare" / "index.html").read_text()

@@ -1,4 +1,5 @@
-"""Figures of `inspect` that look at weights, features and cost: files that open, numbers that are finite, and refusals that help."""
+"""Figures of `inspect` that look at weights, features and cost: files that open, numbers that are finite, and refusals
+that help."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ MODELS = {
     "four": ("ViT-16x1/8", {"channels": 4, "position_at": "each", "position": "axes"}),
     "relative": ("ViT-16x2/8", {"heads": 2, "attention": "relative", "position": "none"}),
     "rotary": ("ViT-16x1/8", {"attention": "rotary", "position": "none"}),
-    "windows": ("ViT-16x2/8", {"attention": "decomposed", "window": 2, "global_blocks": (1,), "class_token": False, "pool": "mean"}),
+    "windows": (
+        "ViT-16x2/8",
+        {"attention": "decomposed", "window": 2, "global_blocks": (1,), "class_token": False, "pool": "mean"},
+    ),
     "placeless": ("ViT-16x1/8", {"position": "none"}),
     "hybrid": ("R26+ViT-S/32", {"width": 16, "heads": 2, "depth": 1, "hidden": 16, "patch": (8, 8), "stem": None}),
     "bit": ("BiT-R50x1", {"blocks": (1, 1), "width": 16}),
@@ -56,7 +60,10 @@ def place(tmp_path_factory):
 def looked(place, model, *figures, images=(), **words):
     """What `inspect` made, after a look at every file of it."""
     out = place / "out" / f"{model}-{'-'.join(figures)}-{len(list(place.glob('out/*')))}"
-    looking = Looking(figures, **{"data": str(place / "photos"), "device": "cpu", "precision": "fp32", "count": 5, "batch_size": 2} | words)
+    looking = Looking(
+        figures,
+        **{"data": str(place / "photos"), "device": "cpu", "precision": "fp32", "count": 5, "batch_size": 2} | words,
+    )
     document = inspect(place / model, images, out, looking)
     for one in document["figures"]:
         with Image.open(out / one["png"]) as image:
@@ -118,7 +125,12 @@ def test_the_colours_of_positions_end_where_the_data_do():
 
 
 def test_positions_of_every_kind(place):
-    assert set(looked(place, "four", "positions")["positions"][1]) == {"similarity_block_0", "structure", "grid", "step"}
+    assert set(looked(place, "four", "positions")["positions"][1]) == {
+        "similarity_block_0",
+        "structure",
+        "grid",
+        "step",
+    }
     heads = looked(place, "relative", "positions", layers=(-1,), heads=(1,))["positions-relative"][1]
     assert list(heads) == ["similarity_block_1_head_1"] and heads["similarity_block_1_head_1"].shape == (33, 33)
     with pytest.raises(UsageError, match="--heads 2: a block has 2"):
@@ -175,7 +187,9 @@ def test_nearest_leaves_the_pictures_themselves_out_of_their_own_split(place):
 
 def test_similarity_within_and_between_models(place):
     own = looked(place, "plain", "similarity")["similarity"][1]
-    assert own["cka"].shape == (5, 5) and np.allclose(own["cka"].diagonal(), 1) and np.allclose(own["cka"], own["cka"].T)
+    assert (
+        own["cka"].shape == (5, 5) and np.allclose(own["cka"].diagonal(), 1) and np.allclose(own["cka"], own["cka"].T)
+    )
     one, numbers = looked(place, "plain", "similarity", other=str(place / "bit"))["similarity"]
     assert numbers["cka"].shape == numbers["cka_biased"].shape == (5, 3) and "bit" in one["caption"]
     assert numbers["other_layers"].tolist() == ["root", "stage 0 unit 0", "stage 1 unit 0"]
@@ -224,6 +238,13 @@ def test_the_command_line(place):
     words = ["inspect", "plain", "photos/val", "--figures", "filters", "features", "--out", "said", "--device", "cpu"]
     result = say(*words, cwd=place)
     assert result.returncode == 0, result.stderr
-    assert {path.name for path in (place / "said").iterdir()} >= {"filters.png", "features.npz", "index.html", "inspect.json"}
-    bad = say("inspect", "plain", "photos/val", "--figures", "fourier", "--image-size", "16", "--device", "cpu", cwd=place)
+    assert {path.name for path in (place / "said").iterdir()} >= {
+        "filters.png",
+        "features.npz",
+        "index.html",
+        "inspect.json",
+    }
+    bad = say(
+        "inspect", "plain", "photos/val", "--figures", "fourier", "--image-size", "16", "--device", "cpu", cwd=place
+    )
     assert bad.returncode == 2 and "larger --image-size" in bad.stderr

@@ -1,4 +1,5 @@
-"""The protocols through the command line: figures of independent references, features computed once, refusals with a way out."""
+"""The protocols through the command line: figures of independent references, features computed once, refusals with a
+way out."""
 
 from __future__ import annotations
 
@@ -66,7 +67,9 @@ def pooled(run, split):
     bundle = open_bundle(run)
     images = [bundle.preprocess.pixels(bundle.preprocess.decoded(split.raw(s))) for s in range(len(split))]
     with torch.inference_mode():
-        return bundle.model.pool(bundle.model.features(bundle.preprocess.normalise(torch.stack(images)))).numpy(), split.labels
+        return bundle.model.pool(
+            bundle.model.features(bundle.preprocess.normalise(torch.stack(images)))
+        ).numpy(), split.labels
 
 
 def test_knn_is_that_of_scikit_learn(run, photos):
@@ -80,7 +83,9 @@ def test_knn_is_that_of_scikit_learn(run, photos):
     headline = {name: value for name, value in found["figures"][2].items() if name != "k"}
     assert found["test"] == headline and found["test"]["nll"] is None
     assert found["protocol"] == "knn" and found["classes"] == ["ant", "bee", "cat"] and len(found["confusion"]) == 3
-    assert vitreous.create("ViT-32x2/8", image_size=16, num_classes=3).config.width == found["features"]["train"]["width"]
+    assert (
+        vitreous.create("ViT-32x2/8", image_size=16, num_classes=3).config.width == found["features"]["train"]["width"]
+    )
 
 
 @pytest.mark.parametrize("protocol", ["knn", "linear", "fewshot"])
@@ -94,7 +99,10 @@ def test_it_is_said_which_images_are_learned_from_and_which_are_judged(run, phot
         assert found["bank"] == {"data": str(source), "splits": ["train"], "images": bank}
         assert found["judged"] == {"data": str(source), "split": split, "images": count}
         assert (found["split"], found[split]["images"]) == (split, count)
-        assert f"{protocol} learns from {bank} images of {source} (train), is judged on {count} others of it ({split})" in result.stderr
+        assert (
+            f"{protocol} learns from {bank} images of {source} (train), is judged on {count} others of it ({split})"
+            in result.stderr
+        )
 
 
 def test_features_are_computed_once_for_all_protocols(run, monkeypatch):
@@ -160,7 +168,8 @@ def test_val_is_judged_without_learning_from_it(run, tmp_path):
 
 def test_test_is_judged_with_all_training_images(run, tmp_path):
     source = make_folder(tmp_path / "two", {"train": 10, "test": 2})
-    assert judged(run, str(source), "--protocol", "knn")["features"]["train"]["images"] == 30  # those held out for validation too
+    # those held out for validation too
+    assert judged(run, str(source), "--protocol", "knn")["features"]["train"]["images"] == 30
 
 
 def test_other_classes_and_models_without_a_head(run, tmp_path):
@@ -224,7 +233,9 @@ def test_data_that_cannot_be_learnt_from(run, protocol):
 
 
 def test_sets_of_right_answers_by_hand():
-    logits = np.array([[5, 4, 3, 2, 1, 0, 0], [0, 1, 2, 3, 4, 5, 6], [9, 0, 0, 0, 0, 0, 0], [9, 8, 7, 6, 5, 4, 3]], float)
+    logits = np.array(
+        [[5, 4, 3, 2, 1, 0, 0], [0, 1, 2, 3, 4, 5, 6], [9, 0, 0, 0, 0, 0, 0], [9, 8, 7, 6, 5, 4, 3]], float
+    )
     right = np.zeros((4, 7), bool)
     right[0, [1, 6]], right[1, [6, 0]], right[3, 5] = True, True, True  # second; first; none; sixth
     report = judge_sets(logits, right, np.ones(4, bool))
@@ -259,7 +270,8 @@ def test_real_judges_by_sets_in_the_order_of_the_names(thousand, tmp_path):
         (tmp_path / "val" / name).parent.mkdir(parents=True, exist_ok=True)
         picture(number).save(tmp_path / "val" / name)
     best = np.argsort(-logits(thousand, [tmp_path / "val" / name for name in names]), 1)
-    sets = [[int(best[0, 0])], [7, int(best[1, 0])], [], [int(best[3, 3])], [1, 2], [int(best[4, 9])]]  # of images 1, 2, 3, 4, 5, 6
+    # of images 1, 2, 3, 4, 5, 6
+    sets = [[int(best[0, 0])], [7, int(best[1, 0])], [], [int(best[3, 3])], [1, 2], [int(best[4, 9])]]
     (tmp_path / "real.json").write_text(json.dumps(sets))
     found = judged(thousand, str(tmp_path / "val"), "--protocol", "real", "--labels", str(tmp_path / "real.json"))
     figures = found["figures"][0]
@@ -267,7 +279,9 @@ def test_real_judges_by_sets_in_the_order_of_the_names(thousand, tmp_path):
 
     def why(content, source="val"):
         (tmp_path / "bad.json").write_text(content)
-        return refused(3, thousand, str(tmp_path / source), "--protocol", "real", "--labels", str(tmp_path / "bad.json"))
+        return refused(
+            3, thousand, str(tmp_path / source), "--protocol", "real", "--labels", str(tmp_path / "bad.json")
+        )
 
     assert "not all among the 3" in why("[[1], [2], [3]]")
     assert "the labels of image 2 are [1000]" in why("[[1], [1000], [3]]")
@@ -299,7 +313,9 @@ def test_objectnet_maps_classes_and_cuts_the_frame(thousand, tmp_path, form):
     else:
         rows = [f"{name},{number}" for name, several in numbers.items() for number in several]
         (tmp_path / "map.csv").write_text("\n".join(["class,number", *rows]))
-    found = judged(thousand, str(tmp_path / "images"), "--protocol", "objectnet", "--labels", str(tmp_path / f"map.{form}"))
+    found = judged(
+        thousand, str(tmp_path / "images"), "--protocol", "objectnet", "--labels", str(tmp_path / f"map.{form}")
+    )
     mapped = sorted({number for name in ("Alarm clock", "Banana") for number in numbers[name]})
     wanted = {"all": [0, 0], "mapped": [0, 0]}
     for row, name in ((2, "Alarm clock"), (3, "Alarm clock"), (4, "Banana"), (5, "Banana")):
@@ -323,7 +339,9 @@ def test_faults_of_a_class_map(thousand, tmp_path):
     assert "names none of the classes" in why("map.json", '{"dog": 1}')
     assert "line 3: cat,x" in why("map.csv", "class,number\nant,3\ncat,x\n")
     assert "ant is [1, true]" in why("map.json", '{"ant": [1, true]}').replace("True", "true")
-    assert "cannot be read" in refused(3, thousand, str(source), "--protocol", "objectnet", "--labels", str(tmp_path / "none.json"))
+    assert "cannot be read" in refused(
+        3, thousand, str(source), "--protocol", "objectnet", "--labels", str(tmp_path / "none.json")
+    )
 
 
 def test_which_heads_are_those_of_imagenet():

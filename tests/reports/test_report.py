@@ -49,7 +49,9 @@ def judged(classes: int, images: int, several: bool = False, names=None, bad=fro
     split = Arrays(draw.integers(0, 255, (images, 16, 16, 3), dtype=np.uint8), labels)
     names = names or tuple(f"class {index}" for index in range(classes))
     bundle = Bundle(model, names, Preprocess((16, 16)), loss="sigmoid" if several else "softmax", several=several)
-    found = Answered("x", bundle, "noise", Data("noise", names, {"test": split}), "test", split, logits, frozenset(bad), 0.0)
+    found = Answered(
+        "x", bundle, "noise", Data("noise", names, {"test": split}), "test", split, logits, frozenset(bad), 0.0
+    )
     return found, judge(logits, labels, names, found.readable)
 
 
@@ -65,7 +67,17 @@ def run(tmp_path_factory, pages):
 def test_train_writes_a_page_with_everything_on_it(run):
     page, summary = (run / "report.html").read_text(), json.loads((run / "summary.json").read_text())
     assert f"{100 * summary['test']['top1']:.2f} %" in page
-    for heading in ("Curves", "Classes", "Confusion", "Calibration", "Least certain", "Data", "Compute", "Environment", "To repeat it"):
+    for heading in (
+        "Curves",
+        "Classes",
+        "Confusion",
+        "Calibration",
+        "Least certain",
+        "Data",
+        "Compute",
+        "Environment",
+        "To repeat it",
+    ):
         assert f"<h2>{heading}</h2>" in page
     assert json.loads((run / "data.json").read_text())["fingerprint"] in page
     assert json.loads((run / "environment.json").read_text())["torch"] in page
@@ -84,8 +96,23 @@ def test_losses_share_an_axis_where_that_hides_neither():
 
 
 def test_shares_have_two_significant_digits_and_never_say_all_of_what_is_not():
-    written = {0: "0 %", 1: "100 %", 0.9131: "91 %", 0.0124: "1.2 %", 0.000342: "0.034 %", 0.01: "1.0 %", 0.0996: "10 %"}
-    written |= {0.9949: "99 %", 0.9963: "99.6 %", 0.99972: "99.97 %", 0.99999: "99.999 %", 0.9999993: ">99.9999 %", 1.34e-7: "1.3e-5 %"}
+    written = {
+        0: "0 %",
+        1: "100 %",
+        0.9131: "91 %",
+        0.0124: "1.2 %",
+        0.000342: "0.034 %",
+        0.01: "1.0 %",
+        0.0996: "10 %",
+    }
+    written |= {
+        0.9949: "99 %",
+        0.9963: "99.6 %",
+        0.99972: "99.97 %",
+        0.99999: "99.999 %",
+        0.9999993: ">99.9999 %",
+        1.34e-7: "1.3e-5 %",
+    }
     assert {share: format_share(share) for share in written} == written
     assert format_interval("top1", [0.91314, 0.94]) == "91.3 % to 94.0 %" and format_figure("nll", 0.12345) == "0.123"
 
@@ -197,7 +224,10 @@ def test_a_model_without_attention_shows_its_images_alone():
 
 def chromium() -> str | None:
     """The system's browser, where there is one."""
-    return next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"))), None)
+    return next(
+        filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"))),
+        None,
+    )
 
 
 SCROLLS = """table => {
@@ -219,7 +249,9 @@ def test_a_browser_shows_it_without_errors_or_requests(run, width):
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(f"file://{os.path.abspath(run / 'report.html')}")
-        images = page.eval_on_selector_all("img", "all => all.map(one => one.complete && one.naturalWidth > 0 && one.offsetWidth > 0)")
+        images = page.eval_on_selector_all(
+            "img", "all => all.map(one => one.complete && one.naturalWidth > 0 && one.offsetWidth > 0)"
+        )
         drawings = page.eval_on_selector_all("svg", "all => all.map(one => one.getBoundingClientRect().width)")
         wide = page.evaluate("document.documentElement.scrollWidth")
         sides = page.eval_on_selector_all(".cards img", "all => all.map(one => one.getBoundingClientRect().width)")
@@ -231,4 +263,8 @@ def test_a_browser_shows_it_without_errors_or_requests(run, width):
     assert wide <= width
     small = [side for side in sides if side < (150 if width == 390 else 110)]
     assert len(sides) >= SHOWN and small == []
-    assert scrolls["overflow"] == (width == 390) and scrolls["focused"] and scrolls["shadow"] == "local, local, scroll, scroll"
+    assert (
+        scrolls["overflow"] == (width == 390)
+        and scrolls["focused"]
+        and scrolls["shadow"] == "local, local, scroll, scroll"
+    )

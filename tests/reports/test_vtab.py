@@ -87,7 +87,11 @@ def test_folders_are_found_by_the_names_of_copies(tmp_path):
 
 def data(images, classes=3, val=0, name="made"):
     """A data set in memory."""
-    splits = {part: Arrays(np.zeros((count, 2, 2, 3), np.uint8), np.arange(count) % classes) for part, count in images.items() if count}
+    splits = {
+        part: Arrays(np.zeros((count, 2, 2, 3), np.uint8), np.arange(count) % classes)
+        for part, count in images.items()
+        if count
+    }
     return Data(name, tuple(map(str, range(classes))), splits)
 
 
@@ -96,7 +100,9 @@ def test_the_thousand_images_of_a_whole_data_set_are_drawn_and_told():
     found, note = as_task(task, data({"train": 3000, "val": 100, "test": 30}, 10), 0)
     assert {name: len(split) for name, split in found.splits.items()} == {"train": 800, "val": 200, "test": 30}
     assert "1000 of 3000 training images drawn here (seed 0)" in note
-    again, other = (as_task(task, data({"train": 3000, "test": 30}, 10), seed)[0].split("train").labels for seed in (0, 1))
+    again, other = (
+        as_task(task, data({"train": 3000, "test": 30}, 10), seed)[0].split("train").labels for seed in (0, 1)
+    )
     assert np.array_equal(found.split("train").labels, again) and not np.array_equal(again, other)
     whole, note = as_task(task, data({"train": 800, "val": 200, "test": 30}, 10), 0)
     assert len(whole.split("train")) == 800 and note == ""
@@ -141,7 +147,18 @@ def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
 
     def again(*words):
         computed.clear()
-        words = ("evaluate", str(bundle), str(root), "--protocol", "vtab", "--workers", "0", "--precision", "fp32", *words)
+        words = (
+            "evaluate",
+            str(bundle),
+            str(root),
+            "--protocol",
+            "vtab",
+            "--workers",
+            "0",
+            "--precision",
+            "fp32",
+            *words,
+        )
         return document(say(*words, "--json", cwd=tmp_path))
 
     found = again()
@@ -173,7 +190,18 @@ def test_pictures_are_scaled_whole(bundle, tmp_path):
         image.save(root / "dtd" / f"{index}.png")
     for name, rows in (("train800", range(8)), ("val200", range(8, 12)), ("test", range(12, 24))):
         (root / "dtd" / f"{name}.txt").write_text("".join(f"{index}.png {index % 2}\n" for index in rows))
-    words = ("evaluate", str(bundle), str(root), "--protocol", "vtab", "--workers", "0", "--precision", "fp32", "--json")
+    words = (
+        "evaluate",
+        str(bundle),
+        str(root),
+        "--protocol",
+        "vtab",
+        "--workers",
+        "0",
+        "--precision",
+        "fp32",
+        "--json",
+    )
     assert document(say(*words, cwd=tmp_path))["figures"][0]["top1"] == 1.0
     assert open_data(root / "dtd").classes == ("0", "1")
 

@@ -26,7 +26,9 @@ CLASSES = ("ant", "<b>bee</b>", "cat", "dog", "eel")
 def save_bundle(place: Path, seed: int = 0, classes: tuple[str, ...] = CLASSES) -> Path:
     """A ViT of 4 x 4 patches with a head that tells pictures apart."""
     torch.manual_seed(seed)
-    model = build(ViTConfig(image=(32, 32), patch=(8, 8), classes=len(classes), width=32, depth=2, heads=2, hidden=64)).eval()
+    model = build(
+        ViTConfig(image=(32, 32), patch=(8, 8), classes=len(classes), width=32, depth=2, heads=2, hidden=64)
+    ).eval()
     with torch.no_grad():
         model.head.weight.normal_(0, 1)
     Bundle(model, classes, Preprocess((32, 32))).save(place)
@@ -36,15 +38,18 @@ def save_bundle(place: Path, seed: int = 0, classes: tuple[str, ...] = CLASSES) 
 def file(seed: int, size: tuple[int, int] = (48, 40), kind: str = "PNG") -> bytes:
     """A noisy picture as a file."""
     buffer = io.BytesIO()
-    Image.fromarray(torch.randint(0, 256, (size[1], size[0], 3), generator=torch.Generator().manual_seed(seed)).byte().numpy()).save(
-        buffer, kind
-    )
+    Image.fromarray(
+        torch.randint(0, 256, (size[1], size[0], 3), generator=torch.Generator().manual_seed(seed)).byte().numpy()
+    ).save(buffer, kind)
     return buffer.getvalue()
 
 
 def form(*files: tuple[str, bytes], mark: str = "XXmark") -> tuple[bytes, dict[str, str]]:
     """Files as multipart/form-data: body and headers."""
-    parts = [f'--{mark}\r\nContent-Disposition: form-data; name="image"; filename="{n}"\r\n\r\n'.encode() + c + b"\r\n" for n, c in files]
+    parts = [
+        f'--{mark}\r\nContent-Disposition: form-data; name="image"; filename="{n}"\r\n\r\n'.encode() + c + b"\r\n"
+        for n, c in files
+    ]
     return b"".join(parts) + f"--{mark}--\r\n".encode(), {"Content-Type": f"multipart/form-data; boundary={mark}"}
 
 
@@ -56,14 +61,20 @@ class Site:
         self.host, port = address.removeprefix("http://").rsplit(":", 1)
         self.port = int(port)
 
-    def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> tuple[int, Any, Any]:
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any, Any]:
         """Status, the document or the bytes, and the headers."""
         with closing(http.client.HTTPConnection(self.host, self.port, timeout=60)) as connection:
             connection.request(method, path, body, headers or {})
             found = connection.getresponse()
             content = found.read()
         kind = found.headers.get("Content-Type", "")
-        return found.status, json.loads(content) if kind.startswith("application/json") and content else content, found.headers
+        return (
+            found.status,
+            json.loads(content) if kind.startswith("application/json") and content else content,
+            found.headers,
+        )
 
     def predict(self, content: bytes, query: str = "", **headers: str) -> tuple[int, Any, Any]:
         """One picture as the body."""

@@ -119,7 +119,8 @@ def test_features_are_what_the_head_reads(home, file):
 
 @pytest.mark.processor
 def test_every_odd_file_is_answered_the_same_way_or_refused_for_the_same_reason(home, file, tmp_path):
-    """In float32 to 1e-5. By default the run may compute in bfloat16, as the file never does: then as near as that comes."""
+    """In float32 to 1e-5. By default the run may compute in bfloat16, as the file never does: then as near as that
+    comes."""
     paths = []
     for case in corpus():
         paths.append(tmp_path / case.name)
@@ -315,7 +316,9 @@ def test_the_extra_is_asked_for_before_pictures_are_chosen(home, tmp_path, monke
     assert result.returncode == 6 and library in result.stderr and "pip install 'vitreous[export]'" in result.stderr
 
 
-@pytest.mark.parametrize("to,name", [("torch", "model.pt2"), ("timm", "model-timm.safetensors"), ("huggingface", "model-huggingface")])
+@pytest.mark.parametrize(
+    "to,name", [("torch", "model.pt2"), ("timm", "model-timm.safetensors"), ("huggingface", "model-huggingface")]
+)
 def test_an_earlier_export_is_replaced_when_that_is_asked_for(home, tmp_path, to, name):
     made(tmp_path / "run", ViTConfig(**SMALL))
     pictures = ["--images", str(home / "photos")] if to == "torch" else []
@@ -357,7 +360,9 @@ def test_without_the_extra_the_command_is_named(home, file, tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("numbers,kind", [("colours", np.uint8), ("uint16", np.float32), ("int16", np.float32), ("float32", np.float32)])
+@pytest.mark.parametrize(
+    "numbers,kind", [("colours", np.uint8), ("uint16", np.float32), ("int16", np.float32), ("float32", np.float32)]
+)
 def test_pixels_are_normalised_to_the_same_bits_as_by_torch(numbers, kind):
     preprocess = Preprocess((9, 7), 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), numbers=numbers)
     pixels = (np.random.default_rng(0).random((2, 3, 9, 7)) * preprocess.peak).astype(kind)
@@ -369,14 +374,18 @@ def test_positions_are_resized_in_a_graph_as_outside(how):
     for old in (1, 2, 3, 7, 14):
         source = torch.randn(old, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(old))
         for new in ((new, other) for new in (1, 2, 3, 5, 7, 9, 14, 24, 37) for other in (3, 4)):
-            assert torch.allclose(positions.resize(source, new, how), grid.resize(source, new, how), rtol=0, atol=1e-12), (old, new)
+            assert torch.allclose(
+                positions.resize(source, new, how), grid.resize(source, new, how), rtol=0, atol=1e-12
+            ), (old, new)
 
 
 FAMILIES = {
     "mean": ViTConfig(**SMALL, class_token=False, pool="mean", norm="pooled"),
     "attention pool": ViTConfig(**SMALL, class_token=False, pool="attention", resize="bicubic"),
     "distilled": ViTConfig(**SMALL, pool="distilled", resize="bilinear"),
-    "registers, scale": ViTConfig(**SMALL, registers=2, layer_scale=0.1, mlp="swiglu", representation=8, resize="zoom-scipy"),
+    "registers, scale": ViTConfig(
+        **SMALL, registers=2, layer_scale=0.1, mlp="swiglu", representation=8, resize="zoom-scipy"
+    ),
     "axes, each": ViTConfig(**SMALL, position="axes", position_at="each", resize="bicubic-aligned"),
     "waves, shared": ViTConfig(**SMALL, position="sincos", position_at="shared", gelu="tanh"),
     "rotary": ViTConfig(**SMALL, attention="rotary", position="none", gelu="quick"),
@@ -437,7 +446,10 @@ def test_openvino_s_file_answers_and_shows_damage(home, tmp_path):
     pytest.importorskip("openvino")
     out = tmp_path / "model.xml"
     (told,) = export(home / "bundle", "openvino", out, [os.fspath(home / "photos")], dynamic_size=True)["exports"]
-    assert told["max_abs_logit_difference"] < 1e-4 and sorted(p.name for p in tmp_path.iterdir()) == ["model.bin", "model.xml"]
+    assert told["max_abs_logit_difference"] < 1e-4 and sorted(p.name for p in tmp_path.iterdir()) == [
+        "model.bin",
+        "model.xml",
+    ]
     import openvino
 
     compiled = openvino.Core().compile_model(os.fspath(out), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
@@ -477,13 +489,23 @@ def test_a_run_is_judged_on_its_own_validation_images(folder, tmp_path):
     from vitreous.recipes.train import train
 
     train(folder, out=tmp_path / "run", **TINY)
-    readings = (tmp_path / "run" / "evaluations.jsonl").read_bytes() if (tmp_path / "run" / "evaluations.jsonl").exists() else b""
+    readings = (
+        (tmp_path / "run" / "evaluations.jsonl").read_bytes()
+        if (tmp_path / "run" / "evaluations.jsonl").exists()
+        else b""
+    )
     (told,) = document(say("export", str(tmp_path / "run"), "--json"))["exports"]
     assert told["images"] == 12 and told["judged_on"].endswith("(val)")
     assert told["top1"]["original"] == told["top1"]["export"]
-    (quantised,) = document(say("export", str(tmp_path / "run"), "--quantize", "int8", "--accept-loss", "--json"))["exports"]
+    (quantised,) = document(say("export", str(tmp_path / "run"), "--quantize", "int8", "--accept-loss", "--json"))[
+        "exports"
+    ]
     assert quantised["images"] == 12 and quantised["file"].endswith("model-int8.onnx")
-    after = (tmp_path / "run" / "evaluations.jsonl").read_bytes() if (tmp_path / "run" / "evaluations.jsonl").exists() else b""
+    after = (
+        (tmp_path / "run" / "evaluations.jsonl").read_bytes()
+        if (tmp_path / "run" / "evaluations.jsonl").exists()
+        else b""
+    )
     assert after == readings
     with pytest.raises(VitreousError):
         export(tmp_path / "run", out=tmp_path / "x.onnx", max_loss=2)

@@ -47,7 +47,9 @@ def direct(predictor, content: bytes, top: int = 5) -> list[dict]:
 def test_a_picture_as_the_body_gets_the_answer_that_python_gives(site, predictor):
     status, told, headers = site.predict(file(1), "?top=3", **{"X-Request-Id": "mine-1"})
     assert status == 200 and headers["X-Request-Id"] == told["request_id"] == "mine-1"
-    assert told["predictions"] == [{"name": None, "classes": direct(predictor, file(1), 3), "unsure": False, "error": None}]
+    assert told["predictions"] == [
+        {"name": None, "classes": direct(predictor, file(1), 3), "unsure": False, "error": None}
+    ]
     assert told["model"] == {"name": predictor.card.name, "version": predictor.card.version}
 
 
@@ -56,7 +58,9 @@ def test_several_pictures_in_a_form_keep_their_order_and_a_broken_one_costs_only
     status, told, _ = site.ask("POST", "/v1/predict?top=1", body, headers)
     one, two, three = told["predictions"]
     assert status == 200 and [each["name"] for each in told["predictions"]] == ["a\u202e.png", "b.jpg", "c"]
-    assert one["classes"] == direct(predictor, file(1), 1) and three["classes"] == direct(predictor, file(2, kind="JPEG"), 1)
+    assert one["classes"] == direct(predictor, file(1), 1) and three["classes"] == direct(
+        predictor, file(2, kind="JPEG"), 1
+    )
     assert two["classes"] == [] and two["error"]["code"] == "unreadable_image"
 
 
@@ -83,7 +87,9 @@ def test_embeddings_are_what_the_runtime_says(site, predictor):
 
 
 def test_attention_tells_its_map_and_the_part_of_the_picture_that_was_seen(site):
-    status, told, _ = site.ask("POST", "/v1/attention?kind=raw&layer=all&head=all&query=1,2", file(4), {"Content-Type": "image/png"})
+    status, told, _ = site.ask(
+        "POST", "/v1/attention?kind=raw&layer=all&head=all&query=1,2", file(4), {"Content-Type": "image/png"}
+    )
     weights = np.array(told["weights"])
     assert status == 200 and weights.shape == (2, 2, 4, 4) and told["query"] == [1, 2]
     np.testing.assert_allclose(weights.sum((2, 3)) + np.array(told["prefix_weights"]).sum(2), 1, atol=1e-4)
@@ -110,7 +116,11 @@ def test_attention_tells_its_map_and_the_part_of_the_picture_that_was_seen(site)
 )
 def test_a_parameter_that_cannot_be_is_named(site, path, word):
     status, told, _ = site.ask("POST", path, file(1), {"Content-Type": "image/png"})
-    assert status == 422 and told["error"]["code"] == "bad_parameter" and word in told["error"]["message"] + told["error"]["hint"]
+    assert (
+        status == 422
+        and told["error"]["code"] == "bad_parameter"
+        and word in told["error"]["message"] + told["error"]["hint"]
+    )
 
 
 def test_the_model_is_described(site, predictor):
@@ -152,7 +162,10 @@ def test_metrics_count_what_happened(site):
     def number(text: str, line: str) -> float:
         return next((float(row.split()[-1]) for row in text.splitlines() if row.startswith(line + " ")), 0.0)
 
-    for line in ('vitreous_requests_total{route="predict",status="200"}', 'vitreous_requests_total{route="predict",status="422"}'):
+    for line in (
+        'vitreous_requests_total{route="predict",status="200"}',
+        'vitreous_requests_total{route="predict",status="422"}',
+    ):
         assert number(after, line) == number(before, line) + 1
     assert number(after, "vitreous_batch_images_count") == number(before, "vitreous_batch_images_count") + 1
     assert number(after, "vitreous_queue_images") == 0
@@ -160,7 +173,11 @@ def test_metrics_count_what_happened(site):
 
 def test_the_page_and_its_files_are_served_and_nothing_else(site):
     status, page, headers = site.ask("GET", "/")
-    assert status == 200 and page.startswith(b"<!doctype html>") and "default-src 'none'" in headers["Content-Security-Policy"]
+    assert (
+        status == 200
+        and page.startswith(b"<!doctype html>")
+        and "default-src 'none'" in headers["Content-Security-Policy"]
+    )
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert site.ask("HEAD", "/static/style.css")[0] == 200
     outside = (
@@ -182,7 +199,13 @@ def test_the_page_and_its_files_are_served_and_nothing_else(site):
 
 def test_the_description_names_every_address(site):
     told = site.ask("GET", "/openapi.json")[1]
-    assert told["openapi"].startswith("3.1") and set(told["paths"]) >= {"/v1/predict", "/v1/embed", "/v1/attention", "/v1/model", "/readyz"}
+    assert told["openapi"].startswith("3.1") and set(told["paths"]) >= {
+        "/v1/predict",
+        "/v1/embed",
+        "/v1/attention",
+        "/v1/model",
+        "/readyz",
+    }
     used = set(_references(told))
     assert used and all(name in told["components"]["schemas"] for name in used)
 

@@ -1,4 +1,5 @@
-"""Requests that are no requests, clients that are no friends: each is refused by name, and costs nobody else anything."""
+"""Requests that are no requests, clients that are no friends: each is refused by name, and costs nobody else
+anything."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def server(predictor):
 def site(server):
     site = Site(server.address)
     yield site
-    until(lambda: site.metric("vitreous_queue_images") == 0 and site.metric("vitreous_held_bytes") == 0)  # nothing leaks
+    # nothing leaks
+    until(lambda: site.metric("vitreous_queue_images") == 0 and site.metric("vitreous_held_bytes") == 0)
     assert site.predict(file(1))[0] == 200  # and others are answered
 
 
@@ -91,7 +93,12 @@ def refused(answer: bytes) -> tuple[int, str]:
         (b"GET / HTTP/1.1\r\n" + HEAD + b"".join(b"A%d: b\r\n" % n for n in range(200)) + b"\r\n", 431),
         (b"GET / HTTP/1.1\r\n" + HEAD + b"A: " + b"b" * 70_000, 431),
         (b"GET / HTTP/1.1\r\n" + HEAD + b" folded: x\r\n\r\n", 400),
-        (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (
+            b"POST /v1/predict HTTP/1.1\r\n"
+            + HEAD
+            + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+        ),
         (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400),
         (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Length: -1\r\n\r\n", 400),
         (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 400),
@@ -100,10 +107,18 @@ def refused(answer: bytes) -> tuple[int, str]:
         (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Length: 99000000000\r\nExpect: 100-continue\r\n\r\n", 413),
         (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 50_000, 413),
         (
-            b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 8,
+            b"POST /v1/predict HTTP/1.1\r\n"
+            + HEAD
+            + b"Transfer-Encoding: chunked\r\n\r\n"
+            + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 8,
             413,
         ),
-        (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Encoding: gzip\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx", 415),
+        (
+            b"POST /v1/predict HTTP/1.1\r\n"
+            + HEAD
+            + b"Content-Encoding: gzip\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx",
+            415,
+        ),
         (b"GET /healthz HTTP/1.1\r\n" + HEAD + b"Content-Length: 1\r\nConnection: close\r\n\r\nx", 400),
         (b"DELETE /v1/model HTTP/1.1\r\n" + HEAD + b"Connection: close\r\n\r\n", 405),
         (b"POST / HTTP/1.1\r\n" + HEAD + b"Connection: close\r\nContent-Length: 0\r\n\r\n", 405),
@@ -112,7 +127,9 @@ def refused(answer: bytes) -> tuple[int, str]:
     ],
 )
 def test_what_is_no_good_request_is_refused_at_once_and_smuggles_nothing(site, request_, status):
-    answer = site.raw(request_ if b"Content-Length: 99" in request_ or request_.endswith((b"b", b"zz\r\n")) else request_ + b"\r\n")
+    answer = site.raw(
+        request_ if b"Content-Length: 99" in request_ or request_.endswith((b"b", b"zz\r\n")) else request_ + b"\r\n"
+    )
     assert refused(answer)[0] == status and answer.count(b"X-Request-Id") == 1 and b"Connection: close" in answer
 
 
@@ -128,11 +145,26 @@ def test_what_is_no_good_request_is_refused_at_once_and_smuggles_nothing(site, r
         ("multipart/form-data; boundary=", b"x", 400, "bad_multipart"),
         ("multipart/form-data; boundary=" + "b" * 71, b"x", 400, "bad_multipart"),
         ("multipart/form-data; boundary=b", b"nothing of it", 400, "bad_multipart"),
-        ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: form-data; filename=a\r\n\r\nxyz", 400, "bad_multipart"),
+        (
+            "multipart/form-data; boundary=b",
+            b"--b\r\nContent-Disposition: form-data; filename=a\r\n\r\nxyz",
+            400,
+            "bad_multipart",
+        ),
         ("multipart/form-data; boundary=b", b"--b\r\nno colon\r\n\r\nx\r\n--b--\r\n", 400, "bad_multipart"),
-        ("multipart/form-data; boundary=b", b"--b\r\nA: " + b"c" * 9000 + b"\r\n\r\nx\r\n--b--\r\n", 400, "bad_multipart"),
+        (
+            "multipart/form-data; boundary=b",
+            b"--b\r\nA: " + b"c" * 9000 + b"\r\n\r\nx\r\n--b--\r\n",
+            400,
+            "bad_multipart",
+        ),
         ("multipart/form-data; boundary=b", b"--b\r\nA: b\r\n\r\nx\r\n" * 100 + b"--b--\r\n", 400, "bad_multipart"),
-        ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: form-data; name=a\r\n\r\nx\r\n--b--\r\n", 400, "bad_request"),
+        (
+            "multipart/form-data; boundary=b",
+            b"--b\r\nContent-Disposition: form-data; name=a\r\n\r\nx\r\n--b--\r\n",
+            400,
+            "bad_request",
+        ),
         ("multipart/form-data; boundary=b", b"--b--\r\n", 400, "bad_request"),
         ("multipart/mixed; boundary=b", b"--b--\r\n", 415, "unsupported_media"),
     ],
@@ -178,7 +210,11 @@ def test_a_decoder_that_is_killed_is_not_the_picture_s_fault(site, server):
     until(lambda: decoders.idle.qsize() == decoders.count)
     with site.connect() as link:
         content = file(1) + b"SPIN"
-        link.sendall(b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Type: image/png\r\nContent-Length: %d\r\n\r\n" % len(content))
+        link.sendall(
+            b"POST /v1/predict HTTP/1.1\r\n"
+            + HEAD
+            + b"Content-Type: image/png\r\nContent-Length: %d\r\n\r\n" % len(content)
+        )
         link.sendall(content)
         until(lambda: decoders.idle.qsize() < decoders.count)
         (decoders.children - set(decoders.idle._queue)).pop().process.kill()
@@ -226,7 +262,9 @@ def standing(predictor):
     """A server of a queue of four, whose model stands still when told to."""
     runtime = Held(predictor.runtime)
     limits = Limits(queue=4, images=3)
-    with running(replace(predictor, runtime=runtime), Settings(port=0, quiet=True, limits=limits, decoders=1)) as server:
+    with running(
+        replace(predictor, runtime=runtime), Settings(port=0, quiet=True, limits=limits, decoders=1)
+    ) as server:
         yield Site(server.address), runtime, server
         runtime.go.set()
 
@@ -248,7 +286,12 @@ def held(shared):
 def post(site: Site, content: bytes, extra: bytes = b"") -> socket.socket:
     """A request under way."""
     link = site.connect(60)
-    link.sendall(b"POST /v1/predict HTTP/1.1\r\n" + HEAD + extra + b"Content-Type: image/png\r\nContent-Length: %d\r\n\r\n" % len(content))
+    link.sendall(
+        b"POST /v1/predict HTTP/1.1\r\n"
+        + HEAD
+        + extra
+        + b"Content-Type: image/png\r\nContent-Length: %d\r\n\r\n" % len(content)
+    )
     link.sendall(content)
     return link
 
@@ -261,7 +304,8 @@ def test_a_full_queue_refuses_before_the_body_and_says_when_to_come_back(held):
         link.sendall(b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Type: image/png\r\nContent-Length: 90\r\n\r\n")
         answer = link.recv(65536)
         assert refused(answer) == (429, "queue_full") and b"Retry-After: 1\r\n" in answer and b"keep-alive" in answer
-        link.sendall(b"x" * 90 + b"GET /healthz HTTP/1.1\r\n" + HEAD + b"\r\n")  # the body is thrown away, the connection lives
+        # the body is thrown away, the connection lives
+        link.sendall(b"x" * 90 + b"GET /healthz HTTP/1.1\r\n" + HEAD + b"\r\n")
         assert b"alive" in link.recv(65536)
     assert site.ask("GET", "/readyz")[0] == 200 and site.ask("GET", "/v1/model")[0] == 200
     runtime.go.set()
@@ -283,7 +327,10 @@ def test_what_nobody_waits_for_is_not_computed(held):
     runtime.go.set()
     assert links[3].recv(65536).startswith(b"HTTP/1.1 200")
     assert runtime.batches[before:] == [1, 1]
-    assert [site.metric(f"vitreous_{name}_total") for name in ("expired", "cancelled")] == [counts[0] + 1, counts[1] + 1]
+    assert [site.metric(f"vitreous_{name}_total") for name in ("expired", "cancelled")] == [
+        counts[0] + 1,
+        counts[1] + 1,
+    ]
     for link in links:
         link.close()
 
@@ -353,5 +400,8 @@ def test_strangers_are_kept_out(predictor):
         own = {"Origin": f"http://127.0.0.1:{site.port}", "Authorization": "Bearer " + token.decode()}
         assert site.ask("GET", "/v1/model", headers=own)[0] == 200
         for origin in ("http://evil.example", "null", f"http://localhost:{site.port}"):
-            assert site.ask("GET", "/v1/model", headers={**own, "Origin": origin})[1]["error"]["code"] == "forbidden_origin"
+            assert (
+                site.ask("GET", "/v1/model", headers={**own, "Origin": origin})[1]["error"]["code"]
+                == "forbidden_origin"
+            )
         assert "Access-Control-Allow-Origin" not in site.ask("GET", "/v1/model", headers=own)[2]

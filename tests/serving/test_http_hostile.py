@@ -1,4 +1,5 @@
-"""Requests that no client should send: every known trick and a few hundred drawn ones; and what schemathesis makes of the OpenAPI document.
+"""Requests that no client should send: every known trick and a few hundred drawn ones; and what schemathesis makes of
+the OpenAPI document.
 
 The requests are those of `benchmarks/serving.py --parts fuzz`, which sends ten thousand.
 """
@@ -42,7 +43,9 @@ def test_no_malformed_request_is_the_servers_fault_or_hides_another(site, malfor
     before = site.predict(picture)
     cases = [*requests.lists(site.port, picture), *requests.drawn(site.port, DRAWN, 1, [picture, file(2, kind="PNG")])]
     tally = asyncio.run(sending.send_all(site.port, cases, together=16))
-    assert not tally.wrong, "\n".join(f"{o.case.name}: {o.wrong}; {o.statuses}, hung up: {o.closed}" for o in tally.wrong)
+    assert not tally.wrong, "\n".join(
+        f"{o.case.name}: {o.wrong}; {o.statuses}, hung up: {o.closed}" for o in tally.wrong
+    )
     assert sum(tally.statuses.values()) == len(cases) >= 400
     assert {200, 400, 403, 404, 405, 413, 415, 422} <= set(tally.statuses)
     after = site.predict(picture)
@@ -79,11 +82,14 @@ def test_nothing_that_schemathesis_makes_of_the_openapi_document_is_a_server_err
     for operation in operations:
 
         @given(case=operation.as_strategy())
-        @settings(max_examples=CASES // 3, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=CASES // 3, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        )
         def call(case):
             nonlocal sent
             response = case.call(base_url=site.address, timeout=60)
-            assert response.status_code < 500 or response.status_code == 504, response.text  # 504: a deadline of a millisecond
+            # 504: a deadline of a millisecond
+            assert response.status_code < 500 or response.status_code == 504, response.text
             sent += 1
 
         call()

@@ -71,7 +71,13 @@ def test_it_starts_takes_a_new_model_refuses_a_bad_one_and_ends(start, tmp_path)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
     told = events(log)
-    assert [each["event"] for each in told if "event" in each] == ["up", "reloaded", "reload refused", "draining", "down"]
+    assert [each["event"] for each in told if "event" in each] == [
+        "up",
+        "reloaded",
+        "reload refused",
+        "draining",
+        "down",
+    ]
     asked = next(each for each in told if each.get("request_id") == "a-1")
     assert asked["route"] == "predict" and asked["status"] == 200 and asked["images"] == 1
 
@@ -112,7 +118,11 @@ def test_while_the_model_is_loaded_it_is_alive_and_not_ready(tmp_path):
         with running(replace(predictor, runtime=Slow())) as server:
             assert Site(server.address).ask("GET", "/readyz")[0] == 200
     (alive, _), (ready, status), (other, refusal) = seen
-    assert (alive, ready, other) == (200, 503, 503) and status == {"status": "starting"} and refusal["error"]["code"] == "starting"
+    assert (
+        (alive, ready, other) == (200, 503, 503)
+        and status == {"status": "starting"}
+        and refusal["error"]["code"] == "starting"
+    )
 
 
 class Predicted:

@@ -1,4 +1,5 @@
-"""The client of `benchmarks/serving.py` charges a server for everybody who had to wait, and tells answers of others from its own."""
+"""The client of `benchmarks/serving.py` charges a server for everybody who had to wait, and tells answers of others
+from its own."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ async def served(ask, answer):
                     await asyncio.sleep(SERVICE)
                 name, document = answer(with_id)
                 body = json.dumps(document).encode()
-                writer.write(b"HTTP/1.1 200 OK\r\nX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n" % (name, len(body)) + body)
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n" % (name, len(body)) + body
+                )
         writer.close()
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
@@ -53,7 +56,8 @@ def test_latency_counts_from_the_time_a_request_was_due(client):
     phase = asyncio.run(served(ask, lambda name: (name, {})))
     assert len(phase.replies) > 30 and phase.statuses() == {"200": len(phase.replies)}
     last = max(phase.replies, key=lambda reply: reply.finished)
-    assert last.seconds > SERVICE * len(phase.replies) - 0.3  # it waited for all before it, less the time in which they were due
+    # it waited for all before it, less the time in which they were due
+    assert last.seconds > SERVICE * len(phase.replies) - 0.3
     assert last.finished - last.sent < last.seconds / 2
 
 
@@ -74,7 +78,11 @@ def test_an_answer_with_another_id_or_other_numbers_is_wrong(client):
 
         return asyncio.run(served(ask, answer))
 
-    assert {name: asked(answer).right for name, answer in answers.items()} == {"right": True, "another's": False, "last digit": False}
+    assert {name: asked(answer).right for name, answer in answers.items()} == {
+        "right": True,
+        "another's": False,
+        "last digit": False,
+    }
 
 
 def test_quantiles_are_values_that_were_seen(client):

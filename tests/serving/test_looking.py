@@ -38,7 +38,10 @@ def pixels(seed: int = 0) -> np.ndarray:
 def maps(bundle: Bundle, array: np.ndarray) -> np.ndarray:
     """(L, h, T, T): every attention, as the parts of the model themselves say."""
     return np.stack(
-        [look.weights()[0].numpy() for look in looks_of(bundle.model, bundle.preprocess.normalise(torch.from_numpy(array)[None]))]
+        [
+            look.weights()[0].numpy()
+            for look in looks_of(bundle.model, bundle.preprocess.normalise(torch.from_numpy(array)[None]))
+        ]
     )
 
 
@@ -65,7 +68,9 @@ def test_raw_attention_of_all_blocks_and_heads_is_the_rows_of_each(kind, query):
             assert np.allclose(told["prefix_weights"][layer][head], wanted[:prefix], atol=1e-6)
             for row in range(4):
                 for column in range(5):
-                    assert told["weights"][layer][head][row][column] == pytest.approx(wanted[prefix + row * 5 + column], abs=1e-6)
+                    assert told["weights"][layer][head][row][column] == pytest.approx(
+                        wanted[prefix + row * 5 + column], abs=1e-6
+                    )
 
 
 @pytest.mark.parametrize("fusion", ["mean", "max", "min"])
@@ -104,7 +109,9 @@ def test_a_parameter_that_cannot_be_is_refused_by_name_with_what_is_allowed(name
     with pytest.raises(UsageError) as refused:
         asked(bundle, **{"kind": "raw", name: value})
     assert (
-        f"{name}={value[:40]}" in refused.value.message and refused.value.hint.startswith(f"{name} is ") and len(str(refused.value)) < 300
+        f"{name}={value[:40]}" in refused.value.message
+        and refused.value.hint.startswith(f"{name} is ")
+        and len(str(refused.value)) < 300
     )
 
 
@@ -128,7 +135,11 @@ def test_blocks_that_see_a_part_of_the_picture_have_nothing_to_show(kind):
 
 
 def test_a_resnet_shows_its_filters_alone():
-    bundle = Bundle(create("BiT-R50x1", image_size=32, num_classes=3, blocks=(1,), width=16).eval(), tuple("abc"), Preprocess((32, 32)))
+    bundle = Bundle(
+        create("BiT-R50x1", image_size=32, num_classes=3, blocks=(1,), width=16).eval(),
+        tuple("abc"),
+        Preprocess((32, 32)),
+    )
     assert can(bundle) == {"attention": False, "positions": False, "filters": True} and positions(bundle) is None
     with pytest.raises(UsageError, match="ResNet"):
         asked(bundle)
@@ -171,7 +182,9 @@ def test_the_box_is_what_the_pixels_show(size, fit, share):
     across, down = (np.asarray(preprocess.fitted(Image.fromarray(np.ascontiguousarray(ramp)))) for ramp in (x, y))
     wanted_x = left + (np.arange(20) + 0.5) / 20 * (right - left)
     wanted_y = top + (np.arange(16) + 0.5) / 16 * (bottom - top)
-    assert np.allclose(across[8, 4:-4], wanted_x[4:-4], atol=4e-3) and np.allclose(down[4:-4, 10], wanted_y[4:-4], atol=4e-3)
+    assert np.allclose(across[8, 4:-4], wanted_x[4:-4], atol=4e-3) and np.allclose(
+        down[4:-4, 10], wanted_y[4:-4], atol=4e-3
+    )
 
 
 def test_numbers_have_six_digits():
@@ -199,7 +212,9 @@ def test_an_index_has_every_readable_image_with_its_label_its_name_and_a_small_p
     for file in sorted((data / "train").glob("*/?.png")):
         own = predictor.runtime.features(read(file, predictor.card.preprocess)[None])[0]
         found = index.nearest(own, 3)
-        assert (found[0].label, found[0].name) == (file.parent.name, file.name) and found[0].similarity == pytest.approx(1, abs=1e-3)
+        assert (found[0].label, found[0].name) == (file.parent.name, file.name) and found[
+            0
+        ].similarity == pytest.approx(1, abs=1e-3)
         assert found[0].similarity >= found[1].similarity >= found[2].similarity
         with Image.open(io.BytesIO(found[0].thumbnail)) as small:
             assert small.format == "JPEG" and max(small.size) <= 64
@@ -251,7 +266,13 @@ def test_an_index_of_other_weights_or_another_preprocessing_or_a_broken_one_is_r
     with pytest.raises(WeightsError, match="another model"):
         open_index(tmp_path / "same")
     whole = save_bundle(tmp_path / "whole", classes=("ant", "bee", "cat"))
-    for broken in (content[:1000], content[: len(content) // 2], b"", b"\x93NUMPY", content[:600] + b"\xff" * 64 + content[664:]):
+    for broken in (
+        content[:1000],
+        content[: len(content) // 2],
+        b"",
+        b"\x93NUMPY",
+        content[:600] + b"\xff" * 64 + content[664:],
+    ):
         (whole / FILE).write_bytes(broken)
         with pytest.raises(WeightsError, match="cannot be read") as refused:
             open_index(whole)

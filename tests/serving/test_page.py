@@ -1,4 +1,5 @@
-"""The page in a browser: what it shows is what Python answers, for mouse, keys and fingers, on a phone and on a desk."""
+"""The page in a browser: what it shows is what Python answers, for mouse, keys and fingers, on a phone and on a
+desk."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ slow = pytest.mark.slow
 
 def chromium() -> str | None:
     """The system's browser, where there is one."""
-    return next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"))), None)
+    return next(
+        filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"))),
+        None,
+    )
 
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
@@ -48,7 +52,9 @@ def home(tmp_path_factory):
     """A bundle whose heads look at different places, with an index; and pictures."""
     root = tmp_path_factory.mktemp("page")
     torch.manual_seed(0)
-    model = build(ViTConfig(image=(40, 40), patch=(8, 8), classes=len(CLASSES), width=32, depth=3, heads=2, hidden=64)).eval()
+    model = build(
+        ViTConfig(image=(40, 40), patch=(8, 8), classes=len(CLASSES), width=32, depth=3, heads=2, hidden=64)
+    ).eval()
     torch.nn.init.normal_(model.head.weight)
     for name, parameter in model.named_parameters():
         if "qkv.weight" in name:
@@ -92,7 +98,11 @@ class Visit:
         self.address, self.said, self.asked, self.refused = address, [], [], 0
         phone = {"has_touch": True, "is_mobile": True} if size == "phone" else {}
         self.context = browser.new_context(
-            viewport={"width": wide, "height": high}, color_scheme=theme, reduced_motion="reduce", permissions=["camera"], **phone
+            viewport={"width": wide, "height": high},
+            color_scheme=theme,
+            reduced_motion="reduce",
+            permissions=["camera"],
+            **phone,
         )
         self.page = page = self.context.new_page()
         page.set_default_timeout(WAIT)
@@ -136,7 +146,8 @@ class Visit:
         self.settle()
 
     def patches(self) -> np.ndarray:
-        """(5, 5) lightness of the canvas at the middle of every patch; the picture is to be wide, seen in the middle 0.8 of its height."""
+        """(5, 5) lightness of the canvas at the middle of every patch; the picture is to be wide, seen in the middle
+        0.8 of its height."""
         found = self.page.evaluate(
             """() => {
               const canvas = document.getElementById("picture"), copy = new OffscreenCanvas(canvas.width, canvas.height), found = [];
@@ -196,7 +207,9 @@ def test_a_picture_gets_the_names_and_probabilities_that_python_gives(visit, hom
     shares = [text.replace("\u00a0", " ") for text in visit.find("#answers .share").all_text_contents()]
     assert names == list(wanted.names[:5]) and visit.find("#answers b").count() == 0
     assert shares == [format_share(p) for p in wanted.probabilities[:5]]
-    bars = visit.page.eval_on_selector_all("#answers i", "all => all.map(one => one.offsetWidth / one.parentElement.offsetWidth)")
+    bars = visit.page.eval_on_selector_all(
+        "#answers i", "all => all.map(one => one.offsetWidth / one.parentElement.offsetWidth)"
+    )
     assert np.allclose(bars, wanted.probabilities[:5], atol=0.01)
     visit.find("#more").click()
     assert visit.find("#answers .name").all_text_contents() == list(wanted.names)
@@ -214,7 +227,12 @@ def test_sliders_show_every_block_and_head_with_one_question(visit, home, predic
     every = np.array(numbers(predictor, home / "0.png", kind="raw", layer="all", head="all")["weights"])
     seen = set()
     for layer in (0, 2):
-        for head, weights in ((0, every[layer].mean(0)), (1, every[layer].max(0)), (2, every[layer].min(0)), (4, every[layer][1])):
+        for head, weights in (
+            (0, every[layer].mean(0)),
+            (1, every[layer].max(0)),
+            (2, every[layer].min(0)),
+            (4, every[layer][1]),
+        ):
             visit.set("layer", layer)
             visit.set("head", head)
             assert alike(visit.patches(), weights), (layer, head)
@@ -244,7 +262,9 @@ def test_a_patch_that_is_clicked_or_touched_is_asked_what_it_looks_at(visit, hom
     visit.set("opacity", 100)
     visit.set("head", 3)
     place = visit.at(1, 3)
-    (visit.find("#picture").tap if visit.page.viewport_size["width"] < 500 else visit.find("#picture").click)(position=place)
+    (visit.find("#picture").tap if visit.page.viewport_size["width"] < 500 else visit.find("#picture").click)(
+        position=place
+    )
     visit.see("#meaning", "What head 1 of block 3 looks at from the patch in row 2, column 4.")
     visit.settle()
     assert visit.attentions()[-1].endswith("query=1,3")
@@ -262,7 +282,11 @@ def test_everything_can_be_done_with_the_keyboard(visit, home, predictor):
     visit.page.evaluate("document.activeElement.blur()")
     for _ in range(40):
         keys.press("Tab")
-        found.append(visit.page.evaluate("document.activeElement.id || document.activeElement.name || document.activeElement.tagName"))
+        found.append(
+            visit.page.evaluate(
+                "document.activeElement.id || document.activeElement.name || document.activeElement.tagName"
+            )
+        )
         if found[-1] == "SUMMARY":
             break
     wanted = [
@@ -289,7 +313,10 @@ def test_everything_can_be_done_with_the_keyboard(visit, home, predictor):
     weights = np.array(numbers(predictor, home / "0.png")["weights"])
     for key, row, column in steps:
         keys.press(key)
-        visit.see("#said", f"row {row + 1}, column {column + 1}: {format_share(weights[row, column])}".replace(" %", "\u00a0%"))
+        visit.see(
+            "#said",
+            f"row {row + 1}, column {column + 1}: {format_share(weights[row, column])}".replace(" %", "\u00a0%"),
+        )
     keys.press("Enter")
     visit.see("#meaning", f"the patch in row {row + 1}, column {column + 1}")
     visit.settle()
@@ -333,12 +360,18 @@ def test_refusals_say_what_is_wrong_and_what_to_do_and_leave_the_last_answer(vis
     visit.page.set_input_files("#file", home / "<i>notes.jpg")
     visit.see("[role=alert]", "<i>notes.jpg: not an image of a known format")
     visit.see("[role=alert]", "Known are JPEG")
-    assert visit.find("[role=alert] i").count() == 0 and visit.find("#answers li:first-child .name").text_content() == best
+    assert (
+        visit.find("[role=alert] i").count() == 0 and visit.find("#answers li:first-child .name").text_content() == best
+    )
     visit.page.get_by_role("button", name="Close").click()
     visit.page.set_input_files("#file", home / "large.png")
     visit.see("[role=alert]", "large.png has 1.0 MiB, more than the 1.0 MiB")
-    full = {"error": {"code": "queue_full", "message": "40 pictures are waiting", "hint": "ask again", "request_id": "x"}}
-    visit.page.route("**/v1/predict*", lambda route: route.fulfill(status=429, json=full, headers={"Retry-After": "3"}), times=1)
+    full = {
+        "error": {"code": "queue_full", "message": "40 pictures are waiting", "hint": "ask again", "request_id": "x"}
+    }
+    visit.page.route(
+        "**/v1/predict*", lambda route: route.fulfill(status=429, json=full, headers={"Retry-After": "3"}), times=1
+    )
     visit.page.set_input_files("#file", home / "1.png")
     visit.see("[role=alert]", "40 pictures are waiting")
     visit.see("[role=alert]", "Try again in 3 seconds.")
@@ -369,13 +402,19 @@ def test_positions_and_filters_and_nearest_images_are_those_of_the_model(visit, 
     visit.find("#mosaic").click(position={"x": frame["width"] * 0.7, "y": frame["height"] * 0.1})
     others, pairs = np.delete(similar[3], 3), similar[~np.eye(25, dtype=bool)]
     least, most = (f"{end:.2f}".replace("-", "−") for end in (pairs.min(), pairs.max()))
-    told = f"row 1, column 4 with every position: {others.min():.2f} to {others.max():.2f} with others.".replace("-", "−")
+    told = f"row 1, column 4 with every position: {others.min():.2f} to {others.max():.2f} with others.".replace(
+        "-", "−"
+    )
     visit.see("#positions-text", f"{told} Colours span {least} to {most}")
     assert (visit.find("#scale-least").text_content(), visit.find("#scale-most").text_content()) == (least, most)
     light = visit.page.evaluate(LIGHT_OF_CHOSEN)
-    assert alike(np.array(light), np.where(np.arange(25) == 3, pairs.max(), similar[3])) and max(light) - min(light) > 0.3
+    assert (
+        alike(np.array(light), np.where(np.arange(25) == 3, pairs.max(), similar[3])) and max(light) - min(light) > 0.3
+    )
     expect(visit.find("#filters-image")).to_have_js_property("complete", True)
-    assert visit.page.evaluate("[document.images.length > 8, [...document.images].every(one => one.naturalWidth > 0)]") == [True, True]
+    assert visit.page.evaluate(
+        "[document.images.length > 8, [...document.images].every(one => one.naturalWidth > 0)]"
+    ) == [True, True]
 
 
 @slow
@@ -449,7 +488,10 @@ def test_it_can_be_read_and_touched_in_every_size_and_theme(visit, home):
     small = [target for target in visit.page.evaluate(TARGETS) if target[1] < 40]
     assert small == []
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= visit.page.viewport_size["width"]
-    named = "all => all.filter(one => !(one.labels?.length || one.ariaLabel || one.textContent.trim())).map(one => one.outerHTML)"
+    named = (
+        "all => all.filter(one => !(one.labels?.length || one.ariaLabel || one.textContent.trim())).map(one => "
+        "one.outerHTML)"
+    )
     assert visit.page.eval_on_selector_all("button, input, canvas[tabindex]", named) == []
 
 
@@ -486,17 +528,24 @@ def test_the_files_ask_nothing_of_anybody_else():
     assert {"index.html", "style.css", "app.js"} <= {file.name for file in files}
     for file in files:
         text = file.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
-        assert not re.search(r"https?:|//[a-z]+\.|innerHTML|outerHTML|insertAdjacentHTML|\beval\(|\bstyle=|\son[a-z]+=\"", text), file
+        assert not re.search(
+            r"https?:|//[a-z]+\.|innerHTML|outerHTML|insertAdjacentHTML|\beval\(|\bstyle=|\son[a-z]+=\"", text
+        ), file
 
 
 def test_a_phone_is_told_to_tap_and_a_desk_to_drop_and_the_title_is_one_word(browser, address):
     for size, shown, hidden in (("phone", "Tap to choose a picture", "Drop"), ("desk", "Drop a picture here", "Tap")):
         visit = Visit(browser, address, size)
         visit.see("#model", "classes")
-        visit.page.evaluate("document.getElementById('model').textContent = 'R50+ViT-B/16-with-a-very-long-name · 1000 classes'")
+        visit.page.evaluate(
+            "document.getElementById('model').textContent = 'R50+ViT-B/16-with-a-very-long-name · 1000 classes'"
+        )
         told = visit.find("body").inner_text()
         assert shown in told and hidden not in told
-        lines = "one => { const range = document.createRange(); range.selectNodeContents(one); return range.getClientRects().length; }"
+        lines = (
+            "one => "
+            "{ const range = document.createRange(); range.selectNodeContents(one); return range.getClientRects().length; }"
+        )
         assert visit.find("h1").evaluate(lines) == 1
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= visit.page.viewport_size["width"]
         with visit.page.expect_file_chooser():
@@ -506,11 +555,27 @@ def test_a_phone_is_told_to_tap_and_a_desk_to_drop_and_the_title_is_one_word(bro
 
 def test_shares_and_names_are_written_as_in_the_reports(visit):
     visit.see("#model", "classes")
-    shares = [0, 1, 0.9131, 0.0124, 0.000342, 1.3e-7, 0.0999, 0.9949, 0.9963, 0.99972, 0.9999993, *np.geomspace(1e-6, 0.99, 40)]
+    shares = [
+        0,
+        1,
+        0.9131,
+        0.0124,
+        0.000342,
+        1.3e-7,
+        0.0999,
+        0.9949,
+        0.9963,
+        0.99972,
+        0.9999993,
+        *np.geomspace(1e-6, 0.99, 40),
+    ]
     written = visit.page.evaluate(
         "async shares => { const { percent } = await import('/static/page.js'); return shares.map(percent); }", shares
     )
     assert [text.replace("\u00a0", " ") for text in written] == [format_share(share) for share in shares]
-    made = "async name => { const { makeName } = await import('/static/page.js'); return makeName('p', 'dim', name).outerHTML; }"
+    made = (
+        "async name => "
+        "{ const { makeName } = await import('/static/page.js'); return makeName('p', 'dim', name).outerHTML; }"
+    )
     name = "a/b_c-d.e:f\\g <i>.png"
     assert visit.page.evaluate(made, name) == f'<p class="dim">{break_name(name)}</p>'

@@ -1,4 +1,5 @@
-"""Answers for files: the same bits whatever is beside an image, in order, with reading and computing at the same time."""
+"""Answers for files: the same bits whatever is beside an image, in order, with reading and computing at the same
+time."""
 
 from __future__ import annotations
 
@@ -88,12 +89,17 @@ def test_an_answer_is_the_same_bits_whatever_is_beside_it(bundle, threads, quick
 @pytest.mark.processor
 @pytest.mark.parametrize("precision", LIMITS)
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("width, heads, image, patch", [(24, 2, 16, 4), (64, 4, 16, 2), (48, 3, 48, 16), (96, 3, 32, 8), (40, 1, 24, 8)])
+@pytest.mark.parametrize(
+    "width, heads, image, patch", [(24, 2, 16, 4), (64, 4, 16, 2), (48, 3, 48, 16), (96, 3, 32, 8), (40, 1, 24, 8)]
+)
 def test_no_place_in_a_part_rounds_otherwise(precision, packed, width, heads, image, patch, monkeypatch):
-    """Kernels compute the last rows of a product, and rows of an odd number, in blocks of their own: an answer must not tell."""
+    """Kernels compute the last rows of a product, and rows of an odd number, in blocks of their own: an answer must not
+    tell."""
     monkeypatch.setattr(engine, "packs", lambda device: packed)
     torch.manual_seed(0)
-    config = ViTConfig(image=(image, image), patch=(patch, patch), width=width, depth=2, heads=heads, hidden=2 * width + 8, classes=7)
+    config = ViTConfig(
+        image=(image, image), patch=(patch, patch), width=width, depth=2, heads=heads, hidden=2 * width + 8, classes=7
+    )
     model = contracts.randomise(build(config).eval())
     made = TorchEngine(model, Preprocess((image, image)), precision=precision)
     size = made.part_size()

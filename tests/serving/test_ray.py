@@ -1,4 +1,5 @@
-"""Predictions on a Ray cluster: the same file, to the byte, as one process writes, also when a worker is killed on the way."""
+"""Predictions on a Ray cluster: the same file, to the byte, as one process writes, also when a worker is killed on the
+way."""
 
 from __future__ import annotations
 
@@ -58,7 +59,12 @@ def test_chunks_bring_every_item_as_it_was_and_waves_end_in_time(monkeypatch):
     def broken():
         raise DataError("it is broken")
 
-    items = [Item("a\udcff\n", "/x/a\udcff\n"), Item("b", b"bytes of b"), Item("c", broken), Item("d", lambda: b"and of d")]
+    items = [
+        Item("a\udcff\n", "/x/a\udcff\n"),
+        Item("b", b"bytes of b"),
+        Item("c", broken),
+        Item("d", lambda: b"and of d"),
+    ]
     items += [Item(str(number), f"/x/{number}") for number in range(2 * CHUNK)]
     rows = list(chunks(iter(items)))
     assert [row["images"] for row in rows] == [CHUNK, CHUNK, 4]
@@ -137,7 +143,11 @@ def test_every_row_of_50_000_files_is_there_once_though_a_worker_was_killed(run,
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     deadline = time.monotonic() + 600
-    while time.monotonic() < deadline and process.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < FILES // 5):
+    while (
+        time.monotonic() < deadline
+        and process.poll() is None
+        and (not out.exists() or out.read_bytes().count(b"\n") < FILES // 5)
+    ):
         time.sleep(0.1)
     killed = workers(process.pid)[0]
     os.kill(killed, signal.SIGKILL)

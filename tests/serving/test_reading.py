@@ -44,7 +44,9 @@ def test_pixels_are_within_the_stated_tolerance(photo, fit, orientation, monkeyp
 def test_grey_and_little_to_shrink(photo):
     content = jpeg(photo.convert("L"))
     for channels in (1, 3):
-        found = [read(content, Preprocess((48, 48), channels=channels), exact=choice).astype(int) for choice in (True, False)]
+        found = [
+            read(content, Preprocess((48, 48), channels=channels), exact=choice).astype(int) for choice in (True, False)
+        ]
         assert found[0].shape == (channels, 48, 48) and np.abs(found[0] - found[1]).mean() <= 1
     near = Preprocess((240, 240))
     assert np.array_equal(read(jpeg(photo), near), read(jpeg(photo), near, exact=True))

@@ -1,4 +1,5 @@
-"""Every file of the hostile corpus over HTTP: the verdict and the probabilities that Python has, but for what is too large for a server."""
+"""Every file of the hostile corpus over HTTP: the verdict and the probabilities that Python has, but for what is too
+large for a server."""
 
 from __future__ import annotations
 
@@ -59,5 +60,6 @@ def test_every_odd_file_has_one_verdict_and_one_answer(tmp_path):
             expected = predictor.asked(5).answer(predictor.card, predictor.probabilities(pixels[None])[0], "")
             found = {row["class"]: row["probability"] for row in told["predictions"][0]["classes"]}
             assert status == 200 and found == dict(zip(expected.names, expected.probabilities, strict=True)), case.name
-        assert {child.process.pid for child in server.site.decoders.children} == children  # none of them had to be replaced
+        # none of them had to be replaced
+        assert {child.process.pid for child in server.site.decoders.children} == children
     assert accepted > 50 and refused > 50

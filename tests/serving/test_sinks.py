@@ -26,7 +26,17 @@ from vitreous.serving.rows import Embeddings, Predictions
 from vitreous.serving.sinks import Job
 from vitreous.serving.sources import Item, source
 
-ODD = ["a.png", "new\nline.png", 'quo"te,.png', "=sum.png", "'=sum.png", os.fsdecode(b"\xff.png"), "bad.png", "é.png", "a.png"]
+ODD = [
+    "a.png",
+    "new\nline.png",
+    'quo"te,.png',
+    "=sum.png",
+    "'=sum.png",
+    os.fsdecode(b"\xff.png"),
+    "bad.png",
+    "é.png",
+    "a.png",
+]
 MADE_BY = {"model": "m", "top": 2, "threshold": None}
 
 
@@ -84,7 +94,9 @@ def skip_without(suffix: str) -> None:
         pytest.importorskip("pyarrow")
 
 
-@pytest.mark.parametrize(("kind", "suffix"), KINDS, ids=lambda value: value if isinstance(value, str) else type(value).__name__)
+@pytest.mark.parametrize(
+    ("kind", "suffix"), KINDS, ids=lambda value: value if isinstance(value, str) else type(value).__name__
+)
 def test_a_job_that_was_stopped_ends_as_if_it_had_not_been(small, kind, suffix):
     skip_without(suffix)
     rows, whole, cut = rows_of(kind), f"whole{suffix}", f"cut{suffix}"
@@ -122,7 +134,11 @@ def test_other_models_options_and_images_are_refused(small):
     before = Path("x.jsonl").read_bytes()
     with pytest.raises(UsageError, match="top 2, now 3"):
         Job("x.jsonl", kind, {**MADE_BY, "top": 3}, True)
-    for others, match in ((rows[1:], "image 1, is a.png; now comes"), ([rows[0], *rows[2:]], "image 2, is new"), (rows[:2], "end before")):
+    for others, match in (
+        (rows[1:], "image 1, is a.png; now comes"),
+        ([rows[0], *rows[2:]], "image 2, is new"),
+        (rows[:2], "end before"),
+    ):
         with pytest.raises(UsageError, match=match):
             write("x.jsonl", kind, others, resume=True)
         assert Path("x.jsonl").read_bytes() == before
@@ -143,7 +159,9 @@ def test_names_and_numbers_come_back_exactly(small):
         write(f"p{suffix}", Predictions(), rows)
     lines = [json.loads(line) for line in Path("p.jsonl").read_bytes().split(b"\n")[:-1]]
     assert [line["path"] for line in lines] == ODD
-    assert [[pair["probability"] for pair in line["classes"]] for line in lines] == [list(row.probabilities) for row in rows]
+    assert [[pair["probability"] for pair in line["classes"]] for line in lines] == [
+        list(row.probabilities) for row in rows
+    ]
     text = Path("p.csv").read_bytes().decode("utf-8", "surrogateescape")
     cells = list(csv.DictReader(io.StringIO(text, newline="")))
     assert [row["path"].removeprefix("'") for row in cells if row["rank"] in ("", "1")] == ODD
@@ -160,7 +178,9 @@ def test_names_and_numbers_come_back_exactly(small):
     assert np.array_equal(values, [row.values for row in rows if row.values is not None])
     lines = [json.loads(line) for line in Path("e.jsonl").read_bytes().split(b"\n")[:-1]]
     assert np.array_equal(np.array([line["embedding"] for n, line in enumerate(lines) if n != 6], np.float32), values)
-    assert np.array_equal(np.array([row["embedding"] for n, row in enumerate(read("e.parquet")) if n != 6], np.float32), values)
+    assert np.array_equal(
+        np.array([row["embedding"] for n, row in enumerate(read("e.parquet")) if n != 6], np.float32), values
+    )
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +206,11 @@ def test_the_commands_stop_and_go_on(home, tmp_path, monkeypatch):
     assert refused.returncode == 2 and "--resume" in refused.stderr
     result = say(*words, "--resume", "--json")
     told = json.loads(result.stdout)
-    assert result.returncode == 3 and (told["images"], told["unreadable"]) == (7, 1) and "4 images are in x.jsonl already" in result.stderr
+    assert (
+        result.returncode == 3
+        and (told["images"], told["unreadable"]) == (7, 1)
+        and "4 images are in x.jsonl already" in result.stderr
+    )
     lines = [json.loads(line) for line in Path("x.jsonl").read_text().splitlines()]
     assert lines == [Predictions().plain(answer) for answer in answers]
     again = say(*words, "--resume")
@@ -194,7 +218,9 @@ def test_the_commands_stop_and_go_on(home, tmp_path, monkeypatch):
     assert say("predict", home, "p", "--resume").returncode == 2
     assert say("predict", home, "p", "--out", "x.jsonl", "--top", "1", "--resume").returncode == 2
     assert say("predict", home, "p", "--out", "y.jsonl", "--bad-images", "stop").returncode == 3
-    assert [json.loads(line)["path"] for line in Path("y.jsonl").read_text().splitlines()] == [row.path for row in answers[:4]]
+    assert [json.loads(line)["path"] for line in Path("y.jsonl").read_text().splitlines()] == [
+        row.path for row in answers[:4]
+    ]
 
 
 def stopping(chunks):

@@ -1,4 +1,5 @@
-"""--keep-best and --early-stop: which weights the bundle has, when a run ends, and the same bits after a stop in any place."""
+"""--keep-best and --early-stop: which weights the bundle has, when a run ends, and the same bits after a stop in any
+place."""
 
 from __future__ import annotations
 
@@ -58,7 +59,17 @@ def scored(monkeypatch):
 
 
 def options(steps=12, **more):
-    return {**TINY, "epochs": None, "steps": steps, "accumulate": 1, "evaluate_every": 2, "save_every": 3, "keep": 2, "workers": 0, **more}
+    return {
+        **TINY,
+        "epochs": None,
+        "steps": steps,
+        "accumulate": 1,
+        "evaluate_every": 2,
+        "save_every": 3,
+        "keep": 2,
+        "workers": 0,
+        **more,
+    }
 
 
 def weights(out):
@@ -79,7 +90,15 @@ def test_the_best_weights_are_kept_and_said(photos, tmp_path, scored):
     assert scored == [2, 4, 6, 8, 10, 12]
     found = summary["selection"]
     assert (found["kept"], found["kept_step"], found["stopped_early"]) == ("best", 6, False)
-    assert found["best"] == {"step": 6, "epoch": 2.0, "figure": "top-1", "value": 0.8, "nll": 0.8, "evaluations": 6, "since": 3}
+    assert found["best"] == {
+        "step": 6,
+        "epoch": 2.0,
+        "figure": "top-1",
+        "value": 0.8,
+        "nll": 0.8,
+        "evaluations": 6,
+        "since": 3,
+    }
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["selection"] == found
     places = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert places == ["step-00000006", "step-00000009", "step-00000012"]  # two, and the best
@@ -104,7 +123,9 @@ def test_a_run_ends_after_evaluations_that_were_not_better(photos, tmp_path, sco
     summary = train(str(photos), out=str(tmp_path / "run"), **options(16, early_stop=3, keep_best=keep_best))
     assert scored == [2, 4, 6, 8, 10, 12] and summary["steps"] == 12 and summary["epochs"] == 4.0
     found = summary["selection"]
-    assert found["stopped_early"] and (found["kept"], found["kept_step"]) == (("best", 6) if keep_best else ("last", 12))
+    assert found["stopped_early"] and (found["kept"], found["kept_step"]) == (
+        ("best", 6) if keep_best else ("last", 12)
+    )
     assert found["best"]["since"] == 3
 
 
@@ -137,7 +158,10 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(photos, tmp_path, scored
     assert summary["selection"] == whole["selection"] and summary["val"] == whole["val"]
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
     figures = [
-        [{name: line[name] for name in line if name.startswith(("step", "val/", "train/"))} for line in map(json.loads, path.open())]
+        [
+            {name: line[name] for name in line if name.startswith(("step", "val/", "train/"))}
+            for line in map(json.loads, path.open())
+        ]
         for path in (tmp_path / "whole" / "metrics.jsonl", tmp_path / "run" / "metrics.jsonl")
     ]
     assert figures[0] == figures[1]
@@ -162,7 +186,9 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_after_resuming(photos, tm
     assert summary["selection"] == whole["selection"] and same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 
 
-def test_a_best_checkpoint_that_was_damaged_is_told_and_the_last_weights_are_kept(photos, tmp_path, scored, monkeypatch):
+def test_a_best_checkpoint_that_was_damaged_is_told_and_the_last_weights_are_kept(
+    photos, tmp_path, scored, monkeypatch
+):
     notes, out = [], tmp_path / "run"
     take = Session.take_best
 
@@ -180,7 +206,9 @@ def test_a_best_checkpoint_that_was_damaged_is_told_and_the_last_weights_are_kep
 def test_the_command_says_what_was_kept(photos, tmp_path, scored):
     words = [w for k, v in options(16).items() if v is not None for w in (f"--{k}", str(v))]
     result = say("train", str(photos), "--out", str(tmp_path / "run"), *words, "--keep-best", "--early-stop", "3")
-    assert "kept: the weights of step 6 (epoch 2), the best of 6 evaluations, top-1 80.00% on validation" in result.stdout
+    assert (
+        "kept: the weights of step 6 (epoch 2), the best of 6 evaluations, top-1 80.00% on validation" in result.stdout
+    )
     assert "stopped early at step 12: 3 evaluations in a row were not better than that of step 6" in result.stdout
     judged = say("evaluate", str(tmp_path / "run"), "--split", "val", "--json")
     assert document(judged)["chosen_on"] == ["choose which weights of the run are kept"]

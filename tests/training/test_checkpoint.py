@@ -18,7 +18,9 @@ CONTENT = {"model.bin": b"weights " * 500, "optimizer.bin": b"moments " * 900, "
 
 
 def writers(step: int):
-    return {name: (lambda path, body=body: path.write_bytes(body + str(step).encode())) for name, body in CONTENT.items()}
+    return {
+        name: (lambda path, body=body: path.write_bytes(body + str(step).encode())) for name, body in CONTENT.items()
+    }
 
 
 def save(store: Store, *steps: int):
@@ -43,7 +45,8 @@ EVENTS = {"os.mkdir", "open", "os.rename", "os.remove", "os.rmdir", "shutil.rmtr
 
 
 def crash_points(tmp_path: Path, at: int) -> int:
-    """Three saves in a forked child that dies at its `at`-th event below the folder. Returns how many events there were."""
+    """Three saves in a forked child that dies at its `at`-th event below the folder. Returns how many events there
+    were."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -98,7 +101,18 @@ def test_every_crash_point_of_a_save_leaves_what_was_published(tmp_path):
 
 @pytest.mark.parametrize(
     "damage",
-    ["truncate 0", "truncate 1", "truncate half", "truncate -1", "flip", "delete", "swap", "empty manifest", "junk manifest", "link"],
+    [
+        "truncate 0",
+        "truncate 1",
+        "truncate half",
+        "truncate -1",
+        "flip",
+        "delete",
+        "swap",
+        "empty manifest",
+        "junk manifest",
+        "link",
+    ],
 )
 @pytest.mark.parametrize("name", ["model.bin", "optimizer.bin", "state.json"])
 def test_damage_is_found_and_the_one_before_is_used(tmp_path, damage, name):

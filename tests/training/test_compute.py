@@ -59,8 +59,11 @@ def test_float16_halves_its_scale_where_it_overflows_and_doubles_it_again(tmp_pa
             yield batch
 
     fit(state, shrink(session.batches(state)), [(1, lambda s: scales.append((s.scale, s.updates, s.skipped)))])
-    assert any(after == 2 * before for (before, *_), (after, *_) in pairwise(scales[:6])) and 1 < scales[-1][0] < 2.0**40
-    assert state.updates < state.step and state.skipped == 0  # what overflowed was left out, and costs no patience of the user's
+    assert (
+        any(after == 2 * before for (before, *_), (after, *_) in pairwise(scales[:6])) and 1 < scales[-1][0] < 2.0**40
+    )
+    # what overflowed was left out, and costs no patience of the user's
+    assert state.updates < state.step and state.skipped == 0
     assert torch.isfinite(state.flat.master).all()
     monkeypatch.undo()
     curve = losses(*make(tmp_path, model=STILL, precision="fp16"))
@@ -115,7 +118,11 @@ def test_a_micro_batch_is_found_by_trying(tmp_path, monkeypatch):
 
     monkeypatch.setattr(probe, "fits", fits)
     run = probe.fitted(session.run, session.inputs, session.folder, ALONE, said.append)
-    assert tried == [8, 4, 2] and run.micro_batch == 2 and (run.batch_size, run.steps) == (session.run.batch_size, session.run.steps)
+    assert (
+        tried == [8, 4, 2]
+        and run.micro_batch == 2
+        and (run.batch_size, run.steps) == (session.run.batch_size, session.run.steps)
+    )
     assert said == ["2 images at a time fit into memory: batches of 8 are computed in 4 parts"]
     monkeypatch.setattr(probe, "fits", lambda *_: False)
     with pytest.raises(ResourceError, match="a single image"):
@@ -126,7 +133,9 @@ def test_memory_that_runs_out_is_told_apart_from_other_errors(tmp_path, monkeypa
     session, _ = make(tmp_path, model=STILL)
 
     def run_out(self, batch, share):
-        raise torch.OutOfMemoryError("CUDA out of memory") if len(batch["labels"]) > 2 else RuntimeError("something else")
+        raise (
+            torch.OutOfMemoryError("CUDA out of memory") if len(batch["labels"]) > 2 else RuntimeError("something else")
+        )
 
     monkeypatch.setattr("vitreous.training.shards.Shards.backward", run_out)
     with pytest.raises(RuntimeError, match="something else"):
@@ -139,7 +148,9 @@ def test_a_cpu_is_asked_for_no_more_than_it_has(tmp_path, monkeypatch):
     monkeypatch.setattr(probe, "free_memory", lambda device: int(3.5 * one / probe.SPARE))
     run = probe.fitted(session.run, session.inputs, session.folder, ALONE, lambda text: None)
     assert run.micro_batch == 2
-    assert probe.estimate(replace(session.run, recompute=True)) == pytest.approx(2 * probe.estimate(session.run), rel=0.01)
+    assert probe.estimate(replace(session.run, recompute=True)) == pytest.approx(
+        2 * probe.estimate(session.run), rel=0.01
+    )
 
 
 def test_auto_and_a_number_reach_the_run_and_may_change_when_it_goes_on(folder, tmp_path):

@@ -70,7 +70,9 @@ def test_flat_training_is_plain_training(name):
 def test_only_matrices_decay():
     flat = Flat(objective(), torch.float32, torch.device("cpu"))
     names = {group.kind: found for group, found in flat.names.items()}
-    assert names["matrix"] == [n for n in flat.parameters if ".blocks." in n and n.endswith("weight") and "norm" not in n]
+    assert names["matrix"] == [
+        n for n in flat.parameters if ".blocks." in n and n.endswith("weight") and "norm" not in n
+    ]
     assert names["decay"] == ["model.projection.weight", "model.head.weight"]
     assert {"model.prefix", "model.slots", "model.position.table", "model.encoder.norm.weight"} <= set(names["plain"])
 

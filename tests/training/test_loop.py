@@ -120,7 +120,11 @@ def test_nothing_that_is_not_finite_reaches_the_weights(tmp_path, where):
     def poison(batches):
         for index, batch in enumerate(batches):
             if index == 4:
-                before.update(weights=state.flat.master.clone(), average=state.flat.average.clone(), optimizer=state.optimizers.state())
+                before.update(
+                    weights=state.flat.master.clone(),
+                    average=state.flat.average.clone(),
+                    optimizer=state.optimizers.state(),
+                )
                 before["optimizer"] = {k: v.clone() for k, v in before["optimizer"].items()}
                 if where == "pixel":
                     batch["images"][1, 0, 0, 0] = math.nan
@@ -159,7 +163,8 @@ def test_progressive_resolution_grows_by_whole_patches_and_ends_on_time(tmp_path
     assert [batch["images"].shape[-1] for batch in batches] == [8] * 6 + [12] * 5 + [16] * 10
     assert [batch["keep"].shape[1] for batch in batches if "keep" in batch] == [2] * 6
     image = torch.rand(1, 3, 16, 16)
-    assert shrunk(image, session.run, 0).mean().item() == pytest.approx(image.mean().item(), abs=0.01)  # every pixel counts
+    # every pixel counts
+    assert shrunk(image, session.run, 0).mean().item() == pytest.approx(image.mean().item(), abs=0.01)
     assert shrunk(image, session.run, session.run.total) is image
     curve = losses(session, state)
     assert curve[-1] < curve[0]
@@ -184,12 +189,15 @@ def test_accumulation_beyond_an_epoch_is_refused(tmp_path):
     with pytest.raises(UsageError) as error:
         make(tmp_path, batch_size=16, accumulate=8)
     assert (
-        str(error.value) == "--accumulate 8 with 3 batches an epoch gives no optimiser step\n  use --accumulate 3 or a smaller --batch-size"
+        str(error.value)
+        == "--accumulate 8 with 3 batches an epoch gives no optimiser step\n  use --accumulate 3 or a smaller "
+        "--batch-size"
     )
 
 
 @pytest.mark.parametrize(
-    "changes", [{"batch_size": 0}, {"epochs": 0}, {"ema": 1.0}, {"patch_dropout": 1.0}, {"progressive": 0.0}, {"log_every": 0}]
+    "changes",
+    [{"batch_size": 0}, {"epochs": 0}, {"ema": 1.0}, {"patch_dropout": 1.0}, {"progressive": 0.0}, {"log_every": 0}],
 )
 def test_runs_that_cannot_be_are_refused(tmp_path, changes):
     with pytest.raises(UsageError):
@@ -208,7 +216,9 @@ def test_a_compiled_run_agrees(tmp_path, monkeypatch, backend):
 def test_a_trained_run_has_learned_and_left_everything_it_promises(tmp_path):
     folder = make_folder(tmp_path / "photos", {"train": 12, "val": 4, "test": 4})
     out = tmp_path / "run"
-    summary = train(str(folder), out=str(out), workers=0, **{**TINY, "epochs": 30, "mixup": 0.0, "lr": 2e-3, "save_every": 20})
+    summary = train(
+        str(folder), out=str(out), workers=0, **{**TINY, "epochs": 30, "mixup": 0.0, "lr": 2e-3, "save_every": 20}
+    )
     assert summary["test"]["top1"] > 0.9 and summary["val"]["images"] == 12
     names = {
         "config.yaml",
@@ -223,8 +233,30 @@ def test_a_trained_run_has_learned_and_left_everything_it_promises(tmp_path):
     }
     assert names <= {path.name for path in out.iterdir()}
     assert json.loads((out / "summary.json").read_text()) == summary
-    keys = ["model", "parameters", "data", "steps", "epochs", "seed", "wall_seconds", "images_per_second", "exaflops", "flops_utilisation"]
-    assert [*keys, "peak_memory_bytes", "device_hours", "skipped", "train", "val", "test", "selection", "run", "bundle"] == list(summary)
+    keys = [
+        "model",
+        "parameters",
+        "data",
+        "steps",
+        "epochs",
+        "seed",
+        "wall_seconds",
+        "images_per_second",
+        "exaflops",
+        "flops_utilisation",
+    ]
+    assert [
+        *keys,
+        "peak_memory_bytes",
+        "device_hours",
+        "skipped",
+        "train",
+        "val",
+        "test",
+        "selection",
+        "run",
+        "bundle",
+    ] == list(summary)
     assert {"top1", "top5", "macro_f1", "nll", "ece", "images"} <= set(summary["val"])
     assert (tmp_path / "latest").resolve() == out.resolve()
     again = train(str(folder), config=str(out / "config.yaml"), out=str(tmp_path / "again"))
@@ -238,4 +270,7 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        GOLDEN.write_text(json.dumps({name: losses(*make(Path(scratch), **changes)) for name, changes in CURVES.items()}, indent=1) + "\n")
+        GOLDEN.write_text(
+            json.dumps({name: losses(*make(Path(scratch), **changes)) for name, changes in CURVES.items()}, indent=1)
+            + "\n"
+        )

@@ -17,7 +17,9 @@ from vitreous.training.session import Session
 from vitreous.weights.bundle import load_bundle
 
 SMALL = {"image": (16, 16), "patch": (8, 8), "classes": 3, "width": 32, "depth": 2, "heads": 2, "hidden": 64}
-PLACED = [{"position": position, "position_at": at} for position in ("learned", "axes") for at in ("input", "each", "shared")]
+PLACED = [
+    {"position": position, "position_at": at} for position in ("learned", "axes") for at in ("input", "each", "shared")
+]
 #: arXiv:2010.11929, Table 8: every kind of position at every place that it can have
 TABLE_8 = {f"{row['position']} at {row['position_at']}": row for row in PLACED} | {
     "none": {"position": "none"},
@@ -79,7 +81,8 @@ def test_models_that_take_whole_grids_leave_no_patch_out(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["learned at each", "relative", "rotary", "BiT", "hybrid"])
 def test_bfloat16_trains_them_too(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(account, "quick_peak", lambda device, precision: 1e12)  # half a minute where bfloat16 is emulated
+    # half a minute where bfloat16 is emulated
+    monkeypatch.setattr(account, "quick_peak", lambda device, precision: 1e12)
     found = session(tmp_path, MODELS[name], precision="bf16").train()
     assert 0 < found["train"]["loss"] < 2
 

@@ -31,8 +31,8 @@ def exact_step(matrix, grad, momentum):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_its_steps_are_those_of_the_paper_s_iteration(dtype):
-    """In float32 to 1e-5 of the way moved. In bfloat16 the iteration loses a hundredth, and torch.optim.Muon as much. The two are no
-    measure of each other: a processor may round one product otherwise than several at once."""
+    """In float32 to 1e-5 of the way moved. In bfloat16 the iteration loses a hundredth, and torch.optim.Muon as much.
+    The two are no measure of each other: a processor may round one product otherwise than several at once."""
     torch.manual_seed(0)
     start = [0.02 * torch.randn(shape) for shape in SHAPES]
     ours, momenta = [p.clone() for p in start], [torch.zeros_like(p) for p in start]

@@ -36,7 +36,8 @@ def theirs(make, steps=4):
 
 
 def same(found, expected, tolerance=1e-6):
-    """But for biases of queries, keys and values: the gradient of a key's is zero but for rounding, which Adam makes a direction of."""
+    """But for biases of queries, keys and values: the gradient of a key's is zero but for rounding, which Adam makes a
+    direction of."""
     assert set(found) == set(expected)
     for name, tensor in found.items():
         assert name.endswith("qkv.bias") or torch.allclose(tensor, expected[name], atol=tolerance), name
@@ -65,7 +66,9 @@ def test_lamb_steps_as_far_as_a_parameter_is_large():
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "muon"])
 def test_a_rate_of_its_own_moves_a_parameter_so_much_further(name):
-    options = Optimizer(name, lr=1e-3, matrix_lr=1e-3, weight_decay=0.0, rates=(("projection", 0.2), ("qkv.weight", 0.5)))
+    options = Optimizer(
+        name, lr=1e-3, matrix_lr=1e-3, weight_decay=0.0, rates=(("projection", 0.2), ("qkv.weight", 0.5))
+    )
     before = dict(objective().named_parameters())
     whole, own = ours(options, 1), ours(options, 1, partial(factor_of, options, 1))
     for key in before:

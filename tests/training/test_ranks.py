@@ -1,4 +1,5 @@
-"""Several processes: the same bits if the run is reproducible, the same weights to 1e-5 if not, and no one left waiting."""
+"""Several processes: the same bits if the run is reproducible, the same weights to 1e-5 if not, and no one left
+waiting."""
 
 from __future__ import annotations
 
@@ -18,7 +19,16 @@ from vitreous.weights.bundle import load_bundle
 from vitreous.weights.pieces import tensors_in
 
 #: no chance but that of the weights: what is left differs between numbers of processes in rounding alone
-SAME = {**TINY, "drop_path": 0.0, "mixup": 0.0, "optimizer": "sgd", "lr": 0.05, "accumulate": 1, "epochs": 2.5, "save_every": 10}
+SAME = {
+    **TINY,
+    "drop_path": 0.0,
+    "mixup": 0.0,
+    "optimizer": "sgd",
+    "lr": 0.05,
+    "accumulate": 1,
+    "epochs": 2.5,
+    "save_every": 10,
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +36,10 @@ def carry_out(tmp_path_factory):
     """Takes jobs (`tests.training.world`), and gives their exit codes and what they said."""
     words, pipe = [sys.executable, "-m", "tests.training.world"], subprocess.PIPE
     home = tmp_path_factory.mktemp("world")
-    with open(home / "stderr", "w") as first, subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=first, text=True) as process:
+    with (
+        open(home / "stderr", "w") as first,
+        subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=first, text=True) as process,
+    ):
 
         def ask(*jobs):
             assert process.stdin and process.stdout
@@ -71,7 +84,9 @@ def test_a_reproducible_run_is_the_same_bits_for_1_2_and_4_processes_and_across_
     for name in ("two", "many"):
         found = outcome(tmp_path / name)
         assert found[:3] == whole[:3]
-        assert [line for line in found[3] if "train/loss" in line] == [line for line in whole[3] if "train/loss" in line]
+        assert [line for line in found[3] if "train/loss" in line] == [
+            line for line in whole[3] if "train/loss" in line
+        ]
 
 
 def test_ddp_and_fsdp_agree_with_one_process_and_checkpoints_of_shares_are_read_by_anyone(folder, tmp_path, carry_out):
@@ -80,7 +95,9 @@ def test_ddp_and_fsdp_agree_with_one_process_and_checkpoints_of_shares_are_read_
         job(folder, tmp_path / "one", 1, options=SAME),
         job(folder, tmp_path / "joined", 1, options=SAME, joined=True),
         job(folder, tmp_path / "ddp", 2, options=SAME),
-        job(folder, tmp_path / "ddp in parts", 3, options={**SAME, "batch_size": 4, "accumulate": 2, "micro_batch": "1"}),
+        job(
+            folder, tmp_path / "ddp in parts", 3, options={**SAME, "batch_size": 4, "accumulate": 2, "micro_batch": "1"}
+        ),
         job(folder, tmp_path / "fsdp", 2, options=fsdp),
         job(folder, tmp_path / "fsdp in parts", 2, options={**fsdp, "batch_size": 4, "accumulate": 2}),
         job(folder, tmp_path / "changed", 2, options=fsdp, stop=7),
@@ -93,12 +110,16 @@ def test_ddp_and_fsdp_agree_with_one_process_and_checkpoints_of_shares_are_read_
     assert [code for each in codes for code in each if code] == [143] * 4, errors
     whole = tensors_in(tmp_path / "one" / "checkpoints" / "step-00000012", "model")
     assert torch.equal(
-        tensors_in(tmp_path / "joined" / "checkpoints" / "step-00000012", "model")["model.head.weight"], whole["model.head.weight"]
+        tensors_in(tmp_path / "joined" / "checkpoints" / "step-00000012", "model")["model.head.weight"],
+        whole["model.head.weight"],
     )
     for name in ("ddp", "ddp in parts", "fsdp", "fsdp in parts", "changed", "at last alone"):
         place = tmp_path / name / "checkpoints" / "step-00000012"
         for part in ("model", "ema", "optimizer"):
-            expected, found = tensors_in(tmp_path / "one" / "checkpoints" / "step-00000012", part), tensors_in(place, part)
+            expected, found = (
+                tensors_in(tmp_path / "one" / "checkpoints" / "step-00000012", part),
+                tensors_in(place, part),
+            )
             assert set(found) == set(expected)
             for key, tensor in found.items():
                 assert torch.allclose(tensor.reshape(expected[key].shape), expected[key], atol=1e-5), (name, part, key)
@@ -108,11 +129,16 @@ def test_ddp_and_fsdp_agree_with_one_process_and_checkpoints_of_shares_are_read_
         with torch.inference_mode():
             assert torch.allclose(weights.bundle().model(images), bundle.model(images), atol=1e-6)
     curves = [
-        [json.loads(line).get("train/loss") for line in (tmp_path / name / "metrics.jsonl").open()] for name in ("adam", "adam in shares")
+        [json.loads(line).get("train/loss") for line in (tmp_path / name / "metrics.jsonl").open()]
+        for name in ("adam", "adam in shares")
     ]
     assert [loss for loss in curves[1] if loss] == pytest.approx([loss for loss in curves[0] if loss], abs=1e-5)
     shards = sorted(p.name for p in (tmp_path / "fsdp" / "checkpoints" / "step-00000012").iterdir())
-    assert len([name for name in shards if name.startswith("shard-")]) == 2 and "state.json" in shards and "manifest.json" in shards
+    assert (
+        len([name for name in shards if name.startswith("shard-")]) == 2
+        and "state.json" in shards
+        and "manifest.json" in shards
+    )
 
 
 def test_a_process_that_dies_ends_all_and_the_run_goes_on_from_there(folder, tmp_path, carry_out):
@@ -144,7 +170,9 @@ def test_every_picture_is_judged_once_by_three_processes(tmp_path, carry_out):
     from tests.conftest import make_folder
 
     folder = make_folder(tmp_path / "photos", {"train": 12, "val": 67})
-    codes, errors = carry_out(job(folder, tmp_path / "one", 1, options=SAME), job(folder, tmp_path / "three", 3, options=SAME))
+    codes, errors = carry_out(
+        job(folder, tmp_path / "one", 1, options=SAME), job(folder, tmp_path / "three", 3, options=SAME)
+    )
     assert codes == [[0], [0] * 3], errors
     found = [json.loads((tmp_path / name / "summary.json").read_text())["val"] for name in ("one", "three")]
     assert found[0]["images"] == found[1]["images"] == 201
@@ -166,7 +194,9 @@ def test_processes_that_cannot_share_the_work_are_refused(folder, tmp_path, carr
 def test_parts_cover_each_step_once(tmp_path, reproducible, world):
     from tests.training.test_loop import make
 
-    session, _ = make(tmp_path, batch_size=7, accumulate=3, epochs=2.1, reproducible=reproducible, shards=4 if reproducible else 1)
+    session, _ = make(
+        tmp_path, batch_size=7, accumulate=3, epochs=2.1, reproducible=reproducible, shards=4 if reproducible else 1
+    )
     run, seen = session.run, []
     for start in range(0, run.total, run.step_size):
         found = [part for rank in range(world) for part in parts(run, Ranks(rank, world), start)]

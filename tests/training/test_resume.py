@@ -15,7 +15,9 @@ from tests.conftest import TINY, say
 from vitreous.recipes.train import train
 
 
-@pytest.mark.parametrize("number,code", [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number,code", [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_says_how_to_go_on(folder, tmp_path, number, code):
     out = tmp_path / "run"
     words = [sys.executable, "-m", "vitreous", "train", str(folder), "--out", str(out), "--workers", "0"]
@@ -55,7 +57,9 @@ def test_a_finished_run_is_left_alone(folder, finished):
 def test_a_run_is_never_overwritten_and_keeps_its_settings(folder, finished):
     result = say("train", str(folder), "--out", str(finished))
     assert result.returncode == 2 and "use --resume to continue it, or another --out" in result.stderr
-    result = say("train", str(folder), "--out", str(finished), "--resume", "--lr", "0.5", "--optimizer.betas", "0.8", "0.9")
+    result = say(
+        "train", str(folder), "--out", str(finished), "--resume", "--lr", "0.5", "--optimizer.betas", "0.8", "0.9"
+    )
     assert result.returncode == 2
     assert "optimizer.lr" in result.stderr and "-> 0.5" in result.stderr and "optimizer.betas" in result.stderr
     result = say("train", str(folder), "--out", str(folder), "--resume")

@@ -26,7 +26,8 @@ SUBSETS = list(product((0, 1), repeat=3))  # every combination, none among them
 
 
 def make_table(home, counts):
-    """`counts` images a combination of colours in each split: noise, brighter where a colour is there. Returns the CSV file."""
+    """`counts` images a combination of colours in each split: noise, brighter where a colour is there. Returns the CSV
+    file."""
     generator = np.random.default_rng(0)
     lines = ["path,label,split"]
     for split, count in counts.items():
@@ -74,9 +75,12 @@ def test_predict_names_every_class_above_the_threshold(trained, tmp_path, capsys
     data = open_data(source)
     test = data.splits["test"]
     files = tuple(str(path) for path in test.paths)
-    found = predicting.run(predicting.Options(run=str(out), images=files, csv=str(tmp_path / "x.csv")), Console())["predictions"]
+    found = predicting.run(predicting.Options(run=str(out), images=files, csv=str(tmp_path / "x.csv")), Console())[
+        "predictions"
+    ]
     hits = [
-        {row["class"] for row in one["classes"]} == {name for name, there in zip(data.classes, labels, strict=True) if there}
+        {row["class"] for row in one["classes"]}
+        == {name for name, there in zip(data.classes, labels, strict=True) if there}
         for one, labels in zip(found, test.labels, strict=True)
     ]
     assert np.mean(hits) > 0.5
@@ -115,7 +119,11 @@ def test_an_unreadable_image_is_missed(trained, tmp_path):
 def test_a_table_of_one_label_an_image_is_judged_as_the_model_answers(trained, tmp_path):
     """By class name, in another order, and with fewer classes than the model has."""
     source, out, _ = trained
-    lines = [f"{source.parent}/test-{number}.png,{label}" for number in (2, 4, 10, 12) for label in ["green" if number % 8 == 2 else "red"]]
+    lines = [
+        f"{source.parent}/test-{number}.png,{label}"
+        for number in (2, 4, 10, 12)
+        for label in ["green" if number % 8 == 2 else "red"]
+    ]
     (tmp_path / "y.csv").write_text("\n".join(["path,label", *lines]))
     found = evaluate(out, tmp_path / "y.csv")
     assert [row["images"] for row in found["per_class"]] == [0, 2, 2]
@@ -124,9 +132,15 @@ def test_a_table_of_one_label_an_image_is_judged_as_the_model_answers(trained, t
 
 def test_a_model_of_one_class_an_image_is_not_judged_on_several(trained, tmp_path):
     source, _, _ = trained
-    lines = [f"{source.parent}/train-{number}.png,{'green' if number % 8 == 2 else 'red'}" for number in range(64) if number % 8 in (2, 4)]
+    lines = [
+        f"{source.parent}/train-{number}.png,{'green' if number % 8 == 2 else 'red'}"
+        for number in range(64)
+        if number % 8 in (2, 4)
+    ]
     (tmp_path / "y.csv").write_text("\n".join(["path,label", *lines]))
     train(str(tmp_path / "y.csv"), out=str(tmp_path / "run"), workers=0, **{**TINY, "epochs": 1})
-    (tmp_path / "z.csv").write_text(f"path,label\n{source.parent}/test-6.png,red|green\n{source.parent}/test-4.png,red\n")
+    (tmp_path / "z.csv").write_text(
+        f"path,label\n{source.parent}/test-6.png,red|green\n{source.parent}/test-4.png,red\n"
+    )
     with pytest.raises(UsageError, match="several labels an image"):
         evaluate(tmp_path / "run", tmp_path / "z.csv")

@@ -27,7 +27,11 @@ STAGES = "body.stages.{}.units.{}."
 MODELS = {
     "plain": (ViTConfig(**SMALL), ["encoder.blocks.{}."], ["encoder.norm."]),
     "representation": (ViTConfig(**SMALL, representation=16), ["encoder.blocks.{}."], ["encoder.norm."]),
-    "attention": (ViTConfig(**SMALL, pool="attention", norm="pooled"), ["encoder.blocks.{}."], ["pooling.", "pooled_norm."]),
+    "attention": (
+        ViTConfig(**SMALL, pool="attention", norm="pooled"),
+        ["encoder.blocks.{}."],
+        ["pooling.", "pooled_norm."],
+    ),
     "hybrid": (ViTConfig(**SMALL, stem=StemConfig((1, 1), 8)), ["encoder.blocks.{}."], ["encoder.norm."]),
     "each": (ViTConfig(**SMALL, position_at="each"), ["encoder.blocks.{}."], ["encoder.norm."]),
     "shared": (ViTConfig(**SMALL, position_at="shared"), ["encoder.blocks.{}."], ["encoder.norm."]),
@@ -61,7 +65,9 @@ def moving(made):
 
 def run_of(config, tune, **changes):
     data = DataOptions("synthetic", ("a", "b", "c"), 32, "")
-    return Run(data, config, Preprocess((16, 16)), tune=tune, batch_size=8, epochs=1.5, optimizer=Optimizer(lr=1e-2), **changes)
+    return Run(
+        data, config, Preprocess((16, 16)), tune=tune, batch_size=8, epochs=1.5, optimizer=Optimizer(lr=1e-2), **changes
+    )
 
 
 def begun(config, tune, **changes):
@@ -103,7 +109,9 @@ def test_what_moves_is_the_head_and_the_last_blocks_with_what_follows_them(kind,
     assert moving(made) == {name for name, _ in made.named_parameters() if name.startswith(tuple(prefixes))}
     count = sum(parameter.numel() for parameter in made.parameters() if parameter.requires_grad)
     total = sum(parameter.numel() for parameter in made.parameters())
-    assert said == f"training {count:,} of {total:,} parameters: the head" + (f" and the last {last} of 3 blocks" if last else "")
+    assert said == f"training {count:,} of {total:,} parameters: the head" + (
+        f" and the last {last} of 3 blocks" if last else ""
+    )
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -130,7 +138,9 @@ def test_frozen_parts_compute_in_training_as_in_use_and_moving_ones_drop():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("tune", [Tune(last_blocks=0), Tune(last_blocks=1), Tune(lora_rank=2)], ids=["head", "block", "lora"])
+@pytest.mark.parametrize(
+    "tune", [Tune(last_blocks=0), Tune(last_blocks=1), Tune(lora_rank=2)], ids=["head", "block", "lora"]
+)
 def test_frozen_tensors_keep_their_bits_and_the_rest_learns(tune, precision):
     state = begun(MODELS["plain"][0], tune, precision=precision, ema=0.9, shards=2)
     twin, flat = state.flat.twin, state.flat
@@ -144,7 +154,10 @@ def test_frozen_tensors_keep_their_bits_and_the_rest_learns(tune, precision):
     assert all(torch.equal(tensor, before[name]) for name, tensor in frozen_state(twin, flat.parameters).items())
     assert all(torch.equal(tensor, working[name]) for name, tensor in frozen_state(state.objective).items())
     whole = model(MODELS["plain"][0]).state_dict()
-    assert all(torch.equal(tensor, whole[name.removeprefix("model.").replace("base_layer.", "")]) for name, tensor in before.items())
+    assert all(
+        torch.equal(tensor, whole[name.removeprefix("model.").replace("base_layer.", "")])
+        for name, tensor in before.items()
+    )
     for name, view in flat.views(masters).items():
         assert not torch.equal(view, flat.views(flat.master)[name]), name
 
@@ -169,7 +182,8 @@ def test_a_fresh_adapter_changes_no_answer_and_a_trained_one_becomes_weights(kin
     assert {name.partition(".")[0] for name in moving(made) if ".lora" not in name} <= {"head", "representation"}
     assert torch.equal(made.features(images()), plain.features(images()))
     answers = plain(images())
-    assert torch.allclose(made(images()), answers, atol=1e-5)  # `forward` makes keys of its own where there are no adapters
+    # `forward` makes keys of its own where there are no adapters
+    assert torch.allclose(made(images()), answers, atol=1e-5)
     for name, parameter in made.named_parameters():
         if "lora_B" in name:
             parameter.normal_(std=0.05)

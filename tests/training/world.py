@@ -1,8 +1,9 @@
-"""Runs by several processes, forked from one that has imported torch and done nothing yet: what `torchrun` does, in less time.
+"""Runs by several processes, forked from one that has imported torch and done nothing yet: what `torchrun` does, in
+less time.
 
-python -m tests.training.world: reads JSON, a line at a time: {"jobs": [...], "errors": the file that their stderr goes to}. A job
-is {"world", "options": those of train, "stop": a step to be interrupted after, "kill": [rank, step], "poison": [rank, step],
-"timeout": seconds}. Prints, a line each, the list of each job's exit codes by rank.
+python -m tests.training.world: reads JSON, a line at a time: {"jobs": [...], "errors": the file that their stderr goes
+to}. A job is {"world", "options": those of train, "stop": a step to be interrupted after, "kill": [rank, step],
+"poison": [rank, step], "timeout": seconds}. Prints, a line each, the list of each job's exit codes by rank.
 """
 
 from __future__ import annotations
@@ -62,7 +63,13 @@ def arm(rank: int, job: dict) -> None:
 def process(rank: int, port: int, job: dict) -> int:
     """One process of a job. Returns its exit code."""
     torch.set_num_threads(1)
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job["world"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    names = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": job["world"],
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     if job.get("joined", job["world"] > 1):
         os.environ |= {name: str(value) for name, value in names.items()}
     arm(rank, job)

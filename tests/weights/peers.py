@@ -21,7 +21,8 @@ IMAGE, OBLONG = (32, 32), (48, 40)
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter random, in a size that keeps answers near one: norms and scales too, which start as ones and zeros."""
+    """Every parameter random, in a size that keeps answers near one: norms and scales too, which start as ones and
+    zeros."""
     draw = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=draw)
@@ -47,7 +48,9 @@ class Peer:
         """The file or folder that a user would have of it."""
         if self.save:
             return self.save(folder)
-        save_file({name: tensor.contiguous() for name, tensor in self.model.state_dict().items()}, folder / "peer.safetensors")
+        save_file(
+            {name: tensor.contiguous() for name, tensor in self.model.state_dict().items()}, folder / "peer.safetensors"
+        )
         return folder / "peer.safetensors"
 
 
@@ -94,7 +97,14 @@ def timm_vit(**options: Any) -> Peer:
     from timm.models.vision_transformer import VisionTransformer
 
     outside = {key: options.pop(key) for key in ("said", "sizes") if key in options}
-    small: dict[str, Any] = {"img_size": IMAGE, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 4, "mlp_ratio": 2}
+    small: dict[str, Any] = {
+        "img_size": IMAGE,
+        "patch_size": 8,
+        "embed_dim": 48,
+        "depth": 3,
+        "num_heads": 4,
+        "mlp_ratio": 2,
+    }
     return timm_peer(VisionTransformer(**(small | {"num_classes": 7, "dynamic_img_size": True} | options)), **outside)
 
 
@@ -108,7 +118,9 @@ def timm_distilled() -> Peer:
     return timm_peer(model)
 
 
-def timm_hybrid(blocks: tuple[int, ...], patch: int, image: tuple[int, int], oblong: tuple[int, int], **options: Any) -> Peer:
+def timm_hybrid(
+    blocks: tuple[int, ...], patch: int, image: tuple[int, int], oblong: tuple[int, int], **options: Any
+) -> Peer:
     """A hybrid of timm whose ResNet has half the width."""
     from timm.layers import HybridEmbed, StdConv2dSame
     from timm.models.resnetv2 import ResNetV2, create_resnetv2_stem
@@ -117,13 +129,21 @@ def timm_hybrid(blocks: tuple[int, ...], patch: int, image: tuple[int, int], obl
     conv = partial(StdConv2dSame, eps=1e-8)
     if blocks:
         channels = tuple(128 * 2**i for i in range(len(blocks)))
-        made: dict[str, Any] = {"channels": channels, "stem_chs": 32, "stem_type": "same", "preact": False, "conv_layer": conv}
+        made: dict[str, Any] = {
+            "channels": channels,
+            "stem_chs": 32,
+            "stem_type": "same",
+            "preact": False,
+            "conv_layer": conv,
+        }
         backbone = ResNetV2(blocks, num_classes=0, global_pool="", **made)
     else:
         backbone = create_resnetv2_stem(3, 32, stem_type="same", preact=False, conv_layer=conv)
     said = options.pop("said", {})
     small: dict[str, Any] = {"embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 7, "dynamic_img_size": True}
-    model = VisionTransformer(img_size=image, patch_size=patch, embed_layer=partial(HybridEmbed, backbone=backbone), **(small | options))  # type: ignore[arg-type]
+    model = VisionTransformer(
+        img_size=image, patch_size=patch, embed_layer=partial(HybridEmbed, backbone=backbone), **(small | options)
+    )  # type: ignore[arg-type]
     return timm_peer(model, sizes=(image, oblong), said=said)
 
 
@@ -144,17 +164,34 @@ def timm_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
     """SAM's image encoder in timm."""
     from timm.models.vision_transformer_sam import VisionTransformerSAM
 
-    small: dict[str, Any] = {"patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 4, "neck_chans": 24, "global_attn_indexes": (1, 3)}
-    model = VisionTransformerSAM(img_size=image, window_size=window, use_rel_pos=True, num_classes=0, **(small | options))
+    small: dict[str, Any] = {
+        "patch_size": 8,
+        "embed_dim": 48,
+        "depth": 4,
+        "num_heads": 4,
+        "neck_chans": 24,
+        "global_attn_indexes": (1, 3),
+    }
+    model = VisionTransformerSAM(
+        img_size=image, window_size=window, use_rel_pos=True, num_classes=0, **(small | options)
+    )
     peer = timm_peer(model, sizes=((image, image),))
     peer.features = lambda x: model.forward_features(x).flatten(2).transpose(1, 2)
     return peer
 
 
-SMALL: dict[str, Any] = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+SMALL: dict[str, Any] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
 
 
-def transformers_peer(model: nn.Module, logits: bool, sizes: tuple[tuple[int, int], ...] = (IMAGE, OBLONG), **options: Any) -> Peer:
+def transformers_peer(
+    model: nn.Module, logits: bool, sizes: tuple[tuple[int, int], ...] = (IMAGE, OBLONG), **options: Any
+) -> Peer:
     """One of transformers' models, saved as a folder. `options` go to its forward."""
     randomise(model)
 
@@ -181,7 +218,9 @@ def transformers_deit() -> Peer:
     """A DeiT with a head for the teacher."""
     import transformers
 
-    model = transformers.DeiTForImageClassificationWithTeacher(transformers.DeiTConfig(**SMALL, intermediate_size=96, num_labels=7))
+    model = transformers.DeiTForImageClassificationWithTeacher(
+        transformers.DeiTConfig(**SMALL, intermediate_size=96, num_labels=7)
+    )
     return transformers_peer(model, True, interpolate_pos_encoding=True)
 
 
@@ -189,8 +228,15 @@ def transformers_mae() -> Peer:
     """The encoder of an MAE, with nothing masked and nothing shuffled."""
     import transformers
 
-    decoder = {"decoder_hidden_size": 32, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2, "decoder_intermediate_size": 32}
-    model = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**SMALL, **decoder, intermediate_size=96, mask_ratio=0.0))
+    decoder = {
+        "decoder_hidden_size": 32,
+        "decoder_num_hidden_layers": 1,
+        "decoder_num_attention_heads": 2,
+        "decoder_intermediate_size": 32,
+    }
+    model = transformers.ViTMAEForPreTraining(
+        transformers.ViTMAEConfig(**SMALL, **decoder, intermediate_size=96, mask_ratio=0.0)
+    )
     peer = transformers_peer(model, False)
 
     def features(x: Tensor) -> Tensor:
@@ -231,7 +277,13 @@ def transformers_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
     """SAM's image encoder in transformers."""
     import transformers
 
-    values = SMALL | {"image_size": image, "window_size": window, "num_hidden_layers": 4, "global_attn_indexes": [1, 3], "mlp_dim": 96}
+    values = SMALL | {
+        "image_size": image,
+        "window_size": window,
+        "num_hidden_layers": 4,
+        "global_attn_indexes": [1, 3],
+        "mlp_dim": 96,
+    }
     config = transformers.SamVisionConfig(**(values | {"output_channels": 24, "num_pos_feats": 12} | options))
     model = transformers.SamVisionModel(config)
     peer = transformers_peer(model, False, ((image, image),))
@@ -244,7 +296,9 @@ def transformers_bit(blocks: tuple[int, ...] = (2, 1, 1), classes: int = 7, **op
     import transformers
 
     sizes = [128 * 2**i for i in range(len(blocks))]
-    config = transformers.BitConfig(embedding_size=32, hidden_sizes=sizes, depths=list(blocks), num_labels=max(1, classes), **options)
+    config = transformers.BitConfig(
+        embedding_size=32, hidden_sizes=sizes, depths=list(blocks), num_labels=max(1, classes), **options
+    )
     model = transformers.BitForImageClassification(config) if classes else transformers.BitModel(config)
     peer = transformers_peer(model, bool(classes), ((64, 64), (96, 56)))
     body = model.bit if classes else model
@@ -256,7 +310,14 @@ def torchvision_vit(representation: int | None = None, **options: Any) -> Peer:
     """A ViT of torchvision, which takes its own size alone."""
     from torchvision.models import VisionTransformer
 
-    values: dict[str, Any] = {"image_size": 32, "patch_size": 8, "num_layers": 3, "num_heads": 4, "hidden_dim": 48, "mlp_dim": 96}
+    values: dict[str, Any] = {
+        "image_size": 32,
+        "patch_size": 8,
+        "num_layers": 3,
+        "num_heads": 4,
+        "hidden_dim": 48,
+        "mlp_dim": 96,
+    }
     model = VisionTransformer(**(values | {"num_classes": 7} | options), representation_size=representation)
 
     def features(x: Tensor) -> Tensor:
@@ -268,7 +329,8 @@ def torchvision_vit(representation: int | None = None, **options: Any) -> Peer:
 
 
 def renamed(peer: Peer, *names: tuple[str, str], **changes: Any) -> Peer:
-    """The same model, saved under other names: (what to find, what stands there instead), as patterns; `changes` of its fields."""
+    """The same model, saved under other names: (what to find, what stands there instead), as patterns; `changes` of its
+    fields."""
 
     def save(folder: Path) -> Path:
         found = peer.model.state_dict()

@@ -18,8 +18,24 @@ ALLOWED = {
 }
 CALLS = {"eval", "exec", "__import__"}
 ATTRIBUTES = {
-    *("torch.load", "torch.jit.load", "torch.export.load", "torch.hub.load", "torch.package.PackageImporter", "torch.classes.load_library"),
-    *("os.system", "os.popen", "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "numpy.load", "np.load"),
+    *(
+        "torch.load",
+        "torch.jit.load",
+        "torch.export.load",
+        "torch.hub.load",
+        "torch.package.PackageImporter",
+        "torch.classes.load_library",
+    ),
+    *(
+        "os.system",
+        "os.popen",
+        "yaml.load",
+        "yaml.load_all",
+        "yaml.unsafe_load",
+        "yaml.full_load",
+        "numpy.load",
+        "np.load",
+    ),
     *("torch.serialization.add_safe_globals", "shutil.unpack_archive", "importlib.util.spec_from_file_location"),
 }
 MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "pickletools"}
@@ -64,7 +80,9 @@ def findings(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_nothing_in_the_package_runs_what_it_reads(name):
-    found = {what for what in findings(ast.parse(FILES[name].read_text("utf-8"))) if name not in ALLOWED.get(what, set())}
+    found = {
+        what for what in findings(ast.parse(FILES[name].read_text("utf-8"))) if name not in ALLOWED.get(what, set())
+    }
     assert not found
 
 

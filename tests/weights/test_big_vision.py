@@ -10,7 +10,19 @@ import pytest
 import torch
 
 from tests.weights.peers import difference, images
-from tests.weights.test_google import CLASSES, PATCH, WIDTH, big_vision, compare, forward, golden, linen, relu, scanned, written
+from tests.weights.test_google import (
+    CLASSES,
+    PATCH,
+    WIDTH,
+    big_vision,
+    compare,
+    forward,
+    golden,
+    linen,
+    relu,
+    scanned,
+    written,
+)
 from vitreous.errors import WeightsError
 from vitreous.models.config import BiTConfig
 from vitreous.models.zoo import build
@@ -20,7 +32,8 @@ from vitreous.weights.convert import convert
 
 
 def posemb_sincos_2d(height, width, channels):
-    """models/vit.py: column x and row y of each place, `channels` / 4 frequencies from 1 down to 1 / 10000, the ends included."""
+    """models/vit.py: column x and row y of each place, `channels` / 4 frequencies from 1 down to 1 / 10000, the ends
+    included."""
     found = np.zeros((height * width, channels))
     quarter = channels // 4
     for row in range(height):
@@ -45,7 +58,12 @@ def unplaced(p, layout=big_vision):
     return {name: array for name, array in layout(placed(p, 4, 4)).items() if not name.endswith("pos_embedding")}
 
 
-POOLS = {"mean": {"token": False}, "attention": {"token": False, "pool": True}, "class token": {}, "hidden layer": {"pre_logits": 12}}
+POOLS = {
+    "mean": {"token": False},
+    "attention": {"token": False, "pool": True},
+    "class token": {},
+    "hidden layer": {"pre_logits": 12},
+}
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -73,7 +91,9 @@ def test_fixed_positions_in_stacked_blocks_and_without_a_size(tmp_path):
 
 
 def test_a_width_that_has_no_fixed_positions_is_refused(tmp_path):
-    arrays = {name: array for name, array in unplaced(golden(token=False)).items() if not name.startswith("params/head")}
+    arrays = {
+        name: array for name, array in unplaced(golden(token=False)).items() if not name.startswith("params/head")
+    }
     narrow = {name: array[..., :6] if name == "params/embedding/kernel" else array for name, array in arrays.items()}
     with pytest.raises(WeightsError, match="a width of 6 has no fixed ones"):
         open_weights(written(tmp_path / "vit.npz", narrow))
@@ -99,7 +119,10 @@ def with_state(p, layout):
 def with_flax_state(p, layout):
     """The same by flax's older optimisers."""
     target = {f"opt/target/{name.removeprefix('params/')}": array for name, array in layout(p).items()}
-    state = {name.replace("opt/target/", "opt/state/param_states/") + "/grad_ema": array + 1 for name, array in target.items()}
+    state = {
+        name.replace("opt/target/", "opt/state/param_states/") + "/grad_ema": array + 1
+        for name, array in target.items()
+    }
     return target | state | {"opt/state/step": np.int32(90)}
 
 
@@ -207,7 +230,9 @@ def test_its_bit_is_written_with_the_shapes_its_code_asks_for(tmp_path):
     p = golden_bit_paper((2, 1))
     convert(written(tmp_path / "bit.npz", p), tmp_path / "again.npz", "big-vision-npz")
     with np.load(tmp_path / "again.npz") as again:
-        assert {f"params/{name}": again[name].shape for name in again} == {name: array.shape for name, array in p.items()}
+        assert {f"params/{name}": again[name].shape for name in again} == {
+            name: array.shape for name, array in p.items()
+        }
         assert all(np.array_equal(again[name.removeprefix("params/")], p[name]) for name in p)
 
 

@@ -47,7 +47,8 @@ def test_a_plain_vit_goes_anywhere_and_comes_back(to, tmp_path):
 
 
 def test_a_grid_that_is_not_square_is_noted_in_the_file(tmp_path):
-    bundle(tmp_path / "a", ViTConfig(**{**SMALL, "image": (48, 64)}))  # 48 patches and a class token: 49 would be a square
+    # 48 patches and a class token: 49 would be a square
+    bundle(tmp_path / "a", ViTConfig(**{**SMALL, "image": (48, 64)}))
     made = convert(tmp_path / "a", tmp_path / "b", "timm")
     weights = open_weights(made["out"])
     assert isinstance(weights.config, ViTConfig)
@@ -59,7 +60,9 @@ def test_a_grid_that_is_not_square_is_noted_in_the_file(tmp_path):
 def test_what_the_reader_computes_otherwise_is_told(tmp_path):
     bundle(tmp_path / "a", ViTConfig(**SMALL))
     told: list[str] = []
-    assert convert(tmp_path / "a", tmp_path / "b", "google-npz", tell=told.append)["read_there_with"] == ["gelu none -> tanh"]
+    assert convert(tmp_path / "a", tmp_path / "b", "google-npz", tell=told.append)["read_there_with"] == [
+        "gelu none -> tanh"
+    ]
     assert "gelu none -> tanh" in told[-1] and told[-1].endswith("(trained with --model.gelu tanh it is the same)")
     bundle(tmp_path / "tanh", ViTConfig(**SMALL, gelu="tanh"))
     assert convert(tmp_path / "tanh", tmp_path / "same", "google-npz", tell=told.append)["read_there_with"] == []
@@ -135,7 +138,9 @@ def test_what_wrappers_put_inside_of_names_is_taken_out(family, tmp_path):
     made = convert(tmp_path / "a", tmp_path / "b", family)
     source = files.open_weights(made["out"])
     renamed = {
-        "backbone." + name.replace("blocks.", "blocks.7.") if family == "dinov2" else name.replace("conv2d/", "conv2d_3/"): tensor
+        "backbone." + name.replace("blocks.", "blocks.7.")
+        if family == "dinov2"
+        else name.replace("conv2d/", "conv2d_3/"): tensor
         for name, tensor in source.read().items()
     }
     if family == "bit-npz":

@@ -21,10 +21,17 @@ from vitreous.weights import fetch as module
 from vitreous.weights.fetch import fetch
 
 COMMIT, OLD = "c0ffee" + "0" * 34, "0" * 40
-INDEX = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}).encode()
+INDEX = json.dumps(
+    {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+).encode()
 #: repository -> its files
 REPOSITORIES = {
-    "org/whole": {"model.safetensors": b"whole", "pytorch_model.bin": b"pickle", "config.json": b"{}", "preprocessor_config.json": b"[]"},
+    "org/whole": {
+        "model.safetensors": b"whole",
+        "pytorch_model.bin": b"pickle",
+        "config.json": b"{}",
+        "preprocessor_config.json": b"[]",
+    },
     "org/bare": {"model.safetensors": b"bare"},
     "org/sharded": {
         "model.safetensors.index.json": INDEX,
@@ -35,7 +42,9 @@ REPOSITORIES = {
     "org/pickled": {"pytorch_model.bin": b"pickle", "config.json": b"{}"},
     "org/files": {"sub/other.npz": b"other", "config.json": b"{}"},
     "org/half": {"model.safetensors.index.json": INDEX, "model-00001-of-00002.safetensors": b"one"},
-    "org/outside": {"model.safetensors.index.json": json.dumps({"weight_map": {"a": "../../../etc/passwd.safetensors"}}).encode()},
+    "org/outside": {
+        "model.safetensors.index.json": json.dumps({"weight_map": {"a": "../../../etc/passwd.safetensors"}}).encode()
+    },
     "org/odd": {"model.safetensors.index.json": b"[" * 5000},
     "timm/vit_tiny.tag": {"model.safetensors": b"timm", "config.json": b"{}"},
     "org/private": {"model.safetensors": b"private"},
@@ -88,7 +97,12 @@ class Site(BaseHTTPRequestHandler):
     def web(self, name: str) -> None:
         """Files that come whole, cut, elsewhere, or not."""
         host = f"http://{self.headers['Host']}/web"
-        elsewhere = {"moved": f"{host}/a.npz", "round": f"{host}/round", "plain": "http://example.invalid/a", "file": "file:///etc/passwd"}
+        elsewhere = {
+            "moved": f"{host}/a.npz",
+            "round": f"{host}/round",
+            "plain": "http://example.invalid/a",
+            "file": "file:///etc/passwd",
+        }
         if name in elsewhere:
             return self.answer(302, Location=elsewhere[name])
         if name == "cut.npz":
@@ -102,7 +116,11 @@ class Site(BaseHTTPRequestHandler):
         if name == "garbage":
             self.wfile.write(b"\x80\2]q\0.\r\n\r\n")
             return None
-        return self.answer(200, CONTENT) if name in ("a.npz", "a.exe", "b.npz") else self.answer(404, b"<html>not here</html>")
+        return (
+            self.answer(200, CONTENT)
+            if name in ("a.npz", "a.exe", "b.npz")
+            else self.answer(404, b"<html>not here</html>")
+        )
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +151,17 @@ def client(home: Path, port: int, *sources: str, **environment: str) -> list:
 
     In a process of its own, since the Hub's client reads its settings when it is imported.
     """
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_") and not key.lower().endswith("_proxy")}
-    settings = {"HF_HOME": str(home), "HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("HF_") and not key.lower().endswith("_proxy")
+    }
+    settings = {
+        "HF_HOME": str(home),
+        "HF_ENDPOINT": f"http://127.0.0.1:{port}",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-c", CLIENT],
         input=json.dumps(sources),
@@ -147,23 +174,42 @@ def client(home: Path, port: int, *sources: str, **environment: str) -> list:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-needs_hub = pytest.mark.skipif(importlib.util.find_spec("huggingface_hub") is None, reason="huggingface_hub is not installed")
+needs_hub = pytest.mark.skipif(
+    importlib.util.find_spec("huggingface_hub") is None, reason="huggingface_hub is not installed"
+)
 
 
 def names(folder: str) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()
+    }
 
 
 @needs_hub
 def test_repositories_arrive_whole_once_and_are_there_without_a_network(server, tmp_path):
-    sources = ["org/whole", "org/bare", "org/sharded", "org/pickled", f"org/whole@{COMMIT}", "org/files:sub/other.npz", "org/bare@main"]
+    sources = [
+        "org/whole",
+        "org/bare",
+        "org/sharded",
+        "org/pickled",
+        f"org/whole@{COMMIT}",
+        "org/files:sub/other.npz",
+        "org/bare@main",
+    ]
     sources = [f"hf:{name}" for name in sources] + ["timm:vit_tiny.tag"]
     Site.requests.clear()
     found = client(tmp_path, server.server_port, *sources)
     assert all(isinstance(path, str) and path.startswith(os.fspath(tmp_path)) for path in found), found
     whole, bare, sharded, pickled, pinned, file, again, timm = found
-    assert names(whole) == {key: value for key, value in REPOSITORIES["org/whole"].items() if key != "pytorch_model.bin"}
-    for folder, repository in {bare: "org/bare", sharded: "org/sharded", pickled: "org/pickled", timm: "timm/vit_tiny.tag"}.items():
+    assert names(whole) == {
+        key: value for key, value in REPOSITORIES["org/whole"].items() if key != "pytorch_model.bin"
+    }
+    for folder, repository in {
+        bare: "org/bare",
+        sharded: "org/sharded",
+        pickled: "org/pickled",
+        timm: "timm/vit_tiny.tag",
+    }.items():
         assert names(folder) == REPOSITORIES[repository]
         assert Path(folder).name == COMMIT
     assert (pinned, again) == (whole, bare)
@@ -289,7 +335,9 @@ def test_the_size_is_held_against_what_arrives_too(web, monkeypatch):
         fetch(f"{web}/silent.npz#sha256={HASH}")
 
 
-@pytest.mark.parametrize("pin", ["", "#", "#sha256=", "#sha256=abc", f"#md5={HASH[:32]}", f"#{HASH}", f"#sha256={HASH[:-1]}g"])
+@pytest.mark.parametrize(
+    "pin", ["", "#", "#sha256=", "#sha256=abc", f"#md5={HASH[:32]}", f"#{HASH}", f"#sha256={HASH[:-1]}g"]
+)
 def test_an_address_without_a_hash_is_refused_before_anything_is_asked(web, pin):
     with pytest.raises(UsageError, match="not pinned") as caught:
         fetch(f"{web}/a.npz{pin}")

@@ -1,4 +1,5 @@
-"""Foreign weight files: sound ones are read to the bit; every other is refused from its header, quickly, in little memory."""
+"""Foreign weight files: sound ones are read to the bit; every other is refused from its header, quickly, in little
+memory."""
 
 from __future__ import annotations
 
@@ -64,7 +65,11 @@ def refusals(paths: list[Path], milliseconds: float = MILLISECONDS) -> dict[str,
     Each has to be within the limits, with nothing run, nothing heavy imported, and no connection made.
     """
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE], input=json.dumps([os.fspath(path) for path in paths]), capture_output=True, text=True, timeout=280
+        [sys.executable, "-c", MEASURE],
+        input=json.dumps([os.fspath(path) for path in paths]),
+        capture_output=True,
+        text=True,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -90,7 +95,9 @@ def tensor(begin: int = 0, end: int = 8, shape=(2,), dtype="F32") -> dict:
 def many(count: int, size: int = 4) -> str:
     """A header of so many tensors of `size` bytes."""
     shape = "[1]" if size else "[0]"
-    lines = (f'"t{i}":{{"dtype":"F32","shape":{shape},"data_offsets":[{size * i},{size * (i + 1)}]}}' for i in range(count))
+    lines = (
+        f'"t{i}":{{"dtype":"F32","shape":{shape},"data_offsets":[{size * i},{size * (i + 1)}]}}' for i in range(count)
+    )
     return "{" + ",".join(lines) + "}"
 
 
@@ -140,7 +147,10 @@ HEADERS = {
     "header of 101 MB": (lambda: struct.pack("<Q", 101 << 20) + b"{", "a header of"),
     # what the format's own library lets pass
     "a key twice": (framed("{" + LINE + "," + LINE + "}", BYTES), "'a' twice"),
-    "a key twice, once in escapes": (framed("{" + LINE + "," + LINE.replace('"a"', '"\\u0061"') + "}", BYTES), "'a' twice"),
+    "a key twice, once in escapes": (
+        framed("{" + LINE + "," + LINE.replace('"a"', '"\\u0061"') + "}", BYTES),
+        "'a' twice",
+    ),
     "a field twice": (framed(LINE.join("{}").replace('"F32"', '"F32","dtype":"I32"'), BYTES), "'dtype' twice"),
     "no elements": (framed({"a": tensor(), "z": tensor(8, 8, (0, 3))}, BYTES), "without elements"),
     "no elements in the place of others": (framed({"a": tensor(), "z": tensor(0, 0, (0,))}, BYTES), "without elements"),
@@ -150,7 +160,10 @@ HEADERS = {
     "an empty name": (framed({"": tensor()}, BYTES), "no name"),
     "a newline in a name": (framed({"a\nb": tensor()}, BYTES), r"'a\nb'"),
     "an escape sequence as a name": (framed({"\x1b[2J": tensor()}, BYTES), r"'\x1b[2J'"),
-    "half a character as a name": (framed('{"\\ud800":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', BYTES), r"'\ud800'"),
+    "half a character as a name": (
+        framed('{"\\ud800":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', BYTES),
+        r"'\ud800'",
+    ),
     "a name of 5,000 letters": (framed({"a" * 5000: tensor()}, BYTES), "..."),
     "50 MB of metadata": (lambda: struct.pack("<Q", 50 << 20) + b'{"__metadata__":{"a":"b', "a header of"),
     "5,001 tensors": (lambda: framed(many(5_001), bytes(4 * 5_001)), "more than 5,000"),
@@ -161,8 +174,14 @@ HEADERS = {
         lambda: framed('{"__metadata__":{' + ",".join(f'"{i}":"b"' for i in range(600_000)) + "}}", BYTES),
         "fields",
     ),
-    "8 MB in wide characters": (lambda: framed('{"__metadata__":{"a":"\U0001f600' + "b" * 8_000_000 + '"}}', BYTES), "plain ASCII"),
-    "8 MB with one wide escape": (lambda: framed('{"__metadata__":{"a":"\\ud83d\\ude00' + "b" * 8_000_000 + '"}}', BYTES), "plain ASCII"),
+    "8 MB in wide characters": (
+        lambda: framed('{"__metadata__":{"a":"\U0001f600' + "b" * 8_000_000 + '"}}', BYTES),
+        "plain ASCII",
+    ),
+    "8 MB with one wide escape": (
+        lambda: framed('{"__metadata__":{"a":"\\ud83d\\ude00' + "b" * 8_000_000 + '"}}', BYTES),
+        "plain ASCII",
+    ),
 }
 #: no weights at all
 STRANGERS = {
@@ -178,7 +197,9 @@ STRANGERS = {
 
 def test_every_malformed_header_is_refused_before_anything_is_allocated(tmp_path):
     paths, expected = [], {}
-    for name, (content, word) in {f"{key}.safetensors": case for key, case in HEADERS.items()}.items() | STRANGERS.items():
+    for name, (content, word) in {
+        f"{key}.safetensors": case for key, case in HEADERS.items()
+    }.items() | STRANGERS.items():
         paths.append(tmp_path / name)
         paths[-1].write_bytes(content() if callable(content) else content)
         if " MB" in name:
@@ -228,7 +249,9 @@ def test_safetensors_are_read_to_the_bit_whatever_the_name(tmp_path, name):
     source = open_weights(path)
     assert (source.kind, source.path, source.section) == ("safetensors", path, "")
     assert source.metadata == {"format": "pt", "note": "ünïcode"}
-    assert source.entries == {key: Entry(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for key, t in tensors.items()}
+    assert source.entries == {
+        key: Entry(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for key, t in tensors.items()
+    }
     assert sum(entry.bytes for entry in source.entries.values()) == sum(t.nbytes for t in tensors.values())
     assert source.entries["torch.int8"].elements == 6
     assert same(source.read(), tensors)
@@ -288,8 +311,26 @@ def test_a_file_that_changes_between_looking_and_reading_is_refused(tmp_path):
 def test_fuzzed_headers_are_refused_or_mean_what_the_formats_library_reads(tmp_path):
     """Mutations of a sound file: never another error than a refusal, and nothing that is accepted is read otherwise."""
     rng, path = random.Random(0), tmp_path / "fuzzed.safetensors"
-    sound = save({"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.arange(4, dtype=torch.int16)}, {"format": "pt"})
-    pieces = [b'"', b"{", b"}", b"[", b"]", b",", b":", b"0", b"-1", b"99999999999999999999", b"null", b"\\u0000", b"1e3", b"\xff", b" "]
+    sound = save(
+        {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.arange(4, dtype=torch.int16)}, {"format": "pt"}
+    )
+    pieces = [
+        b'"',
+        b"{",
+        b"}",
+        b"[",
+        b"]",
+        b",",
+        b":",
+        b"0",
+        b"-1",
+        b"99999999999999999999",
+        b"null",
+        b"\\u0000",
+        b"1e3",
+        b"\xff",
+        b" ",
+    ]
     accepted = 0
     for _ in range(1500):
         content = bytearray(sound)
@@ -332,11 +373,17 @@ NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_si
 )
 
 
-@given(st.dictionaries(NAMES, st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(1, 4), max_size=4)), min_size=1, max_size=6))
+@given(
+    st.dictionaries(
+        NAMES, st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(1, 4), max_size=4)), min_size=1, max_size=6
+    )
+)
 @settings(max_examples=100)
 def test_what_is_saved_read_and_saved_again_is_the_same_file(tmp_path_factory, specs):
     generator = torch.Generator().manual_seed(0)
-    tensors = {name: torch.randint(0, 2, shape, generator=generator).to(dtype) for name, (dtype, shape) in specs.items()}
+    tensors = {
+        name: torch.randint(0, 2, shape, generator=generator).to(dtype) for name, (dtype, shape) in specs.items()
+    }
     path = tmp_path_factory.getbasetemp() / "round.safetensors"
     path.write_bytes(save(tensors))
     assert save(open_weights(path).read()) == path.read_bytes()
@@ -366,7 +413,8 @@ def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes
 
 
 def edited(content: bytes, offset: int, value: bytes, directory: bool = True, local: bool = True) -> bytes:
-    """A zip with bytes of its first member's entries replaced, `offset` being where they are in the directory's entry."""
+    """A zip with bytes of its first member's entries replaced, `offset` being where they are in the directory's
+    entry."""
     made = bytearray(content)
     if directory:
         at = made.index(b"PK\1\2") + offset
@@ -389,7 +437,10 @@ class Marker:
 
 def test_arrays_are_read_to_the_bit(tmp_path):
     arrays = {key: value.numpy() for key, value in sample().items() if value.dtype != torch.bfloat16}
-    arrays |= {"Transformer/block_0/kernel": np.asfortranarray(np.arange(24, dtype=np.float32).reshape(2, 3, 4)), "0": np.float32(3)}
+    arrays |= {
+        "Transformer/block_0/kernel": np.asfortranarray(np.arange(24, dtype=np.float32).reshape(2, 3, 4)),
+        "0": np.float32(3),
+    }
     for name, write in {"plain.npz": np.savez, "small.npz": np.savez_compressed, "npz.pt": np.savez}.items():
         with open(tmp_path / name, "wb") as file:
             write(file, **arrays)
@@ -433,7 +484,10 @@ def test_every_array_that_is_none_is_refused_from_its_header(tmp_path):
             zipped({"a.npy": header(plain.replace("'<f4'", "__import__('os').system('touch x')"), BYTES)}),
             "is not numpy's",
         ),
-        "pickle in the dtype's metadata": (zipped({"a.npy": header(plain.replace("'<f4'", "('<f4', {'pickle': 1})"), BYTES)}), "objects"),
+        "pickle in the dtype's metadata": (
+            zipped({"a.npy": header(plain.replace("'<f4'", "('<f4', {'pickle': 1})"), BYTES)}),
+            "objects",
+        ),
         "a pickle as an array": (zipped({"a.npy": b"cos\nsystem\n(S'touch x'\ntR."}), "no array"),
         "a pickle beside arrays": (zipped({"a.npy": whole, "evil.pkl": b"cos\nsystem\n(S'touch x'\ntR."}), "evil.pkl"),
         "a checkpoint beside arrays": (zipped({"a.npy": whole, "archive/data.pkl": b"."}), "data.pkl"),
@@ -442,7 +496,10 @@ def test_every_array_that_is_none_is_refused_from_its_header(tmp_path):
         "complex": (zipped({"a.npy": npy(np.zeros(2, np.complex64))}), "as <c8"),
         "no elements": (zipped({"a.npy": npy(np.zeros((0, 3), np.float32))}), "without elements"),
         "4 TB": (zipped({"a.npy": header(plain.replace("2,", f"{1 << 40},"), BYTES)}), "needs 4,398,046,511,104"),
-        "4 TB, deflated": (zipped({"a.npy": header(plain.replace("2,", f"{1 << 40},"), BYTES)}, zipfile.ZIP_DEFLATED), "needs 4,398"),
+        "4 TB, deflated": (
+            zipped({"a.npy": header(plain.replace("2,", f"{1 << 40},"), BYTES)}, zipfile.ZIP_DEFLATED),
+            "needs 4,398",
+        ),
         "more than the header says": (zipped({"a.npy": header(plain, bytes(100))}, zipfile.ZIP_DEFLATED), "needs 8"),
         "a bomb of 100 MB": (big.getvalue(), "would unpack to 104,857,"),
         "negative shape": (zipped({"a.npy": header(plain.replace("2,", "-2,"), BYTES)}), "is not numpy's"),

@@ -1,6 +1,7 @@
 """Google's `.npz` files against a plain forward pass in numpy, and against timm's own loader of them.
 
-The forward pass is written from the papers' code (vision_transformer/vit_jax, big_vision), one image at a time, in float64.
+The forward pass is written from the papers' code (vision_transformer/vit_jax, big_vision), one image at a time, in
+float64.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def golden(classes=CLASSES, pre_logits=None, token=True, pool=False, stem=None, 
             inner = 32 * 2 ** (stage - 1)
             for unit in range(1, units + 1):
                 name = f"block{stage}/unit{unit}/"
-                for number, shape in enumerate(((1, 1, channels, inner), (3, 3, inner, inner), (1, 1, inner, 4 * inner)), 1):
+                for number, shape in enumerate(
+                    ((1, 1, channels, inner), (3, 3, inner, inner), (1, 1, inner, 4 * inner)), 1
+                ):
                     array(f"{name}conv{number}/kernel", *shape)
                     norm(f"{name}gn{number}", shape[3])
                 if unit == 1:
@@ -141,7 +144,9 @@ def convolution(p, name, x, stride=1):
 def group_norm(p, name, x):
     groups = x.reshape(*x.shape[:2], 32, -1)
     mean, variance = groups.mean((0, 1, 3), keepdims=True), groups.var((0, 1, 3), keepdims=True)
-    return ((groups - mean) / np.sqrt(variance + 1e-6)).reshape(x.shape) * p[f"{name}/scale"].ravel() + p[f"{name}/bias"].ravel()
+    return ((groups - mean) / np.sqrt(variance + 1e-6)).reshape(x.shape) * p[f"{name}/scale"].ravel() + p[
+        f"{name}/bias"
+    ].ravel()
 
 
 def relu(x):
@@ -234,13 +239,19 @@ def scanned(p):
 
 def two_towers(p):
     """The image tower of an image-text model."""
-    text = {"params/txt/head/kernel": np.ones((3, 3), np.float32), "params/t": np.ones(1, np.float32), "params/b": np.ones(1, np.float32)}
+    text = {
+        "params/txt/head/kernel": np.ones((3, 3), np.float32),
+        "params/t": np.ones(1, np.float32),
+        "params/b": np.ones(1, np.float32),
+    }
     return {name.replace("params/", "params/img/"): array for name, array in big_vision(p).items()} | text
 
 
 def wide_norms(p):
     """Group norms as (1, 1, 1, C)."""
-    return {name: array[None, None, None] if re.search(r"gn(\d|_root|_proj)/", name) else array for name, array in p.items()}
+    return {
+        name: array[None, None, None] if re.search(r"gn(\d|_root|_proj)/", name) else array for name, array in p.items()
+    }
 
 
 def optimised(p):
@@ -307,7 +318,9 @@ def test_hybrids(stem, norms, tmp_path):
 def test_an_odd_image_is_padded_as_tensorflow_does_it(tmp_path):
     p = golden(stem=(1,))
     side = 28  # a map of 7, from 14 places: the padding differs from that of 16
-    p["Transformer/posembed_input/pos_embedding"] = np.tile(p["Transformer/posembed_input/pos_embedding"], (1, 3, 1))[:, :50]
+    p["Transformer/posembed_input/pos_embedding"] = np.tile(p["Transformer/posembed_input/pos_embedding"], (1, 3, 1))[
+        :, :50
+    ]
     compare(open_weights(written(tmp_path / "hybrid.npz", p)), p, side)
 
 
@@ -337,7 +350,9 @@ def test_a_stack_of_more_blocks_than_can_be_is_not_unstacked():
     assert unscanned("Transformer/encoderblock/LayerNorm_0/scale", (10**12, 1)) == [
         ("Transformer/encoderblock/LayerNorm_0/scale", (10**12, 1))
     ]
-    assert unscanned("Transformer/encoderblock/LayerNorm_0/scale", ()) == [("Transformer/encoderblock/LayerNorm_0/scale", ())]
+    assert unscanned("Transformer/encoderblock/LayerNorm_0/scale", ()) == [
+        ("Transformer/encoderblock/LayerNorm_0/scale", ())
+    ]
 
 
 NEVER = ("attention", oldest)  # the oldest names are of a time before attention pooling
@@ -353,7 +368,12 @@ def against_timm(model, path, said=None, limit=1e-5, side=16):
 
 @pytest.mark.parametrize(
     "kind,layout",
-    [(kind, layout) for kind in ("AugReg", "mean", "attention") for layout in (oldest, big_vision, scanned) if (kind, layout) != NEVER],
+    [
+        (kind, layout)
+        for kind in ("AugReg", "mean", "attention")
+        for layout in (oldest, big_vision, scanned)
+        if (kind, layout) != NEVER
+    ],
 )
 def test_timms_loader_reads_the_same_vit(kind, layout, tmp_path):
     pytest.importorskip("timm")
@@ -369,7 +389,13 @@ def test_timms_loader_reads_the_same_vit(kind, layout, tmp_path):
 def test_timms_loader_reads_the_same_hybrid(stem, tmp_path):
     pytest.importorskip("timm")
     blocks, side = HYBRIDS[stem], SIDES[HYBRIDS[stem]]
-    shape = {"embed_dim": WIDTH, "num_heads": HEADS, "depth": DEPTH, "mlp_ratio": HIDDEN / WIDTH, "num_classes": CLASSES}
+    shape = {
+        "embed_dim": WIDTH,
+        "num_heads": HEADS,
+        "depth": DEPTH,
+        "mlp_ratio": HIDDEN / WIDTH,
+        "num_classes": CLASSES,
+    }
     peer = timm_hybrid(blocks, 1 if blocks else 2, (side, side), (side, side), act_layer="gelu_tanh", **shape)
     path = written(tmp_path / "hybrid.npz", wide_norms(golden(stem=blocks)))
     against_timm(peer.model, path, {"stem": StemConfig(blocks, 32, "timm")}, side=side)
@@ -393,7 +419,11 @@ def golden_bit(blocks, classes=7):
         inner = 32 * 2 ** (stage - 1)
         for unit in range(1, units + 1):
             name = f"block{stage}/unit{unit:02d}/"
-            for letter, shape in (("a", (1, 1, channels, inner)), ("b", (3, 3, inner, inner)), ("c", (1, 1, inner, 4 * inner))):
+            for letter, shape in (
+                ("a", (1, 1, channels, inner)),
+                ("b", (3, 3, inner, inner)),
+                ("c", (1, 1, inner, 4 * inner)),
+            ):
                 norm(f"{name}{letter}/group_norm", shape[2])
                 convolution(f"{name}{letter}/standardized_conv2d", *shape)
             if unit == 1:

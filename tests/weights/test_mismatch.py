@@ -37,7 +37,10 @@ def tensors(name="timm", config=CONFIG):
 
 
 def saved(folder, state, name="weights.safetensors"):
-    save_file({key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}, folder / name)
+    save_file(
+        {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()},
+        folder / name,
+    )
     return folder / name
 
 
@@ -59,13 +62,19 @@ def differences(path, said=None):
 CHANGES = {
     "missing": (lambda s: s.pop("blocks.1.mlp.fc1.bias"), ["missing blocks.1.mlp.fc1.bias"]),
     "two missing": (lambda s: (s.pop("norm.bias"), s.pop("cls_token")), None),
-    "extra": (lambda s: s.update({"blocks.0.attn.q_norm.weight": torch.ones(64)}), ["unknown blocks.0.attn.q_norm.weight"]),
+    "extra": (
+        lambda s: s.update({"blocks.0.attn.q_norm.weight": torch.ones(64)}),
+        ["unknown blocks.0.attn.q_norm.weight"],
+    ),
     "wrong shape": (lambda s: s.update({"norm.weight": torch.ones(63)}), ["norm.weight is (63,), not (64,)"]),
     "transposed": (
         lambda s: s.update({"blocks.1.mlp.fc1.weight": s["blocks.1.mlp.fc1.weight"].T}),
         ["blocks.1.mlp.fc1.weight is (64, 96), not (96, 64)"],
     ),
-    "one axis too few": (lambda s: s.update({"cls_token": s["cls_token"][0]}), ["cls_token is (1, 64), not (1, 1, 64)"]),
+    "one axis too few": (
+        lambda s: s.update({"cls_token": s["cls_token"][0]}),
+        ["cls_token is (1, 64), not (1, 1, 64)"],
+    ),
     "no axis": (lambda s: s.update({"norm.weight": torch.tensor(1.0)}), ["norm.weight is (), not (64,)"]),
     "integers": (
         lambda s: s.update({"norm.weight": torch.ones(64, dtype=torch.int8)}),
@@ -79,18 +88,29 @@ CHANGES = {
         lambda s: (s.pop("norm.bias"), s.update({"norm.weight": torch.ones(1), "extra": torch.ones(1)})),
         ["missing norm.bias", "norm.weight is (1,), not (64,)", "unknown extra"],
     ),
-    "head of other width": (lambda s: s.update({"head.weight": torch.ones(5, 63)}), ["head.weight is (5, 63), not (5, 64)"]),
+    "head of other width": (
+        lambda s: s.update({"head.weight": torch.ones(5, 63)}),
+        ["head.weight is (5, 63), not (5, 64)"],
+    ),
     "head without bias": (lambda s: s.update({"head.bias": torch.ones(6)}), ["head.bias is (6,), not (5,)"]),
     "a gap between blocks": (
-        lambda s: [s.update({k.replace("blocks.1.", "blocks.2."): s.pop(k)}) for k in list(s) if k.startswith("blocks.1.")],
+        lambda s: [
+            s.update({k.replace("blocks.1.", "blocks.2."): s.pop(k)}) for k in list(s) if k.startswith("blocks.1.")
+        ],
         None,
     ),
     "a block far away": (
         lambda s: s.update({"blocks.999999999.norm1.weight": torch.ones(64)}),
         ["unknown blocks.999999999.norm1.weight"],
     ),
-    "a block that is no number": (lambda s: s.update({"blocks.-1.norm1.weight": torch.ones(64)}), ["unknown blocks.-1.norm1.weight"]),
-    "a block numbered twice": (lambda s: s.update({"blocks.01.norm1.weight": torch.ones(64)}), ["unknown blocks.01.norm1.weight"]),
+    "a block that is no number": (
+        lambda s: s.update({"blocks.-1.norm1.weight": torch.ones(64)}),
+        ["unknown blocks.-1.norm1.weight"],
+    ),
+    "a block numbered twice": (
+        lambda s: s.update({"blocks.01.norm1.weight": torch.ones(64)}),
+        ["unknown blocks.01.norm1.weight"],
+    ),
 }
 
 
@@ -197,9 +217,15 @@ def test_a_classifier_beside_a_token_for_a_teacher_is_not_dropped_in_silence(tmp
 def test_a_resnet_of_billions_of_units_is_not_built(name, tmp_path):
     config = BiTConfig(image=(64, 64), classes=5, blocks=(1, 1), width=32)
     state = tensors(name, config)
-    first = {"timm": "stages.0.blocks.0.", "huggingface": "encoder.stages.0.layers.0.", "bit-npz": "resnet/block1/unit01/"}[name]
+    first = {
+        "timm": "stages.0.blocks.0.",
+        "huggingface": "encoder.stages.0.layers.0.",
+        "bit-npz": "resnet/block1/unit01/",
+    }[name]
     far = (
-        first.replace(".0.blocks.0.", ".0.blocks.999999999.").replace(".layers.0.", ".layers.999999999.").replace("unit01", "unit999999999")
+        first.replace(".0.blocks.0.", ".0.blocks.999999999.")
+        .replace(".layers.0.", ".layers.999999999.")
+        .replace("unit01", "unit999999999")
     )
     state |= {key.replace(first, far): tensor.clone() for key, tensor in state.items() if key.startswith(first)}
     lines = differences(saved(tmp_path, state))
@@ -222,7 +248,8 @@ def sparse(path, shapes):
 
 
 @pytest.mark.parametrize(
-    "width,depth,message", [(120_000, 1, "is not believed"), (40_000, 12, "is not believed"), (64, 1_200, "more than 5,000 tensors")]
+    "width,depth,message",
+    [(120_000, 1, "is not believed"), (40_000, 12, "is not believed"), (64, 1_200, "more than 5,000 tensors")],
 )
 def test_a_model_that_no_computer_holds_is_refused_before_it_is_made(width, depth, message, tmp_path):
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors(config=replace(CONFIG, depth=1)).items()}
@@ -259,7 +286,11 @@ CLAIMS = {
 
 def folder_of(tmp_path, claims, name="huggingface", config=CONFIG):
     form = writers(config)[name]
-    saved(tmp_path, {form.prefix(config) + key: tensor for key, tensor in tensors(name, config).items()}, "model.safetensors")
+    saved(
+        tmp_path,
+        {form.prefix(config) + key: tensor for key, tensor in tensors(name, config).items()},
+        "model.safetensors",
+    )
     (tmp_path / "config.json").write_text(json.dumps(form.describe(config) | claims))
     return tmp_path
 
@@ -270,7 +301,9 @@ def test_a_config_that_claims_what_is_not_so(case, tmp_path):
     assert message in refusal(folder_of(tmp_path, claims, config=replace(CONFIG, classes=0)))
 
 
-@pytest.mark.parametrize("claims", [{"layer_type": "bottleneck"}, {"global_padding": "SAME"}, {"num_groups": 16}, {"hidden_act": "gelu"}])
+@pytest.mark.parametrize(
+    "claims", [{"layer_type": "bottleneck"}, {"global_padding": "SAME"}, {"num_groups": 16}, {"hidden_act": "gelu"}]
+)
 def test_a_resnet_that_is_no_bit(claims, tmp_path):
     config = BiTConfig(image=(64, 64), classes=0, blocks=(1,), width=32)
     assert "another ResNet than BiT" in refusal(folder_of(tmp_path, claims, config=config))
@@ -358,7 +391,9 @@ def test_shards_are_one_model_and_no_tensor_is_in_two(tmp_path):
     saved(tmp_path, half[0], "model-0.safetensors")
     assert len(differences(tmp_path)) == 1
     saved(
-        tmp_path, half[0] | {"norm.weight": state["norm.weight"], "cls_token": lost, "norm.bias": state["norm.bias"]}, "model-0.safetensors"
+        tmp_path,
+        half[0] | {"norm.weight": state["norm.weight"], "cls_token": lost, "norm.bias": state["norm.bias"]},
+        "model-0.safetensors",
     )
     assert "a second time" in refusal(tmp_path)
 
@@ -490,7 +525,8 @@ def test_other_channels_take_the_old_in_turn(channels, tmp_path):
 def test_a_resnets_first_layer_is_made_for_other_channels_too(config, tmp_path):
     source, target = channelled(config, 12, tmp_path)
     batch = images((32, 32))
-    with torch.inference_mode():  # filters are standardised: four copies look alike, and each weighs half as much as alone
+    # filters are standardised: four copies look alike, and each weighs half as much as alone
+    with torch.inference_mode():
         assert torch.isfinite(target(batch.repeat(1, 4, 1, 1))).all()
     root = (m.stem.root if hasattr(m, "stem") else m.body.root for m in (source, target))
     old, new = (r.conv.weight for r in root)
@@ -520,7 +556,9 @@ def test_a_head_for_other_classes_is_left_out_however_many_they_are(tmp_path):
     assert not adopt(same, tmp_path / "bundle", ("ant", "bee", "cat")).new
     assert torch.equal(same.head.weight, source.head.weight)
     assert not adopt(turned, tmp_path / "bundle", ("cat", "ant", "bee")).new
-    assert torch.equal(turned.head.weight, source.head.weight[[2, 0, 1]]) and torch.equal(turned.head.bias, source.head.bias[[2, 0, 1]])
+    assert torch.equal(turned.head.weight, source.head.weight[[2, 0, 1]]) and torch.equal(
+        turned.head.bias, source.head.bias[[2, 0, 1]]
+    )
     found = adopt(other, tmp_path / "bundle", ("ant", "bee", "cow"))
     assert sorted(found.new) == ["head.bias", "head.weight"] and "zero-initialised" in found.text()
     assert not other.head.weight.any() and torch.equal(other.projection.weight, source.projection.weight)

@@ -21,7 +21,15 @@ from vitreous.weights.adopt import adopt, open_weights
 from vitreous.weights.foreign import essence
 
 #: models whose options a state dict does not describe
-REFUSED = ("SAM", "SAM, everything global", "axial ResNet", "axial", "relative", "positions by axis", "positions in each block")
+REFUSED = (
+    "SAM",
+    "SAM, everything global",
+    "axial ResNet",
+    "axial",
+    "relative",
+    "positions by axis",
+    "positions in each block",
+)
 #: those that need to be told more than the heads
 TOLD = {
     "ViT, patches that are not square": {"image": (32, 16)},
@@ -71,7 +79,10 @@ def test_what_has_to_be_told_is_asked_for(name, tmp_path):
 
 def test_a_file_without_a_tensor_or_with_one_more_is_refused(tmp_path):
     path, state = stored(MODELS["ViT"][0], tmp_path)
-    save_file({key: one for key, one in state.items() if key != "encoder.blocks.1.mlp.norm.bias"} | {"extra": torch.ones(1)}, path)
+    save_file(
+        {key: one for key, one in state.items() if key != "encoder.blocks.1.mlp.norm.bias"} | {"extra": torch.ones(1)},
+        path,
+    )
     with pytest.raises(WeightsError, match=r"missing encoder.blocks.1.mlp.norm.bias\n    unknown extra"):
         open_weights(path)
 
@@ -114,7 +125,10 @@ def test_a_model_is_saved_with_what_belongs_to_it(tmp_path):
         ({"classes": ["cat"]}, "1 names for a head of 2 classes"),
         ({"classes": ["cat", "cat"]}, "all different"),
         ({"classes": ["cat", ""]}, "names for a head"),
-        ({"preprocess": Preprocess((32, 32), channels=1, mean=(0.5,), std=(0.5,))}, "makes 1 channels, the model takes 3"),
+        (
+            {"preprocess": Preprocess((32, 32), channels=1, mean=(0.5,), std=(0.5,))},
+            "makes 1 channels, the model takes 3",
+        ),
     ],
 )
 def test_what_cannot_belong_to_a_model_is_refused_and_nothing_is_written(options, message, tmp_path):

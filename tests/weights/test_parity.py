@@ -1,7 +1,7 @@
 """Parity: the weights of other libraries, saved as they save them and opened here, give the same features and logits.
 
-Every number is random, norms and scales too. At the native size, and at one that is neither native nor square wherever the
-other library can do that.
+Every number is random, norms and scales too. At the native size, and at one that is neither native nor square wherever
+the other library can do that.
 """
 
 from __future__ import annotations
@@ -25,13 +25,20 @@ from vitreous.weights.adopt import open_weights
 pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")
 
-CLIP = {"pre_norm": True, "norm_layer": partial(nn.LayerNorm, eps=1e-5), "act_layer": "quick_gelu", "said": {"gelu": "quick"}}
+CLIP = {
+    "pre_norm": True,
+    "norm_layer": partial(nn.LayerNorm, eps=1e-5),
+    "act_layer": "quick_gelu",
+    "said": {"gelu": "quick"},
+}
 
 
 def swiglu():
     from timm.layers import SwiGLUPacked
 
-    return timm_vit(mlp_layer=SwiGLUPacked, act_layer=nn.SiLU, mlp_ratio=4, init_values=1e-5, reg_tokens=4, no_embed_class=True)
+    return timm_vit(
+        mlp_layer=SwiGLUPacked, act_layer=nn.SiLU, mlp_ratio=4, init_values=1e-5, reg_tokens=4, no_embed_class=True
+    )
 
 
 PEERS = {
@@ -90,7 +97,8 @@ def test_original_deit_iii(tmp_path):
 @pytest.mark.parametrize("registers", [0, 4])
 @pytest.mark.parametrize("gated", [False, True])
 def test_original_dinov2(registers, gated, tmp_path):
-    """The original names; timm's own conversion of them is the reference. They differ only away from the native size."""
+    """The original names; timm's own conversion of them is the reference. They differ only away from the native
+    size."""
     from timm.layers import SwiGLUPacked
     from timm.models.vision_transformer import checkpoint_filter_fn
 
@@ -117,13 +125,22 @@ def test_original_clip(projected, tmp_path):
 
     peer = timm_vit(**CLIP, num_classes=24 if projected else 0)
     state = peer.model.state_dict()
-    swaps = [("patch_embed.proj", "conv1"), ("norm_pre", "ln_pre"), ("attn.qkv.", "attn.in_proj_"), ("attn.proj", "attn.out_proj")]
+    swaps = [
+        ("patch_embed.proj", "conv1"),
+        ("norm_pre", "ln_pre"),
+        ("attn.qkv.", "attn.in_proj_"),
+        ("attn.proj", "attn.out_proj"),
+    ]
     swaps += [("mlp.fc1", "mlp.c_fc"), ("mlp.fc2", "mlp.c_proj"), ("norm1", "ln_1"), ("norm2", "ln_2")]
     named = {"text_projection": torch.ones(3, 3), "logit_scale": torch.ones(())}
     for name, tensor in state.items():
         for ours, theirs in swaps:
             name = name.replace(ours, theirs)
-        name = name.replace("blocks.", "transformer.resblocks.") if name.startswith("blocks") else name.replace("norm.", "ln_post.", 1)
+        name = (
+            name.replace("blocks.", "transformer.resblocks.")
+            if name.startswith("blocks")
+            else name.replace("norm.", "ln_post.", 1)
+        )
         if name == "cls_token":
             name, tensor = "class_embedding", tensor[0, 0]
         elif name == "pos_embed":
@@ -145,8 +162,13 @@ def test_original_sam_with_its_decoder(tmp_path):
     from timm.models.vision_transformer_sam import checkpoint_filter_fn
 
     peer = peers.timm_sam()
-    named = {f"image_encoder.{name.replace('mlp.fc', 'mlp.lin')}": tensor for name, tensor in peer.model.state_dict().items()}
-    named |= {"mask_decoder.iou_token.weight": torch.ones(1, 8), "prompt_encoder.no_mask_embed.weight": torch.ones(1, 8)}
+    named = {
+        f"image_encoder.{name.replace('mlp.fc', 'mlp.lin')}": tensor for name, tensor in peer.model.state_dict().items()
+    }
+    named |= {
+        "mask_decoder.iou_token.weight": torch.ones(1, 8),
+        "prompt_encoder.no_mask_embed.weight": torch.ones(1, 8),
+    }
     save_file(named, tmp_path / "sam.safetensors")
     peer.model.load_state_dict(checkpoint_filter_fn(named, peer.model))
     found = open_weights(tmp_path / "sam.safetensors", peer.said)
@@ -155,7 +177,13 @@ def test_original_sam_with_its_decoder(tmp_path):
 
 
 def test_both_towers_of_clip_and_all_of_sam(tmp_path):
-    text = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40}
+    text = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 40,
+    }
     vision = peers.SMALL | {"intermediate_size": 96}
     clip = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=24))
     peers.randomise(clip).save_pretrained(tmp_path / "clip")
@@ -165,10 +193,18 @@ def test_both_towers_of_clip_and_all_of_sam(tmp_path):
         theirs = clip.visual_projection(clip.vision_model(batch, interpolate_pos_encoding=True).pooler_output)
         assert difference(ours(batch), theirs) <= peers.LIMIT
     vision = peers.transformers_sam().model.config
-    decoder = {"hidden_size": 16, "mlp_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "iou_head_hidden_dim": 16}
+    decoder = {
+        "hidden_size": 16,
+        "mlp_dim": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "iou_head_hidden_dim": 16,
+    }
     sam = transformers.SamModel(
         transformers.SamConfig(
-            vision_config=vision, mask_decoder_config=decoder, prompt_encoder_config={"hidden_size": 16, "image_size": 64, "patch_size": 8}
+            vision_config=vision,
+            mask_decoder_config=decoder,
+            prompt_encoder_config={"hidden_size": 16, "image_size": 64, "patch_size": 8},
         )
     )
     peers.randomise(sam).save_pretrained(tmp_path / "sam")
@@ -183,18 +219,27 @@ def test_a_folder_of_timms_hub_and_one_of_open_clip(tmp_path):
     peer = timm_vit(**CLIP, num_classes=7)
     (tmp_path / "timm").mkdir()
     peer.file(tmp_path / "timm").rename(tmp_path / "timm" / "model.safetensors")
-    said = {"architecture": "vit_base_patch32_clip_quickgelu_224", "num_classes": 7, "pretrained_cfg": {"input_size": [3, 32, 32]}}
+    said = {
+        "architecture": "vit_base_patch32_clip_quickgelu_224",
+        "num_classes": 7,
+        "pretrained_cfg": {"input_size": [3, 32, 32]},
+    }
     (tmp_path / "timm" / "config.json").write_text(json.dumps(said))
     agree(opened(tmp_path / "timm", {"heads": 4}), peer)
     for quick in (True, False):
-        clip = peers.transformers_clip(hidden_act="quick_gelu" if quick else "gelu", hidden_size=128, num_attention_heads=2)
+        clip = peers.transformers_clip(
+            hidden_act="quick_gelu" if quick else "gelu", hidden_size=128, num_attention_heads=2
+        )
         folder = tmp_path / f"open_clip_{quick}"
         folder.mkdir()
         model = opened(clip.file(folder))
         named = others.CLIP.write(model.config, model.state_dict())
         other = tmp_path / f"open_clip_{quick}_original"
         other.mkdir()
-        save_file({f"visual.{name}": tensor.contiguous() for name, tensor in named.items()}, other / "open_clip_model.safetensors")
+        save_file(
+            {f"visual.{name}": tensor.contiguous() for name, tensor in named.items()},
+            other / "open_clip_model.safetensors",
+        )
         tower = {"image_size": 32, "layers": 3, "width": 128, "patch_size": 8}
         described = {"model_cfg": {"embed_dim": 24, "vision_cfg": tower} | ({"quick_gelu": True} if quick else {})}
         (other / "open_clip_config.json").write_text(json.dumps(described))
@@ -218,14 +263,21 @@ def test_the_rule_of_timm(old, new):
     source = table(old)
     theirs = resample_abs_pos_embed(source.flatten(0, 1)[None], list(new), list(old), num_prefix_tokens=0)
     assert (resize(source, new, "bicubic-antialias").flatten(0, 1) - theirs[0]).abs().max() <= 1e-6
-    theirs = resample_abs_pos_embed(source.flatten(0, 1)[None], list(new), list(old), 0, interpolation="bilinear", antialias=False)
+    theirs = resample_abs_pos_embed(
+        source.flatten(0, 1)[None], list(new), list(old), 0, interpolation="bilinear", antialias=False
+    )
     assert (resize(source, new, "bilinear").flatten(0, 1) - theirs[0]).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize("kind,how", [("vit", "bicubic"), ("mae", "bicubic"), ("deit", "bicubic"), ("clip", "bicubic")])
 @pytest.mark.parametrize("new", [(6, 6), (7, 5), (3, 2)])
 def test_the_rules_of_transformers(kind, how, new):
-    peer = {"vit": peers.transformers_vit, "mae": peers.transformers_mae, "deit": peers.transformers_deit, "clip": peers.transformers_clip}
+    peer = {
+        "vit": peers.transformers_vit,
+        "mae": peers.transformers_mae,
+        "deit": peers.transformers_deit,
+        "clip": peers.transformers_clip,
+    }
     check_against_transformers(peer[kind]().model, how, new)
 
 
@@ -251,7 +303,9 @@ def check_against_transformers(model, how, new):
 def test_the_rule_of_dino_scales_by_a_tenth_more(old, new):
     source = table(old)
     scale = tuple((n + 0.1) / o for n, o in zip(new, old, strict=True))
-    theirs = F.interpolate(source.permute(2, 0, 1)[None], scale_factor=scale, mode="bicubic", align_corners=False)[0].permute(1, 2, 0)
+    theirs = F.interpolate(source.permute(2, 0, 1)[None], scale_factor=scale, mode="bicubic", align_corners=False)[
+        0
+    ].permute(1, 2, 0)
     assert theirs.shape[:2] == new
     assert (resize(source, new, "bicubic-offset") - theirs).abs().max() <= 1e-6
     assert (resize(source, new, "bicubic") - theirs).abs().max() > 1e-3
@@ -292,10 +346,14 @@ def full_size():
     import timm
 
     def made(name, sizes=((224, 224), (256, 192)), **options):
-        return lambda: peers.timm_peer(timm.create_model(name, num_classes=1000, dynamic_img_size=True, **options), None, sizes=sizes)
+        return lambda: peers.timm_peer(
+            timm.create_model(name, num_classes=1000, dynamic_img_size=True, **options), None, sizes=sizes
+        )
 
     def bit():
-        peer = peers.timm_peer(timm.create_model("resnetv2_50x1_bit", num_classes=1000), None, sizes=((224, 224), (192, 256)))
+        peer = peers.timm_peer(
+            timm.create_model("resnetv2_50x1_bit", num_classes=1000), None, sizes=((224, 224), (192, 256))
+        )
         peer.features = lambda x: peer.model.forward_features(x).flatten(2).transpose(1, 2)
         return peer
 
@@ -341,7 +399,8 @@ def full_size():
 def test_the_published_sizes(tmp_path, capsys):
     """Heads are told by nobody: they are those of the published model.
 
-    A ResNet of fifty layers rounds by more than 1e-5 in float32, so there float64 has to show that nothing else differs.
+    A ResNet of fifty layers rounds by more than 1e-5 in float32, so there float64 has to show that nothing else
+    differs.
     """
     for number, (name, make) in enumerate(full_size().items()):
         peer = make()

@@ -48,7 +48,11 @@ def program(name: str, command: str) -> bytes:
 def attacks(marker: Path) -> dict[str, tuple[bytes, str]]:
     """File name -> a file that makes `marker` if it is unpickled, and a word of the refusal."""
     evil, weights = Marker(marker), torch.arange(6.0)
-    good, zip_file, legacy = saved({"w": weights}), saved({"w": weights, "x": evil}), saved({"w": weights, "x": evil}, zip=False)
+    good, zip_file, legacy = (
+        saved({"w": weights}),
+        saved({"w": weights, "x": evil}),
+        saved({"w": weights, "x": evil}, zip=False),
+    )
     payload = pickle.dumps({"w": evil}, protocol=2)
     named = f"{os.system.__module__}.system"
     text = program("os.system", f"touch {marker}")
@@ -95,7 +99,10 @@ def attacks(marker: Path) -> dict[str, tuple[bytes, str]]:
     }
     for protocol in (1, 2, 3, 4, 5):
         cases[f"raw {protocol}.pkl"] = (pickle.dumps({"w": evil}, protocol), named)
-        cases[f"zip {protocol}.pt"] = (saved({"w": weights, "x": evil}, protocol=protocol), named if protocol > 1 else "instruction INT")
+        cases[f"zip {protocol}.pt"] = (
+            saved({"w": weights, "x": evil}, protocol=protocol),
+            named if protocol > 1 else "instruction INT",
+        )
     return cases
 
 
@@ -134,13 +141,25 @@ def picture(shape: tuple[int, ...], stride: tuple[int, ...], elements: int = 4, 
     """The instructions that make a float32 tensor out of a storage."""
     lists = [b"(" + b"".join(whole(number) for number in numbers) + b"t" for numbers in (shape, stride)]
     storage = STORAGE % (key, whole(elements))
-    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + whole(offset) + lists[0] + lists[1] + b"\x89ccollections\nOrderedDict\n)RtR"
+    return (
+        b"ctorch._utils\n_rebuild_tensor_v2\n("
+        + storage
+        + whole(offset)
+        + lists[0]
+        + lists[1]
+        + b"\x89ccollections\nOrderedDict\n)RtR"
+    )
 
 
 def checkpoint(*tensors: bytes, storage: bytes = bytes(16), method: int = zipfile.ZIP_STORED) -> bytes:
     """A PyTorch zip whose tensors are a, b, ..., in one storage."""
     items = b"".join(b"X\1\0\0\0" + bytes([97 + index]) + made for index, made in enumerate(tensors))
-    members = {"x/data.pkl": b"\x80\2}(" + items + b"u.", "x/byteorder": b"little", "x/data/0": storage, "x/version": b"3\n"}
+    members = {
+        "x/data.pkl": b"\x80\2}(" + items + b"u.",
+        "x/byteorder": b"little",
+        "x/data/0": storage,
+        "x/version": b"3\n",
+    }
     return zipped(members, method)
 
 
@@ -161,11 +180,17 @@ def malformed() -> dict[str, tuple[bytes, str]]:
         "a negative stride": (checkpoint(picture((2,), (-1,), offset=3)), "damaged pickle"),
         "17 axes": (checkpoint(picture((1,) * 17, (1,) * 17)), "damaged pickle"),
         "storage larger than its member": (checkpoint(picture((5,), (1,), 5)), "16 bytes for a storage of 5"),
-        "storage of 4 TB": (checkpoint(picture((1 << 40,), (1,), 1 << 40)), "16 bytes for a storage of 1,099,511,627,776"),
+        "storage of 4 TB": (
+            checkpoint(picture((1 << 40,), (1,), 1 << 40)),
+            "16 bytes for a storage of 1,099,511,627,776",
+        ),
         "storage smaller than its member": (checkpoint(picture((3,), (1,), 3)), "16 bytes for a storage of 3"),
         "no such storage": (checkpoint(picture((4,), (1,), key=7)), "none for a storage"),
         "storage in two sizes": (checkpoint(picture((4,), (1,)), picture((2,), (1,), 2)), "two sizes"),
-        "storage that unpacks to a hundredfold": (checkpoint(picture((4,), (1,)), storage=bytes(1 << 20), method=8), "compressed"),
+        "storage that unpacks to a hundredfold": (
+            checkpoint(picture((4,), (1,)), storage=bytes(1 << 20), method=8),
+            "compressed",
+        ),
         "one storage as a thousand tensors": (
             zipped({"x/data.pkl": b"\x80\2}(" + repeated(500) + b"u.", "x/data/0": bytes(4 << 20)}),
             "has tensors that would take 2,097,152,000",
@@ -178,7 +203,10 @@ def malformed() -> dict[str, tuple[bytes, str]]:
         "a path as a name": (saved({"../../w": torch.zeros(3)}), "no name"),
         "complex": (saved({"w": torch.zeros(3, dtype=torch.complex64)}), "ComplexFloatStorage"),
         "sparse": (saved({"w": torch.eye(3).to_sparse()}), "_rebuild_sparse_tensor"),
-        "negated when it is read": (saved({"w": torch.zeros(2, dtype=torch.complex64).conj().imag}), "makes torch._utils"),
+        "negated when it is read": (
+            saved({"w": torch.zeros(2, dtype=torch.complex64).conj().imag}),
+            "makes torch._utils",
+        ),
         "protocol 4": (saved({"w": torch.zeros(3)}, protocol=4), "pickle protocol 4"),
         "other byte order": (remade(good, {"byteorder": b"big"}), "other byte order"),
         "half": (good[: len(good) // 2], "cut short"),
@@ -186,13 +214,19 @@ def malformed() -> dict[str, tuple[bytes, str]]:
         "a pickle of nothing": (remade(good, {"data.pkl": b""}), "damaged pickle"),
         "a pickle cut": (remade(good, {"data.pkl": zipped_pickle(good)[:-9]}), "damaged pickle"),
         "a pickle of 5 MB": (remade(good, {"data.pkl": b"\x80\2" + b"N" * (5 << 20) + b"."}), "a pickle over"),
-        "a pickle of a million lists": (remade(good, {"data.pkl": b"\x80\2" + b"]" * 1_000_000 + b"."}), "instructions"),
+        "a pickle of a million lists": (
+            remade(good, {"data.pkl": b"\x80\2" + b"]" * 1_000_000 + b"."}),
+            "instructions",
+        ),
         "an empty stack": (remade(good, {"data.pkl": b"\x80\2R."}), "damaged pickle"),
         "a mark that is not there": (remade(good, {"data.pkl": b"\x80\2t."}), "damaged pickle"),
         "a memo that is not there": (remade(good, {"data.pkl": b"\x80\2h\7."}), "damaged pickle"),
         "a memo without end": (remade(good, {"data.pkl": b"\x80\2Nr\xff\xff\xff\x7f."}), "no state dict"),
         "a text of 4 GB": (remade(good, {"data.pkl": b"\x80\2X\xff\xff\xff\xffabc."}), "damaged pickle"),
-        "a key whose hash takes for ever": (remade(good, {"data.pkl": b"\x80\2})" + deep + b"Ns."}), "a key that is a tuple"),
+        "a key whose hash takes for ever": (
+            remade(good, {"data.pkl": b"\x80\2})" + deep + b"Ns."}),
+            "a key that is a tuple",
+        ),
         "a dict for the key": (remade(good, {"data.pkl": b"\x80\2}}Ns."}), "a key that is a dict"),
         "items for a number": (remade(good, {"data.pkl": b"\x80\2K\1K\1K\1s."}), "damaged pickle"),
         "attributes": (remade(good, {"data.pkl": b"\x80\2}}X\5\0\0\0itemsK\1sb."}), "sets the attributes"),
@@ -202,7 +236,10 @@ def malformed() -> dict[str, tuple[bytes, str]]:
         "legacy, and more": (legacy + b"\0", "tensors need"),
         "legacy, other size": (legacy[:-32] + struct.pack("<q", 7) + legacy[-24:], "another size"),
         "legacy, no storages": (start + b"\x80\2}." + b"\x80\2]X\1\0\0\0aa.", "lists other storages"),
-        "legacy, other version": (pickle.dumps(pickled.MAGIC, 2) + pickle.dumps(7, 2) + pickle.dumps({}, 2), "another version"),
+        "legacy, other version": (
+            pickle.dumps(pickled.MAGIC, 2) + pickle.dumps(7, 2) + pickle.dumps({}, 2),
+            "another version",
+        ),
         "legacy, no magic": (pickle.dumps({"w": [1.0, 2.0]}, 2), "not one that torch.save writes"),
         "legacy, cut early": (start, "damaged pickle"),
     }
@@ -226,7 +263,9 @@ def test_every_prefix_and_many_mutations_of_a_pickle_end_in_a_refusal_or_the_sam
     import random
 
     rng, path = random.Random(0), tmp_path / "fuzzed.pt"
-    good = saved({"model": {"a": torch.arange(6.0).reshape(2, 3).t(), "b": torch.nn.Parameter(torch.ones(2))}, "epoch": 3})
+    good = saved(
+        {"model": {"a": torch.arange(6.0).reshape(2, 3).t(), "b": torch.nn.Parameter(torch.ones(2))}, "epoch": 3}
+    )
     text, accepted = zipped_pickle(good), 0
     for trial in range(600):
         made = bytearray(text)
@@ -263,8 +302,15 @@ def states() -> dict[str, torch.Tensor]:
 def test_plain_and_nested_files_of_every_format_are_seen_as_they_are(tmp_path):
     tensors = states()
     entries = {name: Entry(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()}
-    beside = {"epoch": 3, "args": {"lr": 1e-3, "betas": (0.9, 0.95), "note": None, "list": [True, "a"]}, "size": torch.Size([2, 3])}
-    beside |= {"optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"params": [0]}]}, "dtype": torch.float32}
+    beside = {
+        "epoch": 3,
+        "args": {"lr": 1e-3, "betas": (0.9, 0.95), "note": None, "list": [True, "a"]},
+        "size": torch.Size([2, 3]),
+    }
+    beside |= {
+        "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"params": [0]}]},
+        "dtype": torch.float32,
+    }
     contents = {"": OrderedDict(tensors), **{key: {key: tensors, **beside} for key in pickled.SECTIONS}}
     for section, content in contents.items():
         for zip in (True, False):
@@ -301,7 +347,10 @@ def test_a_nested_file_with_parameters_and_views_is_read_to_the_bit_and_leaves_n
     path, scratch = tmp_path / "a checkpoint.bin", tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", os.fspath(scratch))
-    torch.save({"model": tensors | {"p": torch.nn.Parameter(tensors["brain"]), "bad": torch.tensor(float("nan"))}, "epoch": 3}, path)
+    torch.save(
+        {"model": tensors | {"p": torch.nn.Parameter(tensors["brain"]), "bad": torch.tensor(float("nan"))}, "epoch": 3},
+        path,
+    )
     (tmp_path / "torch.py").write_text("raise SystemExit('the torch of the working folder')")
     monkeypatch.chdir(tmp_path)
     source = open_weights(path.name)
@@ -313,7 +362,9 @@ def test_a_nested_file_with_parameters_and_views_is_read_to_the_bit_and_leaves_n
 
 def test_a_legacy_file_is_read_to_the_bit_and_nan_is_refused(tmp_path):
     path = tmp_path / "legacy.pth"
-    torch.save({"teacher": states() | {"bad": torch.tensor([1.0, float("nan")])}}, path, _use_new_zipfile_serialization=False)
+    torch.save(
+        {"teacher": states() | {"bad": torch.tensor([1.0, float("nan")])}}, path, _use_new_zipfile_serialization=False
+    )
     source, read = open_weights(path), pickled.read
     kept = {}
 
@@ -376,14 +427,41 @@ def test_the_child_refuses_what_is_no_plain_tensor(tmp_path):
 
 def test_the_interpreter_knows_every_instruction_that_torch_save_writes():
     known = {*pickled.LITERALS, *pickled.CONSTANTS}
-    written = {code.name for code, _, _ in pickletools.genops(zipped_pickle(saved({"model": states(), "l": [1, 2.5, None, {}, []]})))}
-    others = {"PROTO", "STOP", "MARK", "BINPUT", "BINGET", "GLOBAL", "REDUCE", "BINPERSID", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
-    assert written <= known | others | {"SETITEM", "SETITEMS", "APPEND", "APPENDS", "LONG_BINPUT", "LONG_BINGET", "BUILD"}
+    written = {
+        code.name
+        for code, _, _ in pickletools.genops(zipped_pickle(saved({"model": states(), "l": [1, 2.5, None, {}, []]})))
+    }
+    others = {
+        "PROTO",
+        "STOP",
+        "MARK",
+        "BINPUT",
+        "BINGET",
+        "GLOBAL",
+        "REDUCE",
+        "BINPERSID",
+        "TUPLE",
+        "TUPLE1",
+        "TUPLE2",
+        "TUPLE3",
+    }
+    assert written <= known | others | {
+        "SETITEM",
+        "SETITEMS",
+        "APPEND",
+        "APPENDS",
+        "LONG_BINPUT",
+        "LONG_BINGET",
+        "BUILD",
+    }
 
 
 def test_looking_starts_no_process(tmp_path):
     path = tmp_path / "plain.pt"
     torch.save({"w": torch.zeros(3)}, path)
-    script = "import sys; from vitreous.weights.files import open_weights as o; o(sys.argv[1]); print('torch' in sys.modules)"
+    script = (
+        "import sys; from vitreous.weights.files import open_weights as o; o(sys.argv[1]); print('torch' in "
+        "sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", script, os.fspath(path)], capture_output=True, text=True, timeout=280)
     assert done.stdout == "False\n"

@@ -1,4 +1,5 @@
-"""How positions are resized, by whoever wrote the file: each row of docs/weights.md, beside the arithmetic of its authors.
+"""How positions are resized, by whoever wrote the file: each row of docs/weights.md, beside the arithmetic of its
+authors.
 
 The arithmetic is written here again from their code, in its own terms; networks around it are timm's or torchvision's.
 """
@@ -94,13 +95,18 @@ Rule = Callable[[Tensor, int, int], Tensor]
 
 @torch.inference_mode()
 def forward(model: Any, pixels: Tensor, rule: Rule, registers: Tensor | None = None, placed: bool = True) -> Tensor:
-    """A ViT of timm with another way to resize positions, those of the class token first where it is `placed` -> all tokens, normed."""
+    """A ViT of timm with another way to resize positions, those of the class token first where it is `placed` -> all
+    tokens, normed."""
     x = model.patch_embed.proj(pixels)
     height, width = x.shape[2:]
     stored = model.pos_embed.detach()[0]
     first, table = (stored[:1], stored[1:]) if placed else (torch.zeros(1, stored.shape[1]), stored)
     x = x.flatten(2).transpose(1, 2) + rule(table, height, width)
-    front = (model.cls_token.detach()[0] + first) if registers is None else torch.cat([model.cls_token.detach()[0] + first, registers])
+    front = (
+        (model.cls_token.detach()[0] + first)
+        if registers is None
+        else torch.cat([model.cls_token.detach()[0] + first, registers])
+    )
     return model.norm(model.blocks(torch.cat([front.expand(len(x), -1, -1), x], 1)))
 
 
@@ -171,7 +177,11 @@ def deit_iii(folder: Path) -> Made:
 
 def mae(folder: Path) -> Made:
     model = small(num_classes=0)
-    decoder = {"mask_token": torch.ones(1, 1, 8), "decoder_embed.weight": torch.ones(8, 48), "decoder_pos_embed": torch.ones(1, 17, 8)}
+    decoder = {
+        "mask_token": torch.ones(1, 1, 8),
+        "decoder_embed.weight": torch.ones(8, 48),
+        "decoder_pos_embed": torch.ones(1, 17, 8),
+    }
     return Made(stored(folder, state_of(model) | decoder), partial(forward, model, rule=by_deit), "bicubic")
 
 
@@ -180,7 +190,9 @@ def dinov2(folder: Path, registers: int = 0) -> Made:
     tokens = 0.3 * torch.randn(1, registers, 48, generator=torch.Generator().manual_seed(1))
     named = state_of(model) | {"mask_token": torch.ones(1, 48)} | ({"register_tokens": tokens} if registers else {})
     rule, how = (by_registers, "bicubic-antialias") if registers else (by_dino, "bicubic-offset")
-    return Made(stored(folder, named), partial(forward, model, rule=rule, registers=tokens[0] if registers else None), how)
+    return Made(
+        stored(folder, named), partial(forward, model, rule=rule, registers=tokens[0] if registers else None), how
+    )
 
 
 def google_npz(folder: Path, kind: str = "google-npz", **options: Any) -> Made:
@@ -200,13 +212,16 @@ def torchvision(folder: Path) -> Made:
         x = model.conv_proj(pixels)
         positions = model.encoder.pos_embedding.detach()[0]
         table = by_torchvision(positions[1:], *x.shape[2:])
-        x = torch.cat([model.class_token.expand(len(x), -1, -1), x.flatten(2).transpose(1, 2)], 1) + torch.cat([positions[:1], table])
+        x = torch.cat([model.class_token.expand(len(x), -1, -1), x.flatten(2).transpose(1, 2)], 1) + torch.cat(
+            [positions[:1], table]
+        )
         return model.encoder.ln(model.encoder.layers(x))
 
     return Made(stored(folder, state_of(model)), reference, "bicubic-aligned")
 
 
-#: rows of docs/weights.md whose authors' arithmetic is here; those of transformers are beside transformers itself in test_parity
+#: rows of docs/weights.md whose authors' arithmetic is here; those of transformers are beside transformers itself in
+#: test_parity
 ROWS: dict[str, Callable[[Path], Made]] = {
     "timm, folder of the Hub": timm_folder,
     "timm, state dict alone": timm_bare,
@@ -297,10 +312,12 @@ def test_the_page_says_rule_and_gelu_as_they_are_read(row, tmp_path):
 
 #: row -> what is said of the rule that was taken; certain rows say nothing
 DOUBTS = {
-    "timm, state dict alone": "bicubic-antialias was taken, timm's; for the original DeiT and MAE: --resize bicubic, for DINO",
+    "timm, state dict alone": "bicubic-antialias was taken, timm's; for the original DeiT and MAE: --resize bicubic, "
+    "for DINO",
     "DINO, `teacher` or `student`": "bicubic-offset was taken, DINO's",
     "DeiT or MAE, under `model`": "bicubic was taken, that of DeiT and MAE",
-    "DINOv2, registers": "bicubic-antialias was taken, that of the released models with registers; one built with the constructor's"
+    "DINOv2, registers": "bicubic-antialias was taken, that of the released models with registers; one built with the "
+    "constructor's"
     " defaults: --resize bicubic-offset",
 }
 
@@ -324,7 +341,9 @@ def test_open_clips_folder_has_open_clips_rule(tmp_path):
     bundle = open_weights(clip.file(tmp_path)).bundle()
     named = writers(bundle.model.config)["clip"].file(bundle.model.config, bundle.model.state_dict())
     alone = open_weights(stored(tmp_path, named))
-    assert alone.config.resize == "bicubic" and any("open_clip's: --resize bicubic-antialias" in note for note in alone.notes)
+    assert alone.config.resize == "bicubic" and any(
+        "open_clip's: --resize bicubic-antialias" in note for note in alone.notes
+    )
     (tmp_path / "other").mkdir()
     save_file(named, tmp_path / "other" / "open_clip_model.safetensors")
     (tmp_path / "other" / "open_clip_config.json").write_text(json.dumps({"model_cfg": {"embed_dim": 24}}))
@@ -339,7 +358,9 @@ def oblong(folder: Path, kind: str) -> Path:
     if kind == "google-npz":
         with open(folder / "weights.npz", "wb") as file:
             form = google.GOOGLE
-            np.savez(file, **{name: tensor.numpy() for name, tensor in form.file(config, bundle.model.state_dict()).items()})
+            np.savez(
+                file, **{name: tensor.numpy() for name, tensor in form.file(config, bundle.model.state_dict()).items()}
+            )
         return folder / "weights.npz"
     return stored(folder, writers(config)[kind].file(config, bundle.model.state_dict()))
 
@@ -355,7 +376,9 @@ def made_bundle(config: Any) -> Bundle:
 
 def test_six_by_four_positions_of_google_are_not_five_by_five(tmp_path):
     path = oblong(tmp_path, "google-npz")
-    with pytest.raises(WeightsError, match="25 positions form no square grid of patches beside 1 for the class token") as refused:
+    with pytest.raises(
+        WeightsError, match="25 positions form no square grid of patches beside 1 for the class token"
+    ) as refused:
         open_weights(path)
     assert "--source-size HEIGHT WIDTH" in refused.value.hint
     found = open_weights(WeightsSource(str(path), source_size=(48, 32))).config
@@ -366,7 +389,9 @@ def test_six_by_four_positions_of_timm_are_said_to_be_taken_for_five_by_five(tmp
     path = oblong(tmp_path, "timm")
     found = open_weights(path, {"heads": 4})
     assert (found.config.grid, found.config.positioned) == ((5, 5), 0)
-    assert any("5 x 5 patches, images of 40 x 40 pixels, and that the class token has none" in note for note in found.notes)
+    assert any(
+        "5 x 5 patches, images of 40 x 40 pixels, and that the class token has none" in note for note in found.notes
+    )
     found = open_weights(path, {"heads": 4, "image": (48, 32)})
     assert found.config.grid == (6, 4) and not [note for note in found.notes if "grid" in note]
 
@@ -374,11 +399,14 @@ def test_six_by_four_positions_of_timm_are_said_to_be_taken_for_five_by_five(tmp
 def test_a_square_that_may_be_an_oblong_is_told(tmp_path):
     found = open_weights(google_npz(tmp_path, img_size=(64, 256), patch_size=16, no_embed_class=False).path)
     assert found.config.image == (128, 128)
-    assert any("assumed 8 x 8 patches, images of 128 x 128 pixels (--source-size HEIGHT WIDTH)" in note for note in found.notes)
+    assert any(
+        "assumed 8 x 8 patches, images of 128 x 128 pixels (--source-size HEIGHT WIDTH)" in note for note in found.notes
+    )
     other = open_weights(tmp_path / "weights.npz", {"image": (64, 256)})
     assert other.config.grid == (4, 16) and other.notes == ()
     (tmp_path / "prime").mkdir()
-    assert open_weights(google_npz(tmp_path / "prime", img_size=(40, 40)).path).notes == ()  # 5 x 5 is the only grid of 25
+    # 5 x 5 is the only grid of 25
+    assert open_weights(google_npz(tmp_path / "prime", img_size=(40, 40)).path).notes == ()
 
 
 def test_what_is_said_and_cannot_be_is_refused(tmp_path):
@@ -426,14 +454,30 @@ VERBS = {
     "inspect": ["inspect", "WEIGHTS", "--figures", "positions", "--out", "OUT"],
     "export": ["export", "WEIGHTS", "--to", "timm", "--out", "OUT.safetensors"],
     "convert": ["convert", "WEIGHTS", "OUT"],
-    "train": ["train", "data", "--init", "WEIGHTS", "--image-size", "32", "--epochs", "1", "--device", "cpu", "--dry-run"],
+    "train": [
+        "train",
+        "data",
+        "--init",
+        "WEIGHTS",
+        "--image-size",
+        "32",
+        "--epochs",
+        "1",
+        "--device",
+        "cpu",
+        "--dry-run",
+    ],
 }
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_says_what_it_assumed_and_is_told_better(verb, home, monkeypatch):
     def serve(run, settings, how, exact, quick, up):
-        up(SimpleNamespace(site=SimpleNamespace(served=SimpleNamespace(predictor=load(run, how))), address="http://127.0.0.1"))
+        up(
+            SimpleNamespace(
+                site=SimpleNamespace(served=SimpleNamespace(predictor=load(run, how))), address="http://127.0.0.1"
+            )
+        )
         return 1  # as if it were interrupted: 0 ends the process
 
     monkeypatch.setattr(start, "serve", serve)
@@ -462,7 +506,18 @@ def test_what_is_said_beside_a_bundle_and_foreign_weights_is_of_the_weights(home
 
 
 def test_training_keeps_what_was_said(home):
-    words = ["train", "data", "--init", "weights/weights.safetensors", "--image-size", "32", "--epochs", "1", "--device", "cpu"]
+    words = [
+        "train",
+        "data",
+        "--init",
+        "weights/weights.safetensors",
+        "--image-size",
+        "32",
+        "--epochs",
+        "1",
+        "--device",
+        "cpu",
+    ]
     result = say(*words, *KNOWN, "--out", "run", cwd=home)
     assert result.returncode == 0, result.stderr
     config = (home / "run" / "config.yaml").read_text()
@@ -478,6 +533,10 @@ def test_load_takes_both_and_an_exported_file_neither(home):
     predictor = vitreous.load(home / "weights" / "weights.safetensors", resize="zoom", source_size=(48, 32))
     assert predictor.bundle is not None
     config = predictor.bundle.model.config
-    assert isinstance(config, ViTConfig) and (config.resize, config.grid, predictor.bundle.notes[:0]) == ("zoom", (6, 4), ())
+    assert isinstance(config, ViTConfig) and (config.resize, config.grid, predictor.bundle.notes[:0]) == (
+        "zoom",
+        (6, 4),
+        (),
+    )
     with pytest.raises(VitreousError, match="is an exported file"):
         vitreous.load("model.onnx", resize="zoom")

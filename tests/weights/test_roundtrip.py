@@ -1,4 +1,5 @@
-"""What is written is what was read: every format, every model that it can hold, and from one format into another and back.
+"""What is written is what was read: every format, every model that it can hold, and from one format into another and
+back.
 
 And what is written is what others read: transformers from a folder, timm from a state dict and from Google's files.
 """
@@ -28,7 +29,9 @@ BARE = replace(SMALL, class_token=False, pool="mean", slots=0)
 DINO = replace(SMALL, classes=0, layer_scale=1e-5)
 SWIGLU = replace(DINO, mlp="swiglu", hidden=176)
 CLIP = replace(SMALL, first_norm=True, norm="pooled", gelu="quick", eps=1e-5, projection_bias=False, head_bias=False)
-SAM = replace(BARE, image=(64, 64), attention="decomposed", window=3, global_blocks=(1,), neck=24, norm="none", classes=0)
+SAM = replace(
+    BARE, image=(64, 64), attention="decomposed", window=3, global_blocks=(1,), neck=24, norm="none", classes=0
+)
 HYBRID = replace(SMALL, stem=StemConfig((1, 2), 32), patch=(8, 8), gelu="tanh")
 BIT = BiTConfig(image=(64, 64), classes=5, blocks=(2, 1), width=32)
 
@@ -39,7 +42,10 @@ MODELS = {
     "ViT, tanh": (replace(SMALL, gelu="tanh"), {"timm", "huggingface", "torchvision"} | GOOGLE),
     "ViT, one channel": (replace(SMALL, channels=1), {"timm", "huggingface", "torchvision"} | GOOGLE),
     "ViT, oblong": (replace(SMALL, image=(32, 48), patch=(8, 4)), {"timm", "huggingface"}),
-    "ViT, patches that are not square": (replace(SMALL, image=(32, 16), patch=(8, 4)), {"timm", "huggingface"} | GOOGLE),
+    "ViT, patches that are not square": (
+        replace(SMALL, image=(32, 16), patch=(8, 4)),
+        {"timm", "huggingface"} | GOOGLE,
+    ),
     "ViT, pre_logits": (replace(SMALL, representation=24), {"torchvision"} | GOOGLE),
     "ViT, no bias on q, k, v": (replace(SMALL, qkv_bias=False), {"timm", "huggingface"}),
     "ViT, class token without position": (replace(SMALL, slots=0), {"timm", "big-vision-npz"}),
@@ -67,7 +73,10 @@ MODELS = {
     "SAM, everything global": (replace(SAM, window=0, global_blocks=()), {"sam", "timm", "huggingface"}),
     "hybrid": (HYBRID, {"timm"} | GOOGLE),
     "hybrid, root alone": (replace(HYBRID, stem=StemConfig((), 32)), {"timm"} | GOOGLE),
-    "convolutions": (replace(SMALL, stem=ConvStemConfig(widths=(8, 16), blocks=(0, 1)), class_token=False, pool="mean"), set()),
+    "convolutions": (
+        replace(SMALL, stem=ConvStemConfig(widths=(8, 16), blocks=(0, 1)), class_token=False, pool="mean"),
+        set(),
+    ),
     "BiT": (BIT, {"timm", "huggingface", "bit-npz", "big-vision-npz"}),
     "BiT, wide": (replace(BIT, width=64, factor=2, blocks=(1,)), {"timm", "huggingface", "bit-npz", "big-vision-npz"}),
     "BiT, no head": (replace(BIT, classes=0), {"timm", "huggingface", "bit-npz", "big-vision-npz"}),
@@ -157,7 +166,11 @@ def test_what_keeps_a_model_out_of_a_format_is_named(name, form):
     assert blocking_options(form, config) == BLOCKED[name, form]
     with pytest.raises(UsageError) as caught:
         writer(form, config)
-    assert reason(form, config) in caught.value.message and "bundle" in caught.value.hint and "export --to onnx" in caught.value.hint
+    assert (
+        reason(form, config) in caught.value.message
+        and "bundle" in caught.value.hint
+        and "export --to onnx" in caught.value.hint
+    )
     assert all(option in caught.value.message for option in BLOCKED[name, form])
 
 
@@ -180,7 +193,9 @@ def test_from_one_format_into_another_and_back(name, tmp_path):
             again, from_b = read(able[b], config, store(able[b], found, second, tmp_path / f"{a}-{b}"))
             third = write(able[a], again, from_b)
             assert same(third, first), (a, b)
-            assert {key: tensor.shape for key, tensor in third.items()} == {key: tensor.shape for key, tensor in first.items()}
+            assert {key: tensor.shape for key, tensor in third.items()} == {
+                key: tensor.shape for key, tensor in first.items()
+            }
 
 
 @pytest.mark.parametrize("name", [name for name, (_, formats) in MODELS.items() if "huggingface" in formats])
@@ -249,7 +264,8 @@ def test_timm_loads_what_is_written_strictly(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name,form", [("ViT", "google-npz"), ("hybrid", "google-npz"), ("hybrid, root alone", "google-npz"), ("BiT", "bit-npz")]
+    "name,form",
+    [("ViT", "google-npz"), ("hybrid", "google-npz"), ("hybrid, root alone", "google-npz"), ("BiT", "bit-npz")],
 )
 def test_timms_own_loader_reads_the_npz_that_is_written(name, form, tmp_path):
     pytest.importorskip("timm")

@@ -41,7 +41,8 @@ def difference(a, b, images):
 
 
 @pytest.mark.parametrize(
-    "name,side,depth", [("vit_tiny_patch16_224", 224, 12), ("vit_small_patch16_224", 224, 12), ("vit_base_patch16_224", 96, 3)]
+    "name,side,depth",
+    [("vit_tiny_patch16_224", 224, 12), ("vit_small_patch16_224", 224, 12), ("vit_base_patch16_224", 96, 3)],
 )
 def test_logits_at_the_native_and_two_other_resolutions(name, side, depth, ours):
     reference = theirs(name, num_classes=100, dynamic_img_size=True, img_size=side, depth=depth)
@@ -58,12 +59,21 @@ VARIANTS = {
     "attention pooling": ("vit_tiny_patch16_224", {"global_pool": "map", "class_token": False}),
     "registers, class token without position": ("vit_tiny_patch16_224", {"reg_tokens": 4, "no_embed_class": True}),
     "registers with positions": ("vit_tiny_patch16_224", {"reg_tokens": 4}),
-    "registers and mean": ("vit_tiny_patch16_224", {"reg_tokens": 4, "no_embed_class": True, "class_token": False, "global_pool": "avg"}),
+    "registers and mean": (
+        "vit_tiny_patch16_224",
+        {"reg_tokens": 4, "no_embed_class": True, "class_token": False, "global_pool": "avg"},
+    ),
     "layer scale": ("vit_tiny_patch16_224", {"init_values": 1e-2}),
     "no bias on q, k, v": ("vit_tiny_patch16_224", GAP),
-    "no bias on q, k, v, a register": ("vit_tiny_patch16_224", GAP | {"fc_norm": None, "reg_tokens": 1, "no_embed_class": True}),
+    "no bias on q, k, v, a register": (
+        "vit_tiny_patch16_224",
+        GAP | {"fc_norm": None, "reg_tokens": 1, "no_embed_class": True},
+    ),
     "no last norm": ("vit_tiny_patch16_224", {"final_norm": False, "init_values": 0.1, "num_classes": 0}),
-    "no last norm, registers": ("vit_tiny_patch16_224", {"final_norm": False, "reg_tokens": 7, "no_embed_class": True, "num_classes": 0}),
+    "no last norm, registers": (
+        "vit_tiny_patch16_224",
+        {"final_norm": False, "reg_tokens": 7, "no_embed_class": True, "num_classes": 0},
+    ),
     "one channel": ("vit_tiny_patch16_224", {"in_chans": 1}),
     "no head": ("vit_tiny_patch16_224", {"num_classes": 0}),
     "patch 32": ("vit_small_patch32_224", {}),
@@ -132,7 +142,10 @@ def test_adopting_at_another_size_and_head_says_what_became_of_it(tmp_path):
     ],
 )
 def test_sources_that_are_none(tmp_path, make, message):
-    path = tmp_path / {None: "nothing", "folder": "folder", "run": "run", "pt": "model.pt", "junk": "model.safetensors"}[make]
+    path = (
+        tmp_path
+        / {None: "nothing", "folder": "folder", "run": "run", "pt": "model.pt", "junk": "model.safetensors"}[make]
+    )
     if make in ("folder", "run"):
         path.mkdir()
         if make == "run":

@@ -1,4 +1,5 @@
-"""Files that lack tensors, or come from another family: read where a published model is like that, and said; refused otherwise."""
+"""Files that lack tensors, or come from another family: read where a published model is like that, and said; refused
+otherwise."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, h
 
 
 def saved(folder, config=CONFIG, name="timm", without="", beside=None):
-    """A file of a random model in a format, less the tensors whose names end as `without` says; `beside` is its config.json."""
+    """A file of a random model in a format, less the tensors whose names end as `without` says; `beside` is its
+    config.json."""
     form = writers(config)[name]
     found = {key: one.clone() for key, one in form.file(config, randomise(build(config)).state_dict()).items()}
     left = {key: one for key, one in found.items() if not without or not key.endswith(tuple(without.split()))}
@@ -43,7 +45,10 @@ def refusal(path, said=None):
 
 LACKING = {
     "last norm": (" norm.weight norm.bias", ["missing norm.bias", "missing norm.weight"]),
-    "biases of queries, keys and values": ("qkv.bias", ["missing blocks.0.attn.qkv.bias", "missing blocks.1.attn.qkv.bias"]),
+    "biases of queries, keys and values": (
+        "qkv.bias",
+        ["missing blocks.0.attn.qkv.bias", "missing blocks.1.attn.qkv.bias"],
+    ),
     "bias of the patches": ("patch_embed.proj.bias", ["missing patch_embed.proj.bias"]),
     "bias of the head": ("head.bias", ["missing head.bias"]),
 }
@@ -51,7 +56,8 @@ LACKING = {
 
 @pytest.mark.parametrize("case", LACKING)
 def test_what_no_published_model_lacks_is_missing(case, tmp_path):
-    """A state dict of timm, DeiT or DINO without them was read as a model that nobody has, 0.16 to 0.34 beside its answers."""
+    """A state dict of timm, DeiT or DINO without them was read as a model that nobody has, 0.16 to 0.34 beside its
+    answers."""
     without, expected = LACKING[case]
     config = replace(CONFIG, classes=0) if case == "last norm" else CONFIG
     form = writers(config)["timm"]
@@ -86,7 +92,15 @@ def test_what_a_published_family_lacks_is_read_and_said(case, tmp_path):
 def test_the_one_vit_with_a_class_token_that_lacks_them_is_known_by_its_size():
     """timm's vit_base_patch16_224_miil; every smaller or larger ViT with a class token has biases."""
     fields = {"norm": "tokens", "qkv_bias": False, "projection_bias": True, "head_bias": True, "first_norm": False}
-    fields |= {"class_token": True, "layer_scale": None, "registers": 0, "classes": 1000, "width": 768, "depth": 12, "patch": (16, 16)}
+    fields |= {
+        "class_token": True,
+        "layer_scale": None,
+        "registers": 0,
+        "classes": 1000,
+        "width": 768,
+        "depth": 12,
+        "patch": (16, 16),
+    }
     assert only_published(fields)["qkv_bias"] is False
     assert only_published(fields | {"depth": 24})["qkv_bias"] is True
     assert only_published(fields | {"layer_scale": 1e-5})["qkv_bias"] is True
@@ -147,9 +161,15 @@ def test_biases_that_config_json_does_not_deny_are_missing(said, tmp_path):
     config = replace(CONFIG, classes=0)
     described = {key: one for key, one in writers(config)["huggingface"].describe(config).items() if key != "qkv_bias"}
     folder = saved(
-        tmp_path, config, "huggingface", "query.bias key.bias value.bias", described | ({} if said is None else {"qkv_bias": said})
+        tmp_path,
+        config,
+        "huggingface",
+        "query.bias key.bias value.bias",
+        described | ({} if said is None else {"qkv_bias": said}),
     )
-    assert ("neither true nor false" if said == "no" else "missing encoder.layer.0.attention.attention.query.bias") in refusal(folder)
+    assert (
+        "neither true nor false" if said == "no" else "missing encoder.layer.0.attention.attention.query.bias"
+    ) in refusal(folder)
     (folder / "config.json").write_text(json.dumps(described | {"qkv_bias": False}))
     assert open_weights(folder).config.qkv_bias is False
 
@@ -157,18 +177,28 @@ def test_biases_that_config_json_does_not_deny_are_missing(said, tmp_path):
 @pytest.mark.parametrize("family", ["vit_msn", "ijepa"])
 def test_families_that_compute_as_vit_does_are_read(family, tmp_path):
     transformers = pytest.importorskip("transformers")
-    kinds = {"vit_msn": ("ViTMSNConfig", "ViTMSNForImageClassification"), "ijepa": ("IJepaConfig", "IJepaForImageClassification")}
+    kinds = {
+        "vit_msn": ("ViTMSNConfig", "ViTMSNForImageClassification"),
+        "ijepa": ("IJepaConfig", "IJepaForImageClassification"),
+    }
     config = getattr(transformers, kinds[family][0])(**peers.SMALL, intermediate_size=96, num_labels=7)
     peer = peers.transformers_peer(getattr(transformers, kinds[family][1])(config), True, interpolate_pos_encoding=True)
     agree(opened(peer.file(tmp_path)), peer)
 
 
 def test_a_mixer_is_named_as_one(tmp_path):
-    kernels = {"stem/kernel": (4, 4, 3, 8), "MixerBlock_0/token_mixing/Dense_0/kernel": (16, 4), "pre_head_layer_norm/scale": (8,)}
+    kernels = {
+        "stem/kernel": (4, 4, 3, 8),
+        "MixerBlock_0/token_mixing/Dense_0/kernel": (16, 4),
+        "pre_head_layer_norm/scale": (8,),
+    }
     np.savez(tmp_path / "mixer.npz", **{name: np.ones(shape, np.float32) for name, shape in kernels.items()})
     assert "is an MLP-Mixer, which is not read" in refusal(tmp_path / "mixer.npz")
     pytest.importorskip("timm")
     from timm.models.mlp_mixer import MlpMixer
 
-    save_file(MlpMixer(num_classes=3, img_size=32, patch_size=8, num_blocks=1, embed_dim=32).state_dict(), tmp_path / "mixer.safetensors")
+    save_file(
+        MlpMixer(num_classes=3, img_size=32, patch_size=8, num_blocks=1, embed_dim=32).state_dict(),
+        tmp_path / "mixer.safetensors",
+    )
     assert "is an MLP-Mixer, which is not read" in refusal(tmp_path / "mixer.safetensors")

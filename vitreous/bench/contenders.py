@@ -37,7 +37,12 @@ def inference(device: str) -> list[Contender]:
         Contender("vitreous", "fp32", partial(ours.inference, precision="fp32"), ours=True),
         Contender("timm", "default (fp32)", partial(models.inference, peer="timm"), "timm"),
         Contender("timm", "bf16", partial(models.inference, peer="timm", precision="bf16"), "timm"),
-        Contender("timm", "best: bf16, compiled", partial(models.inference, peer="timm", precision="bf16", compiled=True), "timm"),
+        Contender(
+            "timm",
+            "best: bf16, compiled",
+            partial(models.inference, peer="timm", precision="bf16", compiled=True),
+            "timm",
+        ),
         Contender("transformers", "default (fp32)", partial(models.inference, peer="transformers"), "transformers"),
         Contender("torchvision", "default (fp32)", partial(models.inference, peer="torchvision"), "torchvision"),
     ]
@@ -46,7 +51,9 @@ def inference(device: str) -> list[Contender]:
         table += [
             Contender("vitreous", "--engine openvino --precision int8", int8, "nncf", True),
             Contender("onnxruntime", "fp32, by hand", models.onnxruntime, "onnxscript"),
-            Contender("onnxruntime", "int8 dynamic, by hand", partial(models.onnxruntime, quantised=True), "onnxscript"),
+            Contender(
+                "onnxruntime", "int8 dynamic, by hand", partial(models.onnxruntime, quantised=True), "onnxscript"
+            ),
             Contender("openvino", "fp32, by hand", partial(models.openvino, precision="fp32"), "openvino"),
             Contender("openvino", "bf16, by hand", partial(models.openvino, precision="bf16"), "openvino"),
             Contender("openvino", "int8, by hand", partial(models.openvino, precision="int8"), "nncf"),
@@ -61,7 +68,9 @@ def train(device: str) -> list[Contender]:
         Contender("vitreous", "fp32", partial(ours.train, precision="fp32"), ours=True),
         Contender("timm", "default (fp32)", models.train, "timm"),
         Contender("timm", "bf16 autocast, fused AdamW", partial(models.train, precision="bf16"), "timm"),
-        Contender("timm", "best: bf16 autocast, compiled", partial(models.train, precision="bf16", compiled=True), "timm"),
+        Contender(
+            "timm", "best: bf16 autocast, compiled", partial(models.train, precision="bf16", compiled=True), "timm"
+        ),
         Contender("timm", "fp32, compiled", partial(models.train, compiled=True), "timm"),
     ]
 
@@ -90,12 +99,15 @@ def memory(device: str) -> list[Contender]:
 
 
 def predict(device: str) -> list[Contender]:
-    """Files to classes and probabilities, by what each library has for it: as it comes, and at the best settings known."""
+    """Files to classes and probabilities, by what each library has for it: as it comes, and at the best settings
+    known."""
     return [
         Contender("vitreous", "default", ours.predict, ours=True),
         Contender("vitreous", "--exact", partial(ours.predict, exact=True), ours=True),
         Contender("transformers", "default (pipeline)", pictures.transformers, "transformers"),
-        Contender("transformers", "best: batches of 8, workers", partial(pictures.transformers, best=True), "transformers"),
+        Contender(
+            "transformers", "best: batches of 8, workers", partial(pictures.transformers, best=True), "transformers"
+        ),
         Contender("timm", "default script with a DataLoader", pictures.timm, "timm"),
         Contender("timm", "best: batches of 32, a worker a core", partial(pictures.timm, best=True), "timm"),
         Contender("timm", "best, compiled", partial(pictures.timm, best=True, compiled=True), "timm"),

@@ -1,5 +1,5 @@
-"""Contenders in turn: each in a process of its own, so that its memory is its own, and round by round, so that a change of the
-machine's speed meets all alike."""
+"""Contenders in turn: each in a process of its own, so that its memory is its own, and round by round, so that a change
+of the machine's speed meets all alike."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PAUSE = 0.05  # seconds between two contenders, in which the threads of the last
 
 @dataclass
 class Lane:
-    """One contender's figures: units a second of every round, seconds to get ready and to warm up, peak memory in bytes, and how far
-    logits are from those of the same weights in float32, relative, where that can be told."""
+    """One contender's figures: units a second of every round, seconds to get ready and to warm up, peak memory in
+    bytes, and how far logits are from those of the same weights in float32, relative, where that can be told."""
 
     contender: Contender
     rates: list[float] = field(default_factory=list)
@@ -41,12 +41,16 @@ class Lane:
 
 
 def race(
-    work: Work, contenders: Sequence[Contender], rounds: int, seconds: float, each: Callable[[int, str], None] = lambda done, label: None
+    work: Work,
+    contenders: Sequence[Contender],
+    rounds: int,
+    seconds: float,
+    each: Callable[[int, str], None] = lambda done, label: None,
 ) -> list[Lane]:
     """Let the contenders that are installed do the work in turn: one round to warm up, then `rounds` that count.
 
-    In a round a contender works for at least `seconds` and one turn; where work is done ahead, half as long before that, to use up
-    what it has in stock. One that fails keeps its reason and the rest go on.
+    In a round a contender works for at least `seconds` and one turn; where work is done ahead, half as long before
+    that, to use up what it has in stock. One that fails keeps its reason and the rest go on.
     `each` is told how many rounds are done, and by whom.
     """
     lanes = [Lane(contender) for contender in contenders if importlib.util.find_spec(contender.needs)]
@@ -112,7 +116,8 @@ def serve(pipe: Connection, contender: Contender, work: Work) -> None:
     import warnings
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then closes the pipe
-    mp.set_start_method(None, force=True)  # a spawned process would spawn its workers: let them start as the platform has it
+    # a spawned process would spawn its workers: let them start as the platform has it
+    mp.set_start_method(None, force=True)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -15,7 +15,8 @@ from vitreous.machine import best_feature, processor
 from vitreous.models.cost import computed, macs
 from vitreous.models.names import configure
 
-PASSES = {"inference": 1, "predict": 1, "train": 3, "loader": 0, "memory": 0}  # forward passes' worth of products that an image costs
+# forward passes' worth of products that an image costs
+PASSES = {"inference": 1, "predict": 1, "train": 3, "loader": 0, "memory": 0}
 PACKAGES = (
     "torch",
     "timm",
@@ -45,7 +46,8 @@ class Race:
         return next((lane for lane in able if not lane.contender.ours), able[0] if able else None)
 
     def fraction(self, lane: Lane) -> float | None:
-        """Of the highest peak measured in the same race, in products, or in images where the work has none; None without a peak."""
+        """Of the highest peak measured in the same race, in products, or in images where the work has none; None
+        without a peak."""
         limit = max((peak.median for peak in self.peaks if peak.rates), default=0.0)
         passes = PASSES[self.work.task]
         if not limit:
@@ -63,7 +65,12 @@ def document(races: list[Race]) -> dict[str, Any]:
         for lane in race.peaks:
             peaks.setdefault(lane.contender.settings, []).extend(lane.rates)
     found = {name: statistics.median(rates) for name, rates in peaks.items() if rates}
-    return {"hardware": hardware(), "packages": packages(), "peak": found, "rows": [row for race in races for row in rows(race)]}
+    return {
+        "hardware": hardware(),
+        "packages": packages(),
+        "peak": found,
+        "rows": [row for race in races for row in rows(race)],
+    }
 
 
 def rows(race: Race) -> list[dict[str, Any]]:
@@ -127,18 +134,39 @@ def markdown(races: list[Race], command: str, rounds: int) -> str:
     """The page that `--out` writes."""
     found = document(races)
     tasks = ", ".join(dict.fromkeys(race.work.task for race in races))
-    lines = [f"# {tasks.capitalize()}, {time.strftime('%Y-%m-%d')}", "", f"{found['hardware']}; {found['packages']}.", ""]
+    lines = [
+        f"# {tasks.capitalize()}, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"{found['hardware']}; {found['packages']}.",
+        "",
+    ]
     lines += [
         f"`{command}`",
         "",
-        " ".join(filter(None, [f"Medians of {rounds} rounds in turn, every contender in a process of its own.", said(found["peak"])])),
+        " ".join(
+            filter(
+                None,
+                [f"Medians of {rounds} rounds in turn, every contender in a process of its own.", said(found["peak"])],
+            )
+        ),
         "",
     ]
     if any(lane.error is not None for race in races for lane in race.lanes):
-        lines += ["Logit error: to the same random weights and images in float32 by PyTorch, length of the difference to length.", ""]
+        lines += [
+            (
+                "Logit error: to the same random weights and images in float32 by PyTorch, length of the difference to "
+                "length."
+            ),
+            "",
+        ]
     for race in races:
         base = race.base()
-        lines += [f"## {race.work.title()}", "", f"Ratios are to {base.contender.label}." if base else "Nobody could.", ""]
+        lines += [
+            f"## {race.work.title()}",
+            "",
+            f"Ratios are to {base.contender.label}." if base else "Nobody could.",
+            "",
+        ]
         head, body = table(race)
         lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         lines += ["| " + " | ".join(row) + " |" for row in body] + [""]
@@ -150,7 +178,9 @@ def hardware() -> str:
     import torch
 
     cards = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return ", ".join(filter(None, [processor(), best_feature().replace("_", "-"), f"{torch.get_num_threads()} threads", *cards]))
+    return ", ".join(
+        filter(None, [processor(), best_feature().replace("_", "-"), f"{torch.get_num_threads()} threads", *cards])
+    )
 
 
 def packages() -> str:

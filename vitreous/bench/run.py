@@ -30,7 +30,8 @@ def bench(
     device: str = "auto",
     each: Callable[[str, int, int, str], None] = lambda title, done, total, label: None,
 ) -> list[Race]:
-    """Race whoever is installed and matches a pattern of `only` (`vitreous*`, `timm, best*`) at every task, model and batch size.
+    """Race whoever is installed and matches a pattern of `only` (`vitreous*`, `timm, best*`) at every task, model and
+    batch size.
 
     `predict` takes all files at once, so it runs once a model, whatever the batch sizes. Raises UsageError for what
     cannot be, DataError for a folder without images.
@@ -44,7 +45,14 @@ def bench(
     if set(tasks) & set(FILES):
         check(images)
     works = [
-        Work(task, model, (image_size or SIDE) if task == "memory" else size_of(model, image_size), batch_size, device, images)
+        Work(
+            task,
+            model,
+            (image_size or SIDE) if task == "memory" else size_of(model, image_size),
+            batch_size,
+            device,
+            images,
+        )
         for task in tasks
         for model in models
         for batch_size in (batch_sizes[:1] if task == "predict" else batch_sizes)
@@ -53,7 +61,10 @@ def bench(
     for work in works:
         chosen = [c for c in contenders(work.task, device) if any(fnmatchcase(c.label, f"{p}*") for p in only)]
         if not chosen:
-            raise UsageError(f"nobody matches {', '.join(only)}", "they are " + "; ".join(c.label for c in contenders(work.task, device)))
+            raise UsageError(
+                f"nobody matches {', '.join(only)}",
+                "they are " + "; ".join(c.label for c in contenders(work.task, device)),
+            )
         bounds = limits(work.task, device)
 
         def tell(done: int, label: str, work: Work = work) -> None:

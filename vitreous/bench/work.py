@@ -16,7 +16,8 @@ Turn = Callable[[], float]
 
 @dataclass(frozen=True)
 class Work:
-    """One piece of work that contenders do in turn. `images` is a folder of photographs, for the tasks that read files."""
+    """One piece of work that contenders do in turn. `images` is a folder of photographs, for the tasks that read
+    files."""
 
     task: str
     model: str
@@ -37,8 +38,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Answering:
-    """A turn of images to logits that can also say how exact its answers are: beside `exact`, what PyTorch says in float32 of the
-    same images by the same weights. Both are (B, K), made when they are asked for."""
+    """A turn of images to logits that can also say how exact its answers are: beside `exact`, what PyTorch says in
+    float32 of the same images by the same weights. Both are (B, K), made when they are asked for."""
 
     turn: Turn
     answers: Callable[[], np.ndarray]
@@ -49,7 +50,8 @@ class Answering:
         return self.turn()
 
     def error(self) -> float | None:
-        """The length of the difference to the length of the exact logits; None where those are zero, as some heads are at first."""
+        """The length of the difference to the length of the exact logits; None where those are zero, as some heads are
+        at first."""
         exact = self.exact().astype(np.float64)
         length = float(np.linalg.norm(exact))
         return float(np.linalg.norm(self.answers() - exact)) / length if length else None

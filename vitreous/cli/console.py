@@ -17,9 +17,11 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @contextmanager
 def reserve_stdout() -> Iterator[TextIO]:
-    """Keep stdout for the caller, who gets a stream to it; everything else that is written there meanwhile goes to stderr.
+    """Keep stdout for the caller, who gets a stream to it; everything else that is written there meanwhile goes to
+    stderr.
 
-    This holds for `print`, for streams that a library has kept, and for C code and child processes, which write to file descriptor 1.
+    This holds for `print`, for streams that a library has kept, and for C code and child processes, which write to file
+    descriptor 1.
     """
     own, saved = sys.stdout, None
     if descriptor_of(own) == 1:
@@ -39,7 +41,8 @@ def reserve_stdout() -> Iterator[TextIO]:
 
 
 def as_json(document: Any) -> str:
-    """A document as one line of JSON that a terminal shows as it is: what is not printable, file names may have it, is escaped."""
+    """A document as one line of JSON that a terminal shows as it is: what is not printable, file names may have it, is
+    escaped."""
     text = json.dumps(document, ensure_ascii=False)
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
@@ -53,8 +56,9 @@ def readable_bytes(count: float) -> str:
 class Console(Display):
     """Hears a run (`note`, `progress`) and prints tables and one document.
 
-    `document_to`: the stream that belongs to one JSON document, with `--json`; lines for people then go to stderr. `code`: what the
-    command exits with when it is done, where its document tells of something that is not as it should be.
+    `document_to`: the stream that belongs to one JSON document, with `--json`; lines for people then go to stderr.
+    `code`: what the command exits with when it is done, where its document tells of something that is not as it should
+    be.
     """
 
     def __init__(self, document_to: TextIO | None = None) -> None:
@@ -79,11 +83,18 @@ class Console(Display):
         cells = [list(head), *(list(row) for row in rows)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
         numeric = [
-            all(row[i] == "-" or row[i].replace(",", "").replace(".", "").rstrip("%GM").lstrip("-").isdigit() for row in cells[1:])
+            all(
+                row[i] == "-" or row[i].replace(",", "").replace(".", "").rstrip("%GM").lstrip("-").isdigit()
+                for row in cells[1:]
+            )
             for i in range(len(head))
         ]
         for row in cells:
-            self.say("  ".join(c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric, strict=True)).rstrip())
+            self.say(
+                "  ".join(
+                    c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric, strict=True)
+                ).rstrip()
+            )
 
     def error(self, error: VitreousError) -> None:
         """What was wrong, and the way out."""

@@ -56,12 +56,23 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     told = {"heads": options.heads, "gelu": options.gelu}
     said = {name: value for name, value in told.items() if value is not None}
-    for name, value in (("--num-classes", options.num_classes), ("--channels", options.channels), ("--heads", options.heads)):
+    for name, value in (
+        ("--num-classes", options.num_classes),
+        ("--channels", options.channels),
+        ("--heads", options.heads),
+    ):
         if value is not None and value < (name != "--num-classes"):
             raise UsageError(f"{name} cannot be {value}")
     size = sides(options.image_size, "--image-size")
     document = convert(
-        options.source(options.weights), options.out, options.to, size, options.num_classes, options.channels, said, console.note
+        options.source(options.weights),
+        options.out,
+        options.to,
+        size,
+        options.num_classes,
+        options.channels,
+        said,
+        console.note,
     )
     rows = [
         ("model", f"{document['model']}, {document['parameters']:,} parameters"),
@@ -69,7 +80,12 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     ]
     rows += [(word, ", ".join(document[word])) for word in ("new", "unused") if document[word]]
     rows += [(word, document[word]) for word in ("resized", "channels") if document[word]]
-    rows += [("written", f"{document['to']}, {document['tensors']} tensors, {document['bytes']:,} bytes, read back bit for bit")]
+    rows += [
+        (
+            "written",
+            f"{document['to']}, {document['tensors']} tensors, {document['bytes']:,} bytes, read back bit for bit",
+        )
+    ]
     for label, text in rows:
         console.say(f"{label:8} {text if len(text) < 400 else text[:400] + ' ...'}")
     console.say(f"next: vitreous predict {document['out']} IMAGE ..." if options.to == "bundle" else document["out"])

@@ -15,10 +15,11 @@ MARKS = {"fails": "FAILS", "warns": "look at", "tells": "note"}
 
 @dataclass(frozen=True)
 class Options:
-    """What is wrong with a data set, before an hour is spent on it: unreadable files, copies, splits and classes, sizes and kinds.
+    """What is wrong with a data set, before an hour is spent on it: unreadable files, copies, splits and classes, sizes
+    and kinds.
 
-    Ends with 0 if nothing hinders training, and with 1 if it fails: the layout is refused, images cannot be read, an image is in two
-    splits or under two labels, or a group is in two splits.
+    Ends with 0 if nothing hinders training, and with 1 if it fails: the layout is refused, images cannot be read, an
+    image is in two splits or under two labels, or a group is in two splits.
 
     Example: vitreous data check photos/ --out report.html
     """
@@ -32,7 +33,8 @@ class Options:
     image_size: int | None = None
     """Side of the model's input, pixels (default: the one that `vitreous train` takes for the first image)."""
     group_by: Annotated[str | None, arg(metavar="COLUMN|REGEX")] = None
-    """What names the group of an image: `group`, the column of a table, or a regular expression for its path, as 'patient(\\d+)'."""
+    """What names the group of an image: `group`, the column of a table, or a regular expression for its path, as
+    'patient(\\d+)'."""
     workers: int | None = None
     """Processes that read images; changes nothing (default: one a core)."""
 
@@ -74,7 +76,8 @@ def tell(document: dict[str, Any], console: Console) -> None:
     console.table(["split", "images", "unreadable", "bytes"], rows)
     if size := document["sizes"]:
         width, height = (
-            f"{size[side]['min']:.0f} to {size[side]['max']:.0f}, median {size[side]['median']:.0f}" for side in ("width", "height")
+            f"{size[side]['min']:.0f} to {size[side]['max']:.0f}, median {size[side]['median']:.0f}"
+            for side in ("width", "height")
         )
         console.say(f"{len(document['classes'])} classes; width {width}; height {height}")
     for note in document["notes"]:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """List the images of a data set that are in others too: the same bytes, the same pixels, or a near copy (cut to half of
-    its area, shifted, framed, scaled, recompressed, mirrored, changed in colour). Nothing is deleted.
+    """List the images of a data set that are in others too: the same bytes, the same pixels, or a near copy (cut to
+    half of its area, shifted, framed, scaled, recompressed, mirrored, changed in colour). Nothing is deleted.
 
     Example: vitreous data dedup photos/ --against pets/ --against flowers/ --out copies.csv
     """
@@ -64,7 +64,11 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         if not path.absolute().parent.is_dir():
             raise UsageError(f"no folder {path.absolute().parent}", "make it first")
     own = [split for name, split in data.splits.items() if name != "test"] if isinstance(data, Data) else [data]
-    others = [split for source in options.against for split in part(open_images(source), options.against_split, source, console)]
+    others = [
+        split
+        for source in options.against
+        for split in part(open_images(source), options.against_split, source, console)
+    ]
     looker = looking(options.model, pick_device(options.device)) if options.model else None
     document = dedup(own, others, options.within, options.threshold, options.workers, looker, console.progress)
     put(out, listed(document["copies"]))
@@ -75,7 +79,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         console.note(f"cannot be read: {line}")
     rows = [[reason, str(document["counts"].get(reason, 0))] for reason in ("bytes", "pixels", "near")]
     console.table(["copies by", "images"], rows)
-    console.say(f"{len(document['copies'])} of {document['images']} images are copies, {len(document['unreadable'])} cannot be read: {out}")
+    console.say(
+        f"{len(document['copies'])} of {document['images']} images are copies, {len(document['unreadable'])} cannot be "
+        f"read: {out}"
+    )
     return {"data": options.data, "against": list(options.against), "list": options.out, "table": options.apply_to} | {
         "images": document["images"],
         "images_against": document["against"],

@@ -27,7 +27,8 @@ class Options:
     out: Annotated[str, arg(metavar="DIR")]
     """The folder to make."""
     to: Literal["tar", "uint8"] = "tar"
-    """tar: WebDataset archives of JPEG and PNG; uint8: decoded pixels that are mapped into memory, larger and faster."""
+    """tar: WebDataset archives of JPEG and PNG; uint8: decoded pixels that are mapped into memory, larger and
+    faster."""
     short_side: int = 256
     """Pixels; what is larger is scaled down to it, nothing is scaled up."""
     quality: int = 90
@@ -59,7 +60,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     rows = []
     for name, split in document["splits"].items():
         size = sum(file["bytes"] for file in (*split["shards"], *split["files"].values()))
-        rows.append([name, f"{split['images']:,}", str(len(split["unreadable"])), str(len(split["shards"])), f"{size / 2**20:.1f} MiB"])
+        rows.append(
+            [
+                name,
+                f"{split['images']:,}",
+                str(len(split["unreadable"])),
+                str(len(split["shards"])),
+                f"{size / 2**20:.1f} MiB",
+            ]
+        )
     console.table(["split", "images", "unreadable", "shards", "size"], rows)
     console.say(f"next: vitreous train {document['out']}")
     return document

@@ -24,7 +24,8 @@ class Options(Job):
     out: str | None = None
     """Write to this .npz, .parquet or .jsonl file (default: embeddings.npz)."""
     index: bool = False
-    """Instead: keep the features of the run's training images in its bundle, so that the page of `serve` shows the nearest."""
+    """Instead: keep the features of the run's training images in its bundle, so that the page of `serve` shows the
+    nearest."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
@@ -44,7 +45,12 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     def answers(items: Iterator[Item]) -> Iterator[Sequence[Embedding]]:
         return answering(options, predictor).embeddings(items, options.bad_images)
 
-    made_by = {"verb": "embed", "model": predictor.card.name, "version": predictor.card.version, **answer_settings(options, predictor)}
+    made_by = {
+        "verb": "embed",
+        "model": predictor.card.name,
+        "version": predictor.card.version,
+        **answer_settings(options, predictor),
+    }
     return into_file(options, options.out or "embeddings.npz", Embeddings(), made_by, answers, found, console)
 
 
@@ -55,7 +61,8 @@ def indexed(options: Options, console: Console) -> dict[str, Any]:
 
     if len(options.images) > 1 or options.list or options.out:
         raise UsageError(
-            "--index takes the run's training images, or those of one data set", "vitreous embed RUN --index, or RUN DATA --index"
+            "--index takes the run's training images, or those of one data set",
+            "vitreous embed RUN --index, or RUN DATA --index",
         )
     place = write_index(options.source(options.run), options.images[0] if options.images else None, how=options.how())
     console.note(f"written to {place}")

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options(Protocols):
-    """Judge a trained model on a split of its own data, or of other data with classes of the same names; or two on the same images.
+    """Judge a trained model on a split of its own data, or of other data with classes of the same names; or two on the
+    same images.
 
     Example: vitreous evaluate runs/pets photos/ --split test
     """
@@ -66,7 +67,13 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         options.bad_images,
         console,
         further=Further(
-            options.calibrate, options.abstain, options.outliers, options.against, options.suspects, options.cache, options.report
+            options.calibrate,
+            options.abstain,
+            options.outliers,
+            options.against,
+            options.suspects,
+            options.cache,
+            options.report,
         ),
     )
     judged = document[document["split"]]
@@ -79,7 +86,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     rows = sorted(document["per_class"], key=lambda row: row[rank] if row[rank] is not None else 2.0)
     shown = rows if len(rows) <= 20 else rows[:20]
     console.table(
-        ["class", "images", *(["AP"] if several else []), "recall", "precision", "F1", *([] if several else ["mostly taken for"])],
+        [
+            "class",
+            "images",
+            *(["AP"] if several else []),
+            "recall",
+            "precision",
+            "F1",
+            *([] if several else ["mostly taken for"]),
+        ],
         [cells(row) for row in shown],
     )
     if len(rows) > len(shown):
@@ -122,12 +137,16 @@ def against_another(options: Options, second: str, console: Console) -> dict[str
     for side in (document["a"], document["b"]):
         console.say(figures(side["run"], side))
     if counts := document["counts"]:
-        right = f"{counts['both']} right by both, {counts['only_a']} by the first alone, {counts['only_b']} by the second alone"
+        right = (
+            f"{counts['both']} right by both, {counts['only_a']} by the first alone, {counts['only_b']} by the "
+            "second alone"
+        )
         console.say(f"of {document['images']} images {right}, {counts['neither']} by neither")
     ends = document["interval"]
     others = [name for name in ("nll", "ece") if document["difference"].get(name) is not None]
     signs = [
-        f"{name.upper()} {document['difference'][name]:+.3f}" + (f" ({ends[name][0]:+.3f} to {ends[name][1]:+.3f})" if ends[name] else "")
+        f"{name.upper()} {document['difference'][name]:+.3f}"
+        + (f" ({ends[name][0]:+.3f} to {ends[name][1]:+.3f})" if ends[name] else "")
         for name in others
     ]
     if signs:
@@ -139,7 +158,10 @@ def against_another(options: Options, second: str, console: Console) -> dict[str
 def judgements(document: dict[str, Any]) -> Iterator[str]:
     """What people are told below the table of classes: a line each."""
     if document["confused"] and (pairs := document["confused"]["unordered"]):
-        named = (f"{' and '.join(pair['classes'])} {pair['count']} ({pair['share']:.1%} of their images)" for pair in pairs[:5])
+        named = (
+            f"{' and '.join(pair['classes'])} {pair['count']} ({pair['share']:.1%} of their images)"
+            for pair in pairs[:5]
+        )
         yield f"most often confused: {', '.join(named)}"
     if found := document["calibration"]:
         told = found["fitted_on"]
@@ -153,7 +175,10 @@ def judgements(document: dict[str, Any]) -> Iterator[str]:
         answered = f"{found['answered']} images answered ({found['coverage']:.1%}){right}"
         yield f"below {found['below']:g} it is unsure: {answered}; AURC {found['aurc']:.2g}"
     if found := document["outliers"]:
-        yield f"unlike training images by a score of {found['median']:.1f} (median; theirs {found['training_median']:.1f}), most of all:"
+        yield (
+            f"unlike training images by a score of {found['median']:.1f} (median; theirs "
+            f"{found['training_median']:.1f}), most of all:"
+        )
         for row in found["top"][:5]:
             yield f"  {row['score']:.1f}  {row['path']}"
         if other := found["against"]:

@@ -23,7 +23,8 @@ class Options(WeightsOptions):
     run: Annotated[Positional[str], arg(metavar="RUN")]
     """A run folder, a bundle, or weights of a known format."""
     to: str = "onnx"
-    """onnx, torch (torch.export), openvino; or timm, huggingface, google-npz and other formats of weights that `convert` writes."""
+    """onnx, torch (torch.export), openvino; or timm, huggingface, google-npz and other formats of weights that
+    `convert` writes."""
     out: str | None = None
     """The file to make (default: model.onnx and the like, in the run's folder)."""
     dynamic_size: bool = False
@@ -35,7 +36,8 @@ class Options(WeightsOptions):
     data: str | None = None
     """Judge it on this data set, which has labels: top-1 is told too."""
     max_loss: float | None = None
-    """Share of answers that may change, 0 to 1 (default: none, and logits within 1e-3; for int8 0.02). Top-1 may fall by half of it."""
+    """Share of answers that may change, 0 to 1 (default: none, and logits within 1e-3; for int8 0.02). Top-1 may fall
+    by half of it."""
     accept_loss: bool = False
     """Keep the file whatever it lost."""
     overwrite: bool = False

@@ -19,8 +19,8 @@ class Options(WeightsOptions):
 
     Example: vitreous inspect runs/pets dog.jpg --figures rollout attention
 
-    Figures: filters, positions, distance, rollout (these four unless others are named), attention, gradient, segments, fourier,
-    features, nearest, similarity, cost.
+    Figures: filters, positions, distance, rollout (these four unless others are named), attention, gradient, segments,
+    fourier, features, nearest, similarity, cost.
     """
 
     run: Annotated[Positional[str], arg(metavar="RUN")]
@@ -78,6 +78,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     words = asdict(options)
     run, images, out, _, _ = (words.pop(name) for name in ("run", "images", "out", "resize", "source_size"))
     document = inspect(options.source(run), images, out, Looking(**words), console)
-    console.table(["figure", "file"], [[one["title"], f"{document['out']}/{one['png']}"] for one in document["figures"]])
+    console.table(
+        ["figure", "file"], [[one["title"], f"{document['out']}/{one['png']}"] for one in document["figures"]]
+    )
     console.say(f"all on one page: {document['page']}")
     return document

@@ -1,4 +1,5 @@
-"""What `predict` and `embed` have in common: images from anywhere, a file that can be continued, and what is told at the end."""
+"""What `predict` and `embed` have in common: images from anywhere, a file that can be continued, and what is told at
+the end."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class Job(Answering):
     column: str | None = None
     """The column of CSV and Parquet files that has the images (default: path, image, file ...)."""
     exact: bool = False
-    """Decode every JPEG at its full size; else those at least four times too large are decoded at 1/2 to 1/8, which moves
-    pixels of photographs by 0.4 of 255 on average, by less than 16 at most."""
+    """Decode every JPEG at its full size; else those at least four times too large are decoded at 1/2 to 1/8, which
+    moves pixels of photographs by 0.4 of 255 on average, by less than 16 at most."""
     bad_images: Literal["skip", "stop"] = "skip"
     """Give images that cannot be read a row with the reason, go on, and exit with 3; or stop at the first."""
     resume: bool = False
@@ -63,13 +64,15 @@ def answering(options: Job, predictor: Predictor) -> Predictor | Remote:
     from vitreous.serving.rays import Remote
 
     if options.precision == "int8":
-        raise UsageError("int8 is calibrated by one process, not by a cluster's", "use --precision fp32, or leave --ray out")
+        raise UsageError(
+            "int8 is calibrated by one process, not by a cluster's", "use --precision fp32, or leave --ray out"
+        )
     return Remote(options.ray, options.source(options.run), options.how(), options.exact)
 
 
 def answer_settings(options: Job, predictor: Predictor, **more: Any) -> dict[str, Any]:
-    """What a file of answers depends on beside the model and the images. The precision is the one computed in: `auto` stands for another
-    on another processor, and one file is not continued in two."""
+    """What a file of answers depends on beside the model and the images. The precision is the one computed in: `auto`
+    stands for another on another processor, and one file is not continued in two."""
     asked = {name: getattr(options, name) for name in ("exact", "device", "engine", "merge_tokens")}
     known = {name: value for name in ("resize", "source_size") if (value := getattr(options, name)) is not None}
     return {**asked, "precision": predictor.runtime.precision, **more, **known}

@@ -54,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = fail(error, words, error.code)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        code = fail(VitreousError(f"{place}{error.strerror or error}", "free some space, or use another place"), words, 6)
+        code = fail(
+            VitreousError(f"{place}{error.strerror or error}", "free some space, or use another place"), words, 6
+        )
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
@@ -64,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def command(words: list[str]) -> int:
-    """One verb with its words. Returns the exit code: 1 for a check that failed, 3 for images that could not be read."""
+    """One verb with its words. Returns the exit code: 1 for a check that failed, 3 for images that could not be
+    read."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0 if words else 2
@@ -119,7 +122,8 @@ def split_settings(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def parse(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
-    """Words -> the verb's options, and whether `--json` was among them. Exits with 2, and a suggestion, for what cannot be."""
+    """Words -> the verb's options, and whether `--json` was among them. Exits with 2, and a suggestion, for what cannot
+    be."""
     import tyro
     from tyro.conf import DisallowNone
 
@@ -128,27 +132,40 @@ def parse(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
     words = [word for word in words if word != "--json"]
     description = (kind.__doc__ or "") + "\n\n--json prints one JSON document on stdout, everything else on stderr."
     try:
-        return tyro.cli(kind, prog=f"vitreous {verb}", description=description, args=words, config=(DisallowNone,)), documented
+        return tyro.cli(
+            kind, prog=f"vitreous {verb}", description=description, args=words, config=(DisallowNone,)
+        ), documented
     except SystemExit as end:
         if documented and end.code == 2:
-            write_line(as_json(refusal("the options cannot be used, stderr says why", f"vitreous {verb} --help", 2)), sys.stdout)
+            write_line(
+                as_json(refusal("the options cannot be used, stderr says why", f"vitreous {verb} --help", 2)),
+                sys.stdout,
+            )
         raise
 
 
 def show_defaults_that_say_something(kind: type[Any]) -> None:
-    """Leave None, False and nothing out of the help of a verb's options: what is done without the option is said in its own words."""
+    """Leave None, False and nothing out of the help of a verb's options: what is done without the option is said in its
+    own words."""
     from typing import Annotated, get_type_hints
 
     from tyro.conf import arg
 
-    hint = arg(help_behavior_hint=lambda default: "" if default in ("None", "False", "", "''") else f"(default: {default})")
-    kind.__annotations__ = {name: Annotated[hinted, hint] for name, hinted in get_type_hints(kind, include_extras=True).items()}
+    hint = arg(
+        help_behavior_hint=lambda default: "" if default in ("None", "False", "", "''") else f"(default: {default})"
+    )
+    kind.__annotations__ = {
+        name: Annotated[hinted, hint] for name, hinted in get_type_hints(kind, include_extras=True).items()
+    }
 
 
 def overview() -> str:
     """What `vitreous` alone prints."""
     rows = "\n".join(f"  {verb:10} {text}" for verb, (_, text) in VERBS.items())
-    return f"usage: vitreous VERB [OPTIONS]\n\n{rows}\n\n`vitreous VERB --help` tells more; `vitreous train digits` is a good start."
+    return (
+        f"usage: vitreous VERB [OPTIONS]\n\n{rows}\n\n`vitreous VERB --help` tells more; `vitreous train digits` is "
+        "a good start."
+    )
 
 
 def refusal(message: str, hint: str, code: int) -> dict[str, Any]:
@@ -157,7 +174,8 @@ def refusal(message: str, hint: str, code: int) -> dict[str, Any]:
 
 
 def fail(error: VitreousError, words: list[str], code: int) -> int:
-    """Say what went wrong: two lines on stderr and, for `--json`, a document on stdout. Of several processes, the leading one says it."""
+    """Say what went wrong: two lines on stderr and, for `--json`, a document on stdout. Of several processes, the
+    leading one says it."""
     if not speaks():
         return code
     Console().error(error)

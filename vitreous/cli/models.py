@@ -40,7 +40,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     names = [name for name in NAMES if fnmatchcase(name.lower(), options.pattern.lower())]
     if not names:
-        raise UsageError(f"no model is called {options.pattern}", nearest(options.pattern, NAMES) or "try `vitreous models`")
+        raise UsageError(
+            f"no model is called {options.pattern}", nearest(options.pattern, NAMES) or "try `vitreous models`"
+        )
     rows = []
     for name in names:
         try:
@@ -67,7 +69,14 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     console.table(
         ["model", "image", "parameters", "tokens", "GFLOPs", "MB/image"],
         [
-            [r["name"], r["image"], f"{r['parameters']:,}", str(r["tokens"]), f"{r['gflops']:.1f}", megabytes(r["activation_bytes_bf16"])]
+            [
+                r["name"],
+                r["image"],
+                f"{r['parameters']:,}",
+                str(r["tokens"]),
+                f"{r['gflops']:.1f}",
+                megabytes(r["activation_bytes_bf16"]),
+            ]
             for r in rows
         ],
     )

@@ -30,7 +30,8 @@ class Options(Job):
     abstain: float | None = None
     """Say "unsure" of an image whose highest probability is below this, above 0 to 1."""
     out: str | None = None
-    """Write the answers to this .jsonl, .csv or .parquet file as they come, and print none: for any number of images."""
+    """Write the answers to this .jsonl, .csv or .parquet file as they come, and print none: for any number of
+    images."""
     csv: str | None = None
     """Print the answers, and write them to this CSV file too: a row for each of the top classes."""
 
@@ -64,11 +65,16 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         made_by = {"verb": "predict", "model": predictor.card.name, "version": predictor.card.version}
         made_by |= answer_settings(options, predictor, top=asked.top, threshold=asked.threshold, abstain=asked.abstain)
         return into_file(options, options.out, Predictions(), made_by, answers, found, console)
-    return {"model": options.run, "precision": predictor.runtime.precision, "predictions": printed(options, answers, found, console)}
+    return {
+        "model": options.run,
+        "precision": predictor.runtime.precision,
+        "predictions": printed(options, answers, found, console),
+    }
 
 
 def examples(options: Options, found: Source) -> Iterator[str | bytes]:
-    """The first images, for int8 to be calibrated on where no training images are at hand. Raises UsageError for a list on stdin."""
+    """The first images, for int8 to be calibrated on where no training images are at hand. Raises UsageError for a list
+    on stdin."""
     from contextlib import suppress
     from itertools import islice
 
@@ -94,7 +100,8 @@ def warn(options: Job, console: Console) -> None:
 
 
 def printed(options: Options, answers: Any, found: Source, console: Console) -> list[dict[str, Any]]:
-    """The file of --csv first, since the reader of stdout may go away; then a table on stdout; returns its rows for the document."""
+    """The file of --csv first, since the reader of stdout may go away; then a table on stdout; returns its rows for the
+    document."""
     from vitreous.disk import put
     from vitreous.errors import printable
     from vitreous.serving.rows import HEAD, Predictions, cells

@@ -20,7 +20,8 @@ class Protocols(Answering):
     """How a model is judged: by its head, or by what a simple classifier can do with its features."""
 
     protocol: Literal["top1", "knn", "linear", "fewshot", "vtab", "real", "objectnet"] = "top1"
-    """The head (top1; real and objectnet by --labels), or a classifier on features: knn, linear, fewshot; vtab is linear on 19 tasks."""
+    """The head (top1; real and objectnet by --labels), or a classifier on features: knn, linear, fewshot; vtab is
+    linear on 19 tasks."""
     k: tuple[int, ...] = ()
     """Neighbours of knn (default: 10 20 100 200, as far as there are so many images)."""
     temperature: float = 0.07
@@ -30,7 +31,8 @@ class Protocols(Answering):
     seeds: int = 3
     """Draws of those images."""
     l2: float | None = None
-    """Penalty on the weights of fewshot (default: 1024), or of linear and vtab (default: the best on training images held out)."""
+    """Penalty on the weights of fewshot (default: 1024), or of linear and vtab (default: the best on training images
+    held out)."""
     labels: str | None = None
     """File of real (real.json) or of objectnet (JSON or CSV: class, ImageNet's numbers)."""
     cache: bool = True
@@ -42,7 +44,9 @@ class Protocols(Answering):
         """What of it the protocols need."""
         from vitreous.reports.protocols.protocols import Terms
 
-        return Terms(self.protocol, self.k, self.temperature, self.shots, self.seeds, self.l2, self.labels, self.cache, self.seed)
+        return Terms(
+            self.protocol, self.k, self.temperature, self.shots, self.seeds, self.l2, self.labels, self.cache, self.seed
+        )
 
 
 def run_protocol(options: Any, console: Console) -> dict[str, Any]:
@@ -51,11 +55,17 @@ def run_protocol(options: Any, console: Console) -> dict[str, Any]:
 
     o = options
     if asked := [name for name in OF_THE_HEAD if getattr(o, name, None)]:
-        raise UsageError(f"--{asked[0]} is about the answers of the head, not about --protocol {o.protocol}", "leave one of them out")
-    document = evaluate(o.source(o.run), o.data, o.split, o.batch_size, o.workers, o.how(), o.bad_images, console, o.terms())
+        raise UsageError(
+            f"--{asked[0]} is about the answers of the head, not about --protocol {o.protocol}", "leave one of them out"
+        )
+    document = evaluate(
+        o.source(o.run), o.data, o.split, o.batch_size, o.workers, o.how(), o.bad_images, console, o.terms()
+    )
     console.table(*TABLES[o.protocol](document["figures"]))
     if o.protocol == "vtab":
-        console.say("  ".join(f"{part} {share(document[part])}" for part in ("natural", "specialized", "structured", "mean")))
+        console.say(
+            "  ".join(f"{part} {share(document[part])}" for part in ("natural", "specialized", "structured", "mean"))
+        )
         if document["missing"]:
             console.say(f"not there: {', '.join(document['missing'])}")
         for name, why in document["failed"].items():
@@ -67,7 +77,8 @@ def run_protocol(options: Any, console: Console) -> dict[str, Any]:
     return document
 
 
-OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects")  # options of `evaluate` that go with top1 alone
+# options of `evaluate` that go with top1 alone
+OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects")
 Table = tuple[list[str], list[list[str]]]
 
 
@@ -76,7 +87,8 @@ def reports(first: str, told: str, rows: list[dict[str, Any]]) -> Table:
     names = ["map", "macro_f1"] if "map" in rows[0] else ["top1", "top5"] if rows[0]["top5"] is not None else ["top1"]
     words = {"map": "mAP", "macro_f1": "macro F1", "top1": "top-1", "top5": "top-5"}
     cells = [
-        [f"{row[told]:.3g}" if isinstance(row[told], float) else str(row[told]), *(within(row, name) for name in names)] for row in rows
+        [f"{row[told]:.3g}" if isinstance(row[told], float) else str(row[told]), *(within(row, name) for name in names)]
+        for row in rows
     ]
     return [first, *(words[name] for name in names)], cells
 

@@ -42,7 +42,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         ["name", "for", "source", "batch", "length", "lr"],
         [[r["name"], r["about"], r["source"], str(r["batch_size"]), length(r), f"{r['lr']:g}"] for r in rows],
     )
-    console.say("`vitreous recipes NAME` tells its other numbers; any of them can be set: --lr, --optimizer.betas 0.9 0.95.")
+    console.say(
+        "`vitreous recipes NAME` tells its other numbers; any of them can be set: --lr, --optimizer.betas 0.9 0.95."
+    )
     return {"recipes": rows}
 
 
@@ -103,12 +105,18 @@ def tell(name: str, console: Console) -> dict[str, Any]:
     console.say()
     console.table(["setting", "value"], [[path, value] for path, value in numbers(made)])
     grid = " ".join(map(str, recipe.grid))
-    console.say(f"\nlearning rate and batch: {recipe.rule}; --lr-grid: {grid}, with {held_out(recipe)} of the training images held out")
+    console.say(
+        f"\nlearning rate and batch: {recipe.rule}; --lr-grid: {grid}, with {held_out(recipe)} of the training images "
+        "held out"
+    )
     if recipe.published:
         console.say("\npublished, not measured here:")
         console.table(["model", "data", "top-1"], recipe.published)
     published = [{"model": model, "data": data, "figure": figure} for model, data, figure in recipe.published]
-    variants = [{"model": m, "image": by(r.model.image), "epochs": r.epochs, "steps": r.steps, "lr": r.optimizer.lr} for m, r in models]
+    variants = [
+        {"model": m, "image": by(r.model.image), "epochs": r.epochs, "steps": r.steps, "lr": r.optimizer.lr}
+        for m, r in models
+    ]
     return {"recipe": row, "text": recipe.text, "models": variants, "run": to_plain(made), "published": published}
 
 
@@ -133,7 +141,11 @@ def numbers(run: Run) -> list[tuple[str, str]]:
     rows += [(f"augment.{key}", value) for key, value in whole["augment"].items() if value != usual[key]]
     top = ("loss", "head_bias", "smoothing", "mimetic", "patch_dropout", "batch_size", "ema")
     rows += [(key, whole[key]) for key in top if whole[key] or key == "ema"]
-    rows += [("data.repeats", run.data.repeats), ("preprocess.fit", run.preprocess.fit), ("preprocess.share", run.preprocess.share)]
+    rows += [
+        ("data.repeats", run.data.repeats),
+        ("preprocess.fit", run.preprocess.fit),
+        ("preprocess.share", run.preprocess.share),
+    ]
     unused = {
         "adamw": {"matrix_lr", "momentum"},
         "lamb": {"matrix_lr", "momentum"},

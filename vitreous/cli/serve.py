@@ -34,7 +34,8 @@ class Options(WeightsOptions):
     host_name: tuple[str, ...] = ()
     """Names by which browsers may call this server, beside its address."""
     queue: int = 0
-    """Pictures that may wait; 0 is as many as the model answers in a second, at least 8. Further requests are refused with 429."""
+    """Pictures that may wait; 0 is as many as the model answers in a second, at least 8. Further requests are refused
+    with 429."""
     max_bytes: int = 20 * 2**20
     """The largest request."""
     max_pixels: int = 25_000_000
@@ -50,7 +51,8 @@ class Options(WeightsOptions):
     engine: Literal["auto", "torch", "openvino"] = "auto"
     """What computes; auto is torch. openvino needs the extra `export`."""
     bulk: bool = False
-    """Answer more pictures a second (a fifth more with ViT-S/16 on two cores), each of them later: larger parts are computed together."""
+    """Answer more pictures a second (a fifth more with ViT-S/16 on two cores), each of them later: larger parts are
+    computed together."""
     quiet: bool = False
     """No line on stderr for each request."""
 
@@ -71,7 +73,14 @@ def run(options: Options, console: Console) -> NoReturn:
     def up(server: Server) -> None:
         card = server.site.served.predictor.card
         tell_notes(server.site.served.predictor, console)
-        console.document({"address": server.address, "model": card.name, "version": card.version, **({"token": token} if token else {})})
+        console.document(
+            {
+                "address": server.address,
+                "model": card.name,
+                "version": card.version,
+                **({"token": token} if token else {}),
+            }
+        )
         if console.document_to is not None:
             return
         console.say(f"serving {card.name} ({card.version}) at {server.address}")

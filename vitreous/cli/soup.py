@@ -25,7 +25,8 @@ class Options(Answering):
     out: Annotated[str, arg(metavar="BUNDLE")]
     """The folder to make."""
     greedy: bool = False
-    """From the best run on, keep those with which the soup is not worse on the validation images (default: keep all)."""
+    """From the best run on, keep those with which the soup is not worse on the validation images (default: keep
+    all)."""
     data: str | None = None
     """A data set to judge them on (default: the runs' own)."""
     split: Literal["val", "train"] = "val"
@@ -52,7 +53,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     )
     judged = document.get(options.split)
     name = "mAP" if judged and judged["top1"] is None else "top-1"
-    rows = [[row["run"], share(row["score"]), share(row["score_with"]), "yes" if row["kept"] else "no"] for row in document["ingredients"]]
+    rows = [
+        [row["run"], share(row["score"]), share(row["score_with"]), "yes" if row["kept"] else "no"]
+        for row in document["ingredients"]
+    ]
     console.table(["ingredient", f"{options.split} {name}", "soup with it", "kept"], rows)
     if judged:
         console.say(figures(options.split, judged))

@@ -43,7 +43,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     for line in selection(summary):
         console.say(line)
     minutes = summary["wall_seconds"] / 60
-    console.say(f"{summary['model']}, {summary['parameters']:,} parameters, trained in {minutes:.1f} minutes: {summary['run']}")
+    console.say(
+        f"{summary['model']}, {summary['parameters']:,} parameters, trained in {minutes:.1f} minutes: {summary['run']}"
+    )
     console.say(f"next: vitreous predict {summary['run']} IMAGE …, or read {summary['run']}/report.html")
     return summary
 
@@ -97,8 +99,15 @@ def figures(name: str, found: dict[str, Any] | None) -> str:
     ends = found["interval"]
     low, high = ends["top1"]
     top5 = "" if found["top5"] is None else f", top-5 {found['top5']:.2%}{within(ends['top5'], '.1%')}"
-    nll = "" if found["nll"] is None else f", NLL {found['nll']:.3f}{within(ends['nll'])}, ECE {found['ece']:.3f}{within(ends['ece'])}"
-    return f"{name}: top-1 {found['top1']:.2%} (95 % interval {low:.1%} to {high:.1%}){top5}{nll}, {found['images']} images"
+    nll = (
+        ""
+        if found["nll"] is None
+        else f", NLL {found['nll']:.3f}{within(ends['nll'])}, ECE {found['ece']:.3f}{within(ends['ece'])}"
+    )
+    return (
+        f"{name}: top-1 {found['top1']:.2%} (95 % interval {low:.1%} to {high:.1%}){top5}{nll}, {found['images']} "
+        "images"
+    )
 
 
 def within(ends: Sequence[float] | None, form: str = ".3f") -> str:
@@ -111,7 +120,9 @@ def several(name: str, found: dict[str, Any]) -> str:
     ends = found["interval"]
     interval = "" if ends["map"] is None else f" (95 % interval {ends['map'][0]:.1%} to {ends['map'][1]:.1%})"
     nll = "" if found["nll"] is None else f", NLL {found['nll']:.3f}{within(ends['nll'])}"
-    f1 = ", ".join(f"{kind} F1 {found[f'{kind}_f1']:.2%}{within(ends[f'{kind}_f1'], '.1%')}" for kind in ("macro", "micro"))
+    f1 = ", ".join(
+        f"{kind} F1 {found[f'{kind}_f1']:.2%}{within(ends[f'{kind}_f1'], '.1%')}" for kind in ("macro", "micro")
+    )
     return f"{name}: mAP {found['map']:.2%}{interval}, {f1}{nll}, {found['images']} images"
 
 
@@ -122,6 +133,12 @@ def plan(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.recipes.preview import preview
 
     run, document = preview(options, console)
-    shown = {name.removesuffix("_bytes"): readable_bytes(value) if name.endswith("_bytes") else value for name, value in document.items()}
-    console.table(["plan", ""], [[name.replace("_", " "), f"{v:,}" if isinstance(v, int) else str(v)] for name, v in shown.items()])
+    shown = {
+        name.removesuffix("_bytes"): readable_bytes(value) if name.endswith("_bytes") else value
+        for name, value in document.items()
+    }
+    console.table(
+        ["plan", ""],
+        [[name.replace("_", " "), f"{v:,}" if isinstance(v, int) else str(v)] for name, v in shown.items()],
+    )
     return document | {"run": to_plain(run)}

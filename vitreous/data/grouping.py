@@ -21,9 +21,10 @@ SHOWN = 5  # groups that a message names
 def grouped(data: Data, group_by: str, source: str | os.PathLike[str], split_seed: int) -> Data:
     """The data with no group on both sides of a split: `val` is drawn by groups where it is drawn here.
 
-    `group_by` is `group`, the column of a table, or a regular expression with one group in parentheses that is searched for in each
-    path, relative to the source: `patient(\\d+)`. Raises UsageError for what is no such expression, DataError for an image that it
-    does not match, naming it, for a table without the column, and for splits of the data's own that share groups.
+    `group_by` is `group`, the column of a table, or a regular expression with one group in parentheses that is searched
+    for in each path, relative to the source: `patient(\\d+)`. Raises UsageError for what is no such expression,
+    DataError for an image that it does not match, naming it, for a table without the column, and for splits of the
+    data's own that share groups.
     """
     if group_by == COLUMN:
         if data.groups is None:
@@ -32,7 +33,11 @@ def grouped(data: Data, group_by: str, source: str | os.PathLike[str], split_see
             raise DataError(f"{data.name}: {found}", "mend the splits, or leave out --group-by")
         return data
     pattern = expression(group_by)
-    splits = dict(data.splits) if data.whole is None else {"train": data.whole, **{n: s for n, s in data.splits.items() if n == "test"}}
+    splits = (
+        dict(data.splits)
+        if data.whole is None
+        else {"train": data.whole, **{n: s for n, s in data.splits.items() if n == "test"}}
+    )
     keys = {name: keys_of(split, pattern, source) for name, split in splits.items()}
     if shared := straddling(keys):
         raise DataError(f"{data.name}: {told(shared)}", "mend the splits, or leave out --group-by")
@@ -56,7 +61,9 @@ def expression(text: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(text)
     except re.error as error:
-        raise UsageError(f"--group-by {text} is no regular expression ({error})", "for example --group-by 'patient(\\d+)'") from None
+        raise UsageError(
+            f"--group-by {text} is no regular expression ({error})", "for example --group-by 'patient(\\d+)'"
+        ) from None
     if pattern.groups != 1:
         way = "put what names the group in parentheses, other parts in (?:...): --group-by 'patient(\\d+)'"
         raise UsageError(f"--group-by {text} has {pattern.groups} groups in parentheses instead of one", way)
@@ -70,13 +77,16 @@ def keys_of(split: Split, pattern: re.Pattern[str], source: str | os.PathLike[st
     for word in words(split, source):
         match = pattern.search(word)
         if match is None or match[1] is None:
-            raise DataError(f"--group-by {pattern.pattern} does not match {printable(word)}", "every image needs a group")
+            raise DataError(
+                f"--group-by {pattern.pattern} does not match {printable(word)}", "every image needs a group"
+            )
         found.append(keys.setdefault(match[1], match[1]))
     return found
 
 
 def words(split: Split, source: str | os.PathLike[str]) -> Iterator[str]:
-    """What the pattern is searched for in: the path of each file relative to the source, or to the folder of a table; else the name."""
+    """What the pattern is searched for in: the path of each file relative to the source, or to the folder of a table;
+    else the name."""
     if not isinstance(split, Files) or not isinstance(split.paths, Paths):
         yield from (split.name(sample) for sample in range(len(split)))
         return
@@ -90,7 +100,8 @@ def words(split: Split, source: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def straddling(keys: dict[str, list[str]]) -> dict[tuple[str, str], list[str]]:
-    """Splits with the groups of their samples -> the groups in two of them, by pairs of splits; in the order of the second."""
+    """Splits with the groups of their samples -> the groups in two of them, by pairs of splits; in the order of the
+    second."""
     pairs = {}
     names = list(keys)
     for place, other in enumerate(names):
@@ -103,7 +114,9 @@ def straddling(keys: dict[str, list[str]]) -> dict[tuple[str, str], list[str]]:
 
 def told(shared: dict[tuple[str, str], list[str]]) -> str:
     """Groups in two splits, as a sentence without its stop."""
-    return "; ".join(f"{len(words)} groups are in {one} and in {other} ({listed(words)})" for (one, other), words in shared.items())
+    return "; ".join(
+        f"{len(words)} groups are in {one} and in {other} ({listed(words)})" for (one, other), words in shared.items()
+    )
 
 
 def listed(words: Iterable[str]) -> str:

@@ -1,4 +1,5 @@
-"""Which samples are held out of training: drawn within each class, or in groups that stay together, as the images of one patient do."""
+"""Which samples are held out of training: drawn within each class, or in groups that stay together, as the images of
+one patient do."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ import numpy as np
 from vitreous.data.keys import key
 
 
-def hold_out(labels: np.ndarray, seed: int, shares: dict[str, float], groups: np.ndarray | None = None) -> dict[str, np.ndarray]:
+def hold_out(
+    labels: np.ndarray, seed: int, shares: dict[str, float], groups: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
     """Row numbers of `train` and of each held-out split, drawn within each class; every part keeps the original order.
 
-    A class gives round(share * its size) samples to each held-out split, and always keeps at least one for training. Where
-    samples have several labels, (n, K), they are drawn over all of them. `groups`, (n,) int64, are drawn as they are, none of
-    them into two splits, which brings the shares as near as they come.
+    A class gives round(share * its size) samples to each held-out split, and always keeps at least one for training.
+    Where samples have several labels, (n, K), they are drawn over all of them. `groups`, (n,) int64, are drawn as they
+    are, none of them into two splits, which brings the shares as near as they come.
     """
     if groups is not None:
         return hold_out_groups(labels, groups, seed, shares)
@@ -31,7 +34,8 @@ def hold_out(labels: np.ndarray, seed: int, shares: dict[str, float], groups: np
 
 
 def hold_out_of_all(labels: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:
-    """The same for (n, K) labels: round(share * n) samples to each held-out split, but none that is the last of a class."""
+    """The same for (n, K) labels: round(share * n) samples to each held-out split, but none that is the last of a
+    class."""
     wanted = [name for name, share in shares.items() for _ in range(round(share * len(labels)))]
     left = labels.sum(0)
     drawn: dict[str, list[int]] = {name: [] for name in shares}
@@ -45,14 +49,17 @@ def hold_out_of_all(labels: np.ndarray, seed: int, shares: dict[str, float]) -> 
     return {name: np.sort(np.array(rows, dtype=np.int64)) for name, rows in (("train", rest), *drawn.items())}
 
 
-def hold_out_groups(labels: np.ndarray, groups: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:
+def hold_out_groups(
+    labels: np.ndarray, groups: np.ndarray, seed: int, shares: dict[str, float]
+) -> dict[str, np.ndarray]:
     """Row numbers of `train` and of each held-out split, in the original order; no group is in two of them.
 
-    `labels` (n,) int64 or (n, K) float32, `groups` (n,) int64. Groups come in an order that the seed chooses, and one is taken
-    where it brings the split nearer to its share of every class: where the sum over classes of (taken - share * size)^2 / size
-    falls; with (n, K) labels also over all images. So no group left over would bring it nearer. Of every class one image at least is
-    kept for training. Where no group brings a split nearer, it is given the one that takes it away least; it is empty where none can
-    be spared.
+    `labels` (n,) int64 or (n, K) float32, `groups` (n,) int64. Groups come in an order that the seed chooses, and one
+    is taken where it brings the split nearer to its share of every class: where the sum over classes of (taken - share
+    * size)^2 / size falls; with (n, K) labels also over all images. So no group left over would bring it nearer. Of
+      every class one image at least is
+    kept for training. Where no group brings a split nearer, it is given the one that takes it away least; it is empty
+    where none can be spared.
     """
     if labels.ndim == 2:
         images, classes = np.nonzero(np.hstack([labels, np.ones((len(labels), 1), labels.dtype)]))

@@ -15,7 +15,8 @@ _ALL = 2**64 - 1
 
 
 def key(*parts: int | np.ndarray) -> np.ndarray:
-    """Integers (or arrays that broadcast) -> uint64 keys: SplitMix64's finaliser (Steele et al., 2014), part after part."""
+    """Integers (or arrays that broadcast) -> uint64 keys: SplitMix64's finaliser (Steele et al., 2014), part after
+    part."""
     with np.errstate(over="ignore"):
         state = np.uint64(0)
         for part in parts:

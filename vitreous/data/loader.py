@@ -34,11 +34,13 @@ SHARE = 0.25  # of the memory that is free, for batches that wait
 
 @dataclass(frozen=True)
 class Feed:
-    """Training batches of one split. `cached`: the pictures in memory, (n, C, *image) uint8; None reads files as they come.
+    """Training batches of one split. `cached`: the pictures in memory, (n, C, *image) uint8; None reads files as they
+    come.
 
-    `sampling` balanced shows every class as often as any other; `repeats` is how often a picture is shown in an epoch, in so
-    many views (`Order` has both). `exact` never decodes a photograph at a lower resolution for a crop that shrinks it; `pin`
-    puts batches where a GPU copies them from at once. Raises UsageError for balanced sampling of images with several labels.
+    `sampling` balanced shows every class as often as any other; `repeats` is how often a picture is shown in an epoch,
+    in so many views (`Order` has both). `exact` never decodes a photograph at a lower resolution for a crop that
+    shrinks it; `pin` puts batches where a GPU copies them from at once. Raises UsageError for balanced sampling of
+    images with several labels.
     """
 
     split: Split
@@ -58,7 +60,9 @@ class Feed:
     @cached_property
     def order(self) -> Order:
         """Which picture stands at which position."""
-        return Order(len(self.split), self.seed, self.split.labels if self.sampling == "balanced" else None, self.repeats)
+        return Order(
+            len(self.split), self.seed, self.split.labels if self.sampling == "balanced" else None, self.repeats
+        )
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """Positions [start, stop) in batches of `size`, the last one shorter."""
@@ -67,8 +71,8 @@ class Feed:
     def spans(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
         """A batch for each (start, stop) of positions: images (B, C, *image) in 0..255, labels, samples.
 
-        A span may be empty, and its batch is then. `spans` is read as batches are asked for, a few ahead where there are
-        workers; it may have no end.
+        A span may be empty, and its batch is then. `spans` is read as batches are asked for, a few ahead where there
+        are workers; it may have no end.
         """
         if self.cached is not None:
             return (self.from_memory(*span) for span in spans)
@@ -81,7 +85,11 @@ class Feed:
         pixels = torch.from_numpy(self.cached.numpy()[samples])  # numpy copies whole pictures, torch number by number
         images = self.augment.batch(pixels, self.keys(samples, epochs, views))
         images = images.pin_memory() if self.pin else images
-        return {**self.shown(images), "labels": torch.from_numpy(self.split.labels[samples]), "samples": torch.from_numpy(samples)}
+        return {
+            **self.shown(images),
+            "labels": torch.from_numpy(self.split.labels[samples]),
+            "samples": torch.from_numpy(samples),
+        }
 
     def from_files(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
         """Batches of files, decoded and augmented by the workers."""
@@ -95,7 +103,11 @@ class Feed:
 
     def shown(self, images: Tensor) -> Batch:
         """A batch as the augmentation made it -> `images`; or `images` and `local`, the views of multi-crop."""
-        return self.augment.unpacked(images, self.preprocess) if isinstance(self.augment, MultiCrop) else {"images": images}
+        return (
+            self.augment.unpacked(images, self.preprocess)
+            if isinstance(self.augment, MultiCrop)
+            else {"images": images}
+        )
 
     def keys(self, samples: int | np.ndarray, epochs: int | np.ndarray, views: int | np.ndarray) -> np.ndarray:
         """(seed, epoch, sample, view) -> the key of each picture's augmentation."""
@@ -120,7 +132,10 @@ class Judged:
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, list[Tensor | DataError]]]:
         """Sample numbers and, for each, its (C, *image) uint8 picture or why there is none."""
-        places = ([(sample,) for sample in range(low, min(low + size, len(self.split)))] for low in range(0, len(self.split), size))
+        places = (
+            [(sample,) for sample in range(low, min(low + size, len(self.split)))]
+            for low in range(0, len(self.split), size)
+        )
         for samples, images in load(self, places, self.workers):
             yield samples, list(images)
 
@@ -174,23 +189,35 @@ def load(
 
 
 def in_workers(
-    items: Any, places: Iterable[Any], workers: int, collate: Callable[[list[Any]], Any], prefetch: int | None, pin: bool = False
+    items: Any,
+    places: Iterable[Any],
+    workers: int,
+    collate: Callable[[list[Any]], Any],
+    prefetch: int | None,
+    pin: bool = False,
 ) -> Iterator[Any]:
     """Items at lists of places, in order, got in `workers` processes. Raises ResourceError where one dies or hangs.
 
     `prefetch`: lists that each process makes before they are asked for; of no use without processes.
     """
-    own: dict[str, Any] = {"timeout": HANG, "prefetch_factor": prefetch, "worker_init_fn": leave_signals} if workers else {}
+    own: dict[str, Any] = (
+        {"timeout": HANG, "prefetch_factor": prefetch, "worker_init_fn": leave_signals} if workers else {}
+    )
     try:
-        yield from DataLoader(items, batch_sampler=places, num_workers=workers, collate_fn=collate, pin_memory=pin, **own)  # type: ignore[arg-type]
+        yield from DataLoader(
+            items, batch_sampler=places, num_workers=workers, collate_fn=collate, pin_memory=pin, **own
+        )  # type: ignore[arg-type]
     except RuntimeError as error:
         if "DataLoader" not in str(error):
             raise
-        raise ResourceError(f"a data worker stopped: {str(error).splitlines()[0]}", "try fewer --workers, or --workers 0") from None
+        raise ResourceError(
+            f"a data worker stopped: {str(error).splitlines()[0]}", "try fewer --workers, or --workers 0"
+        ) from None
 
 
 def ahead(size: int, workers: int) -> int:
-    """How many batches of `size` bytes each worker may make before they are asked for: as many as memory holds, 1 to AHEAD.
+    """How many batches of `size` bytes each worker may make before they are asked for: as many as memory holds, 1 to
+    AHEAD.
 
     Batches wait in shared memory, which a container may have little of.
     """

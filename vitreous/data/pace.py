@@ -24,12 +24,17 @@ WORKER_BYTES = 400 * 2**20  # what a process that decodes may come to hold
 
 
 def workers_for(
-    split: Split, preprocess: Preprocess, augment: Augment, rate: float | None = None, shares_cores: bool = True, exact: bool = False
+    split: Split,
+    preprocess: Preprocess,
+    augment: Augment,
+    rate: float | None = None,
+    shares_cores: bool = True,
+    exact: bool = False,
 ) -> int:
     """Processes that should decode a split for training.
 
-    `rate`: images a second that the model takes when it waits for none and has all cores, if that is known. `shares_cores`: it
-    computes on the same cores. A few pictures are decoded to see what they cost.
+    `rate`: images a second that the model takes when it waits for none and has all cores, if that is known.
+    `shares_cores`: it computes on the same cores. A few pictures are decoded to see what they cost.
     """
     feed = Feed(split, preprocess, augment, 0, exact=exact)
     return balanced(decode_seconds(feed), rate, cores(), shares_cores, free_memory("cpu"))
@@ -57,9 +62,9 @@ def decode_seconds(feed: Feed) -> float:
 def balanced(seconds: float, rate: float | None, cores: int, shares_cores: bool, room: int) -> int:
     """`seconds` of a core for a picture, the model's images a second, and the machine -> processes, at least 1.
 
-    Where model and decoders share the cores, a picture costs cores / rate of them for the one and `seconds` for the other;
-    with all cores busy the decoders then need rate' * seconds of them. A GPU needs as many as keep up with it. `room`, bytes
-    of free memory, 0 if unknown, bounds both.
+    Where model and decoders share the cores, a picture costs cores / rate of them for the one and `seconds` for the
+    other; with all cores busy the decoders then need rate' * seconds of them. A GPU needs as many as keep up with it.
+    `room`, bytes of free memory, 0 if unknown, bounds both.
     """
     most = min(cores, max(1, room // (2 * WORKER_BYTES))) if room else cores
     if rate is None:

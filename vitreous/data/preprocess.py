@@ -12,7 +12,8 @@ from PIL import Image
 from vitreous.data.decoding.decode import decode
 from vitreous.data.decoding.spectral import Picture, bands
 
-if TYPE_CHECKING:  # a process that only decodes pictures starts in a tenth of a second without torch, and in seconds with it
+# a process that only decodes pictures starts in a tenth of a second without torch, and in seconds with it
+if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
@@ -29,12 +30,12 @@ _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.B
 class Preprocess:
     """How a picture becomes a model's input, without chance.
 
-    `image` in pixels, (height, width). `fit` = `crop`: the short side is scaled to the target / `share` and the centre cut
-    out; `squash`: the whole picture is scaled to the target, as the paper's code does at test time. `mean` and `std` are
-    per channel, for pixels in [0, 1].
+    `image` in pixels, (height, width). `fit` = `crop`: the short side is scaled to the target / `share` and the centre
+    cut out; `squash`: the whole picture is scaled to the target, as the paper's code does at test time. `mean` and
+    `std` are per channel, for pixels in [0, 1].
 
-    `numbers`: `colours` are RGB or grey at 8 bits, however they are stored; else each channel is taken for itself, its numbers of
-    that type as they are in the file, and `mean` and `std` are in units of `peak`.
+    `numbers`: `colours` are RGB or grey at 8 bits, however they are stored; else each channel is taken for itself, its
+    numbers of that type as they are in the file, and `mean` and `std` are in units of `peak`.
     """
 
     image: tuple[int, int]
@@ -58,8 +59,11 @@ class Preprocess:
 
         return torch.uint8 if self.numbers in ("colours", "uint8") else torch.float32
 
-    def decoded(self, raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str], name: str | None = None) -> Picture:
-        """A file, its bytes, or pixels -> the picture, or one for each channel. Raises DataError where that cannot be."""
+    def decoded(
+        self, raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str], name: str | None = None
+    ) -> Picture:
+        """A file, its bytes, or pixels -> the picture, or one for each channel. Raises DataError where that cannot
+        be."""
         if self.numbers == "colours":
             return decode(raw, self.channels, name)
         return bands(np.asarray(raw) if isinstance(raw, Image.Image) else raw, self.channels, self.numbers, name)
@@ -71,9 +75,11 @@ class Preprocess:
         return torch.from_numpy(self.array(picture))
 
     def transform(self, image: Image.Image | np.ndarray | bytes | str | os.PathLike[str]) -> Tensor:
-        """A picture of Pillow, a file, its bytes or pixels (H, W[, C]) -> (C, *image) float32, the model's input. Raises DataError.
+        """A picture of Pillow, a file, its bytes or pixels (H, W[, C]) -> (C, *image) float32, the model's input.
+        Raises DataError.
 
-        A method of a frozen dataclass: it can be pickled, so a Dataset may have it as its transform, with any number of workers.
+        A method of a frozen dataclass: it can be pickled, so a Dataset may have it as its transform, with any number of
+        workers.
         """
         return self.normalise(self.pixels(self.decoded(image))[None])[0]
 
@@ -93,7 +99,8 @@ class Preprocess:
         return self.centre(picture)
 
     def centre(self, picture: Image.Image) -> Image.Image:
-        """The centre of the picture, scaled: one resampling of the box that the crop would cut from the scaled picture."""
+        """The centre of the picture, scaled: one resampling of the box that the crop would cut from the scaled
+        picture."""
         return self.resampled(picture, self.box(picture.size))
 
     def box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
@@ -111,7 +118,8 @@ class Preprocess:
         return picture.resize((self.image[1], self.image[0]), _FILTERS[self.filter], box=box)
 
     def normalise(self, pixels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """(B, C, *image) in 0..peak, uint8 or float -> (B, C, *image) of the model's input, float32 if no `dtype` is said."""
+        """(B, C, *image) in 0..peak, uint8 or float -> (B, C, *image) of the model's input, float32 if no `dtype` is
+        said."""
         import torch
 
         dtype = dtype or torch.float32
@@ -121,7 +129,8 @@ class Preprocess:
         mean, std = mean * self.peak, std * self.peak
         if torch.compiler.is_compiling() or pixels.device.type != "cpu":
             return pixels.to(torch.float32, copy=True).sub_(mean).div_(std).to(dtype)
-        # numpy's memory: torch asks for aligned memory, and glibc before 2.38 then does not give it the place of the last batch
+        # numpy's memory: torch asks for aligned memory, and glibc before 2.38 then does not give it the place of the
+        # last batch
         floats = torch.from_numpy(np.empty(pixels.shape, dtype=np.float32))
         # first a copy: a difference of two types takes three times as long, to the same bits
         return floats.copy_(pixels).sub_(mean).div_(std).to(dtype)

@@ -22,10 +22,10 @@ _TURNS, _BLOCKS = 1, 2  # the last part of the keys of a class's own order, and 
 class Order:
     """The order of `samples` pictures in every epoch. Every picture once is what `repeats` 1 without `labels` means.
 
-    `labels`, (samples,) int64: balanced. Each block of C positions shows each of the C classes that have pictures once, in
-    a random order, and the k-th showing of a class is the k-th of its own order; a short class goes round again, in a new
-    order and as another view. `repeats` r > 1 is repeated augmentation (arXiv:1902.05509, arXiv:2012.12877): the epoch is
-    cut after ceil(samples / r) pictures, and each of them stands r times in a row, as r views.
+    `labels`, (samples,) int64: balanced. Each block of C positions shows each of the C classes that have pictures once,
+    in a random order, and the k-th showing of a class is the k-th of its own order; a short class goes round again, in
+    a new order and as another view. `repeats` r > 1 is repeated augmentation (arXiv:1902.05509, arXiv:2012.12877): the
+    epoch is cut after ceil(samples / r) pictures, and each of them stands r times in a row, as r views.
     Raises UsageError for labels that are not one class to a picture, or fewer than one repeat.
     """
 
@@ -80,7 +80,9 @@ def balanced(labels: np.ndarray, seed: int, epoch: int, length: int) -> tuple[np
         samples[:, column] = own[orders].ravel()[:blocks]
         views[:, column] = np.repeat(turns, len(own))[:blocks]
     places = np.argsort(key(seed, epoch, np.arange(blocks)[:, None], classes[None], _BLOCKS), axis=1)
-    return np.take_along_axis(samples, places, 1).ravel()[:length], np.take_along_axis(views, places, 1).ravel()[:length]
+    return np.take_along_axis(samples, places, 1).ravel()[:length], np.take_along_axis(views, places, 1).ravel()[
+        :length
+    ]
 
 
 _epoch = lru_cache(maxsize=2)(Order.epoch)

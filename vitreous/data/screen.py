@@ -11,12 +11,14 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 
-CACHE_BYTES = 2**30  # a data set that is smaller than this at the model's size, and has no larger pictures, stays in memory
+# a data set that is smaller than this at the model's size, and has no larger pictures, stays in memory
+CACHE_BYTES = 2**30
 PROBED = 64  # pictures whose size stands for all
 
 
 def fits_in_memory(split: Split, preprocess: Preprocess) -> bool:
-    """Whether a split is kept in memory: it is small, and no picture of a sample of it is larger than the model's input."""
+    """Whether a split is kept in memory: it is small, and no picture of a sample of it is larger than the model's
+    input."""
     height, width = preprocess.image
     if len(split) * preprocess.channels * height * width * preprocess.dtype.itemsize > CACHE_BYTES:
         return False
@@ -31,7 +33,9 @@ def fits_in_memory(split: Split, preprocess: Preprocess) -> bool:
     return True
 
 
-def screen(split: Split, preprocess: Preprocess, workers: int, keep: bool) -> tuple[Tensor | None, dict[int, DataError]]:
+def screen(
+    split: Split, preprocess: Preprocess, workers: int, keep: bool
+) -> tuple[Tensor | None, dict[int, DataError]]:
     """Decode every picture once: all of them as (n, C, *image) of their dtype if `keep`, and what could not be read.
 
     A picture that cannot be read stands as zeros in the tensor.
@@ -60,4 +64,6 @@ def refuse(bad: dict[int, DataError], total: int) -> DataError:
     """The error that names unreadable pictures: the first twenty, and how many there are."""
     listing = "".join(f"\n    {error.message}" for error in list(bad.values())[:20])
     more = f"\n    and {len(bad) - 20} more" if len(bad) > 20 else ""
-    return DataError(f"{len(bad)} of {total} images cannot be read:{listing}{more}", "mend or remove them, or use --bad-images skip")
+    return DataError(
+        f"{len(bad)} of {total} images cannot be read:{listing}{more}", "mend or remove them, or use --bad-images skip"
+    )

@@ -26,10 +26,11 @@ NAMED = ("hf:", "torchvision:")
 def open_data(source: str | os.PathLike[str], split_seed: int = 0, group_by: str | None = None) -> Data:
     """Open a data set: `digits`, a folder with splits, a folder with classes, a CSV file,
     WebDataset archives (a folder, a file, or a pattern such as `x-{000..127}.tar`), what `vitreous data pack` has made,
-    Parquet files, `hf:org/name`, `torchvision:CIFAR10`, a folder of ImageNet or one with lists as VTAB-1k's copies have them.
+    Parquet files, `hf:org/name`, `torchvision:CIFAR10`, a folder of ImageNet or one with lists as VTAB-1k's copies have
+    them.
 
-    `split_seed` chooses the held-out tenth(s) where the source has no split of its own; `group_by` names what is never drawn apart,
-    as `vitreous.data.grouping` has it. Raises DataError for a missing
+    `split_seed` chooses the held-out tenth(s) where the source has no split of its own; `group_by` names what is never
+    drawn apart, as `vitreous.data.grouping` has it. Raises DataError for a missing
     or empty folder, fewer than two classes, or a class that only a held-out split has; UsageError for an unknown name.
     """
     data = found(os.fspath(source), split_seed)
@@ -37,7 +38,8 @@ def open_data(source: str | os.PathLike[str], split_seed: int = 0, group_by: str
 
 
 def resolve_source(source: str | os.PathLike[str]) -> str:
-    """A data set's name that is valid in every folder: an absolute path for what lies on disk (symbolic links are kept), else unchanged."""
+    """A data set's name that is valid in every folder: an absolute path for what lies on disk (symbolic links are
+    kept), else unchanged."""
     name = os.fspath(source)
     return os.path.abspath(name) if is_on_disk(name) else name
 
@@ -52,8 +54,11 @@ def public_name(source: str) -> str:
     return Path(source).name if is_on_disk(source) else source
 
 
-def open_data_of_run(run: str | os.PathLike[str], source: str, split_seed: int = 0, group_by: str | None = None) -> Data:
-    """Open the data set that a run was trained on, `source` in its config.yaml. Raises as `open_data`, and DataError where it is gone."""
+def open_data_of_run(
+    run: str | os.PathLike[str], source: str, split_seed: int = 0, group_by: str | None = None
+) -> Data:
+    """Open the data set that a run was trained on, `source` in its config.yaml. Raises as `open_data`, and DataError
+    where it is gone."""
     try:
         return open_data(source, split_seed, group_by)
     except DataError as error:
@@ -63,18 +68,22 @@ def open_data_of_run(run: str | os.PathLike[str], source: str, split_seed: int =
         if not os.path.isabs(source):
             where = f"a relative path that does not exist below {printable(os.getcwd())}"
             raise DataError(
-                f"{printable(run)} was trained on {printable(source)}, {where}", f"go to the folder it starts from, or {way}"
+                f"{printable(run)} was trained on {printable(source)}, {where}",
+                f"go to the folder it starts from, or {way}",
             ) from None
         parent = next(folder for folder in Path(source).parents if folder.exists())
         reason = "" if "{" not in source else f" ({error.message})"
         message = (
-            f"{printable(run)} was trained on {printable(source)}, which is not there any more: of its path only {printable(parent)} exists"
+            f"{printable(run)} was trained on {printable(source)}, which is not there any more: of its path "
+            "only "
+            f"{printable(parent)} exists"
         )
         raise DataError(message + reason, way) from None
 
 
 def open_images(source: str | os.PathLike[str]) -> Data | Files:
-    """A data set; or, where that has no classes, every image below the folder, labelled 0. Raises DataError where there are none."""
+    """A data set; or, where that has no classes, every image below the folder, labelled 0. Raises DataError where there
+    are none."""
     try:
         return open_data(source)
     except DataError:

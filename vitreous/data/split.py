@@ -31,7 +31,8 @@ class Split(Protocol):
     def __len__(self) -> int: ...
 
     def raw(self, sample: int) -> bytes | np.ndarray:
-        """What is stored of one sample: the bytes of an image file, or pixels (H, W[, C]). Raises DataError where it cannot be read."""
+        """What is stored of one sample: the bytes of an image file, or pixels (H, W[, C]). Raises DataError where it
+        cannot be read."""
         ...
 
     def name(self, sample: int) -> str:
@@ -53,7 +54,8 @@ def picture_of(split: Split, sample: int, channels: int) -> Image.Image:
 
 
 class Paths(Sequence[Path]):
-    """Paths as one array of bytes, which neither grows with use nor is copied by a process that is forked: a million take 100 MB."""
+    """Paths as one array of bytes, which neither grows with use nor is copied by a process that is forked: a million
+    take 100 MB."""
 
     def __init__(self, paths: Iterable[str | bytes | os.PathLike[str]]) -> None:
         words = [os.fsencode(path) for path in paths]
@@ -66,7 +68,9 @@ class Paths(Sequence[Path]):
         parts = list(parts)
         whole = cls(())
         starts = np.cumsum([0, *(len(part._bytes) for part in parts)])
-        whole._ends = np.concatenate([whole._ends, *(part._ends + start for part, start in zip(parts, starts, strict=False))])
+        whole._ends = np.concatenate(
+            [whole._ends, *(part._ends + start for part, start in zip(parts, starts, strict=False))]
+        )
         whole._bytes = b"".join(part._bytes for part in parts)
         return whole
 
@@ -104,7 +108,9 @@ def relative(paths: list[str]) -> list[str]:
         root = os.path.commonpath(paths)
         return [os.path.relpath(path, root) for path in paths]
     first, last = min(paths, default=""), max(paths, default="")
-    shared = next((place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    shared = next(
+        (place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
+    )
     root = first[:shared]
     if not all(f"{path}/".startswith(f"{root}/") for path in paths):
         root = root[: root.rfind("/") + 1]
@@ -180,9 +186,12 @@ class Data:
     splits: dict[str, Split]
     notes: list[str] = field(default_factory=list)
     unsplit: bool = False  # a folder of classes, or a table without splits: its splits were drawn here
-    whole: Split | None = None  # all images to train on, where `val` is some of them: it was drawn here, or comes so (VTAB-1k)
-    titles: dict[str, str] = field(default_factory=dict)  # class -> what people call it, where the class has another name (a synset)
-    groups: np.ndarray | None = None  # (n,) int64, of `whole` or else of `train`: images of one number are never drawn apart
+    # all images to train on, where `val` is some of them: it was drawn here, or comes so (VTAB-1k)
+    whole: Split | None = None
+    # class -> what people call it, where the class has another name (a synset)
+    titles: dict[str, str] = field(default_factory=dict)
+    # (n,) int64, of `whole` or else of `train`: images of one number are never drawn apart
+    groups: np.ndarray | None = None
     identity: str = ""  # the fingerprint that it had before images were left out of it by a list, where any were
 
     def split(self, name: str) -> Split:
@@ -199,8 +208,8 @@ class Data:
     def holding_out(self, share: float | None, split_seed: int) -> Data:
         """The data with that share of all training images as `val`, drawn within each class; None: as they are.
 
-        What was drawn for validation before goes back into training first. 0 holds nothing out: then a `val` of the data's own
-        stays what it is.
+        What was drawn for validation before goes back into training first. 0 holds nothing out: then a `val` of the
+        data's own stays what it is.
         """
         if share is None:
             return self
@@ -219,7 +228,8 @@ class Data:
         return replace(self, splits=drawn, notes=notes, whole=None, groups=groups)
 
     def fingerprint(self) -> str:
-        """SHA-256 over class names, splits, sample names and labels; file contents are not read. A list of exclusions changes nothing."""
+        """SHA-256 over class names, splits, sample names and labels; file contents are not read. A list of exclusions
+        changes nothing."""
         if self.identity:
             return self.identity
         digest = hashlib.sha256("\n".join(self.classes).encode())
@@ -233,7 +243,8 @@ class Data:
 def with_val(
     splits: dict[str, Split], seed: int, notes: list[str], groups: np.ndarray | None = None
 ) -> tuple[dict[str, Split], Split | None]:
-    """The splits in the order `train`, `val`, `test`; and, where `val` was lacking and is drawn from it here, the whole of `train`.
+    """The splits in the order `train`, `val`, `test`; and, where `val` was lacking and is drawn from it here, the whole
+    of `train`.
 
     What is to be said of that is added to the notes.
     """

@@ -14,10 +14,11 @@ ROUNDING = 1e-7  # of the mean: a deviation below is that of float32
 
 
 def statistics(split: Split, preprocess: Preprocess, workers: int = 0) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel at the model's size, in units of `preprocess.peak`, the same for any number of workers.
+    """Mean and deviation of each channel at the model's size, in units of `preprocess.peak`, the same for any number of
+    workers.
 
-    One pass: each picture's own moments are merged, in order, in float64 (Chan, Golub and LeVeque, 1983). What cannot be read is
-    left out; a channel that never changes has deviation 1. Raises DataError where nothing can be read.
+    One pass: each picture's own moments are merged, in order, in float64 (Chan, Golub and LeVeque, 1983). What cannot
+    be read is left out; a channel that never changes has deviation 1. Raises DataError where nothing can be read.
     """
     if len(split) > MOST:
         split = split.take(np.linspace(0, len(split) - 1, MOST).astype(np.int64))

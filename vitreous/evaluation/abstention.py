@@ -1,4 +1,5 @@
-"""What is gained by not answering where the model is unsure: coverage, accuracy of what is answered, and the curve of both.
+"""What is gained by not answering where the model is unsure: coverage, accuracy of what is answered, and the curve of
+both.
 
 In shapes, n is images. Confidence is the highest probability of an image, 0 for one that could not be read.
 """
@@ -18,14 +19,18 @@ POINTS = 100  # of the curve in a document
 def check_abstain(below: float | None) -> None:
     """Raise UsageError for a limit that is not above 0 and at most 1; None is no limit."""
     if below is not None and not 0 < below <= 1:
-        raise UsageError(f"--abstain must be above 0 and at most 1, not {below}", "0.8 answers where the highest probability is 0.8")
+        raise UsageError(
+            f"--abstain must be above 0 and at most 1, not {below}", "0.8 answers where the highest probability is 0.8"
+        )
 
 
 def abstained(confidence: np.ndarray, right: np.ndarray, below: float) -> dict[str, Any]:
-    """(n,) confidence and (n,) whether the answer is right -> the figures of a model that says "unsure" below a confidence.
+    """(n,) confidence and (n,) whether the answer is right -> the figures of a model that says "unsure" below a
+    confidence.
 
-    `coverage` is the share of images answered, `top1` the accuracy on them (None for none) with its 95 % interval, `aurc` the area
-    under the risk-coverage curve (arXiv:1705.08500), and `curve` some of its points, (coverage, share of wrong answers).
+    `coverage` is the share of images answered, `top1` the accuracy on them (None for none) with its 95 % interval,
+    `aurc` the area under the risk-coverage curve (arXiv:1705.08500), and `curve` some of its points, (coverage, share
+    of wrong answers).
     """
     answered = confidence >= below
     count, hits = int(answered.sum()), int((answered & right).sum())

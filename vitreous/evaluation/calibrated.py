@@ -1,4 +1,5 @@
-"""int8 graphs of OpenVINO, kept: calibrating one takes minutes, and the same weights and pictures give the same graph."""
+"""int8 graphs of OpenVINO, kept: calibrating one takes minutes, and the same weights and pictures give the same
+graph."""
 
 from __future__ import annotations
 
@@ -24,12 +25,15 @@ from vitreous.machine import capabilities
 from vitreous.models.zoo import Model
 
 FORMAT = 1  # goes up when the same model and pictures give another graph
-MOST = 16  # graphs that are kept: each is about a quarter of its weights, and weights without a run have one for every set of pictures
+# graphs that are kept: each is about a quarter of its weights, and weights without a run have one for every set of
+# pictures
+MOST = 16
 
 
 def told(model: Model, preprocess: Preprocess, pictures: Sequence[np.ndarray]) -> dict[str, Any]:
-    """What an int8 graph depends on: weights, preprocessing, the pictures that it is calibrated on, the libraries, and what the
-    processor can do, which says whether sums overflow and in which numbers the pictures are answered for calibration."""
+    """What an int8 graph depends on: weights, preprocessing, the pictures that it is calibrated on, the libraries, and
+    what the processor can do, which says whether sums overflow and in which numbers the pictures are answered for
+    calibration."""
     digest = hashlib.sha256()
     for picture in pictures:
         digest.update(f"{picture.dtype} {picture.shape}\n".encode())
@@ -57,8 +61,8 @@ def version_of(name: str) -> str | None:
 def kept(ov: Any, of: dict[str, Any], make: Callable[[], Any]) -> Any:
     """The graph `of` what is told, from `XDG_CACHE_HOME/vitreous/int8`, or made and kept there.
 
-    What is made anew is answered by as it is read back, so that answers are the same to the bit whether it was kept or not. If nothing can
-    be kept, that is no error; a file that is damaged, or of something else, is made again.
+    What is made anew is answered by as it is read back, so that answers are the same to the bit whether it was kept or
+    not. If nothing can be kept, that is no error; a file that is damaged, or of something else, is made again.
     """
     place = cache("int8") / f"{key_of(of)}.graph"
     if (graph := recall(ov, place, of)) is not None:
@@ -106,7 +110,11 @@ def recall(ov: Any, place: Path, of: dict[str, Any]) -> Any | None:
         first, _, rest = place.read_bytes().partition(b"\n")
         head = json.loads(first)
         xml, weights = rest[: head["xml"]], rest[head["xml"] :]
-        whole = head["of"] == json.loads(json.dumps(of)) and len(weights) == head["weights"] and digest(xml, weights) == head["sha256"]
+        whole = (
+            head["of"] == json.loads(json.dumps(of))
+            and len(weights) == head["weights"]
+            and digest(xml, weights) == head["sha256"]
+        )
         return ov.Core().read_model(model=xml, weights=weights) if whole else None
     except (OSError, ValueError, KeyError, TypeError, RuntimeError):
         return None

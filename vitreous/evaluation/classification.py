@@ -19,13 +19,17 @@ from vitreous.evaluation.temperature import log_softmax
 TOGETHER = 30_000  # numbers that draws of the bootstrap, made at once, hold
 
 
-def judge(logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], readable: np.ndarray | None = None) -> Report:
-    """(n, K) logits and (n,) labels -> top-1, top-5, macro F1, negative log-likelihood, calibration error, with intervals.
+def judge(
+    logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], readable: np.ndarray | None = None
+) -> Report:
+    """(n, K) logits and (n,) labels -> top-1, top-5, macro F1, negative log-likelihood, calibration error, with
+    intervals.
 
-    Labels (n, K), several to an image, are judged by `judge_several`: mAP in the place of top-1. Images that are not `readable`
-    (n,) count as wrong in accuracies and recalls, and have no part in NLL and ECE. A label of equal logits ranks by position.
-    top-5 is None for five classes or fewer. NLL in nats; ECE over 15 equal bins of the highest probability (arXiv:1706.04599);
-    intervals cover 95 %: Wilson's for the accuracies, of 1000 seeded bootstrap draws for the others, corrected for the bias of the ECE.
+    Labels (n, K), several to an image, are judged by `judge_several`: mAP in the place of top-1. Images that are not
+    `readable` (n,) count as wrong in accuracies and recalls, and have no part in NLL and ECE. A label of equal logits
+    ranks by position. top-5 is None for five classes or fewer. NLL in nats; ECE over 15 equal bins of the highest
+    probability (arXiv:1706.04599); intervals cover 95 %: Wilson's for the accuracies, of 1000 seeded bootstrap draws
+    for the others, corrected for the bias of the ECE.
     """
     readable = np.ones(len(labels), dtype=bool) if readable is None else readable
     if labels.ndim == 2:
@@ -70,7 +74,8 @@ def wilson(hits: int, count: int, z: float = 1.959963984540054) -> tuple[float, 
 
 
 def cells(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """(n,) labels and answers -> (m, 3) int64: the label, answer and count of every cell of the confusion matrix that is not empty.
+    """(n,) labels and answers -> (m, 3) int64: the label, answer and count of every cell of the confusion matrix that
+    is not empty.
 
     The whole matrix of 10,000 classes would take 800 MB.
     """
@@ -94,14 +99,20 @@ def bootstrap(
     right: np.ndarray,
     classes: int,
 ) -> dict[str, tuple[float, float] | None]:
-    """95 % intervals over images drawn with replacement, always the same draws: percentiles of macro F1 and NLL, and the ECE's."""
+    """95 % intervals over images drawn with replacement, always the same draws: percentiles of macro F1 and NLL, and
+    the ECE's."""
     count = len(nll)
     if count < 2:
         return {"macro_f1": None, "nll": None, "ece": None}
     generator = np.random.default_rng(0)
     draws: dict[str, list[float]] = {"macro_f1": [], "nll": []}
     gaps: list[np.ndarray] = []
-    labels, predicted, bins, gap = labels[readable], predicted[readable], confidence_bins(confidence), right - confidence
+    labels, predicted, bins, gap = (
+        labels[readable],
+        predicted[readable],
+        confidence_bins(confidence),
+        right - confidence,
+    )
     left = DRAWS if count * classes < 5e6 else DRAWS // 10
     while left:
         rows = generator.integers(count, size=(min(left, max(1, TOGETHER // max(count, classes))), count))
@@ -124,11 +135,16 @@ def sums(codes: np.ndarray, size: int, weights: np.ndarray | None = None) -> np.
     return found.reshape(len(codes), size)
 
 
-def table(right: np.ndarray, said: np.ndarray, support: np.ndarray, found: np.ndarray, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+def table(
+    right: np.ndarray, said: np.ndarray, support: np.ndarray, found: np.ndarray, classes: tuple[str, ...]
+) -> list[dict[str, Any]]:
     """One row a class: images, recall, precision, F1, and the class it is most often taken for; `found` are `cells`."""
     wrong = found[found[:, 0] != found[:, 1]]
-    wrong = wrong[np.lexsort((wrong[:, 1], -wrong[:, 2], wrong[:, 0]))]  # of each label, the answer given most often comes first
-    taken = dict(zip(*(column.tolist() for column in wrong[np.unique(wrong[:, 0], return_index=True)[1]].T[:2]), strict=True))
+    # of each label, the answer given most often comes first
+    wrong = wrong[np.lexsort((wrong[:, 1], -wrong[:, 2], wrong[:, 0]))]
+    taken = dict(
+        zip(*(column.tolist() for column in wrong[np.unique(wrong[:, 0], return_index=True)[1]].T[:2]), strict=True)
+    )
     rows = []
     for index, name in enumerate(classes):
         hits, predictions, images = int(right[index]), int(said[index]), int(support[index])

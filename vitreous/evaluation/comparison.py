@@ -1,6 +1,7 @@
 """Two models judged on the same images: by how much they differ, and whether that can be told from chance.
 
-In shapes, n is images, K classes, D draws of the bootstrap. A difference is the second model's figure less the first one's.
+In shapes, n is images, K classes, D draws of the bootstrap. A difference is the second model's figure less the first
+one's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ ERRORS = ("least", "most")  # names of what `difference_errors` gives, while the
 
 @dataclass(frozen=True)
 class Answers:
-    """What one model says of the images: logits (n, K) float64, labels (n,) or (n, K) in its order of the classes, readable (n,) bool."""
+    """What one model says of the images: logits (n, K) float64, labels (n,) or (n, K) in its order of the classes,
+    readable (n,) bool."""
 
     logits: np.ndarray
     labels: np.ndarray
@@ -48,7 +50,8 @@ class Comparison:
 
     @property
     def told(self) -> bool:
-        """Whether one of the two is better beyond chance: by McNemar's test, or where there is none, by the interval."""
+        """Whether one of the two is better beyond chance: by McNemar's test, or where there is none, by the
+        interval."""
         if self.p is not None:
             return self.p < LEVEL
         ends = self.intervals[self.figure]
@@ -72,10 +75,11 @@ class Comparison:
 def compare(first: Answers, second: Answers) -> Comparison:
     """Compare two models on the same images in the same order, with what chance alone would make of them.
 
-    Accuracies: McNemar's exact test on the images that one has right and the other wrong, and an interval of their difference.
-    mAP, NLL: percentile intervals of the differences over images drawn with replacement, the same draws for both; ECE: from the same
-    draws, with bounds of its bias. An image that a model could not read is wrong (or never retrieved); NLL and ECE are of the images
-    that both could read. Intervals cover 95 %. Labels of both must be (n,), or both (n, K) in one order of the classes.
+    Accuracies: McNemar's exact test on the images that one has right and the other wrong, and an interval of their
+    difference. mAP, NLL: percentile intervals of the differences over images drawn with replacement, the same draws for
+    both; ECE: from the same draws, with bounds of its bias. An image that a model could not read is wrong (or never
+    retrieved); NLL and ECE are of the images that both could read. Intervals cover 95 %. Labels of both must be (n,),
+    or both (n, K) in one order of the classes.
     """
     both = first.readable & second.readable
     calibration = None if first.labels.ndim == 2 or not both.any() else paired_calibration(first, second, both)
@@ -87,7 +91,9 @@ def compare(first: Answers, second: Answers) -> Comparison:
         errors = dict(zip(ERRORS, calibration(counts), strict=True)) if calibration else {}
         return {name: after[name] - before[name] for name in before} | errors
 
-    figures: dict[str, tuple[float | None, float | None]] = {name: (alone[0][name], alone[1][name]) for name in alone[0]}
+    figures: dict[str, tuple[float | None, float | None]] = {
+        name: (alone[0][name], alone[1][name]) for name in alone[0]
+    }
     none = [name for name in figures if name != "map" and not both.any()]
     found: dict[str, float | None] = {name: alone[1][name] - alone[0][name] for name in figures}
     several = first.labels.ndim == 2
@@ -119,9 +125,11 @@ def compare(first: Answers, second: Answers) -> Comparison:
 
 
 def soft(answers: Answers, both: np.ndarray):
-    """The figures of a model that have no test of their own, as a function of how often each image is drawn, (n, D) -> (D,) each.
+    """The figures of a model that have no test of their own, as a function of how often each image is drawn, (n, D) ->
+    (D,) each.
 
-    One label an image: NLL and ECE over the images that `both` models could read; several: mAP over all, NLL over those.
+    One label an image: NLL and ECE over the images that `both` models could read; several: mAP over all, NLL over
+    those.
     """
     rows = np.flatnonzero(both)
     loss = np.zeros(len(both))
@@ -133,8 +141,14 @@ def soft(answers: Answers, both: np.ndarray):
         there = (answers.labels > 0).astype(np.float32)
 
         def of_several(counts: np.ndarray) -> dict[str, np.ndarray]:
-            precisions, present = np.stack([average_precision(ranked, counts) for ranked in rankings]), (there.T @ counts) > 0
-            return {"map": precisions.sum(0) / np.maximum(present.sum(0), 1), "nll": loss @ counts / np.maximum(both @ counts, 1)}
+            precisions, present = (
+                np.stack([average_precision(ranked, counts) for ranked in rankings]),
+                (there.T @ counts) > 0,
+            )
+            return {
+                "map": precisions.sum(0) / np.maximum(present.sum(0), 1),
+                "nll": loss @ counts / np.maximum(both @ counts, 1),
+            }
 
         return of_several
     gaps = bin_gaps(answers, both)
@@ -147,13 +161,16 @@ def soft(answers: Answers, both: np.ndarray):
 
 
 def bin_gaps(answers: Answers, both: np.ndarray) -> np.ndarray:
-    """(n, BINS): right - confidence of each image in the column of its confidence's bin; images not in `both` (n,) have zeros alone."""
+    """(n, BINS): right - confidence of each image in the column of its confidence's bin; images not in `both` (n,) have
+    zeros alone."""
     gaps, rows = np.zeros((len(both), BINS)), np.flatnonzero(both)
     gaps[rows] = image_gaps(np.exp(log_softmax(answers.logits[rows]).max(1)), answers.right[rows])
     return gaps
 
 
-def paired_calibration(first: Answers, second: Answers, both: np.ndarray) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+def paired_calibration(
+    first: Answers, second: Answers, both: np.ndarray
+) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """`difference_errors` of two models as a function of how often each image is drawn, (n, D) -> (D,) twice."""
     images = [bin_gaps(answers, both) for answers in (first, second)]
     measured = [Gaps.of_images(gaps[both]) for gaps in images]
@@ -167,9 +184,11 @@ def paired_calibration(first: Answers, second: Answers, both: np.ndarray) -> Cal
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
-    """The exact two-sided p-value of so many images that one model alone has right, and the other alone (McNemar, 1947).
+    """The exact two-sided p-value of so many images that one model alone has right, and the other alone (McNemar,
+    1947).
 
-    n = only_a + only_b; few = min(only_a, only_b); min(1, 2 * sum(comb(n, k) for k in range(few + 1)) / 2**n). 1 for no image.
+    n = only_a + only_b; few = min(only_a, only_b); min(1, 2 * sum(comb(n, k) for k in range(few + 1)) / 2**n). 1 for no
+    image.
     """
     n, few = only_a + only_b, min(only_a, only_b)
     k = np.arange(1, few + 1)
@@ -178,7 +197,8 @@ def mcnemar(only_a: int, only_b: int) -> float:
 
 
 def paired(gained: int, lost: int, images: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """The 95 % interval of (gained - lost) / images, a difference of two accuracies on the same images (Bonett and Price, 2012)."""
+    """The 95 % interval of (gained - lost) / images, a difference of two accuracies on the same images (Bonett and
+    Price, 2012)."""
     up, down = (gained + 1) / (images + 2), (lost + 1) / (images + 2)
     half = z * math.sqrt(max(0.0, up + down - (up - down) ** 2) / (images + 2))
     return max(-1.0, up - down - half), min(1.0, up - down + half)

@@ -24,7 +24,8 @@ from vitreous.nn.merge import Merging
 
 TOKENS = 1600  # of one part, about: more fall out of the caches, fewer leave the cores waiting for each other
 IDLE = 0.1  # share of the cores that may wait before a batch is computed by all of them together
-STEADY, DEVICE_PART = 800, 32  # tokens of a part of one thread, where parts are of one size; images of such a part on a GPU
+# tokens of a part of one thread, where parts are of one size; images of such a part on a GPU
+STEADY, DEVICE_PART = 800, 32
 
 
 #: the pictures that int8 is calibrated on, each (C, *image) uint8, made when they are needed
@@ -43,12 +44,16 @@ class Engine(Protocol):
 
 
 class TorchEngine:
-    """PyTorch. `precision` is `auto` (bf16 where the device has it), `fp32` or `bf16`; `merge_tokens` of each block are merged.
+    """PyTorch. `precision` is `auto` (bf16 where the device has it), `fp32` or `bf16`; `merge_tokens` of each block are
+    merged.
 
-    An answer does not depend on the images beside it but in its last bits: products of another height may round otherwise.
+    An answer does not depend on the images beside it but in its last bits: products of another height may round
+    otherwise.
     """
 
-    def __init__(self, model: Model, preprocess: Preprocess, device: str = "cpu", precision: str = "auto", merge_tokens: int = 0) -> None:
+    def __init__(
+        self, model: Model, preprocess: Preprocess, device: str = "cpu", precision: str = "auto", merge_tokens: int = 0
+    ) -> None:
         self.preprocess, self.device = preprocess, device
         self.precision = pick_precision(precision, device)
         self.dtype = DTYPES[self.precision]
@@ -56,7 +61,9 @@ class TorchEngine:
         if merge_tokens:
             c = model.config
             if not isinstance(c, ViTConfig) or c.told or c.pool == "attention":
-                raise UsageError("tokens merge only in plain ViTs without attention pooling", "leave --merge-tokens out")
+                raise UsageError(
+                    "tokens merge only in plain ViTs without attention pooling", "leave --merge-tokens out"
+                )
             mean = c.pool == "mean"
             self.model.encoder = Merging(self.model.encoder, merge_tokens, model.config.prefix, mean)  # type: ignore[arg-type]
         self.images = given(model.config, self.dtype)
@@ -73,9 +80,9 @@ class TorchEngine:
         return torch.cat(list(map(self.part, parts) if together else team(threads).map(self.part, parts)))
 
     def steady(self, pixels: Tensor, size: int) -> Tensor:
-        """The same in parts of exactly `size` images, the last one filled up with black ones: answers are the same to the last bit
-        whatever is beside an image, wherever it stands, and however many there are. On a CPU one thread computes a part: products
-        of another height, or shared by more threads, may round otherwise.
+        """The same in parts of exactly `size` images, the last one filled up with black ones: answers are the same to
+        the last bit whatever is beside an image, wherever it stands, and however many there are. On a CPU one thread
+        computes a part: products of another height, or shared by more threads, may round otherwise.
         """
         lacking = -len(pixels) % size
         whole = torch.cat([pixels, pixels.new_zeros(lacking, *pixels.shape[1:])]) if lacking else pixels
@@ -97,7 +104,8 @@ class TorchEngine:
 
 
 def given(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
-    """The type of the images that a model frozen in `dtype` takes: convolutions stay float32, so they get all digits."""
+    """The type of the images that a model frozen in `dtype` takes: convolutions stay float32, so they get all
+    digits."""
     return torch.float32 if isinstance(config, BiTConfig) or config.stem else dtype
 
 
@@ -112,8 +120,11 @@ def cut(images: int, most: int, threads: int) -> tuple[int, bool]:
     return (size, False) if threads > 1 and busy >= 1 - IDLE else (most, True)
 
 
-def make_engine(model: Model, preprocess: Preprocess, how: How | None = None, pictures: Pictures | None = None) -> Engine:
-    """The engine that the words stand for; int8 is calibrated on `pictures`. Raises UsageError for words that do not go together."""
+def make_engine(
+    model: Model, preprocess: Preprocess, how: How | None = None, pictures: Pictures | None = None
+) -> Engine:
+    """The engine that the words stand for; int8 is calibrated on `pictures`. Raises UsageError for words that do not go
+    together."""
     how = how or How()
     device = pick_device(how.device)
     if how.merge_tokens < 0:
@@ -122,7 +133,9 @@ def make_engine(model: Model, preprocess: Preprocess, how: How | None = None, pi
         from vitreous.evaluation.openvino import OpenVinoEngine
 
         if device != "cpu" or how.merge_tokens:
-            raise UsageError("--engine openvino computes on the CPU, and merges no tokens", "use --device cpu without --merge-tokens")
+            raise UsageError(
+                "--engine openvino computes on the CPU, and merges no tokens", "use --device cpu without --merge-tokens"
+            )
         return OpenVinoEngine(model, preprocess, how.precision, pictures)
     if how.precision == "int8":
         raise UsageError("--precision int8 needs --engine openvino", "add it, or use bf16 or fp32")

@@ -1,7 +1,8 @@
-"""What a model's head reads, of every picture of a split: computed once, streamed to disk, found again by what it depends on.
+"""What a model's head reads, of every picture of a split: computed once, streamed to disk, found again by what it
+depends on.
 
-n images, d numbers for each: the class token, the mean of the patches, or what else the model pools, behind the representation
-layer where there is one (`pre_logits` in big_vision).
+n images, d numbers for each: the class token, the mean of the patches, or what else the model pools, behind the
+representation layer where there is one (`pre_logits` in big_vision).
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ WAY = "make room, set XDG_CACHE_HOME to a folder on a larger disk, or use --no-c
 class Features:
     """Representations of a split's pictures in its order; those of unreadable ones are a black picture's.
 
-    `rows` (n, d) float32 lie on disk and are read as they are used. `bad`: why pictures could not be read. `file` is None where
-    nothing is kept; `reused`: nothing was computed.
+    `rows` (n, d) float32 lie on disk and are read as they are used. `bad`: why pictures could not be read. `file` is
+    None where nothing is kept; `reused`: nothing was computed.
     """
 
     rows: np.ndarray
@@ -75,8 +76,8 @@ def features_of(
 ) -> Features:
     """The features of a split: from `XDG_CACHE_HOME/vitreous/features`, or computed, and kept there if `keep`.
 
-    `each` is told how many images each step computed. Raises NonFiniteError for features that are not finite, ResourceError where
-    the disk has no room, UsageError for int8, whose calibration would differ from split to split.
+    `each` is told how many images each step computed. Raises NonFiniteError for features that are not finite,
+    ResourceError where the disk has no room, UsageError for int8, whose calibration would differ from split to split.
     """
     how = how or How()
     if how.precision == "int8":
@@ -118,7 +119,8 @@ class Stream:
     each: Callable[[int], None]
 
     def into(self, file: IO[bytes]) -> tuple[tuple[int, int], dict[int, str]]:
-        """Write them as a .npy file; returns its shape, and why pictures cannot be read. Raises NonFiniteError and ResourceError."""
+        """Write them as a .npy file; returns its shape, and why pictures cannot be read. Raises NonFiniteError and
+        ResourceError."""
         bad: dict[int, str] = {}
         shape, count = (0, 0), len(self.reader.split)
         for samples, images in chunks(self.reader.batches(self.batch_size), CHUNK):
@@ -127,7 +129,9 @@ class Stream:
             wrong = np.flatnonzero(~np.isfinite(rows).all(1))
             if len(wrong):
                 named = self.reader.split.name(samples[wrong[0]])
-                raise NonFiniteError(f"the features of {named} are not finite", "use --precision fp32, or other weights")
+                raise NonFiniteError(
+                    f"the features of {named} are not finite", "use --precision fp32, or other weights"
+                )
             if not shape[0]:
                 shape = count, rows.shape[1]
                 room(file, 4 * count * rows.shape[1])
@@ -196,7 +200,8 @@ def kept(place: Path) -> Features | None:
 
 
 def begun(place: Path) -> tuple[int, str]:
-    """A file beside the place to write into first, and its name; what was left behind there goes. Raises ResourceError."""
+    """A file beside the place to write into first, and its name; what was left behind there goes. Raises
+    ResourceError."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         for left in place.parent.glob("*.part"):

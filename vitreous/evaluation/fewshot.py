@@ -1,6 +1,8 @@
-"""Few-shot classification in closed form: ridge regression on a few frozen features (arXiv:2010.11929, section 4.1, "Metrics").
+"""Few-shot classification in closed form: ridge regression on a few frozen features (arXiv:2010.11929, section 4.1,
+"Metrics").
 
-The paper leaves details open; they are those of big_vision's evaluators/fewshot_lsr.py. n images, d numbers of a feature, K classes.
+The paper leaves details open; they are those of big_vision's evaluators/fewshot_lsr.py. n images, d numbers of a
+feature, K classes.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ def standardised(features: np.ndarray, mean: np.ndarray, deviation: np.ndarray) 
 
 
 def draws(labels: np.ndarray, classes: int, seed: int) -> list[np.ndarray]:
-    """The rows of each class in the order in which a seed draws them: the first `shots` of each are the training set."""
+    """The rows of each class in the order in which a seed draws them: the first `shots` of each are the training
+    set."""
     generator = np.random.default_rng(seed)
     return [generator.permutation(np.flatnonzero(labels == label)) for label in range(classes)]

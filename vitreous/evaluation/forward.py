@@ -16,15 +16,12 @@ CHUNK = 64  # images that an engine is given at a time
 
 
 def logits_of(
-    engine: Engine,
-    reader: Judged,
-    batch_size: int = CHUNK,
-    each: Callable[[int], None] = lambda images: None,
+    engine: Engine, reader: Judged, batch_size: int = CHUNK, each: Callable[[int], None] = lambda images: None
 ) -> tuple[np.ndarray, dict[int, DataError]]:
     """The (n, K) float32 logits of every picture of a split, in order, and the pictures that could not be read.
 
-    The engine is given CHUNK pictures at a time, however many are decoded at a time: `batch_size` changes nothing but memory.
-    The row of an unreadable picture is that of a black one. `each` is told how many images each step was.
+    The engine is given CHUNK pictures at a time, however many are decoded at a time: `batch_size` changes nothing but
+    memory. The row of an unreadable picture is that of a black one. `each` is told how many images each step was.
     """
     rows: list[np.ndarray] = []
     bad: dict[int, DataError] = {}

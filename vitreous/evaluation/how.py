@@ -8,10 +8,11 @@ from typing import Literal, TypedDict
 
 @dataclass(frozen=True)
 class How:
-    """How answers are computed, in the words of the command line. `auto` is the fastest that gives the model's own answers.
+    """How answers are computed, in the words of the command line. `auto` is the fastest that gives the model's own
+    answers.
 
-    `precision` auto is bf16 where the device multiplies it in hardware, else fp32; int8 is for the engine `openvino` alone.
-    `merge_tokens`: tokens that every block merges (ToMe), faster and less exact.
+    `precision` auto is bf16 where the device multiplies it in hardware, else fp32; int8 is for the engine `openvino`
+    alone. `merge_tokens`: tokens that every block merges (ToMe), faster and less exact.
     """
 
     device: str = "auto"

@@ -15,11 +15,14 @@ TEMPERATURE = 0.07
 LEAST = 1e-30  # a share of votes, so that its logarithm is a number
 
 
-def neighbours(memory: np.ndarray, queries: np.ndarray, k: int, device: str = "cpu", own: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def neighbours(
+    memory: np.ndarray, queries: np.ndarray, k: int, device: str = "cpu", own: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """(n, d) and (m, d) features -> (m, k) cosines in [-1, 1], the nearest first, and (m, k) int64 rows of `memory`.
 
-    `memory` is read once, a chunk at a time, and may be larger than memory; what is held is O(m (d + k)). `own`: the queries are the
-    memory, and none is its own neighbour. A feature of zeros has cosine 0 to all. Raises ValueError for more neighbours than there are.
+    `memory` is read once, a chunk at a time, and may be larger than memory; what is held is O(m (d + k)). `own`: the
+    queries are the memory, and none is its own neighbour. A feature of zeros has cosine 0 to all. Raises ValueError for
+    more neighbours than there are.
     """
     if k > len(memory) - own:
         raise ValueError(f"{k} neighbours of {len(memory) - own}")
@@ -48,12 +51,17 @@ def unit(rows: np.ndarray, device: str) -> Tensor:
     return F.normalize(torch.from_numpy(np.array(rows, dtype=np.float32)).to(device), dim=1)
 
 
-def votes(cosines: np.ndarray, rows: np.ndarray, labels: np.ndarray, classes: int, temperature: float = TEMPERATURE) -> np.ndarray:
-    """(m, k) cosines and rows of the neighbours, and the labels of all, (n,) or (n, K) -> (m, K) shares of the votes, float64.
+def votes(
+    cosines: np.ndarray, rows: np.ndarray, labels: np.ndarray, classes: int, temperature: float = TEMPERATURE
+) -> np.ndarray:
+    """(m, k) cosines and rows of the neighbours, and the labels of all, (n,) or (n, K) -> (m, K) shares of the votes,
+    float64.
 
-    A neighbour counts exp(cosine / temperature). Shares of one label an image sum to one; of several, each is a class's own.
+    A neighbour counts exp(cosine / temperature). Shares of one label an image sum to one; of several, each is a class's
+    own.
     """
-    weights = np.exp((cosines - cosines[:, :1]).astype(np.float64) / temperature)  # the nearest counts 1: quotients are the same
+    # the nearest counts 1: quotients are the same
+    weights = np.exp((cosines - cosines[:, :1]).astype(np.float64) / temperature)
     weights /= weights.sum(1, keepdims=True)
     if labels.ndim == 1:
         cells = np.arange(len(rows))[:, None] * classes + labels[rows]

@@ -21,7 +21,8 @@ def needed(name: str, who: str = "exported models need") -> Any:
 
 
 def check_installed(names: Iterable[str], who: str = "exported models need") -> None:
-    """Raise ResourceError, with the command that installs it, for the first of these libraries that is not there. Imports none."""
+    """Raise ResourceError, with the command that installs it, for the first of these libraries that is not there.
+    Imports none."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ResourceError(f"{who} {name}, which is not installed", "pip install 'vitreous[export]'")
@@ -42,5 +43,6 @@ def setting(name: str, value: str) -> Iterator[None]:
 
 
 def unobserved() -> AbstractContextManager[None]:
-    """OpenVINO and nncf tell their makers of every import and conversion, but in CI jobs: be one, so that nothing is sent from here."""
+    """OpenVINO and nncf tell their makers of every import and conversion, but in CI jobs: be one, so that nothing is
+    sent from here."""
     return setting("CI", "true")

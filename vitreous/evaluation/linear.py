@@ -1,11 +1,13 @@
 """Logistic regression on frozen features, its penalty chosen on training images held out.
 
-n images, d numbers of a feature, K classes. What is minimised, for features that are standardised by the training images:
+n images, d numbers of a feature, K classes. What is minimised, for features that are standardised by the training
+images:
 
-    mean over images of the loss + l2 / 2 |W|^2      softmax cross-entropy, or for several labels an image the sum of sigmoid losses
+    mean over images of the loss + l2 / 2 |W|^2      softmax cross-entropy, or for several labels an image the sum of
+                                                     sigmoid losses
 
-Small sets are solved by scikit-learn. Large ones are read from disk chunk by chunk, on any device, for scipy's L-BFGS: the same
-optimum, with one chunk in memory.
+Small sets are solved by scikit-learn. Large ones are read from disk chunk by chunk, on any device, for scipy's L-BFGS:
+the same optimum, with one chunk in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from vitreous.evaluation.several import average_precision, ranking
 
 SMALL = 10_000_000  # numbers of features that scikit-learn is given, in float64
 CHUNK = 16_384  # images whose loss is computed at a time
-STEPS, TOLERANCE = 1_000, 1e-5  # of L-BFGS: iterations at most, and the largest number of a gradient that is taken for none
+# of L-BFGS: iterations at most, and the largest number of a gradient that is taken for none
+STEPS, TOLERANCE = 1_000, 1e-5
 COARSE = tuple(10.0**power for power in range(2, -7, -1))  # penalties tried first, from strong to weak
 HALVINGS = 3  # of the step between the powers, around the best
 TRIES = len(COARSE) + 2 * HALVINGS
@@ -100,7 +103,8 @@ def fit(known: Known, l2: float, start: Linear | None = None) -> Linear:
 
 
 Moments = tuple[np.ndarray, np.ndarray]
-Solution = tuple[np.ndarray, np.ndarray]  # weight (K', d) and bias (K',), for standardised features and the classes that are there
+# weight (K', d) and bias (K',), for standardised features and the classes that are there
+Solution = tuple[np.ndarray, np.ndarray]
 
 
 def library(known: Known, there: np.ndarray, l2: float, moments: Moments, begin: Solution | None) -> Solution:
@@ -111,12 +115,15 @@ def library(known: Known, there: np.ndarray, l2: float, moments: Moments, begin:
     x = (known.features[known.rows] - moments[0]) / moments[1]
     y = np.searchsorted(there, known.labels[known.rows])
     two = len(there) == 2
-    found = LogisticRegression(C=(2 if two else 1) / (l2 * len(x)), tol=TOLERANCE, max_iter=STEPS, warm_start=begin is not None)
+    found = LogisticRegression(
+        C=(2 if two else 1) / (l2 * len(x)), tol=TOLERANCE, max_iter=STEPS, warm_start=begin is not None
+    )
     if begin is not None:
         weight, bias = (begin[0][1:] - begin[0][:1], begin[1][1:] - begin[1][:1]) if two else begin
         found.coef_, found.intercept_ = weight.copy(), bias.copy()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a penalty so weak that it takes longer is not the one chosen
+        # a penalty so weak that it takes longer is not the one chosen
+        warnings.simplefilter("ignore", ConvergenceWarning)
         found.fit(x, y)
     weight, bias = np.asarray(found.coef_), np.asarray(found.intercept_)
     return (np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2) if two else (weight, bias)
@@ -169,8 +176,9 @@ def losses(logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
 def swept(train: Known, held_out: Known, each: Each = lambda l2, score: None) -> tuple[float, float]:
     """The penalty that is best on images held out, and its top-1 or mAP there.
 
-    Powers of ten from strong to weak, each fit begun at the one before; then the step around the best is halved, `HALVINGS` times
-    (CLIP's search, arXiv:2103.00020, appendix A.3, has the same form). Of equal scores the stronger penalty is taken.
+    Powers of ten from strong to weak, each fit begun at the one before; then the step around the best is halved,
+    `HALVINGS` times (CLIP's search, arXiv:2103.00020, appendix A.3, has the same form). Of equal scores the stronger
+    penalty is taken.
     """
     tried: dict[float, float] = {}
     last: Linear | None = None

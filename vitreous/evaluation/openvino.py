@@ -1,6 +1,7 @@
 """The OpenVINO engine: Intel's inference library, on any x86 or ARM processor (extra `export`).
 
-Its bfloat16 is about as fast as this project's own path; what it adds is int8, calibrated on pictures (nncf, post-training).
+Its bfloat16 is about as fast as this project's own path; what it adds is int8, calibrated on pictures (nncf,
+post-training).
 """
 
 from __future__ import annotations
@@ -35,12 +36,17 @@ class OpenVinoEngine:
     """OpenVINO on the CPU. `precision` is `auto` (bf16 where the processor has it), `fp32`, `bf16` or `int8`.
 
     What was calibrated is kept for the next time (`evaluation.calibrated`), unless `keep` is False.
-    Raises ResourceError where OpenVINO is not installed, UsageError for int8 without pictures to calibrate on and for a model that
-    OpenVINO cannot compute in that precision on this processor.
+    Raises ResourceError where OpenVINO is not installed, UsageError for int8 without pictures to calibrate on and for a
+    model that OpenVINO cannot compute in that precision on this processor.
     """
 
     def __init__(
-        self, model: Model, preprocess: Preprocess, precision: str = "auto", pictures: Pictures | None = None, keep: bool = True
+        self,
+        model: Model,
+        preprocess: Preprocess,
+        precision: str = "auto",
+        pictures: Pictures | None = None,
+        keep: bool = True,
     ) -> None:
         self.preprocess, self.precision = preprocess, pick_precision(precision, "cpu")
         with unobserved():
@@ -56,7 +62,9 @@ class OpenVinoEngine:
             self.compiled = ov.Core().compile_model(graph, "CPU", hints)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1][:200]
-            raise UsageError(f"OpenVINO cannot compute this model in {self.precision} here: {reason}", "use --precision fp32") from None
+            raise UsageError(
+                f"OpenVINO cannot compute this model in {self.precision} here: {reason}", "use --precision fp32"
+            ) from None
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(B, C, *image) uint8 -> (B, K) float32 logits."""
@@ -79,7 +87,9 @@ def examples(pictures: Pictures | None) -> list[np.ndarray]:
     """What int8 is calibrated on. Raises UsageError for too few."""
     found = [picture[None].numpy() for picture in islice(pictures() if pictures else (), PICTURES)]
     if len(found) < FEWEST:
-        raise UsageError(f"int8 is calibrated on pictures, at least {FEWEST}; there are {len(found)}", "use --precision bf16 or fp32")
+        raise UsageError(
+            f"int8 is calibrated on pictures, at least {FEWEST}; there are {len(found)}", "use --precision bf16 or fp32"
+        )
     return found
 
 
@@ -92,7 +102,9 @@ def convert(ov: Any, model: Model, preprocess: Preprocess) -> Any:
     """The model as an OpenVINO graph that takes pixels, (B, C, *image), for any B."""
     whole = Whole(model.cpu().eval(), preprocess)
     example = torch.zeros(2, preprocess.channels, *preprocess.image, dtype=preprocess.dtype)
-    exported = torch.export.export(whole, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=65536)},))
+    exported = torch.export.export(
+        whole, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=65536)},)
+    )
     graph = ov.convert_model(exported)
     graph.reshape([-1, *example.shape[1:]])
     return graph
@@ -101,8 +113,9 @@ def convert(ov: Any, model: Model, preprocess: Preprocess) -> Any:
 def quantize(graph: Any, pictures: list[np.ndarray], anywhere: bool = False) -> Any:
     """The graph with its products in int8, by nncf's rules for transformers, calibrated on inputs of one picture each.
 
-    Without VNNI instructions sums of two products overflow 16 bits unless a bit is kept free: it is, where this processor has none,
-    and where the graph is to run `anywhere`. What is `left` in float32 is little work, and most of the error.
+    Without VNNI instructions sums of two products overflow 16 bits unless a bit is kept free: it is, where this
+    processor has none, and where the graph is to run `anywhere`. What is `left` in float32 is little work, and most of
+    the error.
     """
     nncf = needed("nncf", NEEDS)
     nncf.set_log_level(logging.ERROR)
@@ -120,9 +133,12 @@ def quantize(graph: Any, pictures: list[np.ndarray], anywhere: bool = False) -> 
 
 
 def left(graph: Any) -> list[str]:
-    """What is left in float32, by name: the first products on the way from pixels, the last on the way to logits, and, in models that
-    are not made of them, convolutions."""
-    first = met(graph.get_parameters(), lambda op: [port.get_node() for value in op.outputs() for port in value.get_target_inputs()])
+    """What is left in float32, by name: the first products on the way from pixels, the last on the way to logits, and,
+    in models that are not made of them, convolutions."""
+    first = met(
+        graph.get_parameters(),
+        lambda op: [port.get_node() for value in op.outputs() for port in value.get_target_inputs()],
+    )
     last = met(graph.get_results()[:1], lambda op: [value.get_node() for value in op.input_values()])
     stem = {op.get_friendly_name() for op in graph.get_ops() if op.get_type_name() == "Convolution"}
     blocks = {op.get_friendly_name() for op in graph.get_ops() if op.get_type_name() == "MatMul"} - first - last

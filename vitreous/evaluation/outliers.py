@@ -1,12 +1,12 @@
 """How unlike the training images an image is, by the features that the head reads.
 
-The relative Mahalanobis distance (arXiv:2106.09022): how much farther a feature x lies from the nearest class, m_k with the
-covariance S that all classes share, than from the training images as a whole, m with their covariance R,
+The relative Mahalanobis distance (arXiv:2106.09022): how much farther a feature x lies from the nearest class, m_k with
+the covariance S that all classes share, than from the training images as a whole, m with their covariance R,
 
     score(x) = min_k (x - m_k)' S^-1 (x - m_k) - (x - m)' R^-1 (x - m)
 
-in squared standard deviations. Higher is less familiar; 0 is as near to a class as to all images. In shapes, n is images, d
-features, K classes.
+in squared standard deviations. Higher is less familiar; 0 is as near to a class as to all images. In shapes, n is
+images, d features, K classes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Familiar:
     whole: Cloud
 
     def scores(self, features: np.ndarray) -> np.ndarray:
-        """(n, d) -> (n,) float64: the score of the file's head; without classes, the squared distance from the mean of all."""
+        """(n, d) -> (n,) float64: the score of the file's head; without classes, the squared distance from the mean of
+        all."""
         parts = [features[start : start + CHUNK].astype(np.float64) for start in range(0, len(features), CHUNK)]
         found = [self.whole.distances(part) if self.classes is None else self.relative(part) for part in parts]
         return np.concatenate(found) if found else np.zeros(0)
@@ -54,7 +55,8 @@ class Familiar:
 
 
 def familiar(features: np.ndarray, labels: np.ndarray, classes: int) -> Familiar:
-    """(n, d) features of training images, and labels (n,) or (n, K) -> what is familiar. Raises DataError for fewer than two images."""
+    """(n, d) features of training images, and labels (n,) or (n, K) -> what is familiar. Raises DataError for fewer
+    than two images."""
     if len(features) < 2:
         raise DataError(f"{len(features)} training images do not tell what is usual", "two at least are needed")
     whole = cloud(features, np.zeros(len(features), dtype=np.int64), 1)
@@ -64,8 +66,8 @@ def familiar(features: np.ndarray, labels: np.ndarray, classes: int) -> Familiar
 def cloud(features: np.ndarray, labels: np.ndarray, classes: int) -> Cloud:
     """The means of the classes that have images, and what makes the covariance around them the identity.
 
-    The covariance is shrunk towards a multiple of the identity as Ledoit and Wolf (2004) have it, so that it can be inverted
-    however few the images: (1 - a) S + a trace(S) / d I, with
+    The covariance is shrunk towards a multiple of the identity as Ledoit and Wolf (2004) have it, so that it can be
+    inverted however few the images: (1 - a) S + a trace(S) / d I, with
 
         a = min(1, (sum |x|^4 / n - |S|^2) / n / |S - trace(S) / d I|^2)        x: the distance from the own mean
 
@@ -94,10 +96,14 @@ def cloud(features: np.ndarray, labels: np.ndarray, classes: int) -> Cloud:
 def separation(usual: np.ndarray, other: np.ndarray) -> dict[str, float]:
     """Scores of images that are like the training images, (n,), and of others, (m,) -> how well they are told apart.
 
-    `auroc`: the probability that an image of the others scores higher, equal scores count half. `fpr95`: the share of the others
-    that passes for usual where the limit lets 95 % of the usual images pass.
+    `auroc`: the probability that an image of the others scores higher, equal scores count half. `fpr95`: the share of
+    the others that passes for usual where the limit lets 95 % of the usual images pass.
     """
     order = np.sort(usual)
     below, at = np.searchsorted(order, other, side="left"), np.searchsorted(order, other, side="right")
     limit = order[int(np.ceil(0.95 * len(order))) - 1]
-    return {"auroc": float((below + at).mean() / 2 / len(usual)), "fpr95": float((other <= limit).mean()), "limit": float(limit)}
+    return {
+        "auroc": float((below + at).mean() / 2 / len(usual)),
+        "fpr95": float((other <= limit).mean()),
+        "limit": float(limit),
+    }

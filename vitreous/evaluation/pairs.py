@@ -9,12 +9,15 @@ import numpy as np
 SHOWN = 10
 
 
-def confused(cells: np.ndarray, support: np.ndarray, classes: tuple[str, ...], most: int = SHOWN) -> dict[str, list[dict[str, Any]]]:
-    """Label, answer and count, (m, 3) int64, and (K,) images of each class -> the pairs with most mistakes, at most so many.
+def confused(
+    cells: np.ndarray, support: np.ndarray, classes: tuple[str, ...], most: int = SHOWN
+) -> dict[str, list[dict[str, Any]]]:
+    """Label, answer and count, (m, 3) int64, and (K,) images of each class -> the pairs with most mistakes, at most so
+    many.
 
-    `ordered`: `label` taken for `answer`, with `count` and its `share` of the label's images. `unordered`: mistakes between two
-    `classes` either way, and their share of the images of both. Of equal counts, the larger share comes first, then the order of
-    the classes.
+    `ordered`: `label` taken for `answer`, with `count` and its `share` of the label's images. `unordered`: mistakes
+    between two `classes` either way, and their share of the images of both. Of equal counts, the larger share comes
+    first, then the order of the classes.
     """
     rows, columns, counts = cells[cells[:, 0] != cells[:, 1]].T
     shares = counts / np.maximum(support[rows], 1)

@@ -20,7 +20,8 @@ class Report:
     figures: dict[str, float | None]
     intervals: dict[str, tuple[float, float] | None]
     per_class: list[dict[str, Any]]
-    cells: np.ndarray | None  # (m, 3) int64: label, answer, count, where there are any; None where images have several labels
+    # (m, 3) int64: label, answer, count, where there are any; None where images have several labels
+    cells: np.ndarray | None
 
     @property
     def several(self) -> bool:
@@ -29,7 +30,8 @@ class Report:
 
     @property
     def confusion(self) -> np.ndarray | None:
-        """(K, K) int64 counts, rows are labels; None where images have several labels, or there are more than `DENSE` classes."""
+        """(K, K) int64 counts, rows are labels; None where images have several labels, or there are more than `DENSE`
+        classes."""
         if self.cells is None or len(self.per_class) > DENSE:
             return None
         matrix = np.zeros((len(self.per_class),) * 2, np.int64)

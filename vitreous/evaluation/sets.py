@@ -11,8 +11,8 @@ from vitreous.evaluation.report import Report
 def judge_sets(logits: np.ndarray, right: np.ndarray, readable: np.ndarray) -> Report:
     """(n, K) logits and (n, K) bool, every right answer -> top-1 and top-5, with Wilson's 95 % intervals.
 
-    An image is right if the highest logit is of its set, or one of the five highest. Equal logits rank by position. Images without a
-    right answer are not judged; those that are not `readable` (n,) count as wrong.
+    An image is right if the highest logit is of its set, or one of the five highest. Equal logits rank by position.
+    Images without a right answer are not judged; those that are not `readable` (n,) count as wrong.
     """
     judged = right.any(1)
     best = np.argsort(-logits[judged], axis=1, kind="stable")[:, :5]

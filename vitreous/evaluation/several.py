@@ -22,11 +22,11 @@ Figures = Callable[[np.ndarray], dict[str, np.ndarray]]
 def judge_several(logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], readable: np.ndarray) -> Report:
     """(n, K) logits and (n, K) labels in {0, 1} -> mAP, macro and micro F1, negative log-likelihood, with intervals.
 
-    mAP is the mean over classes with positives of their average precision, 0 where there are none. A class is predicted where
-    its probability is above `THRESHOLD`; macro F1 is the mean over classes with positives, micro F1 counts all classes together.
-    NLL is the sigmoid loss: nats, summed over classes. Images that are not `readable` (n,) are never retrieved: their positives
-    are missed in AP and F1, and they have no part in NLL. Intervals cover 95 %, by 1000 seeded bootstrap draws of the images,
-    fewer where there are many.
+    mAP is the mean over classes with positives of their average precision, 0 where there are none. A class is predicted
+    where its probability is above `THRESHOLD`; macro F1 is the mean over classes with positives, micro F1 counts all
+    classes together. NLL is the sigmoid loss: nats, summed over classes. Images that are not `readable` (n,) are never
+    retrieved: their positives are missed in AP and F1, and they have no part in NLL. Intervals cover 95 %, by 1000
+    seeded bootstrap draws of the images, fewer where there are many.
     """
     positive, scores = labels > 0, np.where(readable[:, None], logits, -np.inf)
     predicted = sigmoid(scores) > THRESHOLD
@@ -59,7 +59,8 @@ def judge_several(logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ..
 
 
 class Ranking(NamedTuple):
-    """One class's images from the highest score down, cut after each score that positives have: what AP needs of them."""
+    """One class's images from the highest score down, cut after each score that positives have: what AP needs of
+    them."""
 
     order: np.ndarray  # (m,) images, down to the last positive
     starts: np.ndarray  # (T,) where in `order` each part begins; images of one score are in one part
@@ -80,7 +81,8 @@ def ranking(scores: np.ndarray, positive: np.ndarray) -> Ranking:
 def average_precision(ranked: Ranking, counts: np.ndarray) -> np.ndarray:
     """(n, D) how often each image is drawn -> (D,) a class's average precision in [0, 1], 0 without positives.
 
-    For thresholds t from the highest score down: sum_t (recall_t - recall_{t-1}) precision_t. Equal scores are one threshold.
+    For thresholds t from the highest score down: sum_t (recall_t - recall_{t-1}) precision_t. Equal scores are one
+    threshold.
     """
     if not len(ranked.positives):
         return np.zeros(counts.shape[1])
@@ -96,13 +98,20 @@ def bootstrap(figures: Figures, images: int, draws: int) -> dict[str, tuple[floa
     generator = np.random.default_rng(0)
     parts, size = [], max(1, CHUNK // images)
     for start in range(0, draws, size):
-        counts = [np.bincount(generator.integers(images, size=images), minlength=images) for _ in range(min(size, draws - start))]
+        counts = [
+            np.bincount(generator.integers(images, size=images), minlength=images)
+            for _ in range(min(size, draws - start))
+        ]
         parts.append(figures(np.stack(counts, 1).astype(np.float32)))
     whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return {name: (float(np.percentile(values, 2.5)), float(np.percentile(values, 97.5))) for name, values in whole.items()}
+    return {
+        name: (float(np.percentile(values, 2.5)), float(np.percentile(values, 97.5))) for name, values in whole.items()
+    }
 
 
-def table(positive: np.ndarray, predicted: np.ndarray, precisions: list[float], classes: tuple[str, ...]) -> list[dict[str, Any]]:
+def table(
+    positive: np.ndarray, predicted: np.ndarray, precisions: list[float], classes: tuple[str, ...]
+) -> list[dict[str, Any]]:
     """One row a class: images that have it, average precision, and recall, precision and F1 at the threshold."""
     counts = zip(*(part.sum(0).tolist() for part in (positive, predicted, positive & predicted)), strict=True)
     return [

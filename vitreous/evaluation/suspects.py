@@ -1,4 +1,5 @@
-"""Labels that are probably wrong: where the model and the nearest training images both say something else, with confidence.
+"""Labels that are probably wrong: where the model and the nearest training images both say something else, with
+confidence.
 
 In shapes, n is images, m training images, d features, K classes.
 """
@@ -41,18 +42,32 @@ def suspects(p: np.ndarray, shares: np.ndarray, labels: np.ndarray) -> list[Susp
     score = (probability - p[rows, labels] + share - shares[rows, labels]) / 2
     order = [int(sample) for sample in np.argsort(-score, kind="stable") if found[sample]]
     return [
-        Suspect(s, int(labels[s]), int(answer[s]), float(probability[s]), int(neighbour[s]), float(share[s]), float(score[s]))
+        Suspect(
+            s,
+            int(labels[s]),
+            int(answer[s]),
+            float(probability[s]),
+            int(neighbour[s]),
+            float(share[s]),
+            float(score[s]),
+        )
         for s in order
     ]
 
 
 def neighbour_shares(
-    features: np.ndarray, memory: np.ndarray, labels: np.ndarray, classes: int, own: np.ndarray | None = None, k: int = K
+    features: np.ndarray,
+    memory: np.ndarray,
+    labels: np.ndarray,
+    classes: int,
+    own: np.ndarray | None = None,
+    k: int = K,
 ) -> np.ndarray:
-    """(n, d) features, (m, d) training features and their (m,) labels -> (n, K): the share of each class among the k nearest.
+    """(n, d) features, (m, d) training features and their (m,) labels -> (n, K): the share of each class among the k
+    nearest.
 
-    Nearest is by cosine. `own` (n,): where each image itself is among the training images, -1 for none; it is no neighbour of its
-    own. With fewer than k others, all of them are the neighbours; shares are 0 where there is none.
+    Nearest is by cosine. `own` (n,): where each image itself is among the training images, -1 for none; it is no
+    neighbour of its own. With fewer than k others, all of them are the neighbours; shares are 0 where there is none.
     """
     _, rows = neighbours(memory, features, min(k + 1, len(memory)))
     itself = rows == (np.full(len(features), -1) if own is None else own)[:, None]

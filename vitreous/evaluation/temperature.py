@@ -1,7 +1,8 @@
 """How far probabilities can be believed: one temperature for all logits, fitted by likelihood (arXiv:1706.04599).
 
-Logits divided by T > 1 give softer probabilities, T < 1 sharper ones; their order stays, so no top-1 answer changes. In shapes,
-n is images, K classes. Labels are (n,), one an image and a softmax over the classes, or (n, K) in {0, 1} and a sigmoid for each.
+Logits divided by T > 1 give softer probabilities, T < 1 sharper ones; their order stays, so no top-1 answer changes. In
+shapes, n is images, K classes. Labels are (n,), one an image and a softmax over the classes, or (n, K) in {0, 1} and a
+sigmoid for each.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def probabilities(logits: np.ndarray, loss: str = "softmax") -> np.ndarray:
-    """(n, K) logits -> (n, K) float64: shared out among the classes by the softmax loss, by the others each for itself."""
+    """(n, K) logits -> (n, K) float64: shared out among the classes by the softmax loss, by the others each for
+    itself."""
     return np.exp(log_softmax(logits)) if loss == "softmax" else sigmoid(logits)
 
 
@@ -39,9 +41,10 @@ def losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     """The temperature, 0.001 to 1000, of the smallest mean NLL over these images.
 
-    The NLL is convex in 1 / T, so its slope there, the mean of sum_k p_k z_k - z_label, has one zero, which Newton's method finds to
-    the last digits; a step that leaves the interval known to hold it is replaced by halving that. Raises DataError where there is
-    none: all images are answered right, so that sharper probabilities always fit better, or the answers are no better than chance.
+    The NLL is convex in 1 / T, so its slope there, the mean of sum_k p_k z_k - z_label, has one zero, which Newton's
+    method finds to the last digits; a step that leaves the interval known to hold it is replaced by halving that.
+    Raises DataError where there is none: all images are answered right, so that sharper probabilities always fit
+    better, or the answers are no better than chance.
     """
     scores = logits.astype(np.float64)
     if labels.ndim == 1:
@@ -57,9 +60,14 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
 
     low, high, inverse = 1 / HIGH, 1 / LOW, 1.0
     if slope(high)[0] <= 0:
-        raise DataError(f"the sharper the probabilities, the better they fit: the {len(labels)} images are all answered right", LEAVE)
+        raise DataError(
+            f"the sharper the probabilities, the better they fit: the {len(labels)} images are all answered right",
+            LEAVE,
+        )
     if slope(low)[0] >= 0:
-        raise DataError(f"the answers to the {len(labels)} images are no better than chance: no temperature mends that", LEAVE)
+        raise DataError(
+            f"the answers to the {len(labels)} images are no better than chance: no temperature mends that", LEAVE
+        )
     for _ in range(STEPS):
         height, growth = slope(inverse)
         low, high = (low, inverse) if height > 0 else (inverse, high)

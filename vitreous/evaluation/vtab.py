@@ -1,7 +1,7 @@
 """The 19 tasks of VTAB (arXiv:1910.04867): their names, groups and classes, and how raw labels become classes.
 
-The numbers are those of github.com/google-research/task_adaptation; crop and flip are what BiT (arXiv:1912.11370) and the paper
-train with, and judge by whole images.
+The numbers are those of github.com/google-research/task_adaptation; crop and flip are what BiT (arXiv:1912.11370) and
+the paper train with, and judge by whole images.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Rule = Callable[[np.ndarray], np.ndarray]  # (n,) float64 raw labels -> (n,) int
 
 @dataclass(frozen=True)
 class Task:
-    """A task: its group, its classes, what copies call it, how raw labels become classes (None: they are), how BiT augments it."""
+    """A task: its group, its classes, what copies call it, how raw labels become classes (None: they are), how BiT
+    augments it."""
 
     group: str
     classes: int
@@ -59,10 +60,16 @@ TASKS: Mapping[str, Task] = {
     "resisc45": Task("specialized", 45),
     "diabetic_retinopathy": Task("specialized", 5, ("retinopathy", "diabetic_retinopathy_detection")),
     "clevr_count": Task("structured", 8, ("clevr_count_all",), objects, crop=False),
-    "clevr_distance": Task("structured", 6, ("clevr_dist", "clevr_closest_object_distance"), between(DISTANCES), crop=False),
+    "clevr_distance": Task(
+        "structured", 6, ("clevr_dist", "clevr_closest_object_distance"), between(DISTANCES), crop=False
+    ),
     "dmlab": Task("structured", 6, crop=False),
-    "dsprites_location": Task("structured", 16, ("dsprites_loc", "dsprites_label_x_position"), divided(32, 16), False, False),
-    "dsprites_orientation": Task("structured", 16, ("dsprites_ori", "dsprites_label_orientation"), divided(40, 16), flip=False),
+    "dsprites_location": Task(
+        "structured", 16, ("dsprites_loc", "dsprites_label_x_position"), divided(32, 16), False, False
+    ),
+    "dsprites_orientation": Task(
+        "structured", 16, ("dsprites_ori", "dsprites_label_orientation"), divided(40, 16), flip=False
+    ),
     "kitti": Task("structured", 4, ("kitti_distance", "kitti_closest_vehicle_distance"), between(METRES), crop=False),
     "smallnorb_azimuth": Task("structured", 18, ("smallnorb_azi", "smallnorb_label_azimuth"), flip=False),
     "smallnorb_elevation": Task("structured", 9, ("smallnorb_ele", "smallnorb_label_elevation")),
@@ -70,7 +77,8 @@ TASKS: Mapping[str, Task] = {
 
 
 def classes_of(task: Task, names: tuple[str, ...]) -> np.ndarray | None:
-    """What each class of a data set is in the task, (K,) int64, where it has raw labels: more classes than the task, all numbers.
+    """What each class of a data set is in the task, (K,) int64, where it has raw labels: more classes than the task,
+    all numbers.
 
     None where the data set's classes are the task's already.
     """

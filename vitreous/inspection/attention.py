@@ -19,10 +19,11 @@ INSTEAD = "distance, filters, positions, fourier, features and similarity work f
 
 
 def attention(model: Model, images: Tensor, layers: Iterable[int], queries: Tensor | None = None) -> dict[int, Tensor]:
-    """Block -> (B, h, T) float32: what each head of those blocks (from 0) looks at; rows sum to one, prefix tokens first.
+    """Block -> (B, h, T) float32: what each head of those blocks (from 0) looks at; rows sum to one, prefix tokens
+    first.
 
-    The query is the class token, or the mean of the patches' queries: `start`; or `queries` (T,), a share of each. Raises UsageError
-    for a model without attention, and for a block that sees rows, columns or windows.
+    The query is the class token, or the mean of the patches' queries: `start`; or `queries` (T,), a share of each.
+    Raises UsageError for a model without attention, and for a block that sees rows, columns or windows.
     """
     wanted, found = set(layers), {}
 
@@ -39,8 +40,8 @@ def attention(model: Model, images: Tensor, layers: Iterable[int], queries: Tens
 def start(model: Model, look: Look) -> Tensor:
     """(T,) float32, with the sum one: the tokens that the answer is read from, after the last block.
 
-    The class token where that is what is pooled; else, with a mean or attention pooling or no class token, all patches alike. A
-    distillation token is not counted.
+    The class token where that is what is pooled; else, with a mean or attention pooling or no class token, all patches
+    alike. A distillation token is not counted.
     """
     config = model.config
     weights = torch.zeros(look.tokens, device=look.x.device)
@@ -57,7 +58,9 @@ def row(look: Look, queries: Tensor) -> Tensor:
     low, high = int(asked[0]), int(asked[-1]) + 1
     if high - low == 1:
         return look.weights(slice(low, high))[..., 0, :] * queries[:, None, low:high]
-    return sum((torch.einsum("bq,bhqt->bht", queries[:, some], weights) for some, weights in look.chunks()), torch.zeros(()))
+    return sum(
+        (torch.einsum("bq,bhqt->bht", queries[:, some], weights) for some, weights in look.chunks()), torch.zeros(())
+    )
 
 
 def far_sighted(look: Look, model: Model) -> None:

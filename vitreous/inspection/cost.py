@@ -1,4 +1,5 @@
-"""What a model costs at each input size: images a second, the largest batch, memory (arXiv:2010.11929, D.5 and Fig. 12)."""
+"""What a model costs at each input size: images a second, the largest batch, memory (arXiv:2010.11929, D.5 and Fig.
+12)."""
 
 from __future__ import annotations
 
@@ -27,10 +28,12 @@ TURN = 0.2  # seconds that a batch is repeated for
 
 @dataclass
 class Cost:
-    """Of one input size: `image` pixels, `tokens` of one, `macs` of one, `memory` (bytes beyond the model that one holds at once).
+    """Of one input size: `image` pixels, `tokens` of one, `macs` of one, `memory` (bytes beyond the model that one
+    holds at once).
 
-    `rate`: images a second by batch. `largest`: images in the largest batch, of those tried if it was found by trying, as on a
-    GPU; on a CPU what SPARE of the free memory would hold (`tried` is False), 0 where that is not known; at most MOST.
+    `rate`: images a second by batch. `largest`: images in the largest batch, of those tried if it was found by trying,
+    as on a GPU; on a CPU what SPARE of the free memory would hold (`tried` is False), 0 where that is not known; at
+    most MOST.
     """
 
     image: tuple[int, int]
@@ -53,11 +56,14 @@ def sizes(model: Model, wanted: Sequence[int] = SIZES) -> list[tuple[int, int]]:
     return sorted({(max(1, round(size / rows)) * rows, max(1, round(size / columns)) * columns) for size in wanted})
 
 
-def costs(model: Model, wanted: Sequence[tuple[int, int]], batches: Sequence[int] = (), seconds: float = 60.0) -> Iterator[Cost]:
+def costs(
+    model: Model, wanted: Sequence[tuple[int, int]], batches: Sequence[int] = (), seconds: float = 60.0
+) -> Iterator[Cost]:
     """What forward passes of black images of these sizes cost, smallest first, in evaluation mode, where the model is.
 
-    `batches` are tried as they are, those that memory does not hold left out; without any, powers of two as long as a size's even
-    share of the `seconds` lasts. A size that one image of would take longer than all that is left is not given at all.
+    `batches` are tried as they are, those that memory does not hold left out; without any, powers of two as long as a
+    size's even share of the `seconds` lasts. A size that one image of would take longer than all that is left is not
+    given at all.
     """
     left, pace = seconds, 0.0
     for number, image in enumerate(wanted):
@@ -102,7 +108,8 @@ def powers(most: int) -> list[int]:
 
 
 def timed(model: Model, images: Tensor) -> float | None:
-    """Images a second, of the fastest pass after one to warm up, within about TURN seconds; None where memory gives out."""
+    """Images a second, of the fastest pass after one to warm up, within about TURN seconds; None where memory gives
+    out."""
     cuda, best, began = images.is_cuda, float("inf"), 0.0
     try:
         images = images.contiguous()

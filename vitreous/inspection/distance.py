@@ -1,4 +1,5 @@
-"""Mean attention distance (arXiv:2010.11929, section 4.5 and D.7, Figs. 7 and 11): how far the heads of each block look, in pixels.
+"""Mean attention distance (arXiv:2010.11929, section 4.5 and D.7, Figs. 7 and 11): how far the heads of each block
+look, in pixels.
 
 B batch, S sequences of an image (rows, columns, windows, or one), T tokens of a sequence, h heads, Q queries.
 """
@@ -22,8 +23,9 @@ from vitreous.nn.grid import cut
 
 @dataclass(frozen=True)
 class Distances:
-    """Distances in pixels, `each` (images, R, h) float64; a row of R is one attention: its block in `layers`, what a query sees in
-    `spans`, and in `uniform` what a head would have that looks at all of that alike. Axial blocks have two rows."""
+    """Distances in pixels, `each` (images, R, h) float64; a row of R is one attention: its block in `layers`, what a
+    query sees in `spans`, and in `uniform` what a head would have that looks at all of that alike. Axial blocks have
+    two rows."""
 
     layers: tuple[int, ...]
     spans: tuple[Span, ...]
@@ -44,10 +46,11 @@ class Distances:
 def distances(model: Model, batches: Iterable[Tensor]) -> Distances:
     """How far each head looks in each of the images, (B, C, *image) inputs of one size.
 
-    The mean over a head's patch queries of sum_k A[q, k] d(q, k), d from centre to centre of the patches, in pixels. Rows and columns
-    of prefix tokens are dropped and the rest is not renormalised: what a head gives to the class token or a register counts as
-    looking nowhere. Rows, columns and windows count alike, within themselves; tokens that fill a window up are dropped like prefix
-    tokens. Of grids with more than two axes (video) the last two count: a distance within the frame. The loop it replaces:
+    The mean over a head's patch queries of sum_k A[q, k] d(q, k), d from centre to centre of the patches, in pixels.
+    Rows and columns of prefix tokens are dropped and the rest is not renormalised: what a head gives to the class token
+    or a register counts as looking nowhere. Rows, columns and windows count alike, within themselves; tokens that fill
+    a window up are dropped like prefix tokens. Of grids with more than two axes (video) the last two count: a distance
+    within the frame. The loop it replaces:
 
         for q, k in product(patches, patches): total += A[q, k] * p * sqrt((row_q - row_k)^2 + (column_q - column_k)^2)
 
@@ -62,7 +65,9 @@ def distances(model: Model, batches: Iterable[Tensor]) -> Distances:
 
         def each(look: Look, grid=grid, these=these, batch=batch) -> None:
             patch = model.config.patch
-            these.append((look.layer, look.span, uniform(grid if look.span == "window" else look.grid, patch, look.grid)))
+            these.append(
+                (look.layer, look.span, uniform(grid if look.span == "window" else look.grid, patch, look.grid))
+            )
             batch.append(distance(look, patch, grid))
 
         watch(model, images, each)
@@ -77,7 +82,8 @@ def distances(model: Model, batches: Iterable[Tensor]) -> Distances:
 
 
 def distance(look: Look, patch: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
-    """(B, h) float64: the mean distance of one attention, in pixels of `patch`, where the patches of the image lie in `grid`."""
+    """(B, h) float64: the mean distance of one attention, in pixels of `patch`, where the patches of the image lie in
+    `grid`."""
     there = existing(look, grid)
     places = torch.nonzero(torch.ones(look.grid))[:, -2:].float() * torch.tensor(patch[-2:])
     places = F.pad(places, (2 - places.shape[1], 0, look.prefix, 0)).to(look.x.device)  # (T, 2)

@@ -21,8 +21,8 @@ CUT = 0.01  # share of the patches at either end whose colour is that of the end
 class Colours(NamedTuple):
     """The first three principal components of patch tokens, as numbers in [0, 1].
 
-    `all` (B, *grid, 3) of all patches together, `share` (3,) the part of their variance that each explains; `foreground`
-    (B, *grid) bool; `inside` (B, *grid, 3) of the foreground's patches alone, the others 0.
+    `all` (B, *grid, 3) of all patches together, `share` (3,) the part of their variance that each explains;
+    `foreground` (B, *grid) bool; `inside` (B, *grid, 3) of the foreground's patches alone, the others 0.
     """
 
     all: Tensor
@@ -32,7 +32,8 @@ class Colours(NamedTuple):
 
 
 def patches(model: Model, images: Tensor) -> Tensor:
-    """(B, C, *image), the model's input -> (B, *grid, D) float32: patch tokens after the last norm, or the last map of a BiT."""
+    """(B, C, *image), the model's input -> (B, *grid, D) float32: patch tokens after the last norm, or the last map of
+    a BiT."""
     grid = tuple(-(-i // p) for i, p in zip(images.shape[2:], model.config.patch, strict=True))
     with quietly(model):
         return run(model, images)[:, model.config.prefix :].float().unflatten(1, grid)
@@ -45,10 +46,11 @@ def pooled(model: Model, images: Tensor) -> Tensor:
 
 
 def colours(maps: Tensor) -> Colours:
-    """(B, *grid, D) patch tokens of some images -> colours that mean the same in all of them, as DINOv2 shows them (arXiv:2304.07193).
+    """(B, *grid, D) patch tokens of some images -> colours that mean the same in all of them, as DINOv2 shows them
+    (arXiv:2304.07193).
 
-    The first component is cut at its mean. Which side is the foreground is a matter of sign: here the one that has the smaller
-    share of the grids' borders. Then the components are found anew within it.
+    The first component is cut at its mean. Which side is the foreground is a matter of sign: here the one that has the
+    smaller share of the grids' borders. Then the components are found anew within it.
     """
     rows = maps.flatten(0, -2)
     found = principal(rows, 3)
@@ -72,7 +74,8 @@ def border(grid: tuple[int, ...]) -> Tensor:
 
 
 def stretched(scores: Tensor) -> Tensor:
-    """(n, K) -> (n, 3) in [0, 1]: each component from its 1st to its 99th hundredth; components that are not there are 0.5."""
+    """(n, K) -> (n, 3) in [0, 1]: each component from its 1st to its 99th hundredth; components that are not there are
+    0.5."""
     low, high = (scores.quantile(q, dim=0) for q in (CUT, 1 - CUT))
     even = ((scores - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
     return F.pad(even, (0, 3 - even.shape[1]), value=0.5)
@@ -84,7 +87,8 @@ def padded(share: Tensor) -> Tensor:
 
 
 def nearest(queries: Tensor, known: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(Q, D), (n, D) -> (Q, k) cosine similarities, falling, and (Q, k) int64, the rows of `known`; k is `count`, or n if less."""
+    """(Q, D), (n, D) -> (Q, k) cosine similarities, falling, and (Q, k) int64, the rows of `known`; k is `count`, or n
+    if less."""
     similar = F.normalize(queries, dim=-1) @ F.normalize(known, dim=-1).T
     values, rows = similar.topk(min(count, len(known)), dim=-1)
     return values, rows

@@ -16,7 +16,8 @@ SHOWN = 28  # as in the paper, four rows of seven
 
 
 class Filters(NamedTuple):
-    """`components` (K, C, *size) float32, of length one, and `share` (K,), the part of the filters' variance that each explains.
+    """`components` (K, C, *size) float32, of length one, and `share` (K,), the part of the filters' variance that each
+    explains.
 
     `layer` says in words whose filters they are, `count` how many of them there are.
     """
@@ -28,7 +29,8 @@ class Filters(NamedTuple):
 
 
 def filters(model: Model, most: int = SHOWN) -> Filters:
-    """The first principal components of the filters of the layer that reads the image: one row to a filter, columns centred."""
+    """The first principal components of the filters of the layer that reads the image: one row to a filter, columns
+    centred."""
     layer, kernels = first_layer(model)
     found = principal(kernels.flatten(1), most)
     return Filters(layer, len(kernels), found.directions.unflatten(1, kernels.shape[1:]), found.share)
@@ -37,8 +39,8 @@ def filters(model: Model, most: int = SHOWN) -> Filters:
 def first_layer(model: Model) -> tuple[str, Tensor]:
     """What the layer that reads the image is called, and its (D, C, *size) float32 filters.
 
-    The patch embedding; the root convolution of a BiT or of a hybrid, its filters standardised as they are on every pass; or the
-    first convolution of a stem of small ones.
+    The patch embedding; the root convolution of a BiT or of a hybrid, its filters standardised as they are on every
+    pass; or the first convolution of a stem of small ones.
     """
     part: Any = model
     stem = part.body if isinstance(model.config, BiTConfig) else part.stem

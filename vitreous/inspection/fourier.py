@@ -1,4 +1,5 @@
-"""How fast features change from patch to patch, by depth: their relative log amplitude (Park and Kim, arXiv:2202.06709).
+"""How fast features change from patch to patch, by depth: their relative log amplitude (Park and Kim,
+arXiv:2202.06709).
 
 B batch, D width; the last two axes of a grid are (h, w).
 """
@@ -20,7 +21,8 @@ LEAST = 1e-6  # added to amplitudes before the logarithm, as Park and Kim do
 
 
 class Place(NamedTuple):
-    """Where a spectrum was taken: `after` the patch embedding (`layer` -1), or after the attention or MLP of a block."""
+    """Where a spectrum was taken: `after` the patch embedding (`layer` -1), or after the attention or MLP of a
+    block."""
 
     layer: int
     after: Literal["embedding", "attention", "mlp"]
@@ -79,8 +81,8 @@ def amplitudes(maps: Tensor) -> Tensor:
 
 
 def diagonal(grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Indices in rows and in columns of the frequencies that are looked at: the diagonal, from the constant term to below the Nyquist
-    frequency of the shorter side. Along a longer side, the nearest that there is."""
+    """Indices in rows and in columns of the frequencies that are looked at: the diagonal, from the constant term to
+    below the Nyquist frequency of the shorter side. Along a longer side, the nearest that there is."""
     height, width = grid[-2:]
     short = min(height, width)
     steps = torch.arange(math.ceil(short / 2))
@@ -88,11 +90,14 @@ def diagonal(grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def frequencies(grid: tuple[int, ...]) -> np.ndarray:
-    """(K,) of `diagonal`, in units of pi a patch: 2 k / n for a shorter side of n; the last is 6 / 7 for 14, under 1 for any.
+    """(K,) of `diagonal`, in units of pi a patch: 2 k / n for a shorter side of n; the last is 6 / 7 for 14, under 1
+    for any.
 
     Raises UsageError for a side under three, which has the constant term alone.
     """
     short = min(grid[-2:])
     if short < 3:
-        raise UsageError(f"a grid of {' x '.join(map(str, grid))} patches has no frequencies", "use a larger --image-size")
+        raise UsageError(
+            f"a grid of {' x '.join(map(str, grid))} patches has no frequencies", "use a larger --image-size"
+        )
     return 2 * np.arange(math.ceil(short / 2)) / short

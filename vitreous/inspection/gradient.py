@@ -23,8 +23,8 @@ from vitreous.nn.frozen import FrozenBranch, Packed
 
 @dataclass(frozen=True)
 class Relevance:
-    """What speaks for a class of each image: `rows` (B, T) float32, at least zero, prefix tokens first; `classes` (B,) int64, and
-    their `logits` (B,) float32."""
+    """What speaks for a class of each image: `rows` (B, T) float32, at least zero, prefix tokens first; `classes` (B,)
+    int64, and their `logits` (B,) float32."""
 
     grid: tuple[int, ...]
     prefix: int
@@ -41,17 +41,21 @@ class Relevance:
 def gradient(model: Model, images: Tensor, classes: Tensor | None = None) -> Relevance:
     """Relevance of the tokens of (B, C, *image) inputs for `classes` (B,) int64, or for the class predicted of each.
 
-    With A a block's attention and y the logit: W_l = mean over heads of max(A * dy/dA, 0), R_l = R_(l-1) + W_l R_(l-1), R_0 = I, and
-    what is told is the row of R_L - I that the answer is read from (`attention.start`). Rows are not normalised, and there is
-    no residual to choose. Attention stays fused: with o = A v the heads' outputs, dy/dA = dy/do v^T. Parameters need no
-    gradients and get none. Raises UsageError for a model without attention or head, whose blocks do not see everything, or whose
-    products are packed.
+    With A a block's attention and y the logit: W_l = mean over heads of max(A * dy/dA, 0), R_l = R_(l-1) + W_l R_(l-1),
+    R_0 = I, and what is told is the row of R_L - I that the answer is read from (`attention.start`). Rows are not
+    normalised, and there is no residual to choose. Attention stays fused: with o = A v the heads' outputs, dy/dA =
+    dy/do v^T. Parameters need no gradients and get none. Raises UsageError for a model without attention or head, whose
+    blocks do not see everything, or whose products are packed.
     """
     has_attention(model)
     if not model.config.classes:
-        raise UsageError("the model has no head, so there is no class to take a gradient of", "rollout works without one")
+        raise UsageError(
+            "the model has no head, so there is no class to take a gradient of", "rollout works without one"
+        )
     if any(isinstance(module, Packed) for module in model.modules()):
-        raise UsageError("packed products have no gradients", "give the model before it is packed, or `frozen(model, packed=False)`")
+        raise UsageError(
+            "packed products have no gradients", "give the model before it is packed, or `frozen(model, packed=False)`"
+        )
     looks, logits, asked, slopes = differentiated(model, images, classes)
     first = start(model, looks[0])
     row = first.expand(len(images), -1)
@@ -73,7 +77,9 @@ def through(look: Look, slope: Tensor, row: Tensor) -> Tensor:
     return gained
 
 
-def differentiated(model: Model, images: Tensor, classes: Tensor | None) -> tuple[list[Look], Tensor, Tensor, list[Tensor]]:
+def differentiated(
+    model: Model, images: Tensor, classes: Tensor | None
+) -> tuple[list[Look], Tensor, Tensor, list[Tensor]]:
     """One pass and back: looks, the classes' logits (B,), the classes, and for each look dy/do (B, T, D)."""
     looks: list[Look] = []
     outputs: list[Tensor] = []
@@ -121,7 +127,8 @@ def ungraded(hook: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def recomputing(encoder: Encoder) -> Iterator[None]:
-    """Keep blocks' inputs alone for the way back, though the blocks are in evaluation mode; `quietly` restores the mode."""
+    """Keep blocks' inputs alone for the way back, though the blocks are in evaluation mode; `quietly` restores the
+    mode."""
     before = encoder.recompute
     encoder.recompute, encoder.training = True, True
     try:

@@ -23,7 +23,8 @@ NARROW = 1e-3  # the least range of a colour scale: below it, differences are th
 
 
 class Structure(NamedTuple):
-    """Mean similarity of two different places of one row, of one column, and of neither; NaN where there are no such pairs."""
+    """Mean similarity of two different places of one row, of one column, and of neither; NaN where there are no such
+    pairs."""
 
     row: float
     column: float
@@ -36,8 +37,8 @@ class Structure(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Vectors of the offsets from 1 - L to L - 1 that attention adds: `layer` from 0, `axis` is `tokens`, `rows` or `columns`, `vectors`
-    (heads, 2 L - 1, d), one head where all share them. `zero` is where offset 0 is."""
+    """Vectors of the offsets from 1 - L to L - 1 that attention adds: `layer` from 0, `axis` is `tokens`, `rows` or
+    `columns`, `vectors` (heads, 2 L - 1, d), one head where all share them. `zero` is where offset 0 is."""
 
     layer: int
     axis: str
@@ -52,8 +53,8 @@ class Table(NamedTuple):
 def embeddings(model: Model, grid: tuple[int, ...] | None = None) -> dict[str, Tensor]:
     """The positions that are added to patch tokens, (*grid, D) float32 by where: `input`, or `block 0`, `block 1`, ...
 
-    Slots of prefix tokens are left out. Another `grid` than the model's own reads them as the model would. Empty for a model that
-    adds none.
+    Slots of prefix tokens are left out. Another `grid` than the model's own reads them as the model would. Empty for a
+    model that adds none.
     """
     if isinstance(model.config, BiTConfig) or model.config.position == "none":
         return {}
@@ -78,10 +79,11 @@ def similarity(table: Tensor, step: int = 1) -> Tensor:
 
 
 def similarity_range(similar: Tensor) -> tuple[float, float]:
-    """(N, N) or (h, w, h, w) similarity -> the least and the greatest of two different positions: the ends of a colour scale.
+    """(N, N) or (h, w, h, w) similarity -> the least and the greatest of two different positions: the ends of a colour
+    scale.
 
-    A position with itself is left out: its 1 would take up the scale. Ends nearer than `NARROW` are moved apart to it. -1 and 1 where
-    there is one position only.
+    A position with itself is left out: its 1 would take up the scale. Ends nearer than `NARROW` are moved apart to it.
+    -1 and 1 where there is one position only.
     """
     count = math.isqrt(similar.numel())
     if count < 2:
@@ -103,11 +105,17 @@ def structure(similar: Tensor) -> Structure:
     rows, columns = torch.arange(height * width) // width, torch.arange(height * width) % width
     same_row, same_column = rows[:, None] == rows, columns[:, None] == columns
     flat = similar.reshape(height * width, -1)
-    return Structure(*(float(flat[pairs].mean()) for pairs in (same_row & ~same_column, same_column & ~same_row, ~same_row & ~same_column)))
+    return Structure(
+        *(
+            float(flat[pairs].mean())
+            for pairs in (same_row & ~same_column, same_column & ~same_row, ~same_row & ~same_column)
+        )
+    )
 
 
 def tables(model: Model) -> list[Table]:
-    """The tables of relative positions, by head, or decomposed into rows and columns and shared by the heads, from the first block on."""
+    """The tables of relative positions, by head, or decomposed into rows and columns and shared by the heads, from the
+    first block on."""
     found: list[Table] = []
     for layer, part in attentions(model):
         if isinstance(part, RelativeAttention):
@@ -119,16 +127,19 @@ def tables(model: Model) -> list[Table]:
 
 
 def kernel(model: Model, grid: tuple[int, ...] | None = None) -> Tensor | None:
-    """(2 h - 1, 2 w - 1) of rotary positions, None without: what turning leaves of a logit, by offset in rows and in columns.
+    """(2 h - 1, 2 w - 1) of rotary positions, None without: what turning leaves of a logit, by offset in rows and in
+    columns.
 
-    It is the mean over the pairs of channels of cos(the difference of their angles): the logit of two vectors that would be
-    equal if they lay at one place, all pairs of one length, as a share of its value there. The same in every block and head.
+    It is the mean over the pairs of channels of cos(the difference of their angles): the logit of two vectors that
+    would be equal if they lay at one place, all pairs of one length, as a share of its value there. The same in every
+    block and head.
     """
     turned = next((part for _, part in attentions(model) if isinstance(part, RotaryAttention)), None)
     if turned is None:
         return None
     grid = grid or model.config.grid
-    ahead = turned.angles(grid, model.config.width // turned.heads).cos().mean(-1)  # of offsets from 0 on; a cosine is even
+    # of offsets from 0 on; a cosine is even
+    ahead = turned.angles(grid, model.config.width // turned.heads).cos().mean(-1)
     return ahead[torch.meshgrid(*(torch.arange(1 - length, length).abs() for length in grid), indexing="ij")].float()
 
 
@@ -145,6 +156,11 @@ def has_positions(model: Model) -> None:
     if isinstance(c, BiTConfig):
         raise UsageError("a BiT ResNet has no positions", "filters, features, nearest, similarity and cost work for it")
     if c.position == "none" and c.attention == "plain" and not c.axial:
-        raise UsageError("the model has no positions: its patches are a set", "filters, distance, features and the others work for it")
+        raise UsageError(
+            "the model has no positions: its patches are a set",
+            "filters, distance, features and the others work for it",
+        )
     if c.position == "none" and c.attention == "plain":
-        raise UsageError("the model has no positions but the rows and columns that its blocks look along", "distance works for it")
+        raise UsageError(
+            "the model has no positions but the rows and columns that its blocks look along", "distance works for it"
+        )

@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 class Principal(NamedTuple):
-    """The first K components of rows with F numbers: the `mean` (F,), `directions` (K, F) of length one, and `share` (K,), which part
-    of the rows' variance each explains."""
+    """The first K components of rows with F numbers: the `mean` (F,), `directions` (K, F) of length one, and `share`
+    (K,), which part of the rows' variance each explains."""
 
     mean: Tensor
     directions: Tensor
@@ -24,7 +24,8 @@ class Principal(NamedTuple):
 def principal(rows: Tensor, count: int) -> Principal:
     """(n, F) -> at most `count` components of the rows about their mean, float32, no more than there can be.
 
-    A direction's sign is arbitrary; here its largest number is positive. Rows that do not vary have directions of zeros.
+    A direction's sign is arbitrary; here its largest number is positive. Rows that do not vary have directions of
+    zeros.
     """
     exact = rows.double()
     mean = exact.mean(0)

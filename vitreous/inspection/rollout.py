@@ -1,4 +1,5 @@
-"""Attention rollout (arXiv:2005.00928; arXiv:2010.11929, D.8, Figs. 6 and 14): what the answer is made of, through all blocks.
+"""Attention rollout (arXiv:2005.00928; arXiv:2010.11929, D.8, Figs. 6 and 14): what the answer is made of, through all
+blocks.
 
 B batch, L blocks, P prefix tokens, N patch tokens, T = P + N, h heads, Q queries.
 """
@@ -28,9 +29,9 @@ class Mixing:
         F[F < the (floor(discard T^2) + 1)-th smallest of F] = 0
         M = residual I + (1 - residual) F, rows divided by their sums
 
-    The threshold is each image's own, over its whole map, and spares no entry; equal weights stay together. A row of which nothing is
-    left sees itself. The paper averages the heads; it mentions no residual, 0.5 is Abnar and Zuidema's. Raises UsageError for a
-    `residual` outside 0..1 or a `discard` outside 0..1, without 1.
+    The threshold is each image's own, over its whole map, and spares no entry; equal weights stay together. A row of
+    which nothing is left sees itself. The paper averages the heads; it mentions no residual, 0.5 is Abnar and
+    Zuidema's. Raises UsageError for a `residual` outside 0..1 or a `discard` outside 0..1, without 1.
     """
 
     residual: float = 0.5
@@ -39,16 +40,21 @@ class Mixing:
 
     def __post_init__(self) -> None:
         if not 0 <= self.residual <= 1:
-            raise UsageError(f"a residual of {self.residual} is no share", "use a number from 0 to 1, 0.5 for the usual rollout")
+            raise UsageError(
+                f"a residual of {self.residual} is no share", "use a number from 0 to 1, 0.5 for the usual rollout"
+            )
         if not 0 <= self.discard < 1:
-            raise UsageError(f"a share of {self.discard} cannot be discarded", "use a number from 0 to below 1, such as 0.9")
+            raise UsageError(
+                f"a share of {self.discard} cannot be discarded", "use a number from 0 to below 1, such as 0.9"
+            )
         if self.fusion not in ("mean", "max", "min"):
             raise UsageError(f"no fusion {self.fusion}", "use mean, max or min")
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """Rows of the answer, float32: `joint` (B, L, T) through blocks 0 to l together, `single` (B, L, T) of block l alone.
+    """Rows of the answer, float32: `joint` (B, L, T) through blocks 0 to l together, `single` (B, L, T) of block l
+    alone.
 
     Each sums to one, prefix tokens first. `grid` is how the N patches lie.
     """
@@ -70,11 +76,12 @@ class Rollout:
 
 
 def rollout(model: Model, images: Tensor, mixing: Mixing | None = None, queries: Tensor | None = None) -> Rollout:
-    """What (B, C, *image) inputs' answers are made of, read from the class token or from all patches (`attention.start`).
+    """What (B, C, *image) inputs' answers are made of, read from the class token or from all patches
+    (`attention.start`).
 
-    `queries` (T,), a share of each token with the sum one, asks for what those are made of instead. Only rows are computed, from the
-    last block back to the first, so no T x T matrix is held unless weights are discarded, and then one. Raises UsageError for a model
-    without attention, and for one whose blocks do not see everything.
+    `queries` (T,), a share of each token with the sum one, asks for what those are made of instead. Only rows are
+    computed, from the last block back to the first, so no T x T matrix is held unless weights are discarded, and then
+    one. Raises UsageError for a model without attention, and for one whose blocks do not see everything.
     """
     looks = looks_of(model, images)
     first = start(model, looks[0]) if queries is None else queries.to(looks[0].x.device)

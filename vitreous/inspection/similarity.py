@@ -1,4 +1,5 @@
-"""How alike layers are, of one model or of two: linear centred kernel alignment (CKA; Kornblith et al., arXiv:1905.00414).
+"""How alike layers are, of one model or of two: linear centred kernel alignment (CKA; Kornblith et al.,
+arXiv:1905.00414).
 
 n images, D channels of a layer; layers may differ in D.
 """
@@ -21,14 +22,16 @@ LEAST = 4  # images: the unbiased estimate divides by n - 3
 def layers(model: Model, images: Tensor) -> dict[str, Tensor]:
     """(B, C, *image), the model's input -> by layer, in order, (B, D) float32 on the CPU: the mean of its patch tokens.
 
-    A ViT's are the running sum after the `embedding` and after `attention 0`, `mlp 0`, ...; a BiT's the mean of its maps after the
-    `root` and the units of its stages, `stage 0 unit 0`, ...
+    A ViT's are the running sum after the `embedding` and after `attention 0`, `mlp 0`, ...; a BiT's the mean of its
+    maps after the `root` and the units of its stages, `stage 0 unit 0`, ...
     """
     found: dict[str, Tensor] = {}
     if isinstance(model.config, BiTConfig):
         body: Any = model.body
         parts = {body.root: "root"}
-        parts |= {unit: f"stage {s} unit {u}" for s, stage in enumerate(body.stages) for u, unit in enumerate(stage.units)}
+        parts |= {
+            unit: f"stage {s} unit {u}" for s, stage in enumerate(body.stages) for u, unit in enumerate(stage.units)
+        }
 
         def hook(module: Any, given: Any, out: Tensor) -> None:
             found[parts[module]] = out.float().mean((2, 3)).cpu()
@@ -50,14 +53,17 @@ def layers(model: Model, images: Tensor) -> dict[str, Tensor]:
 def cka(one: list[Tensor], other: list[Tensor], unbiased: bool = True) -> Tensor:
     """Layers of (n, D) of the same n images, from two models or twice from one -> (layers, layers) float64.
 
-    CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) of the (n, n) Gram matrices K = X X^T and L = Y Y^T. HSIC is tr(K H L H), H the
-    centring matrix; or, `unbiased`, the estimate of Song et al. (2012) that does not grow with D / n, so 0 for layers that have
-    nothing in common, and a little below at times. Both are products of centred Gram matrices, element by element.
+    CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) of the (n, n) Gram matrices K = X X^T and L = Y Y^T. HSIC is tr(K H L
+    H), H the centring matrix; or, `unbiased`, the estimate of Song et al. (2012) that does not grow with D / n, so 0
+    for layers that have nothing in common, and a little below at times. Both are products of centred Gram matrices,
+    element by element.
 
     0 for a layer that is the same for all images. Raises UsageError for fewer than four images.
     """
     if len(one[0]) < LEAST:
-        raise UsageError(f"too few images to compare layers: {len(one[0])}", f"use at least {LEAST}; a hundred say more")
+        raise UsageError(
+            f"too few images to compare layers: {len(one[0])}", f"use at least {LEAST}; a hundred say more"
+        )
     first, second = (torch.stack([aligned(x, unbiased) for x in xs]) for xs in (one, other))
     return first @ second.T
 
@@ -72,7 +78,8 @@ def aligned(x: Tensor, unbiased: bool) -> Tensor:
 
 
 def u_centred(gram: Tensor) -> Tensor:
-    """(n, n) -> (n, n) without its diagonal, rows and columns of sum 0: what makes the product unbiased (Szekely and Rizzo, 2014).
+    """(n, n) -> (n, n) without its diagonal, rows and columns of sum 0: what makes the product unbiased (Szekely and
+    Rizzo, 2014).
 
     With sums over all but the diagonal, off it:
         out[i, j] = gram[i, j] - (sum(gram[i]) + sum(gram[:, j])) / (n - 2) + sum(gram) / ((n - 1) (n - 2))

@@ -1,7 +1,7 @@
 """Watch a model at work: hooks hand over what its parts are given, and the parts then answer for themselves.
 
-The forward pass stays what it is, fused attention and all, and the model is not changed: the hooks are gone when the pass is over,
-modules are back in the mode they were in, and a compiled model runs this one pass uncompiled.
+The forward pass stays what it is, fused attention and all, and the model is not changed: the hooks are gone when the
+pass is over, modules are back in the mode they were in, and a compiled model runs this one pass uncompiled.
 
 B batch, P prefix tokens, N patch tokens, T = P + N, D width, h heads, Q queries.
 """
@@ -37,9 +37,9 @@ Span = Literal["all", "row", "column", "window"]
 class Look:
     """One attention and its input.
 
-    `layer` counts blocks from 0; `span` is what a query sees: all tokens, its row or column (axial blocks come as two looks), or its
-    window. `grid` is how the patch tokens of one sequence lie, `prefix` the tokens before them. `x` (..., T, D) float32, or
-    (..., *grid, D) for attention that takes a grid: every axis before is batch.
+    `layer` counts blocks from 0; `span` is what a query sees: all tokens, its row or column (axial blocks come as two
+    looks), or its window. `grid` is how the patch tokens of one sequence lie, `prefix` the tokens before them. `x`
+    (..., T, D) float32, or (..., *grid, D) for attention that takes a grid: every axis before is batch.
     """
 
     layer: int
@@ -73,7 +73,8 @@ class Look:
 
 
 class Once(nn.Module):
-    """A layer that is always asked the same: it computes the first time, and for every chunk of queries answers that again."""
+    """A layer that is always asked the same: it computes the first time, and for every chunk of queries answers that
+    again."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -88,8 +89,9 @@ class Once(nn.Module):
 
 @dataclass(frozen=True)
 class State:
-    """The sum that runs through the blocks at one place: `after` the patch embedding (then `layer` is -1), or the attention or the
-    MLP of block `layer`, counted from 0. `tokens` (B, P + N, D) as the model has them, before the last norm."""
+    """The sum that runs through the blocks at one place: `after` the patch embedding (then `layer` is -1), or the
+    attention or the MLP of block `layer`, counted from 0. `tokens` (B, P + N, D) as the model has them, before the last
+    norm."""
 
     layer: int
     after: Literal["embedding", "attention", "mlp"]
@@ -106,11 +108,14 @@ class State:
 def has_attention(model: Model) -> None:
     """Raises UsageError for a model without tokens that look at each other, with what works for it all the same."""
     if isinstance(model.config, BiTConfig):
-        raise UsageError("a BiT ResNet has no attention over tokens to look at", "filters, features and similarity work for it")
+        raise UsageError(
+            "a BiT ResNet has no attention over tokens to look at", "filters, features and similarity work for it"
+        )
 
 
 def watch(model: Model, images: Tensor, each: Callable[[Look], None]) -> None:
-    """Run the model once on (B, C, *image), its input, and hand every attention's look to `each`, from the first block on.
+    """Run the model once on (B, C, *image), its input, and hand every attention's look to `each`, from the first block
+    on.
 
     A look may be used after the call, but keeps its x in memory. Raises UsageError for a model without attention.
     """
@@ -119,13 +124,16 @@ def watch(model: Model, images: Tensor, each: Callable[[Look], None]) -> None:
     with quietly(model) as stack:
         for name, branch in branches(model):
             if hasattr(core(branch), "weights"):
-                stack.enter_context(removing(branch.register_forward_pre_hook(looker(name, branch, grid, model.config.prefix, each))))
+                stack.enter_context(
+                    removing(branch.register_forward_pre_hook(looker(name, branch, grid, model.config.prefix, each)))
+                )
         run(model, images)
 
 
 def states(model: Model, images: Tensor, each: Callable[[State], None]) -> Tensor:
-    """Run the model once on (B, C, *image), hand its running sum to `each`, after the embedding and every branch, and return the
-    (B, P + N, D) tokens after the last norm. Of axial blocks the attention and the MLP along columns count."""
+    """Run the model once on (B, C, *image), hand its running sum to `each`, after the embedding and every branch, and
+    return the (B, P + N, D) tokens after the last norm. Of axial blocks the attention and the MLP along columns
+    count."""
     has_attention(model)
     c = model.config
     grid = tuple(i // p for i, p in zip(images.shape[2:], c.patch, strict=True))
@@ -191,7 +199,9 @@ def core(branch: nn.Module) -> nn.Module:
     return part.part if isinstance(part, Windows) else part
 
 
-def looker(name: str, branch: nn.Module, grid: tuple[int, ...], prefix: int, each: Callable[[Look], None]) -> Callable[..., None]:
+def looker(
+    name: str, branch: nn.Module, grid: tuple[int, ...], prefix: int, each: Callable[[Look], None]
+) -> Callable[..., None]:
     """The hook that makes a branch's look from what the branch is given."""
     part = exact(core(branch))
     windows: Any = branch.part if isinstance(branch.part, Windows) else None
@@ -213,7 +223,8 @@ def layer_of(name: str) -> int:
 
 
 def exact(part: nn.Module) -> nn.Module:
-    """The part itself where its parameters are float32, else a float32 copy of it; products that oneDNN packed stay as they are."""
+    """The part itself where its parameters are float32, else a float32 copy of it; products that oneDNN packed stay as
+    they are."""
     if all(p.dtype == torch.float32 for p in part.parameters() if p.is_floating_point()):
         return part
     twin = copy.deepcopy(part).float()

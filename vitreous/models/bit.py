@@ -16,7 +16,8 @@ from vitreous.nn.resnet import ResNet
 
 
 class BiT(nn.Module):
-    """ResNet-v2 with group norm and weight standardisation, initialised as Google's code does it (big_vision bit_paper.py):
+    """ResNet-v2 with group norm and weight standardisation, initialised as Google's code does it (big_vision
+    bit_paper.py):
 
     | parameter | drawn from |
     |---|---|
@@ -63,7 +64,10 @@ def bit_macs(config: BiTConfig, image: tuple[int, int] | None = None) -> int:
     Norms, ReLU, softmax and pooling are left out. FLOPs are twice this; a training step costs three forward passes.
     """
     width = config.width * config.factor
-    return resnet_macs(config.blocks, width, config.channels, image or config.image, config.axial) + config.width_out * config.classes
+    return (
+        resnet_macs(config.blocks, width, config.channels, image or config.image, config.axial)
+        + config.width_out * config.classes
+    )
 
 
 def stem_macs(blocks: tuple[int, ...], image: tuple[int, int], width: int = 64, channels: int = 3) -> int:
@@ -74,8 +78,8 @@ def stem_macs(blocks: tuple[int, ...], image: tuple[int, int], width: int = 64, 
 def resnet_macs(blocks: tuple[int, ...], width: int, channels: int, image: tuple[int, int], axial: bool = False) -> int:
     """Multiply-adds of root and stages; pre- and post-activation units cost the same.
 
-    A unit of width w on an h x w' map costs a 1x1 from its inputs, the 3x3 and a 1x1 to 4 w, and in the first of a stage a
-    1x1 shortcut; the last three at the size after its stride.
+    A unit of width w on an h x w' map costs a 1x1 from its inputs, the 3x3 and a 1x1 to 4 w, and in the first of a
+    stage a 1x1 shortcut; the last three at the size after its stride.
     """
 
     def places(scale: int) -> int:
@@ -96,8 +100,8 @@ def resnet_macs(blocks: tuple[int, ...], width: int, channels: int, image: tuple
 def axial_macs(width: int, image: tuple[int, int], scale: int) -> int:
     """Multiply-adds of row and column attention on the map of which a place spans `scale` pixels.
 
-    For a line of L: 2 L C^2 for queries, keys and values; 3 L^2 C / 2 for three logits of half width; 2 L^2 C for values and
-    their positions.
+    For a line of L: 2 L C^2 for queries, keys and values; 3 L^2 C / 2 for three logits of half width; 2 L^2 C for
+    values and their positions.
     """
     height, length = (math.ceil(size / scale) for size in image)
     lines = ((height, length), (length, height))  # how many, how long

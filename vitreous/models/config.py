@@ -9,14 +9,16 @@ from typing import Literal, get_args
 from vitreous.errors import UsageError, nearest
 from vitreous.nn.sizes import by, grid_of, nearby
 
-Numerics = Literal["google", "bit", "big-vision", "timm", "transformers"]  # whose ResNet: the rows of nn.resnet.NUMERICS
+# whose ResNet: the rows of nn.resnet.NUMERICS
+Numerics = Literal["google", "bit", "big-vision", "timm", "transformers"]
 #: how positions are resized to another grid: the rows of nn.grid.RESIZE
 Resize = Literal["bicubic-antialias", "bicubic", "bicubic-offset", "bicubic-aligned", "bilinear", "zoom", "zoom-scipy"]
 
 
 @dataclass(frozen=True)
 class StemConfig:
-    """The ResNet in front of a hybrid: units of each stage (none: the root alone), width of the root (arXiv:2010.11929, 3.1)."""
+    """The ResNet in front of a hybrid: units of each stage (none: the root alone), width of the root (arXiv:2010.11929,
+    3.1)."""
 
     blocks: tuple[int, ...] = (3, 4, 9)
     width: int = 64
@@ -31,7 +33,8 @@ class StemConfig:
 
 @dataclass(frozen=True)
 class ConvStemConfig:
-    """A few 3x3 convolutions in front of a hybrid (arXiv:2106.14881): channels of each stage, and the residual units in it.
+    """A few 3x3 convolutions in front of a hybrid (arXiv:2106.14881): channels of each stage, and the residual units in
+    it.
 
     Each stage but the last halves the map. Raises UsageError for stages that cannot be meant.
     """
@@ -75,12 +78,14 @@ class ViTConfig:
     slots: int = 1  # of the learned positions, for the first prefix tokens: slot 0 of E_pos in Eq. 1
     registers: int = 0  # further prefix tokens, without positions (arXiv:2309.16588)
     position: Literal["learned", "axes", "sincos", "sincos-big-vision", "none"] = "learned"  # axes: learned 2-D
-    position_at: Literal["input", "each", "shared"] = "input"  # added once, or before each block: its own or shared (Table 8)
+    # added once, or before each block: its own or shared (Table 8)
+    position_at: Literal["input", "each", "shared"] = "input"
     attention: Literal["plain", "relative", "rotary", "decomposed"] = "plain"  # what attention itself knows of places
     axial: bool = False  # blocks along rows, then along columns (D.6)
     window: int = 0  # tokens along a side of what a block sees; 0: everything
     global_blocks: tuple[int, ...] = ()  # those that see everything all the same, counted from 0
-    pool: Literal["class", "mean", "attention", "distilled"] = "class"  # distilled: class and distillation token, a head each
+    # distilled: class and distillation token, a head each
+    pool: Literal["class", "mean", "attention", "distilled"] = "class"
     norm: Literal["tokens", "pooled", "none"] = "tokens"  # the last LayerNorm: on every token, or once, after pooling
     first_norm: bool = False  # a LayerNorm before the first block (CLIP)
     neck: int = 0  # channels of the convolutions after the last block (SAM); 0: none
@@ -105,16 +110,31 @@ class ViTConfig:
         if self.width % self.heads:
             raise UsageError(f"width {self.width} is not a multiple of {self.heads} heads", "change heads or width")
         if self.pool in ("class", "distilled") and not self.class_token:
-            raise UsageError(f"pool={self.pool} needs a class token", "use pool=mean or pool=attention, or class_token=True")
+            raise UsageError(
+                f"pool={self.pool} needs a class token", "use pool=mean or pool=attention, or class_token=True"
+            )
         check_image(self, self.image)
         if self.stem and any(p % self.stem.reduction for p in self.patch):
-            raise UsageError(f"patch {by(self.patch)} is not a multiple of {self.stem.reduction}, by which the stem shrinks the image")
+            raise UsageError(
+                f"patch {by(self.patch)} is not a multiple of {self.stem.reduction}, by which the stem shrinks the "
+                "image"
+            )
         if self.on_grid and (self.prefix or len(self.image) != 2):
-            raise UsageError("axial and windowed blocks take a grid of patches without prefix tokens", "use class_token=False, pool=mean")
-        if (self.axial and self.attention != "plain") or (self.window and (self.axial or self.attention != "decomposed")):
-            raise UsageError("axial goes with attention=plain, window with attention=decomposed, and not with each other")
+            raise UsageError(
+                "axial and windowed blocks take a grid of patches without prefix tokens",
+                "use class_token=False, pool=mean",
+            )
+        if (self.axial and self.attention != "plain") or (
+            self.window and (self.axial or self.attention != "decomposed")
+        ):
+            raise UsageError(
+                "axial goes with attention=plain, window with attention=decomposed, and not with each other"
+            )
         if self.position_at != "input" and (self.on_grid or self.attention != "plain" or self.position == "none"):
-            raise UsageError("positions before each block need a position, attention=plain and no axial blocks", "use position_at=input")
+            raise UsageError(
+                "positions before each block need a position, attention=plain and no axial blocks",
+                "use position_at=input",
+            )
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -133,7 +153,8 @@ class ViTConfig:
 
     @property
     def positioned(self) -> int:
-        """Prefix tokens with a learned position of their own: at most `slots`, and none where there is no class token."""
+        """Prefix tokens with a learned position of their own: at most `slots`, and none where there is no class
+        token."""
         return min(self.slots, self.prefix) if self.class_token and self.position in ("learned", "axes") else 0
 
     @property
@@ -178,12 +199,18 @@ class BiTConfig:
         if len(self.image) != 2:
             raise UsageError(f"a BiT takes images of two axes, not {len(self.image)}", "use image=(height, width)")
         if not self.blocks or min(self.blocks) < 1:
-            raise UsageError("blocks must name at least one stage, each of at least 1 unit", "R50 is blocks=(3, 4, 6, 3)")
+            raise UsageError(
+                "blocks must name at least one stage, each of at least 1 unit", "R50 is blocks=(3, 4, 6, 3)"
+            )
         known = get_args(Numerics)
         if self.numerics not in known:
-            raise UsageError(f"unknown numerics {self.numerics}", nearest(self.numerics, known) or f"use one of {', '.join(known)}")
+            raise UsageError(
+                f"unknown numerics {self.numerics}", nearest(self.numerics, known) or f"use one of {', '.join(known)}"
+            )
         if self.axial and self.width * self.factor % 16:
-            raise UsageError(f"width {self.width * self.factor} is not a multiple of 16, twice the 8 heads", "change width or axial")
+            raise UsageError(
+                f"width {self.width * self.factor} is not a multiple of 16, twice the 8 heads", "change width or axial"
+            )
 
     @property
     def patch(self) -> tuple[int, int]:

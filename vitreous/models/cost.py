@@ -12,8 +12,8 @@ from vitreous.nn.sizes import grid_of
 def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
     """Multiply-adds of one forward pass for one image, attention products included, softmax, norms and GELU left out.
 
-    For a plain ViT, N P^2 C D + L (T (4 D^2 + 2 D M) + 2 T^2 D) + K D with T = P + N tokens, every token in every block, as papers
-    count. FLOPs are twice this; a training step costs three forward passes.
+    For a plain ViT, N P^2 C D + L (T (4 D^2 + 2 D M) + 2 T^2 D) + K D with T = P + N tokens, every token in every
+    block, as papers count. FLOPs are twice this; a training step costs three forward passes.
     """
     image = image or config.image
     if isinstance(config, BiTConfig):
@@ -40,7 +40,8 @@ def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
 
 
 def computed(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
-    """Multiply-adds that `ViT.forward` carries out for one image: `macs` but for what of the last block nobody reads."""
+    """Multiply-adds that `ViT.forward` carries out for one image: `macs` but for what of the last block nobody
+    reads."""
     if isinstance(config, BiTConfig):
         return macs(config, image)
     return macs(config, image) - unread(config, math.prod(grid_of(image or config.image, config.patch)) + config.prefix)
@@ -49,15 +50,17 @@ def computed(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
 def unread(config: ModelConfig, tokens: int) -> int:
     """Of the `macs` of an image of so many tokens, prefix included, those that `ViT.forward` need not carry out.
 
-    Where `read` tokens are all that is pooled, nothing of the last block is computed for the others but their keys and values,
-    and with plain attention not even these (`nn.attention.attend_few`).
+    Where `read` tokens are all that is pooled, nothing of the last block is computed for the others but their keys and
+    values, and with plain attention not even these (`nn.attention.attend_few`).
     """
     if isinstance(config, BiTConfig) or not config.read:
         return 0
     width, mlp = config.width, (3 if config.mlp == "swiglu" else 2) * config.width * config.hidden
     others = tokens - config.read
     if config.attention == "plain":
-        attention = tokens * (4 * width**2 + 2 * tokens * width) - config.read * (4 * width**2 + 2 * config.heads * tokens * width)
+        attention = tokens * (4 * width**2 + 2 * tokens * width) - config.read * (
+            4 * width**2 + 2 * config.heads * tokens * width
+        )
     else:
         told = (2 * tokens - 1) * width * (config.attention == "relative")
         attention = others * (width**2 + 2 * tokens * width + told)
@@ -65,7 +68,8 @@ def unread(config: ModelConfig, tokens: int) -> int:
 
 
 def convolution_macs(stem: ConvStemConfig, image: tuple[int, int], channels: int) -> int:
-    """Multiply-adds of a `ConvStem` for one image: a 3x3 from the stage before and one for each unit, at the size before pooling."""
+    """Multiply-adds of a `ConvStem` for one image: a 3x3 from the stage before and one for each unit, at the size
+    before pooling."""
     total = 0
     for number, (width, units) in enumerate(zip(stem.widths, stem.blocks, strict=True)):
         places = math.ceil(image[0] / 2**number) * math.ceil(image[1] / 2**number)
@@ -75,7 +79,8 @@ def convolution_macs(stem: ConvStemConfig, image: tuple[int, int], channels: int
 
 
 def attention_macs(config: ViTConfig, grid: tuple[int, ...], index: int) -> int:
-    """Multiply-adds of a block's attention, or of its two if it is axial: four products of width D, and those of queries and keys."""
+    """Multiply-adds of a block's attention, or of its two if it is axial: four products of width D, and those of
+    queries and keys."""
     tokens, width = math.prod(grid) + config.prefix, config.width
     if config.axial:
         return 2 * tokens * 4 * width**2 + 2 * tokens * sum(grid) * width
@@ -90,9 +95,9 @@ def attention_macs(config: ViTConfig, grid: tuple[int, ...], index: int) -> int:
 def activations(config: ModelConfig, image: tuple[int, ...] | None = None) -> int | None:
     """Numbers that the blocks of a plain ViT keep of one image for the backward pass, about: L T (9 D + 2 M).
 
-    A block keeps the inputs of its two norms, of its four products and of GELU, and q, k and v; fused attention keeps no
-    probabilities, recomputation would keep less. Where only prefix tokens are read, the last block keeps its input, normed and
-    not. Two or four bytes each. None for models whose blocks are of another kind.
+    A block keeps the inputs of its two norms, of its four products and of GELU, and q, k and v; fused attention keeps
+    no probabilities, recomputation would keep less. Where only prefix tokens are read, the last block keeps its input,
+    normed and not. Two or four bytes each. None for models whose blocks are of another kind.
     """
     if isinstance(config, BiTConfig) or config.on_grid or config.stem or config.attention != "plain":
         return None

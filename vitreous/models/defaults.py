@@ -15,7 +15,8 @@ def model_for_small_images(size: tuple[int, int]) -> str:
 
 
 def default_image(size: tuple[int, int]) -> tuple[int, ...]:
-    """The (height, width) of the input that `train` takes without options, in pixels, where the first training image has this size."""
+    """The (height, width) of the input that `train` takes without options, in pixels, where the first training image
+    has this size."""
     if max(size) > SMALL:
         return LARGE_IMAGE
     return nearby(size, configure(model_for_small_images(size)).patch)  # type: ignore[union-attr]

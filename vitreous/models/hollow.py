@@ -15,9 +15,12 @@ DRAWS = {Tensor.normal_, Tensor.uniform_}
 
 
 class Undrawn(TorchFunctionMode):
-    """Random draws that leave tensors as they are. On the meta device they would draw nothing, after two seconds of imports."""
+    """Random draws that leave tensors as they are. On the meta device they would draw nothing, after two seconds of
+    imports."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func in DRAWS or getattr(func, "__module__", "") == "torch.nn.init":
             return kwargs["tensor"] if "tensor" in kwargs else args[0]

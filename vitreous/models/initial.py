@@ -10,13 +10,16 @@ from vitreous.nn.attention import Attention
 from vitreous.nn.position import Learned, sincos
 
 
-def mimetic(model: ViT, query_key: tuple[float, float] = (0.7, 0.7), value_out: tuple[float, float] = (0.4, 0.4)) -> None:
+def mimetic(
+    model: ViT, query_key: tuple[float, float] = (0.7, 0.7), value_out: tuple[float, float] = (0.4, 0.4)
+) -> None:
     """Mimetic initialisation (Trockman and Kolter, arXiv:2305.09828), in place.
 
-    Trained ViTs have W_q W_k^T near a multiple of I, head by head, and W_v W_out near a negative one. So each product is
-    drawn as a Z + b I, or a Z - b I for value and output, with Z Gaussian of variance 1 / D, and factored by its SVD; a
-    head keeps its d largest directions. Positions start as sines and cosines of amplitude 1/2, so that near places are alike.
-    Worth several points on sets as small as CIFAR-10, where attention is slow to form (benchmarks/README.md).
+    Trained ViTs have W_q W_k^T near a multiple of I, head by head, and W_v W_out near a negative one. So each product
+    is drawn as a Z + b I, or a Z - b I for value and output, with Z Gaussian of variance 1 / D, and factored by its
+    SVD; a head keeps its d largest directions. Positions start as sines and cosines of amplitude 1/2, so that near
+    places are alike. Worth several points on sets as small as CIFAR-10, where attention is slow to form
+    (benchmarks/README.md).
     """
     if isinstance(model.position, Learned):
         model.position.table.data.copy_(0.5 * sincos(model.config.grid, model.config.width))

@@ -10,8 +10,8 @@ from vitreous.errors import UsageError, nearest
 from vitreous.models.config import BiTConfig, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
 from vitreous.nn.sizes import by, nearby
 
-#: width, depth, heads, hidden: arXiv:2010.11929 Table 1; Ti and S arXiv:2012.12877; M DeiT-III; g and G arXiv:2106.04560;
-#: e arXiv:2209.06794; So400m arXiv:2305.13035; mu big_vision's smallest.
+#: width, depth, heads, hidden: arXiv:2010.11929 Table 1; Ti and S arXiv:2012.12877; M DeiT-III; g and G
+#: arXiv:2106.04560; e arXiv:2209.06794; So400m arXiv:2305.13035; mu big_vision's smallest.
 SIZES = {
     "mu": (32, 1, 2, 128),
     "Ti": (192, 12, 3, 768),
@@ -26,15 +26,38 @@ SIZES = {
     "So400m": (1152, 27, 16, 4304),
 }
 PATCHES = (8, 14, 16, 32)
-WORDS = {"tiny": "Ti", "small": "S", "medium": "M", "base": "B", "large": "L", "huge": "H", "giant": "g", "gigantic": "G", "enormous": "e"}
+WORDS = {
+    "tiny": "Ti",
+    "small": "S",
+    "medium": "M",
+    "base": "B",
+    "large": "L",
+    "huge": "H",
+    "giant": "g",
+    "gigantic": "G",
+    "enormous": "e",
+}
 
 #: units of each stage of a ResNet by its depth (arXiv:1512.03385 Table 1, arXiv:1912.11370)
 RESNETS = {"26": (2, 2, 2, 2), "50": (3, 4, 6, 3), "101": (3, 4, 23, 3), "152": (3, 8, 36, 3), "200": (3, 24, 36, 3)}
 
 NO_TOKENS: dict[str, Any] = {"pool": "mean", "class_token": False}
-_DINOV2: dict[str, Any] = {"patch": (14, 14), "image": (518, 518), "layer_scale": 1e-5, "classes": 0, "resize": "bicubic-offset"}
+_DINOV2: dict[str, Any] = {
+    "patch": (14, 14),
+    "image": (518, 518),
+    "layer_scale": 1e-5,
+    "classes": 0,
+    "resize": "bicubic-offset",
+}
 _REGISTERS: dict[str, Any] = _DINOV2 | {"registers": 4, "resize": "bicubic-antialias"}
-_CLIP: dict[str, Any] = {"first_norm": True, "norm": "pooled", "gelu": "quick", "eps": 1e-5, "projection_bias": False, "head_bias": False}
+_CLIP: dict[str, Any] = {
+    "first_norm": True,
+    "norm": "pooled",
+    "gelu": "quick",
+    "eps": 1e-5,
+    "projection_bias": False,
+    "head_bias": False,
+}
 _SAM: dict[str, Any] = NO_TOKENS | {
     "image": (1024, 1024),
     "attention": "decomposed",
@@ -64,7 +87,8 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     },
     "Axial-ViT": {name: NO_TOKENS | {"axial": True} for name in ("B/16", "B/32")},
 }
-#: blocks of the stem, and the pixels of a token where the name's number says something else (arXiv:2010.11929 Table 6, AugReg)
+#: blocks of the stem, and the pixels of a token where the name's number says something else (arXiv:2010.11929 Table 6,
+#: AugReg)
 HYBRIDS: dict[str, tuple[tuple[int, ...], int | None]] = {
     "R+ViT-Ti/16": ((), 32),  # named so, though a token covers 32 pixels: patches of 8 on a map of a quarter
     "R26+ViT-S/32": ((2, 2, 2, 2), None),
@@ -89,7 +113,8 @@ NAMES = [
 
 _CANONICAL = re.compile(r"(?:vit-)?(?P<size>[a-z][a-z0-9]*|\d+x\d+)/(?P<patch>\d+)", re.IGNORECASE)
 _TIMM = re.compile(
-    r"(?:google/)?vit[-_](?P<size>[a-z]+)[-_](?:patch)?(?P<patch>\d+)(?:[-_](?P<image>\d+))?(?:[-_]in21k)?(?:\..*)?", re.IGNORECASE
+    r"(?:google/)?vit[-_](?P<size>[a-z]+)[-_](?:patch)?(?P<patch>\d+)(?:[-_](?P<image>\d+))?(?:[-_]in21k)?(?:\..*)?",
+    re.IGNORECASE,
 )
 _HYBRID = re.compile(r"r(?P<depth>\d+)(?:x(?P<factor>\d+))?\+(?:vit-)?(?P<rest>\w+/(?P<patch>16|32))", re.IGNORECASE)
 _CONV = re.compile(r"conv\+(?:vit-)?(?P<rest>\w+/\d+)", re.IGNORECASE)
@@ -121,12 +146,13 @@ _SPELLINGS = [
 
 
 def configure(name: str, image_size: int | tuple[int, ...] | None = None) -> ModelConfig:
-    """The config that a name stands for, at `image_size` pixels (the name's own, else the multiple of the patch nearest 224).
+    """The config that a name stands for, at `image_size` pixels (the name's own, else the multiple of the patch nearest
+    224).
 
     Accepted in any case: `ViT-B/16`, `B/16`, `vit_base_patch16_224`, `vit_b_16`, `google/vit-base-patch16-224`, and
     `ViT-128x6/4` for a width of 128 and a depth of 6 with heads of 32 channels; `R50+ViT-B/16`, `Conv+ViT-S/16`,
-    `BiT-R50x1`, `Axial-ViT-B/16`, `DeiT-S/16-distilled`, `DINOv2-B/14-registers`, `CLIP-L/14`, `SAM-B/16` and what others call them.
-    Raises UsageError for any other.
+    `BiT-R50x1`, `Axial-ViT-B/16`, `DeiT-S/16-distilled`, `DINOv2-B/14-registers`, `CLIP-L/14`, `SAM-B/16` and what
+    others call them. Raises UsageError for any other.
     """
     known = {key.lower(): key for key in reversed(NAMES)}
     for pattern, ours in _SPELLINGS:
@@ -139,14 +165,18 @@ def configure(name: str, image_size: int | tuple[int, ...] | None = None) -> Mod
             break
     name = name if name in NAMES else known.get(name.lower(), name)
     resnet = _RESNET.fullmatch(name)
-    size = (image_size, image_size) if isinstance(image_size, int) else None if image_size is None else tuple(image_size)
+    size = (
+        (image_size, image_size) if isinstance(image_size, int) else None if image_size is None else tuple(image_size)
+    )
     if resnet and resnet["depth"] in RESNETS:
         return BiTConfig(image=size or (224, 224), blocks=RESNETS[resnet["depth"]], factor=int(resnet["factor"]))  # type: ignore[arg-type]
     if name == "AxialResNet-50":
         return BiTConfig(image=size or (224, 224), axial=True)  # type: ignore[arg-type]
     if name in HYBRIDS:
         blocks, pixels = HYBRIDS[name]
-        return at(plain(name.partition("+")[2], pixels), {"stem": StemConfig(blocks), "resize": "zoom", "gelu": "tanh"}, size)
+        return at(
+            plain(name.partition("+")[2], pixels), {"stem": StemConfig(blocks), "resize": "zoom", "gelu": "tanh"}, size
+        )
     hybrid = _HYBRID.fullmatch(name)
     if hybrid and hybrid["depth"] in RESNETS:
         stem = StemConfig(staged(hybrid["depth"], int(hybrid["patch"])), 64 * int(hybrid["factor"] or 1))
@@ -164,7 +194,8 @@ def configure(name: str, image_size: int | tuple[int, ...] | None = None) -> Mod
 
 
 def staged(depth: str, patch: int) -> tuple[int, ...]:
-    """Units of each stage of a hybrid's ResNet: for tokens of 16 pixels those of stage 4 are in stage 3 (section 4.1)."""
+    """Units of each stage of a hybrid's ResNet: for tokens of 16 pixels those of stage 4 are in stage 3 (section
+    4.1)."""
     first, second, third, fourth = RESNETS[depth]
     return (first, second, third + fourth) if patch == 16 else (first, second, third, fourth)
 
@@ -202,7 +233,12 @@ def plain(name: str, pixels: int | None = None) -> ViTConfig:
         raise UsageError(f"unknown model {name}", "a patch is at least one pixel")
     image = int(match.groupdict().get("image") or 0)
     return ViTConfig(
-        image=(image, image) if image else nearby((224, 224), patch), patch=patch, width=width, depth=depth, heads=heads, hidden=hidden
+        image=(image, image) if image else nearby((224, 224), patch),
+        patch=patch,
+        width=width,
+        depth=depth,
+        heads=heads,
+        hidden=hidden,
     )
 
 
@@ -221,7 +257,9 @@ def name_of(config: ModelConfig) -> str:
         return f"Conv{'' if usual else '-'.join(map(str, config.stem.widths))}+ViT-{plain_name}"
     if config.stem:
         shape_of = config.stem.blocks, config.stem.width
-        hybrid = next((key for key, row in HYBRIDS.items() if (row[0], 64) == shape_of and f"+ViT-{size}/" in key), None)
+        hybrid = next(
+            (key for key, row in HYBRIDS.items() if (row[0], 64) == shape_of and f"+ViT-{size}/" in key), None
+        )
         depth = next((depth for depth in RESNETS if staged(depth, config.patch[0]) == config.stem.blocks), None)
         depth = depth or "-".join(map(str, config.stem.blocks))
         return hybrid or f"R{depth}x{config.stem.width / 64:g}+ViT-{plain_name}"

@@ -4,7 +4,8 @@ B batch, C channels, N patch tokens, P prefix tokens, D width; image and grid ar
 
     images (B, C, *image) -> project (B, *grid, D) -> place (B, N, D) -> encode (B, P + N, D) -> pool (B, D) -> logits
 
-Where a class token is all that is pooled, `forward` computes nothing else in the last block; `features` computes every token.
+Where a class token is all that is pooled, `forward` computes nothing else in the last block; `features` computes every
+token.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class ViT(nn.Module):
     |---|---|
     | patch projection | LeCun normal, cut at two deviations; bias 0 |
     | class token, positions, registers | 0; N(0, 0.02^2); N(0, 0.02^2) |
-    | q, k, v, attention output, MLP matrices | Xavier uniform, each on its own matrix; biases 0, those of the MLP N(0, 1e-6^2) |
-    | representation layer | LeCun normal; bias 0 |
+    | q, k, v, attention output, MLP matrices | Xavier uniform, each on its own matrix; biases 0, those of the MLP N(0,
+    1e-6^2) | | representation layer | LeCun normal; bias 0 |
     | head | 0 |
     """
 
@@ -48,7 +49,8 @@ class ViT(nn.Module):
         self.any_size = False  # images of other sizes than the config's are meant: no warning
         self.dropout = c.dropout  # of patch and prefix tokens; blocks have their own
         self.stem = stem(c)
-        self.cell = tuple(p // c.stem.reduction for p in c.patch) if c.stem else c.patch  # what is cut out, of image or map
+        # what is cut out, of image or map
+        self.cell = tuple(p // c.stem.reduction for p in c.patch) if c.stem else c.patch
         channels = self.stem.width_out if self.stem is not None else c.channels
         self.projection = nn.Linear(channels * math.prod(self.cell), c.width, bias=c.projection_bias)
         self.position = position(c) if c.position_at != "each" else None
@@ -78,7 +80,9 @@ class ViT(nn.Module):
 
         def plain() -> Block:
             attention = self.attention(index)
-            mlp = SwiGLU(c.width, c.hidden, c.dropout) if c.mlp == "swiglu" else Mlp(c.width, c.hidden, c.dropout, c.gelu)
+            mlp = (
+                SwiGLU(c.width, c.hidden, c.dropout) if c.mlp == "swiglu" else Mlp(c.width, c.hidden, c.dropout, c.gelu)
+            )
             return Block(c.width, attention, mlp, c.dropout, drop_path, c.layer_scale, c.eps)
 
         if c.axial:
@@ -117,25 +121,34 @@ class ViT(nn.Module):
     def warn_of_size(self, images: Tensor, stacklevel: int) -> None:
         """Warn of images of another size than the model was created for, once; `any_size` says that they are meant.
 
-        Smaller ones in training are progressive resizing, and give no warning; nor does a graph that is compiled, exported or traced.
+        Smaller ones in training are progressive resizing, and give no warning; nor does a graph that is compiled,
+        exported or traced.
         """
-        if self.any_size or torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        # pyright: ignore[reportPrivateImportUsage]
+        if self.any_size or torch.compiler.is_compiling() or torch.jit.is_tracing():
             return
         size, own = tuple(images.shape[2:]), self.config.image
-        if size == own or len(size) != len(own) or (self.training and all(a <= b for a, b in zip(size, own, strict=True))):
+        if (
+            size == own
+            or len(size) != len(own)
+            or (self.training and all(a <= b for a, b in zip(size, own, strict=True)))
+        ):
             return
         self.any_size = True
         given, made = (" x ".join(map(str, sides)) for sides in (size, own))
         text = (
-            f"images of {given} pixels, but the model was created for {made}: positions are resized to their grid of patches, and answers"
+            f"images of {given} pixels, but the model was created for {made}: positions are resized to their grid "
+            "of patches, and answers"
         )
         text += (
-            f" are mostly worse. Resize the images; or create(…, image_size={max(size)}) and fine-tune at that size; or, where it is meant,"
+            f" are mostly worse. Resize the images; or create(…, image_size={max(size)}) and fine-tune at that "
+            "size; or, where it is meant,"
         )
         warnings.warn(text + " set model.any_size = True", stacklevel=stacklevel)
 
     def project(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, *grid, D): linear projection of flattened patches, E in Eq. 1, of the image or the stem's map."""
+        """(B, C, *image) -> (B, *grid, D): linear projection of flattened patches, E in Eq. 1, of the image or the
+        stem's map."""
         if images.shape[1] != self.config.channels:
             raise ValueError(f"the model takes {self.config.channels} channels, the images have {images.shape[1]}")
         check_image(self.config, tuple(images.shape[2:]))
@@ -151,18 +164,21 @@ class ViT(nn.Module):
         return F.dropout(tokens.flatten(1, -2), self.dropout, self.training)
 
     def places(self, tokens: Tensor, index: Tensor | None = None) -> Places:
-        """Where the tokens of a (B, *grid, D) lie, or those with the numbers `index` (B, K) int64 alone: what `encode` may ask for."""
+        """Where the tokens of a (B, *grid, D) lie, or those with the numbers `index` (B, K) int64 alone: what `encode`
+        may ask for."""
         return Places(tuple(tokens.shape[1:-1]), self.config.prefix, index)
 
     def answer(self, tokens: Tensor, places: Places | None = None) -> Tensor:
-        """(B, N, D) -> (B, classes): from placed tokens to logits, by way of what `pool` reads alone. Raises ValueError as `encode`."""
+        """(B, N, D) -> (B, classes): from placed tokens to logits, by way of what `pool` reads alone. Raises ValueError
+        as `encode`."""
         return self.classify(self.pool(self.encode(tokens, places, whole=False)))
 
     def encode(self, tokens: Tensor, places: Places | None = None, whole: bool = True) -> Tensor:
         """(B, N, D) -> (B, P + N, D): prefix tokens in front, blocks, final norm. Any N, in any order.
 
-        Where not the `whole` is asked for, (B, R, D) of the R tokens in front that `pool` reads, if it does not read all.
-        Models whose blocks know of places need `places`, unless the tokens are those of the native grid. Raises ValueError.
+        Where not the `whole` is asked for, (B, R, D) of the R tokens in front that `pool` reads, if it does not read
+        all. Models whose blocks know of places need `places`, unless the tokens are those of the native grid. Raises
+        ValueError.
         """
         c = self.config
         if self.prefix is not None:
@@ -176,7 +192,9 @@ class ViT(nn.Module):
             return self.encoder(tokens, whole=whole)
         if places is None:
             if tokens.shape[1] != c.prefix + math.prod(c.grid):
-                raise ValueError(f"{tokens.shape[1] - c.prefix} tokens are not those of the native grid", "give their places")
+                raise ValueError(
+                    f"{tokens.shape[1] - c.prefix} tokens are not those of the native grid", "give their places"
+                )
             places = Places(c.grid, c.prefix)
         return self.encode_placed(tokens, places, whole)
 
@@ -209,7 +227,8 @@ class ViT(nn.Module):
         return self.pooled_norm(pooled)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """(B, D) -> (B, classes): the tanh representation layer where there is one (section 3.2), then the linear head."""
+        """(B, D) -> (B, classes): the tanh representation layer where there is one (section 3.2), then the linear
+        head."""
         if self.representation is not None:
             pooled = self.representation(pooled).tanh()
         return self.head(pooled)

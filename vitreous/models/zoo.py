@@ -28,9 +28,9 @@ def create(
 ) -> Model:
     """Build a model by name, freshly initialised: `create("ViT-B/16", image_size=384, num_classes=37)`.
 
-    `image_size` in pixels, one number or one per axis; `num_classes` as the name has it (1000 for most), 0 leaves the head
-    out; `changes` are fields of `ViTConfig` or `BiTConfig`. Raises UsageError for an unknown name or field and for a size that
-    the patch does not divide.
+    `image_size` in pixels, one number or one per axis; `num_classes` as the name has it (1000 for most), 0 leaves the
+    head out; `changes` are fields of `ViTConfig` or `BiTConfig`. Raises UsageError for an unknown name or field and for
+    a size that the patch does not divide.
     """
     config = configure(name, image_size)
     known = [field.name for field in fields(config)]

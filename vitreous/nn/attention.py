@@ -16,7 +16,8 @@ ALL = slice(None)
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, Eqs. 5-8. `weights` answers what `forward` looked at; the forward pass never stores it."""
+    """Multi-head self-attention, Eqs. 5-8. `weights` answers what `forward` looked at; the forward pass never stores
+    it."""
 
     def __init__(self, width: int, heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -47,11 +48,13 @@ class Attention(nn.Module):
         return attend(q[..., queries, :], k, v).transpose(-3, -2).flatten(-2)
 
     def opened(self) -> tuple[Tensor, Tensor | None] | None:
-        """Weight (3 D, D) and bias (3 D,) of the layer that makes queries, keys and values; None where it is more than a product."""
+        """Weight (3 D, D) and bias (3 D,) of the layer that makes queries, keys and values; None where it is more than
+        a product."""
         return (self.qkv.weight, self.qkv.bias) if type(self.qkv) is nn.Linear else None
 
     def weights(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
-        """(..., N, D) -> (..., h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to one."""
+        """(..., N, D) -> (..., h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to
+        one."""
         q, k, _ = self.split(x)
         return probabilities(q[..., queries, :], k)
 
@@ -75,17 +78,24 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
     PyTorch's fused kernel everywhere, but for training on a CPU in bfloat16, where its backward pass takes about eight
     times as long as two batched products with the probabilities kept.
     """
-    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and torch.is_grad_enabled() and q.requires_grad and bias is None:
+    if (
+        q.device.type == "cpu"
+        and q.dtype == torch.bfloat16
+        and torch.is_grad_enabled()
+        and q.requires_grad
+        and bias is None
+    ):
         return KeptAttention.apply(q, k, v)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 def attend_few(asking: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
-    """(..., Q, D) tokens that ask among (..., N, D) -> (..., Q, D): the heads' answers side by side, without keys or values of the N.
+    """(..., Q, D) tokens that ask among (..., N, D) -> (..., Q, D): the heads' answers side by side, without keys or
+    values of the N.
 
-    With q = W_q a + b_q: q . (W_k x + b_k) = (W_k^T q) . x + q . b_k, where the last term is the same for all x, so that softmax
-    drops it; and sum p (W_v x + b_v) = W_v (sum p x) + b_v. That is 2 Q h N D multiply-adds instead of 2 N D^2: less for Q < d.
-    `weight` (3 D, D) and `bias` (3 D,) are those of queries, keys and values.
+    With q = W_q a + b_q: q . (W_k x + b_k) = (W_k^T q) . x + q . b_k, where the last term is the same for all x, so
+    that softmax drops it; and sum p (W_v x + b_v) = W_v (sum p x) + b_v. That is 2 Q h N D multiply-adds instead of 2 N
+    D^2: less for Q < d. `weight` (3 D, D) and `bias` (3 D,) are those of queries, keys and values.
     """
     size = x.shape[-1] // heads
     asks, keys, values = weight.to(x.dtype).unflatten(0, (3, heads, size)).unbind()  # 3 x (h, d, D)
@@ -93,7 +103,8 @@ def attend_few(asking: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, h
     if bias is not None:
         bias = bias.to(x.dtype).unflatten(0, (3, heads, 1, size))
         q = q + bias[0]
-    q = torch.einsum("...hqd,hdc->...hqc", q * size**-0.5, keys).flatten(-3, -2)  # (..., h Q, D): all heads look at the same x
+    # (..., h Q, D): all heads look at the same x
+    q = torch.einsum("...hqd,hdc->...hqc", q * size**-0.5, keys).flatten(-3, -2)
     seen = (q @ x.mT).softmax(-1) @ x
     y = torch.einsum("...hqc,hdc->...hqd", seen.unflatten(-2, (heads, -1)), values)
     return (y if bias is None else y + bias[2]).transpose(-3, -2).flatten(-2)
@@ -124,7 +135,8 @@ class KeptAttention(torch.autograd.Function):
 
 
 def softmax_backward(grad: Tensor, p: Tensor) -> Tensor:
-    """P (dP - sum(dP P)) along the last axis, in one pass where this version of PyTorch lets its own kernel be called."""
+    """P (dP - sum(dP P)) along the last axis, in one pass where this version of PyTorch lets its own kernel be
+    called."""
     kernel = getattr(torch, "_softmax_backward_data", None)
     if kernel is not None:
         return kernel(grad, p, -1, p.dtype)

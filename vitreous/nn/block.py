@@ -15,8 +15,8 @@ from vitreous.nn.attention import ALL
 
 
 class Mlp(nn.Module):
-    """Two layers with a GELU between them, of the form `gelu`: torch's names `none` (erf) and `tanh` (Google's code), or `quick`,
-    x sigmoid(1.702 x) (OpenAI's CLIP)."""
+    """Two layers with a GELU between them, of the form `gelu`: torch's names `none` (erf) and `tanh` (Google's code),
+    or `quick`, x sigmoid(1.702 x) (OpenAI's CLIP)."""
 
     def __init__(self, width: int, hidden: int, dropout: float = 0.0, gelu: str = "none") -> None:
         super().__init__()
@@ -82,7 +82,8 @@ class Branch(nn.Module):
         self.scale = None if layer_scale is None else nn.Parameter(torch.full((width,), layer_scale))
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
-        """(B, ..., D) -> (B, ..., D); `context` goes to the part, and so do `queries`, the tokens of axis -2 to come out."""
+        """(B, ..., D) -> (B, ..., D); `context` goes to the part, and so do `queries`, the tokens of axis -2 to come
+        out."""
         if queries == ALL:
             y = self.part(self.norm(x), *context)
         else:

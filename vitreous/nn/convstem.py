@@ -1,7 +1,8 @@
-"""A few convolutions in front of the encoder: what tells edges and colours apart is learned faster by them than by attention.
+"""A few convolutions in front of the encoder: what tells edges and colours apart is learned faster by them than by
+attention.
 
-"Early convolutions help transformers see better" (arXiv:2106.14881), here with residual units, max-pooling for strides, and
-LayerNorm over the channels of each place for batch norm, so that an image's answer ignores its batch.
+"Early convolutions help transformers see better" (arXiv:2106.14881), here with residual units, max-pooling for strides,
+and LayerNorm over the channels of each place for batch norm, so that an image's answer ignores its batch.
 
 B batch, C channels, H and W image, h and w map, r pixels to a place of the last map.
 """
@@ -65,9 +66,11 @@ class Stage(nn.Module):
 
 
 class ConvStem(nn.Module):
-    """An image becomes a grid of tokens, `reduction` pixels to a token: stages of 3x3 convolutions, each but the last halving the map.
+    """An image becomes a grid of tokens, `reduction` pixels to a token: stages of 3x3 convolutions, each but the last
+    halving the map.
 
-    `widths` are the channels of each stage, `blocks` the residual units in it. Raises ValueError where their numbers differ.
+    `widths` are the channels of each stage, `blocks` the residual units in it. Raises ValueError where their numbers
+    differ.
     """
 
     def __init__(self, widths: tuple[int, ...], blocks: tuple[int, ...], channels: int = 3) -> None:
@@ -77,12 +80,14 @@ class ConvStem(nn.Module):
         self.reduction, self.width_out = 2 ** (len(widths) - 1), widths[-1]
         inputs = (channels, *widths)
         self.stages = nn.ModuleList(
-            Stage(inputs[i], width, units, i + 1 < len(widths)) for i, (width, units) in enumerate(zip(widths, blocks, strict=True))
+            Stage(inputs[i], width, units, i + 1 < len(widths))
+            for i, (width, units) in enumerate(zip(widths, blocks, strict=True))
         )
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, ceil(H / r), ceil(W / r), widths[-1]): channels last, for it is a grid of tokens."""
-        x = images.movedim(1, -1).contiguous().movedim(-1, 1)  # the layout that convolutions are fastest in on processors
+        # the layout that convolutions are fastest in on processors
+        x = images.movedim(1, -1).contiguous().movedim(-1, 1)
         for stage in self.stages:
             x = stage(x)
         return x.movedim(1, -1)

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 class Encoder(nn.Module):
     """Blocks one after the other, then a LayerNorm over every token. `norm=False` leaves the norm to what comes after.
 
-    `read` is how many tokens in front the rest of the model reads, None for all: of the last block nothing else need be computed.
+    `read` is how many tokens in front the rest of the model reads, None for all: of the last block nothing else need be
+    computed.
 
     With `recompute` set, training keeps each block's input alone and computes the rest again in the backward pass
     (arXiv:1604.06174): memory for one block instead of all, for a third more work.
@@ -21,20 +22,30 @@ class Encoder(nn.Module):
 
     recompute = False
 
-    def __init__(self, width: int, blocks: Sequence[nn.Module], eps: float = 1e-6, norm: bool = True, read: int | None = None) -> None:
+    def __init__(
+        self, width: int, blocks: Sequence[nn.Module], eps: float = 1e-6, norm: bool = True, read: int | None = None
+    ) -> None:
         super().__init__()
         self.blocks, self.read = nn.ModuleList(blocks), read
         self.norm = nn.LayerNorm(width, eps=eps) if norm else nn.Identity()
 
     def forward(self, x: Tensor, *context: Any, whole: bool = True) -> Tensor:
-        """(..., N, D) -> (..., N, D), or (..., read, D) where not the `whole` is asked for; `context` goes to every block."""
+        """(..., N, D) -> (..., N, D), or (..., read, D) where not the `whole` is asked for; `context` goes to every
+        block."""
         for block in self.blocks:
             few = self.read and not whole and block is self.blocks[-1]
             step = partial(block, queries=slice(self.read)) if few else block
-            x = checkpoint(step, x, *context, use_reentrant=False) if self.recompute and self.training else step(x, *context)
+            x = (
+                checkpoint(step, x, *context, use_reentrant=False)
+                if self.recompute and self.training
+                else step(x, *context)
+            )
         return self.norm(x)
 
 
-def stack(depth: int, block: Callable[[int, float], nn.Module], drop_path: float = 0.0, rises: bool = True) -> list[nn.Module]:
-    """`depth` blocks, each made from its number and its stochastic depth rate: it rises linearly from 0 to `drop_path`, or is that."""
+def stack(
+    depth: int, block: Callable[[int, float], nn.Module], drop_path: float = 0.0, rises: bool = True
+) -> list[nn.Module]:
+    """`depth` blocks, each made from its number and its stochastic depth rate: it rises linearly from 0 to `drop_path`,
+    or is that."""
     return [block(i, drop_path * i / max(depth - 1, 1) if rises else drop_path) for i in range(depth)]

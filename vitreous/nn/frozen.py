@@ -3,13 +3,14 @@
 N tokens, D width. What changes is how a product is carried out, never what is computed:
 
     Linear     its weight lies in the layout that the processor's product wants (oneDNN), if `packed`
-    Branch     LayerScale is folded into the weights of its last product, which in float32 adds the residual as it writes
+    Branch     LayerScale is folded into the weights of its last product, which in float32 adds the residual as it
+               writes
     Mlp        the GELU is applied by the first product as it writes, if `packed`
     Encoder    where few tokens are read, the last block's keys and values are not made: its weights stay as they are
     LayerNorm  computes in float32, whatever the products compute in
 
-In bfloat16 only products are; norms, positions and the sum that runs through the blocks stay float32, which costs little and
-takes a third off the error.
+In bfloat16 only products are; norms, positions and the sum that runs through the blocks stay float32, which costs
+little and takes a third off the error.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from vitreous.nn.resnet import LineAttention
 def frozen(module: nn.Module, dtype: torch.dtype = torch.float32, packed: bool = False) -> nn.Module:
     """A copy of `module` for inference with its products in `dtype`, its modules changed as the table above says.
 
-    `packed` asks for oneDNN's packed products; where this PyTorch has none for `dtype`, plain ones are taken. A layer called
-    `head` stays float32, so that answers are. Weights that keep their type and layout are shared with `module`. The copy
-    takes images of any floating type and is in evaluation mode.
+    `packed` asks for oneDNN's packed products; where this PyTorch has none for `dtype`, plain ones are taken. A layer
+    called `head` stays float32, so that answers are. Weights that keep their type and layout are shared with `module`.
+    The copy takes images of any floating type and is in evaluation mode.
     """
     with torch.no_grad():
         return copied(module, dtype, packed and can_pack(dtype)).eval().requires_grad_(False)
@@ -56,7 +57,9 @@ def copied(module: nn.Module, dtype: torch.dtype, packed: bool, without: str = "
         if kind is FrozenMlp and isinstance(module, Mlp) and name == "fc1":
             twin._modules[name] = Packed(module.fc1, dtype, gelu=module.gelu)
         elif name != without:
-            twin._modules[name] = None if child is None else copied(child, torch.float32 if name == "head" else dtype, packed)
+            twin._modules[name] = (
+                None if child is None else copied(child, torch.float32 if name == "head" else dtype, packed)
+            )
     for name, parameter in module._parameters.items():
         twin._parameters[name] = None if parameter is None else nn.Parameter(parameter.detach(), requires_grad=False)
     if packed and isinstance(module, Encoder) and module.read:
@@ -111,7 +114,14 @@ class FrozenBranch(nn.Module):
 
 
 #: the parts that `FrozenBranch` knows, and the name of the linear layer that comes after `inner`
-LAST = {Attention: "out", RelativeAttention: "out", RotaryAttention: "out", GridAttention: "out", Mlp: "fc2", SwiGLU: "fc2"}
+LAST = {
+    Attention: "out",
+    RelativeAttention: "out",
+    RotaryAttention: "out",
+    GridAttention: "out",
+    Mlp: "fc2",
+    SwiGLU: "fc2",
+}
 
 
 def product(linear: nn.Linear, dtype: torch.dtype, packed: bool, scale: Tensor | None = None) -> Plain | Packed:
@@ -138,12 +148,16 @@ class Plain(nn.Module):
 
 
 class Packed(nn.Module):
-    """y = gelu((x W^T + b) scale), by oneDNN with the weight in its own layout; `gelu` is torch's name of a form, or None.
+    """y = gelu((x W^T + b) scale), by oneDNN with the weight in its own layout; `gelu` is torch's name of a form, or
+    None.
 
-    The operators are PyTorch's own but not of its public interface: `can_pack` tries them before anything relies on them.
+    The operators are PyTorch's own but not of its public interface: `can_pack` tries them before anything relies on
+    them.
     """
 
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None = None, gelu: str | None = None) -> None:
+    def __init__(
+        self, linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None = None, gelu: str | None = None
+    ) -> None:
         super().__init__()
         weight, self.bias = scaled(linear, dtype, scale)
         self.dtype = dtype
@@ -152,7 +166,9 @@ class Packed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
-        return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, self.after[0], [], self.after[1])
+        return torch.ops.mkldnn._linear_pointwise(
+            x.to(self.dtype), self.weight, self.bias, self.after[0], [], self.after[1]
+        )
 
     def onto(self, x: Tensor, residual: Tensor) -> Tensor:
         """(..., in), (..., out) -> (..., out): residual + y."""
@@ -171,7 +187,8 @@ def scaled(linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None) -> tuple
 
 @cache
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this PyTorch has oneDNN's packed products, by the names and with the arguments used here, and they are right."""
+    """Whether this PyTorch has oneDNN's packed products, by the names and with the arguments used here, and they are
+    right."""
     linear, x, residual = nn.Linear(32, 48), torch.linspace(-2, 2, 5 * 32).view(1, 5, 32), torch.ones(1, 5, 48)
     try:
         with torch.inference_mode():
@@ -180,4 +197,7 @@ def can_pack(dtype: torch.dtype) -> bool:
     except (AttributeError, RuntimeError, TypeError, NotImplementedError):
         return False
     wanted = F.gelu(y), residual + y
-    return all(torch.allclose(a.float(), b, atol=1e-5 if dtype == torch.float32 else 0.05) for a, b in zip(made, wanted, strict=True))
+    return all(
+        torch.allclose(a.float(), b, atol=1e-5 if dtype == torch.float32 else 0.05)
+        for a, b in zip(made, wanted, strict=True)
+    )

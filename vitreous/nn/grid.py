@@ -54,7 +54,8 @@ def take(tokens: Tensor, places: Tensor) -> Tensor:
 
 
 def cut(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
-    """(B, *grid, D) -> (B, *count, *size, D): windows, the grid filled up with zeros after its ends to a multiple of `size`."""
+    """(B, *grid, D) -> (B, *count, *size, D): windows, the grid filled up with zeros after its ends to a multiple of
+    `size`."""
     batch, *grid, width = tokens.shape
     missing = [-g % s for g, s in zip(grid, size, strict=True)]
     if any(missing):
@@ -96,7 +97,8 @@ def resize(table: Tensor, grid: tuple[int, ...], how: str = "bicubic-antialias")
 
 
 def axis_weights(old: int, new: int, how: str) -> Tensor:
-    """The (new, old) matrix that resizes one axis; every row sums to one, but for the row that `zoom-scipy` may lose."""
+    """The (new, old) matrix that resizes one axis; every row sums to one, but for the row that `zoom-scipy` may
+    lose."""
     identity = torch.eye(old, dtype=torch.float64)[None, None]  # columns are unit vectors; only rows are resized
     if how == "bicubic-offset":
         return F.interpolate(identity, scale_factor=((new + 0.1) / old, 1.0), **RESIZE[how])[0, 0]

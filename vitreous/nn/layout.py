@@ -11,9 +11,11 @@ from vitreous.nn.grid import cut, join
 
 
 class Axial(nn.Module):
-    """A block along the rows, then one along the columns (Axial-ViT, arXiv:2010.11929, D.6): each with attention and MLP.
+    """A block along the rows, then one along the columns (Axial-ViT, arXiv:2010.11929, D.6): each with attention and
+    MLP.
 
-    Every row, then every column, is a sequence of its own, so attention costs N (h + w) instead of N^2. The loops it replaces:
+    Every row, then every column, is a sequence of its own, so attention costs N (h + w) instead of N^2. The loops it
+    replaces:
 
         for i in range(h): x[:, i] = row(x[:, i])
         for j in range(w): x[:, :, j] = column(x[:, :, j])
@@ -31,8 +33,8 @@ class Axial(nn.Module):
 class Windows(nn.Module):
     """A part that sees one window of the grid at a time (ViTDet, arXiv:2203.16527, section 3).
 
-    `size` holds the window's length along each axis. A grid that it does not divide is filled up with zeros, which take part
-    as keys: so did the published weights see them.
+    `size` holds the window's length along each axis. A grid that it does not divide is filled up with zeros, which take
+    part as keys: so did the published weights see them.
     """
 
     def __init__(self, part: nn.Module, size: tuple[int, ...]) -> None:

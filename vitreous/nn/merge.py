@@ -16,9 +16,9 @@ from vitreous.nn.encoder import Encoder
 def merge(tokens: Tensor, metric: Tensor, sizes: Tensor, count: int, protected: int = 0) -> tuple[Tensor, Tensor]:
     """(B, N, D) tokens, a (B, N, d) metric and (B, N, 1) sizes -> `count` fewer tokens, and their sizes.
 
-    Bipartite soft matching (section 3 there): the tokens after the first `protected` go to two sets in turn, each of the
-    first is joined to the one of the second whose metric has the nearest direction, and the `count` nearest pairs become
-    their mean, weighted by size. At most half of the tokens go.
+    Bipartite soft matching (section 3 there): the tokens after the first `protected` go to two sets in turn, each of
+    the first is joined to the one of the second whose metric has the nearest direction, and the `count` nearest pairs
+    become their mean, weighted by size. At most half of the tokens go.
     """
     count = min(count, (tokens.shape[1] - protected) // 2)
     if count < 1:
@@ -42,8 +42,9 @@ def merge(tokens: Tensor, metric: Tensor, sizes: Tensor, count: int, protected: 
 class Merging(nn.Module):
     """An encoder of frozen blocks (`nn.frozen`) that merges `count` tokens after the attention of each block.
 
-    Attention is proportional: a token that stands for several counts as several. `protected` tokens in front never merge.
-    With `mean`, the tokens that come out are scaled so that their plain mean is that of all the tokens they stand for.
+    Attention is proportional: a token that stands for several counts as several. `protected` tokens in front never
+    merge. With `mean`, the tokens that come out are scaled so that their plain mean is that of all the tokens they
+    stand for.
     """
 
     def __init__(self, encoder: Encoder, count: int, protected: int, mean: bool) -> None:

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 
 class Neck(nn.Module):
-    """1 x 1 convolution, LayerNorm, 3 x 3 convolution, LayerNorm, over channels (ViTDet, arXiv:2203.16527; SAM's image encoder)."""
+    """1 x 1 convolution, LayerNorm, 3 x 3 convolution, LayerNorm, over channels (ViTDet, arXiv:2203.16527; SAM's image
+    encoder)."""
 
     def __init__(self, width: int, out: int, eps: float = 1e-6) -> None:
         super().__init__()

@@ -10,7 +10,8 @@ from vitreous.nn.block import Mlp
 
 
 class AttentionPool(nn.Module):
-    """Multi-head attention pooling (arXiv:2106.04560, section 3.2): a learned query attends to all tokens, then x + MLP(LN x)."""
+    """Multi-head attention pooling (arXiv:2106.04560, section 3.2): a learned query attends to all tokens, then x +
+    MLP(LN x)."""
 
     def __init__(self, width: int, heads: int, hidden: int, eps: float = 1e-6, gelu: str = "none") -> None:
         super().__init__()
@@ -32,7 +33,8 @@ class AttentionPool(nn.Module):
 
 
 class Heads(nn.Module):
-    """Two classifiers, one on the class token and one on the distillation token; their logits' mean (DeiT, arXiv:2012.12877)."""
+    """Two classifiers, one on the class token and one on the distillation token; their logits' mean (DeiT,
+    arXiv:2012.12877)."""
 
     def __init__(self, width: int, classes: int, bias: bool = True) -> None:
         super().__init__()

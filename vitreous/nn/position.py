@@ -35,16 +35,19 @@ class Places(NamedTuple):
 def crossed(lines: Sequence[Tensor], grid: tuple[int, ...]) -> Tensor:
     """A table (length, C) of each axis -> (*grid, axes * C): e(i, j) = [X[j] | Y[i]], the last axis first."""
     axes = range(len(grid))
-    parts = [line.view(*[-1 if a == axis else 1 for a in axes], line.shape[-1]).expand(*grid, -1) for axis, line in enumerate(lines)]
+    parts = [
+        line.view(*[-1 if a == axis else 1 for a in axes], line.shape[-1]).expand(*grid, -1)
+        for axis, line in enumerate(lines)
+    ]
     return torch.cat(parts[::-1], -1)
 
 
 def sincos(grid: tuple[int, ...], width: int, base: float = 10000.0, form: str = "mae") -> Tensor:
     """(*grid, width): sines and cosines of each axis' coordinate, an equal share of the channels to an axis.
 
-    Along one axis with m = width / axes channels: [sin(w_i x) | cos(w_i x)], i = 0 .. m / 2 - 1, with w_i = base^(-i / (m / 2))
-    in MAE's and DiT's `form` and base^(-i / (m / 2 - 1)) in `big-vision`'s (arXiv:2205.01580); the last axis comes first in both.
-    Channels that do not divide stay zero.
+    Along one axis with m = width / axes channels: [sin(w_i x) | cos(w_i x)], i = 0 .. m / 2 - 1, with w_i = base^(-i /
+    (m / 2)) in MAE's and DiT's `form` and base^(-i / (m / 2 - 1)) in `big-vision`'s (arXiv:2205.01580); the last axis
+    comes first in both. Channels that do not divide stay zero.
     """
     axes = len(grid)
     half = width // (2 * axes)
@@ -84,7 +87,9 @@ class LearnedAxes(nn.Module):
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
-        return crossed([resize(table, (length,), self.how) for table, length in zip(self.tables, grid, strict=True)], grid)
+        return crossed(
+            [resize(table, (length,), self.how) for table, length in zip(self.tables, grid, strict=True)], grid
+        )
 
 
 class Waves(nn.Module):

@@ -18,8 +18,9 @@ from vitreous.nn.position import Places
 class RelativeAttention(Attention):
     """Relative 1-D positions (arXiv:2010.11929, D.4, Table 8): logits (q . k + q . R[p_q - p_k]) / sqrt(d).
 
-    The tokens are numbered in raster order, prefix tokens first. `tokens` is their number N at the native size; each head has
-    a table R of 2 N - 1 vectors, drawn from N(0, 0.02^2), which is resized where more or fewer come. With T tokens:
+    The tokens are numbered in raster order, prefix tokens first. `tokens` is their number N at the native size; each
+    head has a table R of 2 N - 1 vectors, drawn from N(0, 0.02^2), which is resized where more or fewer come. With T
+    tokens:
 
         bias[h, q, k] = q[h, q] @ R[h, number[q] - number[k] + T - 1] / sqrt(d)
     """
@@ -42,7 +43,8 @@ class RelativeAttention(Attention):
     def bias(self, q: Tensor, places: Places, queries: slice = ALL) -> Tensor:
         """(B, h, Q, d), the `queries` of all N -> (B, h, Q, N): what is added to their logits."""
         whole = places.prefix + math.prod(places.grid)
-        table = resize(self.table.flatten(1), (2 * whole - 1,), "bilinear").unflatten(1, self.table.shape[1:])  # (2 T - 1, h, d)
+        # (2 T - 1, h, d)
+        table = resize(self.table.flatten(1), (2 * whole - 1,), "bilinear").unflatten(1, self.table.shape[1:])
         numbers = torch.arange(whole, device=q.device)[None]
         if places.index is not None:
             front = numbers[:, : places.prefix].expand(len(places.index), -1)
@@ -53,10 +55,12 @@ class RelativeAttention(Attention):
 
 
 class RotaryAttention(Attention):
-    """Rotary positions (arXiv:2104.09864) over any number of axes: queries and keys of patches are turned by their coordinates.
+    """Rotary positions (arXiv:2104.09864) over any number of axes: queries and keys of patches are turned by their
+    coordinates.
 
-    Each axis turns its share of the d channels in neighbouring pairs, pair i by coordinate * base^(-i / pairs); so a logit
-    depends on how far two patches are from each other, axis by axis. Prefix tokens are not turned, and grids need no resizing.
+    Each axis turns its share of the d channels in neighbouring pairs, pair i by coordinate * base^(-i / pairs); so a
+    logit depends on how far two patches are from each other, axis by axis. Prefix tokens are not turned, and grids need
+    no resizing.
     """
 
     def __init__(self, width: int, heads: int, axes: int = 2, bias: bool = True, base: float = 10000.0) -> None:
@@ -94,14 +98,16 @@ class RotaryAttention(Attention):
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, prefix: int) -> Tensor:
-    """(B, h, N, d), angles' (1 or B, 1, K, d / 2) -> (B, h, N, d): every pair (a, b) of a patch becomes its rotation."""
+    """(B, h, N, d), angles' (1 or B, 1, K, d / 2) -> (B, h, N, d): every pair (a, b) of a patch becomes its
+    rotation."""
     a, b = x[..., prefix:, ::2], x[..., prefix:, 1::2]
     pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
     return torch.cat([x[..., :prefix, :], pairs], -2)
 
 
 class GridAttention(Attention):
-    """Attention over all of a grid's (h, w) axes -3 and -2, with decomposed relative positions (MViTv2, arXiv:2112.01526; ViTDet).
+    """Attention over all of a grid's (h, w) axes -3 and -2, with decomposed relative positions (MViTv2,
+    arXiv:2112.01526; ViTDet).
 
     `size` is the grid that the tables are for, (2 h - 1, d) and (2 w - 1, d), resized where another comes:
 
@@ -119,12 +125,15 @@ class GridAttention(Attention):
         return y.transpose(-3, -2).flatten(-2).unflatten(-2, x.shape[-3:-1])
 
     def weights(self, x: Tensor, queries: slice = ALL) -> Tensor:
-        """(..., h, w, D) -> (..., heads, Q, h w): the probabilities of the `queries`, or all h w; rows are queries and sum to one."""
+        """(..., h, w, D) -> (..., heads, Q, h w): the probabilities of the `queries`, or all h w; rows are queries and
+        sum to one."""
         q, k, _ = self.split(x.flatten(-3, -2))
         height, width = x.shape[-3], x.shape[-2]
         numbers, q = torch.arange(height * width, device=x.device)[queries], q[..., queries, :]
         rows = torch.einsum("...qc,qkc->...qk", q, relative(self.rows, height).to(q)[numbers // width])[..., :, None]
-        columns = torch.einsum("...qc,qkc->...qk", q, relative(self.columns, width).to(q)[numbers % width])[..., None, :]
+        columns = torch.einsum("...qc,qkc->...qk", q, relative(self.columns, width).to(q)[numbers % width])[
+            ..., None, :
+        ]
         return probabilities(q, k, (rows + columns).flatten(-2))
 
     def bias(self, q: Tensor, height: int, width: int) -> Tensor:
@@ -136,7 +145,8 @@ class GridAttention(Attention):
 
 
 def relative(table: Tensor, length: int) -> Tensor:
-    """(2 L - 1, d) -> (length, length, d): row q, column k has the vector of q - k; the table is resized to 2 length - 1."""
+    """(2 L - 1, d) -> (length, length, d): row q, column k has the vector of q - k; the table is resized to 2 length -
+    1."""
     table = resize(table, (2 * length - 1,), "bilinear")
     places = torch.arange(length, device=table.device)
     return table[places[:, None] - places + length - 1]

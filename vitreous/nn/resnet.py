@@ -1,8 +1,10 @@
-"""ResNets of Big Transfer (BiT, arXiv:1912.11370): group norm for batch norm, and weight standardisation in every convolution.
+"""ResNets of Big Transfer (BiT, arXiv:1912.11370): group norm for batch norm, and weight standardisation in every
+convolution.
 
-Two arrangements of one bottleneck. The baseline is a ResNet-v2, norms before convolutions (`ResNet`); the stem of hybrid
-Vision Transformers (arXiv:2010.11929, section 3.1) has them after, with the stride in the 3x3 and padding as TensorFlow
-does it (`Stem`). Each stage but the first halves the map, and a remainder is rounded up, so any image size works.
+Two arrangements of one bottleneck. The baseline is a ResNet-v2, norms before convolutions (`ResNet`); the stem of
+hybrid Vision Transformers (arXiv:2010.11929, section 3.1) has them after, with the stride in the 3x3 and padding as
+TensorFlow does it (`Stem`). Each stage but the first halves the map, and a remainder is rounded up, so any image size
+works.
 
 B batch, C channels, H and W image, h and w map; L tokens of a line, heads as an axis, d channels of a head's values.
 """
@@ -21,7 +23,8 @@ from vitreous.nn.grid import resize
 
 
 class Numerics(NamedTuple):
-    """The small numbers in which ports differ. `where`: eps is added to the deviation, or to the variance under the root.
+    """The small numbers in which ports differ. `where`: eps is added to the deviation, or to the variance under the
+    root.
 
     `border`: what BiT's map is padded with before its max-pooling. With zeros, a maximum at the edge is never negative.
     """
@@ -34,16 +37,19 @@ class Numerics(NamedTuple):
 
 #: Published variants, by whose weights they belong to. Weights run under another row give slightly other answers.
 NUMERICS: dict[str, Numerics] = {
-    "google": Numerics(1e-5, "deviation", 1e-6),  # vision_transformer/vit_jax/models_resnet.py, big_vision/models/bit.py
+    # vision_transformer/vit_jax/models_resnet.py, big_vision/models/bit.py
+    "google": Numerics(1e-5, "deviation", 1e-6),
     "bit": Numerics(1e-10, "variance", 1e-5),  # big_transfer/bit_pytorch/models.py, whose max-pooling sees zeros
-    "big-vision": Numerics(1e-10, "variance", 1e-5, -math.inf),  # big_vision/models/bit_paper.py: flax pads a max-pooling with -inf
+    # big_vision/models/bit_paper.py: flax pads a max-pooling with -inf
+    "big-vision": Numerics(1e-10, "variance", 1e-5, -math.inf),
     "timm": Numerics(1e-8, "variance", 1e-5),  # timm 1.0.31: resnetv2_*_bit and the backbones of vit_*_r*
     "transformers": Numerics(1e-8, "variance", 1e-5),  # transformers 5.23: BitModel, and hybrids built on it
 }
 
 
 def standardize(weight: Tensor, numerics: str) -> Tensor:
-    """(O, I, k, k) -> (O, I, k, k): each filter with mean 0 and deviation 1 (arXiv:1903.10520), the biased deviation over I, k, k.
+    """(O, I, k, k) -> (O, I, k, k): each filter with mean 0 and deviation 1 (arXiv:1903.10520), the biased deviation
+    over I, k, k.
 
     The loop it replaces, for eps in the deviation:
         for filter in weight: filter = (filter - filter.mean()) / (filter.std(correction=0) + eps)
@@ -79,12 +85,15 @@ def group_norm(channels: int, numerics: str) -> nn.GroupNorm:
 
 
 class StandardizedConv(nn.Module):
-    """Square convolution without bias whose filters are standardised on every pass. `same`: SAME padding, else (k - 1) / 2.
+    """Square convolution without bias whose filters are standardised on every pass. `same`: SAME padding, else (k - 1)
+    / 2.
 
     Drawn LeCun normal, cut at two deviations, flax's default. Standardising leaves only the directions of that.
     """
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, numerics: str = "google", same: bool = False) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, stride: int = 1, numerics: str = "google", same: bool = False
+    ) -> None:
         super().__init__()
         self.kernel, self.stride, self.numerics, self.same = kernel, stride, numerics, same
         self.weight = nn.Parameter(torch.empty(outputs, inputs, kernel, kernel))
@@ -96,7 +105,9 @@ class StandardizedConv(nn.Module):
         uneven = self.same and self.stride > 1  # with stride 1, SAME is symmetric for odd kernels and costs no copy
         if uneven:
             x = pad_same(x, self.kernel, self.stride)
-        return F.conv2d(x, standardize(self.weight, self.numerics), None, self.stride, 0 if uneven else (self.kernel - 1) // 2)
+        return F.conv2d(
+            x, standardize(self.weight, self.numerics), None, self.stride, 0 if uneven else (self.kernel - 1) // 2
+        )
 
 
 class Shortcut(nn.Module):
@@ -120,9 +131,14 @@ class PostActivation(nn.Module):
 
     def __init__(self, inputs: int, width: int, stride: int, numerics: str) -> None:
         super().__init__()
-        self.shortcut = Shortcut(inputs, 4 * width, stride, numerics, norm=True) if stride > 1 or inputs != 4 * width else None
+        self.shortcut = (
+            Shortcut(inputs, 4 * width, stride, numerics, norm=True) if stride > 1 or inputs != 4 * width else None
+        )
         self.conv1, self.norm1 = StandardizedConv(inputs, width, 1, 1, numerics), group_norm(width, numerics)
-        self.conv2, self.norm2 = StandardizedConv(width, width, 3, stride, numerics, same=True), group_norm(width, numerics)
+        self.conv2, self.norm2 = (
+            StandardizedConv(width, width, 3, stride, numerics, same=True),
+            group_norm(width, numerics),
+        )
         self.conv3, self.norm3 = StandardizedConv(width, 4 * width, 1, 1, numerics), group_norm(4 * width, numerics)
         nn.init.zeros_(self.norm3.weight)
 
@@ -137,16 +153,24 @@ class PostActivation(nn.Module):
 class PreActivation(nn.Module):
     """Bottleneck of BiT (ResNet-v2, arXiv:1603.05027): norm, ReLU, convolution; no ReLU after the sum.
 
-    A shortcut that needs a convolution is taken after the first norm and ReLU, any other before. `axial`, the lengths of a
-    row and of a column here, makes conv2 an `AxialAttention`.
+    A shortcut that needs a convolution is taken after the first norm and ReLU, any other before. `axial`, the lengths
+    of a row and of a column here, makes conv2 an `AxialAttention`.
     """
 
-    def __init__(self, inputs: int, width: int, stride: int, numerics: str, axial: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, inputs: int, width: int, stride: int, numerics: str, axial: tuple[int, int] | None = None
+    ) -> None:
         super().__init__()
-        self.shortcut = Shortcut(inputs, 4 * width, stride, numerics, norm=False) if stride > 1 or inputs != 4 * width else None
+        self.shortcut = (
+            Shortcut(inputs, 4 * width, stride, numerics, norm=False) if stride > 1 or inputs != 4 * width else None
+        )
         self.norm1, self.conv1 = group_norm(inputs, numerics), StandardizedConv(inputs, width, 1, 1, numerics)
         self.norm2 = group_norm(width, numerics)
-        self.conv2 = AxialAttention(width, axial, stride, numerics) if axial else StandardizedConv(width, width, 3, stride, numerics)
+        self.conv2 = (
+            AxialAttention(width, axial, stride, numerics)
+            if axial
+            else StandardizedConv(width, width, 3, stride, numerics)
+        )
         self.norm3, self.conv3 = group_norm(width, numerics), StandardizedConv(width, 4 * width, 1, 1, numerics)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -159,15 +183,17 @@ class PreActivation(nn.Module):
 
 
 class LineAttention(nn.Module):
-    """Multi-head attention along a line with position-sensitive relative positions (Axial-DeepLab, arXiv:2003.07853, Eq. 4).
+    """Multi-head attention along a line with position-sensitive relative positions (Axial-DeepLab, arXiv:2003.07853,
+    Eq. 4).
 
     The loop it replaces, for one head and the query at i:
         logits = [q[i] @ k[j] + q[i] @ rq[j - i] + k[j] @ rk[j - i] for j in range(L)]
         y[i] = sum(p * (v[j] + rv[j - i]) for j, p in enumerate(softmax(logits)))
 
-    Queries and keys have half the width of values. `relative` has a row for each offset from 1 - `length` to `length` - 1,
-    shared by the heads, and is resized for lines of another length. In place of the batch norms around the projection and
-    the output are group norms within the line, as Scenic's axial_resnet.py has them; logits are neither scaled nor normalised.
+    Queries and keys have half the width of values. `relative` has a row for each offset from 1 - `length` to `length` -
+    1, shared by the heads, and is resized for lines of another length. In place of the batch norms around the
+    projection and the output are group norms within the line, as Scenic's axial_resnet.py has them; logits are neither
+    scaled nor normalised.
     """
 
     def __init__(self, width: int, length: int, numerics: str, heads: int = 8) -> None:
@@ -198,7 +224,11 @@ class LineAttention(nn.Module):
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(..., L, C) -> queries and keys, each (..., heads, L, d / 2), and values, (..., heads, L, d)."""
-        qkv = within_lines(self.norm_qkv, self.qkv(x).to(self.relative.dtype)).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+        qkv = (
+            within_lines(self.norm_qkv, self.qkv(x).to(self.relative.dtype))
+            .unflatten(-1, (self.heads, -1))
+            .transpose(-3, -2)
+        )
         q, k, v = qkv.split(self.parts, -1)
         return q, k, v
 
@@ -210,7 +240,8 @@ class LineAttention(nn.Module):
 
 
 def probabilities(q: Tensor, k: Tensor, rq: Tensor, rk: Tensor) -> Tensor:
-    """softmax over keys j of q_i k_j + q_i rq_ij + k_j rk_ij: (..., heads, L, d / 2) twice, (L, L, d / 2) twice -> (..., heads, L, L)."""
+    """softmax over keys j of q_i k_j + q_i rq_ij + k_j rk_ij: (..., heads, L, d / 2) twice, (L, L, d / 2) twice ->
+    (..., heads, L, L)."""
     logits = q @ k.transpose(-2, -1) + torch.einsum("...id,ijd->...ij", q, rq) + torch.einsum("...jd,ijd->...ij", k, rk)
     return logits.softmax(-1)
 
@@ -221,9 +252,11 @@ def within_lines(norm: nn.GroupNorm, x: Tensor) -> Tensor:
 
 
 class AxialAttention(nn.Module):
-    """What AxialResNet has in place of a 3x3 convolution (arXiv:2010.11929, appendix D.6): attention in rows, then in columns.
+    """What AxialResNet has in place of a 3x3 convolution (arXiv:2010.11929, appendix D.6): attention in rows, then in
+    columns.
 
-    `lengths` are those of a row and of a column. A stride is an average after attention, at an odd edge of what is there.
+    `lengths` are those of a row and of a column. A stride is an average after attention, at an odd edge of what is
+    there.
     """
 
     def __init__(self, width: int, lengths: tuple[int, int], stride: int, numerics: str) -> None:
@@ -241,8 +274,9 @@ class AxialAttention(nn.Module):
 class Root(nn.Module):
     """7x7 convolution and 3x3 max-pooling, each of stride 2: a quarter of the image's size.
 
-    `hybrid`: SAME padding, of the pooling with -inf, and norm and ReLU between the two. Otherwise BiT's: padding 3, then the
-    border of the `numerics` before a pooling without padding: zeros, which can win the maximum, or -inf in big_vision's.
+    `hybrid`: SAME padding, of the pooling with -inf, and norm and ReLU between the two. Otherwise BiT's: padding 3,
+    then the border of the `numerics` before a pooling without padding: zeros, which can win the maximum, or -inf in
+    big_vision's.
     """
 
     def __init__(self, channels: int, width: int, numerics: str, hybrid: bool) -> None:
@@ -293,17 +327,20 @@ def stages(blocks: tuple[int, ...], width: int, unit: Callable[[int, int, int, i
 
 
 class Stem(nn.Module):
-    """The hybrid's ResNet (arXiv:2010.11929, section 3.1): an image becomes a grid of tokens, `reduction` pixels to a token.
+    """The hybrid's ResNet (arXiv:2010.11929, section 3.1): an image becomes a grid of tokens, `reduction` pixels to a
+    token.
 
-    `blocks` are the units of each stage: (3, 4, 9) is the paper's R50 with stage 4 moved into stage 3, at a sixteenth of the
-    size; () is the root alone, at a quarter.
+    `blocks` are the units of each stage: (3, 4, 9) is the paper's R50 with stage 4 moved into stage 3, at a sixteenth
+    of the size; () is the root alone, at a quarter.
     """
 
     def __init__(self, blocks: tuple[int, ...], width: int = 64, channels: int = 3, numerics: str = "google") -> None:
         super().__init__()
         self.reduction, self.width_out = shape_of(blocks, width)
         self.root = Root(channels, width, numerics, hybrid=True)
-        self.stages = stages(blocks, width, lambda inputs, inner, stride, _: PostActivation(inputs, inner, stride, numerics))
+        self.stages = stages(
+            blocks, width, lambda inputs, inner, stride, _: PostActivation(inputs, inner, stride, numerics)
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, ceil(H / r), ceil(W / r), width_out): channels last, for it is a grid of tokens."""

@@ -22,20 +22,26 @@ Loss = Literal["softmax", "sigmoid", "binary"]
 class Supervised(nn.Module):
     """Mean cross-entropy of a classifier; `smoothing` mixes the targets with the uniform distribution.
 
-    Takes {"images": (B, C, *image), "labels": (B,) int64 or (B, classes) float}; gives the "loss" in nats, as `cross_entropy`
-    says. The logits are brought to float32 before it, whatever the model computes in. Where the batch has "keep", (B, K) int64,
-    only those patches are encoded: patch dropout, as MAE and FLIP leave patches out (arXiv:2212.00794). `class_weights` has one
-    number for each class, or none. Raises UsageError for a loss that there is not, and for weights that do not fit.
+    Takes {"images": (B, C, *image), "labels": (B,) int64 or (B, classes) float}; gives the "loss" in nats, as
+    `cross_entropy` says. The logits are brought to float32 before it, whatever the model computes in. Where the batch
+    has "keep", (B, K) int64, only those patches are encoded: patch dropout, as MAE and FLIP leave patches out
+    (arXiv:2212.00794). `class_weights` has one number for each class, or none. Raises UsageError for a loss that there
+    is not, and for weights that do not fit.
     """
 
     class_weights: Tensor | None
 
-    def __init__(self, model: Model, smoothing: float = 0.0, loss: Loss = "softmax", class_weights: Sequence[float] = ()) -> None:
+    def __init__(
+        self, model: Model, smoothing: float = 0.0, loss: Loss = "softmax", class_weights: Sequence[float] = ()
+    ) -> None:
         super().__init__()
         if loss not in ("softmax", "sigmoid", "binary"):
             raise UsageError(f"there is no loss {loss}", "there are softmax, sigmoid and binary")
         if class_weights and len(class_weights) != model.config.classes:
-            raise UsageError(f"{len(class_weights)} class weights for {model.config.classes} classes", "give one for each class, or none")
+            raise UsageError(
+                f"{len(class_weights)} class weights for {model.config.classes} classes",
+                "give one for each class, or none",
+            )
         if not all(math.isfinite(weight) and weight >= 0 for weight in class_weights):
             raise UsageError("class weights must be finite and not below 0")
         self.model, self.smoothing = model, smoothing
@@ -53,15 +59,18 @@ class Supervised(nn.Module):
         return {"loss": cross_entropy(logits, batch["labels"], self.loss, self.smoothing, self.class_weights)}
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, loss: Loss = "softmax", smoothing: float = 0.0, weights: Tensor | None = None) -> Tensor:
+def cross_entropy(
+    logits: Tensor, labels: Tensor, loss: Loss = "softmax", smoothing: float = 0.0, weights: Tensor | None = None
+) -> Tensor:
     """(B, K) float32 logits s, (B,) int64 or (B, K) float targets y, (K,) weights w -> a scalar in nats.
 
     softmax: (1/B) sum_b sum_c -w_c y_c log p_c; targets that do not add up to 1 are taken as they are.
     sigmoid: (1/B) sum_b sum_c -w_c [y_c log sigma(s_c) + (1 - y_c) log sigma(-s_c)], as big_vision, not divided by K.
-    binary: the same divided by K, and whatever is in a mixed target counts whole: y > 0 is 1 (DeiT-III, arXiv:2204.07118).
+    binary: the same divided by K, and whatever is in a mixed target counts whole: y > 0 is 1 (DeiT-III,
+    arXiv:2204.07118).
 
-    Class numbers stand for their one-hot vectors. Smoothing e makes y (1 - e) + e / K of y, in all three. The sum is divided by
-    the number of images whatever the weights, so that parts of a batch add up to the whole.
+    Class numbers stand for their one-hot vectors. Smoothing e makes y (1 - e) + e / K of y, in all three. The sum is
+    divided by the number of images whatever the weights, so that parts of a batch add up to the whole.
     """
     classes = logits.shape[1]
     if loss == "softmax":
@@ -77,7 +86,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, loss: Loss = "softmax", smooth
 
 
 def balanced(labels: np.ndarray, classes: int) -> tuple[float, ...]:
-    """(n,) class numbers or (n, K) multi-hot -> K weights, each one over the class's number of labels, 1 on average over all labels.
+    """(n,) class numbers or (n, K) multi-hot -> K weights, each one over the class's number of labels, 1 on average
+    over all labels.
 
     A class without labels weighs 1.
     """

@@ -19,13 +19,19 @@ def architecture(
 ) -> ModelConfig:
     """The model of a run; `start` is that of the weights, `recipe` the one that was named.
 
-    Raises UsageError for a --model that is not that of the weights or not of the recipe's kind, and a --patch-size for what has
-    none of its own.
+    Raises UsageError for a --model that is not that of the weights or not of the recipe's kind, and a --patch-size for
+    what has none of its own.
     """
     model = started(options, classes, start) if start is not None else fresh(options, facts, classes, recipe)
-    if recipe is not None and recipe.family != ("bit" if isinstance(model, BiTConfig) else "vit") and recipe.family != "any":
+    if (
+        recipe is not None
+        and recipe.family != ("bit" if isinstance(model, BiTConfig) else "vit")
+        and recipe.family != "any"
+    ):
         kind = {"bit": "ResNets", "vit": "Vision Transformers"}[recipe.family]
-        raise UsageError(f"{recipe.name} is for {kind}, not {name_of(model)}", f"use --model {recipe.models[0]}, or another recipe")
+        raise UsageError(
+            f"{recipe.name} is for {kind}, not {name_of(model)}", f"use --model {recipe.models[0]}, or another recipe"
+        )
     if recipe is not None and recipe.image is not None and options.image_size is None:
         side = recipe.image(name_of(model), facts)
         model = replace(model, image=nearby((side, side), model.patch))  # type: ignore[arg-type]
@@ -38,7 +44,9 @@ def architecture(
 def started(options: TrainOptions, classes: int, start: ModelConfig) -> ModelConfig:
     """The model of the weights with a head for these classes."""
     if options.model and name_of(configure(options.model)) != name_of(start):
-        raise UsageError(f"--model {options.model} does not fit the weights of --init {options.init}", "leave --model out")
+        raise UsageError(
+            f"--model {options.model} does not fit the weights of --init {options.init}", "leave --model out"
+        )
     image = (options.image_size,) * 2 if options.image_size else start.image
     changes = {"representation": None, "head_bias": True} if isinstance(start, ViTConfig) else {}
     return replace(start, image=image, classes=classes, **changes)  # type: ignore[arg-type]

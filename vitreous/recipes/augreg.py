@@ -19,10 +19,27 @@ DEFAULTS = {
     "imagenet": (300, {"ViT-Ti/16": "light1", "ViT-S/32": "medium1", "": "medium2"}),
     "imagenet21k": (
         300,
-        {"ViT-Ti/16": "none", "ViT-S/32": "none", "ViT-S/16": "light1", "ViT-B/32": "light2", "ViT-B/16": "light2", "": "medium2"},
+        {
+            "ViT-Ti/16": "none",
+            "ViT-S/32": "none",
+            "ViT-S/16": "light1",
+            "ViT-B/32": "light2",
+            "ViT-B/16": "light2",
+            "": "medium2",
+        },
     ),
 }
-MODELS = ("ViT-B/16", "ViT-Ti/16", "ViT-S/32", "ViT-S/16", "ViT-B/32", "ViT-L/16", "R+ViT-Ti/16", "R26+ViT-S/32", "R50+ViT-L/32")
+MODELS = (
+    "ViT-B/16",
+    "ViT-Ti/16",
+    "ViT-S/32",
+    "ViT-S/16",
+    "ViT-B/32",
+    "ViT-L/16",
+    "R+ViT-Ti/16",
+    "R26+ViT-S/32",
+    "R50+ViT-L/32",
+)
 
 
 def augmentation(level: str) -> Augment:
@@ -40,10 +57,11 @@ def augreg(data: str, level: str | None = None) -> Callable[[ModelConfig, Facts,
 
         vitreous train DATA --recipe NAME --model ViT-B/16
 
-        Without a level in its name it takes that of the model in big_vision. Sigmoid loss, the head's biases at -ln K (the paper
-        names none); a representation layer on ImageNet alone; decay on matrices. Neither dropout nor stochastic depth, as big_vision:
-        the paper's other half of the grid has --dropout 0.1 --drop-path 0.1, and half of each --weight-decay 0.03. On
-        ImageNet-21k there are runs of 30 epochs too: --epochs 30. Its momentum is in bfloat16, here in float32.
+        Without a level in its name it takes that of the model in big_vision. Sigmoid loss, the head's biases at -ln K
+        (the paper names none); a representation layer on ImageNet alone; decay on matrices. Neither dropout nor
+        stochastic depth, as big_vision: the paper's other half of the grid has --dropout 0.1 --drop-path 0.1, and half
+        of each --weight-decay 0.03. On ImageNet-21k there are runs of 30 epochs too: --epochs 30. Its momentum is in
+        bfloat16, here in float32.
         """
         return Run(
             **google(as_paper(model, options, representation=data == "imagenet"), facts),
@@ -60,13 +78,16 @@ def augreg(data: str, level: str | None = None) -> Callable[[ModelConfig, Facts,
 
 
 def augreg_grid(model: ModelConfig, facts: Facts, options: TrainOptions, data: str = "imagenet") -> dict[str, Run]:
-    """All 28 runs of a model on `imagenet` or `imagenet21k`, named by level, decay and dropout: `medium2, wd 0.1, do 0.1`."""
+    """All 28 runs of a model on `imagenet` or `imagenet21k`, named by level, decay and dropout: `medium2, wd 0.1, do
+    0.1`."""
     grid = {}
     for level in LEVELS:
         run = replace(augreg(data, level)(model, facts, options), recipe=f"augreg-{data}-{level}")
         for decay in DECAYS:
             for rate in RATES:
-                inner = replace(run.model, dropout=rate, drop_path=rate) if isinstance(run.model, ViTConfig) else run.model
+                inner = (
+                    replace(run.model, dropout=rate, drop_path=rate) if isinstance(run.model, ViTConfig) else run.model
+                )
                 optimizer = replace(run.optimizer, weight_decay=decay)
                 grid[f"{level}, wd {decay:g}, do {rate:g}"] = replace(run, model=inner, optimizer=optimizer)
     return grid
@@ -80,10 +101,10 @@ def plain(epochs: int) -> Callable[[ModelConfig, Facts, TrainOptions], Run]:
 
         vitreous train DATA --recipe NAME
 
-        Fixed positions, mean pooling, a representation layer, 1024 images a step, RandAugment(2, 10), MixUp 0.2. The decay of
-        1e-4 that big_vision multiplies by the schedule alone is 0.1 here, where the learning rate of 1e-3 multiplies it too; on
-        matrices. Its momentum is in bfloat16, here in float32. It holds out the last hundredth of the training images to
-        choose on and reports the test split.
+        Fixed positions, mean pooling, a representation layer, 1024 images a step, RandAugment(2, 10), MixUp 0.2. The
+        decay of 1e-4 that big_vision multiplies by the schedule alone is 0.1 here, where the learning rate of 1e-3
+        multiplies it too; on matrices. Its momentum is in bfloat16, here in float32. It holds out the last hundredth of
+        the training images to choose on and reports the test split.
         """
         model = as_paper(model, options)
         if isinstance(model, ViTConfig):
@@ -102,9 +123,19 @@ def plain(epochs: int) -> Callable[[ModelConfig, Facts, TrainOptions], Run]:
 
 def after(**figures: float) -> tuple[Published, ...]:
     """ImageNet top-1 of the recommended ImageNet-21k weights, fine-tuned at 384 pixels."""
-    names = {"L16": "ViT-L/16", "B16": "ViT-B/16", "S16": "ViT-S/16", "B32": "ViT-B/32", "S32": "ViT-S/32", "Ti16": "ViT-Ti/16"}
+    names = {
+        "L16": "ViT-L/16",
+        "B16": "ViT-B/16",
+        "S16": "ViT-S/16",
+        "B32": "ViT-B/32",
+        "S32": "ViT-S/32",
+        "Ti16": "ViT-Ti/16",
+    }
     names |= {"R50L32": "R50+ViT-L/32", "R26S32": "R26+ViT-S/32", "RTi16": "R+ViT-Ti/16"}
-    return tuple((names[key], "ImageNet-21k, fine-tuned on ImageNet at 384 pixels", f"{value:.2f} %") for key, value in figures.items())
+    return tuple(
+        (names[key], "ImageNet-21k, fine-tuned on ImageNet at 384 pixels", f"{value:.2f} %")
+        for key, value in figures.items()
+    )
 
 
 #: level -> the recommended weights that were pre-trained with it; what their files call light1 is the paper's light2
@@ -134,7 +165,9 @@ def recipes(data: str, title: str) -> list[Recipe]:
     for level, (layers, magnitude, mixup) in LEVELS.items():
         about = f"the same with RandAugment({layers}, {magnitude}), MixUp {mixup:g}"
         published = RECOMMENDED.get(level, ()) if data == "imagenet21k" else ()
-        found.append(replace(first, name=f"{first.name}-{level}", make=augreg(data, level), about=about, published=published))
+        found.append(
+            replace(first, name=f"{first.name}-{level}", make=augreg(data, level), about=about, published=published)
+        )
     return found
 
 

@@ -1,4 +1,5 @@
-"""What a run does about pictures that are not RGB or grey at 8 bits: find out, measure their channels, leave colours alone."""
+"""What a run does about pictures that are not RGB or grey at 8 bits: find out, measure their channels, leave colours
+alone."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ PROBED = 100  # pictures of which one must be readable
 def facts(opened: Data, options: TrainOptions, start: Start | None = None) -> Facts:
     """What the recipe has to know of the data: its first readable picture stands for all.
 
-    `--preprocess.numbers`, or else the weights that the run starts from, say how files are to be read that can be read in two ways, as
-    16-bit greys can. Raises DataError where none of the first can be read, UsageError for weights of another number of channels.
+    `--preprocess.numbers`, or else the weights that the run starts from, say how files are to be read that can be read
+    in two ways, as 16-bit greys can. Raises DataError where none of the first can be read, UsageError for weights of
+    another number of channels.
     """
     split = opened.split("train")
     first = None
@@ -46,7 +48,8 @@ def asked(options: TrainOptions, start: Start | None) -> str | None:
 
 
 def facts_of(split: Split, sample: int, numbers: str | None, channels: int | None) -> Facts:
-    """The facts that one picture tells; `channels` are those of the weights. Raises DataError where it cannot be read."""
+    """The facts that one picture tells; `channels` are those of the weights. Raises DataError where it cannot be
+    read."""
     raw, name = split.raw(sample), split.name(sample)
     found = form(raw, name) if numbers is None else None
     if numbers not in (None, "colours"):
@@ -62,10 +65,14 @@ def facts_of(split: Split, sample: int, numbers: str | None, channels: int | Non
     return Facts(len(split), (band.height, band.width), *found)  # type: ignore[arg-type]
 
 
-def channelwise(run: Run, facts: Facts, split: Split, start: Start | None, options: TrainOptions, workers: int, note: Note) -> Run:
-    """The run with its channels measured, and without augmentation that is made for colours, where the pictures ask for it.
+def channelwise(
+    run: Run, facts: Facts, split: Split, start: Start | None, options: TrainOptions, workers: int, note: Note
+) -> Run:
+    """The run with its channels measured, and without augmentation that is made for colours, where the pictures ask for
+    it.
 
-    Mean and deviation that the user gave stay, and those of weights that were trained on as many channels of such numbers.
+    Mean and deviation that the user gave stay, and those of weights that were trained on as many channels of such
+    numbers.
     """
     if facts.numbers == "colours":
         return run
@@ -73,8 +80,12 @@ def channelwise(run: Run, facts: Facts, split: Split, start: Start | None, optio
     known = start.preprocess if start else None
     if known is None or (known.channels, known.numbers) != (seen.channels, seen.numbers):
         measured = dict(zip(("mean", "std"), statistics(split, seen, workers), strict=True))
-        seen = replace(seen, **{name: values for name, values in measured.items() if f"preprocess.{name}" not in options.settings})
-        note(f"{seen.channels} channels of {seen.numbers}: their mean and deviation are measured on the training images")
+        seen = replace(
+            seen, **{name: values for name, values in measured.items() if f"preprocess.{name}" not in options.settings}
+        )
+        note(
+            f"{seen.channels} channels of {seen.numbers}: their mean and deviation are measured on the training images"
+        )
     augment = run.augment.geometric()
     if augment != run.augment:
         note("augmentation that is made for colours is left out")

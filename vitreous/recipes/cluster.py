@@ -1,8 +1,8 @@
 """The trials of a grid side by side, on the machines of a Ray cluster (extra `ray`).
 
-Ray Tune places the trials and no more: each is the `attempt` that one machine would make, with as many threads, in its own
-folder, so that weights and figures are the same on the same hardware. The run folder, the data and this package have to be where
-every machine finds them: on shared storage, at the same path.
+Ray Tune places the trials and no more: each is the `attempt` that one machine would make, with as many threads, in its
+own folder, so that weights and figures are the same on the same hardware. The run folder, the data and this package
+have to be where every machine finds them: on shared storage, at the same path.
 """
 # pyright: reportMissingImports=false
 
@@ -37,10 +37,11 @@ Job = tuple[Run, str]  # what a machine trains, and in which folder
 def in_parallel(
     address: str, trials: list[tuple[Run, Folder]], inputs: Inputs, folder: Folder, signals: Signals, listener: Listener
 ) -> None:
-    """Make the trials that are not complete on the cluster at `address`: as `ray.init` takes it, or `local` for one started here.
+    """Make the trials that are not complete on the cluster at `address`: as `ray.init` takes it, or `local` for one
+    started here.
 
-    After a signal it returns when all trials have saved. Raises UsageError without Ray or cluster, ResourceError for a trial whose
-    machine gave out or does not see the run folder, and what a trial raised.
+    After a signal it returns when all trials have saved. Raises UsageError without Ray or cluster, ResourceError for a
+    trial whose machine gave out or does not see the run folder, and what a trial raised.
     """
     home = folder.path.absolute() / "trials"
     jobs: list[Job] = [(run, str(place.path.absolute())) for run, place in trials if not place.summary.is_file()]
@@ -69,18 +70,24 @@ def in_parallel(
     for _, place in jobs:
         if not Folder(Path(place)).summary.is_file():
             raise ResourceError(
-                f"a trial ended and left nothing in {place}", "use an --out on storage that every machine of the cluster sees"
+                f"a trial ended and left nothing in {place}",
+                "use an --out on storage that every machine of the cluster sees",
             )
 
 
 def tuned(ray: Any, jobs: list[Job], inputs: Inputs, home: Path) -> list[tuple[str, str, str]]:
-    """Run the jobs to their end by Ray Tune. Returns what went wrong: the kind of error, its message and its way out."""
+    """Run the jobs to their end by Ray Tune. Returns what went wrong: the kind of error, its message and its way
+    out."""
     from ray import tune
 
     threads = torch.get_num_threads()
     most = max((node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"]), default=1)
-    needs: dict[str, float] = {"cpu": 1, "gpu": 1} if jobs[0][0].device.startswith("cuda") else {"cpu": min(threads, most)}
-    task = tune.with_parameters(placed, jobs=jobs, inputs=inputs, place=os.getcwd(), threads=threads, stop=str(home / STOP))
+    needs: dict[str, float] = (
+        {"cpu": 1, "gpu": 1} if jobs[0][0].device.startswith("cuda") else {"cpu": min(threads, most)}
+    )
+    task = tune.with_parameters(
+        placed, jobs=jobs, inputs=inputs, place=os.getcwd(), threads=threads, stop=str(home / STOP)
+    )
     scratch = home / ".tune"
     tuner = tune.Tuner(
         tune.with_resources(task, needs),
@@ -106,7 +113,9 @@ def tuned(ray: Any, jobs: list[Job], inputs: Inputs, home: Path) -> list[tuple[s
     return failures
 
 
-def placed(config: dict[str, int], jobs: list[Job], inputs: Inputs, place: str, threads: int, stop: str) -> dict[str, str]:
+def placed(
+    config: dict[str, int], jobs: list[Job], inputs: Inputs, place: str, threads: int, stop: str
+) -> dict[str, str]:
     """One job, on whatever machine Ray chose; returns the error that it ended with, all empty for none."""
     run, folder = jobs[config["number"]]
     os.chdir(place)

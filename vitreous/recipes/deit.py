@@ -27,8 +27,8 @@ SIZES = {
 
 
 def judged(model: ModelConfig, facts: Facts, share: float, repeats: int = 3) -> dict[str, Any]:
-    """What every run starts from, with ImageNet's mean and deviation, the centre that the authors judge on, and how often an
-    epoch shows a picture (a third of them, where it is three times)."""
+    """What every run starts from, with ImageNet's mean and deviation, the centre that the authors judge on, and how
+    often an epoch shows a picture (a third of them, where it is three times)."""
     parts, (mean, std) = common(model, facts), IMAGENET
     seen = replace(parts["preprocess"], mean=mean[: model.channels], std=std[: model.channels], share=share)
     return parts | {"preprocess": seen, "data": replace(parts["data"], repeats=repeats)}
@@ -41,7 +41,11 @@ def warmed(facts: Facts, batch: int, lr: float, least: float = LEAST) -> Schedul
 
 def dropped(model: ModelConfig, drop_path: float, rises: bool = False) -> ModelConfig:
     """A ViT with stochastic depth, and no dropout."""
-    return replace(model, drop_path=drop_path, drop_path_rises=rises, dropout=0.0) if isinstance(model, ViTConfig) else model
+    return (
+        replace(model, drop_path=drop_path, drop_path_rises=rises, dropout=0.0)
+        if isinstance(model, ViTConfig)
+        else model
+    )
 
 
 def deit(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
@@ -49,10 +53,12 @@ def deit(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
 
     vitreous train DATA --recipe NAME --model ViT-S/16
 
-    lr 5e-4 x batch / 512, AdamW, no clipping, repeated augmentation, RandAugment m9 with deviation 0.5, MixUp 0.8 or CutMix 1,
-    erasing with noise. The averaged weights (0.99996) are judged and saved here, where the authors report the raw ones: --ema 0 for
-    those. The rate follows the step, not the epoch, and warms up from 0, not 1e-6; there is no teacher. The colour jitter of
-    0.3 among DeiT's options does nothing beside RandAugment in timm, and is left out. Weights start as Google's code draws them.
+    lr 5e-4 x batch / 512, AdamW, no clipping, repeated augmentation, RandAugment m9 with deviation 0.5, MixUp 0.8 or
+    CutMix 1, erasing with noise. The averaged weights (0.99996) are judged and saved here, where the authors report the
+    raw ones: --ema 0 for those. The rate follows the step, not the epoch, and warms up from 0, not 1e-6; there is no
+    teacher. The colour jitter of
+    0.3 among DeiT's options does nothing beside RandAugment in timm, and is left out. Weights start as Google's code
+      draws them.
     """
     return Run(
         **judged(dropped(model, 0.1, rises=True), facts, 0.875),
@@ -88,10 +94,11 @@ def deit3(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
 
     vitreous train DATA --recipe NAME --model DeiT-III-B/16
 
-    LAMB, 2048 images a step, 800 epochs, 3-Augment and colour jitter, MixUp 0.8 or CutMix 1, binary loss. Learning rate, stochastic
-    depth and pixels are those of the size; other models take those of S. ViT-B, L and H, trained on smaller pictures, are finished
-    with `deit3-finish`. Stochastic depth is the same in every block; patches of 14 do not divide 160 pixels: 154. Weights start as
-    Google's code draws them; the rate follows a changed batch by its root, as is usual for LAMB, where theirs stays.
+    LAMB, 2048 images a step, 800 epochs, 3-Augment and colour jitter, MixUp 0.8 or CutMix 1, binary loss. Learning
+    rate, stochastic depth and pixels are those of the size; other models take those of S. ViT-B, L and H, trained on
+    smaller pictures, are finished with `deit3-finish`. Stochastic depth is the same in every block; patches of 14 do
+    not divide 160 pixels: 154. Weights start as Google's code draws them; the rate follows a changed batch by its root,
+    as is usual for LAMB, where theirs stays.
     """
     lr, drop_path, _, _ = SIZES.get(name_of(model), SIZES["DeiT-III-S/16"])
     return Run(
@@ -111,8 +118,8 @@ def finish(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
 
     vitreous train DATA --recipe NAME --init runs/deit3
 
-    AdamW, lr 1e-5 whatever the batch, decay 0.1, 512 images a step, RandAugment and smoothing in place of 3-Augment and the binary
-    loss; no repeated augmentation.
+    AdamW, lr 1e-5 whatever the batch, decay 0.1, 512 images a step, RandAugment and smoothing in place of 3-Augment and
+    the binary loss; no repeated augmentation.
     """
     return Run(
         **judged(dropped(model, SIZES.get(name_of(model), SIZES["DeiT-III-B/16"])[2]), facts, 1.0, repeats=1),
@@ -179,7 +186,11 @@ DEITS = (
         "deit3's weights at 224 pixels",
         SOURCE3,
         "fixed",
-        (("DeiT-III-B/16", "ImageNet", "83.8 %"), ("DeiT-III-L/16", "ImageNet", "84.9 %"), ("DeiT-III-H/14", "ImageNet", "85.2 %")),
+        (
+            ("DeiT-III-B/16", "ImageNet", "83.8 %"),
+            ("DeiT-III-L/16", "ImageNet", "84.9 %"),
+            ("DeiT-III-H/14", "ImageNet", "85.2 %"),
+        ),
         models=("DeiT-III-B/16", "DeiT-III-L/16", "DeiT-III-H/14"),
         image=at(224),
         family="vit",

@@ -36,11 +36,13 @@ CANONICAL = 4  # parts of a step whose sum is the same for 1, 2 and 4 processes
 Note = Callable[[str], None]
 
 
-def derive(options: TrainOptions, data: Data, facts: Facts, start: Start | None = None, note: Note = lambda text: None) -> Run:
+def derive(
+    options: TrainOptions, data: Data, facts: Facts, start: Start | None = None, note: Note = lambda text: None
+) -> Run:
     """The run that the options ask for on this data; `start` is what the weights to begin from are, if any.
 
-    `note` hears where a recipe's numbers were changed to fit. Raises UsageError for options that do not go together, an unknown
-    recipe, one whose weights are missing, or a size that no patch divides.
+    `note` hears where a recipe's numbers were changed to fit. Raises UsageError for options that do not go together, an
+    unknown recipe, one whose weights are missing, or a size that no patch divides.
     """
     if options.epochs is not None and options.steps is not None:
         raise UsageError("--epochs and --steps say the same thing", "use one of them")
@@ -64,11 +66,15 @@ def derive(options: TrainOptions, data: Data, facts: Facts, start: Start | None 
     run = warmed(run, recipe, own_length(recipe, base), options, note)
     if data.several and run.loss == "softmax":
         if options.loss == "softmax":
-            raise UsageError(f"images of {data.name} have several labels, and a softmax gives one", "use --loss sigmoid")
+            raise UsageError(
+                f"images of {data.name} have several labels, and a softmax gives one", "use --loss sigmoid"
+            )
         run = replace(run, loss="sigmoid")
     if options.class_weights is not None:
         labels = data.split("train").labels
-        run = replace(run, class_weights=balanced(labels, run.model.classes) if options.class_weights == "balanced" else ())
+        run = replace(
+            run, class_weights=balanced(labels, run.model.classes) if options.class_weights == "balanced" else ()
+        )
     if options.compile is None and device.startswith("cuda") and not run.reproducible:
         run = replace(run, compile=6 * macs(run.model) * run.total > COMPILE_GAIN)
     if options.shards is None and run.reproducible:
@@ -84,7 +90,8 @@ def advise_weights(run: Run) -> str:
         return ""
     source = published_weights(name_of(run.model)) or published_weights("ViT-S/16")
     return (
-        f"{run.data.images:,} photographs are few for a Vision Transformer from scratch: start from weights that have seen many, "
+        f"{run.data.images:,} photographs are few for a Vision Transformer from scratch: start from weights that have "
+        "seen many, "
         f"as with --init {source} (needs vitreous[hub]), or name a file of weights"
     )
 
@@ -97,18 +104,24 @@ def usual(data: Data, model: ModelConfig, start: Start | None) -> Recipe:
 
 
 def seen(own: Preprocess, weights: Preprocess, recipe: Recipe) -> Preprocess:
-    """How pictures become input: as the weights had it, but a recipe with a protocol of its own takes only their mean and deviation."""
+    """How pictures become input: as the weights had it, but a recipe with a protocol of its own takes only their mean
+    and deviation."""
     if recipe.name in OWN:
         return replace(weights, image=own.image)
     return replace(own, mean=weights.mean, std=weights.std)
 
 
 def resized(run: Run, recipe: Recipe, options: TrainOptions, note: Note) -> Run:
-    """The run with the images of a step that were asked for, or that an epoch has; the learning rate follows by the recipe's rule.
+    """The run with the images of a step that were asked for, or that an epoch has; the learning rate follows by the
+    recipe's rule.
 
     A length in steps stays so, and so does a warm-up in epochs. --lr is not touched. Says what changed.
     """
-    before, batch, accumulate = run.step_size, options.batch_size or run.batch_size, options.accumulate or run.accumulate
+    before, batch, accumulate = (
+        run.step_size,
+        options.batch_size or run.batch_size,
+        options.accumulate or run.accumulate,
+    )
     if options.batch_size is None and batch > run.data.images:
         note(f"batch {batch} -> {run.data.images}: an epoch has no more images")
         batch = run.data.images
@@ -127,12 +140,15 @@ def resized(run: Run, recipe: Recipe, options: TrainOptions, note: Note) -> Run:
         return run
     old = run.optimizer
     new = replace(old, lr=old.lr * factor, matrix_lr=old.matrix_lr * factor)
-    note(f"learning rate {old.lr:.4g} -> {new.lr:.4g}: batch {before} -> {after}, {recipe.name}'s rule is {recipe.rule}")
+    note(
+        f"learning rate {old.lr:.4g} -> {new.lr:.4g}: batch {before} -> {after}, {recipe.name}'s rule is {recipe.rule}"
+    )
     return replace(run, optimizer=new)
 
 
 def warmed(run: Run, recipe: Recipe, own: int, options: TrainOptions, note: Note) -> Run:
-    """The run with a warm-up of at most a tenth, where it has less than half of the steps that the recipe has on its own data.
+    """The run with a warm-up of at most a tenth, where it has less than half of the steps that the recipe has on its
+    own data.
 
     Says so; a warm-up that was asked for stays.
     """
@@ -197,9 +213,15 @@ PATHS = {
 
 def apply(run: Run, options: TrainOptions) -> Run:
     """The run with every option that was given set, and every `--path.to.field` after them."""
-    plain: dict[str, Any] = {path: getattr(options, name) for name, path in PATHS.items() if getattr(options, name) is not None}
+    plain: dict[str, Any] = {
+        path: getattr(options, name) for name, path in PATHS.items() if getattr(options, name) is not None
+    }
     for flag in ("recompute", "reproducible", "keep_best", "data.exact"):  # what was not said is not to be switched off
-        plain = plain if getattr(options, flag.removeprefix("data.")) else {path: value for path, value in plain.items() if path != flag}
+        plain = (
+            plain
+            if getattr(options, flag.removeprefix("data."))
+            else {path: value for path, value in plain.items() if path != flag}
+        )
     if options.ema is not None:
         plain["ema"] = options.ema or None
     if options.device is not None:
@@ -213,7 +235,11 @@ def apply(run: Run, options: TrainOptions) -> Run:
     if options.steps is not None:
         run = replace(run, epochs=options.steps * run.step_size / run.data.images)
     own = run.recipe in ("", *OWN)  # whose warm-up is a twentieth of the run
-    if own and options.warmup_steps is None and (options.epochs or options.steps or options.batch_size or options.accumulate):
+    if (
+        own
+        and options.warmup_steps is None
+        and (options.epochs or options.steps or options.batch_size or options.accumulate)
+    ):
         run = replace(run, schedule=replace(run.schedule, warmup_steps=round(0.05 * run.steps)))
     return set_paths(run, options.settings)
 

@@ -1,4 +1,5 @@
-"""Fine-tuning: the paper's Table 4, AugReg's Table 4, and BiT's rule, all from weights with SGD and a new head of zeros."""
+"""Fine-tuning: the paper's Table 4, AugReg's Table 4, and BiT's rule, all from weights with SGD and a new head of
+zeros."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def published(data: str, *figures: tuple[str, str, str]) -> tuple[Published, ...
     return tuple((model, f"{before}, fine-tuned on {data}", figure) for model, before, figure in figures)
 
 
-#: arXiv:2010.11929, Table 4; shares held out by B.1.1; figures of Tables 2 (VTAB) and 5; warm-up and default rates of Google's code
+#: arXiv:2010.11929, Table 4; shares held out by B.1.1; figures of Tables 2 (VTAB) and 5; warm-up and default rates of
+#: Google's code
 TABLE4 = (
     Row(
         "finetune-imagenet",
@@ -111,11 +113,47 @@ AUGREG = (
         published("ImageNet", ("ViT-L/16", "ImageNet-21k", "85.59 %"), ("ViT-B/16", "ImageNet-21k", "85.49 %")),
     ),
     Row("augreg-finetune-pets", "AugReg weights to Pets or KITTI, the short row", "Pets", 500, 100, 0.01, SHORT, 0.1),
-    Row("augreg-finetune-pets-long", "AugReg weights to Pets or KITTI, the long row", "Pets", 2_500, 200, 0.01, SHORT, 0.1),
-    Row("augreg-finetune-cifar", "AugReg weights to CIFAR-100 or RESISC45, short", "CIFAR-10", 2_500, 200, 0.01, SHORT, 0.02),
-    Row("augreg-finetune-cifar-long", "AugReg weights to CIFAR-100 or RESISC45, long", "CIFAR-10", 10_000, 500, 0.01, SHORT, 0.02),
+    Row(
+        "augreg-finetune-pets-long",
+        "AugReg weights to Pets or KITTI, the long row",
+        "Pets",
+        2_500,
+        200,
+        0.01,
+        SHORT,
+        0.1,
+    ),
+    Row(
+        "augreg-finetune-cifar",
+        "AugReg weights to CIFAR-100 or RESISC45, short",
+        "CIFAR-10",
+        2_500,
+        200,
+        0.01,
+        SHORT,
+        0.02,
+    ),
+    Row(
+        "augreg-finetune-cifar-long",
+        "AugReg weights to CIFAR-100 or RESISC45, long",
+        "CIFAR-10",
+        10_000,
+        500,
+        0.01,
+        SHORT,
+        0.02,
+    ),
     Row("augreg-finetune-vtab", "AugReg weights to a VTAB task, the short row", "VTAB", 500, 100, 0.01, RESIDUAL, 0.2),
-    Row("augreg-finetune-vtab-long", "AugReg weights to a VTAB task, the long row", "VTAB", 2_500, 200, 0.01, RESIDUAL, 0.2),
+    Row(
+        "augreg-finetune-vtab-long",
+        "AugReg weights to a VTAB task, the long row",
+        "VTAB",
+        2_500,
+        200,
+        0.01,
+        RESIDUAL,
+        0.2,
+    ),
 )
 
 
@@ -150,11 +188,12 @@ def paper(row: Row, ema: float | None = None) -> Callable[[ModelConfig, Facts, T
 
         vitreous train DATA --recipe NAME --init WEIGHTS --lr-grid
 
-        SGD with momentum 0.9, 512 images a step, cosine, gradients clipped at norm 1, no decay; the learning rate is that of
-        Google's code until --lr-grid chooses one. 384 pixels, or the multiple of the patch nearest; finetune-imagenet-512
-        takes 512 (518 for patches of 14) and Polyak's average with 0.9999, as Table 2's ImageNet rows do. Dropout as in Google's
-        code: 0.1 for ViT-L/16, ViT-H/14 and two hybrids. Its momentum is kept in bfloat16, here in float32. Where a VTAB task asks
-        how things lie, the paper leaves out the flip (--augment.flip 0) and, where it asks for places, the crop (--augment.crop 1 1).
+        SGD with momentum 0.9, 512 images a step, cosine, gradients clipped at norm 1, no decay; the learning rate is
+        that of Google's code until --lr-grid chooses one. 384 pixels, or the multiple of the patch nearest;
+        finetune-imagenet-512 takes 512 (518 for patches of 14) and Polyak's average with 0.9999, as Table 2's ImageNet
+        rows do. Dropout as in Google's code: 0.1 for ViT-L/16, ViT-H/14 and two hybrids. Its momentum is kept in
+        bfloat16, here in float32. Where a VTAB task asks how things lie, the paper leaves out the flip (--augment.flip
+        0) and, where it asks for places, the crop (--augment.crop 1 1).
         """
         return tuned(row, dropped(model, DROPOUT.get(name_of(model), 0.0)), facts, ema)
 
@@ -181,9 +220,10 @@ def hyperrule(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    Below 20,000 images 500 steps, below 500,000 10,000, else 20,000; MixUp 0.1 but for the smallest; SGD, lr 0.003, a tenth after
-    30, 60 and 90 % of the steps. Pictures of less than 96 x 96 pixels are shown at 128, others at 480 (448 for ResNets smaller than
-    R152x4: 384). BiT squashes them to 160, or 512, and cuts that out; here a crop takes at least as large a share of the area.
+    Below 20,000 images 500 steps, below 500,000 10,000, else 20,000; MixUp 0.1 but for the smallest; SGD, lr 0.003, a
+    tenth after 30, 60 and 90 % of the steps. Pictures of less than 96 x 96 pixels are shown at 128, others at 480 (448
+    for ResNets smaller than R152x4: 384). BiT squashes them to 160, or 512, and cuts that out; here a crop takes at
+    least as large a share of the area.
     """
     steps, warmup = (500, 100) if facts.images < 20_000 else (10_000, 500) if facts.images < 500_000 else (20_000, 500)
     whole, cut = sides(name_of(model), facts)
@@ -204,7 +244,9 @@ def sides(name: str, facts: Facts) -> tuple[int, int]:
     return (512, 480) if name == "BiT-R152x4" else (448, 384)
 
 
-def recipe(row: Row, make: Callable[[ModelConfig, Facts, TrainOptions], Run], source: str, models: tuple[str, ...]) -> Recipe:
+def recipe(
+    row: Row, make: Callable[[ModelConfig, Facts, TrainOptions], Run], source: str, models: tuple[str, ...]
+) -> Recipe:
     """A row as a recipe."""
     return Recipe(
         row.name,
@@ -234,7 +276,9 @@ FINETUNING = (
         make=paper(TABLE4[0], ema=0.9999),
         about="weights to ImageNet-sized data, 512 pixels, averaged",
         source="arXiv:2010.11929, Tables 2 and 4",
-        published=published("ImageNet", ("ViT-H/14", "JFT-300M", "88.55 ± 0.04 %"), ("ViT-L/16", "JFT-300M", "87.76 ± 0.03 %")),
+        published=published(
+            "ImageNet", ("ViT-H/14", "JFT-300M", "88.55 ± 0.04 %"), ("ViT-L/16", "JFT-300M", "87.76 ± 0.03 %")
+        ),
         models=("ViT-L/16", "ViT-H/14"),
         image=at(512),
     ),
@@ -253,4 +297,6 @@ FINETUNING = (
         by_steps=True,
     ),
 )
-AUGREG_FINETUNING = tuple(recipe(row, augreg(row), HOW, ("ViT-B/16", "ViT-S/16", "ViT-L/16", "R26+ViT-S/32")) for row in AUGREG)
+AUGREG_FINETUNING = tuple(
+    recipe(row, augreg(row), HOW, ("ViT-B/16", "ViT-S/16", "ViT-L/16", "R26+ViT-S/32")) for row in AUGREG
+)

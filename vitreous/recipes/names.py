@@ -34,7 +34,11 @@ NAMES = (
     "finetune-flowers",
     "finetune-vtab",
     "bit-hyperrule",
-    *(f"augreg-{data}{level}" for data in ("imagenet", "imagenet21k") for level in ("", *(f"-{level}" for level in LEVELS))),
+    *(
+        f"augreg-{data}{level}"
+        for data in ("imagenet", "imagenet21k")
+        for level in ("", *(f"-{level}" for level in LEVELS))
+    ),
     "augreg-finetune-imagenet",
     "augreg-finetune-pets",
     "augreg-finetune-pets-long",

@@ -21,8 +21,8 @@ class TrainOptions(WeightsOptions):
     """
 
     data: Annotated[Positional[str], arg(metavar="DATA")] = ""
-    """`digits`, a folder with train/, val/, test/ of CLASS/*, a folder of CLASS/*, or a CSV file path,label[,split]; with --resume the
-    run's own may be left out."""
+    """`digits`, a folder with train/, val/, test/ of CLASS/*, a folder of CLASS/*, or a CSV file path,label[,split];
+    with --resume the run's own may be left out."""
     recipe: str | None = None
     """A recipe by name; `vitreous recipes` lists them (default: one that suits the data)."""
     model: str | None = None
@@ -56,7 +56,8 @@ class TrainOptions(WeightsOptions):
     accumulate: int | None = None
     """Batches to an optimiser step (default: from the recipe)."""
     micro_batch: str | None = None
-    """Images that a device computes at a time, or `auto` for what its memory holds; batch and schedule stay (default: all at once)."""
+    """Images that a device computes at a time, or `auto` for what its memory holds; batch and schedule stay (default:
+    all at once)."""
     recompute: bool = False
     """Gradient checkpointing: less memory, a third more work."""
     optimizer: Literal["adamw", "sgd", "lamb", "muon"] | None = None
@@ -78,7 +79,8 @@ class TrainOptions(WeightsOptions):
     lora: int | None = None
     """Train adapters of this rank (LoRA) and the head alone; needs vitreous[lora] (default: no adapters)."""
     loss: Literal["softmax", "sigmoid", "binary"] | None = None
-    """sigmoid: each class a question of its own, for images with several labels (default: from the recipe and the labels)."""
+    """sigmoid: each class a question of its own, for images with several labels (default: from the recipe and the
+    labels)."""
     class_weights: Literal["even", "balanced"] | None = None
     """balanced: rare classes weigh more in the loss (default: even)."""
     sampling: Literal["even", "balanced"] | None = None
@@ -94,7 +96,8 @@ class TrainOptions(WeightsOptions):
     dropout: float | None = None
     """Dropout, as the paper places it (default: from the recipe)."""
     patch_dropout: float | None = None
-    """Share of the patches left out in the first part of the training: faster, and a regulariser (default: from the recipe)."""
+    """Share of the patches left out in the first part of the training: faster, and a regulariser (default: from the
+    recipe)."""
     progressive: float | None = None
     """Side of the first pictures as a share of the model's; they grow to it: faster (default: from the recipe)."""
     mixup: float | None = None
@@ -114,7 +117,8 @@ class TrainOptions(WeightsOptions):
     split_seed: int | None = None
     """Seed of the split, where the data have none (default: 0)."""
     group_by: Annotated[str | None, arg(metavar="COLUMN|REGEX")] = None
-    """Keep groups together in splits: `group`, the column of a table, or a regular expression for the paths, as 'patient(\\d+)'."""
+    """Keep groups together in splits: `group`, the column of a table, or a regular expression for the paths, as
+    'patient(\\d+)'."""
     exclude: str | None = None
     """A list of training images to leave out, as `vitreous data dedup` writes it."""
     exact: bool = False
@@ -138,7 +142,8 @@ class TrainOptions(WeightsOptions):
     lr_grid: tuple[float, ...] | None = None
     """Choose the learning rate on held-out training images, then train on all of them; alone: the paper's grid."""
     ray: str | None = None
-    """With --lr-grid: the Ray cluster that makes the trials (`auto`, HOST:PORT; `local` starts one here); all its machines see --out."""
+    """With --lr-grid: the Ray cluster that makes the trials (`auto`, HOST:PORT; `local` starts one here); all its
+    machines see --out."""
     log_every: int | None = None
     """Steps between two lines of metrics (default: by the length of the run)."""
     evaluate_every: int | None = None

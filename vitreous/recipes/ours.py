@@ -11,7 +11,8 @@ from vitreous.recipes.recipe import Facts, Length, Recipe, common
 from vitreous.training.run import Optimizer, Run, Schedule
 
 MEASURED = "benchmarks/README.md"
-CONVOLVED, PATCHED = Length(3.6e5, 8, 300), Length(4.5e5, 10, 300)  # small pictures: models with convolutions in front, and others
+# small pictures: models with convolutions in front, and others
+CONVOLVED, PATCHED = Length(3.6e5, 8, 300), Length(4.5e5, 10, 300)
 SCRATCH, STARTED = Length(1e5, 5, 100), Length(2e4, 5, 100)  # photographs
 
 
@@ -66,7 +67,8 @@ def small(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
 
 
 def photos(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
-    """Photographs from scratch: lr = 1e-3 x batch / 256 with DeiT's linear rule (arXiv:2012.12877), for at least 64 images.
+    """Photographs from scratch: lr = 1e-3 x batch / 256 with DeiT's linear rule (arXiv:2012.12877), for at least 64
+    images.
 
     vitreous train DATA --recipe NAME
     """
@@ -74,7 +76,8 @@ def photos(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
 
 
 def finetune(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
-    """Pictures of any size from weights: as `photos`, with a tenth of the learning rate, a fifth of the epochs, no RandAugment.
+    """Pictures of any size from weights: as `photos`, with a tenth of the learning rate, a fifth of the epochs, no
+    RandAugment.
 
     vitreous train DATA --init WEIGHTS
     """
@@ -102,7 +105,15 @@ def pictures(model: ModelConfig, facts: Facts, started: bool) -> Run:
 SMALL_LENGTHS = (("convolutions in front", CONVOLVED), ("other models", PATCHED))
 OURS = (
     Recipe("digits", digits, "the embedded digits", MEASURED, "fixed", data="digits"),
-    Recipe("small", small, "pictures up to 64 pixels, from scratch", MEASURED, "fixed", data="CIFAR-10", lengths=SMALL_LENGTHS),
+    Recipe(
+        "small",
+        small,
+        "pictures up to 64 pixels, from scratch",
+        MEASURED,
+        "fixed",
+        data="CIFAR-10",
+        lengths=SMALL_LENGTHS,
+    ),
     Recipe(
         "photos",
         photos,

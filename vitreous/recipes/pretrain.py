@@ -47,8 +47,8 @@ def imagenet(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
 
     vitreous train DATA --recipe NAME --model ViT-B/16
 
-    Batch 4096, 224 pixels, gradients clipped at norm 1 as for ImageNet alone; decay on every parameter. The paper does not name
-    the loss: softmax cross-entropy here. It tuned label smoothing too and does not print the value: none here.
+    Batch 4096, 224 pixels, gradients clipped at norm 1 as for ImageNet alone; decay on every parameter. The paper does
+    not name the loss: softmax cross-entropy here. It tuned label smoothing too and does not print the value: none here.
     """
     return Run(
         **google(as_paper(model, options, 0.1), facts),
@@ -65,8 +65,8 @@ def imagenet21k(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
 
     vitreous train DATA --recipe NAME --model ViT-L/16
 
-    Sigmoid loss, as BiT and "Scaling Vision Transformers" say of the paper, with the head's biases at -ln K. For ViT-L the table
-    has 30 epochs too: --epochs 30. ViT-H/14 was trained on it (Table 5) with numbers that are not printed.
+    Sigmoid loss, as BiT and "Scaling Vision Transformers" say of the paper, with the head's biases at -ln K. For ViT-L
+    the table has 30 epochs too: --epochs 30. ViT-H/14 was trained on it (Table 5) with numbers that are not printed.
     """
     return Run(
         **google(as_paper(model, options, 0.1), facts),
@@ -85,8 +85,8 @@ def jft(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
 
     vitreous train DATA --recipe NAME --model ViT-H/14
 
-    Epochs and learning rate are those of the model's row; a model without a row takes ViT-B's. For ViT-L/16 and R50+ViT-L/16
-    the table has 7 epochs too: --epochs 7.
+    Epochs and learning rate are those of the model's row; a model without a row takes ViT-B's. For ViT-L/16 and
+    R50+ViT-L/16 the table has 7 epochs too: --epochs 7.
     """
     return by_row(JFT.get(name_of(model), JFT["ViT-B/16"]), as_paper(model, options), facts)
 
@@ -125,13 +125,16 @@ def sgd(data: str, epochs: int | None = None) -> Callable[[ModelConfig, Facts, T
 
         vitreous train DATA --recipe NAME --model BiT-R50x1
 
-        On JFT-300M, 7 epochs for Table 7 of arXiv:2010.11929; BiT itself took --epochs 40, the stairs at the same shares. Sigmoid loss
-        but for ImageNet. Decay is beside the gradient here; where it is part of it, momentum 0.9 makes ten times as much of it.
+        On JFT-300M, 7 epochs for Table 7 of arXiv:2010.11929; BiT itself took --epochs 40, the stairs at the same
+        shares. Sigmoid loss but for ImageNet. Decay is beside the gradient here; where it is part of it, momentum 0.9
+        makes ten times as much of it.
         """
         return Run(
             **google(model, facts),
             augment=INCEPTION,
-            optimizer=Optimizer("sgd", lr=0.03 * BATCH / 256, momentum=0.9, weight_decay=1e-4, decay_on="all", clip=None),
+            optimizer=Optimizer(
+                "sgd", lr=0.03 * BATCH / 256, momentum=0.9, weight_decay=1e-4, decay_on="all", clip=None
+            ),
             schedule=Schedule(5_000, "steps", milestones=tuple(drop / whole for drop in drops)),
             loss="sigmoid" if several else "softmax",
             head_bias=sigmoid_bias(model.classes) if several else 0.0,
@@ -192,7 +195,8 @@ PRETRAINING = (
         "ViT and hybrids, several labels an image",
         VIT,
         "linear",
-        table5("JFT-300M", B16=84.15, B32=80.73, L16=87.12, L32=84.37, H14=88.04) + table6(B16=85.58, B32=84.90, L16=87.12, L32=85.68),
+        table5("JFT-300M", B16=84.15, B32=80.73, L16=87.12, L32=84.37, H14=88.04)
+        + table6(B16=85.58, B32=84.90, L16=87.12, L32=85.68),
         data="JFT-300M",
         models=tuple(JFT),
         image=at(224),

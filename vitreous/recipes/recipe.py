@@ -17,9 +17,11 @@ from vitreous.training.run import DataOptions, Run
 Rule = Literal["linear", "sqrt", "fixed"]
 Published = tuple[str, str, str]  # model, data set, figure
 
-#: the paper's pre-training and fine-tuning crop: Inception's, read without antialiasing, and a flip (Google's input_pipeline.py)
+#: the paper's pre-training and fine-tuning crop: Inception's, read without antialiasing, and a flip (Google's
+#: input_pipeline.py)
 INCEPTION = Augment(crop=(0.05, 1.0), ratio=(0.75, 1.33), crop_style="inception", crop_filter="aliased", flip=0.5)
-#: share of the training images that --lr-grid holds out below so many of them, where a recipe's table has none: Pets', CIFAR's, ImageNet's
+#: share of the training images that --lr-grid holds out below so many of them, where a recipe's table has none: Pets',
+#: CIFAR's, ImageNet's
 SHARES = ((10_000, 0.1), (200_000, 0.02), (math.inf, 0.01))
 JUDGED = 224 / 256  # of the short side: the centre that a pre-trained model is judged on
 
@@ -50,7 +52,8 @@ SETS = {
 
 @dataclass(frozen=True)
 class Length:
-    """Epochs by the number of training images: as many as show `shown` images, rounded to a tenth, from `least` to `most`."""
+    """Epochs by the number of training images: as many as show `shown` images, rounded to a tenth, from `least` to
+    `most`."""
 
     shown: float
     least: float
@@ -70,13 +73,14 @@ class Length:
 class Recipe:
     """Numbers by which somebody trained, by name.
 
-    `make` builds the run of a model on data; its docstring cites the table and gives the command, with NAME for the name.
-    `rule`: how the learning rate follows the images of a step; below `floor` images it no longer falls. `published` is what
-    the authors printed, as they printed it. `data`: the set, of `SETS`, that it was written for. `models` are those that its
-    table names, the first of them the default; `image` their side in pixels, of the model's name and the data (None: whatever
-    the data or the weights have). `by_steps`: its length is counted in steps, not epochs; `warmup_in_epochs`: so is its warm-up.
-    `lengths`: where the number of images decides the epochs, how, for each kind of model; the first is that of the first model.
-    `grid` holds the learning rates to choose from, and `hold_out` the share of the training images to choose on, if its table has one.
+    `make` builds the run of a model on data; its docstring cites the table and gives the command, with NAME for the
+    name. `rule`: how the learning rate follows the images of a step; below `floor` images it no longer falls.
+    `published` is what the authors printed, as they printed it. `data`: the set, of `SETS`, that it was written for.
+    `models` are those that its table names, the first of them the default; `image` their side in pixels, of the model's
+    name and the data (None: whatever the data or the weights have). `by_steps`: its length is counted in steps, not
+    epochs; `warmup_in_epochs`: so is its warm-up. `lengths`: where the number of images decides the epochs, how, for
+    each kind of model; the first is that of the first model. `grid` holds the learning rates to choose from, and
+    `hold_out` the share of the training images to choose on, if its table has one.
     """
 
     name: str
@@ -129,16 +133,21 @@ def google(model: ModelConfig, facts: Facts, squash: bool = False) -> dict[str, 
     return parts | {"preprocess": replace(parts["preprocess"], filter="bilinear", **fit)}
 
 
-def as_paper(model: ModelConfig, options: TrainOptions, dropout: float = 0.0, representation: bool = True) -> ModelConfig:
-    """A ViT as Google's code trains it: dropout, no stochastic depth, and a representation layer of the model's width before the
-    head (arXiv:2010.11929, section 3.2). From scratch its GELU is by tanh and its positions are resized with aligned corners; weights
-    keep their own. A ResNet stays."""
+def as_paper(
+    model: ModelConfig, options: TrainOptions, dropout: float = 0.0, representation: bool = True
+) -> ModelConfig:
+    """A ViT as Google's code trains it: dropout, no stochastic depth, and a representation layer of the model's width
+    before the head (arXiv:2010.11929, section 3.2). From scratch its GELU is by tanh and its positions are resized with
+    aligned corners; weights keep their own. A ResNet stays."""
     if not isinstance(model, ViTConfig):
         return model
     details = {} if options.init else {"gelu": "tanh", "resize": "zoom"}
-    return replace(model, representation=model.width if representation else None, dropout=dropout, drop_path=0.0, **details)
+    return replace(
+        model, representation=model.width if representation else None, dropout=dropout, drop_path=0.0, **details
+    )
 
 
 def sigmoid_bias(classes: int) -> float:
-    """What the head's biases start at under the sigmoid loss: -ln K to a tenth, big_vision's -10 for 21,843 and -6.9 for 1000."""
+    """What the head's biases start at under the sigmoid loss: -ln K to a tenth, big_vision's -10 for 21,843 and -6.9
+    for 1000."""
     return -round(math.log(classes), 1)

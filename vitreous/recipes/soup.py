@@ -1,7 +1,7 @@
 """The verb `soup`: several fine-tuned models averaged into one, weight by weight (model soups, arXiv:2203.05482).
 
-An average costs at inference what one model costs, and is often better than the best of those that it is made of, where all were
-trained from the same weights.
+An average costs at inference what one model costs, and is often better than the best of those that it is made of, where
+all were trained from the same weights.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, fill, load_bun
 
 @dataclass(frozen=True)
 class Ingredient:
-    """A model to be averaged: where its bundle is, that bundle without weights, and what its run, if there is one, learned from."""
+    """A model to be averaged: where its bundle is, that bundle without weights, and what its run, if there is one,
+    learned from."""
 
     run: str
     folder: Path
@@ -67,7 +68,8 @@ class Jury:
     listener: Listener
 
     def judge(self, bundle: Bundle, name: str) -> Report:
-        """The figures of a model. Raises DataError for images that cannot be read and classes that the model does not know."""
+        """The figures of a model. Raises DataError for images that cannot be read and classes that the model does not
+        know."""
         split = matched(self.data.split(self.split), self.data, bundle.classes, bundle.several)
         preprocess, done = bundle.preprocess, 0
 
@@ -80,7 +82,9 @@ class Jury:
         logits, bad = logits_of(engine, Judged(split, preprocess, self.workers), each=each)
         if bad and not self.skip:
             raise refuse(bad, len(split))
-        return judge(logits, split.labels, bundle.classes, np.array([sample not in bad for sample in range(len(split))]))
+        return judge(
+            logits, split.labels, bundle.classes, np.array([sample not in bad for sample in range(len(split))])
+        )
 
 
 def soup(
@@ -94,18 +98,22 @@ def soup(
     bad_images: str = "stop",
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Average the weights of runs or bundles of one architecture into the bundle `out`; returns a document with every figure.
+    """Average the weights of runs or bundles of one architecture into the bundle `out`; returns a document with every
+    figure.
 
-    Uniform soups take all. Greedy ones go through them from the best on and keep each with which the soup's accuracy (mAP, where
-    images have several labels) does not fall. They are judged on the validation images of `data`, by default of the data set
-    that all were trained on, never on a test split; a uniform soup does without where there are none. The order of `runs` means
-    nothing. Raises UsageError for models that differ, listing how, and where `out` is there already; DataError and WeightsError.
+    Uniform soups take all. Greedy ones go through them from the best on and keep each with which the soup's accuracy
+    (mAP, where images have several labels) does not fall. They are judged on the validation images of `data`, by
+    default of the data set that all were trained on, never on a test split; a uniform soup does without where there are
+    none. The order of `runs` means nothing. Raises UsageError for models that differ, listing how, and where `out` is
+    there already; DataError and WeightsError.
     """
     target, listener = Path(out), listener or Silent()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} already exists", "use another --out")
     if split not in ("val", "train"):
-        raise UsageError(f"a soup is not chosen on the {split} split", "use --split val, and `vitreous evaluate` when it is made")
+        raise UsageError(
+            f"a soup is not chosen on the {split} split", "use --split val, and `vitreous evaluate` when it is made"
+        )
     found = gather(runs)
     classes = alike(found)
     jury = None
@@ -132,7 +140,8 @@ def soup(
 
 
 def gather(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]:
-    """The ingredients, in the order of their hashes. Raises UsageError for fewer than two, the same twice, or no run or bundle."""
+    """The ingredients, in the order of their hashes. Raises UsageError for fewer than two, the same twice, or no run or
+    bundle."""
     found: dict[str, Ingredient] = {}
     for run in [os.fspath(run) for run in runs]:
         folder, home = bundle_in(Path(run)), Folder(Path(run))
@@ -148,24 +157,33 @@ def gather(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]:
         like = replace(bundle, model=hollow(bundle.model.config), provenance={}, temperature=1.0)
         found[digest] = Ingredient(run, folder, digest, like, data)
     if len(found) < 2:
-        raise UsageError(f"a soup needs two models at least, not {len(found)}", "vitreous soup RUN RUN ... --out BUNDLE")
+        raise UsageError(
+            f"a soup needs two models at least, not {len(found)}", "vitreous soup RUN RUN ... --out BUNDLE"
+        )
     return [found[digest] for digest in sorted(found)]
 
 
 def alike(found: Sequence[Ingredient]) -> tuple[str, ...]:
-    """The classes, in the first's order. Raises UsageError where models have other classes or none, take other pictures, mean their
-    answers otherwise, or differ in more than what only training asks, listing how."""
+    """The classes, in the first's order. Raises UsageError where models have other classes or none, take other
+    pictures, mean their answers otherwise, or differ in more than what only training asks, listing how."""
     first, *others = found
     a = first.like
     for one in others:
         b = one.like
-        lines = differences(plain(a.model.config), plain(b.model.config)) + differences(a.preprocess, b.preprocess, "preprocess.")
+        lines = differences(plain(a.model.config), plain(b.model.config)) + differences(
+            a.preprocess, b.preprocess, "preprocess."
+        )
         lines += differences(a.loss, b.loss, "loss") + differences(a.several, b.several, "several labels an image")
-        only = [", ".join(sorted(set(these) - set(those))[:20]) for these, those in ((a.classes, b.classes), (b.classes, a.classes))]
+        only = [
+            ", ".join(sorted(set(these) - set(those))[:20])
+            for these, those in ((a.classes, b.classes), (b.classes, a.classes))
+        ]
         lines += [f"classes: {only[0] or 'none'} -> {only[1] or 'none'} besides those of both"] if any(only) else []
         if lines:
             listing = "".join(f"\n    {line}" for line in lines)
-            raise UsageError(f"{first.run} and {one.run} cannot be averaged:{listing}", "use runs of one model and one data set")
+            raise UsageError(
+                f"{first.run} and {one.run} cannot be averaged:{listing}", "use runs of one model and one data set"
+            )
     if not a.classes:
         raise UsageError(f"{first.run} has no head: it gives features, not classes", "use runs of `vitreous train`")
     return a.classes
@@ -173,14 +191,17 @@ def alike(found: Sequence[Ingredient]) -> tuple[str, ...]:
 
 def plain(config: ModelConfig) -> ModelConfig:
     """A config without what only training asks: two runs of one model may drop more and less."""
-    return replace(config, dropout=0.0, drop_path=0.0, drop_path_rises=True) if isinstance(config, ViTConfig) else config
+    return (
+        replace(config, dropout=0.0, drop_path=0.0, drop_path_rises=True) if isinstance(config, ViTConfig) else config
+    )
 
 
 def judges(found: Sequence[Ingredient], named: str | None, split: str, listener: Listener) -> tuple[Data, str]:
-    """The data set that ingredients are judged on, with the images held out that every run on it held out, and its name.
+    """The data set that ingredients are judged on, with the images held out that every run on it held out, and its
+    name.
 
-    Raises UsageError where there is not one such data set or the runs held out different images; DataError where it has no such
-    split.
+    Raises UsageError where there is not one such data set or the runs held out different images; DataError where it has
+    no such split.
     """
     known = [(one.run, one.data) for one in found if one.data is not None]
     sources = {os.path.realpath(data.source): data.source for _, data in known}
@@ -192,11 +213,15 @@ def judges(found: Sequence[Ingredient], named: str | None, split: str, listener:
         opened = open_data_of_run(run, source, data.split_seed, data.group_by)
         view = opened.holding_out(data.hold_out, data.split_seed)
         if data.fingerprint not in (opened.fingerprint(), view.fingerprint()):
-            listener.note(f"{source} is not what it was when {run} was trained, which may have learned from images that judge it now")
+            listener.note(
+                f"{source} is not what it was when {run} was trained, which may have learned from images that "
+                "judge it now"
+            )
         views[view.fingerprint()] = view
     if len(views) > 1:
         raise UsageError(
-            f"the runs held out different images of {source}", "judge them on data with a val folder of their own: --data DATA"
+            f"the runs held out different images of {source}",
+            "judge them on data with a val folder of their own: --data DATA",
         )
     chosen = next(iter(views.values())) if views else open_data(source)
     chosen.split(split)
@@ -206,7 +231,8 @@ def judges(found: Sequence[Ingredient], named: str | None, split: str, listener:
 def cook(
     found: Sequence[Ingredient], classes: tuple[str, ...], jury: Jury | None, greedy: bool
 ) -> tuple[list[dict[str, Any]], Bundle, Report | None]:
-    """A row for each ingredient, from the best on; the soup; and its figures. Greedy soups are Recipe 1 of arXiv:2203.05482."""
+    """A row for each ingredient, from the best on; the soup; and its figures. Greedy soups are Recipe 1 of
+    arXiv:2203.05482."""
     alone = {one.sha256: jury.judge(one.bundle(), one.run) for one in found} if jury else {}
     rows: list[dict[str, Any]] = []
     total: dict[str, Tensor] = {}
@@ -214,7 +240,11 @@ def cook(
     for one in sorted(found, key=lambda one: -score(alone.get(one.sha256))):  # of equals, the first hash first
         trial, tried, kept = added(total, one.bundle(), classes), None, True
         if greedy and jury:
-            tried = jury.judge(averaged(one.like, trial, count + 1, classes), f"soup with {one.run}") if count else alone[one.sha256]
+            tried = (
+                jury.judge(averaged(one.like, trial, count + 1, classes), f"soup with {one.run}")
+                if count
+                else alone[one.sha256]
+            )
             kept = score(tried) >= score(report)
             report = tried if kept else report
         if kept:
@@ -226,7 +256,8 @@ def cook(
 
 
 def score(report: Report | None) -> float:
-    """What ingredients are chosen by, 0 to 1: top-1, or mAP where images have several labels; 0 where nothing was judged."""
+    """What ingredients are chosen by, 0 to 1: top-1, or mAP where images have several labels; 0 where nothing was
+    judged."""
     figures = report.figures if report else {}
     return figures.get("top1") or figures.get("map") or 0.0
 

@@ -97,14 +97,19 @@ SCREENED = 20_000  # files up to which a data set is decoded once before trainin
 Announce = Callable[[Run, Data], None]  # is given a run and its data before the first step
 
 
-def train(data: str | os.PathLike[str] = "", listener: Listener | None = None, progress: bool = True, **options: Any) -> dict[str, Any]:
-    """Train on a data set and return the run's summary; `options` are the fields of `TrainOptions`, as on the command line.
+def train(
+    data: str | os.PathLike[str] = "", listener: Listener | None = None, progress: bool = True, **options: Any
+) -> dict[str, Any]:
+    """Train on a data set and return the run's summary; `options` are the fields of `TrainOptions`, as on the command
+    line.
 
-    With `resume=True` the data set may be left out: it is that of the run. `progress` shows on stderr how far the run is, as a bar in a
-    terminal and as lines elsewhere, and what it notes; `progress=False` is silent. A `listener` hears both in its place.
+    With `resume=True` the data set may be left out: it is that of the run. `progress` shows on stderr how far the run
+    is, as a bar in a terminal and as lines elsewhere, and what it notes; `progress=False` is silent. A `listener` hears
+    both in its place.
 
-    With a test split, the trained model is judged on it once, at the end. Raises UsageError (also for an unknown option, with the nearest
-    one), DataError, WeightsError, NonFiniteError, ResourceError or Interrupted, each with its way out.
+    With a test split, the trained model is judged on it once, at the end. Raises UsageError (also for an unknown
+    option, with the nearest one), DataError, WeightsError, NonFiniteError, ResourceError or Interrupted, each with its
+    way out.
     """
     check_path(data, "train(data)")
     refuse_modules(options)
@@ -129,14 +134,16 @@ def refuse_modules(options: dict[str, Any]) -> None:
 
 
 def carry_out(options: TrainOptions, listener: Listener, announce: Announce = lambda run, data: None) -> dict[str, Any]:
-    """The same from an options object; by every process that `torchrun` started, of which the leading one speaks and writes."""
+    """The same from an options object; by every process that `torchrun` started, of which the leading one speaks and
+    writes."""
     options = with_data(options)
     with together(pick_device(options.device or "auto"), options.timeout or Run.timeout) as ranks:
         return carried_out(options, listener if ranks.leads else Silent(), ranks, announce)
 
 
 def with_data(options: TrainOptions) -> TrainOptions:
-    """The options with the data set of the run to continue, where none is named. Raises UsageError where no run is continued."""
+    """The options with the data set of the run to continue, where none is named. Raises UsageError where no run is
+    continued."""
     options.check_data()
     return options if options.data else replace(options, data=Folder(Path(options.out or LATEST)).run().data.source)
 
@@ -246,7 +253,9 @@ def continued(options: TrainOptions, listener: Listener | None = None) -> Folder
     stored = folder.run()
     changed = [line for line in differences(stored, apply(stored, options)) if not line.startswith(FREE)]
     fixed = [line for line in changed if line.startswith(FIXED)] + contradictions(stored, options)
-    if resolve_source(options.data) != resolve_source(stored.data.source) and not is_moved(options.data, stored.data.source):
+    if resolve_source(options.data) != resolve_source(stored.data.source) and not is_moved(
+        options.data, stored.data.source
+    ):
         fixed.append(f"data: {stored.data.source} -> {options.data}")
     refused = fixed if options.override else [*dict.fromkeys([*changed, *fixed])]
     if refused:
@@ -259,13 +268,19 @@ def continued(options: TrainOptions, listener: Listener | None = None) -> Folder
 
 
 def is_moved(source: str, stored: str) -> bool:
-    """Whether `source` may be a run's data at another place: what the run has `stored` is gone. Their fingerprint then decides."""
+    """Whether `source` may be a run's data at another place: what the run has `stored` is gone. Their fingerprint then
+    decides."""
     return resolve_source(source) != resolve_source(stored) and not os.path.lexists(stored) and os.path.exists(source)
 
 
 def contradictions(run: Run, options: TrainOptions) -> list[str]:
     """Where options that say what the model or the recipe is disagree with a run that is already made."""
-    own = {"model": name_of(run.model), "image_size": run.model.image[0], "patch_size": run.model.patch[0], "recipe": run.recipe}
+    own = {
+        "model": name_of(run.model),
+        "image_size": run.model.image[0],
+        "patch_size": run.model.patch[0],
+        "recipe": run.recipe,
+    }
     said = {
         "model": options.model and name_of(configure(options.model)),
         "image_size": options.image_size,
@@ -278,11 +293,16 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
 def pictures(
     source: str, base: Run | None, options: TrainOptions, listener: Listener, begun: Folder | None = None
 ) -> tuple[Data, Run, Inputs]:
-    """Open the data, complete the run (or take `base` with the options applied), and look at every picture where there are few."""
+    """Open the data, complete the run (or take `base` with the options applied), and look at every picture where there
+    are few."""
     if (options.resize or options.source_size) and not (options.init or (base and base.init)):
-        raise UsageError("--resize and --source-size are about the weights of --init, and there are none", "leave them out")
+        raise UsageError(
+            "--resize and --source-size are about the weights of --init, and there are none", "leave them out"
+        )
     seed, share, group_by = splitting(base, options)
-    opened = open_data(source, seed, group_by) if begun is None else open_data_of_run(begun.path, source, seed, group_by)
+    opened = (
+        open_data(source, seed, group_by) if begun is None else open_data_of_run(begun.path, source, seed, group_by)
+    )
     opened = opened.holding_out(share, seed)
     for note in opened.notes:
         listener.note(note)
@@ -309,7 +329,9 @@ def pictures(
             run = replace(run, data=replace(run.data, workers=0 if run.data.cache else processes(run, split)))
     else:
         if contradictions(base, options):
-            raise UsageError(f"the config says these already; {', '.join(contradictions(base, options))}", "leave one of them out")
+            raise UsageError(
+                f"the config says these already; {', '.join(contradictions(base, options))}", "leave one of them out"
+            )
         run = apply(base, options)
         if begun is None:
             run = replace(run, data=replace(run.data, source=resolve_source(opened.name)))
@@ -335,24 +357,34 @@ def without(opened: Data, names: frozenset[str], exclude: str, listener: Listene
     rows = staying(split, names)
     if not len(rows):
         raise DataError(f"{exclude} leaves no training image", "is it the list of other data?")
-    if names and len(rows) == len(split) and not any(len(staying(part, names)) < len(part) for part in opened.splits.values()):
+    if (
+        names
+        and len(rows) == len(split)
+        and not any(len(staying(part, names)) < len(part) for part in opened.splits.values())
+    ):
         first = printable(min(names))
-        raise DataError(f"none of the {len(names)} names in {exclude} is in the data; the first is {first}", "name the data as then")
+        raise DataError(
+            f"none of the {len(names)} names in {exclude} is in the data; the first is {first}", "name the data as then"
+        )
     listener.note(f"{len(split) - len(rows)} of {len(split)} training images are left out, as {exclude} says")
-    groups = opened.groups[rows] if opened.groups is not None and opened.whole is None else opened.groups  # else they are those of `whole`
-    return replace(opened, splits=opened.splits | {"train": split.take(rows)}, groups=groups, identity=opened.fingerprint())
+    # else they are those of `whole`
+    groups = opened.groups[rows] if opened.groups is not None and opened.whole is None else opened.groups
+    return replace(
+        opened, splits=opened.splits | {"train": split.take(rows)}, groups=groups, identity=opened.fingerprint()
+    )
 
 
 def processes(run: Run, split: Split) -> int:
-    """Processes that decode for a run: by what its pictures cost, and what the model takes at a usual share of the machine's peak."""
+    """Processes that decode for a run: by what its pictures cost, and what the model takes at a usual share of the
+    machine's peak."""
     device = pick_device(run.device)
     rate = UTILISED * quick_peak(device, run.precision) / (3 * 2 * macs(run.model))
     return workers_for(split, run.preprocess, run.augment, rate, shares_cores=device == "cpu", exact=run.data.exact)
 
 
 def splitting(base: Run | None, options: TrainOptions) -> tuple[int, float | None, str | None]:
-    """The seed of the split, the share of all training images that `val` is (None: the data's own, or the usual tenth), and what
-    names the groups that are not to be drawn apart."""
+    """The seed of the split, the share of all training images that `val` is (None: the data's own, or the usual tenth),
+    and what names the groups that are not to be drawn apart."""
     said = {path.removeprefix("data."): words for path, words in options.settings.items() if path.startswith("data.")}
     stored = set_paths(base.data if base else DataOptions("", (), 0, ""), said, "data.")
     seed = options.split_seed if options.split_seed is not None else stored.split_seed
@@ -385,4 +417,6 @@ def read_config(path: str) -> str:
     try:
         return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the config {path} ({type(error).__name__})", "give the path of a config.yaml") from None
+        raise UsageError(
+            f"cannot read the config {path} ({type(error).__name__})", "give the path of a config.yaml"
+        ) from None

@@ -1,7 +1,7 @@
 """The paper's transfer protocol: choose the learning rate on held-out training images, then train on all of them.
 
-arXiv:2010.11929, App. B.1.1: each rate of a grid (Table 4) is tried on a training split less a small share, which judges it;
-the best one trains on everything. The test split is not judged, and none of its files is opened.
+arXiv:2010.11929, App. B.1.1: each rate of a grid (Table 4) is tried on a training split less a small share, which
+judges it; the best one trains on everything. The test split is not judged, and none of its files is opened.
 
     RUN/trials.json        the grid, what was held out, the figures of each trial, the choice and why
     RUN/trials/lr-0.003/   a whole run folder for each rate, less its checkpoints
@@ -41,8 +41,8 @@ TRIALS = "trials.json"
 
 @dataclass(frozen=True)
 class Protocol:
-    """What is tried: the rates, ascending, and how many images train and judge each. `lr` and `matrix_lr` are the recipe's: Muon's
-    rate keeps its proportion to the other."""
+    """What is tried: the rates, ascending, and how many images train and judge each. `lr` and `matrix_lr` are the
+    recipe's: Muon's rate keeps its proportion to the other."""
 
     grid: tuple[float, ...]
     share: float
@@ -54,8 +54,8 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Trial:
-    """How a rate did on the held-out images: `score` is top-1, or mAP where an image has several labels. A trial whose loss was
-    not finite has a `failure` and no figures."""
+    """How a rate did on the held-out images: `score` is top-1, or mAP where an image has several labels. A trial whose
+    loss was not finite has a `failure` and no figures."""
 
     lr: float
     folder: str
@@ -79,7 +79,9 @@ def check(options: TrainOptions, folder: Folder | None = None) -> None:
     """Raises UsageError for options that do not go with the protocol, or not with that of a folder to resume."""
     begun = folder is not None and (folder.path / TRIALS).is_file()
     if begun and (options.override or options.allow_data_change):
-        raise UsageError("the trials of a grid differ in their rate alone: nothing else can change on the way", "start a new run")
+        raise UsageError(
+            "the trials of a grid differ in their rate alone: nothing else can change on the way", "start a new run"
+        )
     if options.lr_grid is None:
         if options.ray and not begun:
             raise UsageError("--ray is for the trials of --lr-grid", "add --lr-grid, or leave --ray out")
@@ -100,19 +102,24 @@ def check(options: TrainOptions, folder: Folder | None = None) -> None:
 
 
 def prepare(run: Run, opened: Data, inputs: Inputs, options: TrainOptions) -> Protocol:
-    """The protocol for a run on all training images. Raises DataError where the share of a class is less than one image."""
+    """The protocol for a run on all training images. Raises DataError where the share of a class is less than one
+    image."""
     if run.keep_best or run.early_stop:
         way = "leave --keep-best and --early-stop out"
         raise UsageError("--lr-grid trains on all images in the end: none are left to choose the best weights by", way)
     grid = tuple(sorted(set(options.lr_grid or grid_of(run))))
     images = len(opened.split("train"))
     share = hold_out_of(run) or next(share for below, share in SHARES if images < below)
-    if share * images < run.model.classes and not opened.several:  # small classes: a share that rounds to nothing would judge nothing
+    # small classes: a share that rounds to nothing would judge nothing
+    if share * images < run.model.classes and not opened.several:
         share = SHARES[0][1]
     held = held_out(opened, inputs, share, run.data.split_seed)
     assert held.val is not None
     if not len(held.val):
-        raise DataError(f"{opened.name}: {share:.0%} of each class is less than an image, nothing can judge a rate", "name one with --lr")
+        raise DataError(
+            f"{opened.name}: {share:.0%} of each class is less than an image, nothing can judge a rate",
+            "name one with --lr",
+        )
     return Protocol(grid, share, len(held.train), len(held.val), run.optimizer.lr, run.optimizer.matrix_lr)
 
 
@@ -130,7 +137,8 @@ def protocol_of(folder: Folder) -> tuple[Protocol, dict[str, Any]]:
 def held_out(opened: Data, inputs: Inputs, share: float, split_seed: int) -> Inputs:
     """The pictures of a trial: those of the run less a share of each class, and that share as `val`.
 
-    The share is drawn from all training images. One that cannot be read is not trained on, and counts as wrong where it judges.
+    The share is drawn from all training images. One that cannot be read is not trained on, and counts as wrong where it
+    judges.
     """
     whole = opened.split("train")
     rows = hold_out(whole.labels, split_seed, {"val": share}, opened.groups)
@@ -149,12 +157,19 @@ def at_rate(run: Run, protocol: Protocol, rate: float) -> Run:
 
 
 def transfer(
-    folder: Folder, run: Run, inputs: Inputs, opened: Data, listener: Listener, ranks: Ranks = ALONE, ray: str | None = None
+    folder: Folder,
+    run: Run,
+    inputs: Inputs,
+    opened: Data,
+    listener: Listener,
+    ranks: Ranks = ALONE,
+    ray: str | None = None,
 ) -> dict[str, Any]:
     """Try the grid, choose, and train on everything; goes on from wherever the folder is. Returns the run's summary.
 
-    Trials run one after another here, or at the same time on the Ray cluster at that address. Raises Interrupted after a
-    signal, with everything saved, NonFiniteError where every trial ended in a loss that is not finite, and what `Session` raises.
+    Trials run one after another here, or at the same time on the Ray cluster at that address. Raises Interrupted after
+    a signal, with everything saved, NonFiniteError where every trial ended in a loss that is not finite, and what
+    `Session` raises.
     """
     if ray and ranks.world > 1:
         raise UsageError("--ray places the trials itself", "start it without torchrun")
@@ -198,7 +213,10 @@ def trials_of(folder: Folder, run: Run, protocol: Protocol, opened: Data) -> lis
     fingerprint = opened.holding_out(protocol.share, run.data.split_seed).fingerprint()
     data = replace(run.data, images=protocol.images, hold_out=protocol.share, fingerprint=fingerprint)
     places = [Folder(folder.path / "trials" / f"lr-{rate!r}") for rate in protocol.grid]
-    return [(replace(at_rate(run, protocol, rate), data=data), place) for rate, place in zip(protocol.grid, places, strict=True)]
+    return [
+        (replace(at_rate(run, protocol, rate), data=data), place)
+        for rate, place in zip(protocol.grid, places, strict=True)
+    ]
 
 
 def attempt(
@@ -210,9 +228,11 @@ def attempt(
     signals: Signals | None = None,
     watch: Callable[[Session], None] = lambda session: None,
 ) -> None:
-    """One trial, from wherever its folder is to its end; a complete one is left alone. `watch` is given the session before it starts.
+    """One trial, from wherever its folder is to its end; a complete one is left alone. `watch` is given the session
+    before it starts.
 
-    A loss that is not finite ends the trial, and is its result. Raises Interrupted after a signal, also one in `signals`.
+    A loss that is not finite ends the trial, and is its result. Raises Interrupted after a signal, also one in
+    `signals`.
     """
     halt(signals or Signals(), ranks)
     if ranks.share(str(folder.summary.is_file())) == "True":
@@ -229,7 +249,13 @@ def attempt(
             summary = session.train()
         except NonFiniteError as error:
             session.tell(error.message)
-            summary = {"model": name_of(run.model), "data": run.data.source, "seed": run.seed, "val": None, "test": None}
+            summary = {
+                "model": name_of(run.model),
+                "data": run.data.source,
+                "seed": run.seed,
+                "val": None,
+                "test": None,
+            }
             summary |= {"run": str(folder.path), "failure": error.message}
         if ranks.leads:
             write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
@@ -244,7 +270,9 @@ def prune(folder: Folder, ranks: Ranks) -> None:
     ranks.wait()
 
 
-def halt(signals: Signals, ranks: Ranks, error: Callable[[int], Interrupted] = lambda code: Interrupted("stopped", code=code)) -> None:
+def halt(
+    signals: Signals, ranks: Ranks, error: Callable[[int], Interrupted] = lambda code: Interrupted("stopped", code=code)
+) -> None:
     """Raise Interrupted, with the exit code, if a signal came to any process."""
     received = int(ranks.most([signals.received or 0], "cpu")[0])
     if received:
@@ -254,7 +282,11 @@ def halt(signals: Signals, ranks: Ranks, error: Callable[[int], Interrupted] = l
 def decided(folder: Folder, trials: list[tuple[Run, Folder]], protocol: Protocol) -> dict[str, Any]:
     """`trials.json` after the last trial. Raises NonFiniteError where no trial has figures."""
     rows = [row_of(run, place, folder) for run, place in trials]
-    return {"protocol": asdict(protocol), "trials": [asdict(row) for row in rows], "choice": asdict(choose(rows, protocol))}
+    return {
+        "protocol": asdict(protocol),
+        "trials": [asdict(row) for row in rows],
+        "choice": asdict(choose(rows, protocol)),
+    }
 
 
 def row_of(run: Run, trial: Folder, folder: Folder) -> Trial:
@@ -277,13 +309,23 @@ def choose(rows: list[Trial], protocol: Protocol) -> Choice:
         return Choice(protocol.grid[0], "it is the only one of the grid")
     able = [row for row in rows if row.score is not None]
     if not able:
-        raise NonFiniteError(f"none of the {len(rows)} trials had a finite loss to its end", "give --lr-grid smaller rates")
-    first, *others = sorted(able, key=lambda row: (-(row.score or 0.0), math.inf if row.nll is None else row.nll, row.lr))
+        raise NonFiniteError(
+            f"none of the {len(rows)} trials had a finite loss to its end", "give --lr-grid smaller rates"
+        )
+    first, *others = sorted(
+        able, key=lambda row: (-(row.score or 0.0), math.inf if row.nll is None else row.nll, row.lr)
+    )
     why = f"the best of the grid on {protocol.held_out} held-out images, {first.score:.2%}"
     if others and others[0].score == first.score:
-        why += f" as lr {others[0].lr:g}, " + ("with the same NLL, and smaller" if others[0].nll == first.nll else "with a lower NLL")
+        why += f" as lr {others[0].lr:g}, " + (
+            "with the same NLL, and smaller" if others[0].nll == first.nll else "with a lower NLL"
+        )
     end = {protocol.grid[0]: "smallest", protocol.grid[-1]: "largest"}.get(first.lr)
-    return Choice(first.lr, why, end and f"the chosen rate is the {end} of the grid, which may be too narrow: widen it with --lr-grid")
+    return Choice(
+        first.lr,
+        why,
+        end and f"the chosen rate is the {end} of the grid, which may be too narrow: widen it with --lr-grid",
+    )
 
 
 def stopped(folder: Folder, code: int, where: str) -> Interrupted:
@@ -292,11 +334,17 @@ def stopped(folder: Folder, code: int, where: str) -> Interrupted:
 
 
 def forecast(run: Run, protocol: Protocol, seconds_per_step: float) -> dict[str, Any]:
-    """What `--dry-run` adds: how many trials, on how many images, and the minutes of everything, one trial after another."""
+    """What `--dry-run` adds: how many trials, on how many images, and the minutes of everything, one trial after
+    another."""
     each = replace(run, data=replace(run.data, images=protocol.images)).steps
     count = len(protocol.grid) if len(protocol.grid) > 1 else 0
     minutes = seconds_per_step * (count * each + run.steps) / 60
-    return {"trials": count, "lr_grid": list(protocol.grid), "held_out": protocol.held_out, "minutes_in_all": round(minutes, 1)}
+    return {
+        "trials": count,
+        "lr_grid": list(protocol.grid),
+        "held_out": protocol.held_out,
+        "minutes_in_all": round(minutes, 1),
+    }
 
 
 class Labelled(Silent):

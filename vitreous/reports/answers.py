@@ -39,8 +39,8 @@ class Computing:
 class Answered:
     """The images of a split, with labels in the model's order of the classes, and its answers to them.
 
-    `raw` (n, K) float32 are the logits as the model gives them, `bad` the images that could not be read, `started` the clock's
-    reading when the first one was asked for.
+    `raw` (n, K) float32 are the logits as the model gives them, `bad` the images that could not be read, `started` the
+    clock's reading when the first one was asked for.
     """
 
     run: str
@@ -74,22 +74,29 @@ class Answered:
         return self.readable & (self.logits.argmax(1) == self.split.labels)
 
 
-def answered(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, computing: Computing) -> Answered:
-    """Answer the images of a split of `data`, by default of the run's own data set; without a split, those of test, or else val.
+def answered(
+    run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, computing: Computing
+) -> Answered:
+    """Answer the images of a split of `data`, by default of the run's own data set; without a split, those of test, or
+    else val.
 
-    Raises DataError for images that cannot be read, naming them; with bad_images `skip`, only where none can be. UsageError for
-    images with several labels and a model that names one; WeightsError as `open_bundle` does.
+    Raises DataError for images that cannot be read, naming them; with bad_images `skip`, only where none can be.
+    UsageError for images with several labels and a model that names one; WeightsError as `open_bundle` does.
     """
     bundle = open_bundle(run, note=computing.listener.note)
     source, opened = data_for(run, data, split)
     return answers_to(run, bundle, source, opened, choose_split(opened, split, computing.listener.note), computing)
 
 
-def answers_to(run: str | os.PathLike[str], bundle: Bundle, source: str, opened: Data, split: str, computing: Computing) -> Answered:
+def answers_to(
+    run: str | os.PathLike[str], bundle: Bundle, source: str, opened: Data, split: str, computing: Computing
+) -> Answered:
     """The same, of a model and data that are already open."""
     chosen = matched(opened.split(split), opened, bundle.classes, bundle.several)
     if opened.several and bundle.loss == "softmax":
-        raise UsageError(f"{run} names one class an image, {source} has several labels an image", "train with --loss sigmoid")
+        raise UsageError(
+            f"{run} names one class an image, {source} has several labels an image", "train with --loss sigmoid"
+        )
     if slow := warning(computing.how.precision, pick_device(computing.how.device)):
         computing.listener.note(slow)
     p = bundle.preprocess
@@ -99,7 +106,9 @@ def answers_to(run: str | os.PathLike[str], bundle: Bundle, source: str, opened:
     def each(images: int) -> None:
         nonlocal done
         done += images
-        computing.listener.progress("evaluate", done, len(chosen), f"{done / (time.perf_counter() - started):.0f} images/s")
+        computing.listener.progress(
+            "evaluate", done, len(chosen), f"{done / (time.perf_counter() - started):.0f} images/s"
+        )
 
     workers = default_workers() if computing.workers is None else computing.workers
     logits, bad = logits_of(engine, Judged(chosen, p, workers), computing.batch_size, each)

@@ -1,4 +1,5 @@
-"""A bundle's temperature: fitted on validation images, stored beside the weights, and said with every figure that it changes."""
+"""A bundle's temperature: fitted on validation images, stored beside the weights, and said with every figure that it
+changes."""
 
 from __future__ import annotations
 
@@ -21,17 +22,23 @@ HELD_OUT = "val"  # never test, which is read to judge, nor train, which the mod
 
 
 def calibrate(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, computing: Computing) -> dict[str, Any]:
-    """Fit a temperature on the validation images of a run, of `data` where a bundle has no run, and store it in the bundle.
+    """Fit a temperature on the validation images of a run, of `data` where a bundle has no run, and store it in the
+    bundle.
 
-    Returns the temperature, what it was fitted on, and NLL and ECE there before and after. Raises UsageError for weights that are
-    no bundle, and where no images were held out; DataError where no temperature fits best.
+    Returns the temperature, what it was fitted on, and NLL and ECE there before and after. Raises UsageError for
+    weights that are no bundle, and where no images were held out; DataError where no temperature fits best.
     """
     folder, own = bundle_in(Path(run)), Folder(Path(run)).config.is_file()
     if folder is None:
-        raise UsageError(f"{run} is no bundle that a temperature can be stored in", f"make one of it: vitreous convert {run} FOLDER")
+        raise UsageError(
+            f"{run} is no bundle that a temperature can be stored in", f"make one of it: vitreous convert {run} FOLDER"
+        )
     source, opened = data_for(run, None if own else data, HELD_OUT)
     if HELD_OUT not in opened.splits or (opened.unsplit and not own):  # of which all images are judged
-        raise UsageError(f"{source} has no val split, and a temperature is fitted on no other", "name a run, or data with a val split")
+        raise UsageError(
+            f"{source} has no val split, and a temperature is fitted on no other",
+            "name a run, or data with a val split",
+        )
     found = answers_to(run, open_bundle(run), source, opened, HELD_OUT, computing)
     targets, rows = of_loss(found), found.readable
     temperature = fit_temperature(found.raw[rows], targets[rows])
@@ -56,8 +63,8 @@ def effect(found: Answered) -> dict[str, Any] | None:
 
 
 def soft(found: Answered, temperature: float) -> dict[str, float | None]:
-    """NLL in nats and ECE of the images that could be read, at a temperature, by the probabilities that `predict` says; ECE is None
-    where images have several labels."""
+    """NLL in nats and ECE of the images that could be read, at a temperature, by the probabilities that `predict` says;
+    ECE is None where images have several labels."""
     rows = found.readable
     logits, targets = found.raw[rows].astype(np.float64) / temperature, of_loss(found)[rows]
     right = logits.argmax(1) == found.split.labels[rows] if found.split.labels.ndim == 1 else None

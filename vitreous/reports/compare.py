@@ -38,16 +38,18 @@ def compare(
 ) -> dict[str, Any]:
     """Judge two runs on the same images: each one's figures, how they differ, and whether that can be told from chance.
 
-    The images are of `data`, by default of the first run's data set, or of the second's where the first is a bundle alone: its test
-    split unless another is named, or val where it has none. Classes are matched by name. Each reading is added to its
-    run's `evaluations.jsonl`. Raises DataError for a class of the data that one of the models does not know, naming both; UsageError
-    where one takes images for one label and the other for several.
+    The images are of `data`, by default of the first run's data set, or of the second's where the first is a bundle
+    alone: its test split unless another is named, or val where it has none. Classes are matched by name. Each reading
+    is added to its run's `evaluations.jsonl`. Raises DataError for a class of the data that one of the models does not
+    know, naming both; UsageError where one takes images for one label and the other for several.
     """
     computing, runs = computing or Computing(), [os.fspath(first), os.fspath(second)]
     bundles = [open_bundle(run, note=computing.listener.note) for run in (first, second)]
     if bundles[0].several != bundles[1].several:
         one = next(run for run, bundle in zip(runs, bundles, strict=True) if not bundle.several)
-        raise UsageError(f"{one} names one class an image, the other run names several", "compare runs that answer the same question")
+        raise UsageError(
+            f"{one} names one class an image, the other run names several", "compare runs that answer the same question"
+        )
     home = runs[0] if data is not None or Folder(Path(runs[0])).config.is_file() else runs[1]
     source, opened = data_for(home, data, split)
     split = choose_split(opened, split, computing.listener.note)
@@ -55,7 +57,9 @@ def compare(
         known_to(run, bundle, source, opened)
     if set(bundles[0].classes) != set(bundles[1].classes):
         computing.listener.note("the runs do not know the same classes; they are compared on those of the data")
-    found = [answers_to(run, bundle, source, opened, split, computing) for run, bundle in zip(runs, bundles, strict=True)]
+    found = [
+        answers_to(run, bundle, source, opened, split, computing) for run, bundle in zip(runs, bundles, strict=True)
+    ]
     judged, made = [], []
     for one in found:
         own = None if data is None and one.run == home else source
@@ -78,7 +82,8 @@ def known_to(run: str, bundle: Bundle, source: str, opened: Data) -> None:
 
 
 def answers_of(found: Answered) -> Answers:
-    """Logits and labels that two models can be compared by: where images have several labels, in the order of the data's classes."""
+    """Logits and labels that two models can be compared by: where images have several labels, in the order of the
+    data's classes."""
     logits, labels = found.logits.astype(np.float64), found.split.labels
     if labels.ndim == 2:
         order = places(found.opened, found.bundle.classes)
@@ -86,11 +91,20 @@ def answers_of(found: Answered) -> Answers:
     return Answers(logits, labels, found.readable)
 
 
-def described(found: list[Answered], reports: list[Report], facts: list[dict[str, Any]], comparison: Comparison) -> dict[str, Any]:
-    """The document of a comparison. `a` and `b` are the runs in the order in which they were named; differences are b less a."""
+def described(
+    found: list[Answered], reports: list[Report], facts: list[dict[str, Any]], comparison: Comparison
+) -> dict[str, Any]:
+    """The document of a comparison. `a` and `b` are the runs in the order in which they were named; differences are b
+    less a."""
     a, b = found
     sides = [
-        {"run": one.run, "model": name_of(one.bundle.model.config), "temperature": one.bundle.temperature, **seen_by, **report.summary()}
+        {
+            "run": one.run,
+            "model": name_of(one.bundle.model.config),
+            "temperature": one.bundle.temperature,
+            **seen_by,
+            **report.summary(),
+        }
         for one, report, seen_by in zip(found, reports, facts, strict=True)
     ]
     names = [os.path.basename(one.run.rstrip("/")) for one in found]

@@ -35,17 +35,19 @@ if TYPE_CHECKING:
     from vitreous.reports.protocols.protocols import Terms
 
 READINGS = "evaluations.jsonl"
-KNOWN = ("data", "split", "batch_size", "workers", "bad_images", "protocol", "listener")  # of `evaluate`, beside the fields of its options
+# of `evaluate`, beside the fields of its options
+KNOWN = ("data", "split", "batch_size", "workers", "bad_images", "protocol", "listener")
 
 
 @dataclass(frozen=True)
 class Further:
     """What else is asked of an evaluation.
 
-    `calibrate` fits a temperature first and stores it in the bundle. `abstain`: what is gained by not answering below this highest
-    probability, in (0, 1]. `outliers` and `suspects` are CSV files to write: how unlike the training images each image is, and whose
-    label is probably wrong. `against`: other data that are to be told from the judged images. `cache` keeps features for the next time.
-    `report`: where the page goes, by default RUN/report.html, with the names of other data and of another split than `test` in it.
+    `calibrate` fits a temperature first and stores it in the bundle. `abstain`: what is gained by not answering below
+    this highest probability, in (0, 1]. `outliers` and `suspects` are CSV files to write: how unlike the training
+    images each image is, and whose label is probably wrong. `against`: other data that are to be told from the judged
+    images. `cache` keeps features for the next time. `report`: where the page goes, by default RUN/report.html, with
+    the names of other data and of another split than `test` in it.
     """
 
     calibrate: bool = False
@@ -70,17 +72,19 @@ def evaluate(
     further: Further | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Judge a run's model on a split of its own data set, or of another one with classes of the same names; by default on test, or
-    on val where there is no test split, which is then noted and is the document's `split`.
+    """Judge a run's model on a split of its own data set, or of another one with classes of the same names; by default
+    on test, or on val where there is no test split, which is then noted and is the document's `split`.
 
-    Figures, intervals, per-class table, confusion matrix and most confused classes come back as a document with the keys of
-    `summary.json`, and each reading is added to the run's `evaluations.jsonl`. Images that cannot be read stop the evaluation with a
-    DataError that names them; with `bad_images="skip"` they count as wrong, unless none can be read. `batch_size` pictures are
-    decoded at a time; like `workers` it cannot change a figure. `protocol`: another way to judge, by its name.
+    Figures, intervals, per-class table, confusion matrix and most confused classes come back as a document with the
+    keys of `summary.json`, and each reading is added to the run's `evaluations.jsonl`. Images that cannot be read stop
+    the evaluation with a DataError that names them; with `bad_images="skip"` they count as wrong, unless none can be
+    read. `batch_size` pictures are decoded at a time; like `workers` it cannot change a figure. `protocol`: another way
+    to judge, by its name.
 
-    `options` are what the command line has: `device`, `precision`, `engine`, `merge_tokens` (the fields of `How`), and `calibrate`,
-    `abstain`, `outliers` … (those of `Further`; with another `protocol`, those of its `Terms`). `how`, `further` and a `Terms` as the
-    `protocol` say the same. A page with all of it, `report.html`, is written too. Raises UsageError for an unknown option.
+    `options` are what the command line has: `device`, `precision`, `engine`, `merge_tokens` (the fields of `How`), and
+    `calibrate`, `abstain`, `outliers` … (those of `Further`; with another `protocol`, those of its `Terms`). `how`,
+    `further` and a `Terms` as the `protocol` say the same. A page with all of it, `report.html`, is written too. Raises
+    UsageError for an unknown option.
     """
     if protocol != "top1":
         computing = Computing(batch_size, workers, how or How(), bad_images, listener or Silent())
@@ -92,7 +96,9 @@ def evaluate(
     found = answered(run, data, split, computing)
     labels, classes = found.split.labels, found.bundle.classes
     if asked.abstain is not None and labels.ndim == 2:
-        raise UsageError("--abstain is for data with one label an image", "use predict --threshold where there may be several")
+        raise UsageError(
+            "--abstain is for data with one label an image", "use predict --threshold where there may be several"
+        )
     report = judge(found.logits, labels, classes, found.readable)
     document = describe(found.bundle, report, found.name, found.source, str(run), time.perf_counter() - found.started)
     facts = seen(found, data)
@@ -100,7 +106,9 @@ def evaluate(
         computing.listener.note(line)
     document |= {
         **facts,
-        "confused": None if report.cells is None else confused(report.cells, np.bincount(labels, minlength=len(classes)), classes),
+        "confused": None
+        if report.cells is None
+        else confused(report.cells, np.bincount(labels, minlength=len(classes)), classes),
         "calibration": (fitted | (effect(found) or {})) or None,
         "abstain": None if asked.abstain is None else abstained(found.confidence, found.right, asked.abstain),
         "outliers": None,
@@ -112,7 +120,9 @@ def evaluate(
         document["suspects"] = suspected(found, computing, asked.suspects)
     record(run, found.source, found.name, report.summary())
     place = Path(asked.report) if asked.report else page_of(Path(run), data, found.name)
-    written = write_page(place, Folder(Path(run)), found, report, computing.listener, shlex.join(command_of(run, data, found.name)))
+    written = write_page(
+        place, Folder(Path(run)), found, report, computing.listener, shlex.join(command_of(run, data, found.name))
+    )
     return document | {"report": os.fspath(place) if written else None}
 
 
@@ -124,7 +134,8 @@ def evaluate_protocol(
     computing: Computing,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """`evaluate` by another protocol than top-1; `options` are keywords of `How` and `Terms`. Raises UsageError for others."""
+    """`evaluate` by another protocol than top-1; `options` are keywords of `How` and `Terms`. Raises UsageError for
+    others."""
     from vitreous.reports.protocols.protocols import Terms, judge_by
 
     terms = Terms(protocol) if isinstance(protocol, str) else protocol
@@ -155,7 +166,9 @@ def command_of(run: str | os.PathLike[str], data: str | os.PathLike[str] | None,
     return words + ["--split", split] * (split != "test") + words_of(run)
 
 
-def write_page(path: Path, folder: Folder, found: Answered | None, report: Report | None, listener: Listener, command: str = "") -> bool:
+def write_page(
+    path: Path, folder: Folder, found: Answered | None, report: Report | None, listener: Listener, command: str = ""
+) -> bool:
     """Write the page, or say why it could not be written: no figure is lost for it. Returns whether it was."""
     try:
         pages.write_report(path, folder, found, report, command or None)
@@ -170,7 +183,10 @@ def record(run: str | os.PathLike[str], source: str, split: str, found: dict[str
     folder = Folder(Path(run))
     if folder.config.is_file():
         with open(folder.path / READINGS, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": source, "split": split, **found}) + "\n")
+            file.write(
+                json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": source, "split": split, **found})
+                + "\n"
+            )
 
 
 def describe(bundle: Bundle, report: Report, split: str, source: str, run: str, seconds: float) -> dict[str, Any]:

@@ -28,7 +28,8 @@ SHOWN = 10  # images of a kind in a document
 
 @dataclass(frozen=True)
 class Memory:
-    """Training images that features are known of: where they come from, what they are, and the rows of those that could be read."""
+    """Training images that features are known of: where they come from, what they are, and the rows of those that could
+    be read."""
 
     source: str
     split: Split
@@ -49,7 +50,8 @@ class Memory:
 def memory(found: Answered, computing: Computing, alone: bool = False) -> Memory:
     """The training images of the run, or of the judged data where there is no run.
 
-    Data without a training split stand in for it themselves if `alone`. Raises UsageError where there is nothing to compare with.
+    Data without a training split stand in for it themselves if `alone`. Raises UsageError where there is nothing to
+    compare with.
     """
     source, opened = found.source, found.opened
     if Folder(Path(found.run)).config.is_file():
@@ -70,7 +72,9 @@ def rows_of(found: Answered, split: Split, name: str, computing: Computing) -> F
     def each(images: int) -> None:
         nonlocal done
         done += images
-        computing.listener.progress(f"features of {name}", done, len(split), f"{done / (time.perf_counter() - started):.0f} images/s")
+        computing.listener.progress(
+            f"features of {name}", done, len(split), f"{done / (time.perf_counter() - started):.0f} images/s"
+        )
 
     c, bundle = computing, found.bundle
     features = features_of(bundle.model, bundle.preprocess, split, c.how, c.batch_size, c.workers, c.cache, each)
@@ -82,11 +86,11 @@ def rows_of(found: Answered, split: Split, name: str, computing: Computing) -> F
 
 
 def outliers(found: Answered, computing: Computing, file: str | None, against: str | None) -> dict[str, Any]:
-    """How unlike the training images the judged ones are: `score`, relative Mahalanobis distance in squared standard deviations of the
-    features, higher is less familiar.
+    """How unlike the training images the judged ones are: `score`, relative Mahalanobis distance in squared standard
+    deviations of the features, higher is less familiar.
 
-    `file` gets path, score, and the share of training images that score lower. `against`: other data, whose images are told from
-    the judged ones by AUROC and the false-positive rate at 95 % true positives (of judged images let pass).
+    `file` gets path, score, and the share of training images that score lower. `against`: other data, whose images are
+    told from the judged ones by AUROC and the false-positive rate at 95 % true positives (of judged images let pass).
     """
     known = memory(found, computing)
     kinds = familiar(known.usable, known.labels, len(found.bundle.classes))
@@ -97,7 +101,11 @@ def outliers(found: Answered, computing: Computing, file: str | None, against: s
     order = np.argsort(-scores, kind="stable")
     table = [(found.split.name(int(rows[i])), float(scores[i]), float(shares[i])) for i in order]
     if file:
-        write_table(file, ["path", "score", "training_below"], [[name, f"{score:.4f}", f"{share:.4f}"] for name, score, share in table])
+        write_table(
+            file,
+            ["path", "score", "training_below"],
+            [[name, f"{score:.4f}", f"{share:.4f}"] for name, score, share in table],
+        )
     return {
         "method": "Mahalanobis" if kinds.classes is None else "relative Mahalanobis",
         "unit": "squared standard deviations of the features; higher is less familiar",
@@ -115,7 +123,9 @@ def told_apart(found: Answered, computing: Computing, usual: np.ndarray, kinds: 
     """How well the judged images are told from all those of other data, whatever their classes."""
     split = images_of(against)
     features = rows_of(found, split, "the other data", computing)
-    return {"data": against, "images": int(features.good.sum())} | separation(usual, kinds.scores(features.rows[features.good]))
+    return {"data": against, "images": int(features.good.sum())} | separation(
+        usual, kinds.scores(features.rows[features.good])
+    )
 
 
 def images_of(source: str) -> Split:
@@ -127,16 +137,22 @@ def images_of(source: str) -> Split:
 
 
 def suspected(found: Answered, computing: Computing, file: str) -> dict[str, Any]:
-    """Images whose label is probably wrong: the model and the nearest training images both say otherwise, with confidence.
+    """Images whose label is probably wrong: the model and the nearest training images both say otherwise, with
+    confidence.
 
-    `file` gets one row each, the surest first: path, label, the model's class and its probability, the neighbours' class and their
-    share, score. An image that is a training image is no neighbour of its own. What a model has learned by heart it does not
-    doubt: labels of training images are best judged by a run that did not train on them. Raises UsageError for several labels.
+    `file` gets one row each, the surest first: path, label, the model's class and its probability, the neighbours'
+    class and their share, score. An image that is a training image is no neighbour of its own. What a model has learned
+    by heart it does not doubt: labels of training images are best judged by a run that did not train on them. Raises
+    UsageError for several labels.
     """
     if found.split.labels.ndim == 2:
         raise UsageError("--suspects is for data with one label an image", "leave it out")
     known, classes = memory(found, computing, alone=True), found.bundle.classes
-    features = known.features if known.split is found.split else rows_of(found, found.split, "the judged images", computing).rows
+    features = (
+        known.features
+        if known.split is found.split
+        else rows_of(found, found.split, "the judged images", computing).rows
+    )
     rows = np.flatnonzero(found.readable)
     place = {identity: index for index, identity in enumerate(identities(known.split, known.source))}
     at = {int(row): index for index, row in enumerate(known.rows)}
@@ -157,7 +173,9 @@ def suspected(found: Answered, computing: Computing, file: str) -> dict[str, Any
         for one in listed
     ]
     head = ["path", "label", "model_class", "probability", "knn_class", "share", "score"]
-    write_table(file, head, [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row.values()] for row in table])
+    write_table(
+        file, head, [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row.values()] for row in table]
+    )
     return {
         "file": file,
         "images": len(rows),

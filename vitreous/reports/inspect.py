@@ -1,4 +1,5 @@
-"""The verb `inspect`: figures of what a model has learned and what it looks at, as pictures, as numbers, and on one page."""
+"""The verb `inspect`: figures of what a model has learned and what it looks at, as pictures, as numbers, and on one
+page."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
-    """A figure: the module that makes it, whether it is made where none is named, and whether it shows the pictures that were named."""
+    """A figure: the module that makes it, whether it is made where none is named, and whether it shows the pictures
+    that were named."""
 
     module: str
     usual: bool = False
@@ -93,8 +95,8 @@ class Looking:
 
 @dataclass(frozen=True)
 class Picture:
-    """One image as the model sees it: `shown` (H, W) RGB, and `pixels` (C, *image) as they are before they are normalised; `raw` is
-    what is stored of it, for a model that sees it otherwise."""
+    """One image as the model sees it: `shown` (H, W) RGB, and `pixels` (C, *image) as they are before they are
+    normalised; `raw` is what is stored of it, for a model that sees it otherwise."""
 
     name: str
     shown: Image.Image
@@ -104,8 +106,8 @@ class Picture:
 
 @dataclass(frozen=True)
 class Made:
-    """A figure with what it is made of. `name` is the stem of its files; the caption says what is seen, in which units, and where it
-    comes from. `table`: a head and rows, for a CSV, where numbers read better so."""
+    """A figure with what it is made of. `name` is the stem of its files; the caption says what is seen, in which units,
+    and where it comes from. `table`: a head and rows, for a CSV, where numbers read better so."""
 
     name: str
     title: str
@@ -151,7 +153,8 @@ class Scene:
         return self.preprocess.normalise(pixels.to(self.device)).to(own.dtype)
 
     def some(self, count: int, split: Split | None = None) -> list[Picture]:
-        """The pictures that were named; where none were, `count` of the split, always the same ones. Unreadable ones are passed over."""
+        """The pictures that were named; where none were, `count` of the split, always the same ones. Unreadable ones
+        are passed over."""
         if self.pictures and split is None:
             return list(self.pictures)
         split = self.split if split is None else split
@@ -175,7 +178,8 @@ class Scene:
             self.listener.progress(label, low + len(part), len(pictures))
 
     def layers(self, depth: int) -> list[int]:
-        """Numbers of the blocks asked for, from 0, all of `depth` where none were; -1 is the last. Raises UsageError."""
+        """Numbers of the blocks asked for, from 0, all of `depth` where none were; -1 is the last. Raises
+        UsageError."""
         wrong = [layer for layer in self.looking.layers if not -depth <= layer < depth]
         if wrong:
             hint = f"--layers counts from 0 to {depth - 1}, or from -1 backwards; figures count from 1 to {depth}"
@@ -193,11 +197,12 @@ def inspect(
 ) -> dict[str, Any]:
     """Make figures of a model: files, and a document that names them with what they show.
 
-    `images` are files or folders of them, or one; figures of a data set take those of the run. `options` are the fields of `Looking`,
-    as on the command line: `figures=["rollout"]`, `device="cpu"`. Every figure becomes OUT/NAME.png with its
-    numbers in NAME.npz (and NAME.csv). OUT/index.html begins with the images named and the model's answers, and shows all figures.
-    `out` is RUN/inspect, or inspect-NAME beside other weights.
-    Raises UsageError for an unknown option, and for a figure that the model does not have; with `all` it is left out, and said why.
+    `images` are files or folders of them, or one; figures of a data set take those of the run. `options` are the fields
+    of `Looking`, as on the command line: `figures=["rollout"]`, `device="cpu"`. Every figure becomes OUT/NAME.png with
+    its numbers in NAME.npz (and NAME.csv). OUT/index.html begins with the images named and the model's answers, and
+    shows all figures. `out` is RUN/inspect, or inspect-NAME beside other weights.
+    Raises UsageError for an unknown option, and for a figure that the model does not have; with `all` it is left out,
+    and said why.
     """
     chosen: Looking = apply_options("inspect", options, looking or Looking(), known=("images", "out", "listener"))[0]
     images, listener = [images] if isinstance(images, (str, os.PathLike)) else images, listener or Silent()
@@ -258,7 +263,8 @@ def asked(looking: Looking, pictures: bool = False) -> list[str]:
 
 
 def answers(scene: Scene) -> list[dict[str, Any]]:
-    """The likeliest classes of the first pictures named, as `predict --json` writes them; of a model without a head, none.
+    """The likeliest classes of the first pictures named, as `predict --json` writes them; of a model without a head,
+    none.
 
     In float32: to be asked before `scene.model` is, which casts the weights to the precision of the figures.
     """
@@ -272,7 +278,10 @@ def answers(scene: Scene) -> list[dict[str, Any]]:
             logits = model(scene.preprocess.normalise(one.pixels[None].to(scene.device)))
             rows.append(probabilities(logits.double().cpu().numpy() / bundle.temperature, bundle.loss)[0])
     best = [np.argsort(-row, kind="stable")[:BEST] for row in rows]
-    named = [[{"class": bundle.classes[i], "probability": float(row[i])} for i in some] for row, some in zip(rows, best, strict=True)]
+    named = [
+        [{"class": bundle.classes[i], "probability": float(row[i])} for i in some]
+        for row, some in zip(rows, best, strict=True)
+    ]
     return [{"path": one.name, "classes": classes} for one, classes in zip(pictures, named, strict=True)]
 
 

@@ -22,8 +22,11 @@ from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.options import known_of
 
 
-def open_bundle(run: str | os.PathLike[str], headless: bool = False, note: Callable[[str], None] = lambda text: None) -> Bundle:
-    """The bundle of a run folder, or that the folder is, or made of foreign weights; `note` hears what was assumed of those.
+def open_bundle(
+    run: str | os.PathLike[str], headless: bool = False, note: Callable[[str], None] = lambda text: None
+) -> Bundle:
+    """The bundle of a run folder, or that the folder is, or made of foreign weights; `note` hears what was assumed of
+    those.
 
     A model without a head is refused, unless it may be `headless`. Raises WeightsError or UsageError.
     """
@@ -38,15 +41,17 @@ def open_bundle(run: str | os.PathLike[str], headless: bool = False, note: Calla
     for text in bundle.notes:
         note(text)
     if not bundle.classes and not headless:
-        raise UsageError(f"{run} has no head: it gives features, not classes", f"train one: vitreous train DATA --init {run}")
+        raise UsageError(
+            f"{run} has no head: it gives features, not classes", f"train one: vitreous train DATA --init {run}"
+        )
     return bundle
 
 
 def data_for(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None) -> tuple[str, Data]:
     """The data set to judge a run on, and its name: that of the run, split as the run split it, or `data`.
 
-    A folder of classes that is named for the purpose is judged whole, as its test split, unless `split` is another one. Raises
-    UsageError for a bundle without data.
+    A folder of classes that is named for the purpose is judged whole, as its test split, unless `split` is another one.
+    Raises UsageError for a bundle without data.
     """
     folder, source = Folder(Path(run)), os.fspath(data) if data is not None else None
     split_seed, share, group_by = 0, None, None
@@ -55,8 +60,12 @@ def data_for(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, s
         source, split_seed = source or trained.source, trained.split_seed
         share, group_by = (trained.hold_out, trained.group_by) if data is None else (None, None)
     if source is None:
-        raise UsageError(f"{run} is a bundle without a run: there are no data to judge it on", "name a data set after it")
-    opened = open_data_of_run(run, source, split_seed, group_by) if data is None else open_data(source, split_seed, group_by)
+        raise UsageError(
+            f"{run} is a bundle without a run: there are no data to judge it on", "name a data set after it"
+        )
+    opened = (
+        open_data_of_run(run, source, split_seed, group_by) if data is None else open_data(source, split_seed, group_by)
+    )
     opened = opened.holding_out(share, split_seed)
     return source, everything(opened) if data is not None and opened.unsplit and split in (None, "test") else opened
 
@@ -75,7 +84,8 @@ def choose_split(data: Data, split: str | None, note: Callable[[str], None]) -> 
 
 
 def examples(data: Data, preprocess: Preprocess) -> Iterator[Tensor]:
-    """Pictures to calibrate int8 on, in a random order that is always the same: of the training split where there is one."""
+    """Pictures to calibrate int8 on, in a random order that is always the same: of the training split where there is
+    one."""
     split = data.splits.get("train") or next(iter(data.splits.values()))
     for sample in permutation(len(split), 0, 0):
         try:
@@ -85,7 +95,8 @@ def examples(data: Data, preprocess: Preprocess) -> Iterator[Tensor]:
 
 
 def training(run: str | os.PathLike[str], opened: Data | None = None) -> Data | None:
-    """Data with a training split, which nothing is judged on: those that are open, or the run's own where they can be opened."""
+    """Data with a training split, which nothing is judged on: those that are open, or the run's own where they can be
+    opened."""
     if opened is None:
         try:
             opened = data_for(run, None, "test")[1]
@@ -94,9 +105,11 @@ def training(run: str | os.PathLike[str], opened: Data | None = None) -> Data | 
     return opened if "train" in opened.splits and len(opened.splits) > 1 else None
 
 
-def calibrating(run: str | os.PathLike[str], preprocess: Preprocess, others: Callable[[], Iterable[Tensor]]) -> Iterator[Tensor]:
-    """Pictures to calibrate int8 on: training images of the run, so that answers do not depend on what is asked; `others`, made when
-    they are needed, where those cannot be opened.
+def calibrating(
+    run: str | os.PathLike[str], preprocess: Preprocess, others: Callable[[], Iterable[Tensor]]
+) -> Iterator[Tensor]:
+    """Pictures to calibrate int8 on: training images of the run, so that answers do not depend on what is asked;
+    `others`, made when they are needed, where those cannot be opened.
     """
     data = training(run)
     yield from others() if data is None else examples(data, preprocess)
@@ -108,10 +121,12 @@ def everything(data: Data) -> Data:
 
 
 def places(data: Data, classes: tuple[str, ...]) -> np.ndarray:
-    """Where each class of the data is among the model's, (K,) int64: by its name, or by its title where no other has the same.
+    """Where each class of the data is among the model's, (K,) int64: by its name, or by its title where no other has
+    the same.
 
-    A title is also known by its first word or words (`tench` of `tench, Tinca tinca`). Heads for ImageNet mostly have numbers
-    only, in the order of its synsets; those fit the 1,000 synsets and nothing else. Raises DataError for an unknown class.
+    A title is also known by its first word or words (`tench` of `tench, Tinca tinca`). Heads for ImageNet mostly have
+    numbers only, in the order of its synsets; those fit the 1,000 synsets and nothing else. Raises DataError for an
+    unknown class.
     """
     if classes == tuple(map(str, range(len(classes)))) and is_ilsvrc2012(data.classes):
         return np.arange(len(classes), dtype=np.int64)
@@ -120,16 +135,22 @@ def places(data: Data, classes: tuple[str, ...]) -> np.ndarray:
     short = Counter(name.split(",")[0] for name in classes)
     called = {name.split(",")[0]: index for index, name in enumerate(classes) if short[name.split(",")[0]] == 1}
     once = {title for title, times in Counter(titles).items() if title and times == 1}
-    found = [place.get(name, called.get(title, -1) if title in once else -1) for name, title in zip(data.classes, titles, strict=True)]
+    found = [
+        place.get(name, called.get(title, -1) if title in once else -1)
+        for name, title in zip(data.classes, titles, strict=True)
+    ]
     times = Counter(found)
     unknown = [name for name, index in zip(data.classes, found, strict=True) if index < 0 or times[index] > 1]
     if unknown:
-        raise DataError(f"the model does not know the classes {', '.join(unknown[:20])}", f"it knows {', '.join(classes[:20])}")
+        raise DataError(
+            f"the model does not know the classes {', '.join(unknown[:20])}", f"it knows {', '.join(classes[:20])}"
+        )
     return np.array(found, dtype=np.int64)
 
 
 def matched(split: Split, data: Data, classes: tuple[str, ...], several: bool = False) -> Split:
-    """The split with labels in the model's order, by class name: (n, K) where images have several labels, or `several` says so.
+    """The split with labels in the model's order, by class name: (n, K) where images have several labels, or `several`
+    says so.
 
     Raises DataError for a class the model does not know.
     """

@@ -24,11 +24,12 @@ FAR = 8  # runs that a run may have started from, one after the other
 
 
 def seen(found: Answered, data: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """`trained_on`: whether any judged image is one that the model was trained on, None where that cannot be told; how many are; and
-    `chosen_on`: what was chosen or fitted on the split.
+    """`trained_on`: whether any judged image is one that the model was trained on, None where that cannot be told; how
+    many are; and `chosen_on`: what was chosen or fitted on the split.
 
-    Images are the same that are the same file, or hold the same pixels in memory; and the data of a run are known wherever they
-    lie by their fingerprint. The runs that a run started from, and those in a soup, count too. `data`: what the user named.
+    Images are the same that are the same file, or hold the same pixels in memory; and the data of a run are known
+    wherever they lie by their fingerprint. The runs that a run started from, and those in a soup, count too. `data`:
+    what the user named.
     """
     own, hit, known = identities(found.split, found.source), np.zeros(len(found.split), dtype=bool), False
     for folder in homes(Path(found.run), found.bundle.provenance):
@@ -37,7 +38,11 @@ def seen(found: Answered, data: str | os.PathLike[str] | None) -> dict[str, Any]
             images = set(identities(split, source))
             hit |= np.array([image in images for image in own], dtype=bool)
     count = int(hit.sum())
-    return {"trained_on": count > 0 if known else None, "trained_on_images": count if known else None, "chosen_on": chosen_on(found)}
+    return {
+        "trained_on": count > 0 if known else None,
+        "trained_on_images": count if known else None,
+        "chosen_on": chosen_on(found),
+    }
 
 
 def told(facts: dict[str, Any], found: Answered) -> list[str]:
@@ -46,13 +51,16 @@ def told(facts: dict[str, Any], found: Answered) -> list[str]:
     said = []
     if count:
         which = "these images" if count == total else f"{count} of these {total} images"
-        said.append(f"{found.run} was trained on {which}: the figures say how well it remembers, not how well it does on others")
+        said.append(
+            f"{found.run} was trained on {which}: the figures say how well it remembers, not how well it does on others"
+        )
     said += [f"these images were used to {reason}: the figures flatter it" for reason in facts["chosen_on"]]
     return said
 
 
 def homes(run: Path, provenance: dict[str, Any]) -> Iterator[Folder]:
-    """The folders of all runs that the weights come from: the run, what it started from, and the ingredients of a soup."""
+    """The folders of all runs that the weights come from: the run, what it started from, and the ingredients of a
+    soup."""
     waiting = [run, *(Path(row["run"]) for row in provenance.get("ingredients", []))]
     for _ in range(FAR + len(waiting)):
         if not waiting:
@@ -70,7 +78,11 @@ def trained_on(folder: Folder, found: Answered, data: str | os.PathLike[str] | N
     mine = data is None and folder.path == Path(found.run)
     for source in dict.fromkeys([run.source, found.source]):
         try:
-            opened = found.opened if mine else open_data(source, run.split_seed, run.group_by).holding_out(run.hold_out, run.split_seed)
+            opened = (
+                found.opened
+                if mine
+                else open_data(source, run.split_seed, run.group_by).holding_out(run.hold_out, run.split_seed)
+            )
             if source == run.source or opened.fingerprint() == run.fingerprint:
                 yield source, without_excluded(opened.split("train"), folder)
         except (VitreousError, OSError):  # moved away, or other data
@@ -106,7 +118,8 @@ def same(one: str | None, other: str | None) -> bool:
 
 
 def identities(split: Split, source: str) -> list[bytes]:
-    """What tells each image of a split from others, wherever it is listed: its file, its place in an archive, or its pixels."""
+    """What tells each image of a split from others, wherever it is listed: its file, its place in an archive, or its
+    pixels."""
     if isinstance(split, Files):
         real: dict[bytes, bytes] = {}
         found = []

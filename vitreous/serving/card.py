@@ -20,7 +20,8 @@ LOSSES = ("softmax", "sigmoid", "binary")
 class Card:
     """Class names in the order of the logits, preprocessing, and how logits become probabilities, as a bundle has them.
 
-    `name` is the model's, `ViT-S/16`; `version` tells two trainings of it apart: the first 12 hexadecimal digits of a SHA-256.
+    `name` is the model's, `ViT-S/16`; `version` tells two trainings of it apart: the first 12 hexadecimal digits of a
+    SHA-256.
     """
 
     name: str
@@ -44,7 +45,9 @@ def read_card(plain: Any, origin: str) -> Card:
     except (UsageError, KeyError, ValueError, TypeError) as error:
         raise WeightsError(f"{origin}: {error}", "export the model again") from None
     if card.loss not in LOSSES or not 0 < card.temperature < math.inf:
-        raise WeightsError(f"{origin}: loss {card.loss}, temperature {card.temperature}", f"there are {', '.join(LOSSES)}; above 0")
+        raise WeightsError(
+            f"{origin}: loss {card.loss}, temperature {card.temperature}", f"there are {', '.join(LOSSES)}; above 0"
+        )
     return card
 
 
@@ -55,7 +58,14 @@ def card_of(bundle: Bundle) -> Card:
 
     from vitreous.models.names import name_of
 
-    told = [bundle.classes, to_plain(bundle.preprocess), bundle.loss, bundle.several, bundle.temperature, to_plain(bundle.model.config)]
+    told = [
+        bundle.classes,
+        to_plain(bundle.preprocess),
+        bundle.loss,
+        bundle.several,
+        bundle.temperature,
+        to_plain(bundle.model.config),
+    ]
     digest = hashlib.sha256(json.dumps(told).encode())
     for name, tensor in sorted(bundle.model.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())

@@ -21,11 +21,13 @@ def is_exported(run: str | os.PathLike[str]) -> bool:
     return Path(run).suffix.lower() in SUFFIXES and not Path(run).is_dir()
 
 
-def open_exported(path: str | os.PathLike[str], how: How | None = None, quick: bool = False) -> OnnxRuntime | OpenVinoRuntime:
+def open_exported(
+    path: str | os.PathLike[str], how: How | None = None, quick: bool = False
+) -> OnnxRuntime | OpenVinoRuntime:
     """What runs an exported file, with its card; `quick` answers one image alone sooner, and many later.
 
-    Raises WeightsError for a file that is not sound, and UsageError for a `how` that it cannot be: it is computed on the CPU, in float32
-    or what it was quantised to.
+    Raises WeightsError for a file that is not sound, and UsageError for a `how` that it cannot be: it is computed on
+    the CPU, in float32 or what it was quantised to.
     """
     kind = Path(path).suffix.lower()
     if kind == ".pt2":
@@ -35,10 +37,14 @@ def open_exported(path: str | os.PathLike[str], how: How | None = None, quick: b
         )
     own = {".onnx": "onnxruntime", ".xml": "openvino"}[kind]
     if how is not None and (
-        how.device not in ("auto", "cpu") or how.precision not in ("auto", "fp32") or how.merge_tokens or how.engine not in ("auto", own)
+        how.device not in ("auto", "cpu")
+        or how.precision not in ("auto", "fp32")
+        or how.merge_tokens
+        or how.engine not in ("auto", own)
     ):
         raise UsageError(
-            f"{path} is computed by {own}, on the CPU, in the precision that it has", "leave --device, --precision and --engine out"
+            f"{path} is computed by {own}, on the CPU, in the precision that it has",
+            "leave --device, --precision and --engine out",
         )
     if kind == ".onnx":
         from vitreous.serving.onnx import OnnxRuntime

@@ -1,7 +1,7 @@
 """The nearest training images: features, labels and small pictures of a data set, in one file beside a model's weights.
 
-n images, D numbers that the head reads. For ViT-S/16 an image takes 768 bytes of features, about 1.5 kB of picture and its names:
-about 120 MB for the 50,000 that an index holds at most if nothing else is said.
+n images, D numbers that the head reads. For ViT-S/16 an image takes 768 bytes of features, about 1.5 kB of picture and
+its names: about 120 MB for the 50,000 that an index holds at most if nothing else is said.
 """
 
 from __future__ import annotations
@@ -75,9 +75,11 @@ class Index:
         return len(self.rows)
 
     def nearest(self, features: np.ndarray, count: int = 8) -> list[Neighbour]:
-        """The `count` images, or all there are, whose features have the highest cosine with (D,) `features`; best first.
+        """The `count` images, or all there are, whose features have the highest cosine with (D,) `features`; best
+        first.
 
-        Equal ones come in the order of the index. Raises UsageError for features of another width. The loop it replaces:
+        Equal ones come in the order of the index. Raises UsageError for features of another width. The loop it
+        replaces:
 
             sorted(rows, key=lambda row: -cosine(row, features))[:count]
         """
@@ -101,10 +103,11 @@ def write_index(
     limit: int = LIMIT,
     how: How | None = None,
 ) -> Path:
-    """Store the nearest images' file beside a run's weights: the run's own training images, or those of `data`; returns where it is.
+    """Store the nearest images' file beside a run's weights: the run's own training images, or those of `data`; returns
+    where it is.
 
-    Of more than `limit` images that many are taken, by chance that is always the same; unreadable ones are left out. Raises
-    UsageError for weights that are no bundle, DataError where no image can be read.
+    Of more than `limit` images that many are taken, by chance that is always the same; unreadable ones are left out.
+    Raises UsageError for weights that are no bundle, DataError where no image can be read.
     """
     from vitreous.data.keys import permutation
     from vitreous.evaluation.features import features_of
@@ -191,7 +194,11 @@ def halved(rows: np.ndarray, good: np.ndarray) -> np.ndarray:
 def labels_of(data: Data, split: Split, rows: np.ndarray) -> Iterator[str]:
     """The class name of each image, or the names of several with commas between."""
     for label in split.labels[rows]:
-        yield data.classes[label] if np.ndim(label) == 0 else ", ".join(data.classes[place] for place in np.flatnonzero(label))
+        yield (
+            data.classes[label]
+            if np.ndim(label) == 0
+            else ", ".join(data.classes[place] for place in np.flatnonzero(label))
+        )
 
 
 def thumbnails(split: Split, rows: np.ndarray, preprocess: Preprocess) -> Iterator[bytes]:

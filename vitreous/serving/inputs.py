@@ -1,4 +1,5 @@
-"""What Python gives to `predict` and `embed` in the place of files: paths, bytes, pictures of Pillow, arrays and tensors. Without torch.
+"""What Python gives to `predict` and `embed` in the place of files: paths, bytes, pictures of Pillow, arrays and
+tensors. Without torch.
 
 | given | taken as |
 |---|---|
@@ -8,8 +9,8 @@
 | `numpy.ndarray` | pixels (H, W) or (H, W, C) |
 | `torch.Tensor` | pixels (C, H, W), on any device |
 
-Pixels are uint8 in 0 to 255, or floats in 0 to 1, before any normalisation. A model that was trained on other numbers than 8-bit colours
-takes the numbers that its files have. C is 1, 3 or 4 for colours, else the model's channels.
+Pixels are uint8 in 0 to 255, or floats in 0 to 1, before any normalisation. A model that was trained on other numbers
+than 8-bit colours takes the numbers that its files have. C is 1, 3 or 4 for colours, else the model's channels.
 """
 
 from __future__ import annotations
@@ -43,11 +44,14 @@ def is_tensor(value: Any) -> bool:
 
 def is_image(value: Any) -> bool:
     """Whether a value is one image, rather than several."""
-    return isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)) or is_tensor(value)
+    return isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)) or is_tensor(
+        value
+    )
 
 
 def as_items(images: ImageInput | Iterable[ImageInput], preprocess: Preprocess) -> list[Item]:
-    """One image or several -> items, called by their path, or `image` and its number from 0. Raises UsageError for anything else."""
+    """One image or several -> items, called by their path, or `image` and its number from 0. Raises UsageError for
+    anything else."""
     if is_image(images):
         return [as_item(images, preprocess, "image")]
     if not isinstance(images, Iterable):
@@ -56,7 +60,8 @@ def as_items(images: ImageInput | Iterable[ImageInput], preprocess: Preprocess) 
 
 
 def as_item(image: Any, preprocess: Preprocess, name: str) -> Item:
-    """One image as an item; what is wrong with its pixels is said when they are read. Raises UsageError for what is none."""
+    """One image as an item; what is wrong with its pixels is said when they are read. Raises UsageError for what is
+    none."""
     if isinstance(image, (str, os.PathLike)):
         path = os.fsdecode(image)
         return Item(path, path)
@@ -66,7 +71,9 @@ def as_item(image: Any, preprocess: Preprocess, name: str) -> Item:
         return Item(name, b"", lambda: image)
     if isinstance(image, np.ndarray) or is_tensor(image):
         if image.ndim == 4:
-            raise UsageError(f"{name}: {' x '.join(map(str, image.shape))} is a batch, not an image", "give list(batch)")
+            raise UsageError(
+                f"{name}: {' x '.join(map(str, image.shape))} is a batch, not an image", "give list(batch)"
+            )
         return Item(name, b"", partial(read_pixels, image, preprocess, name))
     raise UsageError(f"{name}: {type(image).__name__} is no image", f"give {TAKES}")
 
@@ -77,7 +84,11 @@ def read_pixels(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
     axes, channels = ("(C, H, W)", 0) if tensor else ("(H, W) or (H, W, C)", -1)
     shape = tuple(image.shape)
     wanted = (1, 3, 4) if preprocess.numbers == "colours" else (preprocess.channels,)
-    if len(shape) not in ((3,) if tensor else (2, 3)) or 0 in shape or (len(shape) == 3 and shape[channels] not in wanted):
+    if (
+        len(shape) not in ((3,) if tensor else (2, 3))
+        or 0 in shape
+        or (len(shape) == 3 and shape[channels] not in wanted)
+    ):
         what = f"{name}: {'a tensor' if tensor else 'an array'} of {' x '.join(map(str, shape))} is not {axes}"
         raise DataError(what, f"with {' or '.join(map(str, wanted))} channels")
     if tensor:
@@ -89,5 +100,8 @@ def read_pixels(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
         return np.ascontiguousarray(image)
     low, high = float(image.min()), float(image.max())
     if not (low >= 0 and high <= 1):
-        raise DataError(f"{name}: pixels from {low:.3g} to {high:.3g}", "floats are in 0 to 1, before normalisation; uint8 is in 0 to 255")
+        raise DataError(
+            f"{name}: pixels from {low:.3g} to {high:.3g}",
+            "floats are in 0 to 1, before normalisation; uint8 is in 0 to 255",
+        )
     return np.rint(image * 255).astype(np.uint8)

@@ -1,7 +1,8 @@
-"""What a served model can be asked about itself and one picture: attention, positions, filters, and what it saw of the picture.
+"""What a served model can be asked about itself and one picture: attention, positions, filters, and what it saw of the
+picture.
 
-It is looked at in float32, uncompiled, while a frozen copy answers. L blocks, h heads, P prefix tokens, N patches on a (rows,
-columns) grid.
+It is looked at in float32, uncompiled, while a frozen copy answers. L blocks, h heads, P prefix tokens, N patches on a
+(rows, columns) grid.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ FUSIONS = ("mean", "max", "min")
 class AttentionAsked:
     """Whose attention, where, and from which token.
 
-    `raw` is what heads look at in a block; `rollout` what the blocks up to it mix together, its `head` the way heads become one.
-    `layer` counts from 0. `query` is the (row, column) of a patch; None: where the answer is read from.
+    `raw` is what heads look at in a block; `rollout` what the blocks up to it mix together, its `head` the way heads
+    become one. `layer` counts from 0. `query` is the (row, column) of a patch; None: where the answer is read from.
     """
 
     kind: Literal["raw", "rollout"] = "rollout"
@@ -57,7 +58,9 @@ class AttentionAsked:
         words = FUSIONS if kind == "rollout" else (*FUSIONS, "all")
         if head not in words:
             numbered = "" if kind == "rollout" else f"a head from 0 to {c.heads - 1}, "
-            head = number("head", head, c.heads if kind == "raw" else 0, f"{numbered}{', '.join(words[:-1])} or {words[-1]}")
+            head = number(
+                "head", head, c.heads if kind == "raw" else 0, f"{numbered}{', '.join(words[:-1])} or {words[-1]}"
+            )
         layer = parameters.get("layer", str(c.depth - 1))
         if layer != "all":
             layer = number("layer", layer, c.depth, f"a block from 0 to {c.depth - 1}, or all")
@@ -91,7 +94,9 @@ def visible(config: ModelConfig) -> ViTConfig:
         raise UsageError("a BiT ResNet has no attention over tokens to look at", "ask for its filters")
     narrow = config.axial or (config.window and not set(range(config.depth)) <= set(config.global_blocks))
     if narrow or len(config.grid) != 2:
-        raise UsageError("blocks of this model see rows, columns, windows or clips, not one whole picture", "ask for its filters")
+        raise UsageError(
+            "blocks of this model see rows, columns, windows or clips, not one whole picture", "ask for its filters"
+        )
     return config
 
 
@@ -109,8 +114,9 @@ def can(bundle: Bundle) -> dict[str, bool]:
 def attention(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> dict[str, Any]:
     """(C, H, W) pixels as `reading.read` makes them -> what is asked, as JSON has it.
 
-    `weights` is [h][w], one axis before it for all layers and one after that for all heads; `prefix_weights` [P] likewise. A token's
-    weights and prefix weights together sum to one, but for `max` and `min` of heads. Raises UsageError where a model has none.
+    `weights` is [h][w], one axis before it for all layers and one after that for all heads; `prefix_weights` [P]
+    likewise. A token's weights and prefix weights together sum to one, but for `max` and `min` of heads. Raises
+    UsageError where a model has none.
     """
     found, grid, prefix = rows(bundle, pixels, asked)
     c = visible(bundle.model.config)
@@ -167,7 +173,8 @@ def short(values: np.ndarray) -> np.ndarray:
 
 
 def attention_png(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> bytes:
-    """The picture the model saw, dark where the map is low (arXiv:2010.11929, Fig. 6). Raises UsageError for more than one map."""
+    """The picture the model saw, dark where the map is low (arXiv:2010.11929, Fig. 6). Raises UsageError for more than
+    one map."""
     import torch
     from PIL import Image
 
@@ -187,8 +194,8 @@ def attention_png(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> 
 def positions(bundle: Bundle) -> dict[str, Any] | None:
     """Cosine similarity of every place's embedding with all others (arXiv:2010.11929, Fig. 7 centre), or None.
 
-    `similarity` is [N][N], places in rows from the top left; `range` the least and the greatest of two different places, the ends of a
-    colour scale. Models that add positions before each block tell those of the first.
+    `similarity` is [N][N], places in rows from the top left; `range` the least and the greatest of two different
+    places, the ends of a colour scale. Models that add positions before each block tell those of the first.
     """
     from vitreous.inspection.positions import embeddings, similarity, similarity_range
 
@@ -200,11 +207,17 @@ def positions(bundle: Bundle) -> dict[str, Any] | None:
     table = next(iter(embeddings(bundle.model, grid).values()))
     similar = similarity(table).reshape(grid[0] * grid[1], -1)
     shown = {"similarity": (np.rint(similar.double().numpy() * 1e4) / 1e4).tolist()}
-    return {"grid": list(grid), "kind": c.position, "range": [round(end, 4) for end in similarity_range(similar)], **shown}
+    return {
+        "grid": list(grid),
+        "kind": c.position,
+        "range": [round(end, 4) for end in similarity_range(similar)],
+        **shown,
+    }
 
 
 def filters(bundle: Bundle) -> bytes | None:
-    """A PNG of the first principal components of the filters that read the image (arXiv:2010.11929, Fig. 7 left), or None."""
+    """A PNG of the first principal components of the filters that read the image (arXiv:2010.11929, Fig. 7 left), or
+    None."""
     from PIL import Image
 
     from vitreous.inspection.filters import filters as components
@@ -217,7 +230,8 @@ def filters(bundle: Bundle) -> bytes | None:
 
 
 def box(preprocess: Preprocess, width: int, height: int) -> list[float]:
-    """The part of an upright picture of so many pixels that the model sees: left, top, right, bottom, shares of width and height."""
+    """The part of an upright picture of so many pixels that the model sees: left, top, right, bottom, shares of width
+    and height."""
     if preprocess.fit == "squash" or (width, height) == preprocess.image[::-1]:
         return [0.0, 0.0, 1.0, 1.0]
     tall, wide = preprocess.image

@@ -37,11 +37,14 @@ class OnnxRuntime:
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = cores(), 1
         options.log_severity_level = 4
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # a thread that spins takes a core from others
+        # a thread that spins takes a core from others
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self.session = runtime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has a class of its own for each, none of them public
-            raise WeightsError(f"{path} is not run by onnxruntime {runtime.__version__} ({str(error)[:200]})", AGAIN) from None
+            raise WeightsError(
+                f"{path} is not run by onnxruntime {runtime.__version__} ({str(error)[:200]})", AGAIN
+            ) from None
         self.size = 1 if quick else part(self.card.preprocess.image)
         self.outputs = [output.name for output in self.session.get_outputs()]
 

@@ -18,7 +18,8 @@ from vitreous.serving.sealed import AGAIN, CARD, card_in, check_xml, content, no
 
 
 class OpenVinoRuntime:
-    """A file that `vitreous export --to openvino` wrote, on the CPU in float32, with products in int8 where it was quantised.
+    """A file that `vitreous export --to openvino` wrote, on the CPU in float32, with products in int8 where it was
+    quantised.
 
     Raises WeightsError for any other, and for one that is damaged or without its .bin.
     """

@@ -141,7 +141,10 @@ class NpzParts(Parts):
         with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
             for name in ("embeddings", "paths", "errors"):
                 kinds = [(array.shape, array.dtype) for array in (one(part, name) for part in parts)]
-                shape = (sum(shape[0] for shape, _ in kinds), *np.max([shape[1:] for shape, _ in kinds], axis=0).astype(int).tolist())
+                shape = (
+                    sum(shape[0] for shape, _ in kinds),
+                    *np.max([shape[1:] for shape, _ in kinds], axis=0).astype(int).tolist(),
+                )
                 dtype = np.result_type(*(dtype for _, dtype in kinds))
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                     described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}

@@ -1,7 +1,8 @@
-"""Reading, computing and what comes after, at the same time: order kept, and never more than four chunks of pictures in memory.
+"""Reading, computing and what comes after, at the same time: order kept, and never more than four chunks of pictures in
+memory.
 
-Files are decoded by threads, since Pillow lets go of Python's lock while it works, and processes cost seconds to start and time to
-send pictures between.
+Files are decoded by threads, since Pillow lets go of Python's lock while it works, and processes cost seconds to start
+and time to send pictures between.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def flow(
 ) -> Iterator[list[Answer]]:
     """Items -> their answers in order, chunk by chunk: (C, *image) pictures by `decode`, rows of (B, ...) by `compute`.
 
-    What the items themselves raise is raised behind the answers to those before. Whoever stops early leaves no thread behind.
+    What the items themselves raise is raised behind the answers to those before. Whoever stops early leaves no thread
+    behind.
     """
     rest, failure = iter(items), list[Exception]()
     decoding, computing = ThreadPoolExecutor(default_workers(), "decode"), ThreadPoolExecutor(1, "compute")

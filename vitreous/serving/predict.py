@@ -1,4 +1,5 @@
-"""The verbs `predict` and `embed`: names and probabilities, or features, by the preprocessing the model was trained with."""
+"""The verbs `predict` and `embed`: names and probabilities, or features, by the preprocessing the model was trained
+with."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 class Prediction:
     """One image's answer: the class names, best first, with their probabilities; or why there is none.
 
-    Where an image may have several classes, there may be no name. `unsure`: no probability reaches what an answer needs.
+    Where an image may have several classes, there may be no name. `unsure`: no probability reaches what an answer
+    needs.
     """
 
     path: str
@@ -71,17 +73,21 @@ class Predictor:
 
     @cached_property
     def model(self) -> Model:
-        """A copy of the model, a torch.nn.Module: float32, trainable, in evaluation mode. Training it does not change the answers here.
+        """A copy of the model, a torch.nn.Module: float32, trainable, in evaluation mode. Training it does not change
+        the answers here.
 
         Raises UsageError for an exported file, which has no modules.
         """
         if self.bundle is None:
-            raise UsageError(f"an exported file of {self.card.name} has no torch.nn.Module", "load the run that it was exported from")
+            raise UsageError(
+                f"an exported file of {self.card.name} has no torch.nn.Module", "load the run that it was exported from"
+            )
         return copy.deepcopy(self.bundle.model).float().eval().requires_grad_(True)
 
     @property
     def transform(self) -> Callable[[Image.Image], Tensor]:
-        """A picture of Pillow, a path, bytes or an array (H, W[, C]) -> (C, *image) float32, what `model` takes; for a Dataset."""
+        """A picture of Pillow, a path, bytes or an array (H, W[, C]) -> (C, *image) float32, what `model` takes; for a
+        Dataset."""
         return self.card.preprocess.transform
 
     @overload
@@ -103,28 +109,34 @@ class Predictor:
         threshold: float | None = None,
         abstain: float | None = None,
     ) -> Prediction | list[Prediction]:
-        """The `top` classes of an image (5 if not said) of a probability above `threshold`: one answer for one image, and a list for
-        several, in the order given.
+        """The `top` classes of an image (5 if not said) of a probability above `threshold`: one answer for one image,
+        and a list for several, in the order given.
 
-        An image is a path, the bytes of a file, a PIL image, an array (H, W[, C]) or a tensor (C, H, W), as `vitreous.serving.inputs`
-        says; a list may mix them. A tensor of four axes is refused: give `list(batch)`.
+        An image is a path, the bytes of a file, a PIL image, an array (H, W[, C]) or a tensor (C, H, W), as
+        `vitreous.serving.inputs` says; a list may mix them. A tensor of four axes is refused: give `list(batch)`.
 
-        Where an image may have several classes, and neither is said: all of a probability above 0.5. With the softmax loss
-        probabilities are shared out among the classes, with the others each is a question of its own. Logits are divided by the
-        model's temperature first. An image whose highest probability is below `abstain`, in (0, 1], is `unsure`.
-        Raises UsageError for an `abstain` that cannot be, and DataError for a file that cannot be read; with `bad_images="skip"` its
-        prediction has an `error` instead.
+        Where an image may have several classes, and neither is said: all of a probability above 0.5. With the softmax
+        loss probabilities are shared out among the classes, with the others each is a question of its own. Logits are
+        divided by the model's temperature first. An image whose highest probability is below `abstain`, in (0, 1], is
+        `unsure`. Raises UsageError for an `abstain` that cannot be, and DataError for a file that cannot be read; with
+        `bad_images="skip"` its prediction has an `error` instead.
         """
         answers: list[Prediction] = []
-        for chunk in self.predictions(as_items(images, self.card.preprocess), self.asked(top, threshold, abstain), bad_images):
+        for chunk in self.predictions(
+            as_items(images, self.card.preprocess), self.asked(top, threshold, abstain), bad_images
+        ):
             answers += chunk
             each(len(answers))
         return answers[0] if is_image(images) else answers
 
     def embed(
-        self, images: ImageInput | Iterable[ImageInput], bad_images: str = "stop", each: Callable[[int], None] = lambda done: None
+        self,
+        images: ImageInput | Iterable[ImageInput],
+        bad_images: str = "stop",
+        each: Callable[[int], None] = lambda done: None,
     ) -> np.ndarray:
-        """What the head reads: an image -> (D,) float32, several -> (n, D) in the order given. Images are those of `predict`.
+        """What the head reads: an image -> (D,) float32, several -> (n, D) in the order given. Images are those of
+        `predict`.
 
         Raises DataError for a file that cannot be read; with `bad_images="skip"` its row is NaN.
         """
@@ -134,17 +146,24 @@ class Predictor:
             each(len(rows))
         width = next((row.values.shape for row in rows if row.values is not None), (0,))
         lacking = np.full(width, np.nan, np.float32)
-        found = np.array([lacking if row.values is None else row.values for row in rows], np.float32).reshape(len(rows), *width)
+        found = np.array([lacking if row.values is None else row.values for row in rows], np.float32).reshape(
+            len(rows), *width
+        )
         return found[0] if is_image(images) else found
 
     def predictions(self, items: Iterable[Item], asked: Asked, bad_images: str = "skip") -> Iterator[list[Prediction]]:
-        """Items -> answers in order, some at a time; of a million images no more than a few hundred are ever in memory."""
+        """Items -> answers in order, some at a time; of a million images no more than a few hundred are ever in
+        memory."""
         if not self.card.classes:
-            raise UsageError(f"{self.card.name} has no head: it gives features, not classes", "use `vitreous embed`, or train a head")
+            raise UsageError(
+                f"{self.card.name} has no head: it gives features, not classes", "use `vitreous embed`, or train a head"
+            )
         for chunk in flow(items, self.picture, self.probabilities, chunk_of(self.card.preprocess)):
             self.stop(chunk, bad_images)
             yield [
-                Prediction(item.name, error=row.message) if isinstance(row, DataError) else asked.answer(self.card, row, item.name)
+                Prediction(item.name, error=row.message)
+                if isinstance(row, DataError)
+                else asked.answer(self.card, row, item.name)
                 for item, row in chunk
             ]
 
@@ -153,7 +172,8 @@ class Predictor:
         for chunk in flow(items, self.picture, self.runtime.features, chunk_of(self.card.preprocess)):
             self.stop(chunk, bad_images)
             yield [
-                Embedding(item.name, error=row.message) if isinstance(row, DataError) else Embedding(item.name, row) for item, row in chunk
+                Embedding(item.name, error=row.message) if isinstance(row, DataError) else Embedding(item.name, row)
+                for item, row in chunk
             ]
 
     @staticmethod
@@ -174,7 +194,9 @@ class Predictor:
         several = self.card.several
         check_abstain(abstain)
         if abstain is not None and several:
-            raise UsageError("--abstain is for models that name one class an image", "use --threshold where there may be several")
+            raise UsageError(
+                "--abstain is for models that name one class an image", "use --threshold where there may be several"
+            )
         if threshold is None:
             threshold = THRESHOLD if several and top is None else -1.0
         return Asked(top or (len(self.card.classes) if several else 5), threshold, abstain or 0.0)
@@ -217,26 +239,31 @@ def load(
     source_size: int | tuple[int, int] | None = None,
     **options: Unpack[ComputeOptions],
 ) -> Predictor:
-    """A trained model, ready for `.predict("dog.jpg")` and `.embed("dog.jpg")`: of a run folder, a bundle, an exported file or
-    foreign weights. `.model` is its torch.nn.Module, and `.transform` makes its input of a picture.
+    """A trained model, ready for `.predict("dog.jpg")` and `.embed("dog.jpg")`: of a run folder, a bundle, an exported
+    file or foreign weights. `.model` is its torch.nn.Module, and `.transform` makes its input of a picture.
 
-    `options` are `device`, `precision`, `engine` and `merge_tokens`: what computes, as on the command line; `how` has the same. int8 is
-    calibrated on the run's training images, and on the files `examples` where those cannot be opened. `exact` decodes every JPEG at
-    its full size. A model without a head is refused unless it may be `headless`. `quick` answers one image alone sooner, many later.
-    `resize`, a rule of `nn.grid.RESIZE`, and `source_size`, pixels of one side or (height, width), say of the positions of foreign
-    weights what their files do not tell (docs/weights.md).
+    `options` are `device`, `precision`, `engine` and `merge_tokens`: what computes, as on the command line; `how` has
+    the same. int8 is calibrated on the run's training images, and on the files `examples` where those cannot be opened.
+    `exact` decodes every JPEG at its full size. A model without a head is refused unless it may be `headless`. `quick`
+    answers one image alone sooner, many later. `resize`, a rule of `nn.grid.RESIZE`, and `source_size`, pixels of one
+    side or (height, width), say of the positions of foreign weights what their files do not tell (docs/weights.md).
     Raises UsageError where there is no run and for an unknown option, WeightsError where the bundle is damaged.
     """
     if options:
         (how,) = apply_options(
-            "load", dict(options), how or How(), known=("exact", "headless", "quick", "examples", "resize", "source_size")
+            "load",
+            dict(options),
+            how or How(),
+            known=("exact", "headless", "quick", "examples", "resize", "source_size"),
         )
     check_path(run, "load(run)")
     if resize is not None or source_size is not None:
         run = WeightsSource(os.fspath(run), resize, source_size)
     if is_exported(run):
         if words := words_of(run):
-            raise UsageError(f"{run} is an exported file, in which positions are fixed", f"leave {words[0]} out, and export it again")
+            raise UsageError(
+                f"{run} is an exported file, in which positions are fixed", f"leave {words[0]} out, and export it again"
+            )
         file = open_exported(run, how, quick)
         return Predictor(file.card, file, exact=exact)
     from vitreous.reports.opening import calibrating, open_bundle

@@ -1,9 +1,10 @@
-"""The answers of a predictor from the machines of a Ray cluster (extra `ray`), by Ray Data: images in, answers out, in their order.
+"""The answers of a predictor from the machines of a Ray cluster (extra `ray`), by Ray Data: images in, answers out, in
+their order.
 
-Every worker loads the model once and answers a chunk of images at a time. A worker that dies is started again and its chunk asked
-again; what a dead one had answered is never seen, so that every image has one answer. Images go out in waves and answers
-are taken as they come: neither is ever held whole. Paths have to lead to the same files on every machine, the model's too; images
-out of archives and Parquet are read here and sent.
+Every worker loads the model once and answers a chunk of images at a time. A worker that dies is started again and its
+chunk asked again; what a dead one had answered is never seen, so that every image has one answer. Images go out in
+waves and answers are taken as they come: neither is ever held whole. Paths have to lead to the same files on every
+machine, the model's too; images out of archives and Parquet are read here and sent.
 """
 # pyright: reportMissingImports=false
 
@@ -43,7 +44,8 @@ Verb = Literal["predictions", "embeddings"]
 
 @dataclass(frozen=True)
 class Task:
-    """What every worker needs: the model, how it computes, and the method of a predictor with what follows the images."""
+    """What every worker needs: the model, how it computes, and the method of a predictor with what follows the
+    images."""
 
     run: str | WeightsSource
     how: How
@@ -55,10 +57,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Remote:
-    """A cluster in the place of a predictor. `address` is as `ray.init` takes it, or `local` for one that is started here.
+    """A cluster in the place of a predictor. `address` is as `ray.init` takes it, or `local` for one that is started
+    here.
 
-    There is a worker for every GPU, unless `how` says cpu, or for every core. What is computed, and each answer's last bit, is
-    what one thread of one machine would compute.
+    There is a worker for every GPU, unless `how` says cpu, or for every core. What is computed, and each answer's last
+    bit, is what one thread of one machine would compute.
     """
 
     address: str
@@ -67,9 +70,13 @@ class Remote:
     exact: bool = False
 
     def predictions(self, items: Iterable[Item], asked: Asked, bad_images: str = "skip") -> Iterator[list[Prediction]]:
-        """As `Predictor.predictions`. Raises UsageError without Ray or cluster, ResourceError where the cluster gives out."""
+        """As `Predictor.predictions`. Raises UsageError without Ray or cluster, ResourceError where the cluster gives
+        out."""
         for rows, _ in self.answers(items, "predictions", (asked, bad_images)):
-            yield [Prediction(**{**row, "names": tuple(row["names"]), "probabilities": tuple(row["probabilities"])}) for row in rows]
+            yield [
+                Prediction(**{**row, "names": tuple(row["names"]), "probabilities": tuple(row["probabilities"])})
+                for row in rows
+            ]
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
         """As `Predictor.embeddings`, and raises as `predictions`."""
@@ -78,7 +85,9 @@ class Remote:
             values = iter(np.frombuffer(raw, np.float32).reshape(good, -1) if good else ())
             yield [Embedding(row["path"], next(values) if row["error"] is None else None, row["error"]) for row in rows]
 
-    def answers(self, items: Iterable[Item], verb: Verb, rest: tuple[Any, ...]) -> Iterator[tuple[list[dict[str, Any]], bytes]]:
+    def answers(
+        self, items: Iterable[Item], verb: Verb, rest: tuple[Any, ...]
+    ) -> Iterator[tuple[list[dict[str, Any]], bytes]]:
         """Chunk by chunk, the fields of every answer, and the numbers of all of them."""
         path = os.path.abspath(self.run) if os.path.exists(self.run) else os.fspath(self.run)
         run = replace(self.run, path=path) if isinstance(self.run, WeightsSource) else path
@@ -100,7 +109,8 @@ class Remote:
 
 
 def chunks(items: Iterable[Item]) -> Iterator[dict[str, Any]]:
-    """Chunks as rows for Ray: JSON, which keeps names that are no text as Python has them, and the bytes that belong to it."""
+    """Chunks as rows for Ray: JSON, which keeps names that are no text as Python has them, and the bytes that belong to
+    it."""
     told: list[dict[str, Any]] = []
     contents: list[bytes] = []
     weight = 0
@@ -172,7 +182,9 @@ class Worker:
             if self.failure is not None:
                 raise self.failure
             answer = getattr(self.predictor, self.task.verb)
-            rows = [row for some in answer(unpacked(batch["told"][0], batch["raw"][0]), *self.task.rest) for row in some]
+            rows = [
+                row for some in answer(unpacked(batch["told"][0], batch["raw"][0]), *self.task.rest) for row in some
+            ]
         except VitreousError as error:
             return packed({"kind": type(error).__name__, "message": error.message, "hint": error.hint})
         if self.task.verb == "predictions":
@@ -216,4 +228,6 @@ def computed(ray: Any, task: Task, wave: Sequence[dict[str, Any]]) -> Iterator[t
             yield row["told"], row["raw"]
     except ray.exceptions.RayError as error:
         reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
-        raise ResourceError(f"the Ray cluster gave out: {reason}", "see that every machine finds the model and the images") from None
+        raise ResourceError(
+            f"the Ray cluster gave out: {reason}", "see that every machine finds the model and the images"
+        ) from None

@@ -1,7 +1,9 @@
-"""One way from what is given to the pixels that a model is asked about, for files, requests and workers alike. Without torch.
+"""One way from what is given to the pixels that a model is asked about, for files, requests and workers alike. Without
+torch.
 
-A photograph that is far larger than what the model takes is decoded at 1/2, 1/4 or 1/8, where the JPEG decoder leaves out most of
-its work, and shrunk the rest of the way: never by less than a factor of two, so the model's own filter still decides.
+A photograph that is far larger than what the model takes is decoded at 1/2, 1/4 or 1/8, where the JPEG decoder leaves
+out most of its work, and shrunk the rest of the way: never by less than a factor of two, so the model's own filter
+still decides.
 """
 
 from __future__ import annotations
@@ -19,14 +21,23 @@ from vitreous.errors import printable
 
 
 def read(
-    raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str], preprocess: Preprocess, name: str | None = None, exact: bool = False
+    raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str],
+    preprocess: Preprocess,
+    name: str | None = None,
+    exact: bool = False,
 ) -> np.ndarray:
     """A file, its bytes, or pixels -> (C, *image) as the model takes them. Raises DataError for what cannot be read.
 
-    Unless `exact`, a plain JPEG whose part that the model sees is at least four times as large as what it takes is decoded small:
-    on 100 photographs pixels were then off by 0.4 of 255 on average (1.9 in the worst of them), and none by more than 14.
+    Unless `exact`, a plain JPEG whose part that the model sees is at least four times as large as what it takes is
+    decoded small: on 100 photographs pixels were then off by 0.4 of 255 on average (1.9 in the worst of them), and none
+    by more than 14.
     """
-    if exact or preprocess.numbers != "colours" or preprocess.channels not in MODES or isinstance(raw, (np.ndarray, Image.Image)):
+    if (
+        exact
+        or preprocess.numbers != "colours"
+        or preprocess.channels not in MODES
+        or isinstance(raw, (np.ndarray, Image.Image))
+    ):
         return preprocess.array(preprocess.decoded(raw, name))
     name = name or ("image" if isinstance(raw, bytes) else printable(raw))
     content = raw if isinstance(raw, bytes) else read_regular(raw)

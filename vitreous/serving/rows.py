@@ -1,7 +1,7 @@
 """Answers as rows of files: what a line of JSON, a row of CSV, a row of Parquet and an entry of npz say of an image.
 
-A path is written exactly. JSON and CSV keep bytes that are no UTF-8 as Python does (surrogateescape); Parquet, whose text is UTF-8
-alone, has such a path readable in `path`, and its bytes in `path_bytes`.
+A path is written exactly. JSON and CSV keep bytes that are no UTF-8 as Python does (surrogateescape); Parquet, whose
+text is UTF-8 alone, has such a path readable in `path`, and its bytes in `path_bytes`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Predictions:
 
         pair = pa.struct([("class", pa.string()), ("probability", pa.float64())])
         classes = [
-            None if r.error else [{"class": n, "probability": p} for n, p in zip(r.names, r.probabilities, strict=True)] for r in rows
+            None if r.error else [{"class": n, "probability": p} for n, p in zip(r.names, r.probabilities, strict=True)]
+            for r in rows
         ]
         return pa.table(
             {
@@ -73,7 +74,8 @@ class Embeddings:
 
     def plain(self, row: Embedding) -> dict[str, Any]:
         """Path, embedding (null where there is none), error."""
-        values = None if row.values is None else [float(str(value)) for value in row.values]  # as short as float32 allows
+        # as short as float32 allows
+        values = None if row.values is None else [float(str(value)) for value in row.values]
         return {"path": row.path, "embedding": values, "error": row.error}
 
     def table(self, rows: Sequence[Embedding]) -> pa.Table:
@@ -95,8 +97,12 @@ def paths(rows: Sequence[Prediction | Embedding]) -> dict[str, pa.Array]:
 
     odd = [not encodes(row.path) for row in rows]
     return {
-        "path": pa.array([printable(row.path) if o else row.path for row, o in zip(rows, odd, strict=True)], pa.string()),
-        "path_bytes": pa.array([os.fsencode(row.path) if o else None for row, o in zip(rows, odd, strict=True)], pa.binary()),
+        "path": pa.array(
+            [printable(row.path) if o else row.path for row, o in zip(rows, odd, strict=True)], pa.string()
+        ),
+        "path_bytes": pa.array(
+            [os.fsencode(row.path) if o else None for row, o in zip(rows, odd, strict=True)], pa.binary()
+        ),
     }
 
 
@@ -107,8 +113,8 @@ def line(document: dict[str, Any]) -> bytes:
 
 
 def cells(row: Prediction) -> list[list[str]]:
-    """The rows of CSV of one image: one for each class, or one without any. No spreadsheet computes what is in them: a cell that
-    begins as a formula does, or with an apostrophe, has an apostrophe in front."""
+    """The rows of CSV of one image: one for each class, or one without any. No spreadsheet computes what is in them: a
+    cell that begins as a formula does, or with an apostrophe, has an apostrophe in front."""
     where, unsure = marked(row.path), "unsure" * row.unsure
     if not row.names:
         return [[where, "", "", "", marked(row.error or ""), unsure]]
@@ -117,10 +123,15 @@ def cells(row: Prediction) -> list[list[str]]:
 
 
 def arrays(rows: Sequence[Embedding]) -> dict[str, np.ndarray]:
-    """Embeddings as npz has them: `embeddings` (n, D) float32, NaN where there is none, `paths` and `errors` as text."""
+    """Embeddings as npz has them: `embeddings` (n, D) float32, NaN where there is none, `paths` and `errors` as
+    text."""
     width = next((len(row.values) for row in rows if row.values is not None), 0)
     found = np.full((len(rows), width), np.nan, np.float32)
     for number, row in enumerate(rows):
         if row.values is not None:
             found[number] = row.values
-    return {"embeddings": found, "paths": np.array([row.path for row in rows]), "errors": np.array([row.error or "" for row in rows])}
+    return {
+        "embeddings": found,
+        "paths": np.array([row.path for row in rows]),
+        "errors": np.array([row.error or "" for row in rows]),
+    }

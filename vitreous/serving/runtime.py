@@ -1,10 +1,11 @@
 """What computes answers, whoever asks: pixels in, logits out, as numpy arrays.
 
-A batch is cut into parts of one fixed size, the last one filled up with black pictures, so an image's answer is the same to the
-last bit whatever comes beside it. On a CPU a part is computed by one thread and has about 800 tokens (four images of ViT-S/16):
-fewer would not pay for laying out the weights anew for every product, more would not be faster. On two cores of an EPYC with AVX2
-a ViT-S/16 did, of its best 13.7 images a second, 98 % in parts of four, 92 % in parts of two and 80 % in parts of one, and one image
-alone took 560, 320 and 170 ms. Who waits for single images asks for `quick` ones: parts of about 200 tokens.
+A batch is cut into parts of one fixed size, the last one filled up with black pictures, so an image's answer is the
+same to the last bit whatever comes beside it. On a CPU a part is computed by one thread and has about 800 tokens (four
+images of ViT-S/16): fewer would not pay for laying out the weights anew for every product, more would not be faster. On
+two cores of an EPYC with AVX2 a ViT-S/16 did, of its best 13.7 images a second, 98 % in parts of four, 92 % in parts of
+two and 80 % in parts of one, and one image alone took 560, 320 and 170 ms. Who waits for single images asks for `quick`
+ones: parts of about 200 tokens.
 
 B images, K classes, D numbers that the head reads.
 """
@@ -38,14 +39,17 @@ class Runtime(Protocol):
         ...
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
-        """(B, C, *image) pixels -> (B, D) float32, what the head reads. Raises UsageError where the file answers only in logits."""
+        """(B, C, *image) pixels -> (B, D) float32, what the head reads. Raises UsageError where the file answers only
+        in logits."""
         ...
 
 
 class TorchRuntime:
     """A bundle, computed by its engine; `quick` answers one image alone sooner, and many later."""
 
-    def __init__(self, bundle: Bundle, how: How | None = None, pictures: Pictures | None = None, quick: bool = False) -> None:
+    def __init__(
+        self, bundle: Bundle, how: How | None = None, pictures: Pictures | None = None, quick: bool = False
+    ) -> None:
         from vitreous.evaluation.engine import make_engine
 
         self.bundle, self.how, self.quick = bundle, how, quick

@@ -1,7 +1,9 @@
-"""Exported files as they are kept: with a card that says what they are, and a seal that tells whether a bit of them changed.
+"""Exported files as they are kept: with a card that says what they are, and a seal that tells whether a bit of them
+changed.
 
-The seal is the SHA-256 of everything before it, at the file's end, where readers of the format take it for metadata. It tells
-damage, and files that were changed after they were judged; it is no signature. Nothing here needs torch, or an extra.
+The seal is the SHA-256 of everything before it, at the file's end, where readers of the format take it for metadata. It
+tells damage, and files that were changed after they were judged; it is no signature. Nothing here needs torch, or an
+extra.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ CARD = "vitreous"  # the name of the metadata that has the card
 AGAIN = "export the model again, or restore the file from a copy"
 MOST = 2**31 - 1  # bytes of an ONNX file: protobuf ends there
 
-#: how the seal begins in an ONNX file, whose digits follow: an entry of ModelProto.metadata_props, field 14, `sha256` -> 64 characters
+#: how the seal begins in an ONNX file, whose digits follow: an entry of ModelProto.metadata_props, field 14, `sha256`
+#: -> 64 characters
 ONNX_SEAL = b"\x72\x4a\x0a\x06sha256\x12\x40"
 #: the same in an OpenVINO file, of the XML so far and the .bin: a comment
 XML_SEAL, XML_END = b"<!-- sha256 ", b" -->\n"
@@ -58,14 +61,18 @@ def precision_in(text: str | None) -> str:
 def card_in(text: str | None, origin: Path) -> Card:
     """The card of an exported file. Raises WeightsError where there is none, or of a later format."""
     if text is None:
-        raise WeightsError(f"{origin} was not exported by vitreous: it tells no classes and no preprocessing", "export the model here")
+        raise WeightsError(
+            f"{origin} was not exported by vitreous: it tells no classes and no preprocessing", "export the model here"
+        )
     try:
         document = json.loads(text)
         found, card = document["format"], document["card"]
     except (ValueError, KeyError, TypeError) as error:
         raise WeightsError(f"{origin} has a card that cannot be read ({error})", AGAIN) from None
     if found != FORMAT:
-        raise WeightsError(f"{origin} has export format {found}, this version reads {FORMAT}", "install a newer vitreous")
+        raise WeightsError(
+            f"{origin} has export format {found}, this version reads {FORMAT}", "install a newer vitreous"
+        )
     return read_card(card, str(origin))
 
 
@@ -84,13 +91,18 @@ def seal_onnx(model: bytes) -> bytes:
 
 
 def check_onnx(raw: bytes, path: Path) -> None:
-    """Raise WeightsError unless an ONNX file is as it was sealed, and alone: none of its tensors lies in another file."""
+    """Raise WeightsError unless an ONNX file is as it was sealed, and alone: none of its tensors lies in another
+    file."""
     end = len(raw) - len(ONNX_SEAL) - DIGITS
     if end < 0 or raw[end : end + len(ONNX_SEAL)] != ONNX_SEAL:
         metadata, _ = look(raw, path)
         if CARD in metadata:
-            raise WeightsError(f"{path} was cut short or changed after it was exported: its checksum is not at its end", AGAIN)
-        raise WeightsError(f"{path} was not exported by vitreous: it tells no classes and no preprocessing", "export the model here")
+            raise WeightsError(
+                f"{path} was cut short or changed after it was exported: its checksum is not at its end", AGAIN
+            )
+        raise WeightsError(
+            f"{path} was not exported by vitreous: it tells no classes and no preprocessing", "export the model here"
+        )
     if hashlib.sha256(memoryview(raw)[:end]).hexdigest().encode() != raw[-DIGITS:]:
         raise WeightsError(f"{path} was altered after it was exported: its checksum is another", AGAIN)
     if look(raw, path)[1]:
@@ -106,7 +118,9 @@ def check_xml(raw: bytes, weights: bytes, path: Path) -> None:
     """Raise WeightsError unless an OpenVINO .xml and its .bin are as they were sealed."""
     end = len(raw) - len(XML_SEAL) - DIGITS - len(XML_END)
     if end < 0 or raw[end : end + len(XML_SEAL)] != XML_SEAL or raw[-len(XML_END) :] != XML_END:
-        raise WeightsError(f"{path} was not exported by vitreous, or was cut short or changed: it has no checksum at its end", AGAIN)
+        raise WeightsError(
+            f"{path} was not exported by vitreous, or was cut short or changed: it has no checksum at its end", AGAIN
+        )
     if digest(raw[:end], weights) != raw[-len(XML_END) - DIGITS : -len(XML_END)]:
         raise WeightsError(f"{path} or its .bin was altered after it was exported: the checksum is another", AGAIN)
 
@@ -120,7 +134,8 @@ def digest(xml: bytes, weights: bytes) -> bytes:
 
 
 def look(raw: bytes, path: Path) -> tuple[dict[str, str], bool]:
-    """An ONNX file's metadata, and whether a tensor of it lies in another file. Raises WeightsError for what is no ONNX file."""
+    """An ONNX file's metadata, and whether a tensor of it lies in another file. Raises WeightsError for what is no ONNX
+    file."""
     metadata: dict[str, str] = {}
     outside, seen = False, 0
     waiting = [("model", memoryview(raw), 0)]
@@ -130,7 +145,9 @@ def look(raw: bytes, path: Path) -> tuple[dict[str, str], bool]:
             if depth > DEEPEST:
                 raise ValueError("messages in messages in messages")
             if kind == "entry":
-                pair = {number: bytes(value).decode() for number, value in fields(message) if isinstance(value, memoryview)}
+                pair = {
+                    number: bytes(value).decode() for number, value in fields(message) if isinstance(value, memoryview)
+                }
                 metadata[pair.get(1, "")] = pair.get(2, "")
                 continue
             for number, value in fields(message):
@@ -147,7 +164,8 @@ def look(raw: bytes, path: Path) -> tuple[dict[str, str], bool]:
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, memoryview | int | None]]:
-    """The fields of a protobuf message: their numbers, and whole numbers or bytes; no fractions. Raises ValueError or IndexError."""
+    """The fields of a protobuf message: their numbers, and whole numbers or bytes; no fractions. Raises ValueError or
+    IndexError."""
     place = 0
     while place < len(message):
         key, place = number_at(message, place)
@@ -180,9 +198,13 @@ def number_at(message: memoryview, place: int) -> tuple[int, int]:
 
 
 def normalised(pixels: np.ndarray, preprocess: Preprocess) -> np.ndarray:
-    """(B, C, *image) in 0..peak -> the same as float32 that a model takes: `Preprocess.normalise`, to the last bit, without torch."""
+    """(B, C, *image) in 0..peak -> the same as float32 that a model takes: `Preprocess.normalise`, to the last bit,
+    without torch."""
     shape = (1, -1) + (1,) * (pixels.ndim - 2)
-    mean, std = (np.array(values, np.float32).reshape(shape) * np.float32(preprocess.peak) for values in (preprocess.mean, preprocess.std))
+    mean, std = (
+        np.array(values, np.float32).reshape(shape) * np.float32(preprocess.peak)
+        for values in (preprocess.mean, preprocess.std)
+    )
     floats = pixels.astype(np.float32)
     floats -= mean
     floats /= std

@@ -1,11 +1,13 @@
-"""Files that answers are written to as they come: in order, as good as they are when the job stops, and continued from there.
+"""Files that answers are written to as they come: in order, as good as they are when the job stops, and continued from
+there.
 
     x.jsonl   a line an image           grows in place; a line that was not finished is cut off
     x.csv     a row an image and class  the same, and the last image is done again, since rows of it may be lacking
     x.parquet x.npz                     parts of 4096 rows in x.parquet.parts/, joined at the end
 
-Beside the file lies `x.jsonl.job.json`: which model with which options made it, and whether it is finished. Another model or other
-options never continue it, and neither do other images: those that were written are compared by name with those that are to come.
+Beside the file lies `x.jsonl.job.json`: which model with which options made it, and whether it is finished. Another
+model or other options never continue it, and neither do other images: those that were written are compared by name with
+those that are to come.
 """
 
 from __future__ import annotations
@@ -50,8 +52,9 @@ class Sink(Protocol):
 class Job:
     """One file, what made it, and its rows so far. `told`: model and options, as JSON has them.
 
-    Raises UsageError for a suffix that is none of `kind.formats`, for a file that was begun unless `resume`, and for one that was
-    begun by another model or with other options; ResourceError where it cannot be written. `finished`: there is nothing left to do.
+    Raises UsageError for a suffix that is none of `kind.formats`, for a file that was begun unless `resume`, and for
+    one that was begun by another model or with other options; ResourceError where it cannot be written. `finished`:
+    there is nothing left to do.
     """
 
     def __init__(self, path: str, kind: Kind, told: dict[str, Any], resume: bool = False) -> None:
@@ -62,7 +65,9 @@ class Job:
         before = self.before()
         begun = before is not None and not before.get("finished")
         if begun and not resume:
-            raise UsageError(f"{printable(path)} was begun and is not finished", f"continue it with --resume, or {ANEW}")
+            raise UsageError(
+                f"{printable(path)} was begun and is not finished", f"continue it with --resume, or {ANEW}"
+            )
         if resume and before is None and os.path.lexists(path):
             raise UsageError(f"{self.described.name} is not there: nobody knows what made {printable(path)}", ANEW)
         resume = resume and before is not None
@@ -132,7 +137,9 @@ def differing(before: dict[str, Any], told: dict[str, Any]) -> str:
     """What a job was told otherwise, in words; an empty string where there is no difference."""
     told = json.loads(json.dumps(told))
     return ", ".join(
-        f"{name} {before.get(name)}, now {told.get(name)}" for name in {**before, **told} if before.get(name) != told.get(name)
+        f"{name} {before.get(name)}, now {told.get(name)}"
+        for name in {**before, **told}
+        if before.get(name) != told.get(name)
     )
 
 
@@ -148,7 +155,8 @@ def grown(path: str) -> BinaryIO:
 
 
 class Growing:
-    """A file that grows in place: whole rows only are in it, but for a full disk. `bad` counts images that could not be read."""
+    """A file that grows in place: whole rows only are in it, but for a full disk. `bad` counts images that could not be
+    read."""
 
     def __init__(self, path: str, kind: Kind) -> None:
         self.file, self.kind, self.bad = grown(path), kind, 0
@@ -237,4 +245,9 @@ class Csv(Growing):
         self.bad += sum(row.error is not None for row in rows)
 
 
-SINKS: dict[str, Callable[[str, Kind], Sink]] = {".jsonl": Lines, ".csv": Csv, ".parquet": ParquetParts, ".npz": NpzParts}
+SINKS: dict[str, Callable[[str, Kind], Sink]] = {
+    ".jsonl": Lines,
+    ".csv": Csv,
+    ".parquet": ParquetParts,
+    ".npz": NpzParts,
+}

@@ -2,13 +2,13 @@
 
     photo.jpg   folder/   'new/**/*.jpg'   @list.txt   -   table.csv   shard.tar   'shard-{000..127}.tar'   rows.parquet
 
-A word that names something on disk means that; only then is it a pattern. What a file is, its suffix says: .csv and .tsv are
-tables, .tar archives, .parquet rows, everything else an image. A folder stands for the images below it or, where it has none, for
-the tables of rows and the archives there. Lists have one path a line, or between NUL bytes (`find -print0`), relative to the
-current folder; tables have a header and name paths relative to their own folder.
+A word that names something on disk means that; only then is it a pattern. What a file is, its suffix says: .csv and
+.tsv are tables, .tar archives, .parquet rows, everything else an image. A folder stands for the images below it or,
+where it has none, for the tables of rows and the archives there. Lists have one path a line, or between NUL bytes
+(`find -print0`), relative to the current folder; tables have a header and name paths relative to their own folder.
 
-Nothing is read before its turn. Of a folder or a pattern the names are held as text (100 to 200 bytes each); of lists, tables,
-archives and Parquet one block at a time.
+Nothing is read before its turn. Of a folder or a pattern the names are held as text (100 to 200 bytes each); of lists,
+tables, archives and Parquet one block at a time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from vitreous.errors import DataError, UsageError, printable
 from vitreous.serving.reading import read
 
 TABLES, TARS, ROWS = (".csv", ".tsv"), (".tar", *COMPRESSED), (".parquet",)
-PATHS = ("path", "image", "file", "filename", "file_name", "image_path", "filepath")  # columns that are taken for the path, best first
+# columns that are taken for the path, best first
+PATHS = ("path", "image", "file", "filename", "file_name", "image_path", "filepath")
 IMAGES = (*PATHS, "img", "jpg", "png", "bytes")  # and those of Parquet that may hold the image itself
 BLOCK = 2**16  # bytes of a list that are read at a time
 BATCH = 16  # rows of Parquet
@@ -48,7 +49,8 @@ WAY = "name image files, folders, 'patterns/**/*.jpg', @list.txt, .csv, .tar or 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image: what to call it, and its path, its bytes, or what gets them; from Python, what gets its picture or pixels (H, W[, C])."""
+    """One image: what to call it, and its path, its bytes, or what gets them; from Python, what gets its picture or
+    pixels (H, W[, C])."""
 
     name: str
     raw: str | bytes | Callable[[], bytes]
@@ -67,7 +69,8 @@ def read_item(item: Item, preprocess: Preprocess, exact: bool = False) -> np.nda
 
 @dataclass(frozen=True)
 class Source:
-    """The images that words stand for, to be gone through any number of times, but for stdin. `count` is None where none can know."""
+    """The images that words stand for, to be gone through any number of times, but for stdin. `count` is None where
+    none can know."""
 
     parts: tuple[Callable[[], Iterator[Item]], ...]
     count: int | None
@@ -109,11 +112,17 @@ def found(word: str, column: str | None) -> Iterator[tuple[Callable[[], Iterator
     elif word.endswith(".tar") and "{" in word:
         paths = [os.fspath(path) for path in braced(word)]
         if missing := [path for path in paths if not os.path.lexists(path)]:
-            raise DataError(f"{len(missing)} of {len(paths)} archives are not there; the first is {printable(missing[0])}")
+            raise DataError(
+                f"{len(missing)} of {len(paths)} archives are not there; the first is {printable(missing[0])}"
+            )
         yield from several(paths, column)
     elif glob.has_magic(word):
         known = (*SUFFIXES, *TABLES, *TARS, *ROWS)
-        files = [name for name in glob.iglob(word, recursive=True) if name.lower().endswith(known) and not os.path.isdir(name)]
+        files = [
+            name
+            for name in glob.iglob(word, recursive=True)
+            if name.lower().endswith(known) and not os.path.isdir(name)
+        ]
         if not files:
             raise DataError(f"nothing matches {printable(word)}", WAY)
         yield from several(sorted(files, key=natural), column)
@@ -161,7 +170,9 @@ def listed(path: str) -> Iterator[Item]:
         while block := file.read(BLOCK):
             end = end or (b"\0" if b"\0" in block else b"\n" if b"\n" in block else b"")
             *lines, rest = (rest + block).split(end) if end else [rest + block]
-            yield from map(of_line, filter(None, (line if end == b"\0" else line.removesuffix(b"\r") for line in lines)))
+            yield from map(
+                of_line, filter(None, (line if end == b"\0" else line.removesuffix(b"\r") for line in lines))
+            )
         if rest := rest if end == b"\0" else rest.removesuffix(b"\r"):
             yield of_line(rest)
 
@@ -172,7 +183,8 @@ def of_line(line: bytes) -> Item:
 
 
 def tabled(path: str, column: str | None) -> Iterator[Item]:
-    """The paths in a column of a CSV file, or with tabs of a TSV file, with a header. Raises DataError and UsageError."""
+    """The paths in a column of a CSV file, or with tabs of a TSV file, with a header. Raises DataError and
+    UsageError."""
     home, name = os.path.dirname(path), printable(path)
     opening(path).close()
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
@@ -184,10 +196,14 @@ def tabled(path: str, column: str | None) -> Iterator[Item]:
                 if not row:
                     continue
                 if place >= len(row) or not row[place]:
-                    raise DataError(f"{name}, line {reader.line_num}: no path in the column {head[place]}", "give every row a path")
+                    raise DataError(
+                        f"{name}, line {reader.line_num}: no path in the column {head[place]}", "give every row a path"
+                    )
                 yield Item(row[place], os.path.join(home, row[place]))
         except csv.Error as error:
-            raise DataError(f"{name}, line {reader.line_num}: not CSV ({error})", "put cells with commas or quotes in quotes") from None
+            raise DataError(
+                f"{name}, line {reader.line_num}: not CSV ({error})", "put cells with commas or quotes in quotes"
+            ) from None
 
 
 def chosen(name: str, columns: Sequence[str], column: str | None, known: Sequence[str]) -> str:
@@ -195,11 +211,15 @@ def chosen(name: str, columns: Sequence[str], column: str | None, known: Sequenc
     there = ", ".join(map(printable, columns)) or "none"
     if column is not None:
         if column not in columns:
-            raise UsageError(f"{name} has no column {printable(column)}; there are {there}", "name one of them with --column")
+            raise UsageError(
+                f"{name} has no column {printable(column)}; there are {there}", "name one of them with --column"
+            )
         return column
     by_name = {one.strip().lower(): one for one in reversed(columns)}
     if (best := next((by_name[word] for word in known if word in by_name), None)) is None:
-        raise UsageError(f"{name}: which column has the images? There are {there}", "name it with --column, below a header line")
+        raise UsageError(
+            f"{name}: which column has the images? There are {there}", "name it with --column, below a header line"
+        )
     return best
 
 
@@ -224,13 +244,20 @@ def member_bytes(path: str, known: Any, start: int, size: int, called: str) -> b
 
 
 def rowed(path: str, column: str | None) -> Iterator[Item]:
-    """The images in a column of a Parquet file: bytes, a struct of bytes and path, or paths. Raises DataError and UsageError."""
+    """The images in a column of a Parquet file: bytes, a struct of bytes and path, or paths. Raises DataError and
+    UsageError."""
     import pyarrow as pa
 
     home, number, name = os.path.dirname(path), 0, printable(path)
     with opened(Path(path)) as parquet:
         schema = parquet.schema_arrow
-        holds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string, pa.types.is_large_string, pa.types.is_struct)
+        holds = (
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_struct,
+        )
         fitting = [field.name for field in schema if any(kind(field.type) for kind in holds)]
         bytes_first = sorted(fitting, key=lambda one: pa.types.is_string(schema.field(one).type))
         own = [one for one in bytes_first if not pa.types.is_string(schema.field(one).type)]

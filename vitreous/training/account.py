@@ -15,9 +15,9 @@ from vitreous.training.ranks import Ranks
 class Account:
     """Sums over all processes of a run and all its resumptions; `begin` starts the clock of this one.
 
-    FLOPs are those of the model: three forward passes a picture, two to a multiply-add, without what patch dropout and progressive
-    resolution leave out, and without what is computed again. Utilisation is their rate over the measured limit of matrix
-    products on all devices, in the run's precision.
+    FLOPs are those of the model: three forward passes a picture, two to a multiply-add, without what patch dropout and
+    progressive resolution leave out, and without what is computed again. Utilisation is their rate over the measured
+    limit of matrix products on all devices, in the run's precision.
     """
 
     ranks: Ranks

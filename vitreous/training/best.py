@@ -1,6 +1,7 @@
 """Which weights of a run are the best on its validation images, and when no better ones are to be expected.
 
-An evaluation is better than another one if its leading figure (top-1, or mAP) is higher or, where that is the same, its NLL is lower.
+An evaluation is better than another one if its leading figure (top-1, or mAP) is higher or, where that is the same, its
+NLL is lower.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from vitreous.training.run import Run
 class Best:
     """The best evaluation so far, which a checkpoint keeps in its state.json.
 
-    `step`: the optimiser step after which it was made, 0 before the first; `epoch` the same in epochs. `value` in 0..1 is its leading
-    figure, called `figure`. `evaluations`: how many were made; `since`: how many after the best one, none of them better.
+    `step`: the optimiser step after which it was made, 0 before the first; `epoch` the same in epochs. `value` in 0..1
+    is its leading figure, called `figure`. `evaluations`: how many were made; `since`: how many after the best one,
+    none of them better.
     """
 
     step: int = 0
@@ -61,13 +63,19 @@ def check(run: Run, val: Split | None) -> None:
     """Raise UsageError where a run is to choose by validation images, and there are none."""
     if (run.keep_best or run.early_stop) and (val is None or not len(val)):
         option = "--keep-best" if run.keep_best else "--early-stop"
-        raise UsageError(f"{option} chooses by the validation images, and the run has none", "name data with a val split, or leave it out")
+        raise UsageError(
+            f"{option} chooses by the validation images, and the run has none",
+            "name data with a val split, or leave it out",
+        )
 
 
 def describe(run: Run, best: Best, kept: int, step: int) -> dict[str, Any] | None:
-    """What the summary says: `kept` is the step whose weights the bundle has, `step` the last one. None for a run that chooses nothing."""
+    """What the summary says: `kept` is the step whose weights the bundle has, `step` the last one. None for a run that
+    chooses nothing."""
     if not (run.keep_best or run.early_stop):
         return None
-    return {"kept": "best" if run.keep_best and kept == best.step else "last", "kept_step": kept, "stopped_early": step < run.steps} | {
-        "best": best.plain()
-    }
+    return {
+        "kept": "best" if run.keep_best and kept == best.step else "last",
+        "kept_step": kept,
+        "stopped_early": step < run.steps,
+    } | {"best": best.plain()}

@@ -33,7 +33,8 @@ class Store:
     keep: int = 2
 
     def save(self, step: int, writers: dict[str, Writer], size: int, pinned: int | None = None) -> Path:
-        """Write one file per writer as checkpoint `step`; `size` is about how many bytes they will take. `pinned`: a step that stays.
+        """Write one file per writer as checkpoint `step`; `size` is about how many bytes they will take. `pinned`: a
+        step that stays.
 
         Raises ResourceError, with what was needed and what is free, if it cannot be written; the older ones stay.
         """
@@ -60,7 +61,9 @@ class Store:
             names = sorted(path.name for path in temporary.iterdir())
             for name in names:
                 fsync(temporary / name)
-            manifest = {name: {"bytes": (temporary / name).stat().st_size, "sha256": sha256(temporary / name)} for name in names}
+            manifest = {
+                name: {"bytes": (temporary / name).stat().st_size, "sha256": sha256(temporary / name)} for name in names
+            }
             (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
             fsync(temporary / MANIFEST)
             fsync(temporary)
@@ -79,7 +82,9 @@ class Store:
             yield
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise ResourceError(f"checkpoint of step {step} not saved in {self.folder}: {error}", "free some disk space") from None
+            raise ResourceError(
+                f"checkpoint of step {step} not saved in {self.folder}: {error}", "free some disk space"
+            ) from None
 
     def newest(self, warn: Callable[[str], None] = lambda text: None) -> Path | None:
         """The newest checkpoint that verifies, or None where there is none at all.
@@ -94,7 +99,9 @@ class Store:
                 return place
             warn(f"checkpoint {place.name} is not used: {fault}")
         if places:
-            raise WeightsError(f"none of the {len(places)} checkpoints in {self.folder} is valid", "start again with another --out")
+            raise WeightsError(
+                f"none of the {len(places)} checkpoints in {self.folder} is valid", "start again with another --out"
+            )
         return None
 
     def place(self, step: int) -> Path:

@@ -20,9 +20,10 @@ from vitreous.training.shards import Batch, Forward, Shards
 class Compute:
     """What adds a step's gradients to the flat vectors, for one process among `ranks`.
 
-    With several processes each computes its parts, and gradients are added up once a step: by DDP while the backward pass still
-    runs where a step is one pass, by FSDP in the last of its passes, else when the last is done. A reproducible run computes every part by
-    itself on one core, and adds gradients in the order of the parts, so that nothing depends on who computes what.
+    With several processes each computes its parts, and gradients are added up once a step: by DDP while the backward
+    pass still runs where a step is one pass, by FSDP in the last of its passes, else when the last is done. A
+    reproducible run computes every part by itself on one core, and adds gradients in the order of the parts, so that
+    nothing depends on who computes what.
     """
 
     def __init__(self, objective: nn.Module, flat: Flat, run: Run, ranks: Ranks) -> None:
@@ -39,7 +40,8 @@ class Compute:
         self.shards = Shards(objective, flat, torch.compile(forward) if run.compile else forward)  # type: ignore[arg-type]
 
     def step(self, parts: Sequence[Part], batches: Iterator[Batch], step: int, origin: int) -> tuple[float, Tensor]:
-        """Leave the gradient of the whole step in `flat.master_grad`; returns this process's share of the loss, and its samples.
+        """Leave the gradient of the whole step in `flat.master_grad`; returns this process's share of the loss, and its
+        samples.
 
         `origin` is the position of the step; a pass at offset o from it draws from (seed, step, o).
         """
@@ -62,7 +64,8 @@ class Compute:
     def backward(self, batch: Batch, part: Part, last: bool) -> float:
         """Add a part's gradient, in micro-batches.
 
-        All processes make as many passes: one that has fewer rows than passes computes its first row again, for nothing.
+        All processes make as many passes: one that has fewer rows than passes computes its first row again, for
+        nothing.
         """
         rows, passes = len(batch["labels"]), 1
         if self.run.micro_batch:
@@ -77,15 +80,21 @@ class Compute:
             loss += self.shards.backward(piece, part.share * (b - a) / rows * self.mean) / self.mean
         return loss
 
-    def canonical(self, parts: Sequence[Part], batches: Iterator[Batch], step: int, origin: int) -> tuple[float, Tensor]:
-        """Each part by itself: on one core of a CPU, side by side unless the model draws at random, which it does from one generator."""
+    def canonical(
+        self, parts: Sequence[Part], batches: Iterator[Batch], step: int, origin: int
+    ) -> tuple[float, Tensor]:
+        """Each part by itself: on one core of a CPU, side by side unless the model draws at random, which it does from
+        one generator."""
         full = [(forward, part) for forward, part in zip(self.shards.forwards, parts, strict=True) if part.share]
         work = [(forward, next(batches), part) for forward, part in full]
 
         def compute(forward: Forward, batch: Batch, part: Part) -> float:
             torch.manual_seed(int(key(self.run.seed, step, part.start - origin)) >> 1)
             whole, size = self.run.micro_batch or len(batch["labels"]), len(batch["labels"])
-            pieces = [({name: v[a : a + whole] for name, v in batch.items()}, min(whole, size - a)) for a in range(0, size, whole)]
+            pieces = [
+                ({name: v[a : a + whole] for name, v in batch.items()}, min(whole, size - a))
+                for a in range(0, size, whole)
+            ]
             return sum(self.shards.part(forward, piece, part.share * rows / size) for piece, rows in pieces)
 
         if self.flat.master.device.type != "cpu":
@@ -99,7 +108,8 @@ class Compute:
         return sum(losses), torch.cat(samples) if samples else torch.zeros(0, dtype=torch.int64)
 
     def finish(self, act: Callable[[], None]) -> None:
-        """Do what follows the backward passes: on one core if the run is reproducible, since threads round at other places."""
+        """Do what follows the backward passes: on one core if the run is reproducible, since threads round at other
+        places."""
         if self.run.reproducible and self.flat.master.device.type == "cpu":
             solo(act)
         else:

@@ -24,7 +24,8 @@ SECONDS, BATCH = 2.0, 16
 
 
 def examine(device: str = "auto") -> dict[str, Any]:
-    """Versions, devices, precisions, and the images a second of a ViT-Ti/16 training step at 224 pixels, as a run takes it.
+    """Versions, devices, precisions, and the images a second of a ViT-Ti/16 training step at 224 pixels, as a run takes
+    it.
 
     `other_work` is the share of the cores, 0 to 1, that other processes took meanwhile; None where that cannot be read.
 

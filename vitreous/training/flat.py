@@ -2,12 +2,14 @@
 
     master (n,) float32   what the optimiser moves
     work   (n,) dtype     what the module computes with; the masters themselves where dtype is float32
-    grads  (n,) dtype     where backward passes add, one a shard, gathered into `master_grad` (n,) float32, which is there only
+    grads  (n,) dtype     where backward passes add, one a shard, gathered into `master_grad` (n,) float32, which is
+           there only
                           from a backward pass to the end of its step, unless it is the same vector
     average (n,) float32  Polyak average of the masters, or the masters themselves
 
 The module's parameters become views of `work`, so a step costs a handful of operations on long vectors, whatever the
-number of tensors, and no weight is cast inside the forward pass. Parameters that do not require a gradient stay as they are.
+number of tensors, and no weight is cast inside the forward pass. Parameters that do not require a gradient stay as they
+are.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ KINDS = ("matrix", "decay", "plain")
 
 
 class Group(NamedTuple):
-    """Parameters that the optimiser treats alike: hidden matrices, other weights, or what is never decayed; and their rate's factor."""
+    """Parameters that the optimiser treats alike: hidden matrices, other weights, or what is never decayed; and their
+    rate's factor."""
 
     kind: str
     factor: float = 1.0
@@ -40,7 +43,8 @@ class Group(NamedTuple):
 
 
 class Flat:
-    """Parameters grouped by what the optimiser does to them: by kind (`matrix` first, then `decay`, `plain`) and by rate.
+    """Parameters grouped by what the optimiser does to them: by kind (`matrix` first, then `decay`, `plain`) and by
+    rate.
 
     `factor`: name of a parameter -> what its learning rate is multiplied by.
     """
@@ -89,7 +93,8 @@ class Flat:
         self.length = end
 
     def bind(self, module: nn.Module) -> None:
-        """Make the module's parameters views of `work`, their gradients views of `grad`, and the twin's of `average`."""
+        """Make the module's parameters views of `work`, their gradients views of `grad`, and the twin's of
+        `average`."""
         work, grad, average = self.views(self.work), self.views(self.grad), self.views(self.average)
         twin = dict(self.twin.named_parameters())
         for name, parameter in self.parameters.items():
@@ -121,7 +126,8 @@ class Flat:
             ranks.sum(part)
 
     def in_order(self, ranks: Ranks) -> None:
-        """Add up the `grads` of all processes in float32, first to last whoever has them: the same bits for any number of processes.
+        """Add up the `grads` of all processes in float32, first to last whoever has them: the same bits for any number
+        of processes.
 
         for shard in shards of process 0, of process 1, ...:  total = total + gradient of shard
         """
@@ -152,7 +158,8 @@ class Flat:
         return self.master_grad.norm()
 
     def norms(self, vector: Tensor, names: list[str]) -> Tensor:
-        """The norm of each parameter's part of a vector that begins where the first of the names does; they lie in a row."""
+        """The norm of each parameter's part of a vector that begins where the first of the names does; they lie in a
+        row."""
         start = self.spans[names[0]][0]
         return torch.stack([vector[a - start : b - start].norm() for a, b in (self.spans[name] for name in names)])
 
@@ -194,11 +201,14 @@ class Flat:
         """Give what does not move its values, in the twin and in the module."""
         own = {name: p.data for name, p in (*module.named_parameters(), *module.named_buffers()) if name in tensors}
         copy_into({name: value for name, value in self.still().items() if name in tensors}, tensors)
-        self.scatter({name: value.to_local() if hasattr(value, "to_local") else value for name, value in own.items()}, tensors)  # type: ignore[operator]
+        self.scatter(
+            {name: value.to_local() if hasattr(value, "to_local") else value for name, value in own.items()}, tensors
+        )  # type: ignore[operator]
 
 
 def warm(ema: float, step: int) -> float:
-    """The decay of the average at its `step`-th renewal (from 1): min(ema, (1 + step) / (10 + step)), so that it forgets the start."""
+    """The decay of the average at its `step`-th renewal (from 1): min(ema, (1 + step) / (10 + step)), so that it
+    forgets the start."""
     return min(ema, (1 + step) / (10 + step))
 
 
@@ -209,8 +219,8 @@ def copy_into(views: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
 
 
 def kind_of(name: str, parameter: Tensor) -> str:
-    """`matrix` for the matrices of the blocks and for convolutions, `decay` for other weights, `plain` for biases, norms, scales,
-    positions and tokens, which are not decayed unless the run says so."""
+    """`matrix` for the matrices of the blocks and for convolutions, `decay` for other weights, `plain` for biases,
+    norms, scales, positions and tokens, which are not decayed unless the run says so."""
     if parameter.ndim < 2 or not (name.endswith("weight") or "lora_" in name):
         return "plain"
     return "matrix" if parameter.ndim == 4 or (".blocks." in name and parameter.ndim == 2) else "decay"

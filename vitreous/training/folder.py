@@ -18,7 +18,9 @@ from vitreous.training.checkpoint import Store
 from vitreous.training.run import Run
 
 #: what `create` writes before config.yaml, whole or half
-BEGINNING = re.compile(r"command\.txt|(environment|data|trials)\.json|\.(command\.txt|(environment|data|trials)\.json|config\.yaml)\.tmp")
+BEGINNING = re.compile(
+    r"command\.txt|(environment|data|trials)\.json|\.(command\.txt|(environment|data|trials)\.json|config\.yaml)\.tmp"
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class Folder:
         return Store(self.path / "checkpoints", keep)
 
     def create(self, run: Run, command: str, documents: dict[str, Any]) -> None:
-        """Make the folder for a new run. Raises UsageError if something is there, ResourceError if it cannot be written."""
+        """Make the folder for a new run. Raises UsageError if something is there, ResourceError if it cannot be
+        written."""
         self.refuse_existing()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -58,10 +61,13 @@ class Folder:
             write_text(self.config, to_yaml(run))
             point_latest(self.path)
         except OSError as error:
-            raise ResourceError(f"cannot write the run folder {self.path}: {error.strerror}", "choose another --out") from None
+            raise ResourceError(
+                f"cannot write the run folder {self.path}: {error.strerror}", "choose another --out"
+            ) from None
 
     def renew(self, run: Run, command: str, documents: dict[str, Any]) -> None:
-        """Write down what a resumed run goes on with; what it went by before stays as config.N.yaml, and its command above the new one."""
+        """Write down what a resumed run goes on with; what it went by before stays as config.N.yaml, and its command
+        above the new one."""
         with self.locked():
             number = len(list(self.path.glob("config.*.yaml"))) + 1
             write_text(self.path / f"config.{number}.yaml", self.config.read_text("utf-8"))
@@ -72,7 +78,8 @@ class Folder:
             write_text(self.config, to_yaml(run))
 
     def refuse_existing(self) -> None:
-        """Raise UsageError if something is there already, but for what `create` leaves when it is killed before the config."""
+        """Raise UsageError if something is there already, but for what `create` leaves when it is killed before the
+        config."""
         if not self.path.exists():
             return
         names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else ["no folder"]
@@ -88,7 +95,8 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep others from writing while this process does. Raises UsageError, naming the process that has the folder."""
+        """Keep others from writing while this process does. Raises UsageError, naming the process that has the
+        folder."""
         try:
             import fcntl
         except ImportError:  # no such locks on this system
@@ -96,10 +104,13 @@ class Folder:
             return
         with open(self.path / ".lock", "a+") as file:
             try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with this process; flock would outlive it in its workers
+                # ends with this process; flock would outlive it in its workers
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 file.seek(0)
-                raise UsageError(f"{self.path} is in use by process {file.read().strip()}", "wait for it, or use another --out") from None
+                raise UsageError(
+                    f"{self.path} is in use by process {file.read().strip()}", "wait for it, or use another --out"
+                ) from None
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
@@ -111,7 +122,8 @@ class Folder:
             file.write(json.dumps(line) + "\n")
 
     def rewind(self, step: int, but: str | None = None) -> None:
-        """Keep the metrics up to a step, less lines that hold `but`: what goes will be written again. A torn last line goes too."""
+        """Keep the metrics up to a step, less lines that hold `but`: what goes will be written again. A torn last line
+        goes too."""
         if self.metrics.exists():
             lines = [line for line in self.metrics.read_text("utf-8").splitlines(keepends=True) if whole(line)]
             kept = [line for line in lines if json.loads(line)["step"] <= step and not (but and but in line)]

@@ -41,14 +41,19 @@ class Health:
         if found:
             share = "all" if found == len(rows) else f"{found} of {len(rows)}"
             self.once(
-                "data", f"{share} validation images looked at are training images too: accuracy on them says little; separate the two"
+                "data",
+                f"{share} validation images looked at are training images too: accuracy on them says little; separate "
+                "the two",
             )
 
     def step(self, state: State) -> None:
         """After a step: a gradient far beyond what was usual."""
         usual = float(np.median(self.norms)) if len(self.norms) == REMEMBERED else math.inf
         if math.isfinite(state.norm) and state.norm > EXPLODED * usual > 0:
-            text = f"step {state.step}: gradient norm {state.norm:.3g}, {state.norm / usual:.0f} times the median before; lower --lr"
+            text = (
+                f"step {state.step}: gradient norm {state.norm:.3g}, {state.norm / usual:.0f} times the median "
+                "before; lower --lr"
+            )
             self.once("norm", text + ("" if state.run.optimizer.clip else ", or use --clip-grad 1"))
         if math.isfinite(state.norm):
             self.norms.append(state.norm)
@@ -74,12 +79,14 @@ class Health:
             name = classes[int(taken[0])]
             self.once(
                 "one class",
-                f"all {report.images} validation images are taken for {name}: the model has learned nothing yet, or --lr is too high",
+                f"all {report.images} validation images are taken for {name}: the model has learned nothing yet, or "
+                "--lr is too high",
             )
 
 
 def shared(train: Split, val: Split, rows: np.ndarray) -> int:
-    """How many of the validation pictures in these rows are in the training split, byte for byte; 0 where that cannot be told quickly."""
+    """How many of the validation pictures in these rows are in the training split, byte for byte; 0 where that cannot
+    be told quickly."""
     if isinstance(train, Arrays) and isinstance(val, Arrays):
         known = {digest(pixels.tobytes()) for pixels in train.pixels}
         return sum(digest(val.pixels[row].tobytes()) in known for row in rows)

@@ -9,8 +9,11 @@ from vitreous.training.run import Optimizer
 
 
 @torch.no_grad()
-def direction(grad: Tensor, weight: Tensor, first: Tensor, second: Tensor, count: Tensor, options: Optimizer, decay: float) -> Tensor:
-    """Renew both moments in place and return m / (sqrt(v) + eps) + decay w, bias-corrected; `count` steps were made before.
+def direction(
+    grad: Tensor, weight: Tensor, first: Tensor, second: Tensor, count: Tensor, options: Optimizer, decay: float
+) -> Tensor:
+    """Renew both moments in place and return m / (sqrt(v) + eps) + decay w, bias-corrected; `count` steps were made
+    before.
 
     All are vectors of one length.
     """
@@ -24,5 +27,6 @@ def direction(grad: Tensor, weight: Tensor, first: Tensor, second: Tensor, count
 
 
 def trust(weights: Tensor, updates: Tensor) -> Tensor:
-    """(n,) norms of parameters and of their updates -> (n,) factors of the learning rate: their quotient, 1 where one is zero."""
+    """(n,) norms of parameters and of their updates -> (n,) factors of the learning rate: their quotient, 1 where one
+    is zero."""
     return torch.where((weights > 0) & (updates > 0), weights / updates.clamp(min=1e-12), torch.ones_like(weights))

@@ -28,7 +28,11 @@ def shrunk(images: Tensor, run: Run, position: int) -> Tensor:
     `progressive_until` of the run. The encoder reads its positions at the smaller grid, as it does at any.
     """
     sides = list(sides_at(run, position))
-    return images if list(images.shape[2:]) == sides else F.interpolate(images, size=sides, mode="bilinear", antialias=True)
+    return (
+        images
+        if list(images.shape[2:]) == sides
+        else F.interpolate(images, size=sides, mode="bilinear", antialias=True)
+    )
 
 
 def step_at(run: Run, position: int) -> int:
@@ -41,11 +45,15 @@ def sides_at(run: Run, position: int) -> tuple[int, ...]:
     share = run.progressive + (1 - run.progressive) * step_at(run, position) / max(1, run.progressive_until * run.total)
     if share >= 1:
         return run.model.image
-    return tuple(max(1, math.floor(cells * share)) * length for cells, length in zip(run.model.grid, run.model.patch, strict=True))
+    return tuple(
+        max(1, math.floor(cells * share)) * length
+        for cells, length in zip(run.model.grid, run.model.patch, strict=True)
+    )
 
 
 def kept(images: Tensor, run: Run, position: int) -> Tensor | None:
-    """(B, C, *image) -> (B, K) int64: the patches of each picture that patch dropout leaves, None where it leaves all."""
+    """(B, C, *image) -> (B, K) int64: the patches of each picture that patch dropout leaves, None where it leaves
+    all."""
     if not run.patch_dropout or step_at(run, position) >= run.patch_dropout_until * run.total:
         return None
     patches = math.prod(side // length for side, length in zip(images.shape[2:], run.model.patch, strict=True))
@@ -61,8 +69,8 @@ def left(dropped: float, patches: int) -> int:
 
 
 def cost(run: Run, position: int) -> float:
-    """Multiply-adds of one picture's forward pass at a place in the run, without the pixels and patches that are left out, and
-    without what of the last block is not read."""
+    """Multiply-adds of one picture's forward pass at a place in the run, without the pixels and patches that are left
+    out, and without what of the last block is not read."""
     dropped = run.patch_dropout if position < run.patch_dropout_until * run.total else 0.0
     return _cost(run.model, sides_at(run, position), dropped)
 
@@ -73,7 +81,8 @@ def _cost(model: ModelConfig, image: tuple[int, ...], dropped: float) -> float:
         return computed(model, image)
     blocks = replace(model, image=image, stem=None)
     patches = math.prod(blocks.grid)
-    thin = (left(dropped, patches), *(1,) * (len(image) - 1))  # as many patches in a row: the cost of blocks depends on their number alone
+    # as many patches in a row: the cost of blocks depends on their number alone
+    thin = (left(dropped, patches), *(1,) * (len(image) - 1))
     spared = replace(blocks, image=tuple(n * p for n, p in zip(thin, blocks.patch, strict=True)))
     projection = math.prod(blocks.patch) * blocks.channels * blocks.width
     skipped = (macs(blocks) - patches * projection) - (macs(spared) - math.prod(thin) * projection)

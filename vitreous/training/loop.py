@@ -65,9 +65,9 @@ Hook = Callable[[State], None]
 def fit(state: State, batches: Iterator[dict[str, Tensor]], hooks: Sequence[tuple[int, Hook]] = ()) -> None:
     """Train until the run is complete or a hook sets `state.halt`.
 
-    `batches` gives this process's parts of the steps from `state.images` on (`training.parts`); each weighs as many images as
-    it has. A hook runs after every step that its period divides, and after the last. Raises NonFiniteError before any
-    weight is touched if a loss or a gradient is NaN or infinite, unless the run may skip the step.
+    `batches` gives this process's parts of the steps from `state.images` on (`training.parts`); each weighs as many
+    images as it has. A hook runs after every step that its period divides, and after the last. Raises NonFiniteError
+    before any weight is touched if a loss or a gradient is NaN or infinite, unless the run may skip the step.
     """
     run = state.run
     state.objective.train()
@@ -91,7 +91,8 @@ def fit(state: State, batches: Iterator[dict[str, Tensor]], hooks: Sequence[tupl
 
 
 def move(state: State, loss: float, rate: float) -> None:
-    """From summed gradients to new weights, at `rate` times the base learning rate; nothing where they or the loss are not finite."""
+    """From summed gradients to new weights, at `rate` times the base learning rate; nothing where they or the loss are
+    not finite."""
     flat = state.flat
     if state.scale != 1:
         flat.master_grad.mul_(1 / state.scale)
@@ -115,7 +116,8 @@ def skip(state: State, loss: float, samples: Tensor) -> None:
     if state.skipped > state.run.skip_steps:
         names = torch.cat(state.ranks.gather(samples.to(state.flat.master.device)))[:20].tolist()
         raise NonFiniteError(
-            f"step {state.step + 1}: loss {loss}, gradient norm {state.norm}; the weights were not touched (samples {names})",
+            f"step {state.step + 1}: loss {loss}, gradient norm {state.norm}; the weights were not touched (samples "
+            f"{names})",
             "lower --lr, or train with --precision fp32",
         )
 

@@ -1,8 +1,9 @@
-"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): momentum whose matrices are made orthogonal before each step.
+"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): momentum whose matrices are made orthogonal before each
+step.
 
-The form and the defaults are those of `torch.optim.Muon`. It differs in how it computes: matrices of one shape go through the
-iteration together, and in a type that the caller names. PyTorch's multiplies in bfloat16 always, which a processor without
-it does a hundred times slower than float32.
+The form and the defaults are those of `torch.optim.Muon`. It differs in how it computes: matrices of one shape go
+through the iteration together, and in a type that the caller names. PyTorch's multiplies in bfloat16 always, which a
+processor without it does a hundred times slower than float32.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ TOGETHER = 2**24  # elements that go through the iteration at once, at most
 
 @torch.no_grad()
 def muon(
-    matrices: list[Tensor], grads: list[Tensor], momenta: list[Tensor], lr: float, weight_decay: float, momentum: float, dtype: torch.dtype
+    matrices: list[Tensor],
+    grads: list[Tensor],
+    momenta: list[Tensor],
+    lr: float,
+    weight_decay: float,
+    momentum: float,
+    dtype: torch.dtype,
 ) -> None:
     """One step, in place: `lr` times sqrt(max(1, rows / columns)) along the orthogonal part of the Nesterov momentum.
 

@@ -1,7 +1,7 @@
 """Optimisers on flat vectors, and their state by parameter name.
 
-PyTorch's fused AdamW and SGD are called as functions: constructing a `torch.optim.Optimizer` imports the compiler, two seconds
-that a run without it would wait for nothing.
+PyTorch's fused AdamW and SGD are called as functions: constructing a `torch.optim.Optimizer` imports the compiler, two
+seconds that a run without it would wait for nothing.
 """
 
 from __future__ import annotations
@@ -24,23 +24,29 @@ MUON_MOMENTUM = 0.95
 
 
 class Optimizers:
-    """AdamW, SGD with momentum, LAMB, or Muon for the matrices of the blocks and for convolutions with AdamW for the rest.
+    """AdamW, SGD with momentum, LAMB, or Muon for the matrices of the blocks and for convolutions with AdamW for the
+    rest.
 
-    AdamW and SGD are element-wise, so each group is one vector to them; Muon orthogonalises, so it takes the matrices, which
-    are views of the same memory. The state is flat too: `moments` maps its names to the place where a vector begins, and the
-    vector.
+    AdamW and SGD are element-wise, so each group is one vector to them; Muon orthogonalises, so it takes the matrices,
+    which are views of the same memory. The state is flat too: `moments` maps its names to the place where a vector
+    begins, and the vector.
     """
 
     def __init__(self, options: Optimizer, flat: Flat) -> None:
         self.options, self.flat = options, flat
         self.steps = {group: torch.zeros((), device=flat.master.device) for group in flat.groups}
-        matrix, total = max([span.stop for group, span in flat.groups.items() if group.kind == "matrix"], default=0), flat.length
+        matrix, total = (
+            max([span.stop for group, span in flat.groups.items() if group.kind == "matrix"], default=0),
+            flat.length,
+        )
         spans = {"exp_avg": (0, total), "exp_avg_sq": (0, total)}
         if options.name == "sgd":
             spans = {"momentum_buffer": (0, total)}
         if options.name == "muon":
             spans = {"momentum_buffer": (0, matrix), "exp_avg": (matrix, total), "exp_avg_sq": (matrix, total)}
-        self.moments = {name: (start, torch.zeros_like(flat.master[start:stop])) for name, (start, stop) in spans.items()}
+        self.moments = {
+            name: (start, torch.zeros_like(flat.master[start:stop])) for name, (start, stop) in spans.items()
+        }
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
@@ -53,7 +59,8 @@ class Optimizers:
                 lr, dtype = options.matrix_lr * rate, self.flat.dtype
                 muon(*self.matrices(group), lr=lr, weight_decay=decay, momentum=MUON_MOMENTUM, dtype=dtype)
             elif options.name == "sgd":
-                weight.mul_(1 - options.lr * rate * decay)  # decoupled, as everywhere; torch's own would add it to the gradient
+                # decoupled, as everywhere; torch's own would add it to the gradient
+                weight.mul_(1 - options.lr * rate * decay)
                 self.sgd(weight, grad, self.moment("momentum_buffer", span), options.lr * rate)
             elif options.name == "lamb":
                 self.lamb(group, options.lr * rate, decay)
@@ -103,15 +110,22 @@ class Optimizers:
     def named(self, name: str) -> dict[str, Tensor]:
         """A moment as views by the names of the parameters that have it."""
         start, vector = self.moments[name]
-        spans = {key: (a - start, b - start) for key, (a, b) in self.flat.spans.items() if start <= a and b <= start + len(vector)}
+        spans = {
+            key: (a - start, b - start)
+            for key, (a, b) in self.flat.spans.items()
+            if start <= a and b <= start + len(vector)
+        }
         return {key: vector[a:b].view(self.flat.parameters[key].shape) for key, (a, b) in spans.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor of the optimisers' state: `exp_avg/NAME` by parameter name, the count of steps as `step/GROUP`."""
+        """Every tensor of the optimisers' state: `exp_avg/NAME` by parameter name, the count of steps as
+        `step/GROUP`."""
         tensors = {f"step/{group.text}": count for group, count in self.steps.items()}
         return tensors | {f"{name}/{key}": view for name in self.moments for key, view in self.named(name).items()}
 
-    def load(self, tensors: dict[str, Tensor], place: Callable[[dict[str, Tensor], dict[str, Tensor]], None] = copy_into) -> None:
+    def load(
+        self, tensors: dict[str, Tensor], place: Callable[[dict[str, Tensor], dict[str, Tensor]], None] = copy_into
+    ) -> None:
         """Take back what `state` gave; `place` gives views their values out of whole tensors."""
         views = self.state()
         counts = {name: views.pop(name) for name in list(views) if name.startswith("step/")}
@@ -121,7 +135,8 @@ class Optimizers:
 
 
 def factor_of(options: Optimizer, depth: int, name: str) -> float:
-    """What the learning rate of a parameter is multiplied by: layer decay (arXiv:2106.08254), times every rate whose text is in the name.
+    """What the learning rate of a parameter is multiplied by: layer decay (arXiv:2106.08254), times every rate whose
+    text is in the name.
 
     With decay d, d^(L + 1) before the blocks, d^(L - i) for block i of L (from 0), 1 after them.
     """

@@ -1,7 +1,8 @@
 """Which pictures of a step each process computes.
 
-A step is `batch_size` x `accumulate` positions of the run's stream. Usually each batch is cut into one part a process; a
-reproducible run cuts the whole step into `shards` parts, the same ones whoever computes them, and gives each process its row.
+A step is `batch_size` x `accumulate` positions of the run's stream. Usually each batch is cut into one part a process;
+a reproducible run cuts the whole step into `shards` parts, the same ones whoever computes them, and gives each process
+its row.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def ends(start: int, count: int, parts: int) -> list[int]:
 def parts(run: Run, ranks: Ranks, start: int) -> list[Part]:
     """What this process computes of the step that begins at position `start`.
 
-    Where a last short batch has fewer pictures than there are processes, those without one compute the batch's first for nothing:
-    all have to be there when gradients are added up. A reproducible part may be empty instead.
+    Where a last short batch has fewer pictures than there are processes, those without one compute the batch's first
+    for nothing: all have to be there when gradients are added up. A reproducible part may be empty instead.
     """
     stop = min(start + run.step_size, run.total)
     size = stop - start
@@ -51,21 +52,30 @@ def parts(run: Run, ranks: Ranks, start: int) -> list[Part]:
 
 
 def spans(run: Run, ranks: Ranks, start: int) -> Iterator[tuple[int, int]]:
-    """The positions of every part of this process, from the step at `start` to the end of the run; empty parts left out."""
+    """The positions of every part of this process, from the step at `start` to the end of the run; empty parts left
+    out."""
     while start < run.total:
         yield from ((part.start, part.stop) for part in parts(run, ranks, start) if part.stop > part.start)
         start += run.step_size
 
 
 def check(run: Run, ranks: Ranks) -> None:
-    """Raise UsageError for a model that cannot be tuned as the run asks, or a number of processes that it cannot have."""
+    """Raise UsageError for a model that cannot be tuned as the run asks, or a number of processes that it cannot
+    have."""
     tune.check(run.model, run.tune)
     if run.reproducible and run.shards % ranks.world:
         allowed = ", ".join(str(n) for n in range(1, run.shards + 1) if run.shards % n == 0)
-        raise UsageError(f"{ranks.world} processes do not divide the {run.shards} shards of a reproducible run", f"use {allowed}")
+        raise UsageError(
+            f"{ranks.world} processes do not divide the {run.shards} shards of a reproducible run", f"use {allowed}"
+        )
     if run.batch_size < ranks.world:
-        raise UsageError(f"a batch of {run.batch_size} has fewer images than there are processes ({ranks.world})", "raise --batch-size")
+        raise UsageError(
+            f"a batch of {run.batch_size} has fewer images than there are processes ({ranks.world})",
+            "raise --batch-size",
+        )
     if run.parallel == "fsdp" and not ranks.joined:
-        raise UsageError("--parallel fsdp needs processes", "start it with torchrun --nproc-per-node N -m vitreous train …")
+        raise UsageError(
+            "--parallel fsdp needs processes", "start it with torchrun --nproc-per-node N -m vitreous train …"
+        )
     if run.parallel == "fsdp" and (run.reproducible or run.optimizer.name == "muon" or run.tune.lora_rank):
         raise UsageError("--parallel fsdp goes with neither --reproducible, Muon nor LoRA", "use --parallel ddp")

@@ -21,11 +21,12 @@ SPARE = 0.8  # share of the free memory that activations may take, by the estima
 
 
 def fitted(run: Run, inputs: Inputs, folder: Folder, ranks: Ranks, tell: Callable[[str], None]) -> Run:
-    """The run with the largest micro-batch that fits, a process's share of the batch halved until it does; the same for all processes.
+    """The run with the largest micro-batch that fits, a process's share of the batch halved until it does; the same for
+    all processes.
 
-    Batch, accumulation, schedule and augmentation stay: a micro-batch changes the last bits alone. A CPU, which would not say that
-    it has too little memory, is asked for no more than an estimate of the activations allows. Raises ResourceError where
-    a single image does not fit.
+    Batch, accumulation, schedule and augmentation stay: a micro-batch changes the last bits alone. A CPU, which would
+    not say that it has too little memory, is asked for no more than an estimate of the activations allows. Raises
+    ResourceError where a single image does not fit.
     """
     whole = -(-run.batch_size // ranks.world)
     size, most = whole, estimate(run)
@@ -37,7 +38,9 @@ def fitted(run: Run, inputs: Inputs, folder: Folder, ranks: Ranks, tell: Callabl
     state.objective.train()
     while not fits(shards, run, size, session.device):
         if size == 1:
-            raise ResourceError("a single image does not fit into memory", "use a smaller model or --image-size, or --recompute")
+            raise ResourceError(
+                "a single image does not fit into memory", "use a smaller model or --image-size, or --recompute"
+            )
         size = -(-size // 2)
     size = -int(ranks.most([-size], session.device)[0])  # the least of all
     del session, state, shards
@@ -64,7 +67,8 @@ def fits(shards: Shards, run: Run, size: int, device: str) -> bool:
 
 
 def estimate(run: Run) -> float:
-    """Images whose activations take what may be taken of a CPU's free memory; infinite elsewhere, and for models without an estimate."""
+    """Images whose activations take what may be taken of a CPU's free memory; infinite elsewhere, and for models
+    without an estimate."""
     numbers, free = activations(run.model), free_memory(run.device)
     if run.device != "cpu" or not numbers or not free:
         return float("inf")

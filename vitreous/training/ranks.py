@@ -1,4 +1,5 @@
-"""The processes of a run: one, or as many as `torchrun` started (torch.distributed). Nothing else knows of ranks' environment.
+"""The processes of a run: one, or as many as `torchrun` started (torch.distributed). Nothing else knows of ranks'
+environment.
 
 With one process every method here is the identity, so no caller asks how many there are.
 """
@@ -17,12 +18,14 @@ from torch import Tensor
 
 from vitreous.errors import ResourceError, UsageError
 
-LOST = ("gloo", "nccl", "timed out", "connection", "process group")  # words of what collectives raise when a process is gone
+# words of what collectives raise when a process is gone
+LOST = ("gloo", "nccl", "timed out", "connection", "process group")
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among `world` processes; `local` is its number on its machine, `joined` whether torch.distributed is up."""
+    """This process among `world` processes; `local` is its number on its machine, `joined` whether torch.distributed is
+    up."""
 
     rank: int = 0
     world: int = 1
@@ -104,7 +107,10 @@ def together(device: str, timeout: float):
     local = int(os.environ.get("LOCAL_RANK", "0"))
     cuda = device.startswith("cuda")
     if cuda and local >= torch.cuda.device_count():
-        raise UsageError(f"process {local} of this machine has no GPU: there are {torch.cuda.device_count()}", "lower --nproc-per-node")
+        raise UsageError(
+            f"process {local} of this machine has no GPU: there are {torch.cuda.device_count()}",
+            "lower --nproc-per-node",
+        )
     if cuda:
         torch.cuda.set_device(local)
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout))
@@ -114,7 +120,9 @@ def together(device: str, timeout: float):
         if not any(word in str(error).lower() for word in LOST):
             raise
         line = str(error).splitlines()[0][:200]
-        raise ResourceError(f"another process of the run is gone or does not answer ({line})", "start it again with --resume") from None
+        raise ResourceError(
+            f"another process of the run is gone or does not answer ({line})", "start it again with --resume"
+        ) from None
     finally:
         dist.destroy_process_group()
 

@@ -20,9 +20,12 @@ class DataOptions:
     images: int  # of the training split, after unreadable ones were dropped
     fingerprint: str
     split_seed: int = 0
-    hold_out: float | None = None  # share of all training images that is `val`; 0: all train; none: the splits as the data have them
-    group_by: str | None = None  # what names the group of an image, none of which is in `train` and in `val`: `group`, or an expression
-    exclude: str | None = None  # the list of training images that are left out; the run keeps their names in excluded.json
+    # share of all training images that is `val`; 0: all train; none: the splits as the data have them
+    hold_out: float | None = None
+    # what names the group of an image, none of which is in `train` and in `val`: `group`, or an expression
+    group_by: str | None = None
+    # the list of training images that are left out; the run keeps their names in excluded.json
+    exclude: str | None = None
     exact: bool = False  # a photograph is never decoded at a lower resolution for a crop that shrinks it
     bad_images: Literal["stop", "skip"] = "stop"
     cache: bool = False
@@ -35,10 +38,11 @@ class DataOptions:
 class Optimizer:
     """How weights move. Decay is decoupled and multiplied by the current learning rate.
 
-    `adamw` with decay_on=all is the paper's Adam (arXiv:2010.11929, B.1: flax's, which decays biases and norms too); by default
-    matrices alone are decayed. `sgd` has momentum; `lamb` is arXiv:1904.00962. `matrix_lr` is the learning rate of Muon, which
-    moves the matrices of the blocks and filters; AdamW with `lr` moves the rest. `layer_decay` d multiplies the rates of block i of L by
-    d^(L - i), of what comes before the blocks by d^(L + 1). `rates` multiplies those of parameters whose name holds the text.
+    `adamw` with decay_on=all is the paper's Adam (arXiv:2010.11929, B.1: flax's, which decays biases and norms too); by
+    default matrices alone are decayed. `sgd` has momentum; `lamb` is arXiv:1904.00962. `matrix_lr` is the learning rate
+    of Muon, which moves the matrices of the blocks and filters; AdamW with `lr` moves the rest. `layer_decay` d
+    multiplies the rates of block i of L by d^(L - i), of what comes before the blocks by d^(L + 1). `rates` multiplies
+    those of parameters whose name holds the text.
     """
 
     name: Literal["adamw", "sgd", "lamb", "muon"] = "adamw"
@@ -58,8 +62,9 @@ class Optimizer:
 class Schedule:
     """Linear warm-up from 0, then `decay` to `end` times the base rate (arXiv:2010.11929, Tables 3 and 4).
 
-    `steps`: a tenth of the rate after each of the `milestones`, shares of the run (arXiv:1912.11370). `rsqrt`: one over the square
-    root of the step, in units of `timescale` (arXiv:2106.04560). The last `cooldown_steps` fall linearly to `end`.
+    `steps`: a tenth of the rate after each of the `milestones`, shares of the run (arXiv:1912.11370). `rsqrt`: one over
+    the square root of the step, in units of `timescale` (arXiv:2106.04560). The last `cooldown_steps` fall linearly to
+    `end`.
     """
 
     warmup_steps: int = 0
@@ -72,10 +77,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Tune:
-    """What of the model moves: all of it, the head and the `last_blocks` (0: the head alone), or adapters of rank `lora_rank`.
+    """What of the model moves: all of it, the head and the `last_blocks` (0: the head alone), or adapters of rank
+    `lora_rank`.
 
-    LoRA (arXiv:2106.09685) adds a product of two thin matrices to every layer whose name ends in one of `lora_targets`; the
-    head moves too. In the bundle the products are added up: a model as any other.
+    LoRA (arXiv:2106.09685) adds a product of two thin matrices to every layer whose name ends in one of `lora_targets`;
+    the head moves too. In the bundle the products are added up: a model as any other.
     """
 
     last_blocks: int | None = None
@@ -89,11 +95,11 @@ class Tune:
 class Run:
     """Everything that a training run needs to know; `config.yaml` in its folder.
 
-    `batch_size` counts the images of one forward pass over all devices, `accumulate` such batches make an optimiser step;
-    `micro_batch` cuts what one device computes at a time to so many, which changes nothing but memory and the last bits.
-    The run sees epochs x images pictures exactly; the last step may be smaller. `reproducible` computes each step in `shards`
-    parts, whoever computes them, and adds their gradients in order: the same bits for any number of processes that divides
-    them. Raises UsageError for what cannot work.
+    `batch_size` counts the images of one forward pass over all devices, `accumulate` such batches make an optimiser
+    step; `micro_batch` cuts what one device computes at a time to so many, which changes nothing but memory and the
+    last bits. The run sees epochs x images pictures exactly; the last step may be smaller. `reproducible` computes each
+    step in `shards` parts, whoever computes them, and adds their gradients in order: the same bits for any number of
+    processes that divides them. Raises UsageError for what cannot work.
     """
 
     data: DataOptions
@@ -105,15 +111,18 @@ class Run:
     tune: Tune = field(default_factory=Tune)
     recipe: str = ""  # whose numbers these were before the options came
     init: str | None = None
-    init_source_size: tuple[int, ...] | None = None  # pixels: of the images that the positions of `init` are for, where it does not tell
+    # pixels: of the images that the positions of `init` are for, where it does not tell
+    init_source_size: tuple[int, ...] | None = None
     head_bias: float = 0.0  # what the head's biases start at: -10 for 21,843 classes and the sigmoid loss (big_vision)
     loss: Literal["softmax", "sigmoid", "binary"] = "softmax"  # as `objectives.supervised.cross_entropy` has them
-    class_weights: tuple[float, ...] = ()  # of the classes in the loss, 1 on average over the training images; none: all alike
+    # of the classes in the loss, 1 on average over the training images; none: all alike
+    class_weights: tuple[float, ...] = ()
     mimetic: bool = False  # attention matrices that start out as trained ones look (arXiv:2305.09828)
     smoothing: float = 0.0
     patch_dropout: float = 0.0  # share of the patches left out, in the first `patch_dropout_until` of the run
     patch_dropout_until: float = 0.7
-    progressive: float = 1.0  # side of the first pictures as a share of the model's; grows until `progressive_until` of the run
+    # side of the first pictures as a share of the model's; grows until `progressive_until` of the run
+    progressive: float = 1.0
     progressive_until: float = 0.7
     batch_size: int = 128
     accumulate: int = 1
@@ -121,11 +130,13 @@ class Run:
     ema: float | None = None  # decay of the averaged copy of the weights, which is then what is judged and saved
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: bool = False
-    recompute: bool = False  # a block's activations are computed again in the backward pass: less memory, a third more work
+    # a block's activations are computed again in the backward pass: less memory, a third more work
+    recompute: bool = False
     micro_batch: int | None = None
     shards: int = 1  # parts of a batch that are computed side by side on a CPU, each with a share of the cores
     reproducible: bool = False
-    parallel: Literal["ddp", "fsdp"] = "ddp"  # for several processes: the whole model in each (DDP), or a share of it (FSDP2)
+    # for several processes: the whole model in each (DDP), or a share of it (FSDP2)
+    parallel: Literal["ddp", "fsdp"] = "ddp"
     timeout: float = 300.0  # seconds that processes wait for each other before they give up
     skip_steps: int = 0  # steps with a loss or gradient that is not finite that the run may leave out before it stops
     device: str = "cpu"
@@ -134,7 +145,8 @@ class Run:
     evaluate_every: int = 500
     save_every: int = 500
     keep: int = 2  # checkpoints
-    keep_best: bool = False  # the bundle has the weights of the best evaluation on `val`, whose checkpoint is kept, not the last ones
+    # the bundle has the weights of the best evaluation on `val`, whose checkpoint is kept, not the last ones
+    keep_best: bool = False
     early_stop: int | None = None  # evaluations in a row that are not better, after which the run ends
 
     def __post_init__(self) -> None:
@@ -145,16 +157,26 @@ class Run:
         for name, value in whole.items():
             if value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}")
-        if self.epochs <= 0 or self.schedule.warmup_steps < 0 or self.schedule.cooldown_steps < 0 or self.skip_steps < 0:
+        if (
+            self.epochs <= 0
+            or self.schedule.warmup_steps < 0
+            or self.schedule.cooldown_steps < 0
+            or self.skip_steps < 0
+        ):
             raise UsageError("epochs must be above 0; warm-up, cooldown and skipped steps not below 0")
         if self.optimizer.lr <= 0:
             raise UsageError(f"a learning rate of {self.optimizer.lr} throughout trains nothing", "use a --lr above 0")
         if self.early_stop is not None and self.early_stop < 1:
-            raise UsageError(f"early_stop must be at least 1, not {self.early_stop}", "leave it out to train to the end")
+            raise UsageError(
+                f"early_stop must be at least 1, not {self.early_stop}", "leave it out to train to the end"
+            )
         if self.micro_batch is not None and self.micro_batch < 1:
             raise UsageError(f"micro_batch must be at least 1, not {self.micro_batch}")
         if self.class_weights and len(self.class_weights) != len(self.data.classes):
-            raise UsageError(f"{len(self.class_weights)} class weights for {len(self.data.classes)} classes", "give one for each class")
+            raise UsageError(
+                f"{len(self.class_weights)} class weights for {len(self.data.classes)} classes",
+                "give one for each class",
+            )
         if self.ema is not None and not 0 <= self.ema < 1:
             raise UsageError(f"ema must be at least 0 and below 1, not {self.ema}")
         random = self.model.dropout or self.model.drop_path or self.tune.lora_dropout
@@ -163,9 +185,13 @@ class Run:
         if not 0 <= self.patch_dropout < 1:
             raise UsageError(f"patch_dropout must be at least 0 and below 1, not {self.patch_dropout}")
         if (not isinstance(self.model, ViTConfig) or self.model.on_grid) and (self.patch_dropout or self.mimetic):
-            raise UsageError("patch dropout and mimetic initialisation are for ViTs whose blocks see every patch", "leave them out")
+            raise UsageError(
+                "patch dropout and mimetic initialisation are for ViTs whose blocks see every patch", "leave them out"
+            )
         if not 0 < self.progressive <= 1 or (self.progressive < 1 and len(self.model.image) != 2):
-            raise UsageError(f"progressive must be above 0 and at most 1 (1 for other than pictures), not {self.progressive}")
+            raise UsageError(
+                f"progressive must be above 0 and at most 1 (1 for other than pictures), not {self.progressive}"
+            )
         if self.model.classes != len(self.data.classes):
             raise UsageError(f"the model has {self.model.classes} classes, the data {len(self.data.classes)}")
         batches = -(-self.data.images // self.batch_size)

@@ -1,10 +1,12 @@
 """What a checkpoint holds, and how a run comes back from one.
 
     state.json               the numbers (`loop.Numbers`) and what else has to be known to go on
-    model, ema, optimizer    tensors by name: three files, or with FSDP a file of pieces from every process (`weights.pieces`)
+    model, ema, optimizer    tensors by name: three files, or with FSDP a file of pieces from every process
+                             (`weights.pieces`)
     frozen                   parameters that do not move, where there are any
 
-The leading process writes and publishes; with FSDP all write, in the background, and the leading one publishes when they have.
+The leading process writes and publishes; with FSDP all write, in the background, and the leading one publishes when
+they have.
 """
 
 from __future__ import annotations
@@ -46,13 +48,22 @@ class Keeper:
         self.writing: tuple[Future, int, Path] | None = None
 
     def save(self, state: State, further: dict[str, Any]) -> None:
-        """A checkpoint of now, unless there is one. A failure is told and the run goes on; after three in a row ResourceError ends it.
+        """A checkpoint of now, unless there is one. A failure is told and the run goes on; after three in a row
+        ResourceError ends it.
 
         `further` goes into state.json beside the numbers.
         """
         if self.saved == state.images:
             return  # to replace it would leave a moment without it
-        text = json.dumps({"format": FORMAT, **numbers(state), **further, "threads": torch.get_num_threads(), "world": state.ranks.world})
+        text = json.dumps(
+            {
+                "format": FORMAT,
+                **numbers(state),
+                **further,
+                "threads": torch.get_num_threads(),
+                "world": state.ranks.world,
+            }
+        )
         if isinstance(state.flat, Sharded):
             self.settle(state.ranks.leads)
         with self.trying():
@@ -77,7 +88,9 @@ class Keeper:
     def write(self, state: State, text: str) -> None:
         """All tensors as files of this process."""
         parts = tensors(state)
-        writers = {f"{part}.safetensors": lambda path, held=held: write_tensors(held, path) for part, held in parts.items()}
+        writers = {
+            f"{part}.safetensors": lambda path, held=held: write_tensors(held, path) for part, held in parts.items()
+        }
         size = sum(tensor.numel() * tensor.element_size() for held in parts.values() for tensor in held.values())
         self.store.save(state.step, {**writers, STATE: lambda path: write_text(path, text)}, size, self.pinned)
 
@@ -142,7 +155,10 @@ class Keeper:
             return None
         stored = json.loads((Path(place) / STATE).read_text("utf-8"))
         if stored.get("format", 1) > FORMAT:
-            raise WeightsError(f"{place} was written by a later vitreous (format {stored['format']}, this one reads {FORMAT})", "update")
+            raise WeightsError(
+                f"{place} was written by a later vitreous (format {stored['format']}, this one reads {FORMAT})",
+                "update",
+            )
         for name in (field.name for field in fields(Numbers)):
             if name in stored:
                 setattr(state, name, stored[name])
@@ -168,7 +184,8 @@ def numbers(state: State) -> dict[str, Any]:
 
 
 def tensors(state: State) -> dict[str, dict[str, Tensor]]:
-    """Everything that a checkpoint keeps as tensors, by part: this process's share of it, where the model is shared out."""
+    """Everything that a checkpoint keeps as tensors, by part: this process's share of it, where the model is shared
+    out."""
     flat = state.flat
     found = {"model": flat.views(flat.master), "optimizer": state.optimizers.state()}
     if flat.ema is not None:

@@ -10,9 +10,10 @@ from vitreous.training.run import Schedule
 def factor(schedule: Schedule, step: int, steps: int) -> float:
     """What the base learning rate is multiplied by at `step` (0-based) of `steps`, as in Google's code.
 
-    p = (step - warm-up) / (steps - warm-up) in [0, 1]; cosine: end + (1 - end) (1 + cos(pi p)) / 2; linear: end + (1 - end)
-    (1 - p); rsqrt: 1 / sqrt(1 + (step - warm-up) / timescale) after the warm-up; steps: 0.1 to the number of milestones passed;
-    then times min(1, step / warm-up). In the last `cooldown_steps` the value they began with falls linearly to `end`.
+    p = (step - warm-up) / (steps - warm-up) in [0, 1]; cosine: end + (1 - end) (1 + cos(pi p)) / 2; linear: end + (1 -
+    end) (1 - p); rsqrt: 1 / sqrt(1 + (step - warm-up) / timescale) after the warm-up; steps: 0.1 to the number of
+    milestones passed; then times min(1, step / warm-up). In the last `cooldown_steps` the value they began with falls
+    linearly to `end`.
     """
     cooldown = schedule.cooldown_steps
     if cooldown and step > steps - cooldown:

@@ -82,9 +82,12 @@ class Inputs:
 
 
 class Session:
-    """One run in one folder, by this process among `ranks`. `train` goes from wherever the newest checkpoint is to the end."""
+    """One run in one folder, by this process among `ranks`. `train` goes from wherever the newest checkpoint is to the
+    end."""
 
-    def __init__(self, run: Run, inputs: Inputs, folder: Folder, listener: Listener | None = None, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, run: Run, inputs: Inputs, folder: Folder, listener: Listener | None = None, ranks: Ranks = ALONE
+    ) -> None:
         check(run, ranks)
         best.check(run, inputs.val)
         self.run, self.inputs, self.folder, self.ranks = run, inputs, folder, ranks
@@ -156,10 +159,18 @@ class Session:
         else:
             flat = Flat(objective, DTYPES[run.precision], device, run.ema, gradients(run, self.ranks), factor)
         scale = 2.0**16 if run.precision == "fp16" else 1.0
-        return State(run=run, objective=objective, flat=flat, optimizers=Optimizers(run.optimizer, flat), ranks=self.ranks, scale=scale)
+        return State(
+            run=run,
+            objective=objective,
+            flat=flat,
+            optimizers=Optimizers(run.optimizer, flat),
+            ranks=self.ranks,
+            scale=scale,
+        )
 
     def batches(self, state: State) -> Iterator[Batch]:
-        """This process's parts of the steps from the state's position on: on the device, normalised, mixed, in the run's precision."""
+        """This process's parts of the steps from the state's position on: on the device, normalised, mixed, in the
+        run's precision."""
         run, data, device = self.run, self.run.data, self.device
         chance = (run.augment, run.seed, data.workers, self.inputs.cached, data.sampling, data.repeats)
         feed = Feed(self.inputs.train, run.preprocess, *chance, data.exact, self.device.startswith("cuda"))
@@ -198,7 +209,9 @@ class Session:
         loss = state.losses / max(state.counted, 1)
         state.losses, state.counted = 0.0, 0
         val = f"  val {self.last.leading[0]} {self.last.leading[1]:.1%}" if self.last else ""
-        text = f"epoch {epoch:.1f}/{self.run.epochs:g}  loss {loss:.3f}  {figures['images_per_second']:.0f} images/s{val}"
+        text = (
+            f"epoch {epoch:.1f}/{self.run.epochs:g}  loss {loss:.3f}  {figures['images_per_second']:.0f} images/s{val}"
+        )
         if self.ranks.leads:
             self.listener.progress("train", state.images, self.run.total, text)
 
@@ -231,7 +244,8 @@ class Session:
         return self.run.epochs if state.done else state.images / self.run.data.images
 
     def choose(self, state: State, report: Report) -> None:
-        """Keep the checkpoint of an evaluation that is the best so far, and end the loop after too many that were not."""
+        """Keep the checkpoint of an evaluation that is the best so far, and end the loop after too many that were
+        not."""
         run, before = self.run, self.best
         if not (run.keep_best or run.early_stop):
             return
@@ -239,7 +253,8 @@ class Session:
         if run.keep_best and self.best.step == state.step:
             self.keeper.pinned = state.step
             self.save(state)
-            if not self.ranks.share("saved" if self.keeper.saved == state.images else ""):  # the disk is full, which was told
+            # the disk is full, which was told
+            if not self.ranks.share("saved" if self.keeper.saved == state.images else ""):
                 self.best, self.keeper.pinned = replace(before, evaluations=before.evaluations + 1), before.step
         if self.best.exhausted(run) and not state.done:
             state.halt = True
@@ -291,7 +306,9 @@ class Session:
             self.tell(f"resumed at step {state.step} of {self.run.steps}")
             now = {"threads": torch.get_num_threads(), "world": self.ranks.world}
             changed = [
-                f"{stored[name]} {word} before, {now[name]} now" for name, word in WORDS.items() if stored.get(name, now[name]) != now[name]
+                f"{stored[name]} {word} before, {now[name]} now"
+                for name, word in WORDS.items()
+                if stored.get(name, now[name]) != now[name]
             ]
             if changed and not self.run.reproducible:
                 self.tell(f"{'; '.join(changed)}: results may differ in the last bits")
@@ -312,7 +329,9 @@ class Session:
         code = 128 + int(self.signals.received or 0)
         kept = "saved" if self.keeper.saved == state.images else "not saved: the newest checkpoint is an older one"
         return Interrupted(
-            f"stopped at step {state.step} of {self.run.steps}, {kept}", f"continue with --resume --out {self.folder.path}", code
+            f"stopped at step {state.step} of {self.run.steps}, {kept}",
+            f"continue with --resume --out {self.folder.path}",
+            code,
         )
 
     def finish(self, state: State) -> dict[str, Any]:
@@ -323,7 +342,13 @@ class Session:
         epoch, kept = self.epoch(state), self.take_best(state)
         model = merged(averaged(state))
         seen = self.best.epoch if kept != state.step else epoch
-        provenance = {"init": run.init, "recipe": run.recipe, "data": public_name(run.data.source), "epochs": seen, "seed": run.seed}
+        provenance = {
+            "init": run.init,
+            "recipe": run.recipe,
+            "data": public_name(run.data.source),
+            "epochs": seen,
+            "seed": run.seed,
+        }
         if self.ranks.leads:
             several = self.inputs.train.labels.ndim == 2
             Bundle(model, run.data.classes, run.preprocess, provenance, run.loss, several).save(self.folder.bundle)
@@ -362,7 +387,10 @@ class Session:
             return state.step
         if take_weights(state, self.keeper.store, self.best.step):
             return self.best.step
-        self.tell(f"the checkpoint of step {self.best.step}, the best, is not there or damaged: the last weights are kept instead")
+        self.tell(
+            f"the checkpoint of step {self.best.step}, the best, is not there or damaged: the last weights are kept "
+            "instead"
+        )
         return state.step
 
 

@@ -1,7 +1,8 @@
-"""Flat vectors of a share of the model: PyTorch's FSDP2 gathers weights for a block's passes and scatters its gradients.
+"""Flat vectors of a share of the model: PyTorch's FSDP2 gathers weights for a block's passes and scatters its
+gradients.
 
-Every process holds 1 / W of each parameter (cut along its first axis), and of masters, average and moments. The module computes
-with parameters of the run's precision; masters are float32, as in `training.flat`.
+Every process holds 1 / W of each parameter (cut along its first axis), and of masters, average and moments. The module
+computes with parameters of the run's precision; masters are float32, as in `training.flat`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Sharded(Flat):
             parameter.data = parameter.data.to(device, dtype)
         module.to(device)
         self.mesh = init_device_mesh(device.type, (ranks.world,))
-        for blocks in (part for name, part in module.named_modules() if name.endswith("blocks") and isinstance(part, nn.ModuleList)):
+        for blocks in (
+            part for name, part in module.named_modules() if name.endswith("blocks") and isinstance(part, nn.ModuleList)
+        ):
             for block in blocks:
                 fully_shard(block, mesh=self.mesh)
         fully_shard(module, mesh=self.mesh)
@@ -50,7 +53,10 @@ class Sharded(Flat):
         self.master = torch.zeros(self.length, device=device)
         self.average = self.master if ema is None else torch.zeros_like(self.master)
         whole = dict(self.twin.named_parameters())
-        self.take({name: whole[name] for name in self.parameters}, {name: whole[name] for name in self.parameters} if ema else None)
+        self.take(
+            {name: whole[name] for name in self.parameters},
+            {name: whole[name] for name in self.parameters} if ema else None,
+        )
         self.grads, self.total = [], None
 
     def local(self) -> dict[str, Tensor]:
@@ -97,19 +103,23 @@ class Sharded(Flat):
             share.copy_(master[name])
 
     def scatter(self, views: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
-        """Give views this process's share of whole tensors: rows [r c, (r + 1) c) of n for process r of W, with c = ceil(n / W)."""
+        """Give views this process's share of whole tensors: rows [r c, (r + 1) c) of n for process r of W, with c =
+        ceil(n / W)."""
         for name, view in views.items():
             size = -(-len(whole[name]) // self.ranks.world)
             view.copy_(whole[name][self.ranks.rank * size : (self.ranks.rank + 1) * size])
 
     def pieces(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Views of this process's share as DTensors, which know what they are a share of; a name may have a word and a slash before it."""
+        """Views of this process's share as DTensors, which know what they are a share of; a name may have a word and a
+        slash before it."""
         from torch.distributed.tensor import DTensor, Shard
 
         found = {}
         for name, view in views.items():
             whole = self.moving[name.rpartition("/")[2]]
-            found[name] = DTensor.from_local(view, self.mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+            found[name] = DTensor.from_local(
+                view, self.mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+            )
         return found
 
     def averaged(self) -> nn.Module:

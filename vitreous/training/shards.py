@@ -1,6 +1,7 @@
 """One micro-batch computed in parts, side by side: each part by a thread, with cores and a gradient of its own.
 
-On a CPU this wastes less than all cores sharing each product, since threads that share a product wait for each other at its end.
+On a CPU this wastes less than all cores sharing each product, since threads that share a product wait for each other at
+its end.
 """
 
 from __future__ import annotations

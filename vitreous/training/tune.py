@@ -1,7 +1,8 @@
-"""What of a model moves in training: everything, the head and the last blocks, or adapters of low rank (LoRA, arXiv:2106.09685).
+"""What of a model moves in training: everything, the head and the last blocks, or adapters of low rank (LoRA,
+arXiv:2106.09685).
 
-What does not move gets no gradient: no block before the first that moves keeps anything for the backward pass. A low-rank
-adapter of a layer with weight W adds, with r rows in A and alpha a number,
+What does not move gets no gradient: no block before the first that moves keeps anything for the backward pass. A
+low-rank adapter of a layer with weight W adds, with r rows in A and alpha a number,
 
     y = W x + b + (alpha / r) B A x        A drawn at random, B zero, so that a fresh adapter changes nothing
 """
@@ -30,7 +31,9 @@ def check(config: ModelConfig, tune: Tune) -> None:
     if tune.last_blocks is not None and tune.lora_rank:
         raise UsageError("last_blocks and lora_rank are two ways to train a part of the model", "use one of them")
     if tune.last_blocks is not None and not 0 <= tune.last_blocks <= depth:
-        raise UsageError(f"last_blocks is {tune.last_blocks}, the model has {depth} blocks", f"use 0 (the head alone) to {depth}")
+        raise UsageError(
+            f"last_blocks is {tune.last_blocks}, the model has {depth} blocks", f"use 0 (the head alone) to {depth}"
+        )
     if tune.lora_rank < 0 or tune.lora_alpha <= 0 or not 0 <= tune.lora_dropout < 1:
         raise UsageError("lora_rank must be at least 0, lora_alpha above 0, lora_dropout at least 0 and below 1")
     if tune.lora_rank and find_spec("peft") is None:
@@ -38,11 +41,12 @@ def check(config: ModelConfig, tune: Tune) -> None:
 
 
 def prepare(model: Model, tune: Tune) -> str:
-    """Say what moves, in place, and return it in words: "training 1,930 of 5,526,346 parameters: the head"; "" for everything.
+    """Say what moves, in place, and return it in words: "training 1,930 of 5,526,346 parameters: the head"; "" for
+    everything.
 
-    The head always moves, with the representation layer before it. With the last blocks, so do the layers that follow them:
-    the last norm, the neck, the pooling. A block is one of the encoder; of a BiT, a residual unit, counted over all
-    stages. Raises UsageError as `check` does, and for names of layers that are not there.
+    The head always moves, with the representation layer before it. With the last blocks, so do the layers that follow
+    them: the last norm, the neck, the pooling. A block is one of the encoder; of a BiT, a residual unit, counted over
+    all stages. Raises UsageError as `check` does, and for names of layers that are not there.
     """
     check(model.config, tune)
     if tune.lora_rank:
@@ -58,8 +62,8 @@ def prepare(model: Model, tune: Tune) -> str:
 def freeze(model: Model, last: int) -> str:
     """Keep everything but the head, the last blocks and what follows them. In words.
 
-    Frozen parts compute in training as they do in use, without dropout and stochastic depth, as OpenMMLab's `frozen_stages`
-    do: noise in what cannot learn from it only blurs the features.
+    Frozen parts compute in training as they do in use, without dropout and stochastic depth, as OpenMMLab's
+    `frozen_stages` do: noise in what cannot learn from it only blurs the features.
     """
     parts, stack = dict(model.named_modules()), blocks(model)
     kept = stack[: len(stack) - last]
@@ -89,7 +93,9 @@ def adapt(model: Model, tune: Tune) -> str:
     from peft import LoraConfig, inject_adapter_in_model  # here, since importing it takes seconds
 
     rank, alpha = tune.lora_rank, tune.lora_alpha
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=tune.lora_dropout, target_modules=names), model)  # type: ignore[arg-type]
+    inject_adapter_in_model(
+        LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=tune.lora_dropout, target_modules=names), model
+    )  # type: ignore[arg-type]
     parts = dict(model.named_modules())
     for part in (parts[name] for name in HEAD if name in parts):
         part.requires_grad_(True)
@@ -97,7 +103,8 @@ def adapt(model: Model, tune: Tune) -> str:
 
 
 def targets(model: Model, endings: tuple[str, ...]) -> list[str]:
-    """The names of the linear layers before the head that end so. Raises UsageError for an ending that names none, or another layer."""
+    """The names of the linear layers before the head that end so. Raises UsageError for an ending that names none, or
+    another layer."""
     before = {name: part for name, part in model.named_modules() if name.split(".")[0] not in HEAD}
     linear = [name for name, part in before.items() if isinstance(part, nn.Linear)]
     known = ", ".join(sorted({name.rpartition(".")[2] for name in linear})) or "no linear layers before its head"
@@ -105,13 +112,17 @@ def targets(model: Model, endings: tuple[str, ...]) -> list[str]:
     for ending in endings:
         found = [name for name in before if f".{name}".endswith(f".{ending}")]
         if not found or set(found) - set(linear):
-            raise UsageError(f"lora_targets: {ending} names {'other than linear' if found else 'no'} layers", f"the model has {known}")
+            raise UsageError(
+                f"lora_targets: {ending} names {'other than linear' if found else 'no'} layers",
+                f"the model has {known}",
+            )
         chosen += [name for name in found if name not in chosen]
     return chosen
 
 
 def merged(model: Model) -> Model:
-    """A copy with the adapters' products added to the weights, W + (alpha / r) B A: a model as any other, with the same answers.
+    """A copy with the adapters' products added to the weights, W + (alpha / r) B A: a model as any other, with the same
+    answers.
 
     The model itself where it has no adapters. Weights in half precision lose digits here: give it the float32 ones.
     """
@@ -132,8 +143,8 @@ def merged(model: Model) -> Model:
 def frozen_state(model: nn.Module, moving: Collection[str] | None = None) -> dict[str, Tensor]:
     """Every parameter and buffer that does not move, by name: what all checkpoints of a run have in common.
 
-    `moving` names what does, where the model's own flags do not tell: in a twin for inference, which has the frozen weights in
-    float32 while the model trains in half precision.
+    `moving` names what does, where the model's own flags do not tell: in a twin for inference, which has the frozen
+    weights in float32 while the model trains in half precision.
     """
     if moving is None:
         moving = {name for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -1,4 +1,5 @@
-"""Start from weights, wherever they come from: find them, read them, fit them to a model, and say what became of them."""
+"""Start from weights, wherever they come from: find them, read them, fit them to a model, and say what became of
+them."""
 
 from __future__ import annotations
 
@@ -63,10 +64,13 @@ class Weights:
         model = hollow(self.config)
         fill(model, self.state(), self.source)
         told = self.provenance | {"init": self.source}
-        return Bundle(model.eval(), self.classes, self.preprocess, told, self.loss, self.several, self.temperature, self.notes)
+        return Bundle(
+            model.eval(), self.classes, self.preprocess, told, self.loss, self.several, self.temperature, self.notes
+        )
 
     def resized_by(self, rule: str, sides: tuple[int, ...] | None) -> Weights:
-        """These weights, which tell all of their positions, with another rule to resize them. Raises UsageError for another size."""
+        """These weights, which tell all of their positions, with another rule to resize them. Raises UsageError for
+        another size."""
         if sides is not None and sides != self.config.image:
             own = f"{self.title} for images of {by(self.config.image)} pixels"
             raise UsageError(f"--source-size {by(sides)}: {self.source} is {own}", "leave it out")
@@ -74,16 +78,19 @@ class Weights:
 
 
 def open_weights(source: str | os.PathLike[str], said: dict[str, Any] | None = None) -> Weights:
-    """Weights from a run folder, a bundle, a file or a folder of a known format, `hf:org/name`, `timm:name` or a pinned URL.
+    """Weights from a run folder, a bundle, a file or a folder of a known format, `hf:org/name`, `timm:name` or a pinned
+    URL.
 
-    `said`: what the user says of the model beyond what its files tell, fields of its config; a `WeightsSource` says such things too.
-    Raises WeightsError, and UsageError for a source that names nothing, or that is said to be what it is not.
+    `said`: what the user says of the model beyond what its files tell, fields of its config; a `WeightsSource` says
+    such things too. Raises WeightsError, and UsageError for a source that names nothing, or that is said to be what it
+    is not.
     """
     said = known_of(source) | (said or {})
     weights = read_weights(source, said)
     if "resize" in said and getattr(weights.config, "position", "") not in ("learned", "axes"):
         raise UsageError(
-            f"--resize {said['resize']}: {source} is {name_of(weights.config)}, which has no learned positions", "leave it out"
+            f"--resize {said['resize']}: {source} is {name_of(weights.config)}, which has no learned positions",
+            "leave it out",
         )
     told = weights.title in (BUNDLE, CHECKPOINT)
     return weights.resized_by(said.get("resize", ""), said.get("image")) if told else weights
@@ -124,16 +131,21 @@ def read_weights(source: str | os.PathLike[str], said: dict[str, Any]) -> Weight
 
 
 def checkpoint(place: Path) -> Weights:
-    """The averaged weights of a training checkpoint, whoever wrote it, described by the config of the run that it lies in.
+    """The averaged weights of a training checkpoint, whoever wrote it, described by the config of the run that it lies
+    in.
 
     Raises WeightsError where there is no such config, or the run trains adapters, whose weights are no model's.
     """
     config = place.parent.parent / "config.yaml"
     if not config.is_file():
-        raise WeightsError(f"{place} is a checkpoint without its run: there is no {config}", "name a bundle, or restore the run folder")
+        raise WeightsError(
+            f"{place} is a checkpoint without its run: there is no {config}", "name a bundle, or restore the run folder"
+        )
     run = read_yaml(config.read_text("utf-8"))
     if run.get("tune", {}).get("lora_rank"):
-        raise WeightsError(f"{place} holds adapters of a run that has not finished", "finish it with --resume, and name the run")
+        raise WeightsError(
+            f"{place} holds adapters of a run that has not finished", "finish it with --resume, and name the run"
+        )
     model: ModelConfig = from_plain(ModelConfig, run["model"])
     names = tuple(run["data"]["classes"])
 
@@ -158,7 +170,10 @@ class Adoption:
 
     def text(self) -> str:
         """One line for people."""
-        line = f"started from {self.source}, {self.title} (kept {len(self.kept)} tensors, new {len(self.new)}, unused {len(self.unused)})"
+        line = (
+            f"started from {self.source}, {self.title} (kept {len(self.kept)} tensors, new {len(self.new)}, unused "
+            f"{len(self.unused)})"
+        )
         if any(name.startswith(HEAD) for name in self.new):
             line += "; the head is new and zero-initialised"
         line += f"; positions resized {self.resized}" if self.resized else ""
@@ -168,12 +183,12 @@ class Adoption:
 def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple[str, ...] = ()) -> Adoption:
     """Give a model, in place, the weights of a source: everything but a head of another shape or for other classes.
 
-    `classes` names the model's; where the source names its own too, a head for the same ones is put into their order, and one for
-    others is left out, however many they are.
+    `classes` names the model's; where the source names its own too, a head for the same ones is put into their order,
+    and one for others is left out, however many they are.
 
-    Positions are resized to the model's grid by the rule in its config (arXiv:2010.11929, section 3.2), other channels are
-    made as `rechannelled` says, and a representation layer or a head that does not fit is left as it was initialised: at zero.
-    Raises WeightsError where anything else differs, listing it.
+    Positions are resized to the model's grid by the rule in its config (arXiv:2010.11929, section 3.2), other channels
+    are made as `rechannelled` says, and a representation layer or a head that does not fit is left as it was
+    initialised: at zero. Raises WeightsError where anything else differs, listing it.
     """
     weights = source if isinstance(source, Weights) else open_weights(source)
     own, state = model.state_dict(), dict(weights.state())
@@ -189,11 +204,14 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
     foreign = classes and named(weights.classes) and set(weights.classes) != set(classes)
     if classes and not foreign and named(weights.classes) and weights.classes != classes:
         order = torch.tensor([weights.classes.index(name) for name in classes])
-        state |= {name: state[name][order] for name in state if name.startswith("head.") and len(state[name]) == len(order)}
+        state |= {
+            name: state[name][order] for name in state if name.startswith("head.") and len(state[name]) == len(order)
+        }
     dropped = [
         name
         for name in own
-        if name.startswith(HEAD) and (name not in state or state[name].shape != own[name].shape or (foreign and name.startswith("head.")))
+        if name.startswith(HEAD)
+        and (name not in state or state[name].shape != own[name].shape or (foreign and name.startswith("head.")))
     ]
     unused = [name for name in state if name.startswith(HEAD) and (name in dropped or name not in own)]
     kept = [name for name in state if name not in unused]
@@ -235,9 +253,10 @@ def folded(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
 def rechannelled(weight: Tensor, before: int, after: int) -> Tensor:
     """The first layer's weights, (D, C p q) or (O, C, k, k), for images with another number of channels.
 
-    One channel takes the sum over the old ones, so a grey picture gives what it gave as three equal channels. More channels
-    take the old ones in turn, times before / after, which keeps the size of the answer: channel c is old channel c mod before.
-    A ResNet standardises its filters on every pass, so there only their directions are kept, and answers differ.
+    One channel takes the sum over the old ones, so a grey picture gives what it gave as three equal channels. More
+    channels take the old ones in turn, times before / after, which keeps the size of the answer: channel c is old
+    channel c mod before. A ResNet standardises its filters on every pass, so there only their directions are kept, and
+    answers differ.
     """
     split = weight.unflatten(1, (before, -1)) if weight.ndim == 2 else weight.flatten(2)  # (O, C, rest)
     made = split.sum(1, keepdim=True) if after == 1 else split[:, torch.arange(after) % before] * (before / after)
@@ -246,7 +265,8 @@ def rechannelled(weight: Tensor, before: int, after: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a model starts: the config of the weights, the preprocessing they were trained with, and what was assumed of them."""
+    """Where a model starts: the config of the weights, the preprocessing they were trained with, and what was assumed
+    of them."""
 
     config: ModelConfig
     preprocess: Preprocess | None = None
@@ -254,7 +274,8 @@ class Start:
 
 
 def starting_point(source: str | os.PathLike[str]) -> Start:
-    """What a new run has to know of the weights that it starts from, read off their header. Raises WeightsError and UsageError."""
+    """What a new run has to know of the weights that it starts from, read off their header. Raises WeightsError and
+    UsageError."""
     weights = open_weights(source)
     return Start(weights.config, weights.preprocess, weights.notes)
 

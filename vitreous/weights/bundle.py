@@ -38,9 +38,10 @@ WEIGHTS, DESCRIPTION = "weights.safetensors", "model.json"
 class Bundle:
     """A model with what belongs to it: class names in the order of the logits, preprocessing, where it came from.
 
-    `loss` is what the model was trained with: it tells how logits become probabilities. `several`: an image may have several
-    of the classes, or none. `temperature`, above 0: what logits are divided by before they become probabilities. `notes`: what was
-    assumed of foreign weights since their files do not tell it, a sentence each; they are not saved.
+    `loss` is what the model was trained with: it tells how logits become probabilities. `several`: an image may have
+    several of the classes, or none. `temperature`, above 0: what logits are divided by before they become
+    probabilities. `notes`: what was assumed of foreign weights since their files do not tell it, a sentence each; they
+    are not saved.
     """
 
     model: Model
@@ -80,26 +81,38 @@ def save(
     classes: Sequence[str] | None = None,
     preprocess: Preprocess | None = None,
 ) -> Path:
-    """Write a model of `vitreous.create` as a bundle, a folder that every command and `vitreous.load` read. Returns the folder.
+    """Write a model of `vitreous.create` as a bundle, a folder that every command and `vitreous.load` read. Returns the
+    folder.
 
-    `classes`: names in the order of the logits (default: "0", "1", ...). `preprocess`: how a picture becomes the model's input
-    (default: the short side scaled to the model's image size, the centre cut out, pixels in [-1, 1]). Raises UsageError for another
-    kind of model, for names that do not fit its head, for a `preprocess` of other channels, and for a path that is taken.
+    `classes`: names in the order of the logits (default: "0", "1", ...). `preprocess`: how a picture becomes the
+    model's input (default: the short side scaled to the model's image size, the centre cut out, pixels in [-1, 1]).
+    Raises UsageError for another kind of model, for names that do not fit its head, for a `preprocess` of other
+    channels, and for a path that is taken.
     """
     folder, config = Path(path), getattr(model, "config", None)
     if not isinstance(model, Model) or config is None:
         raise UsageError(
-            f"{type(model).__name__} is no model of vitreous.create", "for others, save their state dict: it is read where known"
+            f"{type(model).__name__} is no model of vitreous.create",
+            "for others, save their state dict: it is read where known",
         )
     names = tuple(map(str, range(config.classes))) if classes is None else tuple(classes)
-    if len(names) != config.classes or len(set(names)) != len(names) or not all(isinstance(name, str) and name for name in names):
-        raise UsageError(f"{len(names)} names for a head of {config.classes} classes", "give one name for each class, all different")
+    if (
+        len(names) != config.classes
+        or len(set(names)) != len(names)
+        or not all(isinstance(name, str) and name for name in names)
+    ):
+        raise UsageError(
+            f"{len(names)} names for a head of {config.classes} classes", "give one name for each class, all different"
+        )
     if preprocess is None:
         height, width = config.image[-2:]
         middle = (0.5,) * config.channels
         preprocess = Preprocess((height, width), channels=config.channels, mean=middle, std=middle)
     if preprocess.channels != config.channels:
-        raise UsageError(f"the preprocessing makes {preprocess.channels} channels, the model takes {config.channels}", "make them equal")
+        raise UsageError(
+            f"the preprocessing makes {preprocess.channels} channels, the model takes {config.channels}",
+            "make them equal",
+        )
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder} exists already, and is not overwritten", "name another place")
     Bundle(model, names, preprocess).save(folder)
@@ -107,14 +120,19 @@ def save(
 
 
 def load_bundle(folder: Path) -> Bundle:
-    """Read a bundle. Raises WeightsError where a file is missing, altered, of a later format, or does not fit its model."""
+    """Read a bundle. Raises WeightsError where a file is missing, altered, of a later format, or does not fit its
+    model."""
     try:
         description = json.loads((folder / DESCRIPTION).read_text("utf-8"))
         found = description["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WeightsError(f"{folder} is not a model bundle ({error})", f"a bundle has {WEIGHTS} and {DESCRIPTION}") from None
+        raise WeightsError(
+            f"{folder} is not a model bundle ({error})", f"a bundle has {WEIGHTS} and {DESCRIPTION}"
+        ) from None
     if found != FORMAT:
-        raise WeightsError(f"{folder} has bundle format {found}, this version reads {FORMAT}", "install a newer vitreous")
+        raise WeightsError(
+            f"{folder} has bundle format {found}, this version reads {FORMAT}", "install a newer vitreous"
+        )
     weights = folder / WEIGHTS
     if not weights.is_file() or sha256(weights) != description.get("sha256", {}).get(WEIGHTS):
         raise WeightsError(f"{weights} is missing or was altered after it was saved", "restore it from a copy")
@@ -127,9 +145,14 @@ def load_bundle(folder: Path) -> Bundle:
     several = description.get("several", False)
     temperature = description.get("temperature", 1.0)
     if loss not in get_args(Loss) or not isinstance(several, bool):
-        raise WeightsError(f"{folder / DESCRIPTION}: loss {loss}, several {several}", f"there are {', '.join(get_args(Loss))}; true, false")
+        raise WeightsError(
+            f"{folder / DESCRIPTION}: loss {loss}, several {several}",
+            f"there are {', '.join(get_args(Loss))}; true, false",
+        )
     if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
-        raise WeightsError(f"{folder / DESCRIPTION}: temperature {temperature}", "it is a number above 0; 1 changes nothing")
+        raise WeightsError(
+            f"{folder / DESCRIPTION}: temperature {temperature}", "it is a number above 0; 1 changes nothing"
+        )
     model = hollow(config)
     fill(model, open_weights(weights).read(), os.fspath(weights))
     told = description.get("provenance", {})
@@ -140,7 +163,10 @@ def set_temperature(folder: Path, temperature: float, fitted_on: dict[str, Any])
     """Store a temperature in a bundle, and what it was fitted on in its provenance; the weights are not touched."""
     place = folder / DESCRIPTION
     description = json.loads(place.read_text("utf-8"))
-    description |= {"temperature": temperature, "provenance": description.get("provenance", {}) | {"temperature": fitted_on}}
+    description |= {
+        "temperature": temperature,
+        "provenance": description.get("provenance", {}) | {"temperature": fitted_on},
+    }
     write_text(place, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -150,9 +176,13 @@ def fill(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> None:
     other = {name: tuple(tensor.shape) for name, tensor in state.items()}
     wrong = [f"missing {name}" for name in own.keys() - other.keys()]
     wrong += [f"unknown {name}" for name in other.keys() - own.keys()]
-    wrong += [f"{name} is {other[name]}, not {own[name]}" for name in own.keys() & other.keys() if own[name] != other[name]]
+    wrong += [
+        f"{name} is {other[name]}, not {own[name]}" for name in own.keys() & other.keys() if own[name] != other[name]
+    ]
     if wrong:
-        raise WeightsError(f"{origin} does not fit the model:" + "".join(f"\n    {line}" for line in sorted(wrong)[:20]))
+        raise WeightsError(
+            f"{origin} does not fit the model:" + "".join(f"\n    {line}" for line in sorted(wrong)[:20])
+        )
     model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)

@@ -41,12 +41,14 @@ def convert(
     said: dict[str, Any] | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Read weights, change what is asked for, write them as `to` at `out`, and read them back: bit for bit, or nothing is there.
+    """Read weights, change what is asked for, write them as `to` at `out`, and read them back: bit for bit, or nothing
+    is there.
 
-    `to`: `bundle`, `huggingface` (folders), `timm`, `google-npz` and others (files). `image_size` (pixels), `num_classes` and
-    `channels` give the model another resolution, a new head of zeros, another first layer. `said`: fields of the model's
-    config that the files do not tell. `tell` hears what was found. Returns a document. Raises WeightsError, UsageError for what
-    the format cannot hold or a place that is taken, ResourceError where it cannot be written.
+    `to`: `bundle`, `huggingface` (folders), `timm`, `google-npz` and others (files). `image_size` (pixels),
+    `num_classes` and `channels` give the model another resolution, a new head of zeros, another first layer. `said`:
+    fields of the model's config that the files do not tell. `tell` hears what was found. Returns a document. Raises
+    WeightsError, UsageError for what the format cannot hold or a place that is taken, ResourceError where it cannot be
+    written.
     """
     place = Path(out)
     if place.exists() or place.is_symlink():
@@ -63,13 +65,17 @@ def convert(
     try:
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=".convert-") as scratch:
             made = Path(scratch) / (
-                place.name if form is None or form.describe else place.name + form.suffix * (place.suffix != form.suffix)
+                place.name
+                if form is None or form.describe
+                else place.name + form.suffix * (place.suffix != form.suffix)
             )
             written = write(bundle, form, made, state)
             verify(form, made, state, config)
             os.replace(made, place.parent / made.name)
     except OSError as error:
-        raise ResourceError(f"cannot write {place} ({error.strerror or error})", "free some space, or name another place") from None
+        raise ResourceError(
+            f"cannot write {place} ({error.strerror or error})", "free some space, or name another place"
+        ) from None
     place = place.parent / made.name
     if other := assumed(form, config, state) if form else []:
         tell(f"who reads {to} takes it for another: {', '.join(other)}; answers differ a little{remedy(other)}")
@@ -93,7 +99,9 @@ def convert(
     }
 
 
-def wanted(config: ModelConfig, image_size: int | tuple[int, int] | None, classes: int | None, channels: int | None) -> ModelConfig:
+def wanted(
+    config: ModelConfig, image_size: int | tuple[int, int] | None, classes: int | None, channels: int | None
+) -> ModelConfig:
     """The config with what was asked for. Raises UsageError for a size that the patch does not divide."""
     changes: dict[str, Any] = {}
     if image_size is not None:
@@ -101,7 +109,9 @@ def wanted(config: ModelConfig, image_size: int | tuple[int, int] | None, classe
         if isinstance(config, ViTConfig):
             check_image(config, changes["image"])
     if classes is not None and classes != config.classes:
-        changes |= {"classes": classes} | ({"representation": None, "head_bias": True} if isinstance(config, ViTConfig) else {})
+        changes |= {"classes": classes} | (
+            {"representation": None, "head_bias": True} if isinstance(config, ViTConfig) else {}
+        )
     if channels is not None:
         changes["channels"] = channels
     return replace(config, **changes)
@@ -115,9 +125,13 @@ def changed(weights: Weights, config: ModelConfig) -> tuple[Bundle, Adoption | N
     adoption = adopt(model, weights)
     preprocess = weights.preprocess
     mean, std = (tuple((values * config.channels)[: config.channels]) for values in (preprocess.mean, preprocess.std))
-    preprocess = replace(preprocess, image=(config.image[-2], config.image[-1]), channels=config.channels, mean=mean, std=std)
+    preprocess = replace(
+        preprocess, image=(config.image[-2], config.image[-1]), channels=config.channels, mean=mean, std=std
+    )
     same = config.classes == weights.config.classes
-    classes, temperature = (weights.classes, weights.temperature) if same else (tuple(map(str, range(config.classes))), 1.0)
+    classes, temperature = (
+        (weights.classes, weights.temperature) if same else (tuple(map(str, range(config.classes))), 1.0)
+    )
     told = {"init": weights.source}
     return Bundle(model.eval(), classes, preprocess, told, weights.loss, weights.several, temperature), adoption
 
@@ -139,7 +153,10 @@ def write(bundle: Bundle, form: Format | None, place: Path, state: Tensors) -> i
         save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
         described = form.describe(config)
         if described.get("id2label"):
-            described |= {"id2label": dict(enumerate(bundle.classes)), "label2id": {name: i for i, name in enumerate(bundle.classes)}}
+            described |= {
+                "id2label": dict(enumerate(bundle.classes)),
+                "label2id": {name: i for i, name in enumerate(bundle.classes)},
+            }
         write_text(place / "config.json", json.dumps(described, indent=2) + "\n")
         write_text(place / "preprocessor_config.json", json.dumps(preprocessor(bundle), indent=2) + "\n")
     return len(tensors)
@@ -169,10 +186,13 @@ def preprocessor(bundle: Bundle) -> dict[str, Any]:
 
 
 def assumed(form: Format, config: ModelConfig, state: Tensors) -> list[str]:
-    """What code that reads the format computes otherwise: `gelu none -> tanh`, and the like. Nothing for most conversions."""
+    """What code that reads the format computes otherwise: `gelu none -> tanh`, and the like. Nothing for most
+    conversions."""
     shapes = {name: tuple(tensor.shape) for name, tensor in form.write(config, state).items()}
     said = fields(form.describe(config)) if form.describe else {}
-    theirs = form.configure(shapes, {"image": config.image} | ({"heads": config.heads} if isinstance(config, ViTConfig) else {}) | said)
+    theirs = form.configure(
+        shapes, {"image": config.image} | ({"heads": config.heads} if isinstance(config, ViTConfig) else {}) | said
+    )
     found = [
         f"{name} {getattr(config, name)} -> {getattr(theirs, name)}"
         for name in ("gelu", "eps", "numerics")
@@ -197,5 +217,6 @@ def verify(form: Format | None, place: Path, state: Tensors, config: ModelConfig
     wrong = [name for name in state if name not in again or not torch.equal(again[name], state[name])]
     if wrong or len(again) != len(state):
         raise WeightsError(
-            f"what was written is not what was read: {', '.join(wrong[:5])}", "nothing was kept; this is a mistake in vitreous"
+            f"what was written is not what was read: {', '.join(wrong[:5])}",
+            "nothing was kept; this is a mistake in vitreous",
         )

@@ -57,7 +57,8 @@ def fetch(source: str, listener: Listener | None = None) -> Path:
 
     `hf:org/name[@revision][:file]` and `timm:name.tag` come from the Hugging Face Hub through its own cache,
     `https://...#sha256=HEX` once from there and then from the cache of this package; anything else is a path already.
-    Raises UsageError for a source that cannot be meant, WeightsError for what cannot be had or is not what was asked for.
+    Raises UsageError for a source that cannot be meant, WeightsError for what cannot be had or is not what was asked
+    for.
     """
     kind, _, rest = source.partition(":")
     if kind == "timm":
@@ -83,7 +84,8 @@ def nothing_at(source: str) -> WeightsError:
         return WeightsError(f"no weights at {printable(source)}", f"name a run folder, a bundle, a file, {forms}")
     where = f"{known}, or another {forms}" if (known := published_weights(name)) else forms
     return WeightsError(
-        f"no weights at {printable(source)}: it is a model's name, and says nothing of its weights", f"name {where}, or a file"
+        f"no weights at {printable(source)}: it is a model's name, and says nothing of its weights",
+        f"name {where}, or a file",
     )
 
 
@@ -91,16 +93,23 @@ def from_hub(source: str, name: str, listener: Listener | None) -> Path:
     """The snapshot folder of a repository with its weights and descriptions, or the one file that was named."""
     found = HUB.fullmatch(name)
     if not found or ".." in name:
-        raise UsageError(f"{source} names no repository", "write hf:org/name, hf:org/name@revision or hf:org/name:file, or timm:name.tag")
+        raise UsageError(
+            f"{source} names no repository",
+            "write hf:org/name, hf:org/name@revision or hf:org/name:file, or timm:name.tag",
+        )
     try:
         import huggingface_hub  # noqa: F401
     except ImportError:
-        raise UsageError(f"{source} needs the Hub's client, which is not installed", "pip install vitreous[hub]") from None
+        raise UsageError(
+            f"{source} needs the Hub's client, which is not installed", "pip install vitreous[hub]"
+        ) from None
     repository = Repository(source, found["repo"], found["revision"], listener)
     if found["file"]:
         path = repository.get(found["file"])
         if path is None:
-            raise repository.lost or WeightsError(f"{source}: the repository has no file {found['file']}", f"see {repository.page()}")
+            raise repository.lost or WeightsError(
+                f"{source}: the repository has no file {found['file']}", f"see {repository.page()}"
+            )
     elif not repository.get(WHOLE) and not repository.shards() and not repository.get(PICKLE):
         hint = f"see {repository.page()}, and name its file: hf:{found['repo']}:FILE"
         raise repository.lost or WeightsError(f"{source}: the repository has neither {WHOLE} nor {PICKLE}", hint)
@@ -130,7 +139,9 @@ class Repository:
         if self.folder == Path() and self.lost is None:
             self.reach(file)
         try:
-            path = Path(hf_hub_download(self.name, file, revision=self.revision, local_files_only=self.lost is not None))
+            path = Path(
+                hf_hub_download(self.name, file, revision=self.revision, local_files_only=self.lost is not None)
+            )
         except LocalEntryNotFoundError as error:
             self.lost = self.lost or self.missing(error)
             return None
@@ -188,17 +199,24 @@ class Repository:
         where, token = self.source, "set HF_TOKEN to a token of an account that has access (`hf auth login` stores one)"
         status = getattr(getattr(error, "response", None), "status_code", None)
         if isinstance(error, errors.GatedRepoError):
-            return WeightsError(f"{where}: access has to be asked for", f"accept its terms at {self.page()}, then {token}")
+            return WeightsError(
+                f"{where}: access has to be asked for", f"accept its terms at {self.page()}, then {token}"
+            )
         if isinstance(error, errors.RevisionNotFoundError):
             return WeightsError(f"{where}: the repository has no revision {self.revision}", f"see {self.page()}")
         if isinstance(error, errors.RepositoryNotFoundError):
-            return WeightsError(f"{where}: there is no such repository, or it is private", f"check the name at {self.page()}, or {token}")
+            return WeightsError(
+                f"{where}: there is no such repository, or it is private",
+                f"check the name at {self.page()}, or {token}",
+            )
         if status in (401, 403):
             return WeightsError(f"{where}: access is refused ({status})", token)
         if isinstance(error, errors.HFValidationError):
             return WeightsError(f"{where} names no repository", "write hf:org/name")
         if offline():
-            return WeightsError(f"{where} is not in the cache, and HF_HUB_OFFLINE forbids to download it", "unset HF_HUB_OFFLINE once")
+            return WeightsError(
+                f"{where} is not in the cache, and HF_HUB_OFFLINE forbids to download it", "unset HF_HUB_OFFLINE once"
+            )
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         if status is None:
             hint = "check the network (HF_ENDPOINT names another server), or name a local file"
@@ -271,7 +289,8 @@ class Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def download(address: str, file: IO[bytes], listener: Listener | None) -> str:
-    """Write what an address serves into a file -> its SHA-256, in hex. Raises WeightsError where it does not come whole."""
+    """Write what an address serves into a file -> its SHA-256, in hex. Raises WeightsError where it does not come
+    whole."""
     request = urllib.request.Request(address, headers={"User-Agent": "vitreous", "Accept-Encoding": "identity"})
     found, done = hashlib.sha256(), 0
     try:
@@ -279,7 +298,9 @@ def download(address: str, file: IO[bytes], listener: Listener | None) -> str:
             total = int(answer.headers.get("Content-Length") or 0)
             while True:
                 if max(done, total) > MAX_BYTES:
-                    raise WeightsError(f"{address} serves {max(done, total):,} bytes, more than {MAX_BYTES:,}", "download it yourself")
+                    raise WeightsError(
+                        f"{address} serves {max(done, total):,} bytes, more than {MAX_BYTES:,}", "download it yourself"
+                    )
                 chunk = answer.read(CHUNK)
                 if not chunk:
                     break

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 MAX_TENSORS = 5_000  # of a file; the largest models here have 2,000, and looking at more takes longer than 0.1 s
 MAX_HEADER = 8 << 20  # bytes of a safetensors header
-MAX_WIDE = 1 << 20  # bytes of a header that is not plain ASCII: one wide character makes Python store four bytes for each
+# bytes of a header that is not plain ASCII: one wide character makes Python store four bytes for each
+MAX_WIDE = 1 << 20
 MAX_FIELDS = 60_000  # commas in a header; each is an object in memory once parsed, and a tensor takes six or seven
 MAX_NAME = 512  # characters
 
@@ -127,7 +128,9 @@ class Source:
             refuse(self.path, f"changed while it was read: {name} is another tensor", "read it again")
         if entry.dtype in FLOATING and not all(math.isfinite(end) for end in tensor.aminmax()):
             refuse(
-                self.path, f"has a value in {name} that is NaN or infinite", "the training that wrote it diverged, or the file is damaged"
+                self.path,
+                f"has a value in {name} that is NaN or infinite",
+                "the training that wrote it diverged, or the file is damaged",
             )
 
 
@@ -150,7 +153,8 @@ def open_weights(path: str | os.PathLike[str]) -> Source:
 
 
 def regular(path: Path) -> BinaryIO:
-    """A regular file, open for reading. Raises WeightsError for none, a folder, a pipe or a device, without waiting for one."""
+    """A regular file, open for reading. Raises WeightsError for none, a folder, a pipe or a device, without waiting for
+    one."""
     try:
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
@@ -198,22 +202,40 @@ def check(path: Path, entries: dict[str, Entry]) -> dict[str, Entry]:
     if not entries:
         refuse(path, "holds no tensors", "save a model's state dict")
     if len(entries) > MAX_TENSORS:
-        refuse(path, f"holds {len(entries):,} tensors, more than {MAX_TENSORS:,}", "save the model without its optimizer")
+        refuse(
+            path, f"holds {len(entries):,} tensors, more than {MAX_TENSORS:,}", "save the model without its optimizer"
+        )
     for name, entry in entries.items():
-        if not name or len(name) > MAX_NAME or not name.isprintable() or ".." in name or name[0] in "/\\" or name[1:2] == ":":
+        if (
+            not name
+            or len(name) > MAX_NAME
+            or not name.isprintable()
+            or ".." in name
+            or name[0] in "/\\"
+            or name[1:2] == ":"
+        ):
             refuse(path, f"has a tensor named '{shown(name)}', which is no name", "rename it and save the file again")
         if 0 in entry.shape:
-            refuse(path, f"has the tensor {shown(name)} without elements, {entry.shape}", "leave it out and save the file again")
+            refuse(
+                path,
+                f"has the tensor {shown(name)} without elements, {entry.shape}",
+                "leave it out and save the file again",
+            )
     return entries
 
 
-def safetensors_header(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Entry], dict[str, str], dict[str, int]]:
-    """Entries, metadata, and where in the file (bytes) each tensor begins. Raises WeightsError where any byte is not as it should be."""
+def safetensors_header(
+    path: Path, file: BinaryIO, size: int
+) -> tuple[dict[str, Entry], dict[str, str], dict[str, int]]:
+    """Entries, metadata, and where in the file (bytes) each tensor begins. Raises WeightsError where any byte is not as
+    it should be."""
     file.seek(0)
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length < 2 or length > size - 8:
-        refuse(path, "is cut short, or no safetensors file: its header does not fit into it", "download or save it again")
+        refuse(
+            path, "is cut short, or no safetensors file: its header does not fit into it", "download or save it again"
+        )
     if length > MAX_HEADER:
         refuse(path, f"has a header of {length:,} bytes, more than {MAX_HEADER:,}", "save it without its metadata")
     header = parse(path, file.read(length))
@@ -225,9 +247,17 @@ def safetensors_header(path: Path, file: BinaryIO, size: int) -> tuple[dict[str,
     position = 0
     for name, (entry, begin, end) in sorted(spans.items(), key=lambda item: item[1][1]):
         if begin != position:
-            refuse(path, f"has {'a hole before' if begin > position else 'other tensors in the place of'} {shown(name)}", "save it again")
+            refuse(
+                path,
+                f"has {'a hole before' if begin > position else 'other tensors in the place of'} {shown(name)}",
+                "save it again",
+            )
         if end - begin != entry.bytes:
-            refuse(path, f"has {end - begin:,} bytes for {shown(name)}, whose shape {entry.shape} needs {entry.bytes:,}", "save it again")
+            refuse(
+                path,
+                f"has {end - begin:,} bytes for {shown(name)}, whose shape {entry.shape} needs {entry.bytes:,}",
+                "save it again",
+            )
         position = end
     if position != size - 8 - length:
         what = "is cut short" if position > size - 8 - length else "has bytes after its last tensor"
@@ -240,7 +270,11 @@ def parse(path: Path, text: bytes) -> dict[str, Any]:
     if text.count(b'"data_offsets"') > MAX_TENSORS:
         refuse(path, f"holds more than {MAX_TENSORS:,} tensors", "save the model without its optimizer")
     if text.count(b",") > MAX_FIELDS:
-        refuse(path, f"has a header of more than {MAX_FIELDS:,} fields", "save the model without its optimizer and metadata")
+        refuse(
+            path,
+            f"has a header of more than {MAX_FIELDS:,} fields",
+            "save the model without its optimizer and metadata",
+        )
     if len(text) > MAX_WIDE and not (text.isascii() and b"\\u" not in text):
         refuse(path, f"has a header over {MAX_WIDE:,} bytes that is not plain ASCII", "save it without its metadata")
 
@@ -249,7 +283,11 @@ def parse(path: Path, text: bytes) -> dict[str, Any]:
         if len(found) != len(pairs):
             seen: set[str] = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-            refuse(path, f"has '{shown(twice)}' twice in its header", "which of the two is meant cannot be known; save it again")
+            refuse(
+                path,
+                f"has '{shown(twice)}' twice in its header",
+                "which of the two is meant cannot be known; save it again",
+            )
         return found
 
     def constant(word: str) -> NoReturn:
@@ -257,7 +295,8 @@ def parse(path: Path, text: bytes) -> dict[str, Any]:
 
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=constant)
-    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, or an integer of thousands of digits
+    # ValueError: not UTF-8, not JSON, or an integer of thousands of digits
+    except (ValueError, RecursionError) as error:
         refuse(path, f"has a header that is not JSON ({str(error)[:100]})", "download or save it again")
     if not isinstance(header, dict):
         refuse(path, "has a header that is no JSON object", "download or save it again")
@@ -271,10 +310,16 @@ def span(path: Path, name: str, value: Any) -> tuple[Entry, int, int]:
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in SAFETENSORS:
         known = ", ".join(key for key, torch in SAFETENSORS.items() if torch in FLOATING)
-        refuse(path, f"has {shown(name)} as {shown(str(dtype))}, which a model does not take", f"save it as one of {known}")
+        refuse(
+            path, f"has {shown(name)} as {shown(str(dtype))}, which a model does not take", f"save it as one of {known}"
+        )
     for numbers in (shape, offsets):
         if type(numbers) is not list or any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
-            refuse(path, f"has a shape or an offset of {shown(name)} that is no list of whole numbers from 0", "save it again")
+            refuse(
+                path,
+                f"has a shape or an offset of {shown(name)} that is no list of whole numbers from 0",
+                "save it again",
+            )
     if len(offsets) != 2 or offsets[1] < offsets[0]:
         refuse(path, f"has {shown(name)} end before it begins", "save it again")
     return Entry(tuple(shape), SAFETENSORS[dtype]), offsets[0], offsets[1]
@@ -294,5 +339,7 @@ def read_safetensors(path: Path, names: Iterable[str] | None = None) -> dict[str
             file.seek(starts[name])
             if file.readinto(content) != len(content):  # type: ignore[attr-defined]
                 refuse(path, "was cut short while it was read", "read it again")
-            tensors[name] = torch.frombuffer(content, dtype=getattr(torch, entries[name].dtype)).reshape(entries[name].shape)
+            tensors[name] = torch.frombuffer(content, dtype=getattr(torch, entries[name].dtype)).reshape(
+                entries[name].shape
+            )
     return tensors

@@ -43,7 +43,9 @@ def kernel(weight: Tensor, config: ViTConfig) -> Tensor:
 #: (D, C, p, q), PyTorch's convolution, and (D, C p q)
 CONVOLUTION = Fold(map_each(lambda w: w.flatten(1)), lambda ours, c: [kernel(ours[0], c)])
 #: (p, q, C, D), flax's convolution, and (D, C p q)
-FLAX_PATCH = Fold(map_each(lambda w: w.permute(3, 2, 0, 1).flatten(1)), lambda ours, c: [kernel(ours[0], c).permute(2, 3, 1, 0)])
+FLAX_PATCH = Fold(
+    map_each(lambda w: w.permute(3, 2, 0, 1).flatten(1)), lambda ours, c: [kernel(ours[0], c).permute(2, 3, 1, 0)]
+)
 #: (k, k, I, O), flax's and TensorFlow's convolution, and (O, I, k, k)
 FLAX_CONVOLUTION = Fold(map_each(lambda w: w.permute(3, 2, 0, 1)), map_each(lambda w: w.permute(2, 3, 1, 0)))
 #: (in, out), flax's dense layer, and (out, in)
@@ -77,12 +79,17 @@ FLAX_HEAD_BIASES = Fold(
     lambda ours, c: [part.reshape(c.heads, -1) for part in ours[0].chunk(len(ours[0]) // c.width)],
 )
 #: (h, d, D) of flax's attention output, and (D, D)
-FLAX_OUT = Fold(lambda theirs, c: [theirs[0].flatten(0, 1).T], lambda ours, c: [ours[0].T.reshape(c.heads, -1, c.width)])
+FLAX_OUT = Fold(
+    lambda theirs, c: [theirs[0].flatten(0, 1).T], lambda ours, c: [ours[0].T.reshape(c.heads, -1, c.width)]
+)
 
 
 def _prefix_out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
     singles = config.prefix - config.registers
-    return [*(token.reshape(1, 1, -1) for token in ours[0][:singles]), *([ours[0][singles:][None]] if config.registers else [])]
+    return [
+        *(token.reshape(1, 1, -1) for token in ours[0][:singles]),
+        *([ours[0][singles:][None]] if config.registers else []),
+    ]
 
 
 #: (1, 1, D) of the class and the distillation token and (1, R, D) of the registers, and (P, D)
@@ -92,7 +99,8 @@ BARE_TOKEN = Fold(map_each(lambda t: t[None]), map_each(lambda t: t[0]))
 
 
 def positions(lead: tuple[int, ...] | None) -> Fold:
-    """Their positions of prefix and patches in one, (*lead, S + N, D) or, where `lead` is None, (1, *grid, D): slots and table."""
+    """Their positions of prefix and patches in one, (*lead, S + N, D) or, where `lead` is None, (1, *grid, D): slots
+    and table."""
 
     def into(theirs: list[Tensor], config: ViTConfig) -> list[Tensor]:
         rows, count = theirs[0].reshape(-1, config.width), config.positioned

@@ -1,7 +1,8 @@
-"""Weights in foreign formats: which format a file is in, what model it fits, and the file's tensors as that model's, and back.
+"""Weights in foreign formats: which format a file is in, what model it fits, and the file's tensors as that model's,
+and back.
 
-Everything is decided from the header: the format by the names, the config by the shapes, and every shape against those that the
-config's own model would be written with. Only then are tensors read.
+Everything is decided from the header: the format by the names, the config by the shapes, and every shape against those
+that the config's own model would be written with. Only then are tensors read.
 """
 
 from __future__ import annotations
@@ -50,11 +51,15 @@ FORMATS = [
 ]
 WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 #: what they put inside of a name: DINOv2's training chunks blocks, and TensorFlow numbers layers of one name
-INSIDE = [(re.compile(r"\bblocks\.\d+\.(\d+)\."), r"blocks.\1."), (re.compile(r"standardized_conv2d_\d+/"), "standardized_conv2d/")]
+INSIDE = [
+    (re.compile(r"\bblocks\.\d+\.(\d+)\."), r"blocks.\1."),
+    (re.compile(r"standardized_conv2d_\d+/"), "standardized_conv2d/"),
+]
 READ = "ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP and SAM are read, and BiT"
 #: models that are not read: what they are -> a pattern of a tensor's name that nothing else has
 UNREAD = {
-    "an MLP-Mixer": r"(^|/)MixerBlock_\d+/token_mixing/|(^|\.)blocks\.\d+\.mlp_tokens\.",  # Google's, timm's (arXiv:2105.01601)
+    # Google's, timm's (arXiv:2105.01601)
+    "an MLP-Mixer": r"(^|/)MixerBlock_\d+/token_mixing/|(^|\.)blocks\.\d+\.mlp_tokens\.",
     "a ResMLP": r"(^|\.)blocks\.\d+\.linear_tokens\.",
     "a BEiT": r"(^|\.)blocks\.\d+\.attn\.q_bias$|attention\.relative_position_bias\.relative_position_bias_table$",
     "a Swin Transformer": r"(^|\.)layers\.\d+\.blocks\.\d+\.(attn|attention\.self)\.relative_position_bias_table$",
@@ -69,8 +74,8 @@ UNTOLD = ("dropout", "drop_path", "drop_path_rises", "resize", "gelu", "eps")
 class Found:
     """A foreign file whose header was understood: no tensor is in memory yet.
 
-    `names`: the format's name of a tensor -> where it lies: file, name there, and the row of a scanned tensor or None. `notes`: what
-    was assumed of the model since the files do not tell it, a sentence each.
+    `names`: the format's name of a tensor -> where it lies: file, name there, and the row of a scanned tensor or None.
+    `notes`: what was assumed of the model since the files do not tell it, a sentence each.
     """
 
     format: Format
@@ -85,7 +90,9 @@ class Found:
         for source in {id(source): source for source, _, _ in self.names.values()}.values():
             mine = {name: place for name, place in self.names.items() if place[0] is source}
             read = source.read(dict.fromkeys(place[1] for place in mine.values()))
-            tensors |= {name: read[other] if index is None else read[other][index] for name, (_, other, index) in mine.items()}
+            tensors |= {
+                name: read[other] if index is None else read[other][index] for name, (_, other, index) in mine.items()
+            }
         for name, tensor in tensors.items():
             if tensor.dtype == torch.float64 and not tensor.float().isfinite().all():
                 raise WeightsError(f"{self.names[name][0].path} has a value in {name} that is too large for float32")
@@ -93,10 +100,11 @@ class Found:
 
 
 def find(files: list[Path], beside: dict[str, Any] | None = None) -> Found:
-    """What weights files, shards of one model, hold; `beside` is what is said of it elsewhere: config.json, the user's options.
+    """What weights files, shards of one model, hold; `beside` is what is said of it elsewhere: config.json, the user's
+    options.
 
-    Raises WeightsError for files that are none, of a layout that is not known, or that do not fit the model they describe,
-    listing the differences.
+    Raises WeightsError for files that are none, of a layout that is not known, or that do not fit the model they
+    describe, listing the differences.
     """
     places: dict[str, tuple[Source, str, int | None]] = {}
     shapes: Shapes = {}
@@ -108,7 +116,9 @@ def find(files: list[Path], beside: dict[str, Any] | None = None) -> Found:
         for name, entry in source.entries.items():
             for number, (one, shape) in enumerate(google.unscanned(name, entry.shape)):
                 if one in places:
-                    raise WeightsError(f"{path} has {shown(one)} a second time", "which of the two is meant cannot be known")
+                    raise WeightsError(
+                        f"{path} has {shown(one)} a second time", "which of the two is meant cannot be known"
+                    )
                 places[one] = (source, name, number if one != name else None)
                 shapes[one] = shape
         told |= noted(path, source.metadata)
@@ -124,10 +134,7 @@ def find(files: list[Path], beside: dict[str, Any] | None = None) -> Found:
         if any(re.search(pattern, name) for name in shapes):
             raise WeightsError(f"{origin} is {title}, which is not read", READ)
     some = ", ".join(shown(name) for name in sorted(shapes)[:4])
-    raise WeightsError(
-        f"{origin} has tensors of an unknown layout: {some}, …",
-        READ,
-    )
+    raise WeightsError(f"{origin} has tensors of an unknown layout: {some}, …", READ)
 
 
 def stripped(form: Format, names: list[str]) -> dict[str, str]:
@@ -149,13 +156,16 @@ def scope_of(form: Format, names: Iterable[str]) -> str:
 
 
 def outsiders(origin: Path, form: Format, names: dict[str, str], shapes: Shapes) -> list[str]:
-    """The tensors of other towers and optimisers. Raises WeightsError for two tensors of one name but for what stands in front."""
+    """The tensors of other towers and optimisers. Raises WeightsError for two tensors of one name but for what stands
+    in front."""
     used = set(names.values())
     outside = [name for name in shapes if name not in used]
     scope = scope_of(form, used)
     twice = [name for name in outside if bare(name).startswith(scope)]
     if twice:
-        raise WeightsError(f"{origin} has {shown(twice[0])} a second time, under another prefix", "save the one that is meant alone")
+        raise WeightsError(
+            f"{origin} has {shown(twice[0])} a second time, under another prefix", "save the one that is meant alone"
+        )
     return outside
 
 
@@ -182,7 +192,9 @@ def fitting(
         expected = form.write(config, believable(config).state_dict())
     except (KeyError, ValueError, LookupError, StopIteration, IndexError) as error:
         what = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
-        raise WeightsError(f"{origin} looks like {form.title}, but {what}", "the file is damaged, or of a kind that is not read") from None
+        raise WeightsError(
+            f"{origin} looks like {form.title}, but {what}", "the file is damaged, or of a kind that is not read"
+        ) from None
     except VitreousError as error:
         raise WeightsError(f"{origin} looks like {form.title}, but {error.message}", error.hint) from None
     left = [name for name in shapes if name not in expected or name in form.adds(config)]
@@ -196,8 +208,12 @@ def fitting(
         elif dtype not in FLOATING:
             wrong.append(f"{name} holds {dtype}, not floating-point numbers")
     if wrong:
-        listing = "".join(f"\n    {line}" for line in sorted(wrong)[:20]) + (f"\n    and {len(wrong) - 20} more" if len(wrong) > 20 else "")
-        raise WeightsError(f"{origin} looks like {form.title}, {name_of(config)}, but does not fit it:{listing}", hint(wrong))
+        listing = "".join(f"\n    {line}" for line in sorted(wrong)[:20]) + (
+            f"\n    and {len(wrong) - 20} more" if len(wrong) > 20 else ""
+        )
+        raise WeightsError(
+            f"{origin} looks like {form.title}, {name_of(config)}, but does not fit it:{listing}", hint(wrong)
+        )
     known = {*beside, *(("heads",) if form.suffix == ".npz" else ())}
     notes = (*conclusions(config, known, VARIANTS.get(form.name, ())), *assumptions(origin, form, config, beside))
     notes = (own.assumed(config, beside),) if form.name == own.NAME else notes
@@ -207,7 +223,10 @@ def fitting(
 
 def hint(wrong: list[str]) -> str:
     """The way out of differences, where there is a usual one: tensors that no published model of the family lacks."""
-    lacking = any(re.fullmatch(r"missing (.*\.qkv\.bias|norm\.(weight|bias)|head\.bias|patch_embed\.proj\.bias)", line) for line in wrong)
+    lacking = any(
+        re.fullmatch(r"missing (.*\.qkv\.bias|norm\.(weight|bias)|head\.bias|patch_embed\.proj\.bias)", line)
+        for line in wrong
+    )
     return "no published model of that shape lacks these tensors; save all of the model's state dict" if lacking else ""
 
 
@@ -216,17 +235,22 @@ def assumptions(origin: Path, form: Format, config: ModelConfig, beside: dict[st
     if not isinstance(config, ViTConfig) or config.position != "learned":
         return
     doubt = form.doubt(config)
-    unplaced = config.class_token and not config.positioned and bool(doubt)  # who else has such positions always has them so
+    # who else has such positions always has them so
+    unplaced = config.class_token and not config.positioned and bool(doubt)
     if "image" not in beside and (is_ambiguous(config.grid) or unplaced):
         own = ", and that the class token has none" * unplaced
         size = f"{config.grid[0]} x {config.grid[1]} patches, images of {config.image[0]} x {config.image[1]} pixels"
         yield f"{origin.name} does not tell the grid of its positions: assumed {size}{own} (--source-size HEIGHT WIDTH)"
     if "resize" not in beside and doubt:
-        yield f"{origin.name} does not tell how its positions are resized to other image sizes: {config.resize} was taken, {doubt}"
+        yield (
+            f"{origin.name} does not tell how its positions are resized to other image sizes: {config.resize} was "
+            f"taken, {doubt}"
+        )
 
 
 def believable(config: ModelConfig) -> torch.nn.Module:
-    """The model of a config, without weights. Raises WeightsError for one that no computer holds, before it is built."""
+    """The model of a config, without weights. Raises WeightsError for one that no computer holds, before it is
+    built."""
     stem = getattr(config, "stem", None)
     deep = config.blocks if isinstance(config, BiTConfig) else (config.depth, *(stem.blocks if stem else ()))
     if config.width > 100_000 or sum(deep) > google.DEPTH or math.prod(config.image) > 1 << 28:
@@ -256,7 +280,9 @@ def weights_in(folder: Path) -> tuple[list[Path], dict[str, Any]]:
     files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".npz", ".pth", ".pt", ".bin"))
     if len(files) == 1:
         return files, said
-    raise WeightsError(f"{folder} holds no weights" if not files else f"{folder} holds several weights files", "name one file")
+    raise WeightsError(
+        f"{folder} holds no weights" if not files else f"{folder} holds several weights files", "name one file"
+    )
 
 
 def json_in(path: Path) -> dict[str, Any]:
@@ -271,7 +297,9 @@ def json_in(path: Path) -> dict[str, Any]:
             raise ValueError("no object")
         return found
     except (ValueError, OSError, RecursionError) as error:
-        raise WeightsError(f"{path} is not the JSON that belongs beside weights ({error})", "download it again") from None
+        raise WeightsError(
+            f"{path} is not the JSON that belongs beside weights ({error})", "download it again"
+        ) from None
 
 
 def writers(config: ModelConfig) -> dict[str, Format]:
@@ -279,7 +307,8 @@ def writers(config: ModelConfig) -> dict[str, Format]:
     found: dict[str, Format] = {}
     if isinstance(config, ViTConfig) and isinstance(config.stem, ConvStemConfig):
         return found
-    one = torch.zeros(())  # all elements of every tensor: operations on meta tensors would import a compiler, two seconds
+    # all elements of every tensor: operations on meta tensors would import a compiler, two seconds
+    one = torch.zeros(())
     state = {name: one.expand(tensor.shape) for name, tensor in hollow(config).state_dict().items()}
     for form in FORMATS:
         if form.name not in found and form.holds(config) and again(form, config, state):
@@ -288,7 +317,8 @@ def writers(config: ModelConfig) -> dict[str, Format]:
 
 
 def again(form: Format, config: ModelConfig, state: dict[str, Tensor]) -> bool:
-    """Whether a model that is written in a format is read as the same model: its shapes tell everything that its config does."""
+    """Whether a model that is written in a format is read as the same model: its shapes tell everything that its config
+    does."""
     said: dict[str, Any] = {"image": config.image, "heads": getattr(config, "heads", 0)}
     if form.describe:
         said = said_by(form.describe(config))
@@ -296,15 +326,22 @@ def again(form: Format, config: ModelConfig, state: dict[str, Tensor]) -> bool:
         said = noted(Path(), note(config))
     try:
         written = form.write(config, state)
-        return essence(form.configure({name: tuple(tensor.shape) for name, tensor in written.items()}, said)) == essence(config)
+        return essence(
+            form.configure({name: tuple(tensor.shape) for name, tensor in written.items()}, said)
+        ) == essence(config)
     except (LookupError, ValueError, VitreousError):
         return False
 
 
 def essence(config: ModelConfig) -> dict[str, Any]:
-    """What a config says of its model's structure, without what belongs to training and what is the same in other words."""
+    """What a config says of its model's structure, without what belongs to training and what is the same in other
+    words."""
     if isinstance(config, BiTConfig):
-        return {"root": config.width * config.factor} | {name: getattr(config, name) for name in ("channels", "classes", "blocks", "axial")}
-    found: dict[str, Any] = {name: getattr(config, name) for name in ViTConfig.__dataclass_fields__ if name not in UNTOLD}
+        return {"root": config.width * config.factor} | {
+            name: getattr(config, name) for name in ("channels", "classes", "blocks", "axial")
+        }
+    found: dict[str, Any] = {
+        name: getattr(config, name) for name in ViTConfig.__dataclass_fields__ if name not in UNTOLD
+    }
     stem = (config.stem.blocks, config.stem.width) if isinstance(config.stem, StemConfig) else config.stem
     return found | {"slots": config.positioned, "stem": stem, "layer_scale": config.layer_scale is None}

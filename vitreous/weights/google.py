@@ -1,11 +1,13 @@
-"""Google's `.npz`: ViT, hybrids and AugReg as published, flax's and big_vision's later names, and BiT (arXiv:1912.11370).
+"""Google's `.npz`: ViT, hybrids and AugReg as published, flax's and big_vision's later names, and BiT
+(arXiv:1912.11370).
 
 Modules are numbered by kind of module in two ways: over all kinds in the published files (LayerNorm_0, then
 MultiHeadDotProductAttention_1, LayerNorm_2, MlpBlock_3), over each kind by itself since flax's linen. big_vision adds
 positions before it puts the class token in front, so its class token has the position in it.
 
-All of Google's code resizes positions with `scipy.ndimage.zoom` of order 1 (`interpolate_posembed` of vit_jax/checkpoint.py,
-`resample_posemb` of big_vision/models/vit.py), whose rounding leaves zeros in the last row and column of some grids (28 to 48).
+All of Google's code resizes positions with `scipy.ndimage.zoom` of order 1 (`interpolate_posembed` of
+vit_jax/checkpoint.py, `resample_posemb` of big_vision/models/vit.py), whose rounding leaves zeros in the last row and
+column of some grids (28 to 48).
 """
 
 from __future__ import annotations
@@ -70,7 +72,12 @@ def units() -> tuple[Row, ...]:
     found += [one for a, b in pairs for one in group_norm(f"{ours}norm{a}", f"{theirs}gn{b}")]
     found += [row(f"{ours}shortcut.conv.weight", f"{theirs}conv_proj/kernel", FLAX_CONVOLUTION)]
     root = row("stem.root.conv.weight", "conv_root/kernel", FLAX_CONVOLUTION)
-    return (*found, *group_norm(f"{ours}shortcut.norm", f"{theirs}gn_proj"), root, *group_norm("stem.root.norm", "gn_root"))
+    return (
+        *found,
+        *group_norm(f"{ours}shortcut.norm", f"{theirs}gn_proj"),
+        root,
+        *group_norm("stem.root.norm", "gn_root"),
+    )
 
 
 def rows(attended: str, second: str, mlp: str, place: str) -> tuple[Row, ...]:
@@ -109,9 +116,15 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     """The config that the shapes fit, in any of the ways to count. GELU is the tanh form in all of Google's code."""
     block = "Transformer/encoderblock_0/"
     *cell, channels, width = shapes["embedding/kernel"]
-    heads = next(shape[1] for name, shape in shapes.items() if name.startswith(block) and name.endswith("/query/kernel"))
-    hidden = next(shape[1] for name, shape in shapes.items() if name.startswith(block) and name.endswith("/Dense_0/kernel"))
-    place, tokens = next((name, shape[1]) for name, shape in shapes.items() if name.rpartition("/")[2] == "pos_embedding")
+    heads = next(
+        shape[1] for name, shape in shapes.items() if name.startswith(block) and name.endswith("/query/kernel")
+    )
+    hidden = next(
+        shape[1] for name, shape in shapes.items() if name.startswith(block) and name.endswith("/Dense_0/kernel")
+    )
+    place, tokens = next(
+        (name, shape[1]) for name, shape in shapes.items() if name.rpartition("/")[2] == "pos_embedding"
+    )
     stem = stem_of(shapes)
     fields = {
         "heads": heads,
@@ -126,7 +139,8 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     }
     patch = tuple(p * (stem.reduction if stem else 1) for p in cell)
     depth = count(shapes, "Transformer/encoderblock_{i}/LayerNorm_0/scale")
-    slots = 1 if "cls" in shapes and place == PLACE else 0  # each layout has it or has it not; no file of Google's varies
+    # each layout has it or has it not; no file of Google's varies
+    slots = 1 if "cls" in shapes and place == PLACE else 0
     return vit_config(Size(width, depth, hidden, patch, tokens), fields, said, (slots,))
 
 
@@ -164,7 +178,8 @@ PLACE = "Transformer/posembed_input/pos_embedding"
 
 
 def layout(name: str, title: str, parts: tuple[str, str, str], place: str, ignored: tuple[str, ...] = ()) -> Format:
-    """One way to count: names of a block's attention, second norm and MLP, and of the positions, which may lack the class token's."""
+    """One way to count: names of a block's attention, second norm and MLP, and of the positions, which may lack the
+    class token's."""
     return Format(
         name,
         title,
@@ -186,14 +201,17 @@ BIG_VISION = layout("big-vision-npz", "big_vision's ViT", OWN_NAMES, "pos_embedd
 
 
 def fixed_places(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
-    """The config of a ViT without positions in its file: `posemb_sincos_2d` of big_vision/models/vit.py, the same at any grid.
+    """The config of a ViT without positions in its file: `posemb_sincos_2d` of big_vision/models/vit.py, the same at
+    any grid.
 
-    Its own image size is 224 pixels, or the nearest that the patch divides, where nobody says. Raises ValueError for a width that
-    has no such positions.
+    Its own image size is 224 pixels, or the nearest that the patch divides, where nobody says. Raises ValueError for a
+    width that has no such positions.
     """
     *cell, _, width = shapes["embedding/kernel"]
     if width % 4 or width < 8:
-        raise ValueError(f"there are no positions, and a width of {width} has no fixed ones: those take a multiple of 4, from 8")
+        raise ValueError(
+            f"there are no positions, and a width of {width} has no fixed ones: those take a multiple of 4, from 8"
+        )
     patch = tuple(side * (stem.reduction if (stem := stem_of(shapes)) else 1) for side in cell)
     image = said.get("image") or nearby((224,) * len(patch), patch)
     tokens = math.prod(i // p for i, p in zip(image, patch, strict=True))
@@ -206,7 +224,9 @@ BIG_VISION_FIXED = replace(
     title="big_vision's ViT with fixed positions",
     sign=BIG_VISION.sign[:2],
     configure=fixed_places,
-    holds=lambda config: getattr(config, "position", "") == "sincos-big-vision" and holds(replace(config, position="learned", slots=0)),
+    holds=lambda config: (
+        getattr(config, "position", "") == "sincos-big-vision" and holds(replace(config, position="learned", slots=0))
+    ),
 )
 
 UNIT = "resnet/block{S}/unit{JJ}/"
@@ -219,8 +239,15 @@ BIT = Format(
     ("resnet/root_block/standardized_conv2d/kernel", "resnet/group_norm/gamma"),
     (
         row("body.root.conv.weight", "resnet/root_block/standardized_conv2d/kernel", FLAX_CONVOLUTION),
-        *(row(f"{OUR_UNIT}conv{n}.weight", f"{UNIT}{letter}/standardized_conv2d/kernel", FLAX_CONVOLUTION) for n, letter in LETTERS),
-        *(one for n, letter in LETTERS for one in norm(f"{OUR_UNIT}norm{n}", f"{UNIT}{letter}/group_norm", ("gamma", "beta"))),
+        *(
+            row(f"{OUR_UNIT}conv{n}.weight", f"{UNIT}{letter}/standardized_conv2d/kernel", FLAX_CONVOLUTION)
+            for n, letter in LETTERS
+        ),
+        *(
+            one
+            for n, letter in LETTERS
+            for one in norm(f"{OUR_UNIT}norm{n}", f"{UNIT}{letter}/group_norm", ("gamma", "beta"))
+        ),
         row(f"{OUR_UNIT}shortcut.conv.weight", f"{UNIT}a/proj/standardized_conv2d/kernel", FLAX_CONVOLUTION),
         *norm("body.norm", "resnet/group_norm", ("gamma", "beta")),
         row("head.weight", "resnet/head/conv2d/kernel", FLAX_POINTWISE),
@@ -266,7 +293,9 @@ def configure_bit_paper(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
     """The config of a BiT of big_vision."""
     channels, width = shapes["root_block/conv_root/kernel"][2:]
     classes = shapes["head/kernel"][1] if "head/kernel" in shapes else 0
-    return bit_config((width, channels), units_of(shapes, "block{}/unit{:02d}/conv1/kernel"), classes, "big-vision", said)
+    return bit_config(
+        (width, channels), units_of(shapes, "block{}/unit{:02d}/conv1/kernel"), classes, "big-vision", said
+    )
 
 
 GROUP_NORM = re.compile(r"(.*/)?(gn(\d|_root|_proj)|norm-pre-head)/(scale|bias)")

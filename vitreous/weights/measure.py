@@ -21,21 +21,33 @@ class Size(NamedTuple):
     tokens: int
 
 
-def vit_config(size: Size, fields: dict[str, Any], said: dict[str, Any], slots: tuple[int, ...] | None = None) -> ViTConfig:
-    """The config of these sizes and fields; what is `said` beside the weights (a config.json, the user) goes before both.
+def vit_config(
+    size: Size, fields: dict[str, Any], said: dict[str, Any], slots: tuple[int, ...] | None = None
+) -> ViTConfig:
+    """The config of these sizes and fields; what is `said` beside the weights (a config.json, the user) goes before
+    both.
 
-    `slots`: how many of the positions may belong to prefix tokens, the likeliest first (default: those of all prefix tokens but
-    registers, of all, or none). Heads that nobody tells are those of the published model of that size, else one to 64 channels.
-    Raises ValueError where what is said contradicts the shapes, and WeightsError where the positions fit no grid.
+    `slots`: how many of the positions may belong to prefix tokens, the likeliest first (default: those of all prefix
+    tokens but registers, of all, or none). Heads that nobody tells are those of the published model of that size, else
+    one to 64 channels. Raises ValueError where what is said contradicts the shapes, and WeightsError where the
+    positions fit no grid.
     """
     said = {name: value for name, value in said.items() if name in ViTConfig.__dataclass_fields__}
-    for name, value in (size._asdict() | {name: fields[name] for name in ("channels", "registers") if name in fields}).items():
+    for name, value in (
+        size._asdict() | {name: fields[name] for name in ("channels", "registers") if name in fields}
+    ).items():
         if said.get(name, value) != value:
             raise ValueError(f"it is said to have {name} {said[name]}, and its tensors have {value}")
     heads = published_heads(size.width, size.depth, size.hidden) or max(1, size.width // 64)
     if size.width % heads and not {"heads"} & (fields.keys() | said.keys()):
-        raise ValueError(f"the number of heads is not in the file and must divide the width {size.width}; say it: --heads N")
-    fields = {"width": size.width, "depth": size.depth, "hidden": size.hidden, "patch": size.patch, "heads": heads} | fields | said
+        raise ValueError(
+            f"the number of heads is not in the file and must divide the width {size.width}; say it: --heads N"
+        )
+    fields = (
+        {"width": size.width, "depth": size.depth, "hidden": size.hidden, "patch": size.patch, "heads": heads}
+        | fields
+        | said
+    )
     registers = fields.get("registers", 0)
     singles = fields.get("class_token", True) + (fields.get("pool") == "distilled")
     choices = slots if slots is not None else (singles, singles + registers, 0)
@@ -49,8 +61,11 @@ def published_heads(width: int, depth: int, hidden: int) -> int | None:
     return next((row[2] for row in SIZES.values() if (row[0], row[1], row[3]) == (width, depth, hidden)), None)
 
 
-def grid_from(tokens: int, slots: tuple[int, ...], image: tuple[int, ...] | None, patch: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """The grid of patches that positions are for, and how many of them belong to prefix tokens: the first of `slots` that fits.
+def grid_from(
+    tokens: int, slots: tuple[int, ...], image: tuple[int, ...] | None, patch: tuple[int, ...]
+) -> tuple[tuple[int, ...], int]:
+    """The grid of patches that positions are for, and how many of them belong to prefix tokens: the first of `slots`
+    that fits.
 
     `image` in pixels, where it is known; else the grid is a square. Raises WeightsError where none fits.
     """
@@ -69,11 +84,14 @@ def grid_from(tokens: int, slots: tuple[int, ...], image: tuple[int, ...] | None
 
 
 def is_ambiguous(grid: tuple[int, ...]) -> bool:
-    """Whether as many patches as a square grid has form another grid too, of more than one row and column: 8 x 8 are 4 x 16."""
+    """Whether as many patches as a square grid has form another grid too, of more than one row and column: 8 x 8 are 4
+    x 16."""
     return any(grid[0] % rows == 0 for rows in range(2, grid[0]))
 
 
-def bit_config(root: tuple[int, ...], blocks: tuple[int, ...], classes: int, numerics: Numerics, said: dict[str, Any]) -> BiTConfig:
+def bit_config(
+    root: tuple[int, ...], blocks: tuple[int, ...], classes: int, numerics: Numerics, said: dict[str, Any]
+) -> BiTConfig:
     """The config of a BiT whose first convolution has `root`, outputs and inputs; the image is 224 where nobody says.
 
     Raises ValueError where `root` is not two numbers.

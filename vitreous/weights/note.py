@@ -15,7 +15,9 @@ from vitreous.weights.files import shown
 KEY = "vitreous"
 #: field of the config -> whether a note may say that of it
 FIELDS: dict[str, Callable[[Any], bool]] = {
-    "image": lambda v: isinstance(v, list) and 0 < len(v) < 5 and all(isinstance(side, int) and 0 < side < 1 << 16 for side in v),
+    "image": lambda v: (
+        isinstance(v, list) and 0 < len(v) < 5 and all(isinstance(side, int) and 0 < side < 1 << 16 for side in v)
+    ),
     "heads": lambda v: isinstance(v, int) and 0 < v < 1 << 12,
     "gelu": lambda v: v in ("none", "tanh", "quick"),
     "eps": lambda v: isinstance(v, float) and 0 < v < 1,
@@ -32,7 +34,8 @@ def note(config: ModelConfig) -> dict[str, str]:
 
 
 def noted(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
-    """What a file's metadata says, in fields of the config. Raises WeightsError where that is not what this project writes."""
+    """What a file's metadata says, in fields of the config. Raises WeightsError where that is not what this project
+    writes."""
     if KEY not in metadata:
         return {}
     try:

@@ -25,7 +25,9 @@ BUDGET = 16 << 30  # bytes that all arrays of a file may take
 MAX_HEADER = 10_000  # bytes of an array's header, numpy's own limit
 
 #: numpy's header: the text of a dict, its keys in this order; `L` is how Python 2 wrote a whole number
-HEADER = re.compile(r"\{'descr': '([<>|=]?\w+)', 'fortran_order': (True|False), 'shape': \(((?:\d{1,19}L?(?:, ?|(?=\))))*)\),? *\} *\n?")
+HEADER = re.compile(
+    r"\{'descr': '([<>|=]?\w+)', 'fortran_order': (True|False), 'shape': \(((?:\d{1,19}L?(?:, ?|(?=\))))*)\),? *\} *\n?"
+)
 #: numpy's name of a dtype -> torch's; numpy has no bfloat16 and stores it as two bytes of anything
 DTYPES = {
     "<f8": "float64",
@@ -43,7 +45,8 @@ DTYPES = {
 
 
 class Archive:
-    """A zip whose directory was checked: no member twice, encrypted, overlapping, or larger than its packed size can explain.
+    """A zip whose directory was checked: no member twice, encrypted, overlapping, or larger than its packed size can
+    explain.
 
     `members` are by name; nothing is unpacked until `read`, and never more than the directory says.
     """
@@ -62,7 +65,11 @@ class Archive:
         if packed > size:
             refuse(path, "is a zip whose members overlap", "download it again, from where you trust it")
         if whole > max(SLACK, RATIO * size):
-            refuse(path, f"is a zip of {size:,} bytes that would unpack to {whole:,}", "weights do not shrink so far; save it again")
+            refuse(
+                path,
+                f"is a zip of {size:,} bytes that would unpack to {whole:,}",
+                "weights do not shrink so far; save it again",
+            )
 
     def directory(self, size: int) -> int:
         """Where the zip's directory begins. Refused before it is parsed: a comment, a gap, an excess of members."""
@@ -90,7 +97,11 @@ class Archive:
         if name in self.members:
             refuse(self.path, f"{member} twice", "which of the two is meant cannot be known; save it again")
         if info.flag_bits & ~0x80E:  # bits 1 and 2: level; 3: sizes follow the data; 11: the name is UTF-8
-            refuse(self.path, f"{member} with the flags {info.flag_bits:#x}: encrypted, or odd", "save it again without a password")
+            refuse(
+                self.path,
+                f"{member} with the flags {info.flag_bits:#x}: encrypted, or odd",
+                "save it again without a password",
+            )
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             refuse(self.path, f"{member} packed by method {info.compress_type}", "save it stored or deflated")
         if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
@@ -101,13 +112,25 @@ class Archive:
         """Where a member's bytes begin. Raises WeightsError where its own header contradicts the directory."""
         self.file.seek(info.header_offset)
         header = self.file.read(30)
-        signature, flags, method, name, extra = struct.unpack("<4s2x2H16x2H", header) if len(header) == 30 else (b"", 0, 0, 0, 0)
+        signature, flags, method, name, extra = (
+            struct.unpack("<4s2x2H16x2H", header) if len(header) == 30 else (b"", 0, 0, 0, 0)
+        )
         text = info.orig_filename.encode("utf-8" if flags & 0x800 else "cp437")
         begin = info.header_offset + 30 + name + extra
-        if (signature, flags, method) != (b"PK\3\4", info.flag_bits, info.compress_type) or self.file.read(name) != text:
-            refuse(self.path, f"has a member '{shown(info.orig_filename)}' that its directory describes otherwise", "save it again")
+        if (signature, flags, method) != (b"PK\3\4", info.flag_bits, info.compress_type) or self.file.read(
+            name
+        ) != text:
+            refuse(
+                self.path,
+                f"has a member '{shown(info.orig_filename)}' that its directory describes otherwise",
+                "save it again",
+            )
         if begin + info.compress_size > self.end:
-            refuse(self.path, f"has a member '{shown(info.orig_filename)}' that runs into the directory", "download or save it again")
+            refuse(
+                self.path,
+                f"has a member '{shown(info.orig_filename)}' that runs into the directory",
+                "download or save it again",
+            )
         self.file.seek(begin)
         return begin
 
@@ -141,16 +164,25 @@ class Archive:
 
 
 def look(archive: Archive, budget: int = BUDGET) -> dict[str, Entry]:
-    """The arrays of an npz file, from their headers. Raises WeightsError for objects, oddities, and more than `budget` bytes."""
+    """The arrays of an npz file, from their headers. Raises WeightsError for objects, oddities, and more than `budget`
+    bytes."""
     entries = {}
     for member in archive.members:
         name = member.removesuffix(".npy")
         if name == member:
-            refuse(archive.path, f"has the member '{shown(member)}', which is no array", "save the weights alone, with numpy.savez")
+            refuse(
+                archive.path,
+                f"has the member '{shown(member)}', which is no array",
+                "save the weights alone, with numpy.savez",
+            )
         entries[name] = header(archive, member)[0]
     total = sum(entry.bytes for entry in entries.values())
     if total > budget:
-        refuse(archive.path, f"would take {total:,} bytes of memory, more than {budget:,}", "save the model without its optimizer")
+        refuse(
+            archive.path,
+            f"would take {total:,} bytes of memory, more than {budget:,}",
+            "save the model without its optimizer",
+        )
     return entries
 
 
@@ -167,15 +199,25 @@ def header(archive: Archive, member: str) -> tuple[Entry, bool, int]:
     text = head[begin:start].decode("utf-8", "replace") if start <= len(head) else ""
     found = HEADER.fullmatch(text)
     if "'|O'" in text or "pickle" in text:
-        refuse(archive.path, f"has objects in '{name}', not numbers: they would have to be unpickled", "save arrays of numbers only")
+        refuse(
+            archive.path,
+            f"has objects in '{name}', not numbers: they would have to be unpickled",
+            "save arrays of numbers only",
+        )
     if not found:
-        refuse(archive.path, f"has a header of '{name}' that is not numpy's", "save the weights again, with numpy.savez")
+        refuse(
+            archive.path, f"has a header of '{name}' that is not numpy's", "save the weights again, with numpy.savez"
+        )
     if found[1] not in DTYPES:
         refuse(archive.path, f"has '{name}' as {found[1]}, which a model does not take", "save it as float32")
     entry = Entry(tuple(int(number) for number in re.findall(r"\d+", found[3])), DTYPES[found[1]])
     size = archive.members[member].file_size
     if start + entry.bytes != size:
-        refuse(archive.path, f"has {size - start:,} bytes for '{name}', whose shape {entry.shape} needs {entry.bytes:,}", "save it again")
+        refuse(
+            archive.path,
+            f"has {size - start:,} bytes for '{name}', whose shape {entry.shape} needs {entry.bytes:,}",
+            "save it again",
+        )
     return entry, found[2] == "True", start
 
 
@@ -194,7 +236,9 @@ def read(path: Path, names: list[str]) -> dict[str, Tensor]:
                 refuse(path, f"changed while it was read: {shown(name)} is empty", "read it again")
             numbers = torch.frombuffer(archive.read(f"{name}.npy")[start:], dtype=getattr(torch, entry.dtype))
             if fortran:
-                tensors[name] = numbers.reshape(entry.shape[::-1]).permute(*range(len(entry.shape) - 1, -1, -1)).contiguous()
+                tensors[name] = (
+                    numbers.reshape(entry.shape[::-1]).permute(*range(len(entry.shape) - 1, -1, -1)).contiguous()
+                )
             else:
                 tensors[name] = numbers.reshape(entry.shape)
     return tensors

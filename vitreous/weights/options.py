@@ -16,8 +16,9 @@ from vitreous.models.config import Resize
 class WeightsSource(os.PathLike[str]):
     """A path or name of weights, as `open_weights` takes it, with what is known of them beside their files.
 
-    `resize` is the rule by which their positions are resized, a row of `nn.grid.RESIZE`. `source_size` is the size of the images that the
-    positions are for, in pixels: one side of a square, or height and width. Raises UsageError for other values.
+    `resize` is the rule by which their positions are resized, a row of `nn.grid.RESIZE`. `source_size` is the size of
+    the images that the positions are for, in pixels: one side of a square, or height and width. Raises UsageError for
+    other values.
     """
 
     path: str
@@ -26,7 +27,10 @@ class WeightsSource(os.PathLike[str]):
 
     def __post_init__(self) -> None:
         if self.resize is not None and self.resize not in (known := get_args(Resize)):
-            raise UsageError(f"no rule {self.resize} to resize positions", nearest(self.resize, known) or f"use one of {', '.join(known)}")
+            raise UsageError(
+                f"no rule {self.resize} to resize positions",
+                nearest(self.resize, known) or f"use one of {', '.join(known)}",
+            )
         if self.source_size is not None and (len(self.sides) not in (1, 2) or min(self.sides) < 1):
             raise UsageError("--source-size takes one side or height and width, in pixels")
 
@@ -39,7 +43,13 @@ class WeightsSource(os.PathLike[str]):
     @property
     def sides(self) -> tuple[int, ...]:
         """The numbers of `source_size`."""
-        return () if self.source_size is None else (self.source_size,) if isinstance(self.source_size, int) else tuple(self.source_size)
+        return (
+            ()
+            if self.source_size is None
+            else (self.source_size,)
+            if isinstance(self.source_size, int)
+            else tuple(self.source_size)
+        )
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -69,10 +79,16 @@ class WeightsOptions:
     """Options of every verb that reads weights; docs/weights.md has a table of what each format tells."""
 
     resize: Resize | None = None
-    """The rule by which the weights' positions are resized to another image size (default: that of the format's authors)."""
+    """The rule by which the weights' positions are resized to another image size (default: that of the format's
+    authors)."""
     source_size: Annotated[tuple[int, ...] | None, arg(metavar="PIXELS...")] = None
-    """Height and width of the images that the weights' positions are for, or one side of a square (default: as the file says)."""
+    """Height and width of the images that the weights' positions are for, or one side of a square (default: as the file
+    says)."""
 
     def source(self, path: str) -> str | WeightsSource:
         """The weights at a path, with these options."""
-        return path if self.resize is None and self.source_size is None else WeightsSource(path, self.resize, self.source_size)
+        return (
+            path
+            if self.resize is None and self.source_size is None
+            else WeightsSource(path, self.resize, self.source_size)
+        )

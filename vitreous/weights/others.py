@@ -37,7 +37,13 @@ TORCHVISION = Format(
     ),
     lambda shapes, said: configure_torchvision(shapes, said),
     holds=lambda c: (
-        usual(c) and square(c) and not c.registers and c.layer_scale is None and c.mlp == "gelu" and bool(c.classes) and c.qkv_bias
+        usual(c)
+        and square(c)
+        and not c.registers
+        and c.layer_scale is None
+        and c.mlp == "gelu"
+        and bool(c.classes)
+        and c.qkv_bias
     ),
 )
 
@@ -85,9 +91,12 @@ DINOV2 = Format(
     ignored=(r"mask_token", r"(dino_head|ibot_head)\..*"),
     strip=("backbone.",),
     adds=lambda c: {"mask_token": (1, c.width)},
-    holds=lambda c: usual(c) and square(c) and c.pool == "class" and c.layer_scale is not None and not c.classes and c.qkv_bias,
+    holds=lambda c: (
+        usual(c) and square(c) and c.pool == "class" and c.layer_scale is not None and not c.classes and c.qkv_bias
+    ),
     doubt=lambda c: (
-        "that of the released models with registers; one built with the constructor's defaults: --resize bicubic-offset" * (c.registers > 0)
+        "that of the released models with registers; one built with the constructor's defaults: --resize bicubic-offset"
+        * (c.registers > 0)
     ),
 )
 
@@ -95,8 +104,9 @@ DINOV2 = Format(
 def configure_dinov2(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     """The config of DINOv2, whose two ways to resize positions go with its registers.
 
-    The released models without registers have `interpolate_offset=0.1`; those with registers have 0.0 and `interpolate_antialias=True`
-    (dinov2/hub/backbones.py). The constructor's defaults are 0.1 and False, with registers too, which a file does not tell.
+    The released models without registers have `interpolate_offset=0.1`; those with registers have 0.0 and
+    `interpolate_antialias=True` (dinov2/hub/backbones.py). The constructor's defaults are 0.1 and False, with registers
+    too, which a file does not tell.
     """
     width, channels, *patch = shapes["patch_embed.proj.weight"]
     swiglu = "blocks.0.mlp.w12.weight" in shapes
@@ -153,7 +163,8 @@ def configure_clip(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
 
 
 def sam_rows(patches: str, layer: str, mlp: tuple[str, str], neck: tuple[str, str, str, str]) -> tuple[Row, ...]:
-    """The table of SAM's image encoder: names of the projection, of a block, of its MLP's layers and of the neck's four parts."""
+    """The table of SAM's image encoder: names of the projection, of a block, of its MLP's layers and of the neck's four
+    parts."""
     part = f"{OURS}.attention.part{{part}}"
     return (
         row("projection.weight", f"{patches}.weight", CONVOLUTION),
@@ -177,7 +188,8 @@ def sam_rows(patches: str, layer: str, mlp: tuple[str, str], neck: tuple[str, st
 
 
 def configure_sam(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
-    """The config of SAM's image encoder; a block sees windows if its tables are shorter than those of the whole grid."""
+    """The config of SAM's image encoder; a block sees windows if its tables are shorter than those of the whole
+    grid."""
     projection = next(name for name in shapes if name.startswith("patch_embed.proj") and name.endswith("weight"))
     width, channels, *patch = shapes[projection]
     layer = "layers" if "layers.0.attn.qkv.weight" in shapes else "blocks"
@@ -191,7 +203,9 @@ def configure_sam(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
         "global_blocks": tuple(i for i, length in enumerate(lengths) if length == grid[0]) if window < grid[0] else (),
         "neck": next(shape[0] for name, shape in shapes.items() if name in ("neck.0.weight", "neck.conv1.weight")),
     }
-    hidden = next(shape[0] for name, shape in shapes.items() if name.startswith(f"{layer}.0.mlp.") and name.endswith("1.weight"))
+    hidden = next(
+        shape[0] for name, shape in shapes.items() if name.startswith(f"{layer}.0.mlp.") and name.endswith("1.weight")
+    )
     if said.get("eps", 1e-6) != 1e-6:
         raise ValueError("the neck has an epsilon of its own, and only the usual one is read")
     said = said | {"image": tuple(g * p for g, p in zip(grid, patch, strict=True))}
@@ -212,7 +226,13 @@ SAM_FIELDS = {
 
 def sam_like(config: ModelConfig) -> bool:
     """Whether it is SAM's image encoder."""
-    return isinstance(config, ViTConfig) and square(config) and config.attention == "decomposed" and config.neck > 0 and not config.classes
+    return (
+        isinstance(config, ViTConfig)
+        and square(config)
+        and config.attention == "decomposed"
+        and config.neck > 0
+        and not config.classes
+    )
 
 
 SAM = Format(
@@ -239,7 +259,10 @@ SAM_TRANSFORMERS = Format(
     "transformers' SAM image encoder",
     ("patch_embed.projection.weight", "layers.0.attn.rel_pos_h", "neck.conv1.weight"),
     sam_rows(
-        "patch_embed.projection", "layers.{i}", ("lin1", "lin2"), ("neck.conv1", "neck.layer_norm1", "neck.conv2", "neck.layer_norm2")
+        "patch_embed.projection",
+        "layers.{i}",
+        ("lin1", "lin2"),
+        ("neck.conv1", "neck.layer_norm1", "neck.conv2", "neck.layer_norm2"),
     ),
     configure_sam,
     ignored=(r"(prompt_encoder|mask_decoder|shared_image_embedding)\..*",),

@@ -1,7 +1,7 @@
 """A bare `state_dict()` of this project's own models, `vitreous.create(...)`, in a safetensors or a PyTorch file.
 
-It has the tensors and nothing else. What their shapes do not tell is taken as `create` would have it, and noted; where nothing can
-be taken, the file is refused with the way to keep everything: `vitreous.save`.
+It has the tensors and nothing else. What their shapes do not tell is taken as `create` would have it, and noted; where
+nothing can be taken, the file is refused with the way to keep everything: `vitreous.save`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def refuse_untold(shapes: Shapes) -> None:
 
 
 def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
-    """The config of a ViT of these shapes; `said` may have the fields that they do not tell: image (pixels), heads, gelu, position.
+    """The config of a ViT of these shapes; `said` may have the fields that they do not tell: image (pixels), heads,
+    gelu, position.
 
     Raises ValueError where the patch or the kind of positions cannot be told.
     """
@@ -59,7 +60,9 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     stem = stem_of(shapes)
     grid = shapes["position.table"][:-1] if "position.table" in shapes else None
     if grid is None and not {"position", "image"} <= said.keys():
-        raise ValueError(f"it has no learned positions, and a state dict does not tell which others, nor its image size; {KEEP}")
+        raise ValueError(
+            f"it has no learned positions, and a state dict does not tell which others, nor its image size; {KEEP}"
+        )
     channels, cell = cell_of(inputs, stem, shapes, grid, said)
     patch = tuple(side * (stem.reduction if stem else 1) for side in cell)
     tokens = shapes["prefix"][0] if "prefix" in shapes else 0
@@ -101,12 +104,23 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     if fields["first_norm"] and pooled:  # CLIP
         fields |= {"gelu": "quick", "eps": 1e-5}
     return ViTConfig(
-        **(fields | {name: value for name, value in said.items() if name in ViTConfig.__dataclass_fields__ and name != "image"})
+        **(
+            fields
+            | {
+                name: value
+                for name, value in said.items()
+                if name in ViTConfig.__dataclass_fields__ and name != "image"
+            }
+        )
     )
 
 
 def cell_of(
-    inputs: int, stem: StemConfig | ConvStemConfig | None, shapes: Shapes, grid: tuple[int, ...] | None, said: dict[str, Any]
+    inputs: int,
+    stem: StemConfig | ConvStemConfig | None,
+    shapes: Shapes,
+    grid: tuple[int, ...] | None,
+    said: dict[str, Any],
 ) -> tuple[int, tuple[int, ...]]:
     """The channels of the image, and the sides of what a token is cut from: pixels, or places of a stem's map.
 
@@ -128,7 +142,9 @@ def cell_of(
             side = math.isqrt(inputs // channels)
             if side * side * channels == inputs:
                 return channels, (side, side)
-    raise ValueError(f"{inputs} inputs of a patch are no square of 3, 1 or 4 channels; say the image size: --source-size; or {KEEP}")
+    raise ValueError(
+        f"{inputs} inputs of a patch are no square of 3, 1 or 4 channels; say the image size: --source-size; or {KEEP}"
+    )
 
 
 def shapes_out(shapes: Shapes, stem: StemConfig | ConvStemConfig) -> int:
@@ -147,7 +163,10 @@ def stem_of(shapes: Shapes) -> StemConfig | ConvStemConfig | None:
     widths: list[int] = []
     while f"stem.stages.{len(widths)}.conv.weight" in shapes:
         widths.append(shapes[f"stem.stages.{len(widths)}.conv.weight"][0])
-    units = [{name.split(".")[4] for name in shapes if name.startswith(f"stem.stages.{stage}.units.")} for stage in range(len(widths))]
+    units = [
+        {name.split(".")[4] for name in shapes if name.startswith(f"stem.stages.{stage}.units.")}
+        for stage in range(len(widths))
+    ]
     return ConvStemConfig(widths=tuple(widths), blocks=tuple(map(len, units)))
 
 
@@ -170,7 +189,8 @@ def assumed(config: ModelConfig, known: Iterable[str]) -> str:
     """A note on what was taken since a state dict does not tell it."""
     if not isinstance(config, ViTConfig):
         return (
-            f"a state dict does not tell everything: image size {config.image[0]}, numerics {config.numerics} taken; vitreous.save keeps it"
+            f"a state dict does not tell everything: image size {config.image[0]}, numerics {config.numerics} "
+            "taken; vitreous.save keeps it"
         )
     names = [name for name in ("heads", "gelu", "eps", "pool", "resize") if name not in known]
     taken = ", ".join(f"{name} {getattr(config, name)}" for name in names)
@@ -196,5 +216,6 @@ BIT = OwnNames(
     strip=("model.",),
     holds=lambda config: False,
 )
-ODD = replace(VIT, sign=("projection.weight", "encoder.norm.weight"))  # blocks under other names: refused with the reason
+# blocks under other names: refused with the reason
+ODD = replace(VIT, sign=("projection.weight", "encoder.norm.weight"))
 FORMATS = [VIT, BIT, ODD]

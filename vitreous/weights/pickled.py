@@ -36,7 +36,9 @@ SHARED = 4  # times the size of the file that its tensors may take together: tie
 #: the keys that a state dict is looked for under, the better weights first
 SECTIONS = ("model_ema", "ema", "teacher", "model", "state_dict", "student", "net")
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # how a file of the format before zip begins
-HINT = "where you trust it, save its tensors alone: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
+HINT = (
+    "where you trust it, save its tensors alone: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
+)
 SCRIPT = Path(__file__).with_name("unpickle.py")
 MEMORY = 8 << 30  # bytes of address space that torch's libraries and their working memory take, twice over
 SECONDS, BYTES_PER_SECOND = 120, 20 << 20
@@ -58,7 +60,9 @@ STORAGES = {
 MAKERS = ("collections OrderedDict", "torch Size", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter")
 NAMES = {*STORAGES, *MAKERS, *(f"torch {dtype}" for dtype in ITEM)}
 #: the members that torch.save writes into a zip, under one folder
-MEMBER = re.compile(r"data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id")
+MEMBER = re.compile(
+    r"data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id"
+)
 
 CONSTANTS: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None,
@@ -97,8 +101,8 @@ class Described:
 class Interpreter:
     """Follows the instructions of pickles, one `run` for each; `storages` are those that were met, by key.
 
-    Raises WeightsError for an instruction or a name that no tensor needs. Keys of dicts are texts and whole numbers only:
-    the hash of a tuple of tuples of tuples takes for ever.
+    Raises WeightsError for an instruction or a name that no tensor needs. Keys of dicts are texts and whole numbers
+    only: the hash of a tuple of tuples of tuples takes for ever.
     """
 
     def __init__(self, path: Path) -> None:
@@ -114,16 +118,28 @@ class Interpreter:
         try:
             for count, (code, argument, _) in enumerate(pickletools.genops(file)):
                 if count > MAX_STEPS:
-                    refuse(self.path, f"has a pickle of more than {MAX_STEPS:,} instructions", "save the model without its optimizer")
+                    refuse(
+                        self.path,
+                        f"has a pickle of more than {MAX_STEPS:,} instructions",
+                        "save the model without its optimizer",
+                    )
                 if code.name == "PROTO":
                     protocol = argument or 0
                 elif code.name != "STOP":
                     self.step(code.name, argument)
             if protocol > 2:  # torch.load with weights_only knows no later one; followed up to here for the names
-                refuse(self.path, f"was saved with pickle protocol {protocol}", "save it again with torch.save as it is by default")
+                refuse(
+                    self.path,
+                    f"was saved with pickle protocol {protocol}",
+                    "save it again with torch.save as it is by default",
+                )
             return self.stack.pop()
         except (ValueError, LookupError, TypeError) as error:  # of genops, an empty stack, a value of a wrong kind
-            refuse(self.path, f"has a damaged pickle ({type(error).__name__}: {shown(str(error))})", "download or save it again")
+            refuse(
+                self.path,
+                f"has a damaged pickle ({type(error).__name__}: {shown(str(error))})",
+                "download or save it again",
+            )
 
     def step(self, code: str, argument: Any) -> None:
         """One instruction."""
@@ -193,7 +209,8 @@ class Interpreter:
         return Name(argument)
 
     def stored(self, label: Any) -> Storage:
-        """The storage that ("storage", class, key, device, elements) stands for; the older format adds what must be None."""
+        """The storage that ("storage", class, key, device, elements) stands for; the older format adds what must be
+        None."""
         if type(label) is not tuple or len(label) not in (5, 6) or label[5:] not in ((), (None,)):
             raise ValueError("a storage in an unknown form")
         word, kind, key, _, elements = label[:5]
@@ -217,20 +234,40 @@ class Interpreter:
             return arguments[0]
         if made == "_rebuild_parameter" and len(arguments) == 3 and type(arguments[0]) is Described:
             return arguments[0]
-        if made == "_rebuild_tensor_v2" and len(arguments) in (6, 7) and type(arguments[0]) is Storage and not any(arguments[5:]):
+        if (
+            made == "_rebuild_tensor_v2"
+            and len(arguments) in (6, 7)
+            and type(arguments[0]) is Storage
+            and not any(arguments[5:])
+        ):
             return Described(self.view(*arguments[:4]))
         refuse(self.path, f"makes {maker.name.replace(' ', '.')} from what it is not made of", "save it again")
 
     def view(self, storage: Storage, offset: Any, shape: Any, stride: Any) -> Entry:
-        """A tensor that lies in a storage, its first element at `offset`. Raises WeightsError where it does not fit into it."""
-        if not sizes(shape) or not sizes(stride) or not sizes((offset,)) or len(shape) != len(stride) or len(shape) > MAX_AXES:
+        """A tensor that lies in a storage, its first element at `offset`. Raises WeightsError where it does not fit
+        into it."""
+        if (
+            not sizes(shape)
+            or not sizes(stride)
+            or not sizes((offset,))
+            or len(shape) != len(stride)
+            or len(shape) > MAX_AXES
+        ):
             raise ValueError("a tensor with a shape that is none")
         if any(step == 0 and size > 1 for size, step in zip(shape, stride, strict=True)):
-            refuse(self.path, f"has a tensor of shape {brief(shape)} that repeats one number (stride 0)", "save it contiguous")
+            refuse(
+                self.path,
+                f"has a tensor of shape {brief(shape)} that repeats one number (stride 0)",
+                "save it contiguous",
+            )
         entry = Entry(shape, storage.dtype)
         last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         if entry.elements and (last >= storage.elements or entry.elements > storage.elements):
-            refuse(self.path, f"has a tensor of shape {brief(shape)} in a storage of {storage.elements:,} numbers", "save it again")
+            refuse(
+                self.path,
+                f"has a tensor of shape {brief(shape)} in a storage of {storage.elements:,} numbers",
+                "save it again",
+            )
         return entry
 
 
@@ -258,7 +295,11 @@ def look_archive(archive: Archive) -> tuple[dict[str, Entry], str]:
         if tail == name or not MEMBER.fullmatch(tail):
             refuse(path, f"has the member '{shown(name)}', which torch.save does not write", HINT)
         if info.compress_type != zipfile.ZIP_STORED:
-            refuse(path, f"has the member '{shown(name)}' compressed, which torch.save does not do", "save it again with torch.save")
+            refuse(
+                path,
+                f"has the member '{shown(name)}' compressed, which torch.save does not do",
+                "save it again with torch.save",
+            )
     if f"{folder}byteorder" in archive.members and archive.head(f"{folder}byteorder", 16) != b"little":
         refuse(path, "was written on a machine of the other byte order", HINT)
     if archive.members[pickles[0]].file_size > MAX_PICKLE:
@@ -271,7 +312,9 @@ def look_archive(archive: Archive) -> tuple[dict[str, Entry], str]:
         info = archive.members.get(f"{folder}data/{storage.key}")
         if info is None or info.file_size != storage.elements * ITEM[storage.dtype]:
             found = f"{info.file_size:,} bytes" if info else "none"
-            refuse(path, f"has {found} for a storage of {storage.elements:,} {storage.dtype}", "download or save it again")
+            refuse(
+                path, f"has {found} for a storage of {storage.elements:,} {storage.dtype}", "download or save it again"
+            )
     return choose(path, content, sum(info.file_size for info in archive.members.values()))
 
 
@@ -283,17 +326,30 @@ def look_stream(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Entry]
     if type(magic) is not int or magic != MAGIC:
         refuse(path, "is a pickle, but not one that torch.save writes", HINT)
     protocol, system = interpreter.run(stream), interpreter.run(stream)
-    if type(protocol) is not int or protocol != PROTOCOL or type(system) is not dict or system.get("little_endian") is not True:
+    if (
+        type(protocol) is not int
+        or protocol != PROTOCOL
+        or type(system) is not dict
+        or system.get("little_endian") is not True
+    ):
         refuse(path, "was written by another version of PyTorch, or on a machine of the other byte order", HINT)
     content, keys = interpreter.run(stream), interpreter.run(stream)
-    if type(keys) is not list or not all(type(key) is str for key in keys) or sorted(keys) != sorted(interpreter.storages):
+    if (
+        type(keys) is not list
+        or not all(type(key) is str for key in keys)
+        or sorted(keys) != sorted(interpreter.storages)
+    ):
         refuse(path, "lists other storages than its tensors need", "download or save it again")
     position = stream.tell()
     for key in keys:
         storage = interpreter.storages[key]
         file.seek(position)
         if int.from_bytes(file.read(8), "little") != storage.elements:
-            refuse(path, f"has another size for a storage of {storage.elements:,} {storage.dtype}", "download or save it again")
+            refuse(
+                path,
+                f"has another size for a storage of {storage.elements:,} {storage.dtype}",
+                "download or save it again",
+            )
         position += 8 + storage.elements * ITEM[storage.dtype]
     if position != size:
         refuse(path, f"has {size:,} bytes where its tensors need {position:,}", "download or save it again")
@@ -341,6 +397,12 @@ def read(path: Path, section: str, entries: dict[str, Entry]) -> dict[str, Tenso
         except subprocess.TimeoutExpired:
             raise WeightsError(f"{path} was not read within {seconds} s", HINT) from None
         if done.returncode:
-            lines = done.stdout.splitlines() or done.stderr.splitlines()[-1:] or [f"the process ended with code {done.returncode}"]
-            refuse(path, f"cannot be read ({shown(lines[0])})", f"see that {tempfile.gettempdir()} has room; or, {HINT}")
+            lines = (
+                done.stdout.splitlines()
+                or done.stderr.splitlines()[-1:]
+                or [f"the process ended with code {done.returncode}"]
+            )
+            refuse(
+                path, f"cannot be read ({shown(lines[0])})", f"see that {tempfile.gettempdir()} has room; or, {HINT}"
+            )
         return read_safetensors(out)

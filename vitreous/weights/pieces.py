@@ -21,7 +21,8 @@ HEADER, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
 def tensors_in(place: Path, part: str) -> dict[str, Tensor]:
-    """A part of a checkpoint: name -> tensor, empty if it has no such part. Raises WeightsError for what cannot be read."""
+    """A part of a checkpoint: name -> tensor, empty if it has no such part. Raises WeightsError for what cannot be
+    read."""
     try:
         whole = place / f"{part}.safetensors"
         if whole.is_file():

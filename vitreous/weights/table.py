@@ -6,8 +6,8 @@ A `Row` pairs our names with theirs; what varies is a hole in the name:
     {x}           weight or bias
     {part}        nothing, or the `.part` of a block that looks at windows
 
-A table is read in both directions, so that what is read is what is written: their tensors become ours by `fold.into`, ours
-become theirs by `fold.out`. The shapes that a file has to have are those that `out` makes of our model's own.
+A table is read in both directions, so that what is read is what is written: their tensors become ours by `fold.into`,
+ours become theirs by `fold.out`. The shapes that a file has to have are those that `out` makes of our model's own.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Row:
 class Format:
     """A layout that weights come in.
 
-    `sign`: patterns each of which some tensor's name matches, in no other format before it in the list. `configure` reads the
-    config off the shapes and what a config.json beside the weights says. `ignored`: patterns of tensors that belong to more
-    than the encoder (decoders, text towers), left alone and told. `strip`: what may stand in front of a name. `scope`: where
-    some names begin with one of these, the first that does, the others are those of another tower or of an optimiser's state, and are
-    left alone. `shaped`: a tensor by its name as files have it, where axes of one come and go. `sections`: keys of a pickled file;
-    where there are some, the state dict lies under one of them, and this is part of the sign, as is that no name of `without` is
-    there. `doubt`: where files of the format do not tell the rule that resizes their positions, whose rule is taken and which others
-    there are.
+    `sign`: patterns each of which some tensor's name matches, in no other format before it in the list. `configure`
+    reads the config off the shapes and what a config.json beside the weights says. `ignored`: patterns of tensors that
+    belong to more than the encoder (decoders, text towers), left alone and told. `strip`: what may stand in front of a
+    name. `scope`: where some names begin with one of these, the first that does, the others are those of another tower
+    or of an optimiser's state, and are left alone. `shaped`: a tensor by its name as files have it, where axes of one
+    come and go. `sections`: keys of a pickled file; where there are some, the state dict lies under one of them, and
+    this is part of the sign, as is that no name of `without` is there. `doubt`: where files of the format do not tell
+    the rule that resizes their positions, whose rule is taken and which others there are.
     """
 
     name: str
@@ -76,14 +76,16 @@ class Format:
     prefix: Callable[[Any], str] = lambda config: ""  # what is put in front of the names when they are written
     beside: tuple[str, ...] = ()  # how names begin that it is not put in front of: heads
     describe: Callable[[Any], dict[str, Any]] | None = None  # the config.json that belongs beside the weights
-    adds: Callable[[Any], Shapes] = lambda config: {}  # what its loaders ask for and no model of ours has: written as zeros
+    # what its loaders ask for and no model of ours has: written as zeros
+    adds: Callable[[Any], Shapes] = lambda config: {}
     shaped: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
     sections: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     doubt: Callable[[Any], str] = lambda config: ""
 
     def placed(self, config: ModelConfig, own: Iterable[str]) -> Iterator[tuple[list[str], list[str], Fold]]:
-        """Our names, theirs and the fold of every group of tensors that a model has. Raises LookupError for one without a row."""
+        """Our names, theirs and the fold of every group of tensors that a model has. Raises LookupError for one without
+        a row."""
         own = list(own)
         known, done = set(own), set()
         for name in own:
@@ -109,7 +111,8 @@ class Format:
         raise LookupError(name)
 
     def write(self, config: ModelConfig, state: Tensors) -> Tensors:
-        """Our tensors as theirs, on any device, meta too. Raises LookupError for one that the format has no place for."""
+        """Our tensors as theirs, on any device, meta too. Raises LookupError for one that the format has no place
+        for."""
         found: Tensors = {}
         for ours, theirs, fold in self.placed(config, state):
             found |= zip(theirs, fold.out([state[name] for name in ours], config), strict=True)
@@ -120,7 +123,10 @@ class Format:
         """The same under the names that they have in a file, each in memory of its own order."""
         start = self.prefix(config)
         written = {name: self.shaped(name, tensor) for name, tensor in self.write(config, state).items()}
-        return {name if name.startswith(self.beside) else start + name: tensor.contiguous() for name, tensor in written.items()}
+        return {
+            name if name.startswith(self.beside) else start + name: tensor.contiguous()
+            for name, tensor in written.items()
+        }
 
     def read(self, config: ModelConfig, own: Iterable[str], tensors: Tensors) -> Tensors:
         """Their tensors as ours, in float32."""
@@ -144,7 +150,9 @@ class Format:
 def pattern(template: str) -> re.Pattern[str]:
     """A template of our names as a regular expression with a group for each hole."""
     parts = re.split(r"(\{\w+\})", template)
-    return re.compile("".join(f"(?P<{part[1:-1]}>{HOLES[part[1:-1]]})" if part.startswith("{") else re.escape(part) for part in parts))
+    return re.compile(
+        "".join(f"(?P<{part[1:-1]}>{HOLES[part[1:-1]]})" if part.startswith("{") else re.escape(part) for part in parts)
+    )
 
 
 def table(*lines: str) -> tuple[Row, ...]:
@@ -158,7 +166,8 @@ def row(ours: str, theirs: Names | str, fold: Fold) -> Row:
 
 
 def count(shapes: Shapes, template: str) -> int:
-    """How many blocks there are: the numbers that fill {i} in a name are 0, 1, ... and there are no others, else ValueError."""
+    """How many blocks there are: the numbers that fill {i} in a name are 0, 1, ... and there are no others, else
+    ValueError."""
     found = {int(match["i"]) for name in shapes if (match := pattern(template).fullmatch(name)) and len(match["i"]) < 6}
     if found != set(range(len(found))) or not found:
         raise ValueError(f"{template.format(i='N', x='weight')} is not numbered from 0 on without a gap")

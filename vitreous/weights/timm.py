@@ -1,7 +1,8 @@
 """timm's Vision Transformers, plain, distilled, hybrid, CLIP's and SAM's, and its BiT ResNets: their names and shapes.
 
-The original files of DeiT, MAE and DINO have the same names, those of DeiT-III but for its scales. Not in a state dict, so
-taken from the shape or from what is said beside it: the number of heads, the form of GELU, how positions were resized.
+The original files of DeiT, MAE and DINO have the same names, those of DeiT-III but for its scales. Not in a state dict,
+so taken from the shape or from what is said beside it: the number of heads, the form of GELU, how positions were
+resized.
 
 | whose code resizes positions | how (`nn.grid.RESIZE`) | where |
 |---|---|---|
@@ -23,7 +24,9 @@ from vitreous.weights.measure import Size, bit_config, vit_config
 from vitreous.weights.table import Format, Row, Shapes, count, only, row, table
 from vitreous.weights.variants import only_published
 
-PREFIXES = only(("cls_token", "dist_token", "reg_token"), lambda c: (c.class_token, c.pool == "distilled", c.registers > 0))
+PREFIXES = only(
+    ("cls_token", "dist_token", "reg_token"), lambda c: (c.class_token, c.pool == "distilled", c.registers > 0)
+)
 BLOCKS = table(
     "encoder.blocks.{i}.attention.norm.{x} = blocks.{i}.norm1.{x}",
     "encoder.blocks.{i}.attention.part{part}.qkv.{x} = blocks.{i}.attn.qkv.{x}",
@@ -79,7 +82,8 @@ VIT = (
 
 
 def configure(shapes: Shapes, said: dict[str, Any], slots: tuple[int, ...] | None = None) -> ViTConfig:
-    """The config that the shapes fit; `said` may hold fields of `ViTConfig` that they do not tell: image (pixels), heads, gelu.
+    """The config that the shapes fit; `said` may hold fields of `ViTConfig` that they do not tell: image (pixels),
+    heads, gelu.
 
     `slots` is that of `vit_config`. Raises ValueError and WeightsError as it does.
     """
@@ -110,13 +114,16 @@ def configure(shapes: Shapes, said: dict[str, Any], slots: tuple[int, ...] | Non
         "head_bias": not head or "head.bias" in shapes,
         "eps": 1e-5 if "norm_pre.weight" in shapes else 1e-6,  # CLIP's
     }
-    size = Size(width, count(shapes, "blocks.{i}.norm1.weight"), hidden // 2 if gated else hidden, patch, shapes["pos_embed"][1])
+    size = Size(
+        width, count(shapes, "blocks.{i}.norm1.weight"), hidden // 2 if gated else hidden, patch, shapes["pos_embed"][1]
+    )
     whole = only_published(fields | {"width": width, "depth": size.depth, "patch": patch})
     return vit_config(size, whole, said, slots)
 
 
 def resized_by(rule: str, slots: tuple[int, ...] | None = None) -> Callable[[Shapes, dict[str, Any]], ViTConfig]:
-    """`configure` for files whose positions are resized by another rule than timm's, with so many of prefix tokens, if that is known."""
+    """`configure` for files whose positions are resized by another rule than timm's, with so many of prefix tokens, if
+    that is known."""
     return lambda shapes, said: configure(shapes, {"resize": rule} | said, slots)
 
 
@@ -151,7 +158,8 @@ def configure_bit(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
 
 
 def plain(config: ModelConfig) -> bool:
-    """Whether timm has such a ViT: no options of Table 8, no windows, positions for all prefix tokens or none, a head with a bias.
+    """Whether timm has such a ViT: no options of Table 8, no windows, positions for all prefix tokens or none, a head
+    with a bias.
 
     Its patch projection has a bias where no norm follows it.
     """
@@ -172,7 +180,12 @@ DEIT_III = Format(
     "the original DeiT-III",
     ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.gamma_1", "pos_embed"),
     (
-        *table(*(f"encoder.blocks.{{i}}.{part}.scale = blocks.{{i}}.gamma_{n}" for part, n in (("attention", 1), ("mlp", 2)))),
+        *table(
+            *(
+                f"encoder.blocks.{{i}}.{part}.scale = blocks.{{i}}.gamma_{n}"
+                for part, n in (("attention", 1), ("mlp", 2))
+            )
+        ),
         *VIT,
     ),
     resized_by("bicubic", (0,)),
@@ -191,8 +204,11 @@ TIMM = Format(
 )
 
 
-def original(title: str, rule: str, sign: tuple[str, ...] = (), sections: tuple[str, ...] = (), doubt: str = "") -> Format:
-    """Files of others that have timm's names, told by further names or by the key that their state dict lies under; read only."""
+def original(
+    title: str, rule: str, sign: tuple[str, ...] = (), sections: tuple[str, ...] = (), doubt: str = ""
+) -> Format:
+    """Files of others that have timm's names, told by further names or by the key that their state dict lies under;
+    read only."""
     return replace(
         TIMM,
         title=title,

@@ -1,7 +1,8 @@
-"""Hugging Face transformers' models as they lie in a folder: ViT and its kin, DINOv2, CLIP's and SAM's image encoders, BiT.
+"""Hugging Face transformers' models as they lie in a folder: ViT and its kin, DINOv2, CLIP's and SAM's image encoders,
+BiT.
 
-The names are those of the files, which `from_pretrained` reads and `save_pretrained` writes, whatever they are in memory. The
-config.json beside them says what shapes do not: heads, GELU, epsilon.
+The names are those of the files, which `from_pretrained` reads and `save_pretrained` writes, whatever they are in
+memory. The config.json beside them says what shapes do not: heads, GELU, epsilon.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from vitreous.weights.measure import Size, bit_config, vit_config
 from vitreous.weights.table import COPY, Format, Row, Shapes, count, only, row, table
 from vitreous.weights.timm import resnet_blocks
 
-GELU = {"gelu": "none", "gelu_python": "none", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
+GELU = {
+    "gelu": "none",
+    "gelu_python": "none",
+    "gelu_new": "tanh",
+    "gelu_fast": "tanh",
+    "gelu_pytorch_tanh": "tanh",
+    "quick_gelu": "quick",
+}
 ACTS = {"none": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
 
 WORDS = {
@@ -54,40 +62,57 @@ FAMILIES = {
 
 
 def check_family(config: dict[str, Any], title: str = "") -> None:
-    """Raise WeightsError for a config.json of transformers whose `model_type` is not read, or not that of the format's `title`.
+    """Raise WeightsError for a config.json of transformers whose `model_type` is not read, or not that of the format's
+    `title`.
 
     Others share names of tensors and compute otherwise, so tensors alone do not tell.
     """
     family = config.get("model_type")
-    if family is None or "architecture" in config or "model_cfg" in config:  # timm's and open_clip's have types of their own
+    # timm's and open_clip's have types of their own
+    if family is None or "architecture" in config or "model_cfg" in config:
         return
     if not isinstance(family, str) or family not in FAMILIES:
-        raise WeightsError(f"config.json says model_type {str(family)[:40]}, a family that is not read", f"read are {', '.join(FAMILIES)}")
+        raise WeightsError(
+            f"config.json says model_type {str(family)[:40]}, a family that is not read",
+            f"read are {', '.join(FAMILIES)}",
+        )
     if title and FAMILIES[family] != title:
-        raise WeightsError(f"config.json says model_type {family}, and the tensors are those of {title}", "download both again")
+        raise WeightsError(
+            f"config.json says model_type {family}, and the tensors are those of {title}", "download both again"
+        )
 
 
 def said_by(config: dict[str, Any]) -> dict[str, Any]:
-    """What a config.json says of a model, in our words. Raises WeightsError for what cannot be meant or is not known here."""
+    """What a config.json says of a model, in our words. Raises WeightsError for what cannot be meant or is not known
+    here."""
     if config.get("model_type") == "bit":
         for name, usual in BIT_SAID.items():
             if config.get(name, usual) != usual:
-                raise WeightsError(f"config.json says {name} {str(config[name])[:40]}: another ResNet than BiT, which is not read")
+                raise WeightsError(
+                    f"config.json says {name} {str(config[name])[:40]}: another ResNet than BiT, which is not read"
+                )
         return {}
-    said: dict[str, Any] = {ours: whole(theirs, config[theirs]) for ours, theirs in WORDS.items() if config.get(theirs) is not None}
+    said: dict[str, Any] = {
+        ours: whole(theirs, config[theirs]) for ours, theirs in WORDS.items() if config.get(theirs) is not None
+    }
     if config.get("layer_norm_eps") is not None:
         eps = said["eps"] = config["layer_norm_eps"]
         if not isinstance(eps, float) or not 0 < eps < 1:
-            raise WeightsError(f"config.json says layer_norm_eps {str(eps)[:40]}, which is no small number", "download it again")
+            raise WeightsError(
+                f"config.json says layer_norm_eps {str(eps)[:40]}, which is no small number", "download it again"
+            )
     if config.get("hidden_act") is not None:
         if str(config["hidden_act"]) not in GELU:
-            raise WeightsError(f"config.json says hidden_act {str(config['hidden_act'])[:40]}, which is not computed here")
+            raise WeightsError(
+                f"config.json says hidden_act {str(config['hidden_act'])[:40]}, which is not computed here"
+            )
         said["gelu"] = GELU[str(config["hidden_act"])]
     if config.get("qkv_bias") is not None:
         said["qkv_bias"] = config["qkv_bias"]
         if not isinstance(said["qkv_bias"], bool):
             raise WeightsError(
-                f"config.json says qkv_bias {str(config['qkv_bias'])[:40]}, which is neither true nor false", "download it again"
+                f"config.json says qkv_bias {str(config['qkv_bias'])[:40]}, which is neither true nor false",
+                "download it again",
             )
     for ours, theirs in (("image", "image_size"), ("patch", "patch_size")):
         size = config.get(theirs)
@@ -137,7 +162,11 @@ LAYER, OURS = "encoder.layer.{i}", "encoder.blocks.{i}"
 VIT_ROWS = (
     *COMMON,
     *blocks(OURS, LAYER, "layernorm_before", "layernorm_after", ("intermediate.dense", "output.dense")),
-    *table("head.{x} = classifier.{x}", "head.label.{x} = cls_classifier.{x}", "head.teacher.{x} = distillation_classifier.{x}"),
+    *table(
+        "head.{x} = classifier.{x}",
+        "head.label.{x} = cls_classifier.{x}",
+        "head.teacher.{x} = distillation_classifier.{x}",
+    ),
     *table("representation.{x} = pooler.dense.{x}"),
 )
 
@@ -166,7 +195,9 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
         "mlp": "swiglu" if gated else "gelu",
         "eps": 1e-6 if dino else 1e-12,
         "resize": "bicubic-antialias" if registers else "bicubic",
-        "representation": shapes["pooler.dense.weight"][0] if "pooler.dense.weight" in shapes and known and not distilled else None,
+        "representation": shapes["pooler.dense.weight"][0]
+        if "pooler.dense.weight" in shapes and known and not distilled
+        else None,
     }
     depth = count(shapes, f"{LAYER}.attention.output.dense.weight")
     size = Size(width, depth, hidden, tuple(patch), shapes["embeddings.position_embeddings"][1])
@@ -174,11 +205,18 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
 
 
 def describe(config: ViTConfig) -> dict[str, Any]:
-    """The config.json of a ViT, DeiT or DINOv2, or of an I-JEPA: transformers' ViT whose head reads the mean of the patches."""
+    """The config.json of a ViT, DeiT or DINOv2, or of an I-JEPA: transformers' ViT whose head reads the mean of the
+    patches."""
     kind = {"distilled": "deit", "mean": "ijepa"}.get(config.pool, "vit")
     if config.layer_scale is not None:
         kind = "dinov2_with_registers" if config.registers else "dinov2"
-    names = {"vit": "ViT", "deit": "DeiT", "ijepa": "IJepa", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
+    names = {
+        "vit": "ViT",
+        "deit": "DeiT",
+        "ijepa": "IJepa",
+        "dinov2": "Dinov2",
+        "dinov2_with_registers": "Dinov2WithRegisters",
+    }
     task = "ForImageClassificationWithTeacher" if kind == "deit" else "ForImageClassification"
     task = task if config.classes else "Model"
     found = {
@@ -199,7 +237,8 @@ def describe(config: ViTConfig) -> dict[str, Any]:
 
 
 def mlp_ratio(config: ViTConfig) -> int:
-    """DINOv2's whole number for the MLP's width, of which the gated one has two thirds, up to a multiple of 8; 0 where there is none."""
+    """DINOv2's whole number for the MLP's width, of which the gated one has two thirds, up to a multiple of 8; 0 where
+    there is none."""
     for ratio in range(1, 17):
         wide = config.width * ratio
         if config.hidden == ((int(wide * 2 / 3) + 7) // 8 * 8 if config.mlp == "swiglu" else wide):
@@ -249,7 +288,8 @@ def usual(config: Any) -> bool:
 
 
 def averaged(config: Any) -> bool:
-    """Whether it is one that pools the mean of its patches, which transformers calls I-JEPA (arXiv:2301.08243): no other token, squares."""
+    """Whether it is one that pools the mean of its patches, which transformers calls I-JEPA (arXiv:2301.08243): no
+    other token, squares."""
     return ordinary(config) and square(config) and not config.prefix and config.pool == "mean"
 
 
@@ -266,7 +306,13 @@ VIT = Format(
     configure,
     ignored=(r"decoder\..*", r"pooler\..*", r"embeddings\.mask_token"),
     strip=("vit.", "deit.", "ijepa."),
-    holds=lambda c: (usual(c) or averaged(c)) and c.layer_scale is None and c.mlp == "gelu" and not c.registers and not c.representation,
+    holds=lambda c: (
+        (usual(c) or averaged(c))
+        and c.layer_scale is None
+        and c.mlp == "gelu"
+        and not c.registers
+        and not c.representation
+    ),
     prefix=lambda c: describe(c)["model_type"] + "." if c.classes else "",
     beside=("classifier", "cls_classifier", "distillation_classifier"),
     describe=describe,
@@ -277,14 +323,29 @@ DINOV2 = Format(
     ("embeddings.patch_embeddings.projection.weight", "encoder.layer.0.layer_scale1.lambda1"),
     (
         *COMMON,
-        row("encoder.blocks.{i}.mlp.part.fc1.{x}", lambda c: (f"{LAYER}.mlp.{'weights_in' if c.mlp == 'swiglu' else 'fc1'}.{{x}}",), COPY),
-        row("encoder.blocks.{i}.mlp.part.fc2.{x}", lambda c: (f"{LAYER}.mlp.{'weights_out' if c.mlp == 'swiglu' else 'fc2'}.{{x}}",), COPY),
+        row(
+            "encoder.blocks.{i}.mlp.part.fc1.{x}",
+            lambda c: (f"{LAYER}.mlp.{'weights_in' if c.mlp == 'swiglu' else 'fc1'}.{{x}}",),
+            COPY,
+        ),
+        row(
+            "encoder.blocks.{i}.mlp.part.fc2.{x}",
+            lambda c: (f"{LAYER}.mlp.{'weights_out' if c.mlp == 'swiglu' else 'fc2'}.{{x}}",),
+            COPY,
+        ),
         *blocks(OURS, LAYER, "norm1", "norm2", ("-", "-")),
     ),
     configure,
     ignored=(r"classifier\..*", r"embeddings\.mask_token"),
     strip=("dinov2.", "dinov2_with_registers."),
-    holds=lambda c: usual(c) and square(c) and c.layer_scale is not None and c.pool == "class" and not c.classes and mlp_ratio(c) > 0,
+    holds=lambda c: (
+        usual(c)
+        and square(c)
+        and c.layer_scale is not None
+        and c.pool == "class"
+        and not c.classes
+        and mlp_ratio(c) > 0
+    ),
     adds=lambda c: {"embeddings.mask_token": (1, c.width)},
     describe=describe,
 )
@@ -298,7 +359,11 @@ CLIP = Format(
         row("projection.weight", "embeddings.patch_embedding.weight", CONVOLUTION),
         row("prefix", "embeddings.class_embedding", BARE_TOKEN),
         row("slots position.table", "embeddings.position_embedding.weight", positions(())),
-        row(f"{OURS}.attention.part.qkv.{{x}}", " ".join(f"{CLIP_LAYER}.self_attn.{part}_proj.{{x}}" for part in "qkv"), SEPARATE),
+        row(
+            f"{OURS}.attention.part.qkv.{{x}}",
+            " ".join(f"{CLIP_LAYER}.self_attn.{part}_proj.{{x}}" for part in "qkv"),
+            SEPARATE,
+        ),
         *table(
             "first_norm.{x} = pre_layrnorm.{x}",
             "pooled_norm.{x} = post_layernorm.{x}",
@@ -347,7 +412,13 @@ def configure_clip(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
         **CLIP_FIELDS,
     }
     depth = count(shapes, f"{CLIP_LAYER}.layer_norm1.weight")
-    size = Size(width, depth, shapes["encoder.layers.0.mlp.fc1.weight"][0], tuple(patch), shapes["embeddings.position_embedding.weight"][0])
+    size = Size(
+        width,
+        depth,
+        shapes["encoder.layers.0.mlp.fc1.weight"][0],
+        tuple(patch),
+        shapes["embeddings.position_embedding.weight"][0],
+    )
     return vit_config(size, fields, said, (1,))
 
 
@@ -371,8 +442,14 @@ BIT = Format(
             "body.root.conv.weight = embedder.convolution.weight",
             "body.norm.{x} = norm.{x}",
             "body.stages.{s}.units.{j}.shortcut.conv.weight = encoder.stages.{s}.layers.{j}.downsample.conv.weight",
-            *(f"body.stages.{{s}}.units.{{j}}.conv{n}.weight = encoder.stages.{{s}}.layers.{{j}}.conv{n}.weight" for n in (1, 2, 3)),
-            *(f"body.stages.{{s}}.units.{{j}}.norm{n}.{{x}} = encoder.stages.{{s}}.layers.{{j}}.norm{n}.{{x}}" for n in (1, 2, 3)),
+            *(
+                f"body.stages.{{s}}.units.{{j}}.conv{n}.weight = encoder.stages.{{s}}.layers.{{j}}.conv{n}.weight"
+                for n in (1, 2, 3)
+            ),
+            *(
+                f"body.stages.{{s}}.units.{{j}}.norm{n}.{{x}} = encoder.stages.{{s}}.layers.{{j}}.norm{n}.{{x}}"
+                for n in (1, 2, 3)
+            ),
         ),
     ),
     lambda shapes, said: configure_bit(shapes, said),

@@ -51,7 +51,11 @@ def convert(order: dict[str, Any]) -> None:
     tensors = {}
     for name in order["names"]:
         tensor = state[name]
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.device.type != "cpu":
+        if (
+            type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+            or tensor.layout != torch.strided
+            or tensor.device.type != "cpu"
+        ):
             raise TypeError(f"{name} is no plain tensor")
         tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
     save_file(tensors, order["out"])

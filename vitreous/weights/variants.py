@@ -1,4 +1,5 @@
-"""What a file may lack: only what some published family does not have either. Anything else that is missing is refused."""
+"""What a file may lack: only what some published family does not have either. Anything else that is missing is
+refused."""
 
 from __future__ import annotations
 
@@ -9,12 +10,18 @@ from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.weights.measure import published_heads
 
 #: field of `ViTConfig` -> its value where the tensors are missing, its value where they are present
-MISSING = {"norm": ("none", "tokens"), "qkv_bias": (False, True), "projection_bias": (False, True), "head_bias": (False, True)}
+MISSING = {
+    "norm": ("none", "tokens"),
+    "qkv_bias": (False, True),
+    "projection_bias": (False, True),
+    "head_bias": (False, True),
+}
 MISSING["position"] = ("sincos-big-vision", "learned")
 
 
 class Variant(NamedTuple):
-    """Tensors that a published family does not have: the field that says so, which models it is, and the note for people."""
+    """Tensors that a published family does not have: the field that says so, which models it is, and the note for
+    people."""
 
     field: str
     matches: Callable[[dict[str, Any]], bool]
@@ -23,7 +30,9 @@ class Variant(NamedTuple):
 
 def is_miil(fields: dict[str, Any]) -> bool:
     """Whether it has the shape of timm's vit_base_patch16_224_miil, the one ViT with a class token and no such bias."""
-    plain = fields["class_token"] and fields["layer_scale"] is None and not fields["registers"] and not fields["first_norm"]
+    plain = (
+        fields["class_token"] and fields["layer_scale"] is None and not fields["registers"] and not fields["first_norm"]
+    )
     return plain and (fields["width"], fields["depth"], fields["patch"]) == (768, 12, (16, 16))
 
 
@@ -35,7 +44,9 @@ TIMM = (
         "no bias on queries, keys and values is in the file; read as one of timm's vit_*_gap_* models, which have none",
     ),
     Variant(
-        "qkv_bias", is_miil, "no bias on queries, keys and values is in the file; read as timm's vit_base_patch16_224_miil, which has none"
+        "qkv_bias",
+        is_miil,
+        "no bias on queries, keys and values is in the file; read as timm's vit_base_patch16_224_miil, which has none",
     ),
     Variant(
         "norm",
@@ -55,7 +66,8 @@ BIG_VISION = (
     Variant(
         "position",
         lambda f: True,
-        "no positions are in the file; read as big_vision's fixed ones (sincos2d), for images of 224 pixels (--source-size sets another)",
+        "no positions are in the file; read as big_vision's fixed ones (sincos2d), for images of 224 pixels "
+        "(--source-size sets another)",
     ),
 )
 #: name of a format -> its variants
@@ -69,7 +81,11 @@ def only_published(fields: dict[str, Any], variants: tuple[Variant, ...] = TIMM)
     """
     completed = dict(fields)
     for name, (missing, present) in MISSING.items():
-        if name in completed and completed[name] == missing and not any(one.field == name and one.matches(fields) for one in variants):
+        if (
+            name in completed
+            and completed[name] == missing
+            and not any(one.field == name and one.matches(fields) for one in variants)
+        ):
             completed[name] = present
     return completed
 
@@ -87,8 +103,10 @@ def conclusions(config: ModelConfig, known: Container[str], variants: tuple[Vari
             notes.setdefault(one.field, one.note)
     if "heads" not in known and published_heads(config.width, config.depth, config.hidden) is None:
         notes["heads"] = (
-            f"the number of heads is not in the file, and no published model has width {config.width}, depth {config.depth} and MLP"
-            f" {config.hidden}: {config.heads} taken, of {config.width // config.heads} channels each; `vitreous convert --heads N` sets it"
+            f"the number of heads is not in the file, and no published model has width {config.width}, depth "
+            f"{config.depth} and MLP"
+            f" {config.hidden}: {config.heads} taken, of {config.width // config.heads} channels each; `vitreous "
+            "convert --heads N` sets it"
         )
     return [note for note in notes.values() if note]
 

@@ -37,14 +37,17 @@ def writable_formats(config: ModelConfig) -> list[str]:
 
 
 def writer(name: str, config: ModelConfig) -> Format:
-    """The format of a name that can hold a model. Raises UsageError for another, naming the options that keep the model out of it."""
+    """The format of a name that can hold a model. Raises UsageError for another, naming the options that keep the model
+    out of it."""
     able = writers(config)
     if name in able:
         return able[name]
     others = f"use one of {', '.join([*sorted(able), 'bundle'])}"
     if name not in {form.name for form in FORMATS}:
         raise UsageError(f"{name} is no format", others)
-    raise UsageError(f"{name} cannot hold {name_of(config)}: {reason(name, config)}", f"{others}; or `vitreous export --to onnx`")
+    raise UsageError(
+        f"{name} cannot hold {name_of(config)}: {reason(name, config)}", f"{others}; or `vitreous export --to onnx`"
+    )
 
 
 def reason(name: str, config: ModelConfig) -> str:
@@ -57,9 +60,11 @@ def reason(name: str, config: ModelConfig) -> str:
 
 
 def blocking_options(name: str, config: ModelConfig) -> list[str]:
-    """The fewest options that keep a model out of a format, as they are spelled for `train`; none where no change of options helps.
+    """The fewest options that keep a model out of a format, as they are spelled for `train`; none where no change of
+    options helps.
 
-    Options are set back to those of a plain ViT one by one, and those that the format can hold all the same are restored.
+    Options are set back to those of a plain ViT one by one, and those that the format can hold all the same are
+    restored.
     """
     if not isinstance(config, ViTConfig):
         return []
@@ -68,12 +73,18 @@ def blocking_options(name: str, config: ModelConfig) -> list[str]:
     }
     changes["image"] = lambda c: {"image": (c.patch[0] * c.grid[0],) * 2, "patch": (c.patch[0],) * 2}
     changes["classes"] = lambda c: {"classes": c.classes or PLAIN["classes"]}
-    differing = [group for group, change in changes.items() if any(getattr(config, key) != value for key, value in change(config).items())]
+    differing = [
+        group
+        for group, change in changes.items()
+        if any(getattr(config, key) != value for key, value in change(config).items())
+    ]
 
     def holds(groups: list[str]) -> bool:
         changed = config
         try:
-            changed = replace(config, **{key: value for group in groups for key, value in changes[group](config).items()})
+            changed = replace(
+                config, **{key: value for group in groups for key, value in changes[group](config).items()}
+            )
         except (UsageError, ValueError):
             return False
         return name in writers(changed)
@@ -94,7 +105,9 @@ def spelled(group: str, config: ViTConfig, usual: dict[str, Any]) -> str:
         return "image or patch that is not a square"
     if group == "classes":
         return "model without a head (classes 0)"
-    values = {field: getattr(config, field) for field in usual if getattr(config, field) != usual[field] and field != "slots"}
+    values = {
+        field: getattr(config, field) for field in usual if getattr(config, field) != usual[field] and field != "slots"
+    }
     values = values or {field: getattr(config, field) for field in usual if getattr(config, field) != usual[field]}
     return " ".join(f"--model.{field.replace('_', '-')} {str(value).lower()}" for field, value in values.items())
 
@@ -102,5 +115,8 @@ def spelled(group: str, config: ViTConfig, usual: dict[str, Any]) -> str:
 def exports_note(config: ModelConfig) -> str:
     """One line on what a model's weights can be written as, and why not for transformers where that is so."""
     able = writable_formats(config)
-    text = f"its weights can be written as {', '.join(['bundle', *able])} (`vitreous convert`), and exported (`vitreous export --to onnx`)"
+    text = (
+        f"its weights can be written as {', '.join(['bundle', *able])} (`vitreous convert`), and exported "
+        "(`vitreous export --to onnx`)"
+    )
     return text if "huggingface" in able else f"{text}; not as huggingface: {reason('huggingface', config)}"

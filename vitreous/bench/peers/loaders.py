@@ -1,7 +1,7 @@
 """Other libraries' ways from files, archives and memory to training batches: random resized crop, flip, normalise.
 
-`best` is what somebody who knows the library would write: as many workers as cores, pixels at 8 bits until they are normalised,
-the fastest decoder that it takes.
+`best` is what somebody who knows the library would write: as many workers as cores, pixels at 8 bits until they are
+normalised, the fastest decoder that it takes.
 """
 # pyright: reportMissingImports=false
 
@@ -74,7 +74,8 @@ def turns(batches: Iterable[Any], keep: Any = None) -> Turn:
 
 
 def workers(best: bool) -> dict[str, Any]:
-    """Options of a DataLoader: none, or a worker for each core, forked as is usual on Linux: a race's processes would spawn them."""
+    """Options of a DataLoader: none, or a worker for each core, forked as is usual on Linux: a race's processes would
+    spawn them."""
     return {"num_workers": default_workers(), "prefetch_factor": 4, "multiprocessing_context": "fork"} if best else {}
 
 
@@ -96,7 +97,10 @@ def transform(work: Work, best: bool) -> Callable[[Any], Tensor]:
     from torchvision.transforms import v2
 
     cubic = v2.InterpolationMode.BICUBIC
-    steps: list[Any] = [v2.RandomResizedCrop(work.image_size, interpolation=cubic, antialias=True), v2.RandomHorizontalFlip()]
+    steps: list[Any] = [
+        v2.RandomResizedCrop(work.image_size, interpolation=cubic, antialias=True),
+        v2.RandomHorizontalFlip(),
+    ]
     if not best:
         steps.append(v2.ToImage())
     return v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
@@ -121,7 +125,12 @@ def timm(work: Work, best: bool = False) -> Turn:
     pictures: Any = Repeated(create_dataset("", root=folder.train))
     own: dict[str, Any] = {"num_workers": default_workers()} if best else {}
     size = (3, work.image_size, work.image_size)
-    options: dict[str, Any] = {"is_training": True, "color_jitter": 0.0, "interpolation": "bicubic", "device": torch.device("cpu")}
+    options: dict[str, Any] = {
+        "is_training": True,
+        "color_jitter": 0.0,
+        "interpolation": "bicubic",
+        "device": torch.device("cpu"),
+    }
     return turns(create_loader(pictures, size, work.batch_size, **options, **own), folder)
 
 
@@ -143,7 +152,9 @@ def webdataset(work: Work, best: bool = False) -> Turn:
     stream = wds.WebDataset(shards, resampled=True, shardshuffle=False).shuffle(1000)  # type: ignore[attr-defined]
     stream = stream if best else stream.decode("pil")
     change = transform(work, best)
-    stream = stream.to_tuple("jpg", "cls").map_tuple((lambda raw: change(decoded(raw))) if best else change, lambda label: int(label))
+    stream = stream.to_tuple("jpg", "cls").map_tuple(
+        (lambda raw: change(decoded(raw))) if best else change, lambda label: int(label)
+    )
     loader = wds.WebLoader(stream.batched(work.batch_size), batch_size=None, **workers(best))  # type: ignore[attr-defined]
     return turns(loader, home)
 
@@ -175,7 +186,9 @@ def memory(work: Work, best: bool = False) -> Turn:
     from torchvision.transforms import v2
 
     pictures = CIFAR10.__new__(CIFAR10)
-    pictures.data = np.random.default_rng(0).integers(0, 256, (CIFAR, work.image_size, work.image_size, 3), dtype=np.uint8)
+    pictures.data = np.random.default_rng(0).integers(
+        0, 256, (CIFAR, work.image_size, work.image_size, 3), dtype=np.uint8
+    )
     pictures.targets, pictures.target_transform = [0] * CIFAR, None
     steps: list[Any] = [v2.RandomCrop(work.image_size, padding=work.image_size // 8), v2.RandomHorizontalFlip()]
     steps = [v2.ToImage(), *steps] if best else [*steps, v2.ToImage()]

@@ -26,7 +26,9 @@ def timm_model(work: Work) -> nn.Module:
     from timm.models.vision_transformer import VisionTransformer
 
     c = configure_vit(work.model, work.image_size)
-    return VisionTransformer(work.image_size, c.patch[0], num_classes=CLASSES, embed_dim=c.width, depth=c.depth, num_heads=c.heads)
+    return VisionTransformer(
+        work.image_size, c.patch[0], num_classes=CLASSES, embed_dim=c.width, depth=c.depth, num_heads=c.heads
+    )
 
 
 def transformers_config(work: Work) -> Any:
@@ -35,7 +37,8 @@ def transformers_config(work: Work) -> Any:
 
     c = configure_vit(work.model, work.image_size)
     shape: dict[str, Any] = {
-        "hidden_size": c.width, "num_hidden_layers": c.depth, "num_attention_heads": c.heads, "intermediate_size": c.hidden,
+        "hidden_size": c.width, "num_hidden_layers": c.depth, "num_attention_heads": c.heads,
+        "intermediate_size": c.hidden,
         "image_size": work.image_size, "patch_size": c.patch[0], "num_labels": CLASSES,
     }  # fmt: skip
     return ViTConfig(**shape)
@@ -107,7 +110,8 @@ def inference(work: Work, peer: str, precision: str = "fp32", compiled: bool = F
 
 
 def onnxruntime(work: Work, quantised: bool = False) -> Turn:
-    """onnxruntime on timm's model, in float32, or with dynamic int8 as its documentation has it: prepared, then quantised."""
+    """onnxruntime on timm's model, in float32, or with dynamic int8 as its documentation has it: prepared, then
+    quantised."""
     import onnxruntime as ort
 
     images = batch(work)
@@ -131,7 +135,8 @@ def onnxruntime(work: Work, quantised: bool = False) -> Turn:
 
 
 def openvino(work: Work, precision: str) -> Turn:
-    """OpenVINO by hand on timm's model: fp32, bf16, or int8 by nncf's post-training quantisation, calibrated on other images."""
+    """OpenVINO by hand on timm's model: fp32, bf16, or int8 by nncf's post-training quantisation, calibrated on other
+    images."""
     import openvino as ov
 
     images = batch(work)

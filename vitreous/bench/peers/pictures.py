@@ -32,8 +32,9 @@ class Pictures(torch.utils.data.Dataset):
 
 
 def timm(work: Work, best: bool = False, compiled: bool = False) -> Turn:
-    """Files to the five best classes by timm's model and transform and a DataLoader, as its `inference.py` has them: batches of
-    16 and two workers; or, `best`, batches of 32, as many workers as there are cores, and bfloat16 where the machine has it.
+    """Files to the five best classes by timm's model and transform and a DataLoader, as its `inference.py` has them:
+    batches of 16 and two workers; or, `best`, batches of 32, as many workers as there are cores, and bfloat16 where the
+    machine has it.
     """
     from timm.data import create_transform  # type: ignore[attr-defined]
 
@@ -45,7 +46,9 @@ def timm(work: Work, best: bool = False, compiled: bool = False) -> Turn:
         inductor.freezing = True
         model = torch.compile(model, dynamic=True)
     files = list_images(Path(work.images or "."))
-    pictures = Pictures(files, create_transform((3, work.image_size, work.image_size), interpolation="bicubic", crop_pct=0.9))
+    pictures = Pictures(
+        files, create_transform((3, work.image_size, work.image_size), interpolation="bicubic", crop_pct=0.9)
+    )
     workers = default_workers() if best else 2
     data = torch.utils.data.DataLoader(pictures, 32 if best else 16, num_workers=workers, persistent_workers=True)
 
@@ -62,8 +65,8 @@ def timm(work: Work, best: bool = False, compiled: bool = False) -> Turn:
 
 
 def transformers(work: Work, best: bool = False) -> Turn:
-    """Files to the five best classes by the transformers pipeline as it comes; or, `best`, in batches of 8 that workers read, in
-    bfloat16 where the machine has it. Its processor is torchvision's, which is its fast one.
+    """Files to the five best classes by the transformers pipeline as it comes; or, `best`, in batches of 8 that workers
+    read, in bfloat16 where the machine has it. Its processor is torchvision's, which is its fast one.
     """
     from transformers import ViTImageProcessor, pipeline
 

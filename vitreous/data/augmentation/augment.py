@@ -1,4 +1,5 @@
-"""Augmentation: transforms of one picture at a time, each with its own key; small pictures as whole batches of tensors."""
+"""Augmentation: transforms of one picture at a time, each with its own key; small pictures as whole batches of
+tensors."""
 
 from __future__ import annotations
 
@@ -29,23 +30,26 @@ WHOLE = (1.0, 1.0)  # a crop that takes the whole picture
 class Augment:
     """What may happen to a training picture; the defaults do nothing.
 
-    `crop` and `ratio`: area share and aspect ratio of a random crop, scaled to the model's size. `crop_style`: torchvision's
-    (log-uniform aspect, uniform area); `inception`, as TensorFlow draws it (arXiv:2010.11929 and big_vision, with crop 0.05 1
-    and ratio 0.75 1.33); `simple` moves by up to four reflected pixels (DeiT III, arXiv:2204.07118). `crop_filter`: `aliased`
-    is bilinear without antialiasing, as big_vision has it, and goes with the latter two styles; None is bicubic for files
-    and bilinear in memory. `shift`: random translation by whole pixels, at most that share of the side. `rotate` in degrees
-    and `zoom` as a share are drawn from [-x, x]; `border` says what comes in from outside. `flip` and `erase` are
-    probabilities; with `erase_noise` the hole is noise of ImageNet's mean and deviation, as DeiT's (arXiv:2012.12877), not grey.
+    `crop` and `ratio`: area share and aspect ratio of a random crop, scaled to the model's size. `crop_style`:
+    torchvision's (log-uniform aspect, uniform area); `inception`, as TensorFlow draws it (arXiv:2010.11929 and
+    big_vision, with crop 0.05 1 and ratio 0.75 1.33); `simple` moves by up to four reflected pixels (DeiT III,
+    arXiv:2204.07118). `crop_filter`: `aliased` is bilinear without antialiasing, as big_vision has it, and goes with
+    the latter two styles; None is bicubic for files and bilinear in memory. `shift`: random translation by whole
+    pixels, at most that share of the side. `rotate` in degrees and `zoom` as a share are drawn from [-x, x]; `border`
+    says what comes in from outside. `flip` and `erase` are probabilities; with `erase_noise` the hole is noise of
+    ImageNet's mean and deviation, as DeiT's (arXiv:2012.12877), not grey.
 
-    `rand_layers` operations of RandAugment at `rand_magnitude`. `rand_style`: torchvision's; `big_vision`: 16 operations, always
-    applied (arXiv:2106.10270, arXiv:2205.01580); `timm`: 15, each with probability 1/2, at the magnitude + N(0, `rand_spread`)
-    within 0 and 10 (DeiT's rand-m9-mstd0.5-inc1: 2 layers, 9, 0.5), turns and shears read with `crop_filter`. `three`: one of
-    grey, solarised, blurred (3-Augment, arXiv:2204.07118). `trivial`: one of 14 operations at any magnitude (TrivialAugment,
-    arXiv:2103.10158, its wide space, by torchvision). `jitter`: brightness, contrast and saturation, factors within
-    1 +- x; timm leaves it out beside RandAugment, whatever DeiT's options say.
+    `rand_layers` operations of RandAugment at `rand_magnitude`. `rand_style`: torchvision's; `big_vision`: 16
+    operations, always applied (arXiv:2106.10270, arXiv:2205.01580); `timm`: 15, each with probability 1/2, at the
+    magnitude + N(0, `rand_spread`) within 0 and 10 (DeiT's rand-m9-mstd0.5-inc1: 2 layers, 9, 0.5), turns and shears
+    read with `crop_filter`. `three`: one of grey, solarised, blurred (3-Augment, arXiv:2204.07118). `trivial`: one of
+    14 operations at any magnitude (TrivialAugment, arXiv:2103.10158, its wide space, by torchvision). `jitter`:
+    brightness, contrast and saturation, factors within 1 +- x; timm leaves it out beside RandAugment, whatever DeiT's
+    options say.
 
-    `mixup` and `cutmix` are the alphas of their Beta distributions; 0 switches off; of two that are on, each batch takes one by
-    chance. `mix_probability`: the share of the batches that are mixed. Raises UsageError for what cannot be done or meant.
+    `mixup` and `cutmix` are the alphas of their Beta distributions; 0 switches off; of two that are on, each batch
+    takes one by chance. `mix_probability`: the share of the batches that are mixed. Raises UsageError for what cannot
+    be done or meant.
     """
 
     crop: tuple[float, float] = WHOLE
@@ -76,25 +80,36 @@ class Augment:
                 raise UsageError(f"{name} is a probability, not {getattr(self, name)}")
         if not 0 < self.crop[0] <= self.crop[1] <= 1 or not 0 < self.ratio[0] <= self.ratio[1]:
             raise UsageError(
-                f"a crop of area {self.crop} and ratio {self.ratio} is none", "areas are above 0 and at most 1, low before high"
+                f"a crop of area {self.crop} and ratio {self.ratio} is none",
+                "areas are above 0 and at most 1, low before high",
             )
         if self.crop_style == "simple" and self.crop != WHOLE:
-            raise UsageError(f"a simple crop takes no area {self.crop}", "use crop 1 1, or crop_style torchvision or inception")
+            raise UsageError(
+                f"a simple crop takes no area {self.crop}", "use crop 1 1, or crop_style torchvision or inception"
+            )
         if self.crop_filter == "aliased" and self.crop_style == "torchvision":
-            raise UsageError("torchvision's crop always antialiases", "use crop_filter bilinear, or crop_style inception")
+            raise UsageError(
+                "torchvision's crop always antialiases", "use crop_filter bilinear, or crop_style inception"
+            )
         if self.rand_spread and self.rand_style != "timm":
-            raise UsageError(f"rand_spread is timm's, {self.rand_style} has none", "use rand_style timm, or rand_spread 0")
+            raise UsageError(
+                f"rand_spread is timm's, {self.rand_style} has none", "use rand_style timm, or rand_spread 0"
+            )
         if self.rand_style == "torchvision" and self.rand_magnitude > 30:
             raise UsageError(f"torchvision's RandAugment has magnitudes up to 30, not {self.rand_magnitude}")
         if min(self.rand_layers, self.rand_magnitude, self.rand_spread, *self.jitter) < 0:
             raise UsageError("layers, magnitude and spread of RandAugment, and jitter, are not below 0")
 
     def geometric(self) -> Augment:
-        """The same without what is made for colours, or fills with grey: for channels that are taken each for itself."""
-        return replace(self, rand_layers=0, three=False, trivial=False, jitter=(0.0, 0.0, 0.0), erase=0.0, erase_noise=False)
+        """The same without what is made for colours, or fills with grey: for channels that are taken each for
+        itself."""
+        return replace(
+            self, rand_layers=0, three=False, trivial=False, jitter=(0.0, 0.0, 0.0), erase=0.0, erase_noise=False
+        )
 
     def picture(self, picture: Picture | Regions, preprocess: Preprocess, sample_key: int) -> Tensor:
-        """A picture -> (C, *image) uint8: the path of files, run where they are decoded. Raises DataError for a JPEG that is none.
+        """A picture -> (C, *image) uint8: the path of files, run where they are decoded. Raises DataError for a JPEG
+        that is none.
 
         What happens to one of several channels happens to all; of mode F they are float32.
         """
@@ -106,8 +121,8 @@ class Augment:
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """(B, C, H, W) uint8 and (B,) keys -> (B, C, H, W) in 0..255: the path of pictures kept in memory.
 
-        What moves by whole pixels stays uint8. Else one affine map per picture, drawn from its key, is read bilinearly (or as
-        `crop_filter` says) to float32. Then come the pixel operations, and holes.
+        What moves by whole pixels stays uint8. Else one affine map per picture, drawn from its key, is read bilinearly
+        (or as `crop_filter` says) to float32. Then come the pixel operations, and holes.
         """
         if not len(pixels):
             return pixels
@@ -133,7 +148,13 @@ class Augment:
         """(B, C, H, W) uint8 -> the same shifted and mirrored: what `maps` does where it only moves whole pixels."""
         u = uniform(keys, 9)
         height, width = pixels.shape[-2:]
-        return moved(pixels, steps(u[:, 4], self.shift, width), steps(u[:, 5], self.shift, height), u[:, 8] < self.flip, self.border)
+        return moved(
+            pixels,
+            steps(u[:, 4], self.shift, width),
+            steps(u[:, 5], self.shift, height),
+            u[:, 8] < self.flip,
+            self.border,
+        )
 
     def maps(self, keys: np.ndarray, size: tuple[int, int]) -> Tensor:
         """(B,) keys -> (B, 2, 3): from output to input coordinates in [-1, 1], as `F.affine_grid` takes them.
@@ -150,7 +171,10 @@ class Augment:
         zoom = 1 + self.zoom * (2 * u[:, 7] - 1)
         mirror = np.where(u[:, 8] < self.flip, -1.0, 1.0)
         cos, sin = np.cos(angle) / zoom, np.sin(angle) / zoom
-        rows = [[mirror * wide * cos, wide * sin * height / width, x], [-mirror * tall * sin * width / height, tall * cos, y]]
+        rows = [
+            [mirror * wide * cos, wide * sin * height / width, x],
+            [-mirror * tall * sin * width / height, tall * cos, y],
+        ]
         return torch.from_numpy(np.stack([np.stack(row, -1) for row in rows], 1)).float()
 
     def shares(self, u: np.ndarray, v: np.ndarray, upright: float) -> tuple[np.ndarray, np.ndarray]:
@@ -169,13 +193,16 @@ class Augment:
         ratio = np.exp(low + (high - low) * v) * upright
         return np.minimum(np.sqrt(area * ratio), 1), np.minimum(np.sqrt(area / ratio), 1)
 
-    def mix(self, images: Tensor, labels: Tensor, classes: int, seed: int, batch: int, apart: int = 1) -> tuple[Tensor, Tensor]:
-        """(B, C, *image), (B,) or (B, classes) labels -> images and (B, classes) soft labels, where the batch is mixed; else unchanged.
+    def mix(
+        self, images: Tensor, labels: Tensor, classes: int, seed: int, batch: int, apart: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        """(B, C, *image), (B,) or (B, classes) labels -> images and (B, classes) soft labels, where the batch is mixed;
+        else unchanged.
 
-        Each picture is mixed with the one `apart` places before it, which must be the number of repeats where pictures stand
-        several times in a row. MixUp (arXiv:1710.09412) adds them up, CutMix (arXiv:1905.04899) puts a box of the one into the
-        other; labels are mixed by the same share. big_vision takes the larger of the two shares for the picture itself: with
-        the roles in all pairs exchanged, that is the same set of mixtures.
+        Each picture is mixed with the one `apart` places before it, which must be the number of repeats where pictures
+        stand several times in a row. MixUp (arXiv:1710.09412) adds them up, CutMix (arXiv:1905.04899) puts a box of the
+        one into the other; labels are mixed by the same share. big_vision takes the larger of the two shares for the
+        picture itself: with the roles in all pairs exchanged, that is the same set of mixtures.
         """
         if not (self.mixup or self.cutmix) or len(images) < 2:
             return images, labels
@@ -192,7 +219,8 @@ class Augment:
 
 
 def cut_box(share: float, height: int, width: int) -> tuple[tuple[slice, slice], float]:
-    """The box that CutMix exchanges, 1 - share of the picture before it is cut at the sides, and the share that is then left."""
+    """The box that CutMix exchanges, 1 - share of the picture before it is cut at the sides, and the share that is then
+    left."""
     column, row = int(torch.randint(width, (1,))), int(torch.randint(height, (1,)))
     half = 0.5 * (1 - share) ** 0.5
     rows = slice(max(row - int(half * height), 0), min(row + int(half * height), height))
@@ -201,7 +229,8 @@ def cut_box(share: float, height: int, width: int) -> tuple[tuple[slice, slice],
 
 
 def mixed(values: Tensor, share: float, apart: int, box: tuple[slice, slice] | None = None) -> Tensor:
-    """(B, ...) -> (B, ...): `share` of each value and the rest of the one `apart` before it; or its box alone, where one is given."""
+    """(B, ...) -> (B, ...): `share` of each value and the rest of the one `apart` before it; or its box alone, where
+    one is given."""
     others = values.roll(apart, 0)
     if box is None:
         return others.mul_(1 - share).add_(values.mul(share))
@@ -255,7 +284,9 @@ def cropper(augment: Augment, image: tuple[int, int]) -> AreaCrop | InceptionCro
         return SimpleCrop(image, filter)
     if augment.crop == WHOLE:
         return None
-    return (InceptionCrop if augment.crop_style == "inception" else AreaCrop)(image, augment.crop, augment.ratio, filter)
+    return (InceptionCrop if augment.crop_style == "inception" else AreaCrop)(
+        image, augment.crop, augment.ratio, filter
+    )
 
 
 def fitted(preprocess: Preprocess, picture: Image.Image | Regions) -> Image.Image:
@@ -286,11 +317,14 @@ def affine(augment: Augment) -> list:
         return []
     shift = (augment.shift, augment.shift) if augment.shift else None
     zoom = (1 - augment.zoom, 1 + augment.zoom) if augment.zoom else None
-    return [v2().RandomAffine((-augment.rotate, augment.rotate), shift, zoom, interpolation=v2().InterpolationMode.BILINEAR)]
+    return [
+        v2().RandomAffine((-augment.rotate, augment.rotate), shift, zoom, interpolation=v2().InterpolationMode.BILINEAR)
+    ]
 
 
 def paint(augment: Augment) -> list:
-    """RandAugment, 3-Augment, TrivialAugment, jitter, as far as they are on: each takes Pillow's pictures and (C, H, W) uint8 alike."""
+    """RandAugment, 3-Augment, TrivialAugment, jitter, as far as they are on: each takes Pillow's pictures and (C, H, W)
+    uint8 alike."""
     steps, layers, magnitude = [], augment.rand_layers, augment.rand_magnitude
     if layers and augment.rand_style == "torchvision":
         steps.append(v2().RandAugment(layers, magnitude, fill=128))

@@ -1,7 +1,7 @@
 """Random crops of files: torchvision's, Inception's as TensorFlow draws it, and DeiT III's simple crop.
 
-A crop is drawn from the size of a picture alone, before its pixels are decoded, so that only what it shows has to be. What it
-shows stays at 8 bits; torch's antialiased filter for bytes takes a quarter of the time of Pillow's.
+A crop is drawn from the size of a picture alone, before its pixels are decoded, so that only what it shows has to be.
+What it shows stays at 8 bits; torch's antialiased filter for bytes takes a quarter of the time of Pillow's.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from vitreous.data.decoding.regions import Regions
 ATTEMPTS = {"torchvision": 10, "inception": 100}  # of drawing a box that fits
 BORDER = 4  # pixels that a simple crop reflects at every side
 
-FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR, "aliased": Image.Resampling.BILINEAR}
+FILTERS = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "aliased": Image.Resampling.BILINEAR,
+}
 
 
 @dataclass(frozen=True)
 class AreaCrop:
     """torchvision's box of random area, aspect and place, scaled to `image` (arXiv:1409.4842).
 
-    The area is uniform in `area` (shares of the picture), the aspect ratio, width / height, log-uniform in `ratio`. Draws from
-    torch's generator what torchvision's RandomResizedCrop draws.
+    The area is uniform in `area` (shares of the picture), the aspect ratio, width / height, log-uniform in `ratio`.
+    Draws from torch's generator what torchvision's RandomResizedCrop draws.
     """
 
     image: tuple[int, int]
@@ -66,10 +70,12 @@ class AreaCrop:
 
 @dataclass(frozen=True)
 class InceptionCrop:
-    """A box of random aspect, height and place, scaled to `image` (arXiv:1409.4842, as TensorFlow's distorted bounding box).
+    """A box of random aspect, height and place, scaled to `image` (arXiv:1409.4842, as TensorFlow's distorted bounding
+    box).
 
-    The aspect ratio, width / height, is uniform in `ratio`; then the height among those that keep the area in `area` (shares
-    of the picture) and the box inside: small areas are likelier than in torchvision's crop. Draws from torch's generator.
+    The aspect ratio, width / height, is uniform in `ratio`; then the height among those that keep the area in `area`
+    (shares of the picture) and the box inside: small areas are likelier than in torchvision's crop. Draws from torch's
+    generator.
     """
 
     image: tuple[int, int]
@@ -97,7 +103,8 @@ class InceptionCrop:
 
 @dataclass(frozen=True)
 class SimpleCrop:
-    """The picture scaled to cover `image`, four pixels reflected at each side, and a window of `image` cut out (arXiv:2204.07118)."""
+    """The picture scaled to cover `image`, four pixels reflected at each side, and a window of `image` cut out
+    (arXiv:2204.07118)."""
 
     image: tuple[int, int]
     filter: str
@@ -107,12 +114,15 @@ class SimpleCrop:
         scale = max(tall / height, wide / width)
         size = (max(tall, round(height * scale)), max(wide, round(width * scale)))
         pixels = shown(picture, (0, 0, width, height), size, self.filter)
-        rows, columns = (window(target, side, float(torch.rand(()))) for target, side in zip(self.image, size, strict=True))
+        rows, columns = (
+            window(target, side, float(torch.rand(()))) for target, side in zip(self.image, size, strict=True)
+        )
         return pixels[:, torch.from_numpy(rows)][:, :, torch.from_numpy(columns)]
 
 
 def shown(picture: Image.Image | Regions, box: Box, size: tuple[int, int], filter: str) -> Tensor:
-    """A box of a picture -> (C, *size) uint8. `aliased` reads four neighbours however much it shrinks, as `tf.image.resize` does."""
+    """A box of a picture -> (C, *size) uint8. `aliased` reads four neighbours however much it shrinks, as
+    `tf.image.resize` does."""
     aliased = filter == "aliased"
     if isinstance(picture, Image.Image):
         pixels = np.array(picture.crop(box))

@@ -1,7 +1,8 @@
-"""What is done to pictures in memory without reading between pixels, a batch at a time: shifts, windows, mirrors, holes.
+"""What is done to pictures in memory without reading between pixels, a batch at a time: shifts, windows, mirrors,
+holes.
 
-(B, C, H, W) uint8, unless said otherwise; windows and holes of float32 too. Pixels are moved in numpy, which copies whole rows of a
-picture where torch goes through it one by one.
+(B, C, H, W) uint8, unless said otherwise; windows and holes of float32 too. Pixels are moved in numpy, which copies
+whole rows of a picture where torch goes through it one by one.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def padded(pixels: np.ndarray, reach: int, border: str) -> np.ndarray:
 def windows(images: Tensor, keys: np.ndarray) -> Tensor:
     """Simple crops of pictures that have the model's size already.
 
-    for image, key in zip(images, keys): image[:, window(H, H, u)][:, :, window(W, W, v)], with u and v drawn from the key
+    for image, key in zip(images, keys): image[:, window(H, H, u)][:, :, window(W, W, v)], with u and v drawn from the
+    key
     """
     u = uniform(keys, WINDOWS + 2)
     y, x = (np.floor(u[:, WINDOWS + axis] * (2 * BORDER + 1)).astype(np.int64) - BORDER for axis in (0, 1))
@@ -76,8 +78,8 @@ def windows(images: Tensor, keys: np.ndarray) -> Tensor:
 def pierce(images: Tensor, keys: np.ndarray, probability: float, noise: bool) -> Tensor:
     """Random erasing (arXiv:1708.04896) of uint8 or float32 pictures in 0..255, in place.
 
-    A hole has a share of 0.02 to 1/3 of the picture, uniform, and an aspect of 0.3 to 1 / 0.3, log-uniform; it is grey, or noise
-    of ImageNet's mean and deviation. Everything is drawn from the picture's key.
+    A hole has a share of 0.02 to 1/3 of the picture, uniform, and an aspect of 0.3 to 1 / 0.3, log-uniform; it is grey,
+    or noise of ImageNet's mean and deviation. Everything is drawn from the picture's key.
     """
     height, width = images.shape[-2:]
     u = uniform(keys, HOLES + 3 + 2 * TRIES)[:, HOLES:]
@@ -93,7 +95,9 @@ def pierce(images: Tensor, keys: np.ndarray, probability: float, noise: bool) ->
     for row in np.flatnonzero((u[:, 0] < probability) & fits[first]):
         rows, columns = slice(*edges[row, :2].tolist()), slice(*edges[row, 2:].tolist())
         hole = images[row, :, rows, columns]
-        hole.copy_(static(hole.shape, generator.manual_seed(int(keys[row]) >> 1 ^ NOISE)) if noise else torch.tensor(GREY))
+        hole.copy_(
+            static(hole.shape, generator.manual_seed(int(keys[row]) >> 1 ^ NOISE)) if noise else torch.tensor(GREY)
+        )
     return images
 
 

@@ -1,7 +1,8 @@
-"""RandAugment (arXiv:1909.13719) as big_vision and as timm do it, and the three operations of DeiT III, on Pillow's pictures.
+"""RandAugment (arXiv:1909.13719) as big_vision and as timm do it, and the three operations of DeiT III, on Pillow's
+pictures.
 
-An operation takes a picture, a level and the filter that turns and shears read with. Levels are magnitude / 10; the sign is
-the direction of what has one. What comes in from outside is the grey 128.
+An operation takes a picture, a level and the filter that turns and shears read with. Levels are magnitude / 10; the
+sign is the direction of what has one. What comes in from outside is the grey 128.
 """
 
 from __future__ import annotations
@@ -97,9 +98,9 @@ TIMM: dict[str, Operation] = {
     "TranslateY": partial(shift, share=0.45, axis=1),
 }
 
-#: big_vision's 16. Contrast turns about the mean grey of the picture; big_vision's own takes one value for all pictures of a
-#: size, by mistake. Its 100 pixels of translation and 40 of cutout hold at 224 pixels, and here the same share at any side.
-#: Nought bits of posterize keep one, as TensorFlow's shift does.
+#: big_vision's 16. Contrast turns about the mean grey of the picture; big_vision's own takes one value for all pictures
+#: of a size, by mistake. Its 100 pixels of translation and 40 of cutout hold at 224 pixels, and here the same share at
+#: any side. Nought bits of posterize keep one, as TensorFlow's shift does.
 BIG_VISION: dict[str, Operation] = {
     **SHARED,
     "Posterize": lambda picture, level, filter: posterize(picture, min(8, max(1, int(abs(level) * 4)))),
@@ -142,7 +143,8 @@ class RandAugment:
 
 
 def three(picture: Image.Image) -> Image.Image:
-    """3-Augment (DeiT III, arXiv:2204.07118): grey, solarised, or blurred by 0.1 to 2 pixels, one as likely as the other."""
+    """3-Augment (DeiT III, arXiv:2204.07118): grey, solarised, or blurred by 0.1 to 2 pixels, one as likely as the
+    other."""
     which, radius = torch.rand(2).tolist()
     if which < 1 / 3:
         return picture.convert("L").convert(picture.mode)

@@ -1,4 +1,5 @@
-"""Several views of one picture, large and small: multi-crop, for objectives that compare them (arXiv:2006.09882, arXiv:2104.14294).
+"""Several views of one picture, large and small: multi-crop, for objectives that compare them (arXiv:2006.09882,
+arXiv:2104.14294).
 
 V views of B pictures of C channels; a picture's views travel from where it is decoded as one row of numbers.
 """
@@ -28,13 +29,14 @@ SOLAR = 128  # values from here on are inverted by solarising
 
 @dataclass(frozen=True)
 class MultiCrop:
-    """Two global views of the model's size and `locals` local ones of `local_image` (height, width); the defaults are DINO's.
+    """Two global views of the model's size and `locals` local ones of `local_image` (height, width); the defaults are
+    DINO's.
 
-    `global_area` and `local_area` are shares of the picture, `ratio` the aspect ratios of the crops, log-uniform, read with
-    bicubic filter. `flip` and `grey` are probabilities; `jitter` changes brightness, contrast, saturation and hue, with
-    `jitter_probability`. `blur` and `solarise`: the probabilities of the first global view, the second, and each local one;
-    `radius` in pixels of the Gaussian blur, uniform. What is done to colours is left out where a picture comes
-    as one for each channel (`Preprocess.numbers`). Raises UsageError for what cannot be done.
+    `global_area` and `local_area` are shares of the picture, `ratio` the aspect ratios of the crops, log-uniform, read
+    with bicubic filter. `flip` and `grey` are probabilities; `jitter` changes brightness, contrast, saturation and hue,
+    with `jitter_probability`. `blur` and `solarise`: the probabilities of the first global view, the second, and each
+    local one; `radius` in pixels of the Gaussian blur, uniform. What is done to colours is left out where a picture
+    comes as one for each channel (`Preprocess.numbers`). Raises UsageError for what cannot be done.
     """
 
     locals: int = 8
@@ -55,7 +57,9 @@ class MultiCrop:
             raise UsageError("probabilities of views are from 0 to 1")
         for low, high in (self.global_area, self.local_area):
             if not 0 < low <= high <= 1:
-                raise UsageError(f"a view of area {(low, high)} is none", "areas are above 0 and at most 1, low before high")
+                raise UsageError(
+                    f"a view of area {(low, high)} is none", "areas are above 0 and at most 1, low before high"
+                )
         if self.locals < 0 or min(self.local_image) < 1:
             raise UsageError(f"{self.locals} local views of {self.local_image} pixels cannot be")
 
@@ -97,8 +101,8 @@ class MultiCrop:
 
 DINO = MultiCrop()
 
-#: DINOv2's (arXiv:2304.07193). Its code takes the probabilities of blur for those of leaving it out, 1 and 0.1 in the two global
-#: views: here is what its models saw. Local views of 98 pixels go with patches of 14.
+#: DINOv2's (arXiv:2304.07193). Its code takes the probabilities of blur for those of leaving it out, 1 and 0.1 in the
+#: two global views: here is what its models saw. Local views of 98 pixels go with patches of 14.
 DINOV2 = MultiCrop(global_area=(0.32, 1.0), local_area=(0.05, 0.32), blur=(0.0, 0.9, 0.5))
 
 
@@ -109,11 +113,17 @@ def pipeline(crops: MultiCrop, kind: int, image: tuple[int, int], colours: bool)
 
     size, area = (crops.local_image, crops.local_area) if kind == GLOBAL else (image, crops.global_area)
     crop = AreaCrop(size, area, crops.ratio, "bicubic")
-    steps: list = [lambda picture: to_picture(crop(picture).permute(1, 2, 0).numpy()), v2.RandomHorizontalFlip(crops.flip)]
+    steps: list = [
+        lambda picture: to_picture(crop(picture).permute(1, 2, 0).numpy()),
+        v2.RandomHorizontalFlip(crops.flip),
+    ]
     if not colours:
         return v2.Compose(steps)
     steps += [v2.RandomApply([v2.ColorJitter(*crops.jitter)], crops.jitter_probability), v2.RandomGrayscale(crops.grey)]
-    steps += [partial(blurred, probability=crops.blur[kind], radius=crops.radius), v2.RandomSolarize(SOLAR, crops.solarise[kind])]
+    steps += [
+        partial(blurred, probability=crops.blur[kind], radius=crops.radius),
+        v2.RandomSolarize(SOLAR, crops.solarise[kind]),
+    ]
     return v2.Compose(steps)
 
 
@@ -126,7 +136,8 @@ def blurred(picture: Image.Image, probability: float, radius: Sequence[float]) -
 
 
 def of_tensor(image: Tensor) -> Picture:
-    """(C, H, W) -> the picture that it was: grey or RGB where it is of 8 bits, else one of mode L or F for each channel."""
+    """(C, H, W) -> the picture that it was: grey or RGB where it is of 8 bits, else one of mode L or F for each
+    channel."""
     array = image.numpy()
     if image.dtype == torch.uint8 and len(array) in (1, 3):
         return Image.fromarray(array[0] if len(array) == 1 else np.ascontiguousarray(array.transpose(1, 2, 0)))

@@ -1,7 +1,7 @@
 """Images that are the same, byte for byte or nearly: the quick look of `data check`.
 
-It searches and verifies as `data dedup` does, but compares whole pictures with whole ones alone, and verifies the most alike: what was
-cut, or shifted by more than a little, is for `data dedup`.
+It searches and verifies as `data dedup` does, but compares whole pictures with whole ones alone, and verifies the most
+alike: what was cut, or shifted by more than a little, is for `data dedup`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ CONTRAST = 4.0  # standard deviation of the channels below which a picture shows
 QUICK, NEAREST = 0.9, 4  # cosine from which whole pictures are compared, and the lists that are searched for each
 READ, SHARE = 300, 0.02  # images that are read again: more of them found hardly more copies
 PAIRS = 4096  # verified at a time
-Groups = list[np.ndarray]  # rows of images that are alike, each in rising order; groups in the order of their first rows
+# rows of images that are alike, each in rising order; groups in the order of their first rows
+Groups = list[np.ndarray]
 
 
 def exact(records: np.ndarray) -> Groups:
@@ -29,10 +30,11 @@ def exact(records: np.ndarray) -> Groups:
 
 
 def proposed(records: np.ndarray) -> np.ndarray:
-    """(p,) CANDIDATE, by row: the pairs that may be near copies, whole pictures compared with whole ones, the most alike first.
+    """(p,) CANDIDATE, by row: the pairs that may be near copies, whole pictures compared with whole ones, the most
+    alike first.
 
-    They are of READ images or SHARE of all, whichever is more, as each is read again. Images of hardly any contrast are left out. Of images
-    of the same bytes the first stands for all.
+    They are of READ images or SHARE of all, whichever is more, as each is read again. Images of hardly any contrast are
+    left out. Of images of the same bytes the first stands for all.
     """
     rows = np.flatnonzero((records["state"] == READABLE) & (records["std"].mean(1) >= CONTRAST))
     rows = rows[first_equal(records["digest"][rows]) == np.arange(len(rows))]
@@ -46,7 +48,8 @@ def proposed(records: np.ndarray) -> np.ndarray:
 
 
 def verified(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
-    """(p,) CANDIDATE, by position in (n, LARGER, LARGER) views -> (2, q) positions of the pairs that are near copies."""
+    """(p,) CANDIDATE, by position in (n, LARGER, LARGER) views -> (2, q) positions of the pairs that are near
+    copies."""
     shown = comparable(views)
     pairs = pairs[shown[pairs["sample"]] & shown[pairs["of"]]]
     small = views.reshape(len(views), SIDE, LARGER // SIDE, SIDE, LARGER // SIDE).mean((2, 4), dtype=np.float32)

@@ -33,19 +33,25 @@ def check(
     group_by: str | None = None,
     progress: Progress = lambda label, done, total, text: None,
 ) -> dict[str, Any]:
-    """Look at every image of a data set, as `train` takes it, or of a folder that it would refuse, and say what is true of them.
+    """Look at every image of a data set, as `train` takes it, or of a folder that it would refuse, and say what is true
+    of them.
 
-    The document has counts, classes, unreadable images by name and reason, copies, sizes, kinds of files, what the loader does with
-    them, and `findings`; `passed` is whether nothing hinders training. It is the same for any number of `workers` (None: one a core;
-    0: this process, which a decoder that crashes takes along). `image_size` is the side of the model's input in pixels, or a function
-    from the first readable image's (height, width) to the (height, width) of the input. Raises DataError where there is nothing to look
-    at, UsageError.
+    The document has counts, classes, unreadable images by name and reason, copies, sizes, kinds of files, what the
+    loader does with them, and `findings`; `passed` is whether nothing hinders training. It is the same for any number
+    of `workers` (None: one a core; 0: this process, which a decoder that crashes takes along). `image_size` is the side
+    of the model's input in pixels, or a function from the first readable image's (height, width) to the (height, width)
+    of the input. Raises DataError where there is nothing to look at, UsageError.
     """
     return looked(os.fspath(source), split, workers, image_size, group_by, progress)[0]
 
 
 def looked(
-    source: str, split: str | None, workers: int | None, image_size: int | InputSize, group_by: str | None, progress: Progress
+    source: str,
+    split: str | None,
+    workers: int | None,
+    image_size: int | InputSize,
+    group_by: str | None,
+    progress: Progress,
 ) -> tuple[dict[str, Any], Subject]:
     """The same, and the images, of which a page shows some."""
     if isinstance(image_size, int) and image_size < 1:
@@ -66,15 +72,17 @@ def looked(
 
         seen[name] = scan(part, workers, each, (RECORD, partial(survey, how=how)))
         before += len(part)
-    document = facts(what, seen, near_copies(what, seen, (VIEW, partial(review, how=how)), workers, progress), side, groups)
+    document = facts(
+        what, seen, near_copies(what, seen, (VIEW, partial(review, how=how)), workers, progress), side, groups
+    )
     document["channels"] = {"count": how[0], "numbers": how[1]} if how else None
     found = findings(document)
     return {"passed": all(finding["level"] != FAILS for finding in found), "findings": found, **document}, what
 
 
 def first_form(split: Split, workers: int) -> tuple[Form, tuple[int, int] | None]:
-    """How the images of a split are read, and the (height, width) of the first: the first readable one of a hundred stands for all, as it
-    does for `train`. (None, None) where none of them can be read."""
+    """How the images of a split are read, and the (height, width) of the first: the first readable one of a hundred
+    stands for all, as it does for `train`. (None, None) where none of them can be read."""
     for low, high in ((0, 1), (1, PROBED)):
         few = split.take(np.arange(low, min(high, len(split))))
         records = scan(few, min(workers, 1), job=(FORM, probe)).records
@@ -94,6 +102,8 @@ def near_copies(what: Subject, seen: dict[str, Seen], job: Job, workers: int, pr
         low, high = what.rows(name)
         first, last = np.searchsorted(rows, (low, high))
         again = split.take(rows[first:last] - low)
-        views[first:last] = scan(again, workers, lambda n, d=done: progress("compare", d + n, len(rows), ""), job).records["view"]
+        views[first:last] = scan(
+            again, workers, lambda n, d=done: progress("compare", d + n, len(rows), ""), job
+        ).records["view"]
         done += len(again)
     return linked(rows[verified(pairs, views)])

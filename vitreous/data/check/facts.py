@@ -17,8 +17,11 @@ FEW = 10  # images below which a class is named
 LISTED = 10_000  # groups of copies that a document lists
 
 
-def facts(subject: Subject, seen: dict[str, Seen], near: Groups, image_size: int | None, groups: dict[str, Any]) -> dict[str, Any]:
-    """Everything that is told, before anything is made of it. Every figure but `unreadable` is of the images that can be read."""
+def facts(
+    subject: Subject, seen: dict[str, Seen], near: Groups, image_size: int | None, groups: dict[str, Any]
+) -> dict[str, Any]:
+    """Everything that is told, before anything is made of it. Every figure but `unreadable` is of the images that can
+    be read."""
     records = np.concatenate([part.records for part in seen.values()])
     readable = records[records["state"] == READABLE]
     return {
@@ -128,10 +131,11 @@ def counted(places: np.ndarray, words: tuple[str, ...]) -> dict[str, int]:
 
 
 def copies(subject: Subject, groups: Groups) -> dict[str, Any]:
-    """Groups of images that are alike: how many, how many images too many, how many in two splits, how many under two labels.
+    """Groups of images that are alike: how many, how many images too many, how many in two splits, how many under two
+    labels.
 
-    `across` counts, for each pair of splits, the images of the second that are in the first. The groups listed are the first LISTED of
-    those across splits, then of those with two labels, then of the others.
+    `across` counts, for each pair of splits, the images of the second that are in the first. The groups listed are the
+    first LISTED of those across splits, then of those with two labels, then of the others.
     """
     across: dict[str, int] = {}
     contrary = 0
@@ -158,11 +162,17 @@ def copies(subject: Subject, groups: Groups) -> dict[str, Any]:
 
 def named(subject: Subject, split: str, sample: int) -> dict[str, Any]:
     """An image by its split, its number there, its name and its class."""
-    return {"split": split, "number": sample, "path": subject.splits[split].name(sample), "class": subject.class_of(split, sample)}
+    return {
+        "split": split,
+        "number": sample,
+        "path": subject.splits[split].name(sample),
+        "class": subject.class_of(split, sample),
+    }
 
 
 def by_reason(unreadable: list[dict[str, str]]) -> list[tuple[str, list[dict[str, str]]]]:
-    """Unreadable images by reason, the most frequent first; reasons that differ in numbers alone are one, with N for those numbers."""
+    """Unreadable images by reason, the most frequent first; reasons that differ in numbers alone are one, with N for
+    those numbers."""
     found: dict[str, list[dict[str, str]]] = {}
     for row in unreadable:
         found.setdefault(_NUMBER.sub("N", row["reason"]), []).append(row)

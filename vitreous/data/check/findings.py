@@ -6,7 +6,8 @@ import shlex
 from typing import Any
 
 SHOWN = 20  # names in a sentence's list
-SMALLER = 0.75  # of the model's input: images up to this side gain by a smaller input; from 28 to 32 pixels is rounding to patches
+# of the model's input: images up to this side gain by a smaller input; from 28 to 32 pixels is rounding to patches
+SMALLER = 0.75
 UNEVEN = 10.0  # times that the largest class is larger than the smallest, from which it is told
 FAILS, WARNS, TELLS = "fails", "warns", "tells"
 
@@ -16,8 +17,8 @@ Finding = dict[str, str]
 def findings(facts: dict[str, Any]) -> list[Finding]:
     """Findings in the order of their weight: what fails the check, what to look at, and what the loader does by itself.
 
-    The check fails on what `train` refuses or what makes its figures untrue: a layout it does not take, unreadable images, the same
-    image in two splits or under two labels, groups in two splits.
+    The check fails on what `train` refuses or what makes its figures untrue: a layout it does not take, unreadable
+    images, the same image in two splits or under two labels, groups in two splits.
     """
     source = shlex.quote(facts["data"])
     found = [*failures(facts, source), *shares(facts, source), *classes(facts, source), *pictures(facts, source)]
@@ -50,14 +51,19 @@ def failures(facts: dict[str, Any], source: str) -> list[Finding]:
     if count := facts["copies"]["contrary"]:
         found.append(
             finding(
-                FAILS, "contrary", f"{images(count)} found under two labels", "keep one of them, or one image with both labels in a table"
+                FAILS,
+                "contrary",
+                f"{images(count)} found under two labels",
+                "keep one of them, or one image with both labels in a table",
             )
         )
     for row in facts["groups"]["parted"]:
         where = " and in ".join(row["splits"]) or "more than one split"
         names = f" ({', '.join(row['names'][:5])}{', …' if len(row['names']) > 5 else ''})" if row["names"] else ""
         level = FAILS if facts["groups"]["by"] else WARNS
-        found.append(finding(level, "groups", f"{row['groups']:,} groups are in {where}{names}", "move each to one of them"))
+        found.append(
+            finding(level, "groups", f"{row['groups']:,} groups are in {where}{names}", "move each to one of them")
+        )
     return found
 
 
@@ -71,11 +77,19 @@ def shares(facts: dict[str, Any], source: str) -> list[Finding]:
         found.append(finding(WARNS, "near_leak", f"{images(count)} of {other} look like one of {one}", way))
     if near["contrary"]:
         found.append(
-            finding(WARNS, "near_contrary", f"{near['contrary']:,} groups of images that look alike have two labels", "look at them")
+            finding(
+                WARNS,
+                "near_contrary",
+                f"{near['contrary']:,} groups of images that look alike have two labels",
+                "look at them",
+            )
         )
     within = {"repeat another": facts["copies"]["extra"], "look like another": near["extra"]}
     if any(within.values()):
-        way = f"`vitreous data dedup {source} --within --out copies.csv`; frames of one scene are kept together by --group-by"
+        way = (
+            f"`vitreous data dedup {source} --within --out copies.csv`; frames of one scene are kept together by "
+            "--group-by"
+        )
         text = ", ".join(f"{images(count)} {what}" for what, count in within.items() if count)
         text += " (only whole images were compared; the command below compares parts too)" if near["extra"] else ""
         found.append(finding(TELLS, "copies", text, way))
@@ -88,17 +102,32 @@ def classes(facts: dict[str, Any], source: str) -> list[Finding]:
     if spread is None:
         return []
     if spread["largest"] >= UNEVEN * max(spread["smallest"], 1):
-        text = f"the largest class has {spread['largest']:,} images, the smallest {spread['smallest']:,}; as hard to tell apart as"
+        text = (
+            f"the largest class has {spread['largest']:,} images, the smallest {spread['smallest']:,}; as hard to "
+            "tell apart as"
+        )
         text += f" {spread['effective']:.1f} even classes of {len(facts['classes'])}"
-        found.append(finding(WARNS, "imbalance", text, f"`vitreous train {source} --sampling balanced`, or --class-weights balanced"))
+        found.append(
+            finding(
+                WARNS, "imbalance", text, f"`vitreous train {source} --sampling balanced`, or --class-weights balanced"
+            )
+        )
     if few := spread["few"]:
         found.append(
-            finding(WARNS, "few", f"{len(few):,} classes have fewer than 10 images: {listed(list(few))}", "find more, or join classes")
+            finding(
+                WARNS,
+                "few",
+                f"{len(few):,} classes have fewer than 10 images: {listed(list(few))}",
+                "find more, or join classes",
+            )
         )
     for name, missing in spread["missing"].items():
         found.append(
             finding(
-                WARNS, "missing", f"{name} has no image of {len(missing):,} classes: {listed(missing)}", "their figures will be unknown"
+                WARNS,
+                "missing",
+                f"{name} has no image of {len(missing):,} classes: {listed(missing)}",
+                "their figures will be unknown",
             )
         )
     return found
@@ -109,10 +138,22 @@ def pictures(facts: dict[str, Any], source: str) -> list[Finding]:
     traits, size, found = facts["traits"], facts["sizes"], []
     deep, found_kinds = facts["depths"].get("16", 0), facts["modes"]
     if traits["one_colour"]:
-        found.append(finding(WARNS, "one_colour", f"{images(traits['one_colour'])} of one colour", "are they broken, or placeholders?"))
+        found.append(
+            finding(
+                WARNS,
+                "one_colour",
+                f"{images(traits['one_colour'])} of one colour",
+                "are they broken, or placeholders?",
+            )
+        )
     if outside := facts["left_out"].get("images", 0):
         found.append(
-            finding(WARNS, "outside", f"{images(outside)} in the folder belong to no split or class and are left out", "move them")
+            finding(
+                WARNS,
+                "outside",
+                f"{images(outside)} in the folder belong to no split or class and are left out",
+                "move them",
+            )
         )
     told = (
         ("misnamed", traits["misnamed"], "named as another format; the content decides"),
@@ -125,13 +166,27 @@ def pictures(facts: dict[str, Any], source: str) -> list[Finding]:
     found += [finding(TELLS, what, f"{images(count)} {text}") for what, count, text in told if count]
     if others := sum(count for name, count in facts["left_out"].items() if name != "images"):
         ends = listed([name for name in facts["left_out"] if name != "images"])
-        found.append(finding(TELLS, "others", f"{others:,} files are no images by their names and are left out: {ends}"))
-    if size and size["smaller"] > 0.5 and min(size["width"]["median"], size["height"]["median"]) <= SMALLER * size["input"]:
-        text = f"{size['smaller']:.0%} of the images are smaller than the model's {size['input']} pixels and are enlarged"
+        found.append(
+            finding(TELLS, "others", f"{others:,} files are no images by their names and are left out: {ends}")
+        )
+    if (
+        size
+        and size["smaller"] > 0.5
+        and min(size["width"]["median"], size["height"]["median"]) <= SMALLER * size["input"]
+    ):
+        text = (
+            f"{size['smaller']:.0%} of the images are smaller than the model's {size['input']} pixels and are enlarged"
+        )
         found.append(finding(TELLS, "small", text, "a smaller --image-size costs less and loses nothing"))
     if size and size["twice"] > 0.5:
-        text = f"{size['twice']:.0%} of the images have twice the model's {size['input']} pixels: most of the decoding is for nothing"
-        found.append(finding(TELLS, "large", text, f"`vitreous data pack {source} --out PACKED` once, then train on that"))
+        text = (
+            f"{size['twice']:.0%} of the images have twice the model's {size['input']} pixels: most of the "
+            "decoding "
+            "is for nothing"
+        )
+        found.append(
+            finding(TELLS, "large", text, f"`vitreous data pack {source} --out PACKED` once, then train on that")
+        )
     return found
 
 

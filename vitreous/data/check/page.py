@@ -51,13 +51,24 @@ def page(document: dict[str, Any], subject: Subject) -> str:
 def bars(names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Any]]:
     """Rows of a drawing: the name, the number, and the length of its bar, 0 to 100."""
     most = max(counts, default=0) or 1
-    return [{"name": name, "count": count, "length": round(100 * count / most, 2)} for name, count in zip(names, counts, strict=True)]
+    return [
+        {"name": name, "count": count, "length": round(100 * count / most, 2)}
+        for name, count in zip(names, counts, strict=True)
+    ]
 
 
 def pictures(document: dict[str, Any], subject: Subject) -> list[dict[str, Any]]:
-    """The first PAIRS groups of copies, those across splits before those under two labels, equal ones before near ones."""
+    """The first PAIRS groups of copies, those across splits before those under two labels, equal ones before near
+    ones."""
     ranked = [
-        (len({row["split"] for row in group}) < 2, len({row["class"] for row in group}) < 2, kind != "copies", number, kind, group)
+        (
+            len({row["split"] for row in group}) < 2,
+            len({row["class"] for row in group}) < 2,
+            kind != "copies",
+            number,
+            kind,
+            group,
+        )
         for kind in ("copies", "near_copies")
         for number, group in enumerate(document[kind]["listed"][:PAIRS])
     ]

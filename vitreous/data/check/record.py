@@ -42,16 +42,19 @@ RECORD = np.dtype(
     ]
 )
 VIEW = np.dtype([("view", "u1", (LARGER, LARGER)), ("state", "u1")])  # of the few that are looked at again
-FORM = np.dtype([("channels", "<u4"), ("numbers", "U8"), ("height", "<u4"), ("width", "<u4"), ("state", "u1")])  # how one is read
+# how one is read
+FORM = np.dtype([("channels", "<u4"), ("numbers", "U8"), ("height", "<u4"), ("width", "<u4"), ("state", "u1")])
 KINDS = ("other", "pixels", *FORMATS, "MPO", "NPY", "AVIF", "HEIF")
 MODES = ("other", "1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "I", "I;16", "I;16B", "I;16L", "YCbCr", "RGBX")
 SUFFIX_OF = {
-    "JPEG": {".jpg", ".jpeg"}, "MPO": {".jpg", ".jpeg"}, "PNG": {".png"}, "WEBP": {".webp"}, "GIF": {".gif"}, "BMP": {".bmp"},
+    "JPEG": {".jpg", ".jpeg"}, "MPO": {".jpg", ".jpeg"}, "PNG": {".png"},
+    "WEBP": {".webp"}, "GIF": {".gif"}, "BMP": {".bmp"},
     "TIFF": {".tif", ".tiff"}, "NPY": {".npy"}, "AVIF": {".avif"}, "HEIF": {".heic", ".heif", ".hif"},
 }  # fmt: skip
 
 
-Form = tuple[int, str] | None  # channels and numbers where pictures are read channel by channel, as `spectral.form` has it
+# channels and numbers where pictures are read channel by channel, as `spectral.form` has it
+Form = tuple[int, str] | None
 Header = tuple[str, str, int, int]  # format, mode, bits of a channel, traits
 Begin = Callable[[int], None]
 Tell = Callable[[int, str], None]
@@ -70,11 +73,13 @@ class Trait(IntEnum):
     MISNAMED = 16  # the name ends as that of another format
 
 
-def survey(split: Split, span: tuple[int, int], records: np.ndarray, begin: Begin, tell: Tell, how: Form = None) -> None:
+def survey(
+    split: Split, span: tuple[int, int], records: np.ndarray, begin: Begin, tell: Tell, how: Form = None
+) -> None:
     """Read and decode the samples [start, stop) once, and fill in their places in `records`, (n,) RECORD.
 
-    `begin` hears of each sample before it is read, `tell` why one cannot be. The verdict is that of `decode`, or of `bands` where
-    `how` has the channels and their numbers: as in training and everywhere else.
+    `begin` hears of each sample before it is read, `tell` why one cannot be. The verdict is that of `decode`, or of
+    `bands` where `how` has the channels and their numbers: as in training and everywhere else.
     """
     start, stop = span
     views = np.zeros((stop - start, SIDE, SIDE), np.uint8)
@@ -88,7 +93,9 @@ def survey(split: Split, span: tuple[int, int], records: np.ndarray, begin: Begi
     records["whole"][start:stop] = np.rint(127 * describe_whole(views))
 
 
-def review(split: Split, span: tuple[int, int], records: np.ndarray, begin: Begin, tell: Tell, how: Form = None) -> None:
+def review(
+    split: Split, span: tuple[int, int], records: np.ndarray, begin: Begin, tell: Tell, how: Form = None
+) -> None:
     """The larger grey views of the samples [start, stop), which may be copies; `records` (n,) VIEW."""
     for sample in range(*span):
         begin(sample)
@@ -97,10 +104,15 @@ def review(split: Split, span: tuple[int, int], records: np.ndarray, begin: Begi
 
 
 def look(split: Split, sample: int, grey: np.ndarray, how: Form) -> tuple[Any, ...] | str:
-    """The record of a sample, but for its descriptor, or why it cannot be read. Fills in `grey`, (side, side) uint8, with its view."""
+    """The record of a sample, but for its descriptor, or why it cannot be read. Fills in `grey`, (side, side) uint8,
+    with its view."""
     try:
         raw = split.raw(sample)
-        content = raw if isinstance(raw, bytes) else f"{raw.shape} {raw.dtype.str}".encode() + np.ascontiguousarray(raw).tobytes()
+        content = (
+            raw
+            if isinstance(raw, bytes)
+            else f"{raw.shape} {raw.dtype.str}".encode() + np.ascontiguousarray(raw).tobytes()
+        )
         size = len(raw) if isinstance(raw, bytes) else raw.nbytes
         digest = tuple(np.frombuffer(hashlib.sha256(content).digest()[:16], "<u8").tolist())
         picture, (kind, mode, depth, traits) = opened(raw, how)
@@ -114,11 +126,24 @@ def look(split: Split, sample: int, grey: np.ndarray, how: Form) -> tuple[Any, .
         traits |= Trait.MISNAMED
     if max(std) == 0:
         traits |= Trait.ONE_COLOUR
-    return digest, NO_DESCRIPTOR, size, *picture.size, mean, std, int(traits), READABLE, place(kind, KINDS), place(mode, MODES), depth
+    return (
+        digest,
+        NO_DESCRIPTOR,
+        size,
+        *picture.size,
+        mean,
+        std,
+        int(traits),
+        READABLE,
+        place(kind, KINDS),
+        place(mode, MODES),
+        depth,
+    )
 
 
 def probe(split: Split, span: tuple[int, int], records: np.ndarray, begin: Begin, tell: Tell) -> None:
-    """How the samples [start, stop) would each be read, and their sizes upright; `records` (n,) FORM, READABLE where one can be."""
+    """How the samples [start, stop) would each be read, and their sizes upright; `records` (n,) FORM, READABLE where
+    one can be."""
     for sample in range(*span):
         begin(sample)
         name = split.name(sample)
@@ -144,7 +169,8 @@ def place(word: str, known: tuple[str, ...]) -> int:
 
 
 def moments(picture: Image.Image) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel of an RGB picture. From its histogram: sums of whole numbers, exact."""
+    """Mean and standard deviation of each channel of an RGB picture. From its histogram: sums of whole numbers,
+    exact."""
     counts = np.array(picture.histogram(), np.float64).reshape(3, 256)
     mean, square = (counts @ _POWERS).T / (picture.width * picture.height)
     return mean.tolist(), np.sqrt((square - mean**2).clip(0)).tolist()
@@ -164,7 +190,12 @@ def opened(raw: bytes | np.ndarray, how: Form) -> tuple[Image.Image, Header]:
         return found, header(raw, found)
     picture = Image.fromarray(found.region((0, 0, *found.size)))
     if isinstance(found, Jpeg):
-        return picture, ("JPEG", "L" if found.layout.components == 1 else "RGB", 8, Trait.TURNED * (found.orientation > 1))
+        return picture, (
+            "JPEG",
+            "L" if found.layout.components == 1 else "RGB",
+            8,
+            Trait.TURNED * (found.orientation > 1),
+        )
     return picture, header(raw, picture)
 
 

@@ -1,4 +1,5 @@
-"""Every sample of a split looked at, in processes of their own: one that dies or hangs costs the file that it was at, not the check."""
+"""Every sample of a split looked at, in processes of their own: one that dies or hangs costs the file that it was at,
+not the check."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ class Seen:
 def scan(split: Split, workers: int, progress: Progress = lambda done: None, job: Job = (RECORD, survey)) -> Seen:
     """Look at every sample once, in so many processes; 0: in this one, which a decoder that crashes takes along.
 
-    What is returned does not depend on `workers`. Memory: one record a sample, shared by the processes, and the reasons. Raises
-    ResourceError where processes cannot live at all.
+    What is returned does not depend on `workers`. Memory: one record a sample, shared by the processes, and the
+    reasons. Raises ResourceError where processes cannot live at all.
     """
     if not workers:
         seen = Seen(np.zeros(len(split), job[0]))
@@ -64,7 +65,8 @@ def note(seen: Seen, sample: int, reason: str) -> None:
 
 @dataclass
 class Hand:
-    """One process, its end of the pipe, and the samples [start, stop) that it was given; `at` is the last that it began, shared with it."""
+    """One process, its end of the pipe, and the samples [start, stop) that it was given; `at` is the last that it
+    began, shared with it."""
 
     process: Any
     pipe: Connection
@@ -157,7 +159,9 @@ class Crew:
             left = [(hand.start, at), (at + 1, hand.stop)]
         self.stillborn = 0 if at >= hand.start else self.stillborn + 1
         if self.stillborn > STILLBORN:
-            raise ResourceError(f"processes end before they read an image ({ending(code)})", "try fewer --workers, or --workers 0")
+            raise ResourceError(
+                f"processes end before they read an image ({ending(code)})", "try fewer --workers, or --workers 0"
+            )
         self.waiting.extendleft(span for span in left if span[0] < span[1])
         if self.waiting:
             self.hire()
@@ -186,7 +190,9 @@ def labour(split: Split, buffer: Any, job: Job, at: Any, pipe: Connection) -> No
     records = np.frombuffer(buffer, job[0], len(split))
     try:
         while span := pipe.recv():
-            job[1](split, span, records, partial(setattr, at, "value"), lambda sample, reason: pipe.send((sample, reason)))
+            job[1](
+                split, span, records, partial(setattr, at, "value"), lambda sample, reason: pipe.send((sample, reason))
+            )
             pipe.send(None)
     except (EOFError, OSError):
         return

@@ -64,18 +64,23 @@ class Subject:
 
 
 def subject(source: str, split: str | None = None) -> Subject:
-    """What a source holds; a single split of it, if one is named. Raises DataError where there is nothing to look at."""
+    """What a source holds; a single split of it, if one is named. Raises DataError where there is nothing to look
+    at."""
     try:
         data = open_data(source)
     except DataError as error:
         paths = list_images(Path(source)) if Path(source).is_dir() else []
         if not paths:
             raise
-        return Subject(printable(source), source, {LOOSE: Files(paths, np.zeros(len(paths), np.int64))}, (), refused=error)
+        return Subject(
+            printable(source), source, {LOOSE: Files(paths, np.zeros(len(paths), np.int64))}, (), refused=error
+        )
     splits = as_made(data)
     if split is not None:
         splits = {split: data.split(split)}
-    return Subject(data.name, source, splits, tuple(map(printable, data.classes)), data.notes, column=data.groups is not None)
+    return Subject(
+        data.name, source, splits, tuple(map(printable, data.classes)), data.notes, column=data.groups is not None
+    )
 
 
 def as_made(data: Data) -> dict[str, Split]:
@@ -86,7 +91,8 @@ def as_made(data: Data) -> dict[str, Split]:
 
 
 def parted(subject: Subject, group_by: str | None) -> list[dict[str, object]]:
-    """The groups in two splits: the splits, how many groups, and their names. Raises as `vitreous.data.grouping` does."""
+    """The groups in two splits: the splits, how many groups, and their names. Raises as `vitreous.data.grouping`
+    does."""
     found = [note for note in subject.notes if PARTED in note]
     if group_by == COLUMN and not subject.column:
         raise no_column(subject.name)
@@ -98,7 +104,8 @@ def parted(subject: Subject, group_by: str | None) -> list[dict[str, object]]:
 
 
 def left_out(subject: Subject) -> dict[str, int]:
-    """Files below a folder that no split has: other files by the end of their names, and `images` that stand outside the layout."""
+    """Files below a folder that no split has: other files by the end of their names, and `images` that stand outside
+    the layout."""
     root = Path(subject.source)
     if not root.is_dir() or not all(isinstance(split, Files) for split in subject.splits.values()):
         return {}

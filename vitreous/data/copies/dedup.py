@@ -1,7 +1,7 @@
 """The verb `data dedup`: the images of a data set that are in others too, or twice in itself.
 
-Two looks, the second at what the first left: the same bytes or the same pixels; and near copies, which may be cut, scaled, shifted,
-mirrored, framed and changed in colour. Those are searched for among all, and each is verified.
+Two looks, the second at what the first left: the same bytes or the same pixels; and near copies, which may be cut,
+scaled, shifted, mirrored, framed and changed in colour. Those are searched for among all, and each is verified.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def dedup(
 ) -> dict[str, Any]:
     """Every sample of `data` that is a copy of one in `against`, or, `within`, of an earlier one in `data`.
 
-    Each copy is named once, with a picture that stays: `copies` has its `path`, `copy_of`, `reason` (bytes, pixels, near)
-    and `score`. Pictures that cannot be read are in `unreadable`, by name and reason, and stay.
+    Each copy is named once, with a picture that stays: `copies` has its `path`, `copy_of`, `reason` (bytes, pixels,
+    near) and `score`. Pictures that cannot be read are in `unreadable`, by name and reason, and stay.
     Raises UsageError where there is nothing to compare with, DataError where no image can be read.
     """
     if not against and not within:
@@ -63,7 +63,9 @@ def dedup(
     threads = default_workers() if workers is None else workers
     looks = look(pool, threads, progress, looker)
     if len(looks.bad) == len(pool):
-        raise DataError(f"none of {len(pool)} images can be read" + "".join(f"; {e.message}" for e in list(looks.bad.values())[:1]))
+        raise DataError(
+            f"none of {len(pool)} images can be read" + "".join(f"; {e.message}" for e in list(looks.bad.values())[:1])
+        )
     finder = Finder(pool, looks, others, within, threads, progress)
     copies = finder.copies(threshold)
     return {
@@ -74,7 +76,12 @@ def dedup(
         "unreadable": [error.message for _, error in sorted(looks.bad.items())],
         "counts": dict(sorted(Counter(copy.reason for copy in copies).items())),
         "copies": [
-            {"path": pool.name(copy.sample), "copy_of": pool.name(copy.of), "reason": copy.reason, "score": round(copy.score, 4)}
+            {
+                "path": pool.name(copy.sample),
+                "copy_of": pool.name(copy.of),
+                "reason": copy.reason,
+                "score": round(copy.score, 4),
+            }
             for copy in copies
         ],
     }
@@ -111,7 +118,11 @@ class Finder:
             first = first_equal(digests)
             for sample in range(self.others, len(first)):
                 of = int(first[sample])
-                if sample not in found and sample not in self.looks.bad and of < (sample if self.within else self.others):
+                if (
+                    sample not in found
+                    and sample not in self.looks.bad
+                    and of < (sample if self.within else self.others)
+                ):
                     found[sample] = Copy(sample, of, reason, 1.0)
         return found
 
@@ -125,14 +136,19 @@ class Finder:
         views = self.looks.views
         wholes = np.concatenate([describe_whole(views[low : low + 4096]) for low in range(0, len(views), 4096)])
         pairs = candidates(
-            wholes, lambda numbers: describe(views[numbers]), samples, self.known, progress=lambda *done: self.progress("search", *done)
+            wholes,
+            lambda numbers: describe(views[numbers]),
+            samples,
+            self.known,
+            progress=lambda *done: self.progress("search", *done),
         )
         if self.looks.features is not None:
             pairs = np.concatenate([pairs, like_features(self.looks.features, samples, self.known)])
         return pairs
 
     def verified(self, pairs: np.ndarray, threshold: float) -> list[Copy]:
-        """Those of (p,) CANDIDATE that are copies: alike in the small views, and then, both pictures read again, in larger ones."""
+        """Those of (p,) CANDIDATE that are copies: alike in the small views, and then, both pictures read again, in
+        larger ones."""
         alike, boxes = np.empty(len(pairs), np.float32), np.empty((len(pairs), 4), np.float32)
         for low in range(0, len(pairs), PAIRS):
             part = slice(low, low + PAIRS)
@@ -146,7 +162,8 @@ class Finder:
         return copies
 
     def judged(self, pairs: np.ndarray, boxes: np.ndarray, threshold: float) -> list[Copy]:
-        """The copies among candidates, from larger views of them; pictures that cannot be read any more are left out."""
+        """The copies among candidates, from larger views of them; pictures that cannot be read any more are left
+        out."""
         larger = closer(self.pool, np.union1d(pairs["sample"], pairs["of"]).tolist(), CLOSE, self.workers)
         there = np.isin(pairs["sample"], list(larger)) & np.isin(pairs["of"], list(larger))
         pairs, boxes = pairs[there], boxes[there]
@@ -156,7 +173,10 @@ class Finder:
         views, row = np.stack([larger[int(n)] for n in numbers]), pairs.copy()
         row["sample"], row["of"] = np.searchsorted(numbers, pairs["sample"]), np.searchsorted(numbers, pairs["of"])
         score = np.concatenate(
-            [likeness(*laid(views, row[low : low + PAIRS]), boxes[low : low + PAIRS]) for low in range(0, len(row), PAIRS)]
+            [
+                likeness(*laid(views, row[low : low + PAIRS]), boxes[low : low + PAIRS])
+                for low in range(0, len(row), PAIRS)
+            ]
         )
         return [
             Copy(int(one["sample"]), int(one["of"]), "near", float(much))

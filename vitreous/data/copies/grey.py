@@ -32,7 +32,8 @@ def view(picture: Image.Image, side: int) -> np.ndarray:
 
 
 def margins(values: np.ndarray) -> tuple[int, int, int, int]:
-    """The lines of one colour at the left, the top, the right and the bottom of (h, w) uint8 greys, at most a quarter each.
+    """The lines of one colour at the left, the top, the right and the bottom of (h, w) uint8 greys, at most a quarter
+    each.
 
     The line after a border may show a little of it, and goes with it.
     """
@@ -51,8 +52,8 @@ def margins(values: np.ndarray) -> tuple[int, int, int, int]:
 def comparable(views: np.ndarray) -> np.ndarray:
     """(n, side, side) greys -> (n,) bool: which show enough to tell them from others.
 
-    With whole spectra of length 1, s, `1 / sum(s ** 4)` is about how many frequencies share the power: in photographs 10 to 90, 5 at
-    least; in a plain gradient 2, and all of those are alike.
+    With whole spectra of length 1, s, `1 / sum(s ** 4)` is about how many frequencies share the power: in photographs
+    10 to 90, 5 at least; in a plain gradient 2, and all of those are alike.
     """
     enough = np.empty(len(views), bool)
     for low in range(0, len(enough), 4096):

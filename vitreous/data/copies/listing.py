@@ -1,7 +1,7 @@
 """The list that `data dedup` leaves: `path,copy_of,reason,score`, one copy a row, and the data set without them.
 
-A cell that a spreadsheet would take for a formula, or that begins with an apostrophe, gets an apostrophe in front: taking one
-away gives every name back.
+A cell that a spreadsheet would take for a formula, or that begins with an apostrophe, gets an apostrophe in front:
+taking one away gives every name back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def listed(copies: Sequence[dict[str, Any]]) -> str:
 
 
 def excluded(path: str | os.PathLike[str]) -> frozenset[str]:
-    """The names of the copies in a list, as `Split.name` says them. Raises DataError, with the line, for what is no such list."""
+    """The names of the copies in a list, as `Split.name` says them. Raises DataError, with the line, for what is no
+    such list."""
     name = printable(path)
     try:
         rows = list(csv.reader(io.StringIO(read_regular(path).decode("utf-8-sig"), newline=""), strict=True))
@@ -42,7 +43,10 @@ def excluded(path: str | os.PathLike[str]) -> frozenset[str]:
     column = rows[0].index("path")
     short = next((number for number, row in enumerate(rows, 1) if row and len(row) != len(rows[0])), 0)
     if short:
-        raise DataError(f"{name}, row {short}: {len(rows[short - 1])} cells for {len(rows[0])} columns", "put cells with commas in quotes")
+        raise DataError(
+            f"{name}, row {short}: {len(rows[short - 1])} cells for {len(rows[0])} columns",
+            "put cells with commas in quotes",
+        )
     return frozenset(row[column].removeprefix("'") for row in rows[1:] if row)
 
 
@@ -52,27 +56,39 @@ def staying(split: Split, names: frozenset[str]) -> np.ndarray:
 
 
 def remaining(data: Data, names: frozenset[str], home: Path) -> str:
-    """The data set without some samples, as the CSV `path,label[,split]` that `train` takes, its paths relative to `home`.
+    """The data set without some samples, as the CSV `path,label[,split]` that `train` takes, its paths relative to
+    `home`.
 
-    Raises UsageError for data that are no image files, DataError where the format has no way to write a path or a class.
+    Raises UsageError for data that are no image files, DataError where the format has no way to write a path or a
+    class.
     """
     unsplit = data.unsplit and data.whole is not None
     parts = {"train": data.whole} if unsplit else dict(data.splits)
     if not unsplit and data.whole is not None:  # what was drawn for validation goes back
-        parts = {"train": data.whole} | {name: split for name, split in data.splits.items() if name not in ("train", "val")}
+        parts = {"train": data.whole} | {
+            name: split for name, split in data.splits.items() if name not in ("train", "val")
+        }
     wrong = [name for name in data.classes if "|" in name or name != name.strip() or not encodes(name)]
     if wrong:
-        raise DataError(f"the class {printable(wrong[0])} cannot be written to a CSV file", "rename it, or use --exclude with the list")
+        raise DataError(
+            f"the class {printable(wrong[0])} cannot be written to a CSV file",
+            "rename it, or use --exclude with the list",
+        )
 
     def rows() -> Iterator[list[str]]:
         yield ["path", "label"] if unsplit else ["path", "label", "split"]
         for part, split in parts.items():
             if not isinstance(split, Files):
-                raise UsageError(f"{data.name} has no image files to write down", "use the list: vitreous train DATA --exclude LIST")
+                raise UsageError(
+                    f"{data.name} has no image files to write down", "use the list: vitreous train DATA --exclude LIST"
+                )
             for sample in staying(split, names):
                 path = os.path.relpath(split.paths[sample], home)
                 if not encodes(path):
-                    raise DataError(f"{split.name(int(sample))}: a name that is not UTF-8 cannot be written to a CSV file", "rename it")
+                    raise DataError(
+                        f"{split.name(int(sample))}: a name that is not UTF-8 cannot be written to a CSV file",
+                        "rename it",
+                    )
                 label = split.labels[sample]
                 known = [data.classes[int(k)] for k in (np.flatnonzero(label) if split.labels.ndim == 2 else [label])]
                 row = [f"./{path}" if path.startswith(MARKED) else path, "|".join(known)]

@@ -1,9 +1,10 @@
 """For every picture, the few others that it may be a copy of.
 
-A picture is compared whole with parts of the others, and in parts with the others whole, upright and as its mirror image; and its
-centre with parts of the others, as neither is whole in the other where a picture was shifted. Parts are
-sorted into inverted lists by the nearest of some centroids, and a picture is compared with the parts in the lists nearest to it
-(Jégou et al., IEEE TPAMI 33(1), 2011, without the quantisation). N samples, descriptors of LENGTH numbers.
+A picture is compared whole with parts of the others, and in parts with the others whole, upright and as its mirror
+image; and its centre with parts of the others, as neither is whole in the other where a picture was shifted. Parts are
+sorted into inverted lists by the nearest of some centroids, and a picture is compared with the parts in the lists
+nearest to it (Jégou et al., IEEE TPAMI 33(1), 2011, without the quantisation). N samples, descriptors of LENGTH
+numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ LIKE = 0.8  # cosine that a candidate has at least
 LIKE_FEATURES = 0.5  # the same of a model's features
 
 #: `sample` may be a copy of `of`: one of them, mirrored or not, lies in the box of the other; `inner`: it is `sample`
-CANDIDATE = np.dtype([("sample", "i8"), ("of", "i8"), ("cosine", "f4"), ("box", "f4", 4), ("mirrored", "?"), ("inner", "?")])
+CANDIDATE = np.dtype(
+    [("sample", "i8"), ("of", "i8"), ("cosine", "f4"), ("box", "f4", 4), ("mirrored", "?"), ("inner", "?")]
+)
 Describe = Callable[[np.ndarray], np.ndarray]  # sample numbers (n,) -> descriptors (n, boxes, LENGTH)
 
 
@@ -38,11 +41,12 @@ def candidates(
     probed: int = PROBED,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> np.ndarray:
-    """(p,) CANDIDATE: for each query the MOST samples in `known`, earlier than it, that are most like it, with a cosine of `floor`.
-    A picture is compared with the parts in the `probed` lists nearest to it.
+    """(p,) CANDIDATE: for each query the MOST samples in `known`, earlier than it, that are most like it, with a cosine
+    of `floor`. A picture is compared with the parts in the `probed` lists nearest to it.
 
-    `wholes` (N, LENGTH) has the descriptor of every sample, by number, `parts` gives those of the boxes of some; `queries` and `known`
-    are sample numbers in rising order. Where `parts` gives whole pictures alone, wholes are compared with wholes.
+    `wholes` (N, LENGTH) has the descriptor of every sample, by number, `parts` gives those of the boxes of some;
+    `queries` and `known` are sample numbers in rising order. Where `parts` gives whole pictures alone, wholes are
+    compared with wholes.
     """
     best = np.empty(0, CANDIDATE)
     if not len(queries) or not len(known):
@@ -50,7 +54,8 @@ def candidates(
     centres = centroids(parts, known)
     boxes = parts(known[:1]).shape[1]
     several, block = boxes > 1, max(PARTS // boxes, 1)
-    sides = [(known, queries, True), (queries, known, False)][: 1 + several]  # whose parts, whose wholes, whether the query is whole
+    # whose parts, whose wholes, whether the query is whole
+    sides = [(known, queries, True), (queries, known, False)][: 1 + several]
     total, done = sum(len(listed) for listed, *_ in sides), 0
     for listed, asked, inner in sides:
         for low in range(0, len(listed), block):
@@ -69,11 +74,14 @@ def candidates(
 
 
 class Lists:
-    """The parts of some pictures, sorted by the nearest centroid: list k has the rows `starts[k]` to `starts[k + 1]`."""
+    """The parts of some pictures, sorted by the nearest centroid: list k has the rows `starts[k]` to `starts[k +
+    1]`."""
 
     def __init__(self, parts: np.ndarray, numbers: np.ndarray, centres: np.ndarray) -> None:
         flat = parts.reshape(-1, parts.shape[2])
-        nearest = np.concatenate([(flat[low : low + 65536] @ centres.T).argmax(1) for low in range(0, len(flat), 65536)])
+        nearest = np.concatenate(
+            [(flat[low : low + 65536] @ centres.T).argmax(1) for low in range(0, len(flat), 65536)]
+        )
         order = np.argsort(nearest, kind="stable")
         self.vectors, self.numbers = flat[order], numbers[order // parts.shape[1]]
         self.boxes = (order % parts.shape[1]).astype(np.int16)
@@ -118,7 +126,8 @@ def compared(
         for low in range(starts[k], starts[k + 1], 1024):
             chosen = rows[low : min(low + 1024, starts[k + 1])]
             cosine = vectors[chosen] @ lists.vectors[own].T
-            i, j = np.divmod(np.flatnonzero(cosine.ravel() >= floor), cosine.shape[1])  # np.nonzero of two axes is far slower
+            # np.nonzero of two axes is far slower
+            i, j = np.divmod(np.flatnonzero(cosine.ravel() >= floor), cosine.shape[1])
             whole, other = asked[chosen[i] % len(asked)], lists.numbers[own][j]
             sample, of = (whole, other) if inner else (other, whole)
             earlier = of < sample

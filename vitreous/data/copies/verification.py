@@ -11,7 +11,8 @@ from vitreous.data.copies.windows import cut, spectrum
 
 NARROWEST, WIDEST = 0.55, 1.1  # side of a box
 OUTSIDE = 0.15  # of a side: how far a box may reach out of the view
-HOPELESS = (0.75, 0.5)  # cosines of 8 and of 16 cells below which a pair is not followed further; of copies 99 % have 0.86 and 0.67
+# cosines of 8 and of 16 cells below which a pair is not followed further; of copies 99 % have 0.86 and 0.67
+HOPELESS = (0.75, 0.5)
 PROMISING = 0.65  # cosine of small views from which larger ones are compared
 THRESHOLD = 0.54  # how alike copies are at least
 DETAIL, BLOCK = 32, 4  # cells a side of what is compared in detail, and of the blocks in it
@@ -22,7 +23,8 @@ EPSILON, LARGEST = 0.008, 0.05  # of a box, in fractions of the view: the differ
 
 
 def laid(views: np.ndarray, found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(n, side, side) views, of which (p,) CANDIDATE have the numbers -> the picture that is whole, mirrored or not, and the other."""
+    """(n, side, side) views, of which (p,) CANDIDATE have the numbers -> the picture that is whole, mirrored or not,
+    and the other."""
     one, other = views[found["sample"]].astype(np.float32), views[found["of"]].astype(np.float32)
     inner = found["inner"][:, None, None]
     a, b = np.where(inner, one, other), np.where(inner, other, one)
@@ -30,10 +32,11 @@ def laid(views: np.ndarray, found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def align(a: np.ndarray, b: np.ndarray, boxes: np.ndarray, count: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Move and stretch (p, 4) boxes until that part of `b` is most like `a`. Returns (p,) cosines of `count` cells a side, and boxes.
+    """Move and stretch (p, 4) boxes until that part of `b` is most like `a`. Returns (p,) cosines of `count` cells a
+    side, and boxes.
 
-    What of `a` lies outside of `b` is left out. Gauss-Newton steps on the difference of both spectra, damped; of all boxes on the way the
-    best one is kept.
+    What of `a` lies outside of `b` is left out. Gauss-Newton steps on the difference of both spectra, damped; of all
+    boxes on the way the best one is kept.
     """
     best, kept, boxes = np.full(len(a), -1, np.float32), boxes.copy(), boxes.copy()
     moves = np.eye(4, dtype=np.float32) * EPSILON
@@ -50,7 +53,9 @@ def align(a: np.ndarray, b: np.ndarray, boxes: np.ndarray, count: int, steps: in
         slopes = (np.stack(changed, 1) - now[:, None]) / EPSILON  # (p, 4, count * count)
         normal = slopes @ slopes.transpose(0, 2, 1)
         damping = 1e-3 * np.trace(normal, axis1=1, axis2=2) / 4 + 1e-6
-        change = np.linalg.solve(normal + damping[:, None, None] * np.eye(4, dtype=np.float32), slopes @ (own - now)[:, :, None])[:, :, 0]
+        change = np.linalg.solve(
+            normal + damping[:, None, None] * np.eye(4, dtype=np.float32), slopes @ (own - now)[:, :, None]
+        )[:, :, 0]
         boxes = limited(boxes + change.clip(-LARGEST, LARGEST))
     return best, kept
 
@@ -73,7 +78,8 @@ def within(boxes: np.ndarray, parts: np.ndarray) -> np.ndarray:
 
 
 def fit(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Small views and the boxes that a search found -> (p,) cosines and (p, 4) boxes, aligned; what is hopeless is left early.
+    """Small views and the boxes that a search found -> (p,) cosines and (p, 4) boxes, aligned; what is hopeless is left
+    early.
 
     Coarse cells first: a step finds its way from further off.
     """
@@ -86,10 +92,12 @@ def fit(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np
 
 
 def likeness(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Larger views, and where `fit` ended -> (p,) how alike they are, at most 1; 0 where they agree in too little to be sure.
+    """Larger views, and where `fit` ended -> (p,) how alike they are, at most 1; 0 where they agree in too little to be
+    sure.
 
-    Two parts of it: how alike the patterns are block by block, which two pictures of like things have not, and how far from chance
-    the agreement of the whole is, which two drawings of a few strokes have not. Copies have THRESHOLD and more.
+    Two parts of it: how alike the patterns are block by block, which two pictures of like things have not, and how far
+    from chance the agreement of the whole is, which two drawings of a few strokes have not. Copies have THRESHOLD and
+    more.
     """
     _, boxes = align(a, b, boxes, 16, 2)
     shown = overlap(boxes)
@@ -103,8 +111,8 @@ def likeness(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 def surety(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Spectra of length 1, (p, c, c) each -> (p,) how far from chance their cosine is, in standard deviations.
 
-    A cosine r that d frequencies add up to is that many deviations from 0: atanh(r) * sqrt(d - 3) (Fisher's transformation). d is
-    counted as (sum t)^2 / sum t^2 over the terms t of r.
+    A cosine r that d frequencies add up to is that many deviations from 0: atanh(r) * sqrt(d - 3) (Fisher's
+    transformation). d is counted as (sum t)^2 / sum t^2 over the terms t of r.
     """
     terms = a * b
     cosine = terms.sum((1, 2))
@@ -113,7 +121,8 @@ def surety(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def local(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """(p, c, c) greys each -> (p,) the mean correlation of blocks of BLOCK x BLOCK cells; where both are plain it is near 0."""
+    """(p, c, c) greys each -> (p,) the mean correlation of blocks of BLOCK x BLOCK cells; where both are plain it is
+    near 0."""
 
     def blocks(views: np.ndarray) -> np.ndarray:
         count, side = len(views), views.shape[1] // BLOCK

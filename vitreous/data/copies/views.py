@@ -57,8 +57,8 @@ class Joined:
 class Looks:
     """What is remembered of n pictures; where one cannot be read, `bad` says why, and its row means nothing.
 
-    `content` and `pixels` are (n, 2) uint64: the beginnings of the SHA-256 of what is stored, and of the decoded picture.
-    `features` are (n, D) float16 of length 1 where a model looks too.
+    `content` and `pixels` are (n, 2) uint64: the beginnings of the SHA-256 of what is stored, and of the decoded
+    picture. `features` are (n, D) float16 of length 1 where a model looks too.
     """
 
     content: np.ndarray
@@ -85,7 +85,8 @@ class Looker:
 
 @dataclass(frozen=True)
 class Looking:
-    """A reader for the loader: a sample -> one row of bytes, the digests, the view of `side` pixels, and what a model takes."""
+    """A reader for the loader: a sample -> one row of bytes, the digests, the view of `side` pixels, and what a model
+    takes."""
 
     split: Joined
     side: int = SIDE
@@ -103,7 +104,9 @@ class Looking:
         return torch.cat([found, self.preprocess.pixels(fed).flatten()])
 
 
-def look(pool: Joined, workers: int, progress: Progress = lambda label, done, total: None, looker: Looker | None = None) -> Looks:
+def look(
+    pool: Joined, workers: int, progress: Progress = lambda label, done, total: None, looker: Looker | None = None
+) -> Looks:
     """Read every picture once; `progress` is told how many were."""
     count = len(pool)
     content, pixels = np.zeros((count, DIGEST), np.uint8), np.zeros((count, DIGEST), np.uint8)
@@ -117,7 +120,9 @@ def look(pool: Joined, workers: int, progress: Progress = lambda label, done, to
             content[samples], pixels[samples] = rows[:, :DIGEST], rows[:, DIGEST : 2 * DIGEST]
             views[samples] = rows[:, 2 * DIGEST : rest].reshape(-1, SIDE, SIDE)
         if looker is not None and len(samples):
-            images = torch.from_numpy(rows[:, rest:].copy()).view(-1, looker.preprocess.channels, *looker.preprocess.image)
+            images = torch.from_numpy(rows[:, rest:].copy()).view(
+                -1, looker.preprocess.channels, *looker.preprocess.image
+            )
             made = looker.embed(images).astype(np.float32)
             features = np.zeros((count, made.shape[1]), np.float16) if features is None else features
             features[samples] = made / np.maximum(np.linalg.norm(made, axis=1, keepdims=True), 1e-12)
@@ -134,7 +139,9 @@ def closer(pool: Joined, samples: Sequence[int], side: int, workers: int) -> dic
     return found
 
 
-def rows_of(reader: Looking, samples: Sequence[int], workers: int, bad: dict[int, DataError]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def rows_of(
+    reader: Looking, samples: Sequence[int], workers: int, bad: dict[int, DataError]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The readable ones of some samples, (B,), and their rows, (B, bytes) uint8; the others go into `bad`.
 
     Raises ResourceError where a worker dies or hangs.

@@ -24,27 +24,35 @@ from vitreous.data.decoding.npy import MAGIC, colours
 from vitreous.errors import DataError, printable
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # read everywhere; AVIF and HEIF where `heif.is_readable`
-SUFFIXES = frozenset([".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".avif", ".heic", ".heif", ".hif"])
+SUFFIXES = frozenset(
+    [".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".avif", ".heic", ".heif", ".hif"]
+)
 MAX_BYTES = 512 * 2**20
 BACKGROUND = 255  # white: what shows where a picture is transparent
 MODES = {1: "L", 3: "RGB"}  # channels of the model -> mode of the decoded picture
 
 
-def decode(raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str], channels: int = 3, name: str | None = None) -> Image.Image:
+def decode(
+    raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str], channels: int = 3, name: str | None = None
+) -> Image.Image:
     """A file, its bytes, a picture of Pillow, or pixels (H, W[, C]) uint8, as an upright 8-bit picture.
 
     Its mode is `RGB` for 3 channels and `L` for 1.
 
-    EXIF orientation is applied; 16-bit greys are scaled by 1/257; palette and alpha are laid over white; CMYK becomes RGB;
-    of an animation the first frame is taken. The content decides the format, not the name.
-    Raises DataError, with `name` or the path and the reason, for anything else: not a regular file, not an image, a format outside
-    `FORMATS`, AVIF and HEIF (HEIF with the extra `heif`), truncated or corrupt data, more than `MAX_PIXELS`, floating-point pixels, LAB.
+    EXIF orientation is applied; 16-bit greys are scaled by 1/257; palette and alpha are laid over white; CMYK becomes
+    RGB; of an animation the first frame is taken. The content decides the format, not the name.
+    Raises DataError, with `name` or the path and the reason, for anything else: not a regular file, not an image, a
+    format outside `FORMATS`, AVIF and HEIF (HEIF with the extra `heif`), truncated or corrupt data, more than
+    `MAX_PIXELS`, floating-point pixels, LAB.
     """
     if channels not in MODES:
         raise DataError(f"files decode to 1 or 3 channels, the model takes {channels}")
     if isinstance(raw, np.ndarray):
         if raw.ndim not in (2, 3):
-            raise DataError(f"{name or 'pixels'}: pixels of {raw.ndim} axes are no picture, perhaps a clip", "use a model that takes clips")
+            raise DataError(
+                f"{name or 'pixels'}: pixels of {raw.ndim} axes are no picture, perhaps a clip",
+                "use a model that takes clips",
+            )
         try:
             image = Image.fromarray(raw)
         except (TypeError, ValueError):
@@ -68,7 +76,9 @@ def decode(raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str], chann
         raise
     except UnidentifiedImageError:
         if heif_format(content):
-            raise DataError(f"{name}: cannot be read as an image (damaged, or cut short)", "mend or remove the file") from None
+            raise DataError(
+                f"{name}: cannot be read as an image (damaged, or cut short)", "mend or remove the file"
+            ) from None
         what, known = f", but {found}" if (found := kind(content)) else "", ", ".join((*FORMATS, *readable_formats()))
         raise DataError(f"{name}: not an image of a known format{what}", f"known are {known}") from None
     except Image.DecompressionBombError:
@@ -78,7 +88,8 @@ def decode(raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str], chann
 
 
 def decode_picture(image: Image.Image, mode: str, name: str) -> Image.Image:
-    """A picture of Pillow, perhaps of a file that is not read yet -> the same as `decode` makes of its file. Raises DataError."""
+    """A picture of Pillow, perhaps of a file that is not read yet -> the same as `decode` makes of its file. Raises
+    DataError."""
     try:
         return flatten(upright(image), mode, name)
     except (DataError, MemoryError):
@@ -143,11 +154,14 @@ def open_regular(path: str | os.PathLike[str]):
     os.close(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{printable(path)}: not a regular file")
-    raise DataError(f"{printable(path)}: " + ("empty file" if not status.st_size else f"larger than {MAX_BYTES >> 20} MiB"))
+    raise DataError(
+        f"{printable(path)}: " + ("empty file" if not status.st_size else f"larger than {MAX_BYTES >> 20} MiB")
+    )
 
 
 def load_whole(image: ImageFile.ImageFile, content: bytes) -> None:
-    """Load an image. Raises ValueError for a TIFF or a PNG that ends before the picture does: Pillow would leave the rest black."""
+    """Load an image. Raises ValueError for a TIFF or a PNG that ends before the picture does: Pillow would leave the
+    rest black."""
     if image.format == "TIFF":
         ends = [tile.extents[2:] for tile in image.tile if tile.extents]
         if any(max((end[axis] for end in ends), default=0) < image.size[axis] for axis in (0, 1)):

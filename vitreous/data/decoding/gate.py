@@ -1,8 +1,9 @@
-"""What a file tells before a pixel is decoded: files that would cost far more than their size, and the names of what is no image.
+"""What a file tells before a pixel is decoded: files that would cost far more than their size, and the names of what is
+no image.
 
-Pillow holds headers, tags and text to limits of its own. It has none for the size of a WebP canvas, which it makes in order to
-look at the file; for the scans of a progressive JPEG, each of which visits every pixel; and for run lengths in a BMP, which it
-unpacks a byte at a time. Nor does it miss the rows that a PNG file does not hold.
+Pillow holds headers, tags and text to limits of its own. It has none for the size of a WebP canvas, which it makes in
+order to look at the file; for the scans of a progressive JPEG, each of which visits every pixel; and for run lengths in
+a BMP, which it unpacks a byte at a time. Nor does it miss the rows that a PNG file does not hold.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from vitreous.errors import DataError
 
 MAX_PIXELS = 64_000_000
 PNG = b"\x89PNG\r\n\x1a\n"
-ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))  # left, top, and steps
+# left, top, and steps
+ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 DEFLATE = 1040  # what a byte may unpack to is 1032 (RFC 1951: 258 bytes for two bits)
 MAX_SCANS = 64  # of a JPEG; encoders write about ten
 MAX_RUNS = 4_000_000  # pixels of a BMP in run lengths, and bytes of the file: half a second
@@ -40,7 +42,8 @@ SIGNATURES = (
 
 
 def kind(content: bytes) -> str:
-    """What a file that is no image of a known format seems to be, with its article; an empty string where it cannot be told."""
+    """What a file that is no image of a known format seems to be, with its article; an empty string where it cannot be
+    told."""
     text = content[:1024].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if text.startswith((b"<svg", b"<?xml", b"<!doctype svg", b"<!--")) and b"<svg" in text:
         return "an SVG drawing"
@@ -50,10 +53,12 @@ def kind(content: bytes) -> str:
 
 
 def refuse_costly(content: bytes, name: str, most: int = MAX_PIXELS) -> None:
-    """Raise DataError for no content, and for an image that costs far more than its size suggests or that decoders disagree about.
+    """Raise DataError for no content, and for an image that costs far more than its size suggests or that decoders
+    disagree about.
 
-    Those are a PNG or a WebP canvas of more than `most` pixels; a PNG too small for its rows; a JPEG of more than MAX_SCANS scans,
-    or of any but 8-bit Huffman coding (ITU-T T.81, Table B.1); and a BMP in run lengths of more than MAX_RUNS.
+    Those are a PNG or a WebP canvas of more than `most` pixels; a PNG too small for its rows; a JPEG of more than
+    MAX_SCANS scans, or of any but 8-bit Huffman coding (ITU-T T.81, Table B.1); and a BMP in run lengths of more than
+    MAX_RUNS.
     """
     if not content:
         raise DataError(f"{name}: empty file")
@@ -96,7 +101,8 @@ def webp_size(content: bytes) -> tuple[int, int]:
 
 
 def row_bytes(content: bytes) -> int:
-    """The bytes that the rows of a PNG file take unpacked, with one a row for its filter (W3C PNG, 7.2 and 8.1); 0 without a header."""
+    """The bytes that the rows of a PNG file take unpacked, with one a row for its filter (W3C PNG, 7.2 and 8.1); 0
+    without a header."""
     if content[12:16] != b"IHDR" or len(content) < 29 or content[25] not in _SAMPLES:
         return 0
     width, height, depth, colour = struct.unpack_from(">IIBB", content, 16)

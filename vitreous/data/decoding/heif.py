@@ -1,8 +1,8 @@
 """HEIC, HEIF and AVIF, the formats of phones: which of them can be read here, and Pillow's readers of them.
 
-All three are ISO base media files (ISO/IEC 14496-12): a box `ftyp` in front names the brands that they keep to. AVIF is in Pillow where
-it was built with libavif, as its wheels are; HEIC and HEIF are read by pillow-heif, the extra `heif`, which is imported for the first
-such file and not before.
+All three are ISO base media files (ISO/IEC 14496-12): a box `ftyp` in front names the brands that they keep to. AVIF is
+in Pillow where it was built with libavif, as its wheels are; HEIC and HEIF are read by pillow-heif, the extra `heif`,
+which is imported for the first such file and not before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _CONTAINERS = (b"mif1", b"msf1", b"mif2")  # brands that say nothing about the c
 
 
 def heif_format(content: bytes) -> str:
-    """`AVIF` or `HEIF`, as Pillow calls the format of a file of that family, by the brands in its first box; else an empty string."""
+    """`AVIF` or `HEIF`, as Pillow calls the format of a file of that family, by the brands in its first box; else an
+    empty string."""
     if content[4:8] != b"ftyp":
         return ""
     end = min(int.from_bytes(content[:4], "big"), 512)
@@ -43,7 +44,8 @@ def is_readable(kind: str) -> bool:
 
 
 def open_formats(content: bytes, name: str, others: tuple[str, ...]) -> tuple[str, ...]:
-    """The formats that Pillow may take a file for: that of its brands alone, else the `others`. Makes Pillow know their readers.
+    """The formats that Pillow may take a file for: that of its brands alone, else the `others`. Makes Pillow know their
+    readers.
 
     Raises DataError, with `name` and what to install, where such a file cannot be read here.
     """
@@ -58,7 +60,8 @@ def open_formats(content: bytes, name: str, others: tuple[str, ...]) -> tuple[st
 
 @cache
 def register(kind: str) -> None:
-    """Make Pillow know the reader of `AVIF` or `HEIF`, which decodes in the thread that asks: many pictures are decoded side by side."""
+    """Make Pillow know the reader of `AVIF` or `HEIF`, which decodes in the thread that asks: many pictures are decoded
+    side by side."""
     if kind == "AVIF":
         from PIL import AvifImagePlugin
 

@@ -1,8 +1,9 @@
 """Plain JPEG files, of which a training crop decodes only what it shows.
 
-Plain is what nearly every photograph is: one scan of 8-bit baseline coding, 1 or 3 components, nothing behind it. Of those, rows
-below a crop are left out, and a crop that is to be shrunk is decoded small. All other files, and all that the decoder objects to,
-go through `decode`, whose verdict counts. The pixels are the same with simplejpeg (extra `data`), which is faster, and with Pillow.
+Plain is what nearly every photograph is: one scan of 8-bit baseline coding, 1 or 3 components, nothing behind it. Of
+those, rows below a crop are left out, and a crop that is to be shrunk is decoded small. All other files, and all that
+the decoder objects to, go through `decode`, whose verdict counts. The pixels are the same with simplejpeg (extra
+`data`), which is faster, and with Pillow.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from vitreous.data.decoding.gate import MAX_PIXELS
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom
 BLOCK = 8  # rows and columns that are coded as one, times what colours are coarser
-CACHED = 4096  # bytes of a header that is remembered: those of one encoder are alike, but for their sizes, if nothing is told in them
+# bytes of a header that is remembered: those of one encoder are alike, but for their sizes, if nothing is told in them
+CACHED = 4096
 FACTORS = (8, 4, 2)  # what the decoder divides by at no cost
-GAP = 2  # what is left to shrink after that: it costs 35 dB, as much as an edge of the crop moved by one pixel; 1 would be 31 dB
+# what is left to shrink after that: it costs 35 dB, as much as an edge of the crop moved by one pixel; 1 would be 31 dB
+GAP = 2
 FRAMES = (0xC0, 0xC1)  # baseline and extended, of Huffman coding
 TABLES = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # what else may stand before the pixels (ITU-T T.81, Table B.1)
-MIRRORED, FLIPPED, TURNED = (2, 3, 6, 7), (3, 4, 7, 8), 5  # EXIF orientations: left is right; top is bottom; axes exchanged from here on
+# EXIF orientations: left is right; top is bottom; axes exchanged from here on
+MIRRORED, FLIPPED, TURNED = (2, 3, 6, 7), (3, 4, 7, 8), 5
 #: a marker other than a restart, among coded pixels: 0xFF before neither a stuffed zero nor 0xD0 to 0xD7
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")
 
@@ -60,13 +64,15 @@ class Jpeg:
     def region(self, box: Box, target: tuple[int, int] | None = None) -> np.ndarray:
         """A box of the upright picture -> (h, w, channels) uint8, contiguous and writable.
 
-        At full size the pixels are those of `whole().crop(box)`. Unless `exact`, a box to be shrunk to `target` (height, width)
-        comes at the smallest of 1/8, 1/4, 1/2 that is at least GAP times the target, its edges on the nearest pixels. Raises DataError.
+        At full size the pixels are those of `whole().crop(box)`. Unless `exact`, a box to be shrunk to `target`
+        (height, width) comes at the smallest of 1/8, 1/4, 1/2 that is at least GAP times the target, its edges on the
+        nearest pixels. Raises DataError.
         """
         factor = 1 if self.exact or target is None else reduction((box[3] - box[1], box[2] - box[0]), target)
         place = self.place(box)
         tall = self.layout.tall
-        rows = -(-place[3] // tall) * tall + (tall if tall > BLOCK else 0)  # the filter of coarser colours reads the row below
+        # the filter of coarser colours reads the row below
+        rows = -(-place[3] // tall) * tall + (tall if tall > BLOCK else 0)
         rows = min(rows, self.stored[1])
         pixels = self.read(rows, factor)
         if pixels is None:
@@ -102,7 +108,8 @@ class Jpeg:
         return np.array(Image.fromarray(pixels).convert("L"))[..., None]
 
     def read(self, rows: int, factor: int) -> np.ndarray | None:
-        """The first `rows` rows, (ceil(rows / factor), ceil(width / factor), components) uint8; None if that cannot be done.
+        """The first `rows` rows, (ceil(rows / factor), ceil(width / factor), components) uint8; None if that cannot be
+        done.
 
         The decoder is told that the picture ends there, and never gets to the rest.
         """
@@ -119,8 +126,8 @@ class Jpeg:
 def plain(content: bytes, channels: int, name: str, exact: bool) -> Jpeg | None:
     """The header of a plain JPEG; None for any other.
 
-    Pillow decodes a corner of what is in the header, without the coded pixels: what it objects to in the tables it would object
-    to in the whole, and other decoders might not.
+    Pillow decodes a corner of what is in the header, without the coded pixels: what it objects to in the tables it
+    would object to in the whole, and other decoders might not.
     """
     if (found := layout(content)) is None:
         return None
@@ -150,7 +157,8 @@ remembered = lru_cache(maxsize=256)(accepted)
 
 
 class Layout(NamedTuple):
-    """Of a plain JPEG: where its height is written, how many components it has, the rows coded as one, where coded pixels begin."""
+    """Of a plain JPEG: where its height is written, how many components it has, the rows coded as one, where coded
+    pixels begin."""
 
     frame: int
     components: int
@@ -161,8 +169,8 @@ class Layout(NamedTuple):
 def layout(content: bytes) -> Layout | None:
     """Where things are in a plain JPEG; None for any other file.
 
-    One frame, one scan of all components, and after that nothing but the end: so nothing can be wrong with the file that a
-    decoder meets only in the rows that are left out, but for coded pixels, which decoders forgive.
+    One frame, one scan of all components, and after that nothing but the end: so nothing can be wrong with the file
+    that a decoder meets only in the rows that are left out, but for coded pixels, which decoders forgive.
     """
     at, frame = 2, 0
     while content[at : at + 1] == b"\xff" and at + 10 <= len(content):
@@ -185,7 +193,14 @@ def layout(content: bytes) -> Layout | None:
 
 def reduction(height_width: tuple[int, int], target: tuple[int, int]) -> int:
     """The largest of 8, 4, 2 that leaves a box at least GAP times its target, else 1."""
-    return next((f for f in FACTORS if all(side >= f * GAP * wanted for side, wanted in zip(height_width, target, strict=True))), 1)
+    return next(
+        (
+            f
+            for f in FACTORS
+            if all(side >= f * GAP * wanted for side, wanted in zip(height_width, target, strict=True))
+        ),
+        1,
+    )
 
 
 @cache

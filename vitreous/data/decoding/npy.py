@@ -1,4 +1,5 @@
-"""Pictures stored as numpy's .npy: the header is read as text and judged before anything else is; nothing in one can be an object."""
+"""Pictures stored as numpy's .npy: the header is read as text and judged before anything else is; nothing in one can be
+an object."""
 
 from __future__ import annotations
 
@@ -16,17 +17,26 @@ MAX_HEADER = 10_000  # bytes, numpy's own limit
 MAX_CHANNELS = 1024
 #: numpy's header: the text of a dict, its keys in this order
 HEADER = re.compile(
-    r"\{'descr': '([<>|=]?\w{1,9})', 'fortran_order': (True|False), 'shape': \((\d{1,9}(?:, ?\d{1,9}){0,7},?|)\),? *\} *\n?"
+    r"\{'descr': '([<>|=]?\w{1,9})', 'fortran_order': (True|False), "
+    r"'shape': \((\d{1,9}(?:, ?\d{1,9}){0,7},?|)\),? *\} *\n?"
 )
-DTYPES = {"|u1": "uint8", "<u2": "uint16", ">u2": "uint16", "<i2": "int16", ">i2": "int16", "<f4": "float32", ">f4": "float32"}
+DTYPES = {
+    "|u1": "uint8",
+    "<u2": "uint16",
+    ">u2": "uint16",
+    "<i2": "int16",
+    ">i2": "int16",
+    "<f4": "float32",
+    ">f4": "float32",
+}
 SHAPES = "store it as (H, W), (H, W, C) or (C, H, W), with fewer channels than rows and columns"
 
 
 def described(content: bytes, name: str) -> tuple[np.dtype, tuple[int, ...], bool, int]:
     """The bytes of a .npy file -> dtype, shape, whether it is stored column by column, and where its numbers begin.
 
-    Raises DataError for a damaged header, for numbers that are not uint8, uint16, int16 or float32, and for a file that is
-    shorter or longer than its header says.
+    Raises DataError for a damaged header, for numbers that are not uint8, uint16, int16 or float32, and for a file that
+    is shorter or longer than its header says.
     """
     version = content[6:7]
     form = {b"\1": "<H", b"\2": "<I", b"\3": "<I"}.get(version)
@@ -50,7 +60,8 @@ def described(content: bytes, name: str) -> tuple[np.dtype, tuple[int, ...], boo
 def layout(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
     """Which axes of a picture of that shape are (channels, height, width); -1 stands for channels that are not there.
 
-    Of three axes the smaller outer one is the channels. Raises DataError where that cannot be told, or a side is none or too many.
+    Of three axes the smaller outer one is the channels. Raises DataError where that cannot be told, or a side is none
+    or too many.
     """
     if len(shape) == 2:
         axes = (-1, 0, 1)
@@ -59,7 +70,10 @@ def layout(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
     else:
         raise DataError(f"{name}: which axis of {shape} is channels cannot be told", SHAPES)
     if not 0 < math.prod(shape) <= MAX_PIXELS or (len(shape) == 3 and shape[axes[0]] > MAX_CHANNELS):
-        raise DataError(f"{name}: a picture of {' x '.join(map(str, shape))}", f"at most {MAX_PIXELS:,} numbers in {MAX_CHANNELS} channels")
+        raise DataError(
+            f"{name}: a picture of {' x '.join(map(str, shape))}",
+            f"at most {MAX_PIXELS:,} numbers in {MAX_CHANNELS} channels",
+        )
     return axes
 
 
@@ -71,11 +85,13 @@ def npy_form(content: bytes, name: str) -> tuple[int, str]:
 
 
 def colours(content: bytes, name: str) -> np.ndarray:
-    """The bytes of a .npy file that is a grey or RGB picture -> (H, W) or (H, W, 3) uint8. Raises DataError for any other."""
+    """The bytes of a .npy file that is a grey or RGB picture -> (H, W) or (H, W, 3) uint8. Raises DataError for any
+    other."""
     array = read_npy(content, name)
     if array.dtype != np.uint8 or len(array) not in (1, 3):
         raise DataError(
-            f"{name}: {len(array)} channels of {array.dtype.name}, not a grey or RGB picture of uint8", "the model takes no others"
+            f"{name}: {len(array)} channels of {array.dtype.name}, not a grey or RGB picture of uint8",
+            "the model takes no others",
         )
     return np.ascontiguousarray(array[0] if len(array) == 1 else np.moveaxis(array, 0, -1))
 

@@ -21,7 +21,8 @@ class Regions(Protocol):
         ...
 
     def region(self, box: Box, target: tuple[int, int] | None = None) -> np.ndarray:
-        """A box -> (h, w, C) uint8, contiguous and writable; a smaller one that is at least `target` will do. Raises DataError."""
+        """A box -> (h, w, C) uint8, contiguous and writable; a smaller one that is at least `target` will do. Raises
+        DataError."""
         ...
 
     def whole(self) -> Image.Image:

@@ -1,7 +1,8 @@
 """Pictures of any number of channels, and of numbers beyond 8 bits: multispectral TIFF, .npy, 16-bit greys.
 
-Such a picture is a tuple of Pillow's, one for each channel, of mode L (8 bits) or F (any other): every crop, resampling and
-mirror is done to each of them alike, by the same code as a photograph's, and nothing that is made for colours is done at all.
+Such a picture is a tuple of Pillow's, one for each channel, of mode L (8 bits) or F (any other): every crop, resampling
+and mirror is done to each of them alike, by the same code as a photograph's, and nothing that is made for colours is
+done at all.
 
 C channels, H and W image.
 """
@@ -29,7 +30,8 @@ Bands = tuple[Image.Image, ...]
 Picture = Image.Image | Bands  # what a model's preprocessing and augmentation take
 
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-NUMBERS = {(8, 1): "uint8", (16, 1): "uint16", (16, 2): "int16", (32, 3): "float32"}  # of a TIFF's bits and sample format
+# of a TIFF's bits and sample format
+NUMBERS = {(8, 1): "uint8", (16, 1): "uint16", (16, 2): "int16", (32, 3): "float32"}
 BITS, PHOTOMETRIC, ORIENTATION, SAMPLES, EXTRA, FORMAT = 258, 262, 274, 277, 338, 339  # tags of TIFF 6.0
 COLOURS = ((1, "uint8"), (3, "uint8"))  # channels and dtype of an array that is a picture like any other
 GREY = (0, 1)  # PhotometricInterpretation: white is 0, black is 0
@@ -38,11 +40,12 @@ SAVE = "save it as .npy, or as a TIFF without compression or with deflate"
 
 
 def form(raw: bytes | np.ndarray, name: str) -> tuple[int, str] | None:
-    """Channels and dtype of what is stored, where it has to be read channel by channel; None for a picture like any other.
+    """Channels and dtype of what is stored, where it has to be read channel by channel; None for a picture like any
+    other.
 
-    Grey, RGB and whatever else Pillow shows at 8 bits are pictures like any other, 16-bit greys among them. Others are arrays of
-    other numbers or channels; a TIFF of several samples that are no colours; one of several grey pages of one size, which are
-    its channels. Raises DataError where the file says neither.
+    Grey, RGB and whatever else Pillow shows at 8 bits are pictures like any other, 16-bit greys among them. Others are
+    arrays of other numbers or channels; a TIFF of several samples that are no colours; one of several grey pages of one
+    size, which are its channels. Raises DataError where the file says neither.
     """
     if isinstance(raw, bytes) and raw.startswith(TIFF):
         return tiff_form(raw, name)
@@ -53,11 +56,14 @@ def form(raw: bytes | np.ndarray, name: str) -> tuple[int, str] | None:
     return None if found in COLOURS else found
 
 
-def bands(raw: bytes | np.ndarray | str | os.PathLike[str], channels: int, numbers: str, name: str | None = None) -> Bands:
-    """A file, its bytes, or pixels (H, W[, C]) -> a picture for each channel, of mode L where `numbers` is uint8, else F.
+def bands(
+    raw: bytes | np.ndarray | str | os.PathLike[str], channels: int, numbers: str, name: str | None = None
+) -> Bands:
+    """A file, its bytes, or pixels (H, W[, C]) -> a picture for each channel, of mode L where `numbers` is uint8, else
+    F.
 
-    Raises DataError, with the name, for what cannot be read, another number of channels, another dtype than `numbers`, and for
-    values that are no finite numbers.
+    Raises DataError, with the name, for what cannot be read, another number of channels, another dtype than `numbers`,
+    and for values that are no finite numbers.
     """
     name = name or (printable(raw) if isinstance(raw, (str, os.PathLike)) else "image")
     array = values(raw if isinstance(raw, (bytes, np.ndarray)) else read_regular(raw), name)
@@ -65,7 +71,10 @@ def bands(raw: bytes | np.ndarray | str | os.PathLike[str], channels: int, numbe
         found = f"{len(array)} channels of {array.dtype.name}, the model takes {channels} of {numbers}"
         raise DataError(f"{name}: {found}", "keep one kind of files in a data set")
     if numbers == "float32" and not np.isfinite(array).all():
-        raise DataError(f"{name}: {np.count_nonzero(~np.isfinite(array)):,} of its values are NaN or infinite", "mend or remove the file")
+        raise DataError(
+            f"{name}: {np.count_nonzero(~np.isfinite(array)):,} of its values are NaN or infinite",
+            "mend or remove the file",
+        )
     dtype = np.uint8 if numbers == "uint8" else np.float32
     return tuple(Image.fromarray(np.ascontiguousarray(band, dtype=dtype)) for band in array)
 
@@ -84,7 +93,8 @@ def values(raw: bytes | np.ndarray, name: str) -> np.ndarray:
 
 
 def guarded(read: Callable[[bytes, str], Any], raw: bytes, name: str) -> Any:
-    """What a reader of images says of a file. Raises DataError for whatever it raises: parsers of damaged files have no list."""
+    """What a reader of images says of a file. Raises DataError for whatever it raises: parsers of damaged files have no
+    list."""
     try:
         refuse_costly(raw, name)
         with silence():
@@ -94,7 +104,9 @@ def guarded(read: Callable[[bytes, str], Any], raw: bytes, name: str) -> Any:
     except UnidentifiedImageError:
         raise DataError(f"{name}: not an image of a known format", SAVE) from None
     except ImportError:
-        raise DataError(f"{name}: a TIFF like this needs tifffile, which is not installed", "pip install 'vitreous[data]'") from None
+        raise DataError(
+            f"{name}: a TIFF like this needs tifffile, which is not installed", "pip install 'vitreous[data]'"
+        ) from None
     except Exception as error:
         raise DataError(f"{name}: cannot be read as an image ({reason(error)})", "mend or remove the file") from None
 
@@ -119,7 +131,9 @@ def told(found: dict[int, tuple[int, ...]], name: str) -> str:
 
 def strange(name: str) -> DataError:
     """The refusal of numbers that are not in `NUMBERS`."""
-    return DataError(f"{name}: a TIFF of numbers that are not {', '.join(NUMBERS.values())}", "convert it to one of those")
+    return DataError(
+        f"{name}: a TIFF of numbers that are not {', '.join(NUMBERS.values())}", "convert it to one of those"
+    )
 
 
 def samples(found: dict[int, tuple[int, ...]]) -> int:
@@ -133,7 +147,8 @@ def samples(found: dict[int, tuple[int, ...]]) -> int:
 
 
 def beyond_pillow(found: dict[int, tuple[int, ...]]) -> bool:
-    """Whether a TIFF with these tags has samples that are channels, or colours of more than 8 bits, which Pillow would cut off."""
+    """Whether a TIFF with these tags has samples that are channels, or colours of more than 8 bits, which Pillow would
+    cut off."""
     return bool(samples(found)) or (found.get(SAMPLES, (1,))[0] > 1 and max(found.get(BITS, (1,))) > 8)
 
 
@@ -149,7 +164,8 @@ def tiff_form(raw: bytes, name: str) -> tuple[int, str] | None:
 
 
 def pages(raw: bytes, name: str) -> int:
-    """How many pages of a TIFF are alike, where all are; else 1. Headers alone are read, and not those of endless files."""
+    """How many pages of a TIFF are alike, where all are; else 1. Headers alone are read, and not those of endless
+    files."""
     with Image.open(io.BytesIO(raw), formats=("TIFF",)) as image:
         first = (image.size, image.mode)
         for count in range(1, MAX_CHANNELS + 1):
@@ -199,7 +215,8 @@ def read_samples(raw: bytes, name: str) -> np.ndarray:
 
 
 def complete(page: Any, raw: bytes, name: str) -> None:
-    """Raise DataError for a page whose strips or tiles are not all there, or are more than a picture of its size has."""
+    """Raise DataError for a page whose strips or tiles are not all there, or are more than a picture of its size
+    has."""
     size, count = math.prod(page.chunks), math.prod(page.chunked)
     if page.compression not in (PLAIN, *DEFLATE):
         raise DataError(f"{name}: a TIFF compressed by method {int(page.compression)}", SAVE)
@@ -211,11 +228,14 @@ def complete(page: Any, raw: bytes, name: str) -> None:
         for start, length in places
     ]
     if sum(whole) < page.nbytes:
-        raise DataError(f"{name}: {sum(whole):,} bytes of numbers where {page.nbytes:,} were announced", "mend or remove the file")
+        raise DataError(
+            f"{name}: {sum(whole):,} bytes of numbers where {page.nbytes:,} were announced", "mend or remove the file"
+        )
 
 
 def inflated(segment: bytes, most: int) -> int:
-    """How long a deflated strip or tile becomes. Raises ValueError where it is damaged, cut short, or longer than `most` bytes."""
+    """How long a deflated strip or tile becomes. Raises ValueError where it is damaged, cut short, or longer than
+    `most` bytes."""
     stream = zlib.decompressobj()
     try:
         length = len(stream.decompress(segment, most + 1))

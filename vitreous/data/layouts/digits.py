@@ -23,8 +23,8 @@ def digits(split_seed: int = 0) -> Data:
 
 
 def digits_table() -> np.ndarray:
-    """(1797, 65) float64: 64 pixels from 0 to 16, then the label. Read from scikit-learn's own file, since importing its
-    data sets takes longer than an epoch; through its function where the file is not found."""
+    """(1797, 65) float64: 64 pixels from 0 to 16, then the label. Read from scikit-learn's own file, since importing
+    its data sets takes longer than an epoch; through its function where the file is not found."""
     spec = find_spec("sklearn")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         file = Path(place) / "datasets" / "data" / "digits.csv.gz"

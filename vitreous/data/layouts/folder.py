@@ -15,8 +15,15 @@ from vitreous.data.split import Data, Files, Paths, Split, with_val
 from vitreous.errors import DataError, nearest, printable
 
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
-LAYOUT = "expected DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ beside it, or a CSV file with columns path,label"
-FLAT = "put each image into a folder of its class, or write a CSV file with columns path,label; predict, embed and dedup take it as it is"
+LAYOUT = (
+    "expected DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ beside it, or a CSV file with "
+    "columns "
+    "path,label"
+)
+FLAT = (
+    "put each image into a folder of its class, or write a CSV file with columns path,label; predict, embed and "
+    "dedup take it as it is"
+)
 NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # of Unicode's categories: control, half of a pair or no UTF-8, ends of lines
 VIDEOS = frozenset({".mp4", ".avi", ".mkv", ".mov", ".webm", ".mpg", ".mpeg", ".m4v", ".wmv"})
 
@@ -32,7 +39,8 @@ def folder(root: Path, split_seed: int = 0) -> Data:
 
 
 def split_folders(root: Path) -> dict[str, Path]:
-    """The folders of the splits; the folder itself as `train` where it has none. Raises DataError for splits without `train`."""
+    """The folders of the splits; the folder itself as `train` where it has none. Raises DataError for splits without
+    `train`."""
     found = {name: next((root / n for n in names if (root / n).is_dir()), None) for name, names in SPLITS.items()}
     homes = {name: path for name, path in found.items() if path}
     if homes and "train" not in homes:
@@ -41,12 +49,15 @@ def split_folders(root: Path) -> dict[str, Path]:
 
 
 def classified(root: Path, homes: dict[str, Path], listed: dict[str, dict[str, Paths]], split_seed: int) -> Data:
-    """The data set of the files of each class in each split, with a tenth held out for validation where `val` is lacking."""
+    """The data set of the files of each class in each split, with a tenth held out for validation where `val` is
+    lacking."""
     classes = class_order(listed["train"])
     if not classes:
         raise no_images(homes["train"])
     if len(classes) < 2:
-        raise DataError(f"{printable(homes['train'])} has one class only ({printable(classes[0])}); a classifier needs two", LAYOUT)
+        raise DataError(
+            f"{printable(homes['train'])} has one class only ({printable(classes[0])}); a classifier needs two", LAYOUT
+        )
     splits: dict[str, Split] = {name: files_of(name, tree, classes) for name, tree in listed.items()}
     notes: list[str] = []
     splits, whole = with_val(splits, split_seed, notes)
@@ -58,12 +69,15 @@ def no_images(home: Path) -> DataError:
     flat = len(walk(os.fspath(home)))
     if flat:  # no class folder has an image, so all of them are in the folder itself
         images = f"{flat:,} image" + ("" if flat == 1 else "s")
-        return DataError(f"{printable(home)} is a flat folder: {images} and no class folders, so there are no labels", FLAT)
+        return DataError(
+            f"{printable(home)} is a flat folder: {images} and no class folders, so there are no labels", FLAT
+        )
     clips = walk(os.fspath(home), VIDEOS)
     if not clips:
         return DataError(f"no images in {printable(home)}", LAYOUT)
     return DataError(
-        f"no images in {printable(home)} but {len(clips)} videos, which are not read yet; the first is {printable(clips[0])}",
+        f"no images in {printable(home)} but {len(clips)} videos, which are not read yet; the first is "
+        f"{printable(clips[0])}",
         "take out their frames: ffmpeg -i CLIP.mp4 -vf fps=4 CLASS/CLIP/%05d.jpg",
     )
 
@@ -74,9 +88,13 @@ def files_of(name: str, tree: dict[str, Paths], classes: list[str]) -> Files:
     unknown = [c for c in class_order(tree) if c not in known]
     if unknown:
         listing = ", ".join(map(printable, unknown[:20]))
-        raise DataError(f"{name} has classes that train lacks: {listing}", nearest(unknown[0], classes) or "rename or remove them")
+        raise DataError(
+            f"{name} has classes that train lacks: {listing}", nearest(unknown[0], classes) or "rename or remove them"
+        )
     counts = [len(tree.get(label, ())) for label in classes]
-    return Files(Paths.joined(tree[label] for label in classes if label in tree), np.repeat(np.arange(len(classes)), counts))
+    return Files(
+        Paths.joined(tree[label] for label in classes if label in tree), np.repeat(np.arange(len(classes)), counts)
+    )
 
 
 def list_classes(home: Path) -> dict[str, Paths]:
@@ -117,7 +135,9 @@ def entries(place: str) -> list[os.DirEntry[str]]:
     try:
         return [entry for entry in os.scandir(place) if not entry.name.startswith(".")]
     except OSError as error:
-        raise DataError(f"{printable(place)}: cannot be read ({reason(error)})", "mend its permissions, or remove it") from None
+        raise DataError(
+            f"{printable(place)}: cannot be read ({reason(error)})", "mend its permissions, or remove it"
+        ) from None
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
@@ -129,14 +149,18 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def class_order(names: Iterable[str]) -> list[str]:
-    """Class names in natural order. Raises DataError for two names that differ only in case or in Unicode form, and for no text."""
+    """Class names in natural order. Raises DataError for two names that differ only in case or in Unicode form, and for
+    no text."""
     folded: dict[str, str] = {}
     for name in sorted(names, key=natural):
         if any(unicodedata.category(letter) in NO_TEXT for letter in name):
             raise DataError(f"class {printable(name)} has a name that is no line of text in UTF-8", "rename it")
         same = unicodedata.normalize("NFC", name).casefold()
         if same in folded:
-            raise DataError(f"classes {printable(folded[same])} and {printable(name)} differ only in case or accents", "rename one of them")
+            raise DataError(
+                f"classes {printable(folded[same])} and {printable(name)} differ only in case or accents",
+                "rename one of them",
+            )
         folded[same] = name
     return list(folded.values())
 

@@ -1,4 +1,5 @@
-"""ImageNet's folders: classes named by synset (n01440764), as they are unpacked from ILSVRC2012, Kaggle's archive or ImageNet-21k.
+"""ImageNet's folders: classes named by synset (n01440764), as they are unpacked from ILSVRC2012, Kaggle's archive or
+ImageNet-21k.
 
 A class keeps the name of its folder. What people call it is its title, from a list beside the data.
 """
@@ -24,7 +25,8 @@ TITLES = ("LOC_synset_mapping.txt", "words.txt", "synset_words.txt")  # n0144076
 SOLUTION = "LOC_val_solution.csv"  # ILSVRC2012_val_00048981,n03995372 85 1 499 272
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"  # a number in each line, in the order of the images
 DEVKIT = "ILSVRC2012_devkit_t12/data"
-ILSVRC2012 = "385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd"  # SHA-256 of its 1,000 synsets, sorted, a line each
+# SHA-256 of its 1,000 synsets, sorted, a line each
+ILSVRC2012 = "385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd"
 
 
 def is_imagenet(root: Path) -> bool:
@@ -41,13 +43,16 @@ def tree(root: Path) -> Path:
 
 
 def imagenet(root: Path, split_seed: int = 0) -> Data:
-    """A folder of synsets, or of `train`, `val` (by synset, or flat beside its ground truth) and `test` (if it has labels).
+    """A folder of synsets, or of `train`, `val` (by synset, or flat beside its ground truth) and `test` (if it has
+    labels).
 
     Raises DataError as a folder does, and for images to validate on without ground truth.
     """
     home = tree(root)
     homes, notes = split_folders(home), []
-    places = [home, *list(home.absolute().parents)[:3]] if home.name == "CLS-LOC" else [home, *home.absolute().parents[:1]]
+    places = (
+        [home, *list(home.absolute().parents)[:3]] if home.name == "CLS-LOC" else [home, *home.absolute().parents[:1]]
+    )
     listed = {}
     for name, place in homes.items():
         listed[name] = list_classes(place)
@@ -66,11 +71,14 @@ def sorted_out(files: list[str], places: list[Path]) -> dict[str, Paths]:
     truth = solution(places) or devkit(places)
     if not truth:
         way = f"put {SOLUTION}, or {TRUTH} and meta.mat of the development kit, beside them"
-        raise DataError(f"{printable(os.path.dirname(files[0]))} has {len(files)} images without classes and no ground truth", way)
+        raise DataError(
+            f"{printable(os.path.dirname(files[0]))} has {len(files)} images without classes and no ground truth", way
+        )
     unknown = [path for path in files if os.path.splitext(os.path.basename(path))[0] not in truth]
     if unknown:
         raise DataError(
-            f"{len(unknown)} of {len(files)} images are not in the ground truth; the first is {printable(unknown[0])}", "remove them"
+            f"{len(unknown)} of {len(files)} images are not in the ground truth; the first is {printable(unknown[0])}",
+            "remove them",
         )
     parts: dict[str, list[str]] = {}
     for path in files:
@@ -86,7 +94,9 @@ def solution(places: list[Path]) -> dict[str, str]:
     rows = list(csv.reader(io.StringIO(read_regular(file).decode("utf-8", "replace"))))
     truth = {row[0]: row[1].split(" ", 1)[0] for row in rows[1:] if len(row) == 2}
     if not truth or not all(SYNSET.fullmatch(synset) for synset in truth.values()):
-        raise DataError(f"{printable(file)}: expected ImageId,PredictionString and a synset in every row", "fetch it again")
+        raise DataError(
+            f"{printable(file)}: expected ImageId,PredictionString and a synset in every row", "fetch it again"
+        )
     return truth
 
 
@@ -101,7 +111,9 @@ def devkit(places: list[Path]) -> dict[str, str]:
     try:
         return {f"ILSVRC2012_val_{index:08d}": synsets[int(line)] for index, line in enumerate(lines, 1)}
     except (ValueError, KeyError) as error:
-        raise DataError(f"{printable(file)}: {error} is not the number of a synset in {printable(meta)}", "fetch it again") from None
+        raise DataError(
+            f"{printable(file)}: {error} is not the number of a synset in {printable(meta)}", "fetch it again"
+        ) from None
 
 
 def synsets_of(meta: Path) -> list[tuple[int, str, str]]:
@@ -110,13 +122,18 @@ def synsets_of(meta: Path) -> list[tuple[int, str, str]]:
 
     try:
         table = loadmat(io.BytesIO(read_regular(meta)), squeeze_me=True)["synsets"]
-        return [(int(row["ILSVRC2012_ID"]), str(row["WNID"]), str(row["words"])) for row in table if not int(row["num_children"])]
+        return [
+            (int(row["ILSVRC2012_ID"]), str(row["WNID"]), str(row["words"]))
+            for row in table
+            if not int(row["num_children"])
+        ]
     except (KeyError, ValueError, TypeError, IndexError, NotImplementedError) as error:
         raise DataError(f"{printable(meta)} is not the meta.mat of ILSVRC2012 ({error})", "fetch it again") from None
 
 
 def titles_of(classes: tuple[str, ...], places: list[Path]) -> dict[str, str]:
-    """What people call the classes, as far as it is known: from a list beside the data, or torchvision's for ILSVRC2012's 1,000."""
+    """What people call the classes, as far as it is known: from a list beside the data, or torchvision's for
+    ILSVRC2012's 1,000."""
     file, found = find(places, TITLES), {}
     if file:
         for line in read_regular(file).decode("utf-8", "replace").splitlines():
@@ -137,7 +154,8 @@ def torchvision_names() -> list[str]:
 
 
 def is_ilsvrc2012(classes: tuple[str, ...]) -> bool:
-    """Whether classes are the 1,000 synsets of ILSVRC2012 in their order, which is that of every usual head of 1,000 numbers."""
+    """Whether classes are the 1,000 synsets of ILSVRC2012 in their order, which is that of every usual head of 1,000
+    numbers."""
     return hashlib.sha256("\n".join(classes).encode("utf-8", "surrogateescape")).hexdigest() == ILSVRC2012
 
 

@@ -40,12 +40,14 @@ def are_lists(root: Path) -> bool:
 def lists(root: Path, split_seed: int = 0) -> Data:
     """The data set that `train800.txt`, `val200.txt` and `test.txt` describe, or `train.txt` and what is beside it.
 
-    What there is to train on as a whole (`Data.whole`) is `train800val200.txt` where there is one. Classes are the numbers
-    that are found, in their order, under the names of the lines of `classes.txt` if there is one; some may have no image to
-    train on, which is told. Without a list for validation, a tenth of the training images is held out.
+    What there is to train on as a whole (`Data.whole`) is `train800val200.txt` where there is one. Classes are the
+    numbers that are found, in their order, under the names of the lines of `classes.txt` if there is one; some may have
+    no image to train on, which is told. Without a list for validation, a tenth of the training images is held out.
     Raises DataError, with file and line, for what cannot be: lines, classes, one image with two answers, missing files.
     """
-    found = {split: next((name for name in names if (root / f"{name}.txt").is_file()), "") for split, names in LISTS.items()}
+    found = {
+        split: next((name for name in names if (root / f"{name}.txt").is_file()), "") for split, names in LISTS.items()
+    }
     parts = {split: read(root, name) for split, name in found.items() if name}
     whole = read(root, ALL) if found["train"] == "train800" and (root / f"{ALL}.txt").is_file() else None
     if whole is not None:
@@ -83,7 +85,10 @@ def read(root: Path, name: str) -> list[Line]:
             raise DataError(f"{where}: {printable(path)} is not below {printable(root)}", EXPECTED)
         line = lines.setdefault(path, Line(path, int(label), where))
         if line.label != int(label):
-            raise DataError(f"{where}: {printable(path)} is of class {label}, but of {line.label} in {line.where}", "keep one of them")
+            raise DataError(
+                f"{where}: {printable(path)} is of class {label}, but of {line.label} in {line.where}",
+                "keep one of them",
+            )
     if not lines:
         raise DataError(f"{source} lists no image", EXPECTED)
     return list(lines.values())
@@ -98,11 +103,15 @@ def agree(root: Path, parts: dict[str, list[Line]], whole: list[Line]) -> None:
         if other is None or other.label != line.label:
             said = f"of class {other.label} in {other.where}" if other else "not in the others"
             one = f"{line.where}: {printable(line.path)} is of class {line.label}, but {said}"
-            raise DataError(one, f"{ALL}.txt lists the images of train800.txt and val200.txt; without it, they are read by themselves")
+            raise DataError(
+                one,
+                f"{ALL}.txt lists the images of train800.txt and val200.txt; without it, they are read by themselves",
+            )
 
 
 def named(root: Path, numbers: list[int], lines: list[Line]) -> tuple[str, ...]:
-    """The names of the classes: their lines in `classes.txt`, counted from 0, or their numbers. Raises DataError, with the line."""
+    """The names of the classes: their lines in `classes.txt`, counted from 0, or their numbers. Raises DataError, with
+    the line."""
     if len(numbers) < 2:
         raise DataError(f"{printable(root)} has one class only ({numbers[0]}); a classifier needs two", EXPECTED)
     if not (root / "classes.txt").is_file():
@@ -113,7 +122,9 @@ def named(root: Path, numbers: list[int], lines: list[Line]) -> tuple[str, ...]:
         raise DataError(f"{strange.where}: class {strange.label}, but classes.txt has {len(names)} names", way)
     found = tuple(names[number] for number in numbers)
     if not all(found) or len(set(found)) < len(found):
-        raise DataError(f"{printable(root / 'classes.txt')}: a name is empty or there twice", "give every class a name of its own")
+        raise DataError(
+            f"{printable(root / 'classes.txt')}: a name is empty or there twice", "give every class a name of its own"
+        )
     return found
 
 

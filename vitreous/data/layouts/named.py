@@ -1,7 +1,8 @@
-"""torchvision's classification data sets by their names: `torchvision:CIFAR10`, `torchvision:EMNIST?split=letters&root=DIR`.
+"""torchvision's classification data sets by their names: `torchvision:CIFAR10`,
+`torchvision:EMNIST?split=letters&root=DIR`.
 
-torchvision knows where the files come from and how they lie; here is how to ask each set for its splits. Images that are files
-are read by this package's own decoder, so that they are judged as any others.
+torchvision knows where the files come from and how they lie; here is how to ask each set for its splits. Images that
+are files are read by this package's own decoder, so that they are judged as any others.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ Read = Callable[[Any], Split]
 
 @dataclass(frozen=True)
 class Named:
-    """How to ask for the splits of a set, how to read one, its class names where torchvision has none (or others than people use),
-    and the words that its class takes besides, each with the values there are, the usual one first."""
+    """How to ask for the splits of a set, how to read one, its class names where torchvision has none (or others than
+    people use), and the words that its class takes besides, each with the values there are, the usual one first."""
 
     splits: dict[str, dict[str, Any]]
     read: Read
@@ -89,24 +90,33 @@ def scattered(found: Any) -> Split:
 def caltech101(found: Any) -> Split:
     """Names made of the number of an image in its category."""
     home, rows = os.path.join(found.root, "101_ObjectCategories"), zip(found.y, found.index, strict=True)
-    return Files(Paths(os.path.join(home, found.categories[y], f"image_{index:04d}.jpg") for y, index in rows), numbers(found.y))
+    return Files(
+        Paths(os.path.join(home, found.categories[y], f"image_{index:04d}.jpg") for y, index in rows), numbers(found.y)
+    )
 
 
 def caltech256(found: Any) -> Split:
     """Names made of the numbers of the category and of an image in it."""
     home, rows = os.path.join(found.root, "256_ObjectCategories"), zip(found.y, found.index, strict=True)
-    return Files(Paths(os.path.join(home, found.categories[y], f"{y + 1:03d}_{index:04d}.jpg") for y, index in rows), numbers(found.y))
+    return Files(
+        Paths(os.path.join(home, found.categories[y], f"{y + 1:03d}_{index:04d}.jpg") for y, index in rows),
+        numbers(found.y),
+    )
 
 
 def inaturalist(found: Any) -> Split:
     """Pairs of a category and a file name, in the order of the file system, which is no order."""
     rows = sorted(found.index)
-    return Files(Paths(os.path.join(found.root, found.all_categories[y], file) for y, file in rows), numbers(y for y, _ in rows))
+    return Files(
+        Paths(os.path.join(found.root, found.all_categories[y], file) for y, file in rows), numbers(y for y, _ in rows)
+    )
 
 
 def patches(found: Any) -> Split:
     """PCAM: pixels and labels in HDF5 files."""
-    images, labels = (os.fspath(found._base_folder / found._FILES[found._split][kind][0]) for kind in ("images", "targets"))
+    images, labels = (
+        os.fspath(found._base_folder / found._FILES[found._split][kind][0]) for kind in ("images", "targets")
+    )
     with found.h5py.File(labels) as file:
         return Patches(images, "x", np.asarray(file["y"]).reshape(-1).astype(np.int64), np.arange(len(file["y"])))
 
@@ -124,7 +134,9 @@ SETS = {
     "CIFAR100": Named(BY_TRAIN, arrays),
     "Country211": Named({"train": {"split": "train"}, "val": {"split": "valid"}, "test": {"split": "test"}}, pairs),
     "DTD": Named(THREE, lists, words={"partition": tuple(map(str, range(1, 11)))}),
-    "EMNIST": Named(BY_TRAIN, arrays, words={"split": ("balanced", "byclass", "bymerge", "letters", "digits", "mnist")}),
+    "EMNIST": Named(
+        BY_TRAIN, arrays, words={"split": ("balanced", "byclass", "bymerge", "letters", "digits", "mnist")}
+    ),
     "EuroSAT": Named(ONCE, pairs),
     "FashionMNIST": Named(BY_TRAIN, arrays),
     "FER2013": Named(TWO, tensors, FACES),
@@ -139,7 +151,9 @@ SETS = {
     "MNIST": Named(BY_TRAIN, arrays, DIGITS),
     "OxfordIIITPet": Named({"train": {"split": "trainval"}, "test": {"split": "test"}}, lists),
     "PCAM": Named(THREE, patches, ("normal", "tumor")),
-    "Places365": Named({"train": {"split": "train-standard"}, "val": {"split": "val"}}, pairs, words={"small": ("False", "True")}),
+    "Places365": Named(
+        {"train": {"split": "train-standard"}, "val": {"split": "val"}}, pairs, words={"small": ("False", "True")}
+    ),
     "QMNIST": Named(BY_TRAIN, first_of_several, DIGITS),
     "RenderedSST2": Named(THREE, pairs),
     "SEMEION": Named(ONCE, arrays, DIGITS),
@@ -156,8 +170,8 @@ def named(source: str, split_seed: int = 0) -> Data:
     """A data set of torchvision, fetched where it is not there yet. Its own order of classes and images is kept.
 
     A set's own `val` is that; without one, a tenth of its training images is held out. `root` is
-    `$XDG_CACHE_HOME/vitreous/torchvision` if not said. Raises UsageError for an unknown set or word, DataError where a set cannot
-    be had or read.
+    `$XDG_CACHE_HOME/vitreous/torchvision` if not said. Raises UsageError for an unknown set or word, DataError where a
+    set cannot be had or read.
     """
     name, known, root, words = asked(source)
     parts: dict[str, Split] = {}
@@ -176,10 +190,20 @@ def named(source: str, split_seed: int = 0) -> Data:
             continue
         parts[split] = part
     if "N/A" in classes[:1]:  # its letters count from 1
-        classes, parts = classes[1:], {split: part.take(np.arange(len(part)), part.labels - 1) for split, part in parts.items()}
-    strange = [split for split, part in parts.items() if len(part) and not 0 <= part.labels.min() <= part.labels.max() < len(classes)]
+        classes, parts = (
+            classes[1:],
+            {split: part.take(np.arange(len(part)), part.labels - 1) for split, part in parts.items()},
+        )
+    strange = [
+        split
+        for split, part in parts.items()
+        if len(part) and not 0 <= part.labels.min() <= part.labels.max() < len(classes)
+    ]
     if strange or len(set(classes)) < len(classes):
-        raise DataError(f"{source}: labels and class names of {name} do not fit each other", f"fetch it again: remove it from {root}")
+        raise DataError(
+            f"{source}: labels and class names of {name} do not fit each other",
+            f"fetch it again: remove it from {root}",
+        )
     parts, whole = with_val(parts, split_seed, notes)
     return Data(source, classes, parts, notes, len(known.splits) == 1, whole, titles)
 
@@ -202,9 +226,13 @@ def asked(source: str) -> tuple[str, Named, Path, dict[str, Any]]:
         if word == "root" and value:
             root = Path(value).expanduser()
         elif word not in words:
-            raise UsageError(f"torchvision:{name} takes no {printable(word)}", f"it takes {', '.join(['root', *words])}")
+            raise UsageError(
+                f"torchvision:{name} takes no {printable(word)}", f"it takes {', '.join(['root', *words])}"
+            )
         elif value not in known.words[word]:
-            raise UsageError(f"torchvision:{name} has no {word} {printable(value)}", f"there are {', '.join(known.words[word])}")
+            raise UsageError(
+                f"torchvision:{name} has no {word} {printable(value)}", f"there are {', '.join(known.words[word])}"
+            )
         else:
             words[word] = value
     plain = {"True": True, "False": False}
@@ -228,7 +256,9 @@ def obtained(name: str, root: Path, words: dict[str, Any]) -> Any:
         lacking, told = f"torchvision:{name} is not whole in {printable(root)}", str(error)
         if name in BY_HAND:
             told = re.sub(r"\s+", " ", told)[:200]
-            raise DataError(f"{lacking} ({told})", f"fetch it by hand, and say where: torchvision:{name}?root=DIR") from None
+            raise DataError(
+                f"{lacking} ({told})", f"fetch it by hand, and say where: torchvision:{name}?root=DIR"
+            ) from None
     except Exception as error:  # what damaged files raise depends on the set
         raise damaged(name, root, error) from None
     try:
@@ -249,7 +279,8 @@ def damaged(name: str, root: Path, error: Exception) -> DataError:
     """What to tell of files that are there and cannot be read."""
     told = re.sub(r"\s+", " ", f"{type(error).__name__}: {error}")[:200]
     return DataError(
-        f"torchvision:{name}: its files in {printable(root)} cannot be read ({told})", "remove them, and they are fetched again"
+        f"torchvision:{name}: its files in {printable(root)} cannot be read ({told})",
+        "remove them, and they are fetched again",
     )
 
 
@@ -258,5 +289,7 @@ def named_classes(known: Named, found: Any, part: Split) -> tuple[tuple[str, ...
     if hasattr(found, "wnids"):
         names: Sequence[Any] = found.classes
         return tuple(found.wnids), {synset: ", ".join(title) for synset, title in zip(found.wnids, names, strict=True)}
-    own = next((getattr(found, name) for name in ("classes", "categories", "all_categories") if hasattr(found, name)), ())
+    own = next(
+        (getattr(found, name) for name in ("classes", "categories", "all_categories") if hasattr(found, name)), ()
+    )
     return known.classes or tuple(map(str, own)) or tuple(map(str, range(int(part.labels.max(initial=-1)) + 1))), {}

@@ -1,4 +1,5 @@
-"""Packs: what `vitreous data pack` has made of a data set. `pack.json` names its classes and files, and says how to read them.
+"""Packs: what `vitreous data pack` has made of a data set. `pack.json` names its classes and files, and says how to
+read them.
 
 Archives (`tar`) are read as any others are. Pixels (`uint8`) are in .npy files, mapped into memory, beside an index of
 (shard, offset, height, width, channels, label).
@@ -31,8 +32,8 @@ ANEW = "pack it anew into another folder"
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Some pictures of a pack: its shards, (n,) rows of `ROW`, and labels. `ids`: the text of all names, a line each; `lines`:
-    the line of each sample."""
+    """Some pictures of a pack: its shards, (n,) rows of `ROW`, and labels. `ids`: the text of all names, a line each;
+    `lines`: the line of each sample."""
 
     shards: tuple[str, ...]
     rows: np.ndarray
@@ -98,7 +99,9 @@ def is_pack(folder: Path) -> bool:
 def describe(folder: Path) -> dict[str, Any]:
     """A pack's document. Raises DataError for an unfinished pack, a damaged document, and one of a later version."""
     if not (folder / DOCUMENT).exists():
-        raise DataError(f"{printable(folder)} is an unfinished pack", "give the same `vitreous data pack` again: it continues")
+        raise DataError(
+            f"{printable(folder)} is an unfinished pack", "give the same `vitreous data pack` again: it continues"
+        )
     file = folder / DOCUMENT
     try:
         document = json.loads(read_regular(file))
@@ -107,15 +110,25 @@ def describe(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(f"{printable(file)} is damaged", ANEW) from None
     if not isinstance(version, int) or version > VERSION:
-        raise DataError(f"{printable(file)} was written by a later vitreous (format {version}, this one reads {VERSION})", "update")
-    plain = all(isinstance(name, str) and name == os.path.basename(name) and name not in ("", ".", "..") for name in names)
-    if form not in ("tar", "uint8") or not plain or not all(isinstance(name, str) for name in classes) or set(splits) - set(SPLITS):
+        raise DataError(
+            f"{printable(file)} was written by a later vitreous (format {version}, this one reads {VERSION})", "update"
+        )
+    plain = all(
+        isinstance(name, str) and name == os.path.basename(name) and name not in ("", ".", "..") for name in names
+    )
+    if (
+        form not in ("tar", "uint8")
+        or not plain
+        or not all(isinstance(name, str) for name in classes)
+        or set(splits) - set(SPLITS)
+    ):
         raise DataError(f"{printable(file)} is damaged", ANEW)
     return document
 
 
 def packed(folder: Path, split_seed: int = 0) -> Data:
-    """The data set in a pack. A pack without `val` gives a tenth of `train` to it. Raises DataError for one that is not whole."""
+    """The data set in a pack. A pack without `val` gives a tenth of `train` to it. Raises DataError for one that is not
+    whole."""
     document = describe(folder)
     for split in document["splits"].values():
         for record in (*split["shards"], *split["files"].values()):
@@ -126,9 +139,13 @@ def packed(folder: Path, split_seed: int = 0) -> Data:
     if document["form"] == "tar":
         data = tars(folder, split_seed)
     else:
-        splits: dict[str, Split] = {n: pixels(folder, document["splits"][n], classes) for n in SPLITS if n in document["splits"]}
+        splits: dict[str, Split] = {
+            n: pixels(folder, document["splits"][n], classes) for n in SPLITS if n in document["splits"]
+        }
         if "train" not in splits:
-            raise DataError(f"{printable(folder)} has {', '.join(splits)} but no images to train on", "pack data with a train split")
+            raise DataError(
+                f"{printable(folder)} has {', '.join(splits)} but no images to train on", "pack data with a train split"
+            )
         notes: list[str] = []
         splits, whole = with_val(splits, split_seed, notes)
         data = Data(printable(folder), classes, splits, notes, whole=whole)
@@ -161,7 +178,9 @@ def pixels(folder: Path, record: dict[str, Any], classes: Sequence[str]) -> Pixe
         and all((rows[side] > 0).all() and (rows[side] < 2**20).all() for side in ("height", "width"))
         and (rows["offset"] >= 0).all()
         and (rows["offset"] + extent <= sizes[rows["shard"]]).all()
-        and (labels.shape[1:] == (len(classes),) if labels.ndim == 2 else ((labels >= 0) & (labels < len(classes))).all())
+        and (
+            labels.shape[1:] == (len(classes),) if labels.ndim == 2 else ((labels >= 0) & (labels < len(classes))).all()
+        )
     )
     if not fits:
         raise DataError(f"{printable(file)} does not fit its shards", ANEW)

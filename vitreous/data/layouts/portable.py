@@ -77,4 +77,6 @@ class Patches:
 
     def update(self, digest: Any) -> None:
         """Name, shape and rows: the pixels of hundreds of thousands are not read for this."""
-        digest.update(f"{os.path.basename(self.path)} {self.pixels().shape}\n".encode() + self.rows.astype(np.int64).tobytes())
+        digest.update(
+            f"{os.path.basename(self.path)} {self.pixels().shape}\n".encode() + self.rows.astype(np.int64).tobytes()
+        )

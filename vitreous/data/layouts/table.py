@@ -3,8 +3,8 @@
     path,label,split,group
     birds/1.jpg,duck|water,train,video 7
 
-A cell of labels has one, or several with `|` between them, or none. Paths are relative to the file's own folder. Images of one
-group (a patient, a scene, a video) are never drawn apart.
+A cell of labels has one, or several with `|` between them, or none. Paths are relative to the file's own folder. Images
+of one group (a patient, a scene, a video) are never drawn apart.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ MOST = 2**33  # bytes of the labels of all images, where images have several
 
 
 class Row(NamedTuple):
-    """One image: its path as the file has it, its labels, its split and group ("" where there is no such column), its line from 1."""
+    """One image: its path as the file has it, its labels, its split and group ("" where there is no such column), its
+    line from 1."""
 
     path: str
     labels: tuple[str, ...]
@@ -42,23 +43,28 @@ class Row(NamedTuple):
 def table(source: Path, split_seed: int = 0) -> Data:
     """The data set that a CSV file (UTF-8) describes.
 
-    Labels are (n,) int64 where every image has exactly one; else (n, K) float32, 1 where an image has the class. Without rows
-    for validation, a tenth of the training images is held out. Class order is natural; samples stand in the order of the file.
-    Raises DataError, with the line, for what cannot be: cells, columns, splits or classes out of place, one image with two
-    answers or groups, files that are not there.
+    Labels are (n,) int64 where every image has exactly one; else (n, K) float32, 1 where an image has the class.
+    Without rows for validation, a tenth of the training images is held out. Class order is natural; samples stand in
+    the order of the file. Raises DataError, with the line, for what cannot be: cells, columns, splits or classes out of
+    place, one image with two answers or groups, files that are not there.
     """
     name = printable(source)
     rows, notes = distinct(list(read(source, name)), name)
     home = source.parent.absolute() if any(os.path.isabs(row.path) for row in rows) else source.parent
     missing = [row for row in rows if not os.path.lexists(os.path.join(home, row.path))]
     if missing:
-        raise DataError(f"{name}: {len(missing)} of {len(rows)} files are not there:{listing(missing)}", f"looked in {printable(home)}")
+        raise DataError(
+            f"{name}: {len(missing)} of {len(rows)} files are not there:{listing(missing)}",
+            f"looked in {printable(home)}",
+        )
     parts = {split: [row for row in rows if row.split == split] for split in dict.fromkeys(row.split for row in rows)}
     unsplit = list(parts) == [""]
     if unsplit:
         parts = {"train": rows}
     if not parts.get("train"):
-        raise DataError(f"{name} has " + (f"{', '.join(parts)} but no row of the split train" if rows else "no rows"), EXPECTED)
+        raise DataError(
+            f"{name} has " + (f"{', '.join(parts)} but no row of the split train" if rows else "no rows"), EXPECTED
+        )
     classes = class_order(list({label for row in parts["train"] for label in row.labels}))
     several = sum(len(row.labels) > 1 for row in rows)
     none = sum(not row.labels for row in rows)
@@ -78,7 +84,8 @@ def table(source: Path, split_seed: int = 0) -> Data:
 
 
 def grouped(parts: dict[str, list[Row]]) -> tuple[np.ndarray | None, list[str]]:
-    """The groups of the training images, (n,) int64 or None, and what there is to say of those that the file's own splits part."""
+    """The groups of the training images, (n,) int64 or None, and what there is to say of those that the file's own
+    splits part."""
     if not parts["train"][0].group:
         return None, []
     homes: dict[str, set[str]] = {}
@@ -86,7 +93,9 @@ def grouped(parts: dict[str, list[Row]]) -> tuple[np.ndarray | None, list[str]]:
         for row in rows:
             homes.setdefault(row.group, set()).add(split)
     parted = [group for group, splits in homes.items() if len(splits) > 1]
-    notes = [f"{len(parted)} groups are in more than one split; the first is {printable(min(parted))}"] if parted else []
+    notes = (
+        [f"{len(parted)} groups are in more than one split; the first is {printable(min(parted))}"] if parted else []
+    )
     place = {group: index for index, group in enumerate(sorted(homes))}
     return np.array([place[row.group] for row in parts["train"]], dtype=np.int64), notes
 
@@ -110,7 +119,9 @@ def read(source: Path, name: str) -> Iterator[Row]:
                 yield row_of(cells, columns, name, line)
             line = reader.line_num + 1
     except csv.Error as error:
-        raise DataError(f"{name}, line {line}: not CSV ({error})", "put cells with commas, quotes or line ends in double quotes") from None
+        raise DataError(
+            f"{name}, line {line}: not CSV ({error})", "put cells with commas, quotes or line ends in double quotes"
+        ) from None
     if not columns:
         raise DataError(f"{name} is empty", EXPECTED)
 
@@ -120,7 +131,11 @@ def header(cells: list[str], where: str) -> list[str]:
     columns = [cell.strip() for cell in cells]
     for column in columns:
         if column not in COLUMNS:
-            hint = "separate cells with commas" if ";" in column or "\t" in column else nearest(column, COLUMNS) or EXPECTED
+            hint = (
+                "separate cells with commas"
+                if ";" in column or "\t" in column
+                else nearest(column, COLUMNS) or EXPECTED
+            )
             raise DataError(f"{where}: unknown column {printable(column) or 'without a name'}", hint)
         if columns.count(column) > 1:
             raise DataError(f"{where}: two columns {column}", "keep one of them")
@@ -134,13 +149,17 @@ def row_of(cells: list[str], columns: list[str], name: str, line: int) -> Row:
     """One row, checked."""
     where = f"{name}, line {line}"
     if len(cells) != len(columns):
-        raise DataError(f"{where}: {len(cells)} cells for {len(columns)} columns", "put cells with commas in double quotes")
+        raise DataError(
+            f"{where}: {len(cells)} cells for {len(columns)} columns", "put cells with commas in double quotes"
+        )
     row = dict(zip(columns, cells, strict=True))
     if not row["path"]:
         raise DataError(f"{where}: no path", EXPECTED)
     labels = [label.strip() for label in row["label"].split("|")] if row["label"].strip() else []
     if "" in labels:
-        raise DataError(f"{where}: an empty label in {printable(row['label'])}", "take out the | that has nothing on one side")
+        raise DataError(
+            f"{where}: an empty label in {printable(row['label'])}", "take out the | that has nothing on one side"
+        )
     split = ""
     if "split" in row:
         said = row["split"].strip()
@@ -158,7 +177,8 @@ def row_of(cells: list[str], columns: list[str], name: str, line: int) -> Row:
 def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
     """The rows without repetitions, and what there is to say of those.
 
-    An image in two splits stays in both, and is told. Raises DataError for an image with two different answers or groups.
+    An image in two splits stays in both, and is told. Raises DataError for an image with two different answers or
+    groups.
     """
     first: dict[str, Row] = {}
     kept: dict[tuple[str, str], Row] = {}
@@ -177,7 +197,8 @@ def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
     for what, found in contrary.items():
         if found:
             raise DataError(
-                f"{name}: {len(found)} rows give an image other {what} than an earlier row:{listing(found)}", "keep one of them"
+                f"{name}: {len(found)} rows give an image other {what} than an earlier row:{listing(found)}",
+                "keep one of them",
             )
     notes = [f"{len(rows) - len(kept)} rows repeat another and are left out"] if len(kept) < len(rows) else []
     if shared:
@@ -192,19 +213,24 @@ def listing(rows: list[Row]) -> str:
 
 
 def labelled(rows: list[Row], split: str, classes: list[str], several: bool, name: str) -> np.ndarray:
-    """Rows -> their (n,) int64 classes, or (n, K) float32 if `several`. Raises DataError for a class that training does not have."""
+    """Rows -> their (n,) int64 classes, or (n, K) float32 if `several`. Raises DataError for a class that training does
+    not have."""
     place = {label: index for index, label in enumerate(classes)}
     unknown = [(row.line, label) for row in rows for label in row.labels if label not in place]
     if unknown:
         line, label = unknown[0]
         names = ", ".join(map(printable, list(dict.fromkeys(label for _, label in unknown))[:SHOWN]))
         raise DataError(
-            f"{name}, line {line}: {split} has classes that train lacks: {names}", nearest(label, classes) or "rename or remove them"
+            f"{name}, line {line}: {split} has classes that train lacks: {names}",
+            nearest(label, classes) or "rename or remove them",
         )
     if not several:
         return np.array([place[row.labels[0]] for row in rows], dtype=np.int64)
     if 4 * len(rows) * len(classes) > MOST:
-        raise DataError(f"{name}: {len(rows):,} images times {len(classes):,} classes are more than memory holds", "are these class names?")
+        raise DataError(
+            f"{name}: {len(rows):,} images times {len(classes):,} classes are more than memory holds",
+            "are these class names?",
+        )
     labels = np.zeros((len(rows), len(classes)), dtype=np.float32)
     images = np.repeat(np.arange(len(rows)), [len(row.labels) for row in rows])
     labels[images, [place[label] for row in rows for label in row.labels]] = 1

@@ -1,8 +1,8 @@
 """WebDataset archives: images in tar files, read where they are.
 
 DIR/*.tar with the split in the file names (`train-000.tar`) or in none of them, DIR/{train,val,test}/*.tar,
-`DIR/shard-{000000..000127}.tar`, or one file. `classes.txt` (a name a line) or `dataset.json` (`{"classes": [...]}`) beside the
-archives, or above the folders of their splits, gives names to labels that are numbers.
+`DIR/shard-{000000..000127}.tar`, or one file. `classes.txt` (a name a line) or `dataset.json` (`{"classes": [...]}`)
+beside the archives, or above the folders of their splits, gives names to labels that are numbers.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Tars:
 def tars(source: Path, split_seed: int = 0) -> Data:
     """The data set in a folder of archives, in the archives that a pattern stands for, or in one.
 
-    Labels are (n,) int64 where every sample has one; else (n, K) float32. A source without `val` gives a tenth of `train` to it.
-    Classes are in the order of the file that names them, else in natural order. Raises DataError for archives that are not there
-    or not whole, samples without a label, and classes that only a held-out split has.
+    Labels are (n,) int64 where every sample has one; else (n, K) float32. A source without `val` gives a tenth of
+    `train` to it. Classes are in the order of the file that names them, else in natural order. Raises DataError for
+    archives that are not there or not whole, samples without a label, and classes that only a held-out split has.
     """
     name = printable(source)
     found = archives_of(source)
@@ -110,7 +110,9 @@ def are_tars(folder: Path) -> bool:
         return any(map(listed, homes))
     inner = [entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
     packed = [entry for entry in os.scandir(folder) if entry.name.lower().endswith(COMPRESSED)]
-    return bool(listed(folder) or packed) and not any(is_image(Path(entry.path)) for home in inner for entry in os.scandir(home))
+    return bool(listed(folder) or packed) and not any(
+        is_image(Path(entry.path)) for home in inner for entry in os.scandir(home)
+    )
 
 
 def listed(home: Path) -> list[Path]:
@@ -122,7 +124,9 @@ def listed(home: Path) -> list[Path]:
 def archives_of(source: Path) -> dict[str, list[Path]]:
     """Split -> its archives in natural order; the split is "" where nothing names one. Raises DataError."""
     if source.is_dir():
-        homes = {split: next((source / n for n in names if (source / n).is_dir()), None) for split, names in SPLITS.items()}
+        homes = {
+            split: next((source / n for n in names if (source / n).is_dir()), None) for split, names in SPLITS.items()
+        }
         inside = {split: own for split, home in homes.items() if home and (own := listed(home))}
         if inside:
             return inside
@@ -130,7 +134,9 @@ def archives_of(source: Path) -> dict[str, list[Path]]:
     else:
         paths = [source] if os.path.lexists(source) else expand(os.fspath(source))
     if not paths or any(path.name.lower().endswith(COMPRESSED) for path in paths):
-        raise DataError(f"{printable(source)}: compressed archives cannot be read at any place", "unpack them to .tar (gunzip *.gz)")
+        raise DataError(
+            f"{printable(source)}: compressed archives cannot be read at any place", "unpack them to .tar (gunzip *.gz)"
+        )
     missing = [path for path in paths if not os.path.lexists(path)]
     if missing:
         names = "".join(f"\n    {printable(path)}" for path in missing[:SHOWN])
@@ -148,7 +154,8 @@ def archives_of(source: Path) -> dict[str, list[Path]]:
 
 
 def split_in(stem: str) -> str:
-    """The split that a file name has as a word of its own: `imagenet-train-0001` -> `train`. Raises DataError for two."""
+    """The split that a file name has as a word of its own: `imagenet-train-0001` -> `train`. Raises DataError for
+    two."""
     words = set(re.split(r"[^a-z]+", stem.lower()))
     found = [split for split, names in SPLITS.items() if words & set(names)]
     if len(found) > 1:
@@ -157,7 +164,8 @@ def split_in(stem: str) -> str:
 
 
 def expand(pattern: str) -> list[Path]:
-    """`x-{00..03}.tar` -> four paths; `{a,b}` -> two; several braces -> all combinations. Raises DataError for too many."""
+    """`x-{00..03}.tar` -> four paths; `{a,b}` -> two; several braces -> all combinations. Raises DataError for too
+    many."""
     pieces = re.split(r"\{([^{}]*)\}", pattern)
     choices: list[Sequence[str]] = []
     for number, piece in enumerate(pieces):
@@ -175,7 +183,8 @@ def expand(pattern: str) -> list[Path]:
 
 
 def labels_of(whole: Index, name: str) -> tuple[Sequence[tuple[Word, ...]], np.ndarray, np.ndarray]:
-    """Labels, the position of each sample's among them, and of its split in SPLITS by the folder it stands in, or -1: (n,) each.
+    """Labels, the position of each sample's among them, and of its split in SPLITS by the folder it stands in, or -1:
+    (n,) each.
 
     Raises DataError, with the first of them, for samples that say no label where others do, or stand in no folder.
     """
@@ -185,7 +194,10 @@ def labels_of(whole: Index, name: str) -> tuple[Sequence[tuple[Word, ...]], np.n
         words, own = whole.words, whole.said.astype(np.int64)
     else:
         codes = {word: number for number, word in enumerate(dict.fromkeys(word for word in class_at if word))}
-        words, own = [(word,) for word in codes], np.array([codes.get(word, -1) for word in class_at], dtype=np.int64)[whole.homes]
+        words, own = (
+            [(word,) for word in codes],
+            np.array([codes.get(word, -1) for word in class_at], dtype=np.int64)[whole.homes],
+        )
     bare = np.flatnonzero(own < 0)
     if len(bare):
         listing = "".join(f"\n    {whole.called(int(row))}" for row in bare[:SHOWN])
@@ -197,7 +209,8 @@ def labels_of(whole: Index, name: str) -> tuple[Sequence[tuple[Word, ...]], np.n
 def places(folders: Sequence[str]) -> tuple[list[int], list[str]]:
     """Folders in archives -> the split that each stands for in SPLITS, or -1, and its class, or "".
 
-    What all folders have in front is no part of it; then comes the split, if all have one; then the class, with folders below.
+    What all folders have in front is no part of it; then comes the split, if all have one; then the class, with folders
+    below.
     """
     parts = [[part for part in folder.split("/") if part not in ("", ".")] for folder in folders]
     levels = zip(*(own[:-1] for own in parts), strict=False)
@@ -224,7 +237,9 @@ def names_beside(source: Path) -> tuple[str, ...]:
             text = read_regular(file).decode("utf-8-sig")
             found: Any = json.loads(text).get("classes") if file.suffix == ".json" else text.splitlines()
         except (ValueError, AttributeError, RecursionError):
-            raise DataError(f"{printable(file)} cannot be read", 'expected UTF-8: a name a line, or {"classes": [...]}') from None
+            raise DataError(
+                f"{printable(file)} cannot be read", 'expected UTF-8: a name a line, or {"classes": [...]}'
+            ) from None
         if file.suffix == ".json" and found is None:
             continue
         names = [found[key] for key in sorted(found, key=natural)] if isinstance(found, dict) else found
@@ -238,8 +253,11 @@ def names_beside(source: Path) -> tuple[str, ...]:
     return ()
 
 
-def class_codes(words: Sequence[tuple[Word, ...]], used: np.ndarray, given: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]]:
-    """Class names, and for each label the positions of its classes, -1 for one that is none. `used`: the labels that training has.
+def class_codes(
+    words: Sequence[tuple[Word, ...]], used: np.ndarray, given: Sequence[str]
+) -> tuple[tuple[str, ...], list[list[int]]]:
+    """Class names, and for each label the positions of its classes, -1 for one that is none. `used`: the labels that
+    training has.
 
     With names given, a word is one of them and a number counts them from 0; else classes are what training has.
     """
@@ -255,24 +273,33 @@ def class_codes(words: Sequence[tuple[Word, ...]], used: np.ndarray, given: Sequ
 
 
 def coded(codes: list[list[int]], own: np.ndarray, classes: int, where: str) -> np.ndarray:
-    """The labels of a split, (n,) int64; with several `classes` to an image (n, classes) float32. `own`: (n,) positions in `codes`.
+    """The labels of a split, (n,) int64; with several `classes` to an image (n, classes) float32. `own`: (n,) positions
+    in `codes`.
 
     Raises DataError where those would not fit into memory.
     """
     if not classes:
         return np.array([code[0] if code else -1 for code in codes], dtype=np.int64)[own]
     if 4 * len(own) * classes > MOST_LABELS:
-        raise DataError(f"{where}: {len(own):,} images times {classes:,} classes are more than memory holds", "are these class names?")
+        raise DataError(
+            f"{where}: {len(own):,} images times {classes:,} classes are more than memory holds",
+            "are these class names?",
+        )
     table = np.zeros((len(codes), classes), dtype=np.float32)
     for row, code in enumerate(codes):
         table[row, code] = 1
     return table[own]
 
 
-def refuse_unknown(words: Sequence[tuple[Word, ...]], codes: list[list[int]], own: np.ndarray, where: str, classes: Sequence[str]) -> None:
+def refuse_unknown(
+    words: Sequence[tuple[Word, ...]], codes: list[list[int]], own: np.ndarray, where: str, classes: Sequence[str]
+) -> None:
     """Raise DataError where samples have classes that there are none of."""
     pairs = [(words[label], codes[label]) for label in np.unique(own).tolist()]
     unknown = [str(word) for label, code in pairs for word, number in zip(label, code, strict=True) if number < 0]
     if unknown:
         listing = ", ".join(map(printable, list(dict.fromkeys(unknown))[:SHOWN]))
-        raise DataError(f"{where} has classes that are not known: {listing}", nearest(unknown[0], classes) or "rename or remove them")
+        raise DataError(
+            f"{where} has classes that are not known: {listing}",
+            nearest(unknown[0], classes) or "rename or remove them",
+        )

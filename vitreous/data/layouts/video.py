@@ -1,7 +1,8 @@
-"""Clips as folders of frames: `[SPLIT/]CLASS/CLIP/*.jpg`. The frames of one clip, in the order of their names, are one sample.
+"""Clips as folders of frames: `[SPLIT/]CLASS/CLIP/*.jpg`. The frames of one clip, in the order of their names, are one
+sample.
 
-`Split.raw` may give pixels of any number of axes: a picture (H, W[, C]), a clip (T, H, W, C). Nothing else about a split changes;
-what takes pictures only refuses a clip by its axes. Video files themselves are not read yet.
+`Split.raw` may give pixels of any number of axes: a picture (H, W[, C]), a clip (T, H, W, C). Nothing else about a
+split changes; what takes pictures only refuses a clip by its axes. Video files themselves are not read yet.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from vitreous.errors import DataError, printable
 
 @dataclass(frozen=True)
 class Clips:
-    """Frames of clips: those of clip i are `paths[bounds[i]:bounds[i + 1]]`, of which `frames` are taken, evenly spread."""
+    """Frames of clips: those of clip i are `paths[bounds[i]:bounds[i + 1]]`, of which `frames` are taken, evenly
+    spread."""
 
     paths: Paths
     bounds: np.ndarray
@@ -38,7 +40,8 @@ class Clips:
         return first + ((2 * np.arange(self.frames) + 1) * count) // (2 * self.frames)
 
     def raw(self, sample: int) -> np.ndarray:
-        """(T, H, W, 3) uint8. Raises DataError for a frame that cannot be read, or one of another size than the first."""
+        """(T, H, W, 3) uint8. Raises DataError for a frame that cannot be read, or one of another size than the
+        first."""
         pictures = [decode(self.paths[int(place)]) for place in self.chosen(sample)]
         sizes = {picture.size for picture in pictures}
         if len(sizes) > 1:
@@ -60,7 +63,8 @@ class Clips:
 
 
 def clips(root: Path, frames: int = 16, split_seed: int = 0) -> Data:
-    """A folder of classes of folders of frames, as clips of T = `frames` each; a tenth of the clips is `val` where there is none.
+    """A folder of classes of folders of frames, as clips of T = `frames` each; a tenth of the clips is `val` where
+    there is none.
 
     Raises DataError as a folder of images does.
     """

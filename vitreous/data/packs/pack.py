@@ -1,7 +1,7 @@
 """A data set as shards made for training: every picture decoded and scaled once, in files that anybody can read.
 
-The bytes are a function of the data and the options alone, whoever decodes. A pack that was interrupted goes on behind its last
-whole shard when the same command is given again.
+The bytes are a function of the data and the options alone, whoever decodes. A pack that was interrupted goes on behind
+its last whole shard when the same command is given again.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ PROBED = 64  # pictures whose size stands for all, before any is written
 SPARE = 1.1  # of the bytes that they promise
 SHARD = 256 * 2**20
 HOW = {
-    "tar": "WebDataset archives. Of each sample: NUMBER.jpg or NUMBER.png, the picture; NUMBER.cls, the position of its class in "
-    "`classes` (none where images have several); NUMBER.json, its id in the source and the name or names of its classes.",
+    "tar": "WebDataset archives. Of each sample: NUMBER.jpg or NUMBER.png, the picture; NUMBER.cls, the position of "
+    "its class in "
+    "`classes` (none where images have several); NUMBER.json, its id in the source and the name or names of its "
+    "classes.",
     "uint8": "import json, numpy\n"
     "pack = json.load(open('pack.json'))\n"
     "split = pack['splits']['train']\n"
@@ -56,7 +58,8 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What the bytes of a pack depend on. `source` is the fingerprint of the data, `short_side` in pixels, `shard_size` in bytes."""
+    """What the bytes of a pack depend on. `source` is the fingerprint of the data, `short_side` in pixels, `shard_size`
+    in bytes."""
 
     form: Literal["tar", "uint8"] = "tar"
     short_side: int = 256
@@ -84,9 +87,10 @@ def pack(
 ) -> dict[str, Any]:
     """Write a data set as shards into the folder `out`; returns what it holds, as `pack.json` has it, and its folder.
 
-    Splits, labels, class names and the ids of samples are kept; so are the splits that were drawn on opening. Pictures that cannot
-    be read are named: at the end, with a DataError, or with `skip` in the document. Shards that are whole already are kept, if plan
-    and source are the same. Raises UsageError for a folder that holds something else, ResourceError where the disk is too small.
+    Splits, labels, class names and the ids of samples are kept; so are the splits that were drawn on opening. Pictures
+    that cannot be read are named: at the end, with a DataError, or with `skip` in the document. Shards that are whole
+    already are kept, if plan and source are the same. Raises UsageError for a folder that holds something else,
+    ResourceError where the disk is too small.
     """
     data = open_data(source)
     plan = replace(plan, source=fingerprint(data))
@@ -143,7 +147,8 @@ def stamp(split: Split, digest: Any) -> None:
 
 
 def begin(out: Path, plan: Plan) -> None:
-    """Prepare the folder of a pack, or find that it was begun with the same plan. Raises UsageError for any other folder."""
+    """Prepare the folder of a pack, or find that it was begun with the same plan. Raises UsageError for any other
+    folder."""
     state, text = out / UNFINISHED, json.dumps(asdict(plan))
     if (state / "plan.json").is_file():
         if (before := (state / "plan.json").read_text("utf-8")) != text:
@@ -152,7 +157,10 @@ def begin(out: Path, plan: Plan) -> None:
             except ValueError:
                 known = {}
             other = [name.replace("_", " ") for name, value in asdict(plan).items() if known.get(name) != value]
-            raise UsageError(f"{printable(out)} was begun with another {' and '.join(other)}", "use another --out, or remove that folder")
+            raise UsageError(
+                f"{printable(out)} was begun with another {' and '.join(other)}",
+                "use another --out, or remove that folder",
+            )
     elif out.exists() and (not out.is_dir() or any(entry != state for entry in out.iterdir())):
         raise UsageError(f"{printable(out)} exists and is not empty", "use another --out")
     for torn in out.glob("*.part"):
@@ -162,7 +170,8 @@ def begin(out: Path, plan: Plan) -> None:
 
 
 def finished_before(out: Path, plan: Plan) -> dict[str, Any]:
-    """The document of a pack that is there already, every file checked. Raises UsageError for another plan, DataError for damage."""
+    """The document of a pack that is there already, every file checked. Raises UsageError for another plan, DataError
+    for damage."""
     document = describe(out)
     other = [name.replace("_", " ") for name, value in asdict(plan).items() if document.get(name) != value]
     if other:
@@ -171,7 +180,9 @@ def finished_before(out: Path, plan: Plan) -> dict[str, Any]:
         for known in (*split["shards"], *split["files"].values()):
             path = out / known["file"]
             if not path.is_file() or record(path)["sha256"] != known["sha256"]:
-                raise DataError(f"{printable(path)} is not there as it was written", "remove the folder, and pack again")
+                raise DataError(
+                    f"{printable(path)} is not there as it was written", "remove the folder, and pack again"
+                )
     return {"out": os.fspath(out), **document}
 
 
@@ -186,7 +197,8 @@ def need(out: Path, data: Data, plan: Plan) -> None:
     free = shutil.disk_usage(out).free + sum(entry.stat().st_size for entry in out.iterdir() if entry.is_file())
     if total > free:
         raise ResourceError(
-            f"a pack of {total:,} bytes does not fit on the disk of {printable(out)}, which has {free:,}", "free some space"
+            f"a pack of {total:,} bytes does not fit on the disk of {printable(out)}, which has {free:,}",
+            "free some space",
         )
 
 
@@ -250,7 +262,8 @@ def pack_split(
 
 
 def encoded(reader: Encoder, start: int, stop: int, workers: int) -> Generator[tuple[int, Stored | DataError]]:
-    """Samples [start, stop) in order, each with what is stored of it or why there is none. Raises ResourceError for a lost worker."""
+    """Samples [start, stop) in order, each with what is stored of it or why there is none. Raises ResourceError for a
+    lost worker."""
     places = (range(low, min(low + CHUNK, stop)) for low in range(start, stop, CHUNK))
     for rows in in_workers(reader, places, workers, list, prefetch=4):
         yield from rows
@@ -279,9 +292,16 @@ def resumed(out: Path, name: str) -> tuple[list[dict[str, Any]], list[np.ndarray
 
 
 def finish(
-    out: Path, name: str, data: Data, plan: Plan, shards: list[dict[str, Any]], rows: list[np.ndarray], bad: dict[int, str]
+    out: Path,
+    name: str,
+    data: Data,
+    plan: Plan,
+    shards: list[dict[str, Any]],
+    rows: list[np.ndarray],
+    bad: dict[int, str],
 ) -> dict[str, Any]:
-    """Write what a split needs beside its shards, and remove what an earlier try may have left. Returns what is said of it."""
+    """Write what a split needs beside its shards, and remove what an earlier try may have left. Returns what is said of
+    it."""
     split = data.splits[name]
     for entry in out.glob(f"{name}-*"):
         if entry.name not in {shard["file"] for shard in shards}:

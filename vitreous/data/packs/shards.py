@@ -1,4 +1,5 @@
-"""What a pack is made of: pictures as they will be stored, and the shards that they are written to, one after the other."""
+"""What a pack is made of: pictures as they will be stored, and the shards that they are written to, one after the
+other."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ LAST = 1024  # zeros that end a tar
 
 
 class Stored(NamedTuple):
-    """One picture as it will be stored: `jpg` or `png` and the bytes of such a file, or `raw` and those of its pixels."""
+    """One picture as it will be stored: `jpg` or `png` and the bytes of such a file, or `raw` and those of its
+    pixels."""
 
     kind: str
     content: bytes
@@ -40,9 +42,10 @@ class Stored(NamedTuple):
 class Encoder:
     """Samples of a split -> what a pack stores of them.
 
-    The short side is scaled down to `short_side` pixels where it is longer, with a bicubic filter, and never up. Greys have one
-    channel, all others three. In archives a JPEG or a PNG that needs neither scaling nor turning stays as it is, to the byte;
-    a scaled JPEG is a JPEG of `quality`; anything else is a PNG, or, where it was scaled and not `lossless`, such a JPEG.
+    The short side is scaled down to `short_side` pixels where it is longer, with a bicubic filter, and never up. Greys
+    have one channel, all others three. In archives a JPEG or a PNG that needs neither scaling nor turning stays as it
+    is, to the byte; a scaled JPEG is a JPEG of `quality`; anything else is a PNG, or, where it was scaled and not
+    `lossless`, such a JPEG.
     """
 
     split: Split
@@ -67,7 +70,9 @@ class Encoder:
             picture = picture.convert("L")  # exact: all three channels are the same
         if scaled:
             share = self.short_side / min(picture.size)
-            picture = picture.resize((round(picture.width * share), round(picture.height * share)), Image.Resampling.BICUBIC)
+            picture = picture.resize(
+                (round(picture.width * share), round(picture.height * share)), Image.Resampling.BICUBIC
+            )
         size = picture.height, picture.width, len(picture.getbands())
         if self.form == "uint8":
             return Stored("raw", picture.tobytes(), *size)
@@ -83,7 +88,8 @@ class Encoder:
 
 
 def kind_of(raw: bytes | np.ndarray) -> tuple[bool, str, bool]:
-    """Of what `decode` has accepted: whether any reader shows the same pixels, `jpg` or `png` or "", and whether it is grey."""
+    """Of what `decode` has accepted: whether any reader shows the same pixels, `jpg` or `png` or "", and whether it is
+    grey."""
     if isinstance(raw, np.ndarray):
         return False, "", raw.ndim == 2 or raw.shape[-1] == 1
     if raw.startswith(b"\x93NUMPY"):
@@ -100,7 +106,8 @@ def kind_of(raw: bytes | np.ndarray) -> tuple[bool, str, bool]:
 
 
 class TarShard:
-    """A WebDataset archive in the making: a sample's picture, its class's number in `.cls`, its id and class names in `.json`."""
+    """A WebDataset archive in the making: a sample's picture, its class's number in `.cls`, its id and class names in
+    `.json`."""
 
     suffix = "tar"
 
@@ -114,8 +121,14 @@ class TarShard:
         several = label.ndim == 1
         words = [self.classes[number] for number in (np.flatnonzero(label).tolist() if several else [int(label)])]
         told = {"id": name, "label": words if several else words[0]}
-        members = [(stored.kind, stored.content), ("json", json.dumps(told, ensure_ascii=False).encode("utf-8", "replace"))]
-        return [(f"{sample:09d}.{kind}", content) for kind, content in ([] if several else [("cls", b"%d" % int(label))]) + members]
+        members = [
+            (stored.kind, stored.content),
+            ("json", json.dumps(told, ensure_ascii=False).encode("utf-8", "replace")),
+        ]
+        return [
+            (f"{sample:09d}.{kind}", content)
+            for kind, content in ([] if several else [("cls", b"%d" % int(label))]) + members
+        ]
 
     def room(self, sample: int, stored: Stored, label: np.ndarray, name: str) -> int:
         """The bytes that a sample takes."""
@@ -200,7 +213,11 @@ def publish(path: Path, content: bytes) -> dict[str, Any]:
 def record(path: Path) -> dict[str, Any]:
     """A file's name, bytes and SHA-256."""
     with open(path, "rb") as file:
-        return {"file": path.name, "bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {
+            "file": path.name,
+            "bytes": os.fstat(file.fileno()).st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
 
 
 def npy_bytes(array: np.ndarray) -> bytes:

@@ -1,8 +1,9 @@
 """Rows of Arrow tables as samples: Parquet files unpacked once, and what the `datasets` library keeps.
 
-Parquet gives no single row: a shuffled epoch would unpack a row group, often hundreds of images, for each. So its images are
-written once as an Arrow stream that is mapped into memory. pyarrow does that alone, in a memory of megabytes whatever the size of
-the row groups; the `datasets` library would do the same after two seconds of imports, and is asked only for what the Hub has.
+Parquet gives no single row: a shuffled epoch would unpack a row group, often hundreds of images, for each. So its
+images are written once as an Arrow stream that is mapped into memory. pyarrow does that alone, in a memory of megabytes
+whatever the size of the row groups; the `datasets` library would do the same after two seconds of imports, and is asked
+only for what the Hub has.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ BUFFER = 2**20  # bytes that are read of a Parquet file at a time
 class Rows:
     """Rows of Arrow streams: `column` has the bytes of an image file, or a struct {bytes, path} of which one is there.
 
-    `rows`, (n,) int64: which of all rows of the streams, counted through. `home`: the folder that stored paths start from.
+    `rows`, (n,) int64: which of all rows of the streams, counted through. `home`: the folder that stored paths start
+    from.
     """
 
     streams: tuple[str, ...]
@@ -68,7 +70,9 @@ class Rows:
         if content is None and path:
             return read_regular(os.path.join(self.home, path))
         if not content or len(content) > MAX_BYTES:
-            raise DataError(f"{self.name(sample)}: " + (f"larger than {MAX_BYTES >> 20} MiB" if content else "no image"))
+            raise DataError(
+                f"{self.name(sample)}: " + (f"larger than {MAX_BYTES >> 20} MiB" if content else "no image")
+            )
         return content
 
     def name(self, sample: int) -> str:
@@ -128,7 +132,8 @@ class Streams:
         import pyarrow as pa
 
         return pa.chunked_array(
-            [piece for file in self.files for piece in mapped(file).column(column).chunks], self.schema.field(column).type
+            [piece for file in self.files for piece in mapped(file).column(column).chunks],
+            self.schema.field(column).type,
         )
 
     def first(self, column: str) -> Any:
@@ -148,14 +153,16 @@ class Parquet:
 
     @property
     def schema(self) -> pa.Schema:
-        """Names and types of the columns. Raises DataError for what is no Parquet file, and for files that differ in them."""
+        """Names and types of the columns. Raises DataError for what is no Parquet file, and for files that differ in
+        them."""
         found = None
         for file in self.files:
             with opened(file) as parquet:
                 schema = parquet.schema_arrow
             if found is not None and not found.equals(schema):
                 raise DataError(
-                    f"{printable(file)} has other columns than {printable(self.files[0])}", "keep files of the same columns together"
+                    f"{printable(file)} has other columns than {printable(self.files[0])}",
+                    "keep files of the same columns together",
                 )
             found = schema if found is None else found
         assert found is not None
@@ -188,7 +195,8 @@ class Parquet:
 
 @contextmanager
 def opened(file: Path) -> Iterator[Any]:
-    """A Parquet file, read a buffer at a time. Raises DataError for what is none, also where that shows only on reading."""
+    """A Parquet file, read a buffer at a time. Raises DataError for what is none, also where that shows only on
+    reading."""
     arrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -197,7 +205,9 @@ def opened(file: Path) -> Iterator[Any]:
         with pq.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False) as parquet:
             yield parquet
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{printable(file)}: cannot be read as Parquet ({reason(error)})", "fetch it again, or leave it out") from None
+        raise DataError(
+            f"{printable(file)}: cannot be read as Parquet ({reason(error)})", "fetch it again, or leave it out"
+        ) from None
 
 
 def mapped(stream: str) -> pa.Table:
@@ -208,7 +218,8 @@ def mapped(stream: str) -> pa.Table:
         return pa.ipc.open_stream(pa.memory_map(stream)).read_all()
     except (pa.ArrowException, OSError) as error:
         raise DataError(
-            f"{printable(stream)}: cannot be read as an Arrow stream ({reason(error)})", "remove it, and it is made again"
+            f"{printable(stream)}: cannot be read as an Arrow stream ({reason(error)})",
+            "remove it, and it is made again",
         ) from None
 
 
@@ -234,12 +245,17 @@ def unpacked(file: Path, column: str) -> Path:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             if (free := shutil.disk_usage(place.parent).free) < need:
-                raise ResourceError(f"{printable(file)} unpacks to {need:,} bytes, {place.parent} has room for {free:,}", way)
+                raise ResourceError(
+                    f"{printable(file)} unpacks to {need:,} bytes, {place.parent} has room for {free:,}", way
+                )
             handle, temporary = tempfile.mkstemp(suffix=".part", dir=place.parent)
         except OSError as error:
             raise ResourceError(f"nothing can be stored in {place.parent} ({reason(error)})", way) from None
         try:
-            with os.fdopen(handle, "wb") as sink, pa.ipc.new_stream(sink, pa.schema([parquet.schema_arrow.field(column)])) as writer:
+            with (
+                os.fdopen(handle, "wb") as sink,
+                pa.ipc.new_stream(sink, pa.schema([parquet.schema_arrow.field(column)])) as writer,
+            ):
                 for batch in parquet.iter_batches(ROWS, columns=[column], use_threads=False):
                     writer.write_batch(batch)
             os.replace(temporary, place)
@@ -254,4 +270,6 @@ def arrow() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise UsageError("Parquet files need pyarrow, which is not installed", "pip install 'vitreous[datasets]'") from None
+        raise UsageError(
+            "Parquet files need pyarrow, which is not installed", "pip install 'vitreous[datasets]'"
+        ) from None

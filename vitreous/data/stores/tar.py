@@ -1,6 +1,7 @@
 """The members of a tar archive, from its headers alone: nothing is extracted, and no name in it is ever opened.
 
-The formats of POSIX.1-1988 (ustar) and POSIX.1-2001 (pax), and GNU's. Python's own `tarfile` reads them too, but not by place, and slower.
+The formats of POSIX.1-1988 (ustar) and POSIX.1-2001 (pax), and GNU's. Python's own `tarfile` reads them too, but not by
+place, and slower.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Member(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """What tells whether a file is still the one that was looked at: its bytes, and when they were last changed, in ns."""
+    """What tells whether a file is still the one that was looked at: its bytes, and when they were last changed, in
+    ns."""
 
     size: int
     changed: int
@@ -60,7 +62,8 @@ def stamp(path: Path) -> Stamp:
 
 @lru_cache(maxsize=OPEN)
 def opened(path: str, known: Stamp) -> BinaryIO:
-    """An archive, open for as long as a process reads it often. Raises DataError where it is none, or no longer the one known.
+    """An archive, open for as long as a process reads it often. Raises DataError where it is none, or no longer the one
+    known.
 
     Processes that are forked share it without harm, since bytes are read by their place (`os.pread`).
     """
@@ -86,7 +89,9 @@ def read_at(path: str, known: Stamp, start: int, size: int) -> bytes:
     except OSError as error:
         raise DataError(f"{printable(path)}: cannot be read ({reason(error)})", COPY) from None
     if len(content) != size:
-        raise DataError(f"{printable(path)}: ends at byte {start + len(content)} of a member that reaches to {start + size}", COPY)
+        raise DataError(
+            f"{printable(path)}: ends at byte {start + len(content)} of a member that reaches to {start + size}", COPY
+        )
     return content
 
 
@@ -103,7 +108,9 @@ class Archive:
         low = start - self.begin
         if low < 0 or low + size > len(self.ahead):
             if start + size > self.known.size:
-                raise DataError(f"{self.name}: truncated: ends at byte {self.known.size:,}, in the middle of a member", COPY)
+                raise DataError(
+                    f"{self.name}: truncated: ends at byte {self.known.size:,}, in the middle of a member", COPY
+                )
             self.begin, low = start, 0
             self.ahead = read_at(self.path, self.known, start, max(size, min(AHEAD, self.known.size - start)))
         return self.ahead[low : low + size]
@@ -116,16 +123,22 @@ class Archive:
         at, called, records, end = 0, b"", dict[bytes, bytes](), self.known.size
         head = self.bytes(0, min(BLOCK, end))
         if tool := next((tool for mark, tool in COMPRESSED if head.startswith(mark)), None):
-            raise DataError(f"{self.name}: a compressed archive cannot be read at any place", f"unpack it with {tool} to a .tar")
+            raise DataError(
+                f"{self.name}: a compressed archive cannot be read at any place", f"unpack it with {tool} to a .tar"
+            )
         while at < end:
             header = self.bytes(at, BLOCK)
             name, digits, checksum, kind, magic, prefix = HEADER.unpack(header)
             size = octal(digits)
-            total = (adler32(header, 0) & 0xFFFF) - sum(checksum) + 8 * ord(" ")  # of all bytes, the checksum's own as blanks
+            # of all bytes, the checksum's own as blanks
+            total = (adler32(header, 0) & 0xFFFF) - sum(checksum) + 8 * ord(" ")
             if size < 0 or (total - octal(checksum)) % ADLER:
                 if header == ZEROS:
                     break
-                raise DataError(f"{self.name}: damaged at byte {at:,}" if at else f"{self.name}: not a tar archive", COPY if at else "")
+                raise DataError(
+                    f"{self.name}: damaged at byte {at:,}" if at else f"{self.name}: not a tar archive",
+                    COPY if at else "",
+                )
             at += BLOCK
             if kind in b"LKxg":
                 content = self.extended(at, size)
@@ -145,7 +158,13 @@ class Archive:
                 start = self.beyond(header, at)
             at = start if kind in LINKS + SPECIAL + b"5" else start + -(-size // BLOCK) * BLOCK
             if sparse or kind not in REGULAR + b"5":
-                what = "links" if kind in LINKS else "devices or pipes" if kind in SPECIAL else "members of an unusual kind"
+                what = (
+                    "links"
+                    if kind in LINKS
+                    else "devices or pipes"
+                    if kind in SPECIAL
+                    else "members of an unusual kind"
+                )
                 self.told[f"{what} in archives are left out"] += 1
             elif kind != b"5" and not name.endswith(b"/"):
                 if start + size > end:
@@ -155,7 +174,8 @@ class Archive:
         self.tell_end(at)
 
     def tell_end(self, at: int) -> None:
-        """Count an archive without the zeros that end one, or with more behind them; `at` is where they stand, or would."""
+        """Count an archive without the zeros that end one, or with more behind them; `at` is where they stand, or
+        would."""
         if 0 < at == self.known.size:
             self.told["archives have no mark at their end (were they copied whole?)"] += 1
         elif at + 3 * BLOCK <= self.known.size and self.bytes(at + 2 * BLOCK, BLOCK) != ZEROS:

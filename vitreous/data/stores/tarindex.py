@@ -1,7 +1,8 @@
 """Where the samples of WebDataset archives are: one pass over the headers, and what it found kept for the next time.
 
-A sample is the members whose names are equal up to the first dot of their last part, one after another: `dog/7.jpg`, `dog/7.cls`.
-Its label is in `.cls` (a number or a word), else in `.json` (`label`, `class` or `cls`), else it is the folder it stands in.
+A sample is the members whose names are equal up to the first dot of their last part, one after another: `dog/7.jpg`,
+`dog/7.cls`. Its label is in `.cls` (a number or a word), else in `.json` (`label`, `class` or `cls`), else it is the
+folder it stands in.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ FORMAT = 1  # of what is kept
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """Samples in archives, in order: the archive of each, the first byte of its image and how many, (n,) each; and its labels.
+    """Samples in archives, in order: the archive of each, the first byte of its image and how many, (n,) each; and its
+    labels.
 
-    `said`: positions in `words`, the labels that a sample itself says, -1 where it says none; `homes`: positions in `folders`.
-    `names` has the names of the images, one after the other, `ends` where each ends. `told`: what is to be said of it all.
+    `said`: positions in `words`, the labels that a sample itself says, -1 where it says none; `homes`: positions in
+    `folders`. `names` has the names of the images, one after the other, `ends` where each ends. `told`: what is to be
+    said of it all.
     """
 
     archives: tuple[str, ...]
@@ -101,7 +104,9 @@ class Growing:
                 self.add(archive, number, key, group, keys)
                 group, key = {}, own
             if kind in group:
-                raise DataError(f"{archive.name}: two members {printable(os.fsdecode(member.name))}", "rename or remove one of them")
+                raise DataError(
+                    f"{archive.name}: two members {printable(os.fsdecode(member.name))}", "rename or remove one of them"
+                )
             group[kind] = member
         self.add(archive, number, key, group, keys)
         order = np.argsort(keys, kind="stable")
@@ -111,7 +116,8 @@ class Growing:
             name = printable(os.fsdecode(bytes(self.names[self.end[first - 1] if first else 0 : self.end[first]])))
             raise DataError(
                 f"{archive.name}: {len(same)} samples stand in two places; the first is {name}",
-                "members with one name up to its first dot belong together (tar --sort=name), and no two samples share it",
+                "members with one name up to its first dot belong together (tar --sort=name), and no two samples "
+                "share it",
             )
 
     def add(self, archive: Archive, number: int, key: bytes, group: dict[bytes, Member], keys: array) -> None:
@@ -124,7 +130,8 @@ class Growing:
         if len(plain) != 1:
             listing = ", ".join(printable(os.fsdecode(group[kind].name)) for kind in images[:2])
             raise DataError(
-                f"{archive.name}: two images of one sample: {listing}", "a name is cut at the first dot of its last part: rename them"
+                f"{archive.name}: two images of one sample: {listing}",
+                "a name is cut at the first dot of its last part: rename them",
             )
         image = group[plain[0]]
         said = -1
@@ -185,7 +192,11 @@ COLUMNS = ("archive", "start", "size", "said", "home", "end")
 
 
 def finished(
-    paths: Sequence[str], stamps: Sequence[Stamp], columns: dict[str, np.ndarray], names: np.ndarray, further: dict[str, Any]
+    paths: Sequence[str],
+    stamps: Sequence[Stamp],
+    columns: dict[str, np.ndarray],
+    names: np.ndarray,
+    further: dict[str, Any],
 ) -> Index:
     """An index of columns of int64, the small numbers made small."""
     small = {name: columns[name].astype(np.int32) for name in ("archive", "said", "home")}
@@ -223,7 +234,9 @@ def split_name(name: bytes) -> tuple[bytes, bytes, bytes]:
 def label_bytes(archive: Archive, member: Member) -> bytes:
     """The content of a member that says a label. Raises DataError where that is too long for one."""
     if member.size > MAX_LABEL:
-        raise DataError(f"{archive.name}: {printable(os.fsdecode(member.name))} has {member.size:,} bytes, too many for a label")
+        raise DataError(
+            f"{archive.name}: {printable(os.fsdecode(member.name))} has {member.size:,} bytes, too many for a label"
+        )
     return archive.bytes(member.start, member.size)
 
 
@@ -238,8 +251,9 @@ def words_in(value: Any) -> tuple[Word, ...] | None:
 def index(paths: Sequence[Path]) -> Index:
     """The samples of these archives: from what an earlier look has kept, if none of them has changed, else by looking.
 
-    A million samples take seconds. What is kept lies in `XDG_CACHE_HOME`; if nothing can be kept, that is no error. Raises
-    DataError for what is no tar archive, or a damaged one; for labels that are none, and names that are not told apart.
+    A million samples take seconds. What is kept lies in `XDG_CACHE_HOME`; if nothing can be kept, that is no error.
+    Raises DataError for what is no tar archive, or a damaged one; for labels that are none, and names that are not told
+    apart.
     """
     stamps = [stamp(path) for path in paths]
     place = kept_at(paths)
@@ -262,7 +276,13 @@ def kept_at(paths: Sequence[Path]) -> Path:
 
 def keep(place: Path, found: Index) -> None:
     """Write an index, whole or not at all. Raises OSError."""
-    further = {"format": FORMAT, "words": found.words, "folders": found.folders, "told": found.told, "stamps": found.stamps}
+    further = {
+        "format": FORMAT,
+        "words": found.words,
+        "folders": found.folders,
+        "told": found.told,
+        "stamps": found.stamps,
+    }
     text = np.frombuffer(json.dumps(further).encode(), dtype=np.uint8)
     columns = (found.archive, found.start, found.size, found.said, found.homes, found.ends)
     place.parent.mkdir(parents=True, exist_ok=True)

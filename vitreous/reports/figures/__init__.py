@@ -1,1 +1,2 @@
-"""Drawings of what `inspection` found, one figure of `vitreous inspect` to a file: `make(scene)` gives what was made."""
+"""Drawings of what `inspection` found, one figure of `vitreous inspect` to a file: `make(scene)` gives what was
+made."""

@@ -14,7 +14,8 @@ from vitreous.reports.inspect import Made, Picture, Scene
 
 
 def make(scene: Scene) -> list[Made]:
-    """A figure for each block of --layers (default: the last): a row for each picture, a column for each head, and their mean."""
+    """A figure for each block of --layers (default: the last): a row for each picture, a column for each head, and
+    their mean."""
     layers, pictures = last(scene), asked(scene)
     prefix = scene.model.config.prefix
     found = [attention(scene.model, scene.input(one.pixels[None]), layers) for one in pictures]
@@ -25,7 +26,8 @@ def make(scene: Scene) -> list[Made]:
         heads = chosen(scene.looking.heads, rows.shape[1])
         maps = rows[..., prefix:].unflatten(-1, grid)
         caption = (
-            f"Attention of {block_of(layer, scene)} from {reader(scene)} to the patches, head by head, and the mean over all "
+            f"Attention of {block_of(layer, scene)} from {reader(scene)} to the patches, head by head, and the mean "
+            "over all "
             f"{rows.shape[1]} heads. Prefix tokens are left out; each map is shown relative to its largest value."
         )
         numbers = {
@@ -36,7 +38,9 @@ def make(scene: Scene) -> list[Made]:
             "images": np.array([one.name for one in pictures]),
         }
         name = "attention" if len(layers) == 1 else f"attention-{layer}"
-        made.append(Made(name, f"Attention of block {layer + 1}", caption, drawn(scene, pictures, maps, heads), numbers))
+        made.append(
+            Made(name, f"Attention of block {layer + 1}", caption, drawn(scene, pictures, maps, heads), numbers)
+        )
     return made
 
 

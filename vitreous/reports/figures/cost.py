@@ -34,10 +34,19 @@ def make(scene: Scene) -> list[Made]:
     curve(speed, side, [cost.best[1] for cost in found], "input size (pixels a side)", "images per second", BLUE)
     curve(batch, side, [cost.largest for cost in found], "input size (pixels a side)", "largest batch (images)", BLUE)
     curve(memory, tokens, [cost.memory / 2**20 for cost in found], "tokens", "memory of an image (MiB)", ORANGE)
-    curve(operations, tokens, [2 * cost.macs / 1e9 for cost in found], "tokens", "operations of an image (GFLOP)", ORANGE)
+    curve(
+        operations, tokens, [2 * cost.macs / 1e9 for cost in found], "tokens", "operations of an image (GFLOP)", ORANGE
+    )
     for axes in (memory, operations):
         low, high = axes.get_lines()[0].get_ydata()[0], axes.get_ylim()[1]  # type: ignore[index]
-        axes.plot(tokens, [low * count / tokens[0] for count in tokens], "--", color="0.5", linewidth=0.8, label="in proportion to tokens")
+        axes.plot(
+            tokens,
+            [low * count / tokens[0] for count in tokens],
+            "--",
+            color="0.5",
+            linewidth=0.8,
+            label="in proportion to tokens",
+        )
         axes.set_ylim(top=high)
         axes.legend(loc="upper left")
     numbers = {
@@ -82,15 +91,25 @@ def caption(scene: Scene, found: list[Cost], wanted: list[tuple[int, int]], devi
     threads = torch.get_num_threads()
     own = next(scene.model.parameters()).dtype
     precision = next(name for name, dtype in DTYPES.items() if dtype == own)
-    where = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{processor()}, {threads} thread{'s' * (threads > 1)}"
+    where = (
+        torch.cuda.get_device_name(device)
+        if device.startswith("cuda")
+        else f"{processor()}, {threads} thread{'s' * (threads > 1)}"
+    )
     if found[0].tried:
         batches = f"The largest batch is the largest that ran, of those named or of the powers of two up to {MOST}"
     else:
-        batches = f"The largest batch is an estimate, {100 * SPARE:.0f} % of the memory now free over that of an image, at most {MOST}"
+        batches = (
+            f"The largest batch is an estimate, {100 * SPARE:.0f} % of the memory now free over that of an "
+            f"image, at most {MOST}"
+        )
     left = [times(image) for image in wanted[len(found) :]]
     out = f" Left out, for the time they would take: {', '.join(left)}." if left else ""
     return (
-        f"Forward passes of {name_of(scene.model.config)} in {precision} on {where}: images per second of the fastest batch of "
-        f"{', '.join(map(str, sorted({size for cost in found for size in cost.rate})))}. {batches}. Memory is what the tensors of one "
-        f"image hold at the same time, beyond the model; operations count a multiply-add as two.{out} As in arXiv:2010.11929, Fig. 12."
+        f"Forward passes of {name_of(scene.model.config)} in {precision} on {where}: images per second of the fastest "
+        "batch of "
+        f"{', '.join(map(str, sorted({size for cost in found for size in cost.rate})))}. {batches}. Memory is what the "
+        "tensors of one "
+        f"image hold at the same time, beyond the model; operations count a multiply-add as two.{out} As in "
+        "arXiv:2010.11929, Fig. 12."
     )

@@ -31,8 +31,10 @@ def make(scene: Scene) -> list[Made]:
     uniform = np.array(found.uniform)[shown]
     caption = (
         f"Mean attention distance of each head over {format_count(len(pictures), 'image')}, in pixels of an image of "
-        f"{' × '.join(map(str, scene.preprocess.image))} (arXiv:2010.11929, Fig. 7 right): from the query's patch to all others, weighted "
-        "by attention. Prefix tokens are left out and the rest is not renormalised. The dashed line is a head that looks "
+        f"{' × '.join(map(str, scene.preprocess.image))} (arXiv:2010.11929, Fig. 7 right): from the query's patch to "
+        "all others, weighted "
+        "by attention. Prefix tokens are left out and the rest is not renormalised. The dashed line is a head that "
+        "looks "
         "everywhere alike."
     )
     rows = [
@@ -41,7 +43,13 @@ def make(scene: Scene) -> list[Made]:
         for head in range(mean.shape[1])
     ]
     head = ["block", "span", "head", "distance_px", "std_over_images_px", "uniform_px"]
-    numbers = {"layers": blocks, "spans": np.array(spans), "heads": np.arange(mean.shape[1]), "distance": mean, "std": std}
+    numbers = {
+        "layers": blocks,
+        "spans": np.array(spans),
+        "heads": np.arange(mean.shape[1]),
+        "distance": mean,
+        "std": std,
+    }
     numbers |= {"uniform": uniform, "images": np.array([one.name for one in pictures])}
     return [Made("distance", "Mean attention distance", caption, drawn(found, shown), numbers, (head, rows))]
 

@@ -31,9 +31,12 @@ def make(scene: Scene) -> list[Made]:
     many = f"{len(pictures)} pictures together" if len(pictures) > 1 else "the picture"
     share = ", ".join(format_share(value) for value in found.share.tolist())
     caption = (
-        f"The first three principal components of the {maps.shape[-1]} channels of the last layer's patch tokens as red, green and blue, "
-        f"of {many}, each stretched from its 1st to its 99th percentile. They explain {share} of the variance. Last row: patches on "
-        "one side of the first component's mean, the side with less of the pictures' borders, and components found anew within "
+        f"The first three principal components of the {maps.shape[-1]} channels of the last layer's patch tokens as "
+        "red, green and blue, "
+        f"of {many}, each stretched from its 1st to its 99th percentile. They explain {share} of the variance. Last "
+        "row: patches on "
+        "one side of the first component's mean, the side with less of the pictures' borders, and components found "
+        "anew within "
         "them; the rest is black. Signs, and so colours, are arbitrary. As in arXiv:2304.07193, Fig. 1."
     )
     numbers = {

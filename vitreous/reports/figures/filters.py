@@ -31,10 +31,12 @@ def make(scene: Scene) -> list[Made]:
     axes.grid(alpha=0.25, linewidth=0.5)
     size = times(components.shape[2:])
     together = (
-        f"Together they explain {format_share(round(float(share.sum()), 6))} of the filters' variance, the first {format_share(share[0])}."
+        f"Together they explain {format_share(round(float(share.sum()), 6))} of the filters' variance, the "
+        f"first {format_share(share[0])}."
     )
     caption = (
-        f"The first {count} principal components of the {found.count} filters of the {found.layer}, {size} pixels, {how}; each is "
+        f"The first {count} principal components of the {found.count} filters of the {found.layer}, {size} pixels, "
+        f"{how}; each is "
         f"stretched to its own range, and its sign is arbitrary. {together} As in arXiv:2010.11929, Fig. 7 left."
     )
     table = ["component", "share"], [[number + 1, f"{value:.6f}"] for number, value in enumerate(share)]
@@ -54,7 +56,8 @@ def together_of(pictures: np.ndarray) -> np.ndarray:
 
 
 def shown(components: np.ndarray) -> tuple[np.ndarray, str]:
-    """(K, C, h, w) -> (K, h, w) or (K, h, w, 3) in [0, 1], each component stretched to its range, and what the colours are."""
+    """(K, C, h, w) -> (K, h, w) or (K, h, w, 3) in [0, 1], each component stretched to its range, and what the colours
+    are."""
     channels = components.shape[1]
     visible = components[:, :3] if channels >= 3 else components[:, :1]
     low, high = (f(visible, axis=(1, 2, 3), keepdims=True) for f in (np.min, np.max))

@@ -30,12 +30,17 @@ def make(scene: Scene) -> list[Made]:
     by_depth(right, relative[:, -1], [place.after for place in spectra.places], frequency[-1])
     grid = tuple(i // p for i, p in zip(scene.preprocess.image, scene.model.config.patch, strict=True))
     square = (
-        "" if grid[0] == grid[1] else " On this oblong grid, the diagonal of the shorter side, with the nearest frequency of the longer."
+        ""
+        if grid[0] == grid[1]
+        else " On this oblong grid, the diagonal of the shorter side, with the nearest frequency of the longer."
     )
     caption = (
-        f"Relative log amplitude of the running sum, mean over {spectra.images} image{'s' * (spectra.images != 1)} and all channels, along "
-        f"the diagonal of the spectrum of the {times(grid)} patches, less that of the constant term; natural logarithm.{square} Left: all "
-        "but the last place, by depth. Right: the highest frequency by depth; grey: across an attention. Where the line falls, the "
+        f"Relative log amplitude of the running sum, mean over {spectra.images} image{'s' * (spectra.images != 1)} and "
+        "all channels, along "
+        f"the diagonal of the spectrum of the {times(grid)} patches, less that of the constant term; natural "
+        f"logarithm.{square} Left: all "
+        "but the last place, by depth. Right: the highest frequency by depth; grey: across an attention. Where the "
+        "line falls, the "
         "part makes features smoother from patch to patch. As in arXiv:2202.06709, Figs. 2a and 8."
     )
     names = [place.after if place.layer < 0 else f"{place.after} {place.layer}" for place in spectra.places]

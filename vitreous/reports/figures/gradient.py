@@ -41,7 +41,9 @@ def place_of(name: str, known: tuple[str, ...]) -> int:
     """A class's number. Raises UsageError for one that the model does not know."""
     if name not in known:
         some = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
-        raise UsageError(f"the model knows no class {name}", nearest(name, known) or (f"it knows {some}" if known else ""))
+        raise UsageError(
+            f"the model knows no class {name}", nearest(name, known) or (f"it knows {some}" if known else "")
+        )
     return known.index(name)
 
 

@@ -31,7 +31,9 @@ def make(scene: Scene) -> list[Made]:
     """Pictures, each with the training images whose features point most nearly the same way."""
     data = scene.data[1]
     if "train" not in data.splits:
-        raise UsageError(f"{data.name} has no training images to find the nearest among", "name a data set that has: --data")
+        raise UsageError(
+            f"{data.name} has no training images to find the nearest among", "name a data set that has: --data"
+        )
     train = data.splits["train"]
     if scene.pictures:
         queries, titles = list(scene.pictures[:SEEN]), [PurePath(one.name).name for one in scene.pictures[:SEEN]]
@@ -52,7 +54,8 @@ def make(scene: Scene) -> list[Made]:
         for _, sample, value, name in line:
             row.append((picture(train.raw(sample), train.name(sample), scene.preprocess), f"{value:.2f} {name}"))
     caption = (
-        f"Pictures (first column), each with the most similar of {len(samples)} training images of {data.name}, drawn at random: cosine "
+        f"Pictures (first column), each with the most similar of {len(samples)} training images of {data.name}, drawn "
+        "at random: cosine "
         "similarity of the pooled features before the head, and the class."
     )
     table = [
@@ -66,7 +69,8 @@ def make(scene: Scene) -> list[Made]:
 
 
 def drawn(scene: Scene, split: Split) -> Iterator[tuple[int, Picture]]:
-    """The samples of a split that can be read, in an order that is always the same: their numbers, and how the model sees them."""
+    """The samples of a split that can be read, in an order that is always the same: their numbers, and how the model
+    sees them."""
     for sample in permutation(len(split), scene.looking.seed, 0).tolist():
         try:
             yield sample, picture(split.raw(sample), split.name(sample), scene.preprocess)

@@ -28,8 +28,11 @@ def asked(scene: Scene, most: int = PICTURES) -> list[Picture]:
     return scene.some(most)
 
 
-def panels(scene: Scene, rows: int, columns: int, heads: Sequence[str] = (), side: float = SIDE) -> tuple[Figure, np.ndarray]:
-    """A figure of rows x columns empty panels of the images' aspect, a line of text over each column: the figure, and its axes."""
+def panels(
+    scene: Scene, rows: int, columns: int, heads: Sequence[str] = (), side: float = SIDE
+) -> tuple[Figure, np.ndarray]:
+    """A figure of rows x columns empty panels of the images' aspect, a line of text over each column: the figure, and
+    its axes."""
     from matplotlib.figure import Figure
 
     height, width = (side * length / max(scene.preprocess.image) for length in scene.preprocess.image)
@@ -48,7 +51,8 @@ def show(axes: Axes, picture: Picture, dim: float = 1.0) -> None:
 
 
 def heat(axes: Axes, picture: Picture, values: Tensor | np.ndarray) -> Any:
-    """A (h, w) map of patches at least zero in colours over the grey picture, its largest value one; the colours' image."""
+    """A (h, w) map of patches at least zero in colours over the grey picture, its largest value one; the colours'
+    image."""
     grey = np.asarray(picture.shown.convert("L"))
     axes.imshow(grey, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     values = np.asarray(values, dtype=np.float64)
@@ -58,7 +62,8 @@ def heat(axes: Axes, picture: Picture, values: Tensor | np.ndarray) -> Any:
 
 
 def lit(axes: Axes, picture: Picture, values: Tensor | np.ndarray) -> None:
-    """The picture times the map, its largest value one, scaled up bilinearly as the paper does (arXiv:2010.11929, Fig. 6)."""
+    """The picture times the map, its largest value one, scaled up bilinearly as the paper does (arXiv:2010.11929, Fig.
+    6)."""
     pixels = np.asarray(picture.shown)
     axes.imshow((pixels * enlarged(values, pixels.shape[:2])[..., None]).astype(np.uint8), interpolation="nearest")
 
@@ -68,7 +73,9 @@ def enlarged(values: Tensor | np.ndarray, size: tuple[int, int]) -> np.ndarray:
     from PIL import Image
 
     values = np.asarray(values, dtype=np.float32)
-    scaled = Image.fromarray(values / max(float(values.max()), 1e-30)).resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    scaled = Image.fromarray(values / max(float(values.max()), 1e-30)).resize(
+        (size[1], size[0]), Image.Resampling.BILINEAR
+    )
     return np.asarray(scaled).clip(0, 1)
 
 
@@ -92,7 +99,10 @@ def chosen(numbers: Sequence[int], heads: int) -> list[int]:
     """The heads asked for, or all. Raises UsageError for one that is not there."""
     wrong = [head for head in numbers if not 0 <= head < heads]
     if wrong:
-        raise UsageError(f"--heads {wrong[0]}: a block has {heads}", f"--heads counts from 0 to {heads - 1}, figures from 1 to {heads}")
+        raise UsageError(
+            f"--heads {wrong[0]}: a block has {heads}",
+            f"--heads counts from 0 to {heads - 1}, figures from 1 to {heads}",
+        )
     return list(dict.fromkeys(numbers)) or list(range(heads))
 
 
@@ -115,4 +125,8 @@ def block_of(layer: int, scene: Scene) -> str:
 
 def reader(scene: Scene) -> str:
     """Where the answer is read from, for captions."""
-    return "the class token" if getattr(scene.model.config, "pool", "mean") in ("class", "distilled") else "the mean over the patches"
+    return (
+        "the class token"
+        if getattr(scene.model.config, "pool", "mean") in ("class", "distilled")
+        else "the mean over the patches"
+    )

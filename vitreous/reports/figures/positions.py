@@ -36,7 +36,8 @@ HEAD = ["positions", "grid", "same_row", "same_column", "other", "contrast"]
 
 @styled
 def make(scene: Scene) -> list[Made]:
-    """A figure of what is added to tokens, one of it at --image-size, and one of what attention itself knows of places."""
+    """A figure of what is added to tokens, one of it at --image-size, and one of what attention itself knows of
+    places."""
     model = scene.model
     has_positions(model)
     native = model.config.grid
@@ -45,8 +46,14 @@ def make(scene: Scene) -> list[Made]:
     made = [added(own, native, "positions", "Position embeddings", "")] if own else []
     if own and grid != native:
         learned = model.config.position in ("learned", "axes")  # type: ignore[union-attr]
-        how = f", read from those of {times(native)} as the model resizes them" if learned else ", of the same formula as at any other"
-        made.append(added(embeddings(model, grid), grid, "positions-resized", f"Position embeddings at {times(grid)}", how))
+        how = (
+            f", read from those of {times(native)} as the model resizes them"
+            if learned
+            else ", of the same formula as at any other"
+        )
+        made.append(
+            added(embeddings(model, grid), grid, "positions-resized", f"Position embeddings at {times(grid)}", how)
+        )
     if tables(model):
         made.append(relative(scene))
     if kernel(model, grid) is not None:
@@ -62,7 +69,9 @@ def added(found: dict[str, Tensor], grid: tuple[int, ...], name: str, title: str
     across = min(ACROSS, len(found))
     down = -(-len(found) // across)
     side = 4.6 if len(found) == 1 else 8.0 / across
-    figure = Figure(figsize=(side * across + 0.6, down * (0.88 * side * grid[0] / grid[1] + 0.25) + 0.4), layout="constrained")
+    figure = Figure(
+        figsize=(side * across + 0.6, down * (0.88 * side * grid[0] / grid[1] + 0.25) + 0.4), layout="constrained"
+    )
     panels = figure.subplots(down, across, squeeze=False)
     numbers, rows, scores = {}, [], []
     similarities = {where: similarity(table) for where, table in found.items()}
@@ -79,13 +88,22 @@ def added(found: dict[str, Tensor], grid: tuple[int, ...], name: str, title: str
         axes.set_axis_off()
     bar(figure, panels, ends, "cosine similarity")
     every = "" if step == 1 else f" Every {ordinal(step)} row and column of positions has a tile."
-    words = summed(scores[0]) if len(found) == 1 else f"in the first block, {summed(scores[0])}; in the last, {summed(scores[-1])}"
+    words = (
+        summed(scores[0])
+        if len(found) == 1
+        else f"in the first block, {summed(scores[0])}; in the last, {summed(scores[-1])}"
+    )
     caption = (
-        f"Cosine similarity of each position of the {times(grid)} grid (its place among the tiles) with all others (within the tile)"
+        f"Cosine similarity of each position of the {times(grid)} grid (its place among the tiles) with all others "
+        "(within the tile)"
         f"{how}; prefix tokens left out.{every} Colours span {spanned(ends)}, "
         f"the range of two different positions. Structure: {words}. As in arXiv:2010.11929, Figs. 7 and 10."
     )
-    numbers |= {"structure": np.array([[*score, score.contrast] for score in scores]), "grid": np.array(grid), "step": np.array(step)}
+    numbers |= {
+        "structure": np.array([[*score, score.contrast] for score in scores]),
+        "grid": np.array(grid),
+        "step": np.array(step),
+    }
     return Made(name, title, caption, figure, numbers, (HEAD, rows))
 
 
@@ -105,7 +123,9 @@ def bar(figure: Figure, panels: Any, ends: tuple[float, float], label: str) -> N
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    drawn = figure.colorbar(ScalarMappable(Normalize(*ends), "viridis"), ax=panels, label=label, shrink=0.8, pad=0.02, extend="max")
+    drawn = figure.colorbar(
+        ScalarMappable(Normalize(*ends), "viridis"), ax=panels, label=label, shrink=0.8, pad=0.02, extend="max"
+    )
     low, high = ends
     between = [tick for tick in drawn.get_ticks() if low + (high - low) / 12 < tick < high - (high - low) / 12]
     decimals = 3 if high - low < 0.1 else 2
@@ -124,14 +144,19 @@ def tiles(axes: Axes, similar: np.ndarray, step: int, ends: tuple[float, float],
         axes.set_xticks([])
         axes.set_yticks([])
         return
-    axes.set_xticks([j * (width + gap) + (width - 1) / 2 for j in range(columns)], [str(j * step + 1) for j in range(columns)])
-    axes.set_yticks([i * (height + gap) + (height - 1) / 2 for i in range(rows)], [str(i * step + 1) for i in range(rows)])
+    axes.set_xticks(
+        [j * (width + gap) + (width - 1) / 2 for j in range(columns)], [str(j * step + 1) for j in range(columns)]
+    )
+    axes.set_yticks(
+        [i * (height + gap) + (height - 1) / 2 for i in range(rows)], [str(i * step + 1) for i in range(rows)]
+    )
     axes.tick_params(length=0)
     axes.set(xlabel="column of the patch", ylabel="row of the patch")
 
 
 def relative(scene: Scene) -> Made:
-    """Similarity of offsets, a panel for each table of the blocks asked for: the mean over heads, or the heads asked for."""
+    """Similarity of offsets, a panel for each table of the blocks asked for: the mean over heads, or the heads asked
+    for."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -144,7 +169,9 @@ def relative(scene: Scene) -> Made:
         similar = unit @ unit.transpose(1, 2)  # (heads, 2 L - 1, 2 L - 1)
         name = f"block {table.layer}" + ("" if table.axis == "tokens" else f", {table.axis}")
         heads = chosen(scene.looking.heads, len(similar)) if scene.looking.heads and table.axis == "tokens" else []
-        shown += [(f"{name}, head {head}", similar[head], table.zero) for head in heads] or [(name, similar.mean(0), table.zero)]
+        shown += [(f"{name}, head {head}", similar[head], table.zero) for head in heads] or [
+            (name, similar.mean(0), table.zero)
+        ]
     across = min(ACROSS, len(shown))
     down = -(-len(shown) // across)
     figure = Figure(figsize=(1.9 * across + 0.6, 2.0 * down + 0.3), layout="constrained")
@@ -163,12 +190,14 @@ def relative(scene: Scene) -> Made:
     bar(figure, panels, ends, "cosine similarity")
     one_d = scene.model.config.attention == "relative"  # type: ignore[union-attr]
     kind = (
-        "1-D offsets, of tokens numbered in raster order, prefix tokens first" + ("" if scene.looking.heads else ", mean over heads")
+        "1-D offsets, of tokens numbered in raster order, prefix tokens first"
+        + ("" if scene.looking.heads else ", mean over heads")
         if one_d
         else "offsets in rows and in columns, shared by the heads"
     )
     caption = (
-        f"Cosine similarity of the vectors that attention has for each {kind}, with each other, at the size the tables were made for. "
+        f"Cosine similarity of the vectors that attention has for each {kind}, with each other, at the size the tables "
+        "were made for. "
         f"Colours span {spanned(ends)}, the range of two different offsets. "
         "Vectors of length zero, as before training, have 0 with all. arXiv:2010.11929, D.4."
     )
@@ -195,12 +224,21 @@ def rotary(scene: Scene, grid: tuple[int, ...]) -> Made:
     bar(figure, axes, ends, "share of the logit")
     axes.set(xlabel="offset in columns (patches)", ylabel="offset in rows (patches)")
     caption = (
-        "Rotary positions: the logit of a query and a key that would be equal at one place, every pair of channels of one length, by how "
-        f"far they lie apart, as a share of that at one place; the same in every block and head. Colours span {spanned(ends)}. "
+        "Rotary positions: the logit of a query and a key that would be equal at one place, every pair of channels of "
+        "one length, by how "
+        "far they lie apart, as a share of that at one place; the same in every block and head. Colours span "
+        f"{spanned(ends)}. "
         f"Structure on the {times(grid)} grid: {summed(score)}. arXiv:2104.09864."
     )
     numbers = {"kernel": found.numpy(), "structure": np.array([*score, score.contrast])}
-    return Made("positions-rotary", "Rotary positions", caption, figure, numbers, (HEAD, [["rotary", times(grid), *told(score)]]))
+    return Made(
+        "positions-rotary",
+        "Rotary positions",
+        caption,
+        figure,
+        numbers,
+        (HEAD, [["rotary", times(grid), *told(score)]]),
+    )
 
 
 def told(score: Structure) -> list[str]:
@@ -210,7 +248,9 @@ def told(score: Structure) -> list[str]:
 
 def summed(score: Structure) -> str:
     """A structure in words."""
-    row, column, other, contrast = (f"{value:.2f}" if not math.isnan(value) else "none" for value in (*score, score.contrast))
+    row, column, other, contrast = (
+        f"{value:.2f}" if not math.isnan(value) else "none" for value in (*score, score.contrast)
+    )
     return f"mean similarity in one row {row}, in one column {column}, elsewhere {other}, contrast {contrast}"
 
 

@@ -1,4 +1,5 @@
-"""The figures `rollout`: which patches the answer is made of (arXiv:2010.11929, Figs. 6 and 14), and how that grows with depth."""
+"""The figures `rollout`: which patches the answer is made of (arXiv:2010.11929, Figs. 6 and 14), and how that grows
+with depth."""
 
 from __future__ import annotations
 
@@ -20,10 +21,13 @@ def make(scene: Scene) -> list[Made]:
     looking, pictures = scene.looking, asked(scene)
     layers = scene.layers(depth_of(scene))
     mixing = Mixing(looking.residual, looking.fusion, looking.discard)
-    found = [rollout(scene.model, scene.input(one.pixels[None]), mixing) for one in pictures]  # one by one: a picture can be large
+    # one by one: a picture can be large
+    found = [rollout(scene.model, scene.input(one.pixels[None]), mixing) for one in pictures]
     maps = torch.cat([one.maps for one in found]).cpu()
     alone = torch.cat([one.single_maps for one in found]).cpu()
-    how = f"{mixing.fusion} over heads, residual {mixing.residual:g}" + (f", {mixing.discard:.0%} discarded" if mixing.discard else "")
+    how = f"{mixing.fusion} over heads, residual {mixing.residual:g}" + (
+        f", {mixing.discard:.0%} discarded" if mixing.discard else ""
+    )
     numbers: dict[str, np.ndarray] = {
         "maps": maps.numpy(),
         "single": alone.numpy(),
@@ -31,15 +35,22 @@ def make(scene: Scene) -> list[Made]:
         "images": np.array([one.name for one in pictures]),
     }
     caption = (
-        f"Attention rollout through all {maps.shape[1]} blocks, seen from {reader(scene)} ({how}; arXiv:2005.00928, arXiv:2010.11929 "
-        "Fig. 6): the share of each patch in the answer as far as attention mixes tokens. Prefix tokens are left out; each map is "
+        f"Attention rollout through all {maps.shape[1]} blocks, seen from {reader(scene)} ({how}; arXiv:2005.00928, "
+        "arXiv:2010.11929 "
+        "Fig. 6): the share of each patch in the answer as far as attention mixes tokens. Prefix tokens are left out; "
+        "each map is "
         "shown relative to its largest value. Right: the picture times the map, as in the paper."
     )
     below = (
-        f"The same for {pictures[0].name}, block by block. Upper row: through all blocks up to this one; lower row: this block "
+        f"The same for {pictures[0].name}, block by block. Upper row: through all blocks up to this one; lower row: "
+        "this block "
         "alone. Each map is shown relative to its largest value."
     )
-    few = layers if len(layers) <= COLUMNS else [layers[round(i * (len(layers) - 1) / (COLUMNS - 1))] for i in range(COLUMNS)]
+    few = (
+        layers
+        if len(layers) <= COLUMNS
+        else [layers[round(i * (len(layers) - 1) / (COLUMNS - 1))] for i in range(COLUMNS)]
+    )
     return [
         Made("rollout", "Attention rollout", caption, drawn(scene, pictures, maps[:, -1]), numbers),
         Made(
@@ -53,7 +64,8 @@ def make(scene: Scene) -> list[Made]:
 
 
 def drawn(scene: Scene, pictures: list[Picture], maps: Tensor) -> Any:
-    """(n, h, w) maps: a row for each picture, with what the model sees, the map over it, and the picture in the map's light."""
+    """(n, h, w) maps: a row for each picture, with what the model sees, the map over it, and the picture in the map's
+    light."""
     figure, axes = panels(scene, len(pictures), 3, ("input", "rollout", "input × rollout"))
     for row, picture, values in zip(axes, pictures, maps, strict=True):
         show(row[0], picture)

@@ -30,7 +30,8 @@ def make(scene: Scene) -> list[Made]:
         kept = segments(rows[:, heads], mass).unflatten(-1, grid)
         caption = (
             f"The fewest patches that hold {mass:.0%} of the attention of {reader(scene)} to patches, in each head of "
-            f"{block_of(layer, scene)} (arXiv:2104.14294, Fig. 3). Prefix tokens are left out before the share is taken."
+            f"{block_of(layer, scene)} (arXiv:2104.14294, Fig. 3). Prefix tokens are left out before the share is "
+            "taken."
         )
         numbers = {
             "kept": kept.numpy(),
@@ -44,7 +45,8 @@ def make(scene: Scene) -> list[Made]:
 
 
 def drawn(scene: Scene, pictures: list[Picture], kept: Tensor, heads: list[int]) -> Any:
-    """(n, k, *grid) bool: a row for each picture; patches that are not kept lie in the dark, the others have an edge."""
+    """(n, k, *grid) bool: a row for each picture; patches that are not kept lie in the dark, the others have an
+    edge."""
     words = ["input", *(f"head {head + 1}" for head in heads)]
     figure, axes = panels(scene, len(pictures), len(words), words, side=1.4 if len(words) <= 6 else 1.0)
     for row, picture, those in zip(axes, pictures, kept, strict=True):
@@ -56,7 +58,8 @@ def drawn(scene: Scene, pictures: list[Picture], kept: Tensor, heads: list[int])
 
 
 def masked(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """(H, W, 3) uint8 and the (h, w) patches kept -> (kH, kW, 3) uint8: small pictures k times as large, for edges that are thin."""
+    """(H, W, 3) uint8 and the (h, w) patches kept -> (kH, kW, 3) uint8: small pictures k times as large, for edges that
+    are thin."""
     times = max(1, FINE // max(pixels.shape))
     pixels = pixels.repeat(times, 0).repeat(times, 1)
     whole = np.repeat(np.repeat(mask, pixels.shape[0] // mask.shape[0], 0), pixels.shape[1] // mask.shape[1], 1)

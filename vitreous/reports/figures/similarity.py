@@ -26,7 +26,10 @@ def make(scene: Scene) -> list[Made]:
 
     pictures = scene.some(scene.looking.count)
     if len(pictures) < LEAST:
-        raise UsageError(f"too few images to compare layers: {len(pictures)}", f"name at least {LEAST}, or none for those of the data")
+        raise UsageError(
+            f"too few images to compare layers: {len(pictures)}",
+            f"name at least {LEAST}, or none for those of the data",
+        )
     one = gathered(scene, pictures)
     other, name = one, None
     if scene.looking.other is not None:
@@ -38,18 +41,26 @@ def make(scene: Scene) -> list[Made]:
     biased = cka(list(one.values()), list(other.values()), unbiased=False).numpy()
     figure = Figure(figsize=(4.6, 3.9), layout="constrained")
     axes = figure.subplots()
-    drawn = axes.imshow(found, cmap="magma", vmin=0, vmax=1, origin="lower", interpolation="nearest", aspect="auto" if name else "equal")
+    drawn = axes.imshow(
+        found, cmap="magma", vmin=0, vmax=1, origin="lower", interpolation="nearest", aspect="auto" if name else "equal"
+    )
     figure.colorbar(drawn, ax=axes, label="linear CKA", pad=0.02)
     label(axes.set_xticks, [count_from_one(name) for name in other])
     label(axes.set_yticks, [count_from_one(name) for name in one])
     axes.tick_params(axis="x", rotation=90)
     axes.spines[:].set_visible(False)
     own = name_of(scene.model.config)
-    axes.set(ylabel=f"layers of {PurePath(scene.run).name if name else own}", xlabel=f"layers of {PurePath(name).name if name else own}")
+    axes.set(
+        ylabel=f"layers of {PurePath(scene.run).name if name else own}",
+        xlabel=f"layers of {PurePath(name).name if name else own}",
+    )
     caption = (
-        f"Similarity of the layers of {scene.run}{f' with those of {name}' if name else ''}: linear CKA of the mean of the patch tokens, "
-        f"over {len(pictures)} images at once, with the unbiased estimate of HSIC, so that layers with nothing in common have 0. Layers "
-        "are named by the part before them, its block counted from 1; 1 is the same up to rotation and scale. arXiv:1905.00414."
+        f"Similarity of the layers of {scene.run}{f' with those of {name}' if name else ''}: linear CKA of the mean of "
+        "the patch tokens, "
+        f"over {len(pictures)} images at once, with the unbiased estimate of HSIC, so that layers with nothing in "
+        "common have 0. Layers "
+        "are named by the part before them, its block counted from 1; 1 is the same up to rotation and scale. "
+        "arXiv:1905.00414."
     )
     numbers = {"cka": found, "cka_biased": biased, "layers": np.array(list(one)), "other_layers": np.array(list(other))}
     rows = [[row, *(f"{value:.5f}" for value in line)] for row, line in zip(one, found, strict=True)]

@@ -46,7 +46,9 @@ def styled(make: Making) -> Making:
 def mosaic(tiles: np.ndarray, gap: int = 1, between: float = np.nan) -> np.ndarray:
     """(rows, columns, h, w[, 3]) -> one (H, W[, 3]) picture of the tiles, which one axes draws sooner than many."""
     rows, columns, height, width = tiles.shape[:4]
-    whole = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, *tiles.shape[4:]), between, dtype=np.float32)
+    whole = np.full(
+        (rows * (height + gap) - gap, columns * (width + gap) - gap, *tiles.shape[4:]), between, dtype=np.float32
+    )
     for i in range(rows):
         for j in range(columns):
             whole[i * (height + gap) :, j * (width + gap) :][:height, :width] = tiles[i, j]

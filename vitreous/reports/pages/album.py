@@ -17,16 +17,26 @@ from vitreous.reports.pages.thumbnails import SMALL, data_uri, shrink
 def write_album(folder: Path, document: dict[str, Any], shown: Sequence[tuple[Image.Image, str]] = ()) -> None:
     """Write FOLDER/index.html for the figures of `inspect`'s document; each picture is in the page.
 
-    `shown` are the pictures that were named, as the model sees them, with their names: the page begins with them and their answers.
+    `shown` are the pictures that were named, as the model sees them, with their names: the page begins with them and
+    their answers.
     """
     from jinja2 import Environment, PackageLoader
 
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=PackageLoader("vitreous", "reports/pages"))
+    environment = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=PackageLoader("vitreous", "reports/pages")
+    )
     environment.filters |= {"share": share_markup, "name": break_name}
     page = environment.get_template("album.html")
-    pictures = {one["name"]: base64.b64encode((folder / one["png"]).read_bytes()).decode() for one in document["figures"]}
+    pictures = {
+        one["name"]: base64.b64encode((folder / one["png"]).read_bytes()).decode() for one in document["figures"]
+    }
     named = [
-        {"name": Path(name).name, "picture": data_uri(shrink(image)), "small": max(image.size) < SMALL, "classes": answer["classes"]}
+        {
+            "name": Path(name).name,
+            "picture": data_uri(shrink(image)),
+            "small": max(image.size) < SMALL,
+            "classes": answer["classes"],
+        }
         for (image, name), answer in zip(shown, document["answers"], strict=True)
     ]
     write_text(folder / "index.html", page.render(**document, pictures=pictures, named=named))

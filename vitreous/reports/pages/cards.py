@@ -18,10 +18,12 @@ SHOWN = 8  # images of a kind
 
 
 def cards(bundle: Bundle, split: Split, logits: np.ndarray, bad: frozenset[int]) -> dict[str, Any]:
-    """The images that were judged worst, and those least certain, each with its label, the answer, and its picture as a data URI.
+    """The images that were judged worst, and those least certain, each with its label, the answer, and its picture as a
+    data URI.
 
-    Worst: of those answered wrongly, where the label's probability is lowest; where images have several labels, the highest loss.
-    Least certain: where the two best classes are nearest to each other, or the nearest class to 0.5. `logits` (n, K).
+    Worst: of those answered wrongly, where the label's probability is lowest; where images have several labels, the
+    highest loss. Least certain: where the two best classes are nearest to each other, or the nearest class to 0.5.
+    `logits` (n, K).
     """
     loss, margin, wrong = marks(logits, split.labels)
     usable = np.array([sample not in bad for sample in range(len(split))], dtype=bool)
@@ -34,14 +36,27 @@ def cards(bundle: Bundle, split: Split, logits: np.ndarray, bad: frozenset[int])
         p, name, picture = probabilities(logits[sample : sample + 1], bundle.loss)[0], split.name(sample), shown[sample]
         best = int(p.argmax())
         label = split.labels[sample]
-        names = [bundle.classes[place] for place in (np.flatnonzero(label > 0) if split.labels.ndim == 2 else [int(label)])]
-        return {"name": name, "label": ", ".join(names) or "none", "answer": bundle.classes[best], "p": float(p[best]), **picture}
+        names = [
+            bundle.classes[place] for place in (np.flatnonzero(label > 0) if split.labels.ndim == 2 else [int(label)])
+        ]
+        return {
+            "name": name,
+            "label": ", ".join(names) or "none",
+            "answer": bundle.classes[best],
+            "p": float(p[best]),
+            **picture,
+        }
 
-    return {"worst": [card(s) for s in worst if s in shown], "unsure": [card(s) for s in unsure if s in shown], "small": small}
+    return {
+        "worst": [card(s) for s in worst if s in shown],
+        "unsure": [card(s) for s in unsure if s in shown],
+        "small": small,
+    }
 
 
 def marks(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(n, K) logits and labels, (n,) or (n, K) -> loss, distance between the two nearest answers, and what is wrong; each (n,)."""
+    """(n, K) logits and labels, (n,) or (n, K) -> loss, distance between the two nearest answers, and what is wrong;
+    each (n,)."""
     loss = losses(logits, labels)
     if labels.ndim == 2:
         return loss, np.abs(probabilities(logits, "sigmoid") - 0.5).min(1), ((logits > 0) != (labels > 0)).any(1)
@@ -50,7 +65,8 @@ def marks(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def pictures(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict[str, str | None]]:
-    """Samples as data URIs: the picture as the model sees it, and the same with its attention, where the model has any."""
+    """Samples as data URIs: the picture as the model sees it, and the same with its attention, where the model has
+    any."""
     pixels: dict[int, Tensor] = {}
     for sample in samples:
         try:
@@ -63,12 +79,16 @@ def pictures(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict
     found = {}
     for place, (sample, own) in enumerate(pixels.items()):
         image = shrink(rgb_image(own))
-        found[sample] = {"picture": data_uri(image), "attention": data_uri(multiply_map(image, maps[place])) if maps is not None else None}
+        found[sample] = {
+            "picture": data_uri(image),
+            "attention": data_uri(multiply_map(image, maps[place])) if maps is not None else None,
+        }
     return found
 
 
 def attention(bundle: Bundle, pixels: Tensor) -> np.ndarray | None:
-    """(B, C, *image) pixels -> (B, *grid) rollout from the class token, its greatest value 1; None for models that have none."""
+    """(B, C, *image) pixels -> (B, *grid) rollout from the class token, its greatest value 1; None for models that have
+    none."""
     from vitreous.inspection.rollout import rollout
 
     model, device = bundle.model, next(bundle.model.parameters()).device

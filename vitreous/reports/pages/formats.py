@@ -1,8 +1,8 @@
 """Numbers and names as pages show them.
 
-Two rules for shares. A probability, a share of attention or of variance has two significant digits (`format_share`, and `percent` of
-serving/page/page.js). A measured figure has a fixed number of decimals, as the command line prints it: two, and one in its interval and in
-the figures of a class.
+Two rules for shares. A probability, a share of attention or of variance has two significant digits (`format_share`, and
+`percent` of serving/page/page.js). A measured figure has a fixed number of decimals, as the command line prints it:
+two, and one in its interval and in the figures of a class.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ SHARES = ("top1", "top5", "map", "macro_f1", "micro_f1")  # figures that are sha
 def format_share(share: float) -> str:
     """A share in [0, 1] with two significant digits: `91 %`, `1.2 %`, `0.034 %`.
 
-    Near 1 it has the decimals that keep it from being read as 1: `99.6 %`, `99.97 %`, and `>99.9999 %` from 0.999999 on.
+    Near 1 it has the decimals that keep it from being read as 1: `99.6 %`, `99.97 %`, and `>99.9999 %` from 0.999999
+    on.
     """
     value = 100 * share
     if value == 0 or value >= 100:
@@ -62,7 +63,13 @@ def format_bytes(value: float | None) -> str:
 
 def format_seconds(seconds: float) -> str:
     """A time in seconds, minutes or hours."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.1f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def format_count(count: int, noun: str) -> str:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#010203"  # stands for the colour of the page's text
-COLOURS = ("#3b8ed0", "#d1823b", "#3fa66b", "#c2578f", "#8a78d6", "#a59321", "#2fa3a8", "#b65c4a")  # legible on white and on black
+# legible on white and on black
+COLOURS = ("#3b8ed0", "#d1823b", "#3fa66b", "#c2578f", "#8a78d6", "#a59321", "#2fa3a8", "#b65c4a")
 
 Curve = tuple[str, str, list[dict[str, Any]]]  # name, colour, lines of metrics
 
@@ -24,7 +25,9 @@ def style() -> Iterator[None]:
     from matplotlib import rc_context
 
     inked = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
-    with rc_context({**inked, "svg.fonttype": "none", "svg.hashsalt": "vitreous", "font.size": 9, "font.family": "sans-serif"}):
+    with rc_context(
+        {**inked, "svg.fonttype": "none", "svg.hashsalt": "vitreous", "font.size": 9, "font.family": "sans-serif"}
+    ):
         yield
 
 
@@ -39,18 +42,28 @@ def markup(figure: Figure, label: str) -> Any:
     return Markup(text.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1))
 
 
-def curves(title: str, key: str, found: Sequence[Curve], legend: str | None = None, limits: tuple[float, float] | None = None) -> Any:
-    """One panel: a key of the metrics against epochs; `legend` is its heading where names tell curves apart, `limits` the y axis."""
+def curves(
+    title: str, key: str, found: Sequence[Curve], legend: str | None = None, limits: tuple[float, float] | None = None
+) -> Any:
+    """One panel: a key of the metrics against epochs; `legend` is its heading where names tell curves apart, `limits`
+    the y axis."""
     from matplotlib.figure import Figure
 
     with style():
         figure = Figure(figsize=(4.6, 3.2))
-        figure.subplots_adjust(left=0.12, right=0.98, bottom=0.14, top=0.91)  # finding the room takes as long as drawing
+        # finding the room takes as long as drawing
+        figure.subplots_adjust(left=0.12, right=0.98, bottom=0.14, top=0.91)
         axes = figure.subplots()
         for name, colour, lines in found:
             points = [(line["epoch"], line[key]) for line in lines if line.get(key) is not None]
             if points:
-                axes.plot(*zip(*points, strict=True), color=colour, label=name, marker="o" if len(points) < 20 else "", markersize=3)
+                axes.plot(
+                    *zip(*points, strict=True),
+                    color=colour,
+                    label=name,
+                    marker="o" if len(points) < 20 else "",
+                    markersize=3,
+                )
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("epochs")
         if limits is not None:
@@ -63,7 +76,8 @@ def curves(title: str, key: str, found: Sequence[Curve], legend: str | None = No
 
 
 def reliability(edges: np.ndarray, accuracy: np.ndarray, confidence: np.ndarray, counts: np.ndarray) -> Any:
-    """Accuracy of each bin of confidence (nan where it is empty) against its mean confidence, over the images in each; all (bins,)."""
+    """Accuracy of each bin of confidence (nan where it is empty) against its mean confidence, over the images in each;
+    all (bins,)."""
     from matplotlib.figure import Figure
 
     with style():
@@ -86,7 +100,8 @@ def reliability(edges: np.ndarray, accuracy: np.ndarray, confidence: np.ndarray,
 
 
 def confusion(matrix: np.ndarray, names: Sequence[str]) -> Any:
-    """A (K, K) confusion matrix, rows are labels, as shares of each row; the counts are written in where there is room."""
+    """A (K, K) confusion matrix, rows are labels, as shares of each row; the counts are written in where there is
+    room."""
     from matplotlib.figure import Figure
 
     count, side = len(names), min(9.0, max(3.6, 1.6 + 0.3 * len(names)))
@@ -97,13 +112,22 @@ def confusion(matrix: np.ndarray, names: Sequence[str]) -> Any:
         figure.subplots_adjust(left=room / side, right=0.99, bottom=room / side, top=0.99)
         axes = figure.subplots()
         axes.set_facecolor("none")
-        for (row, column), value in np.ndenumerate(rows):  # squares, not an image: what is not there stays the page's own colour
+        # squares, not an image: what is not there stays the page's own colour
+        for (row, column), value in np.ndenumerate(rows):
             if value:
                 colour = COLOURS[0] if row == column else COLOURS[1]
-                axes.fill([column - 0.5, column + 0.5, column + 0.5, column - 0.5], [row - 0.5, row - 0.5, row + 0.5, row + 0.5],
+                left, right, low, high = column - 0.5, column + 0.5, row - 0.5, row + 0.5
+                axes.fill([left, right, right, left], [low, low, high, high],
                           color=colour, alpha=0.12 + 0.78 * float(value), linewidth=0)  # fmt: skip
                 if count <= 30:
-                    axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=8 if count <= 15 else 6)
+                    axes.text(
+                        column,
+                        row,
+                        str(matrix[row, column]),
+                        ha="center",
+                        va="center",
+                        fontsize=8 if count <= 15 else 6,
+                    )
         shorter = [name if len(name) <= 18 else name[:17] + "…" for name in names]
         axes.set_xticks(range(count), shorter, rotation=90)
         axes.set_yticks(range(count), shorter)

@@ -1,8 +1,9 @@
 """`report.html`: what a run is and how well it does, on one page that needs nothing but itself.
 
-Curves, figures with intervals, classes, confusion, calibration, the worst and the least certain images with what the model looked
-at, the data, the learning-rate grid where there was one, compute, environment, and the commands that repeat it. Large data are
-sampled: a page has at most `ROWS` classes in full, `CELLS` in its confusion matrix and `cards.SHOWN` images of a kind.
+Curves, figures with intervals, classes, confusion, calibration, the worst and the least certain images with what the
+model looked at, the data, the learning-rate grid where there was one, compute, environment, and the commands that
+repeat it. Large data are sampled: a page has at most `ROWS` classes in full, `CELLS` in its confusion matrix and
+`cards.SHOWN` images of a kind.
 """
 
 from __future__ import annotations
@@ -38,17 +39,37 @@ from vitreous.training.run import Run
 ROWS = 60  # classes shown in full; of more, the worst and the best
 CELLS = 40  # classes in the confusion matrix; of more, those most often wrong
 READ = 50  # readings shown, the latest
-NAMES = {"top1": "top-1", "top5": "top-5", "map": "mAP", "macro_f1": "macro F1", "micro_f1": "micro F1", "nll": "NLL", "ece": "ECE"}
+NAMES = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "map": "mAP",
+    "macro_f1": "macro F1",
+    "micro_f1": "micro F1",
+    "nll": "NLL",
+    "ece": "ECE",
+}
 
 
 def write_report(
-    path: Path, folder: Folder | None = None, found: Answered | None = None, report: Report | None = None, command: str | None = None
+    path: Path,
+    folder: Folder | None = None,
+    found: Answered | None = None,
+    report: Report | None = None,
+    command: str | None = None,
 ) -> None:
-    """Write the page of a run, of an evaluation (the answers and what they come to), or of both. `command` repeats the evaluation."""
+    """Write the page of a run, of an evaluation (the answers and what they come to), or of both. `command` repeats the
+    evaluation."""
     from jinja2 import Environment, PackageLoader
 
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=PackageLoader("vitreous", "reports/pages"))
-    environment.filters |= {"seconds": format_seconds, "percent": format_percent, "share": share_markup, "number": format_number}
+    environment = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=PackageLoader("vitreous", "reports/pages")
+    )
+    environment.filters |= {
+        "seconds": format_seconds,
+        "percent": format_percent,
+        "share": share_markup,
+        "number": format_number,
+    }
     environment.filters |= {"bytes": format_bytes, "name": break_name, "counted": format_count}
     parts: dict[str, Any] = {"trained": None, "grid": None, "judged": None}
     if folder is not None and folder.config.is_file():
@@ -90,7 +111,8 @@ def has(lines: list[dict[str, Any]], key: str) -> bool:
 
 
 def loss_limits(lines: list[dict[str, Any]], key: str) -> tuple[float, float] | None:
-    """One range of the axis for both losses, so that the panels side by side can be compared; None where it would hide a curve.
+    """One range of the axis for both losses, so that the panels side by side can be compared; None where it would hide
+    a curve.
 
     A curve is hidden where its own range is below a fifth of the common one, as with a loss of another scale.
     """
@@ -117,14 +139,22 @@ def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any
         ("held-out loss (NLL)", "val/nll", trials),
         (f"held-out {NAMES[measure]}", f"val/{measure}", trials),
     ]
-    return {**table, "measure": NAMES[measure], "curves": [curves(*panel, "learning rate") for panel in panels] if trials else []}
+    return {
+        **table,
+        "measure": NAMES[measure],
+        "curves": [curves(*panel, "learning rate") for panel in panels] if trials else [],
+    }
 
 
 def evaluated(found: Answered, report: Report) -> dict[str, Any]:
     """What an evaluation found, for the page."""
     rank = "ap" if report.several else "f1"
     rows = sorted(report.per_class, key=lambda row: row[rank] if row[rank] is not None else 2.0)
-    worst, best = (rows, []) if len(rows) <= ROWS else (rows[: ROWS * 2 // 3], [row for row in rows if row["images"]][-ROWS // 3 :])
+    worst, best = (
+        (rows, [])
+        if len(rows) <= ROWS
+        else (rows[: ROWS * 2 // 3], [row for row in rows if row["images"]][-ROWS // 3 :])
+    )
     figures = [(NAMES[name], format_figure(name, value), format_interval(name, report.ends.get(name)))
                for name, value in report.figures.items() if name in NAMES and value is not None]  # fmt: skip
     return {
@@ -150,7 +180,9 @@ def matrix(report: Report, classes: tuple[str, ...]) -> dict[str, Any]:
     label, answer, count = report.cells.T
     chosen = np.arange(len(classes))
     if len(chosen) > CELLS:
-        wrong = sum(np.bincount(side, weights=count * (label != answer), minlength=len(classes)) for side in (label, answer))
+        wrong = sum(
+            np.bincount(side, weights=count * (label != answer), minlength=len(classes)) for side in (label, answer)
+        )
         chosen = np.sort(np.argsort(-wrong, kind="stable")[:CELLS])
     places = [np.searchsorted(chosen, side).clip(max=len(chosen) - 1) for side in (label, answer)]
     kept = (chosen[places[0]] == label) & (chosen[places[1]] == answer)
@@ -167,7 +199,9 @@ def diagram(found: Answered) -> Any:
         return None
     bins = confidence_bins(confidence)
     counts = np.bincount(bins, minlength=BINS)
-    accuracy, mean = (np.bincount(bins, weights=values, minlength=BINS) / np.maximum(counts, 1) for values in (right, confidence))
+    accuracy, mean = (
+        np.bincount(bins, weights=values, minlength=BINS) / np.maximum(counts, 1) for values in (right, confidence)
+    )
     return reliability(np.linspace(0, 1, BINS + 1), accuracy, mean, counts)
 
 
@@ -205,7 +239,8 @@ def commands(folder: Folder, run: Run, table: dict[str, Any]) -> list[str]:
     first = folder.path / "command.txt"
     lines = first.read_text("utf-8").splitlines() if first.is_file() else []
     homes = [*(f"{place}/{row['folder']}" for row in table.get("trials", [])), place]
-    return [*lines, *(f"vitreous train {data} --config {shlex.quote(home + '/config.yaml')} --out AGAIN" for home in homes),
+    return [*lines, *(f"vitreous train {data} --config {shlex.quote(home + '/config.yaml')} --out "
+                      "AGAIN" for home in homes),
             f"vitreous evaluate {shlex.quote(place)}"]  # fmt: skip
 
 

@@ -15,7 +15,8 @@ SMALL = 64  # below which an image is shown with its pixels as squares
 
 
 def rgb_image(pixels: Tensor) -> Image.Image:
-    """(C, *image) pixels -> an RGB picture: the first three channels, or the first as grey; floats from the least to the greatest."""
+    """(C, *image) pixels -> an RGB picture: the first three channels, or the first as grey; floats from the least to
+    the greatest."""
     bands = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, *pixels.shape[1:])
     if pixels.dtype != torch.uint8:
         low, high = bands.min(), bands.max()
@@ -26,13 +27,17 @@ def rgb_image(pixels: Tensor) -> Image.Image:
 def shrink(image: Image.Image) -> Image.Image:
     """A picture of at most `SIDE` pixels along a side, its aspect kept."""
     share = min(1.0, SIDE / max(image.size))
-    return image.resize((max(1, round(image.width * share)), max(1, round(image.height * share)))) if share < 1 else image
+    return (
+        image.resize((max(1, round(image.width * share)), max(1, round(image.height * share)))) if share < 1 else image
+    )
 
 
 def multiply_map(image: Image.Image, weights: np.ndarray) -> Image.Image:
     """A picture times its attention (*grid) in [0, 1], as in the paper's Figure 6."""
     light = Image.fromarray((weights * 255).astype(np.uint8)).resize(image.size, Image.Resampling.BILINEAR)
-    return Image.fromarray((np.asarray(image) * (0.12 + 0.88 * np.asarray(light, np.float32)[..., None] / 255)).astype(np.uint8))
+    return Image.fromarray(
+        (np.asarray(image) * (0.12 + 0.88 * np.asarray(light, np.float32)[..., None] / 255)).astype(np.uint8)
+    )
 
 
 def data_uri(image: Image.Image) -> str:

@@ -1,4 +1,5 @@
-"""The protocols of the verb `evaluate`: what a simple classifier can do with a model's features, and ImageNet's other labels."""
+"""The protocols of the verb `evaluate`: what a simple classifier can do with a model's features, and ImageNet's other
+labels."""
 
 from __future__ import annotations
 
@@ -66,13 +67,17 @@ class Case:
 
     @cached_property
     def training(self) -> Split:
-        """The images that a classifier learns from: all but those judged and, where `val` is judged, all but `test`. Raises DataError."""
+        """The images that a classifier learns from: all but those judged and, where `val` is judged, all but `test`.
+        Raises DataError."""
         if self.split == "train":
             raise UsageError(f"--protocol {self.terms.protocol} learns from the train split", "judge val or test")
-        found = self.data.whole if self.split == "test" and self.data.whole is not None else self.data.splits.get("train")
+        found = (
+            self.data.whole if self.split == "test" and self.data.whole is not None else self.data.splits.get("train")
+        )
         if found is None:
             raise DataError(
-                f"{self.source} has no training images", f"--protocol {self.terms.protocol} needs a train split beside the one judged"
+                f"{self.source} has no training images",
+                f"--protocol {self.terms.protocol} needs a train split beside the one judged",
             )
         return found
 
@@ -92,19 +97,26 @@ class Case:
         return pick_device(self.computing.how.device)
 
     def features(self, name: str, split: Split) -> Features:
-        """The features of a split that is called so. Raises DataError for unreadable images, unless they are skipped."""
+        """The features of a split that is called so. Raises DataError for unreadable images, unless they are
+        skipped."""
         s, done, began = self.computing, 0, time.perf_counter()
 
         def each(images: int) -> None:
             nonlocal done
             done += images
-            s.listener.progress(f"features of {name}", done, len(split), f"{done / (time.perf_counter() - began):.0f} images/s")
+            s.listener.progress(
+                f"features of {name}", done, len(split), f"{done / (time.perf_counter() - began):.0f} images/s"
+            )
 
-        found = features_of(self.bundle.model, self.bundle.preprocess, split, s.how, s.batch_size, s.workers, self.terms.cache, each)
+        found = features_of(
+            self.bundle.model, self.bundle.preprocess, split, s.how, s.batch_size, s.workers, self.terms.cache, each
+        )
         if found.bad and s.bad_images == "stop":
             raise refuse({sample: DataError(why) for sample, why in found.bad.items()}, len(split))
         if not found.good.any():
-            raise DataError(f"none of {len(split)} images of {name} can be read; the first: {next(iter(found.bad.values()))}")
+            raise DataError(
+                f"none of {len(split)} images of {name} can be read; the first: {next(iter(found.bad.values()))}"
+            )
         if found.file:
             s.listener.note(f"features of {name} {'found' if found.reused else 'kept'} in {found.file}")
         return found
@@ -121,8 +133,12 @@ class Case:
         if there < self.classes:
             self.computing.listener.note(f"{self.classes - there} of {self.classes} classes have no training image")
         parts = self.parts
-        bank = f"learns from {parts['bank']['images']} images of {self.source} ({' and '.join(parts['bank']['splits'])})"
-        self.computing.listener.note(f"{self.terms.protocol} {bank}, is judged on {len(self.judged)} others of it ({self.split})")
+        bank = (
+            f"learns from {parts['bank']['images']} images of {self.source} ({' and '.join(parts['bank']['splits'])})"
+        )
+        self.computing.listener.note(
+            f"{self.terms.protocol} {bank}, is judged on {len(self.judged)} others of it ({self.split})"
+        )
         return self.features("train", self.training), self.features(self.split, self.judged)
 
     @property
@@ -146,15 +162,22 @@ class Found:
 
 
 def judge_by(
-    protocol: str | Terms, run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, computing: Computing
+    protocol: str | Terms,
+    run: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None,
+    split: str | None,
+    computing: Computing,
 ) -> dict[str, Any]:
-    """Judge a model by a protocol; the document has the keys of `evaluate`'s, `protocol`, and `figures`, one object for each setting.
+    """Judge a model by a protocol; the document has the keys of `evaluate`'s, `protocol`, and `figures`, one object for
+    each setting.
 
     Raises UsageError for an unknown protocol, DataError for data that it cannot be carried out on.
     """
     terms = Terms(protocol) if isinstance(protocol, str) else protocol
     if terms.protocol not in (known := (*JUDGES, "vtab", "real", "objectnet")):
-        raise UsageError(f"no protocol {terms.protocol}", nearest(terms.protocol, known) or f"there are top1, {', '.join(known)}")
+        raise UsageError(
+            f"no protocol {terms.protocol}", nearest(terms.protocol, known) or f"there are top1, {', '.join(known)}"
+        )
     if slow := warning(computing.how.precision, pick_device(computing.how.device)):
         computing.listener.note(slow)
     began, note = time.perf_counter(), computing.listener.note
@@ -190,17 +213,25 @@ def written(case: Case, found: Found, seconds: float) -> dict[str, Any]:
 def used(train: Features, judged: Features, split: str) -> dict[str, Any]:
     """What a document says of features."""
     return {
-        name: {"images": len(one.rows), "width": one.rows.shape[1], "file": one.file and os.fspath(one.file), "reused": one.reused}
+        name: {
+            "images": len(one.rows),
+            "width": one.rows.shape[1],
+            "file": one.file and os.fspath(one.file),
+            "reused": one.reused,
+        }
         for name, one in (("train", train), (split, judged))
     }
 
 
 def by_neighbours(case: Case) -> Found:
-    """kNN: weighted votes of the nearest training images, for several k. The headline is k = 20, or the first k asked for without it."""
+    """kNN: weighted votes of the nearest training images, for several k. The headline is k = 20, or the first k asked
+    for without it."""
     train, judged = case.pair()
     rows = np.flatnonzero(train.good)
     if case.terms.k and max(case.terms.k) > len(rows):
-        raise UsageError(f"--k {max(case.terms.k)} neighbours of {len(rows)} training images", f"use at most --k {len(rows)}")
+        raise UsageError(
+            f"--k {max(case.terms.k)} neighbours of {len(rows)} training images", f"use at most --k {len(rows)}"
+        )
     ks = sorted(set(case.terms.k)) or [k for k in NEIGHBOURS if k <= len(rows)] or [len(rows)]
     memory = train.rows if train.good.all() else train.rows[rows]
     labels, several = case.training.labels[rows], case.data.several
@@ -219,7 +250,8 @@ def by_neighbours(case: Case) -> Found:
 
 
 def by_regression(case: Case) -> Found:
-    """Logistic regression; its penalty from --l2, or from a sweep on training images held out, and then all of them are used."""
+    """Logistic regression; its penalty from --l2, or from a sweep on training images held out, and then all of them are
+    used."""
     train, judged = case.pair()
     known = Known(train.rows, case.training.labels, np.flatnonzero(train.good), case.classes, case.device)
     l2, dev = (case.terms.l2, None) if case.terms.l2 else chosen_penalty(case, known)
@@ -273,7 +305,9 @@ def by_few(case: Case) -> Found:
             drawn = np.concatenate([of_class[:shot] for of_class in order])
             found = few.ridge(train.rows[rows[drawn]], labels[drawn], case.classes, l2)
             hits[shot].append(int(((found.scores(judged.rows).argmax(1) == wanted) & judged.good).sum()))
-            case.computing.listener.progress("few-shot", sum(map(len, hits.values())), total * len(shots), f"{shot} a class")
+            case.computing.listener.progress(
+                "few-shot", sum(map(len, hits.values())), total * len(shots), f"{shot} a class"
+            )
     figures = [of_draws(shot, hits[shot], len(wanted), case.terms.seed, int((counts < shot).sum())) for shot in shots]
     head = next((row for row in figures if row["shots"] == SHOTS), figures[-1])
     report = bare(len(wanted), int((~judged.good).sum()), head["top1"])
@@ -287,13 +321,16 @@ def bare(images: int, unreadable: int, top1: float | None) -> Report:
 
 
 def of_draws(shots: int, hits: list[int], images: int, seed: int, short: int) -> dict[str, Any]:
-    """The figures of a number of shots: mean and (sample) standard deviation over draws, and each draw with its interval."""
+    """The figures of a number of shots: mean and (sample) standard deviation over draws, and each draw with its
+    interval."""
     top1 = [hit / images for hit in hits]
     return {
         "shots": shots,
         "top1": float(np.mean(top1)),
         "std": float(np.std(top1, ddof=1)) if len(top1) > 1 else None,
-        "per_seed": [{"seed": seed + n, "top1": value, "interval": list(wilson(hits[n], images))} for n, value in enumerate(top1)],
+        "per_seed": [
+            {"seed": seed + n, "top1": value, "interval": list(wilson(hits[n], images))} for n, value in enumerate(top1)
+        ],
         "classes_with_fewer": short,
     }
 

@@ -34,11 +34,15 @@ NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 AGREE = 0.9  # share of names that a head's have to share with torchvision's, in their order
 RED = (255, 0, 0)
 REAL = "real.json of github.com/google-research/reassessed-imagenet: a list of 50,000 lists of numbers below 1,000"
-MAP = 'expected {"class": number or [numbers], …} in JSON, or rows of class,number in CSV; numbers are ImageNet\'s, below 1,000'
+MAP = (
+    'expected {"class": number or [numbers], …} in JSON, or rows of class,number in CSV; numbers are ImageNet\'s, '
+    "below 1,000"
+)
 
 
 def real(case: Case) -> Found:
-    """ImageNet ReaL: right is what several people agreed on, one or more of the 1,000 classes; images without any are left out."""
+    """ImageNet ReaL: right is what several people agreed on, one or more of the 1,000 classes; images without any are
+    left out."""
     path, order = named(case), imagenet_order(case.run, case.bundle.classes)
     answers, split = read_real(path), case.judged
     found = [NUMBER.search(os.path.basename(split.name(sample))) for sample in range(len(split))]
@@ -47,20 +51,25 @@ def real(case: Case) -> Found:
         raise DataError(f"{split.name(found.index(None))} is no validation image of ImageNet", way)
     numbers = [int(match[1]) for match in found if match]
     if not 0 < min(numbers) <= max(numbers) <= len(answers):
-        raise DataError(f"images {min(numbers)} to {max(numbers)} are not all among the {len(answers)} of {printable(path)}", REAL)
+        raise DataError(
+            f"images {min(numbers)} to {max(numbers)} are not all among the {len(answers)} of {printable(path)}", REAL
+        )
     right = table([answers[number - 1] for number in numbers], order)
     if not right.any():
         raise DataError(f"no image of {case.source} has a label in {printable(path)}", REAL)
     scores, right, good = answered(case, split, right)
     report = judge_sets(scores, right, good)
-    return found_by(report, [report.summary()], {"labels": os.fspath(path), "images_without_label": len(split) - len(right)})
+    return found_by(
+        report, [report.summary()], {"labels": os.fspath(path), "images_without_label": len(split) - len(right)}
+    )
 
 
 def objectnet(case: Case) -> Found:
     """ObjectNet (Barbu et al., 2019): its classes that ImageNet has too, each as one or several of the 1,000.
 
-    The headline takes the model's answer among all 1,000 classes, as the data set's authors do, and BiT and the paper after them; the
-    figures `mapped` choose among the classes alone that the map names. The red frame around the published images is cut off.
+    The headline takes the model's answer among all 1,000 classes, as the data set's authors do, and BiT and the paper
+    after them; the figures `mapped` choose among the classes alone that the map names. The red frame around the
+    published images is cut off.
     """
     path, order = named(case), imagenet_order(case.run, case.bundle.classes)
     if case.data.several:
@@ -75,7 +84,11 @@ def objectnet(case: Case) -> Found:
     report = judge_sets(scores, right, good)
     chosen = np.where(table(of_class, order).any(0), scores, -np.inf)
     figures = [{"among": "all", **report.summary()}, {"among": "mapped", **judge_sets(chosen, right, good).summary()}]
-    further = {"labels": os.fspath(path), "classes_mapped": sum(map(bool, of_class)), "images_not_mapped": len(case.judged) - len(right)}
+    further = {
+        "labels": os.fspath(path),
+        "classes_mapped": sum(map(bool, of_class)),
+        "images_not_mapped": len(case.judged) - len(right),
+    }
     return found_by(report, figures, further)
 
 
@@ -90,7 +103,8 @@ def found_by(report: Report, figures: list[dict[str, Any]], further: dict[str, A
 
 
 def answered(case: Case, split: Split, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logits (m, 1000) of the images with a right answer, those answers (m, 1000), and which images are readable (m,)."""
+    """Logits (m, 1000) of the images with a right answer, those answers (m, 1000), and which images are readable
+    (m,)."""
     rows, s, done = np.flatnonzero(right.any(1)), case.computing, 0
     judged = split.take(rows)
     engine = make_engine(case.bundle.model, case.bundle.preprocess, s.how)
@@ -117,9 +131,11 @@ def table(sets: Sequence[Sequence[int]], order: np.ndarray) -> np.ndarray:
 
 
 def imagenet_order(run: str, classes: tuple[str, ...]) -> np.ndarray:
-    """Where each of ImageNet's 1,000 classes is among a model's, (1000,) int64. Raises UsageError for a model with others.
+    """Where each of ImageNet's 1,000 classes is among a model's, (1000,) int64. Raises UsageError for a model with
+    others.
 
-    Its classes are numbers, in ImageNet's order; or synsets, in any; or names, nine in ten of which are those of torchvision.
+    Its classes are numbers, in ImageNet's order; or synsets, in any; or names, nine in ten of which are those of
+    torchvision.
     """
     if len(classes) == IMAGENET:
         if classes == tuple(map(str, range(IMAGENET))):
@@ -129,7 +145,9 @@ def imagenet_order(run: str, classes: tuple[str, ...]) -> np.ndarray:
         same = [first(own) == first(name) for own, name in zip(classes, torchvision_names(), strict=True)]
         if np.mean(same) >= AGREE:
             return np.arange(IMAGENET)
-    raise UsageError(f"{run} does not answer with the 1,000 classes of ImageNet", "ReaL and ObjectNet are for models with that head")
+    raise UsageError(
+        f"{run} does not answer with the 1,000 classes of ImageNet", "ReaL and ObjectNet are for models with that head"
+    )
 
 
 def first(title: str) -> str:
@@ -162,7 +180,8 @@ def read_real(path: Path) -> list[list[int]]:
 
 
 def read_map(path: Path) -> dict[str, list[int]]:
-    """Class -> ImageNet's numbers, of JSON or CSV; the rows of a CSV may name a class several times. Raises DataError."""
+    """Class -> ImageNet's numbers, of JSON or CSV; the rows of a CSV may name a class several times. Raises
+    DataError."""
     found: dict[str, list[int]] = {}
     if path.suffix.lower() == ".json":
         document = parsed(path, MAP)
@@ -205,7 +224,8 @@ def text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Unframed:
-    """A split whose pictures lose a frame of one pure red pixel, where they have one: ObjectNet's, against training on them."""
+    """A split whose pictures lose a frame of one pure red pixel, where they have one: ObjectNet's, against training on
+    them."""
 
     split: Split
 

@@ -1,4 +1,5 @@
-"""The protocol `vtab`: a linear classifier on frozen features for each of the 19 tasks of VTAB-1k (arXiv:1910.04867)."""
+"""The protocol `vtab`: a linear classifier on frozen features for each of the 19 tasks of VTAB-1k
+(arXiv:1910.04867)."""
 
 from __future__ import annotations
 
@@ -33,16 +34,20 @@ FORMAT = 1  # goes up when the same data give other numbers
 PREFIX = re.compile(r"^(wds_)?(vtab_)?(1k_)?")
 
 
-def vtab(run: str, data: str | os.PathLike[str] | None, bundle: Bundle, terms: Terms, computing: Computing) -> dict[str, Any]:
+def vtab(
+    run: str, data: str | os.PathLike[str] | None, bundle: Bundle, terms: Terms, computing: Computing
+) -> dict[str, Any]:
     """Judge a model on the tasks whose data lie in DATA/TASK, in any layout; the document names those that do not.
 
-    A task: 800 images to learn from, 200 that choose the penalty (unless --l2 says it), then all 1,000, and top-1 on the test split.
-    Pictures are scaled whole, as the benchmark does, so that places and distances stay in sight. Finished tasks are kept in
-    RUN/vtab.json, and not computed again while model, data and terms are the same. Raises UsageError without a folder,
-    DataError where none of the tasks is there or can be judged.
+    A task: 800 images to learn from, 200 that choose the penalty (unless --l2 says it), then all 1,000, and top-1 on
+    the test split. Pictures are scaled whole, as the benchmark does, so that places and distances stay in sight.
+    Finished tasks are kept in RUN/vtab.json, and not computed again while model, data and terms are the same. Raises
+    UsageError without a folder, DataError where none of the tasks is there or can be judged.
     """
     if data is None or not os.path.isdir(data):
-        raise UsageError("--protocol vtab needs a folder with a folder for each task", f"they are called {', '.join(TASKS)}")
+        raise UsageError(
+            "--protocol vtab needs a folder with a folder for each task", f"they are called {', '.join(TASKS)}"
+        )
     began, root, listener = time.perf_counter(), Path(data), computing.listener
     homes = found_in(root)
     missing = [name for name in TASKS if name not in homes]
@@ -54,7 +59,10 @@ def vtab(run: str, data: str | os.PathLike[str] | None, bundle: Bundle, terms: T
     notebook = Path(run) / "vtab.json" if os.path.isdir(run) else Path(f"vtab-{stem(run)}.json")
     tasks, failed = carried_out(run, squashed, homes, notebook, terms, computing)
     if not tasks:
-        raise DataError(f"none of the tasks in {printable(root)} can be judged: " + "; ".join(f"{n}: {w}" for n, w in failed.items()))
+        raise DataError(
+            f"none of the tasks in {printable(root)} can be judged: "
+            + "; ".join(f"{n}: {w}" for n, w in failed.items())
+        )
     averages = means({name: row["top1"] for name, row in tasks.items()})
     images, unreadable = (sum(row[key] for row in tasks.values()) for key in ("images", "unreadable"))
     report = bare(images, unreadable, averages["mean"])
@@ -67,7 +75,10 @@ def vtab(run: str, data: str | os.PathLike[str] | None, bundle: Bundle, terms: T
         "notebook": os.fspath(notebook),
     }
     record(run, os.fspath(data), "test", {"protocol": "vtab", **averages, "tasks": len(tasks), **report.summary()})
-    return describe(replace(squashed, classes=()), report, "test", os.fspath(data), run, time.perf_counter() - began) | told
+    return (
+        describe(replace(squashed, classes=()), report, "test", os.fspath(data), run, time.perf_counter() - began)
+        | told
+    )
 
 
 def found_in(root: Path) -> dict[str, Path]:
@@ -121,7 +132,8 @@ def key_of(about: dict[str, Any], case: Case) -> str:
 def as_task(task: Task, data: Data, seed: int) -> tuple[Data, str]:
     """The data with the task's own splits `train`, `val` and `test`, and its classes; and what to say of it.
 
-    Raw labels become classes by the task's rule. The published 1,000 images come as lists; of a whole data set 1,000 are drawn.
+    Raw labels become classes by the task's rule. The published 1,000 images come as lists; of a whole data set 1,000
+    are drawn.
     """
     if data.several:
         raise DataError("its images have several labels", "a task of VTAB has one")
@@ -136,12 +148,16 @@ def as_task(task: Task, data: Data, seed: int) -> tuple[Data, str]:
     classes, place = data.classes, classes_of(task, data.classes)
     if place is not None:
         if place.min() < 0 or place.max() >= task.classes:
-            raise DataError(f"labels {classes[int(place.argmin())]} to {classes[int(place.argmax())]} are not those of the task")
+            raise DataError(
+                f"labels {classes[int(place.argmin())]} to {classes[int(place.argmax())]} are not those of the task"
+            )
         classes = tuple(map(str, range(task.classes)))
         train, dev, test = (labelled(split, place) for split in (train, dev, test))
     if len(classes) != task.classes:
         notes.append(f"{len(classes)} classes where the task has {task.classes}")
-    return replace(data, classes=classes, splits={"train": train, "val": dev, "test": test}, whole=None, groups=None), "; ".join(notes)
+    return replace(
+        data, classes=classes, splits={"train": train, "val": dev, "test": test}, whole=None, groups=None
+    ), "; ".join(notes)
 
 
 def labelled(split: Split, place: np.ndarray) -> Split:

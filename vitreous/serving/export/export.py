@@ -44,12 +44,13 @@ def export(
 ) -> dict[str, Any]:
     """Write a run's model as `onnx`, `torch` (torch.export), `openvino`, or a format of weights that `convert` knows.
 
-    The first three are run beside the original, on the files `images`, on `data`, or on the run's own validation images, and kept only
-    if they answer the same: float32 logits within 1e-3 and no other class first; for `quantize="int8"`, at most 2 % other answers and
-    1 point of top-1. `max_loss`, a share of answers, replaces these bounds; with `any` the file is kept whatever it lost.
-    `dynamic_size` frees height and width. `out` is the file to make, by default in the run's folder; with `overwrite` it replaces
-    an earlier one, which stays as it is until the new one is kept. Returns a document of figures. Raises UsageError for what cannot
-    be exported so, ResourceError where a library is not installed, and VitreousError for an export that was not kept.
+    The first three are run beside the original, on the files `images`, on `data`, or on the run's own validation
+    images, and kept only if they answer the same: float32 logits within 1e-3 and no other class first; for
+    `quantize="int8"`, at most 2 % other answers and 1 point of top-1. `max_loss`, a share of answers, replaces these
+    bounds; with `any` the file is kept whatever it lost. `dynamic_size` frees height and width. `out` is the file to
+    make, by default in the run's folder; with `overwrite` it replaces an earlier one, which stays as it is until the
+    new one is kept. Returns a document of figures. Raises UsageError for what cannot be exported so, ResourceError
+    where a library is not installed, and VitreousError for an export that was not kept.
     """
     check_path(run, "export(run)")
     if to not in FORMS:
@@ -82,12 +83,20 @@ def export(
             raise VitreousError(f"the export was not kept: {reason}", "--accept-loss keeps it all the same")
         if reason:
             listener.note(f"kept all the same: {reason}")
-        parts = sorted(Path(scratch).glob(f"{place.stem}.*"), key=lambda part: part.suffix == place.suffix)  # the .bin comes first
+        # the .bin comes first
+        parts = sorted(Path(scratch).glob(f"{place.stem}.*"), key=lambda part: part.suffix == place.suffix)
         size, digest = sum(part.stat().st_size for part in parts), sha256(file)
         for part in parts:
             os.replace(part, place.parent / part.name)
     original = sum(tensor.numel() * tensor.element_size() for tensor in bundle.model.state_dict().values())
-    figures = {"format": to, "file": str(place), "bytes": size, **proof.plain(), "original_bytes": original, "sha256": digest}
+    figures = {
+        "format": to,
+        "file": str(place),
+        "bytes": size,
+        **proof.plain(),
+        "original_bytes": original,
+        "sha256": digest,
+    }
     told = {"quantised": quantize, "dynamic_size": dynamic_size, "judged_on": pictures.name, "loss": reason or None}
     return {"run": os.fspath(run), "exports": [figures | told]}
 
@@ -108,14 +117,22 @@ def judge(bundle: Bundle, export: Runtime, pictures: Pictures, made: Made, liste
 
 
 def written(
-    run: str | os.PathLike[str], to: str, out: str | os.PathLike[str] | None, more: bool, overwrite: bool, listener: Listener
+    run: str | os.PathLike[str],
+    to: str,
+    out: str | os.PathLike[str] | None,
+    more: bool,
+    overwrite: bool,
+    listener: Listener,
 ) -> dict[str, Any]:
     """Weights in another program's format, by `convert`, which reads them back: the same bits give the same answers."""
     known = sorted({*FORMS, "bundle", *(form.name for form in FORMATS)})
     if to not in known:
         raise UsageError(f"--to {to} is no format", nearest(to, known) or f"use one of {', '.join(known)}")
     if more:
-        raise UsageError(f"--to {to} writes the weights as they are", "leave the other options out, or use --to onnx, torch or openvino")
+        raise UsageError(
+            f"--to {to} writes the weights as they are",
+            "leave the other options out, or use --to onnx, torch or openvino",
+        )
     place = choose_place(run, out, f"model-{to}", "", overwrite)
     with scratch_beside(place) as scratch:
         document = convert(run, Path(scratch) / place.name, to, tell=listener.note)
@@ -123,22 +140,31 @@ def written(
         if not overwrite:
             refuse_existing(place.parent / file.name)
         replace_path(file, place.parent / file.name)
-    figures = dict.fromkeys(["max_abs_logit_difference", "top1_agreement", "top1", "images_per_second", "original_images_per_second"])
+    figures = dict.fromkeys(
+        ["max_abs_logit_difference", "top1_agreement", "top1", "images_per_second", "original_images_per_second"]
+    )
     figures = {"format": to, "file": str(place.parent / file.name), "bytes": document["bytes"], "images": 0, **figures}
     return {"run": os.fspath(run), "exports": [figures]}
 
 
 def replace_path(new: Path, place: Path) -> None:
-    """Move a file or a folder to a place, instead of what is there. Raises UsageError for a folder that holds other things too."""
+    """Move a file or a folder to a place, instead of what is there. Raises UsageError for a folder that holds other
+    things too."""
     if place.is_dir() and not place.is_symlink():
-        others = {path.name for path in place.iterdir()} - ({path.name for path in new.iterdir()} if new.is_dir() else set())
+        others = {path.name for path in place.iterdir()} - (
+            {path.name for path in new.iterdir()} if new.is_dir() else set()
+        )
         if others:
-            raise UsageError(f"{place} holds other files ({', '.join(sorted(others)[:5])}), and is not replaced", "use another --out")
+            raise UsageError(
+                f"{place} holds other files ({', '.join(sorted(others)[:5])}), and is not replaced", "use another --out"
+            )
         os.rename(place, new.parent / f"before-{new.name}")
     os.replace(new, place)
 
 
-def choose_place(run: str | os.PathLike[str], out: str | os.PathLike[str] | None, name: str, suffix: str, overwrite: bool = False) -> Path:
+def choose_place(
+    run: str | os.PathLike[str], out: str | os.PathLike[str] | None, name: str, suffix: str, overwrite: bool = False
+) -> Path:
     """Where the file goes: `out`, or the run's folder, or here.
 
     Raises UsageError for another suffix, and where there is one already, unless `overwrite` says to replace it.
@@ -155,7 +181,9 @@ def choose_place(run: str | os.PathLike[str], out: str | os.PathLike[str] | None
 def refuse_existing(path: Path) -> None:
     """Raise UsageError where there is a file or a folder."""
     if path.exists() or path.is_symlink():
-        raise UsageError(f"{path} exists already, and is not overwritten", "name another place with --out, or use --overwrite")
+        raise UsageError(
+            f"{path} exists already, and is not overwritten", "name another place with --out, or use --overwrite"
+        )
 
 
 def scratch_beside(place: Path) -> tempfile.TemporaryDirectory[str]:

@@ -33,8 +33,8 @@ WHOLE = 1.9e9  # bytes of weights that fit into an ONNX file, of 2 GiB with ever
 
 @dataclass(frozen=True)
 class Made:
-    """What is exported: a model, what is told of it, whether its height and width are free, and, for int8, normalised pictures
-    (1, C, *image) to calibrate on."""
+    """What is exported: a model, what is told of it, whether its height and width are free, and, for int8, normalised
+    pictures (1, C, *image) to calibrate on."""
 
     model: Model
     card: Card
@@ -61,7 +61,13 @@ def write_onnx(made: Made, place: Path) -> None:
     with quietly():
         exported = program(made.model, made.dynamic)
         written = torch.onnx.export(
-            exported, (), input_names=[INPUT], output_names=list(OUTPUTS), opset_version=OPSET, dynamo=True, verbose=False
+            exported,
+            (),
+            input_names=[INPUT],
+            output_names=list(OUTPUTS),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
         )
         assert written is not None
         graph = written.model_proto

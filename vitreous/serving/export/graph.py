@@ -57,8 +57,8 @@ class Standardized(nn.Module):
 
 
 class Bordered(nn.Module):
-    """BiT's root with its border of zeros laid on by hand: onnxruntime (1.31) takes a padding before a pooling for the pooling's
-    own, which is of minus infinity, and answers are off by 1e-3."""
+    """BiT's root with its border of zeros laid on by hand: onnxruntime (1.31) takes a padding before a pooling for the
+    pooling's own, which is of minus infinity, and answers are off by 1e-3."""
 
     def __init__(self, root: Root) -> None:
         super().__init__()
@@ -74,7 +74,8 @@ class Bordered(nn.Module):
 
 
 class Lines(nn.Module):
-    """`Axial` with every row, then every column, as an image of its own: exporters know attention over four axes, not five."""
+    """`Axial` with every row, then every column, as an image of its own: exporters know attention over four axes, not
+    five."""
 
     def __init__(self, axial: Axial) -> None:
         super().__init__()
@@ -128,7 +129,8 @@ def check_dynamic(config: ModelConfig) -> None:
 
 
 def example(config: ModelConfig, dynamic: bool = False) -> Tensor:
-    """(2, C, *image) zeros: what a graph is made with. A dynamic one is made at another size than the native, and not a square."""
+    """(2, C, *image) zeros: what a graph is made with. A dynamic one is made at another size than the native, and not a
+    square."""
     grown = [(2 + axis) * side for axis, side in enumerate(config.patch)] if dynamic else [0] * len(config.image)
     return torch.zeros(2, config.channels, *(side + more for side, more in zip(config.image, grown, strict=True)))
 
@@ -137,7 +139,8 @@ def shapes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, Any], 
     """Which axes of the input have no fixed length, as torch.export has it."""
     free: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=MOST)}
     if dynamic:
-        for axis, (name, side) in enumerate(zip(("rows", "columns"), config.patch, strict=True)):  # at least two places of the last map
+        # at least two places of the last map
+        for axis, (name, side) in enumerate(zip(("rows", "columns"), config.patch, strict=True)):
             if isinstance(config, ViTConfig):
                 free[2 + axis] = torch.export.Dim(name, min=2, max=PIXELS // side) * side
             else:
@@ -151,7 +154,9 @@ def program(model: Model, dynamic: bool = False) -> Any:
         check_dynamic(model.config)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        made = torch.export.export(answers(model, dynamic), (example(model.config, dynamic),), dynamic_shapes=shapes(model.config, dynamic))
+        made = torch.export.export(
+            answers(model, dynamic), (example(model.config, dynamic),), dynamic_shapes=shapes(model.config, dynamic)
+        )
     for node in made.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of the machine that made it
     return made

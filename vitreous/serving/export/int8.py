@@ -1,7 +1,7 @@
 """Products in int8: a scale for each channel of a weight, and one for each activation, read off pictures.
 
-Scales of activations are fixed beforehand (static), never taken from the batch: an image's answer must not depend on the images
-beside it.
+Scales of activations are fixed beforehand (static), never taken from the batch: an image's answer must not depend on
+the images beside it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from vitreous.evaluation.libraries import needed
 
 
 def quantise_onnx(graph: Any, pictures: list[np.ndarray], scratch: Path) -> Any:
-    """An ONNX model with the products by its weights in int8, but the first and the last; `pictures` (1, C, *image) normalised.
+    """An ONNX model with the products by its weights in int8, but the first and the last; `pictures` (1, C, *image)
+    normalised.
 
-    Weights are unsigned too: with signed ones, sums of two products overflow on processors without VNNI instructions. Taking a bit off
-    them instead is as fast and less exact: logits of a ViT-S/16 on 100 photographs were off by 0.20 (root mean square), not 0.16.
+    Weights are unsigned too: with signed ones, sums of two products overflow on processors without VNNI instructions.
+    Taking a bit off them instead is as fast and less exact: logits of a ViT-S/16 on 100 photographs were off by 0.20
+    (root mean square), not 0.16.
     """
     quantization, onnx = needed("onnxruntime.quantization"), needed("onnx")
     own = {tensor.name for tensor in graph.graph.initializer}

@@ -25,12 +25,18 @@ CALIBRATION = 128  # pictures that int8 is calibrated on, at most
 
 
 def gather(
-    run: str | os.PathLike[str], bundle: Bundle, images: Sequence[str], data: str | os.PathLike[str] | None, calibrate: bool
+    run: str | os.PathLike[str],
+    bundle: Bundle,
+    images: Sequence[str],
+    data: str | os.PathLike[str] | None,
+    calibrate: bool,
 ) -> tuple[Pictures, list[np.ndarray] | None]:
-    """What is judged: `images`, files or folders; or `data`; or validation images that the run held out, or else its test images.
+    """What is judged: `images`, files or folders; or `data`; or validation images that the run held out, or else its
+    test images.
 
-    For int8 also normalised pictures to calibrate on, (1, C, *image) each: of the training split of the data, or, where there is
-    none, every other of the pictures given. Raises UsageError where there are no pictures, DataError for too few.
+    For int8 also normalised pictures to calibrate on, (1, C, *image) each: of the training split of the data, or, where
+    there is none, every other of the pictures given. Raises UsageError where there are no pictures, DataError for too
+    few.
     """
     opened = None
     if images:
@@ -44,13 +50,16 @@ def gather(
     else:
         if len(judged) < 2 * FEWEST:
             raise DataError(
-                f"{judged.name} has {len(judged)} pictures: {FEWEST} to calibrate int8 on and {FEWEST} others to judge it on are needed",
+                f"{judged.name} has {len(judged)} pictures: {FEWEST} to calibrate int8 on and {FEWEST} others to judge "
+                "it on are needed",
                 "name more: --images",
             )
         pixels, judged = iter(judged.part(slice(0, None, 2)).pixels), judged.part(slice(1, None, 2))
     calibration = [normalised(picture[None], bundle.preprocess) for picture in islice(pixels, CALIBRATION)]
     if len(calibration) < FEWEST:
-        raise DataError(f"int8 is calibrated on at least {FEWEST} pictures; there are {len(calibration)}", "name more: --images")
+        raise DataError(
+            f"int8 is calibrated on at least {FEWEST} pictures; there are {len(calibration)}", "name more: --images"
+        )
     return enough(judged), calibration
 
 
@@ -60,7 +69,11 @@ def of_files(images: Sequence[str], preprocess: Preprocess) -> Pictures:
     chosen = sorted(permutation(len(items), 0, 0)[: 2 * MOST].tolist())
     with ThreadPoolExecutor(default_workers()) as pool:
         pixels = list(pool.map(partial(read_item, preprocess=preprocess, exact=True), [items[row] for row in chosen]))
-    return Pictures(np.stack(pixels), None, f"{len(pixels)} of {len(items)} files" if len(pixels) < len(items) else "the files given")
+    return Pictures(
+        np.stack(pixels),
+        None,
+        f"{len(pixels)} of {len(items)} files" if len(pixels) < len(items) else "the files given",
+    )
 
 
 def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike[str] | None) -> tuple[Data, Pictures]:
@@ -71,7 +84,8 @@ def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike
         if data is not None:
             raise
         raise UsageError(
-            f"there are no pictures to judge the export on: {error.message}", "name some: --images FOLDER, or --data DATA"
+            f"there are no pictures to judge the export on: {error.message}",
+            "name some: --images FOLDER, or --data DATA",
         ) from None
     name = "val" if "val" in opened.splits else "test" if "test" in opened.splits else next(iter(opened.splits))
     split = matched(opened.splits[name], opened, bundle.classes, bundle.several)
@@ -90,9 +104,16 @@ def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike
 
 
 def sizes(pictures: Pictures, patch: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """Some of the pictures at other sizes, none of them square: a patch less high and one wider, and larger by two and by one."""
+    """Some of the pictures at other sizes, none of them square: a patch less high and one wider, and larger by two and
+    by one."""
     pixels = pictures.pixels[:FEWEST]
     for rows, columns in ((-1, 1), (2, 1)):
-        height, width = (max(2, side // p + more) * p for side, p, more in zip(pixels.shape[2:], patch, (rows, columns), strict=True))
-        more = [(0, 0), (0, 0), *((0, max(0, new - old)) for new, old in zip((height, width), pixels.shape[2:], strict=True))]
+        height, width = (
+            max(2, side // p + more) * p for side, p, more in zip(pixels.shape[2:], patch, (rows, columns), strict=True)
+        )
+        more = [
+            (0, 0),
+            (0, 0),
+            *((0, max(0, new - old)) for new, old in zip((height, width), pixels.shape[2:], strict=True)),
+        ]
         yield np.pad(pixels, more, mode="wrap")[:, :, :height, :width]

@@ -21,7 +21,8 @@ def length(size: int) -> Tensor:
 
 
 def axis_weights(old: int, new: int, how: str, native: Tensor) -> Tensor:
-    """`nn.grid.axis_weights`, (new, old), for a `new` that may be a symbol; the identity matrix where `native`, a bool scalar, is true."""
+    """`nn.grid.axis_weights`, (new, old), for a `new` that may be a symbol; the identity matrix where `native`, a bool
+    scalar, is true."""
     line = torch.arange(new, dtype=torch.float64)
     count = length(new)
     if how in ALIGNED:
@@ -85,4 +86,6 @@ class AnyAxes(nn.Module):
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
-        return crossed([resize(table, (length,), self.how) for table, length in zip(self.tables, grid, strict=True)], grid)
+        return crossed(
+            [resize(table, (length,), self.how) for table, length in zip(self.tables, grid, strict=True)], grid
+        )

@@ -1,4 +1,5 @@
-"""An exported file beside the model that it was made of, on the same pictures: how far their answers are apart, and how fast both are."""
+"""An exported file beside the model that it was made of, on the same pictures: how far their answers are apart, and how
+fast both are."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ LOSS = {None: 0.0, "int8": 0.02}  # share of answers that may change, by what wa
 
 @dataclass(frozen=True)
 class Pictures:
-    """What an export is judged on: `pixels` (n, C, *image), their `labels`, (n,) numbers or (n, K) in {0, 1}, where known, and
-    what they are called."""
+    """What an export is judged on: `pixels` (n, C, *image), their `labels`, (n,) numbers or (n, K) in {0, 1}, where
+    known, and what they are called."""
 
     pixels: np.ndarray
     labels: np.ndarray | None
@@ -40,8 +41,9 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Proof:
-    """What came of it. `agreement`: of the class of the highest logit, or, where an image may have several classes, of each
-    decision. `right`: top-1 of the original and of the export, where each picture has one label. Rates are images a second."""
+    """What came of it. `agreement`: of the class of the highest logit, or, where an image may have several classes, of
+    each decision. `right`: top-1 of the original and of the export, where each picture has one label. Rates are images
+    a second."""
 
     images: int
     furthest: float
@@ -63,7 +65,8 @@ class Proof:
 
 
 def compare(original: Runtime, export: Runtime, pictures: Pictures, card: Card, each: Callable[[int], None]) -> Proof:
-    """Ask both about every picture, chunk by chunk in turn. Speed is of all chunks but the first, which warms both up."""
+    """Ask both about every picture, chunk by chunk in turn. Speed is of all chunks but the first, which warms both
+    up."""
     found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     seconds, counted = [0.0, 0.0], 0
     starts = list(range(0, len(pictures), CHUNK))
@@ -80,7 +83,11 @@ def compare(original: Runtime, export: Runtime, pictures: Pictures, card: Card, 
         each(min(start + CHUNK, len(pictures)))
     ours, theirs = (np.concatenate(side).astype(np.float64) for side in found)
     labels = pictures.labels
-    right = None if labels is None or labels.ndim == 2 else tuple(float((side.argmax(1) == labels).mean()) for side in (ours, theirs))
+    right = (
+        None
+        if labels is None or labels.ndim == 2
+        else tuple(float((side.argmax(1) == labels).mean()) for side in (ours, theirs))
+    )
     finite = bool(np.isfinite(theirs).all())
     return Proof(
         len(pictures),
@@ -101,8 +108,8 @@ def agreement(ours: np.ndarray, theirs: np.ndarray, card: Card) -> float:
 
 
 def lost(proof: Proof, quantised: str | None, allowed: float | None) -> str:
-    """What speaks against an export, or nothing. `allowed`: the share of answers that may change; by default none in float32, 2 % in
-    int8. Top-1 may fall by half of that, and logits in float32 move by 1e-3."""
+    """What speaks against an export, or nothing. `allowed`: the share of answers that may change; by default none in
+    float32, 2 % in int8. Top-1 may fall by half of that, and logits in float32 move by 1e-3."""
     share = LOSS[quantised] if allowed is None else allowed
     reasons = [] if proof.finite else ["it gives logits that are not finite"]
     if proof.finite and 1 - proof.agreement > share + 1e-9:
@@ -117,5 +124,8 @@ def lost(proof: Proof, quantised: str | None, allowed: float | None) -> str:
 def enough(pictures: Pictures) -> Pictures:
     """The same. Raises DataError for too few."""
     if len(pictures) < FEWEST:
-        raise DataError(f"an export is judged on at least {FEWEST} pictures; {pictures.name} has {len(pictures)}", "name more: --images")
+        raise DataError(
+            f"an export is judged on at least {FEWEST} pictures; {pictures.name} has {len(pictures)}",
+            "name more: --images",
+        )
     return pictures

@@ -1,4 +1,5 @@
-"""Who may ask: names that the server goes by, pages that may use it, and the token. A page of another site must not reach it."""
+"""Who may ask: names that the server goes by, pages that may use it, and the token. A page of another site must not
+reach it."""
 
 from __future__ import annotations
 
@@ -27,13 +28,20 @@ class Access:
             raise Refusal(403, "forbidden_host", f"this server is not called {short(host)}", way)
         origin = request.headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower() not in (f"http://{host}", f"https://{host}"):
-            raise Refusal(403, "forbidden_origin", f"a page of {short(origin.decode('latin-1'))} asks", "use the server's own page")
+            raise Refusal(
+                403,
+                "forbidden_origin",
+                f"a page of {short(origin.decode('latin-1'))} asks",
+                "use the server's own page",
+            )
         if self.token is None or open_to_all:
             return
         scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
         if not hmac.compare_digest(given.strip(), self.token) or scheme.lower() != b"bearer":
             extra = b"WWW-Authenticate: Bearer\r\n"
-            raise Refusal(401, "unauthorised", "the token is missing or wrong", "send Authorization: Bearer TOKEN", extra=extra)
+            raise Refusal(
+                401, "unauthorised", "the token is missing or wrong", "send Authorization: Bearer TOKEN", extra=extra
+            )
 
 
 def name_of(host: str) -> str:

@@ -1,6 +1,8 @@
-"""The one thread that computes: it takes the pictures that wait, leaves out those that nobody waits for, and answers them together.
+"""The one thread that computes: it takes the pictures that wait, leaves out those that nobody waits for, and answers
+them together.
 
-It never waits long for a batch to fill: only while pictures are being decoded, and for a small part of what a batch takes.
+It never waits long for a batch to fill: only while pictures are being decoded, and for a small part of what a batch
+takes.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class Batcher:
         self.thread.start()
 
     async def ask(self, work: Callable[[list[Any]], Any], given: Any, deadline: float, alone: bool = False) -> Any:
-        """The answer to one input. Raises Refusal where the deadline (of the event loop's clock) passes first or computing fails."""
+        """The answer to one input. Raises Refusal where the deadline (of the event loop's clock) passes first or
+        computing fails."""
         job = Job(work, given, deadline, self.loop.create_future(), alone)
         with self.arrived:
             self.jobs.append(job)
@@ -131,7 +134,9 @@ class Batcher:
             late = job.deadline <= self.loop.time()
             self.expired, self.cancelled = self.expired + late, self.cancelled + (not late)
             if not job.answer.done():
-                job.answer.set_exception(Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one"))
+                job.answer.set_exception(
+                    Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one")
+                )
 
     def deliver(self, jobs: list[Job], found: list[Any], seconds: float) -> None:
         """The answers of a batch."""

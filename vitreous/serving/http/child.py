@@ -1,7 +1,8 @@
-"""A process that decodes pictures for the server, and may die of one: it has no model, no file and no way out but its socket.
+"""A process that decodes pictures for the server, and may die of one: it has no model, no file and no way out but its
+socket.
 
-Job: lengths of settings and content (8 bytes each), settings as JSON, content. Answer: a status byte, two lengths, a text as
-JSON (type and shape of the pixels, or the reason), the pixels. It runs without PyTorch.
+Job: lengths of settings and content (8 bytes each), settings as JSON, content. Answer: a status byte, two lengths, a
+text as JSON (type and shape of the pixels, or the reason), the pixels. It runs without PyTorch.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def serve(read: Reader = reader) -> None:
         said, size = JOB.unpack(head)
         settings = json.loads(receive(pipe, said))
         content = receive(pipe, size)
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # the signal's default is the end of the process, in whatever code it is
+        # the signal's default is the end of the process, in whatever code it is
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             pixels = np.ascontiguousarray(read(content, preprocess_of(settings["preprocess"]), settings))
             size = upright_size(content, "image") if settings["sized"] else (0, 0)
@@ -66,7 +68,11 @@ def serve(read: Reader = reader) -> None:
         except DataError as error:
             told, data, status = {"message": error.message, "hint": error.hint}, memoryview(b""), REFUSED
         except MemoryError:
-            told, data, status = {"message": "image: takes too much memory", "hint": "scale it down"}, memoryview(b""), REFUSED
+            told, data, status = (
+                {"message": "image: takes too much memory", "hint": "scale it down"},
+                memoryview(b""),
+                REFUSED,
+            )
         signal.setitimer(signal.ITIMER_PROF, 0)
         text = json.dumps(told).encode()
         pipe.sendall(ANSWER.pack(status, len(text), len(data)) + text)
@@ -86,7 +92,8 @@ def receive(pipe: socket.socket, size: int) -> bytes:
 
 
 def confine(memory: int) -> None:
-    """Give up what decoding does not need: more memory than `memory` bytes, files, processes, core dumps, and a life without a parent."""
+    """Give up what decoding does not need: more memory than `memory` bytes, files, processes, core dumps, and a life
+    without a parent."""
     import resource
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server ends its children
@@ -117,7 +124,15 @@ def prepare() -> None:
 
     Image.init()
     plugins = [module.name for module in iter_modules(PIL.__path__, "PIL.") if module.name.endswith("ImagePlugin")]
-    for name in (*plugins, "PIL.ImageCms", "PIL.ImageOps", "PIL.ImageChops", "PIL.ExifTags", "tifffile", "vitreous.data.decoding.spectral"):
+    for name in (
+        *plugins,
+        "PIL.ImageCms",
+        "PIL.ImageOps",
+        "PIL.ImageChops",
+        "PIL.ExifTags",
+        "tifffile",
+        "vitreous.data.decoding.spectral",
+    ):
         with suppress(ImportError):
             import_module(name)
     for kind in readable_formats():

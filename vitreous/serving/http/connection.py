@@ -1,8 +1,10 @@
-"""One connection: HTTP/1.1 by the parser of Node.js (llhttp), with a limit on everything that a client can make last or grow.
+"""One connection: HTTP/1.1 by the parser of Node.js (llhttp), with a limit on everything that a client can make last or
+grow.
 
-A request is judged as soon as its head is there. A refusal is sent at once and costs no task: a short body is read and thrown
-away, so that the connection can be used again; before a long one the connection closes, after a moment in which the
-client can read why. A request that arrives before the one ahead of it is answered closes the connection after that answer.
+A request is judged as soon as its head is there. A refusal is sent at once and costs no task: a short body is read and
+thrown away, so that the connection can be used again; before a long one the connection closes, after a moment in which
+the client can read why. A request that arrives before the one ahead of it is answered closes the connection after that
+answer.
 """
 
 from __future__ import annotations
@@ -28,13 +30,22 @@ GONE = 499  # what the log has for the status of a request whose client left
 CHUNKS = 4096  # pieces of a chunked body that may be tiny; beyond them there are at least 16 bytes each
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _TARGET = re.compile(rb"[!-~]+")
-_SINGLE = (b"host", b"content-type", b"content-length", b"authorization", b"origin", b"x-deadline-ms", b"content-encoding")
+_SINGLE = (
+    b"host",
+    b"content-type",
+    b"content-length",
+    b"authorization",
+    b"origin",
+    b"x-deadline-ms",
+    b"content-encoding",
+)
 
 IDLE, HEAD, BODY, BUSY, LAST = "idle", "head", "body", "busy", "last"
 
 
 class Connection(asyncio.Protocol):
-    """What the client does, and since when. `state`: waits for a request, for its head or body, for the answer, or for the end."""
+    """What the client does, and since when. `state`: waits for a request, for its head or body, for the answer, or for
+    the end."""
 
     def __init__(self, site: Site) -> None:
         self.site, self.limits, self.loop = site, site.limits, site.loop
@@ -44,7 +55,8 @@ class Connection(asyncio.Protocol):
         self.task: asyncio.Task[None] | None = None
         self.served = self.size = self.discarded = 0
         self.refused = self.surplus = False
-        self.sent: tuple[float, float] | None = None  # when an answer was sent that is not read yet, and how long that may take
+        # when an answer was sent that is not read yet, and how long that may take
+        self.sent: tuple[float, float] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client came."""
@@ -88,7 +100,9 @@ class Connection(asyncio.Protocol):
             elif self.state is not LAST:
                 self.fail(error.__context__ if isinstance(error.__context__, Refusal) else _UNREADABLE)
         if self.state is HEAD and self.size > self.limits.head:
-            self.fail(Refusal(431, "too_large", "the head of the request is too long", f"at most {self.limits.head} bytes"))
+            self.fail(
+                Refusal(431, "too_large", "the head of the request is too long", f"at most {self.limits.head} bytes")
+            )
 
     # what the parser finds
 
@@ -129,7 +143,9 @@ class Connection(asyncio.Protocol):
         self.state, self.since = BODY, self.loop.time()
         try:
             if self.parser.should_upgrade():
-                raise Refusal(400, "bad_request", "no upgrade of the connection, and no proxy", "send an ordinary request")
+                raise Refusal(
+                    400, "bad_request", "no upgrade of the connection, and no proxy", "send an ordinary request"
+                )
             self.site.judge(request)
         except Refusal as refusal:
             request.keep = request.keep and refusal.status != 400  # who knows what would follow
@@ -148,7 +164,9 @@ class Connection(asyncio.Protocol):
         length = int(headers[b"content-length"]) if b"content-length" in headers else None
         if b"transfer-encoding" not in headers and length is None:
             length = 0
-        request = Request(method, bytes(self.target), "", headers, name, now, now + self.limits.deadline, query, length=length)
+        request = Request(
+            method, bytes(self.target), "", headers, name, now, now + self.limits.deadline, query, length=length
+        )
         request.keep = version == "1.1" and self.parser.should_keep_alive()
         self.request = request
         if version not in ("1.0", "1.1"):
@@ -158,7 +176,9 @@ class Connection(asyncio.Protocol):
         try:
             request.path = unquote_to_bytes(path).decode("utf-8")
         except UnicodeDecodeError:
-            raise Refusal(400, "bad_request", "an address that is no UTF-8", "ask for a path, as in /v1/predict") from None
+            raise Refusal(
+                400, "bad_request", "an address that is no UTF-8", "ask for a path, as in /v1/predict"
+            ) from None
         return request
 
     def on_chunk_header(self) -> None:
@@ -272,7 +292,8 @@ class Connection(asyncio.Protocol):
             self.state, self.since, self.discarded = IDLE, self.loop.time(), 0
 
     def hang_up(self) -> None:
-        """No more requests: end once the last answer is sent, leaving the client a moment to read it before a reset could."""
+        """No more requests: end once the last answer is sent, leaving the client a moment to read it before a reset
+        could."""
         if self.state is LAST:
             return
         unread = self.surplus or (self.request is not None and not self.request.whole)
@@ -302,11 +323,19 @@ class Connection(asyncio.Protocol):
                 self.hang_up()
         elif self.state is HEAD:
             if waited > limits.head_seconds:
-                self.fail(Refusal(408, "too_slow", "the head of the request took too long", f"at most {limits.head_seconds:g} s"))
+                self.fail(
+                    Refusal(
+                        408, "too_slow", "the head of the request took too long", f"at most {limits.head_seconds:g} s"
+                    )
+                )
         elif self.state is BODY and self.request is not None:
             got = self.discarded if self.refused else len(self.request.body)
             if now > self.request.deadline or (waited > limits.body_seconds and got < limits.body_rate * waited):
-                self.fail(Refusal(408, "too_slow", "the body came too slowly", f"at least {limits.body_rate:,.0f} bytes a second"))
+                self.fail(
+                    Refusal(
+                        408, "too_slow", "the body came too slowly", f"at least {limits.body_rate:,.0f} bytes a second"
+                    )
+                )
 
 
 _UNREADABLE = Refusal(400, "bad_request", "this is no HTTP/1.1 request", "let an HTTP library make it")

@@ -35,9 +35,14 @@ class Child:
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
         words = [*command, str(theirs.fileno()), str(limits.decode_seconds), str(limits.decode_memory)]
-        kept = {name: os.environ[name] for name in KEPT if name in os.environ} | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ} | {
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
         with theirs:
-            self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=2, env=kept, pass_fds=(theirs.fileno(),))
+            self.process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=2, env=kept, pass_fds=(theirs.fileno(),)
+            )
 
     async def ready(self) -> bool:
         """Wait until it has imported what it needs."""
@@ -80,7 +85,8 @@ class Child:
 
 
 class Decoders:
-    """`count` such processes; one that dies is replaced. Raises Refusal, 422 for the picture and 503 where there is no process.
+    """`count` such processes; one that dies is replaced. Raises Refusal, 422 for the picture and 503 where there is no
+    process.
 
     `restarts` counts the replacements, `waiting` the pictures that are being decoded or wait for it.
     """
@@ -99,10 +105,16 @@ class Decoders:
         for _ in range(self.count - len(self.children)):
             self.later(self.add())
         if not self.children:
-            raise Refusal(503, "decoder_lost", "no process that decodes pictures can be started", "see whether memory or processes ran out")
+            raise Refusal(
+                503,
+                "decoder_lost",
+                "no process that decodes pictures can be started",
+                "see whether memory or processes ran out",
+            )
 
     async def add(self, once: bool = False) -> None:
-        """Start one more. If that fails try again, unless `once`: a machine without memory may have some a second later."""
+        """Start one more. If that fails try again, unless `once`: a machine without memory may have some a second
+        later."""
         pause = 0.1
         while not self.closed:
             with suppress(OSError):
@@ -161,9 +173,13 @@ class Decoders:
             killed = child.process.poll() == -signal.SIGKILL
             self.replace(child)
             if killed:  # from outside: what the picture does ends in other ways
-                raise Refusal(503, "decoder_lost", "the process that decoded the picture was killed", "ask again", 1) from None
+                raise Refusal(
+                    503, "decoder_lost", "the process that decoded the picture was killed", "ask again", 1
+                ) from None
             way = "save it as an ordinary JPEG or PNG"
-            raise Refusal(422, "unreadable_image", "image: decoding it took too much time or memory, or failed", way) from None
+            raise Refusal(
+                422, "unreadable_image", "image: decoding it took too much time or memory, or failed", way
+            ) from None
         if self.closed:
             self.drop(child)
         else:
@@ -203,6 +219,7 @@ def photograph() -> bytes:
 
 
 def settings_of(preprocess: Preprocess, limits: Limits, exact: bool, sized: bool = False) -> bytes:
-    """What a process has to know of the model, as `child.serve` takes it. `sized`: the size of the picture is wanted too."""
+    """What a process has to know of the model, as `child.serve` takes it. `sized`: the size of the picture is wanted
+    too."""
     said = {"preprocess": json.dumps(to_plain(preprocess)), "exact": exact, "pixels": limits.pixels, "sized": sized}
     return json.dumps(said).encode()

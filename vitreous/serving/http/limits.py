@@ -12,9 +12,10 @@ BYTES = 20 * 2**20
 class Limits:
     """Sizes in bytes, times in seconds; `queue` and `images` count pictures.
 
-    `queue` holds every picture from the moment its request has arrived whole until it is answered, so it bounds the wait: 0 is as
-    many as the model answers in a second, at least QUEUE. `flight`: bytes of bodies held at a time, over all connections.
-    `decode_seconds` are of computing: on a busy machine a picture that takes less may wait for far longer.
+    `queue` holds every picture from the moment its request has arrived whole until it is answered, so it bounds the
+    wait: 0 is as many as the model answers in a second, at least QUEUE. `flight`: bytes of bodies held at a time, over
+    all connections. `decode_seconds` are of computing: on a busy machine a picture that takes less may wait for far
+    longer.
     """
 
     bytes: int = BYTES

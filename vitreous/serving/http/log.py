@@ -1,4 +1,5 @@
-"""One line of JSON for each request, on stderr, written by a thread of its own: a reader that stops reading stops nobody else."""
+"""One line of JSON for each request, on stderr, written by a thread of its own: a reader that stops reading stops
+nobody else."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ PERIOD = 0.1
 
 
 class Log:
-    """`asked` costs microseconds, and is for requests, which `quiet` leaves out; `tell` is for what happens to the server.
+    """`asked` costs microseconds, and is for requests, which `quiet` leaves out; `tell` is for what happens to the
+    server.
 
     Refusals for want of room are counted and told once a second.
     """

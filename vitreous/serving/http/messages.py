@@ -1,4 +1,5 @@
-"""A request as it arrived, and what is sent back. Every refusal is a JSON document with a code that a program can read."""
+"""A request as it arrived, and what is sent back. Every refusal is a JSON document with a code for
+programs."""
 
 from __future__ import annotations
 
@@ -45,11 +46,16 @@ class Request:
     images: int = 0
 
     def parameters(self, known: tuple[str, ...]) -> dict[str, str]:
-        """The query string as names and values. Raises Refusal for what cannot be read, is unknown, or is said twice."""
+        """The query string as names and values. Raises Refusal for what cannot be read, is unknown,
+        or is said twice."""
         try:
-            pairs = parse_qsl(self.query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(self.query), max_num_fields=20)
+            pairs = parse_qsl(
+                self.query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(self.query), max_num_fields=20
+            )
         except (ValueError, UnicodeDecodeError):
-            raise Refusal(422, "bad_parameter", "the query string cannot be read", "write ?name=value&name=value") from None
+            raise Refusal(
+                422, "bad_parameter", "the query string cannot be read", "write ?name=value&name=value"
+            ) from None
         found: dict[str, str] = {}
         for name, value in pairs:
             if name not in known:
@@ -72,16 +78,20 @@ class Response:
 
     def encoded(self, request_id: str, keep: bool, date: bytes, head_only: bool = False) -> bytes:
         """As it goes over the wire."""
-        head = b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nDate: %s\r\nX-Request-Id: %s\r\nConnection: %s\r\n%s%s\r\n" % (
-            self.status,
-            _PHRASES.get(self.status, b"Status"),
-            self.kind,
-            len(self.body),
-            date,
-            request_id.encode(),
-            b"keep-alive" if keep else b"close",
-            self.extra,
-            SECURITY,
+        head = (
+            b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nDate: %s\r\n"
+            b"X-Request-Id: %s\r\nConnection: %s\r\n%s%s\r\n"
+            % (
+                self.status,
+                _PHRASES.get(self.status, b"Status"),
+                self.kind,
+                len(self.body),
+                date,
+                request_id.encode(),
+                b"keep-alive" if keep else b"close",
+                self.extra,
+                SECURITY,
+            )
         )
         return head if head_only else head + self.body
 
@@ -96,9 +106,12 @@ def answer(document: dict[str, Any], status: int = 200, extra: bytes = b"") -> R
 
 
 class Refusal(VitreousError):
-    """Why a request is not answered: an HTTP status, and a code that stays the same. `retry`: seconds until it is worth asking again."""
+    """Why a request is not answered: an HTTP status, and a code that stays the same. `retry`: seconds until it
+    is worth asking again."""
 
-    def __init__(self, status: int, code: str, message: str, hint: str = "", retry: int = 0, extra: bytes = b"") -> None:
+    def __init__(
+        self, status: int, code: str, message: str, hint: str = "", retry: int = 0, extra: bytes = b""
+    ) -> None:
         super().__init__(message, hint)
         self.status, self.name, self.retry, self.extra = status, code, retry, extra
 

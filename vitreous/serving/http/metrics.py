@@ -68,4 +68,7 @@ def process() -> dict[str, float]:
         return {}
     with open("/proc/self/statm") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return {"process_resident_memory_bytes": float(resident), "process_open_fds": float(len(os.listdir("/proc/self/fd")))}
+    return {
+        "process_resident_memory_bytes": float(resident),
+        "process_open_fds": float(len(os.listdir("/proc/self/fd"))),
+    }

@@ -1,4 +1,5 @@
-"""The model that answers: warmed up, compared with itself, and described. A reload makes another and puts it in its place."""
+"""The model that answers: warmed up, compared with itself, and described. A reload makes another and puts it in its
+place."""
 
 from __future__ import annotations
 

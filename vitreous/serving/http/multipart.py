@@ -1,4 +1,5 @@
-"""The pictures in a request's body: the parts of multipart/form-data that have a file name (RFC 7578), or the body itself.
+"""The pictures in a request's body: the parts of multipart/form-data that have a file name (RFC 7578), or the body
+itself.
 
 The body is in memory, whole and within its limit, so a part is a slice of it, and nothing touches a disk.
 """
@@ -31,7 +32,8 @@ class Upload:
 
 
 def uploads(request: Request, limits: Limits) -> list[Upload]:
-    """The pictures of a request, in order. Raises Refusal: 400 for what is no multipart, 413 for too many, 415 for another type."""
+    """The pictures of a request, in order. Raises Refusal: 400 for what is no multipart, 413 for too many, 415 for
+    another type."""
     kind = request.headers.get(b"content-type", b"").decode("latin-1")
     essence = kind.split(";", 1)[0].strip().lower()
     body = memoryview(request.body)
@@ -51,16 +53,20 @@ def uploads(request: Request, limits: Limits) -> list[Upload]:
 
 
 def boundary(kind: str) -> bytes:
-    """What separates the parts, from the header Content-Type. Raises Refusal where there is none or it cannot be one (RFC 2046)."""
+    """What separates the parts, from the header Content-Type. Raises Refusal where there is none or it cannot be one
+    (RFC 2046)."""
     found = re.search(r';\s*boundary=(?:"([^"]{1,70})"|([^\s;",]{1,70}))\s*(?:;|$)', kind, re.IGNORECASE)
     text = (found[1] or found[2]) if found else ""
     if not re.fullmatch(r"[0-9A-Za-z'()+_,\-./:=? ]{0,69}[0-9A-Za-z'()+_,\-./:=?]", text):
-        raise Refusal(400, "bad_multipart", "multipart without a boundary that can be used", "let an HTTP library make the form")
+        raise Refusal(
+            400, "bad_multipart", "multipart without a boundary that can be used", "let an HTTP library make the form"
+        )
     return text.encode("ascii")
 
 
 def parts(body: memoryview, mark: bytes, limits: Limits) -> list[Upload | None]:
-    """The parts between the marks, None for those without a file name. Raises Refusal for what python-multipart cannot read."""
+    """The parts between the marks, None for those without a file name. Raises Refusal for what python-multipart cannot
+    read."""
     form = Form(body, limits)
     parser = MultipartParser(mark, form.callbacks(), max_header_size=limits.part_head)
     try:
@@ -95,7 +101,9 @@ class Form:
     def begin(self) -> None:
         """A part. Raises Refusal for too many."""
         if len(self.found) == MOST_PARTS:
-            raise Refusal(400, "bad_multipart", f"more than {MOST_PARTS} parts", f"send at most {self.limits.images} pictures")
+            raise Refusal(
+                400, "bad_multipart", f"more than {MOST_PARTS} parts", f"send at most {self.limits.images} pictures"
+            )
         self.field, self.value = b"", b""
         self.name: str | None = None
         self.low = self.high = 0
@@ -114,7 +122,9 @@ class Form:
         if field == b"content-disposition":
             self.name = file_name(f";{value.partition(';')[2]}")
         if field == b"content-transfer-encoding" and value.strip().lower() not in ("binary", "8bit", "7bit"):
-            raise Refusal(415, "unsupported_media", "a part in a transfer encoding", "send the bytes of the picture as they are")
+            raise Refusal(
+                415, "unsupported_media", "a part in a transfer encoding", "send the bytes of the picture as they are"
+            )
         self.field, self.value = b"", b""
 
     def data(self, data: bytes, start: int, end: int) -> None:
@@ -126,7 +136,11 @@ class Form:
     def end(self) -> None:
         """The part is whole."""
         empty = self.low == self.high  # what a browser sends for a field in which no file was chosen
-        self.found.append(None if self.name is None or (empty and not self.name) else Upload(self.name, self.body[self.low : self.high]))
+        self.found.append(
+            None
+            if self.name is None or (empty and not self.name)
+            else Upload(self.name, self.body[self.low : self.high])
+        )
 
     def over(self) -> None:
         """The last boundary."""

@@ -25,9 +25,13 @@ REFUSED = {
 def document(limits: Limits) -> dict[str, Any]:
     """All addresses, what they take and what they answer."""
     top = query("top", {**WHOLE, "minimum": 1}, "classes to name at most")
-    threshold = query("threshold", {**NUMBER, "minimum": 0, "maximum": 1}, "name classes of a probability above it alone")
+    threshold = query(
+        "threshold", {**NUMBER, "minimum": 0, "maximum": 1}, "name classes of a probability above it alone"
+    )
     looks = [
-        query("kind", {"enum": ["raw", "rollout"]}, "what heads look at in a block, or what blocks up to it mix together"),
+        query(
+            "kind", {"enum": ["raw", "rollout"]}, "what heads look at in a block, or what blocks up to it mix together"
+        ),
         query("layer", TEXT, "a block, from 0, or all"),
         query("head", TEXT, "a head, from 0, or mean, max, min or all; a rollout: how heads become one"),
         query("query", TEXT, "answer, or ROW,COLUMN of a patch, both from 0"),
@@ -46,7 +50,9 @@ def document(limits: Limits) -> dict[str, Any]:
         "/readyz": tells("Whether it answers", "Status"),
         "/metrics": tells("Counters for Prometheus", "text/plain"),
     }
-    told = f"Pictures of up to {limits.bytes:,} bytes and {limits.pixels:,} pixels, up to {limits.images} in one request."
+    told = (
+        f"Pictures of up to {limits.bytes:,} bytes and {limits.pixels:,} pixels, up to {limits.images} in one request."
+    )
     return {
         "openapi": "3.1.0",
         "info": {"title": "vitreous", "version": "1", "description": told},
@@ -69,7 +75,10 @@ def ref(name: str) -> dict[str, str]:
 def responses(kind: str) -> dict[str, Any]:
     """What comes back: a schema's name, or a content type."""
     content = {kind: {"schema": TEXT}} if "/" in kind else {"application/json": {"schema": ref(kind)}}
-    wrong = {code: {"description": text, "content": {"application/json": {"schema": ref("Error")}}} for code, text in REFUSED.items()}
+    wrong = {
+        code: {"description": text, "content": {"application/json": {"schema": ref("Error")}}}
+        for code, text in REFUSED.items()
+    }
     return {"200": {"description": "the answer", "content": content}, **wrong}
 
 
@@ -85,17 +94,31 @@ def tells(summary: str, kind: str) -> dict[str, Any]:
 def asks(summary: str, kind: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
     """An address to send pictures to."""
     picture = {"type": "string", "format": "binary"}
-    files = {"type": "object", "properties": {"image": {"type": "array", "items": picture, "minItems": 1}}, "required": ["image"]}
+    files = {
+        "type": "object",
+        "properties": {"image": {"type": "array", "items": picture, "minItems": 1}},
+        "required": ["image"],
+    }
     body = {"multipart/form-data": {"schema": files}, "application/octet-stream": {"schema": picture}}
-    body |= {f"image/{name}": {"schema": picture} for name in ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic")}
+    body |= {
+        f"image/{name}": {"schema": picture} for name in ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic")
+    }
     limit = {**WHOLE, "minimum": 1, "maximum": 600_000}
-    deadline = {"name": "X-Deadline-Ms", "in": "header", "required": False, "schema": limit, "description": "milliseconds to answer in"}
+    deadline = {
+        "name": "X-Deadline-Ms",
+        "in": "header",
+        "required": False,
+        "schema": limit,
+        "description": "milliseconds to answer in",
+    }
     found = responses(kind)
     if kind == "Attention":
         found["200"]["content"]["image/png"] = {"schema": picture}
     found["404"] = {"description": "this model has none", "content": {"application/json": {"schema": ref("Error")}}}
     request = {"required": True, "content": body}
-    return {"post": {"summary": summary, "parameters": [*parameters, deadline], "requestBody": request, "responses": found}}
+    return {
+        "post": {"summary": summary, "parameters": [*parameters, deadline], "requestBody": request, "responses": found}
+    }
 
 
 def thing(**fields: Any) -> dict[str, Any]:
@@ -116,20 +139,35 @@ def maybe(schema: dict[str, Any]) -> dict[str, Any]:
 def schemas() -> dict[str, Any]:
     """What the documents hold."""
     model, error = thing(name=TEXT, version=TEXT), maybe(thing(code=TEXT, message=TEXT))
-    prediction = thing(name=maybe(TEXT), classes=many(thing(**{"class": TEXT, "probability": NUMBER})), unsure=YES, error=error)
+    prediction = thing(
+        name=maybe(TEXT), classes=many(thing(**{"class": TEXT, "probability": NUMBER})), unsure=YES, error=error
+    )
     embedding = thing(name=maybe(TEXT), embedding=many(NUMBER), error=error)
     neighbour = thing(label=TEXT, name=TEXT, similarity=NUMBER, thumbnail=maybe(TEXT))
     common = {"request_id": TEXT, "model": model}
-    weights = {"type": "array", "description": "[h][w], with an axis before it for all layers and one after that for all heads"}
+    weights = {
+        "type": "array",
+        "description": "[h][w], with an axis before it for all layers and one after that for all heads",
+    }
     sizes = {"layers": maybe(WHOLE), "heads": maybe(WHOLE), "prefix": maybe(WHOLE), "pool": maybe(TEXT)}
     return {
         "Error": thing(error=thing(code=TEXT, message=TEXT, hint=TEXT, request_id=TEXT)),
         "Status": thing(status=TEXT),
         "Predictions": thing(**common, predictions=many(prediction)),
         "Embeddings": thing(**common, width=WHOLE, embeddings=many(embedding)),
-        "Attention": thing(**common, kind=TEXT, grid=many(WHOLE), weights=weights, prefix_weights={"type": "array"}, box=many(NUMBER)),
+        "Attention": thing(
+            **common, kind=TEXT, grid=many(WHOLE), weights=weights, prefix_weights={"type": "array"}, box=many(NUMBER)
+        ),
         "Neighbours": thing(**common, neighbours=many(neighbour)),
         "Positions": thing(grid=many(WHOLE), kind=TEXT, range=many(NUMBER), similarity=many(many(NUMBER))),
-        "Model": thing(name=TEXT, version=TEXT, classes=many(TEXT), image=many(WHOLE), channels=WHOLE, **sizes, limits=ref("Limits")),
+        "Model": thing(
+            name=TEXT,
+            version=TEXT,
+            classes=many(TEXT),
+            image=many(WHOLE),
+            channels=WHOLE,
+            **sizes,
+            limits=ref("Limits"),
+        ),
         "Limits": thing(bytes=WHOLE, pixels=WHOLE, images=WHOLE, queue=WHOLE, flight=WHOLE),
     }

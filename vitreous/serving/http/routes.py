@@ -46,7 +46,9 @@ def table() -> dict[str, Route]:
         kind = file.name.rpartition(".")[2]
         if file.is_file() and kind in TYPES:
             path = "/" if file.name == "index.html" else f"/static/{file.name}"
-            found[path] = Route("page" if path == "/" else "static", "GET", fixed(file.read_bytes(), TYPES[kind]), free=True)
+            found[path] = Route(
+                "page" if path == "/" else "static", "GET", fixed(file.read_bytes(), TYPES[kind]), free=True
+            )
     return found
 
 
@@ -63,7 +65,11 @@ def healthz(site: Site, request: Request) -> Response:
 
 def readyz(site: Site, request: Request) -> Response:
     """Whether it answers questions."""
-    return answer({"status": site.state}, 200 if site.state == "ready" else 503, b"" if site.state == "ready" else b"Retry-After: 5\r\n")
+    return answer(
+        {"status": site.state},
+        200 if site.state == "ready" else 503,
+        b"" if site.state == "ready" else b"Retry-After: 5\r\n",
+    )
 
 
 def metrics(site: Site, request: Request) -> Response:
@@ -86,7 +92,13 @@ def model(site: Site, request: Request) -> Response:
     request.parameters(())
     limits, kept = site.limits, site.served.cache
     if "model" not in kept:
-        told = {"bytes": limits.bytes, "pixels": limits.pixels, "images": limits.images, "queue": site.queue, "flight": limits.flight}
+        told = {
+            "bytes": limits.bytes,
+            "pixels": limits.pixels,
+            "images": limits.images,
+            "queue": site.queue,
+            "flight": limits.flight,
+        }
         kept["model"] = answer({**site.served.describe(), "limits": told})
     return kept["model"]
 
@@ -125,7 +137,9 @@ def embed(site: Site, request: Request) -> Awaitable[Response]:
     return several(site, request, served, served.features, "embeddings", told, {"embedding": []})
 
 
-async def several(site: Site, request: Request, served: Served, work: Any, key: str, told: Any, empty: dict[str, Any]) -> Response:
+async def several(
+    site: Site, request: Request, served: Served, work: Any, key: str, told: Any, empty: dict[str, Any]
+) -> Response:
     """Decode the pictures of a request, ask about those that can be read, and tell of all of them in their order."""
     found = uploads(request, site.limits)
     with site.room(request, len(found)):
@@ -177,7 +191,9 @@ def attention(site: Site, request: Request) -> Awaitable[Response]:
         raise Refusal(422, "bad_parameter", "a PNG of several maps", "ask for one layer and one head, or format=json")
 
     def look(pixels: np.ndarray) -> Any:
-        return looking.attention_png(bundle, pixels, asked) if form == "png" else looking.attention(bundle, pixels, asked)
+        return (
+            looking.attention_png(bundle, pixels, asked) if form == "png" else looking.attention(bundle, pixels, asked)
+        )
 
     return looked(site, request, served, look)
 
@@ -219,7 +235,12 @@ async def nearest(site: Site, request: Request, served: Served, search: Any) -> 
 def shown(found: Any) -> dict[str, Any]:
     """A neighbour as JSON has it."""
     small = "data:image/jpeg;base64," + b64encode(found.thumbnail).decode() if found.thumbnail else None
-    return {"label": found.label, "name": found.name, "similarity": round(float(found.similarity), 6), "thumbnail": small}
+    return {
+        "label": found.label,
+        "name": found.name,
+        "similarity": round(float(found.similarity), 6),
+        "thumbnail": small,
+    }
 
 
 async def positions(site: Site, request: Request) -> Response:

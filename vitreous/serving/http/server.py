@@ -46,7 +46,8 @@ class Settings:
 
 
 class Server:
-    """A model behind a socket, which is bound at once. `load` makes the predictor, and again when SIGHUP asks; `home` may have an index."""
+    """A model behind a socket, which is bound at once. `load` makes the predictor, and again when SIGHUP asks; `home`
+    may have an index."""
 
     def __init__(self, settings: Settings, home: Run, load: Callable[[], Predictor]) -> None:
         self.settings, self.home, self.load = settings, home, load
@@ -61,7 +62,8 @@ class Server:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def run(self, up: Callable[[], None] = lambda: None, signals: bool = True) -> int:
-        """Serve until stopped; `up` is called when it answers. Returns the exit code. Raises VitreousError where it cannot start."""
+        """Serve until stopped; `up` is called when it answers. Returns the exit code. Raises VitreousError where it
+        cannot start."""
         from vitreous.serving.http.connection import Connection
         from vitreous.serving.http.decoders import Decoders
         from vitreous.serving.http.routes import table
@@ -93,7 +95,14 @@ class Server:
             self.hear(self.stop, self.reload)
         sweeping = loop.create_task(site.sweep())
         card = served.predictor.card
-        log.tell(event="up", address=self.address, model=card.name, version=card.version, queue=site.queue, rate=round(site.rate, 1))
+        log.tell(
+            event="up",
+            address=self.address,
+            model=card.name,
+            version=card.version,
+            queue=site.queue,
+            rate=round(site.rate, 1),
+        )
         if served.note:
             log.tell(event="no index", error=served.note)
         up()
@@ -119,7 +128,9 @@ class Server:
         from vitreous.serving.http.starting import Starting
 
         open_ = set[asyncio.Transport]()
-        listener = await asyncio.get_running_loop().create_server(lambda: Starting(open_), sock=self.socket.dup(), backlog=BACKLOG)
+        listener = await asyncio.get_running_loop().create_server(
+            lambda: Starting(open_), sock=self.socket.dup(), backlog=BACKLOG
+        )
         try:
             yield
         finally:
@@ -163,7 +174,8 @@ class Server:
         await asyncio.sleep(0)
 
     def reload(self) -> None:
-        """Load the model again and put it in place of the old one, which goes on answering until then, and if that fails."""
+        """Load the model again and put it in place of the old one, which goes on answering until then, and if that
+        fails."""
         if self.reloading is None or self.reloading.done():
             self.reloading = asyncio.get_running_loop().create_task(self.replace())
 
@@ -194,7 +206,9 @@ def said(told: dict[str, Any]) -> str:
 def bound(host: str, port: int) -> socket.socket:
     """A socket at an address. Raises ResourceError where it is taken, UsageError where it cannot be."""
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except (OSError, UnicodeError, OverflowError) as error:
         raise UsageError(f"no address {host}", str(error)) from None
     found = socket.socket(family, kind, protocol)
@@ -234,7 +248,8 @@ def fitted(limits: Limits) -> Limits:
 
 @contextmanager
 def running(predictor: Predictor, settings: Settings | None = None, run: Run = None) -> Iterator[Server]:
-    """A server in a thread of this process, at a free port, up: `with running(predictor) as server: … server.address`."""
+    """A server in a thread of this process, at a free port, up: `with running(predictor) as server: …
+    server.address`."""
     from dataclasses import replace
 
     server = Server(settings or replace(Settings(), port=0, quiet=True), run, lambda: predictor)

@@ -29,7 +29,8 @@ Handler = Callable[["Site", Request], "Response | Awaitable[Response]"]
 
 @dataclass(frozen=True)
 class Route:
-    """A path and what answers it. `asks`: takes pictures, so it is refused when the queue is full. `free`: needs no token."""
+    """A path and what answers it. `asks`: takes pictures, so it is refused when the queue is full. `free`: needs no
+    token."""
 
     name: str
     method: str
@@ -39,18 +40,28 @@ class Route:
 
 
 class Site:
-    """One served model. `taken` counts pictures from the whole request to its answer, `held` the bytes of bodies in memory.
+    """One served model. `taken` counts pictures from the whole request to its answer, `held` the bytes of bodies in
+    memory.
 
     `pace`: seconds that decoding a picture takes.
     """
 
     def __init__(
-        self, served: Served, limits: Limits, access: Access, log: Log, routes: dict[str, Route], decoders: Decoders, pace: float
+        self,
+        served: Served,
+        limits: Limits,
+        access: Access,
+        log: Log,
+        routes: dict[str, Route],
+        decoders: Decoders,
+        pace: float,
     ) -> None:
         self.served, self.limits, self.access, self.log, self.routes = served, limits, access, log, routes
         self.loop, self.metrics, self.decoders = asyncio.get_running_loop(), Metrics(), decoders
         self.connections: set[Connection] = set()
-        self.batcher = Batcher(lambda: decoders.waiting, lambda count, seconds: self.metrics.batches.add(count), served.size)
+        self.batcher = Batcher(
+            lambda: decoders.waiting, lambda count, seconds: self.metrics.batches.add(count), served.size
+        )
         self.rate = 1 / (1 / served.rate + pace)  # pictures a second, where one core both decodes and computes
         self.queue = limits.queue or max(QUEUE, math.ceil(self.rate))
         self.taken = self.held = self.reloads = 0
@@ -65,7 +76,8 @@ class Site:
     # the connections
 
     def came(self, connection: Connection) -> None:
-        """A new connection. Where there are too many, the one that has waited longest without asking for anything goes."""
+        """A new connection. Where there are too many, the one that has waited longest without asking for anything
+        goes."""
         if len(self.connections) >= self.limits.connections:
             waiting = [c for c in self.connections if c.state != "busy"]
             if waiting:
@@ -96,17 +108,23 @@ class Site:
             request.route = route.name
         self.access.judge(request, route is None or route.free)
         if route is None:
-            raise Refusal(404, "not_found", f"there is nothing at {short(request.path)}", "GET /openapi.json tells what there is")
+            raise Refusal(
+                404, "not_found", f"there is nothing at {short(request.path)}", "GET /openapi.json tells what there is"
+            )
         if request.method != route.method and (request.method, route.method) != ("HEAD", "GET"):
             allow = b"Allow: GET, HEAD\r\n" if route.method == "GET" else b"Allow: POST\r\n"
-            raise Refusal(405, "method_not_allowed", f"{request.method} {request.path}", f"use {route.method}", extra=allow)
+            raise Refusal(
+                405, "method_not_allowed", f"{request.method} {request.path}", f"use {route.method}", extra=allow
+            )
         self.timed(request)
         if request.length is not None and request.length > self.limits.bytes:
             raise self.too_large()
         if route.method == "GET" and request.length != 0:
             raise Refusal(400, "bad_request", "a GET with a body", "leave the body out")
         if b"content-encoding" in request.headers:
-            raise Refusal(415, "unsupported_media", "a body with a content encoding", "send the bytes of the picture as they are")
+            raise Refusal(
+                415, "unsupported_media", "a body with a content encoding", "send the bytes of the picture as they are"
+            )
         if route.asks:
             self.open_for(1)
 
@@ -124,11 +142,20 @@ class Site:
         """Raise Refusal, 429 or 503, where there is no room for so many more pictures."""
         if self.draining:
             raise Refusal(503, "draining", "the server is shutting down", "ask another, or later", 5)
-        if self.taken and self.taken + count > self.queue:  # a form of many pictures gets its turn when nobody else waits
+        # a form of many pictures gets its turn when nobody else waits
+        if self.taken and self.taken + count > self.queue:
             retry = max(1, math.ceil(self.taken * (self.batcher.each or 1 / self.rate)))
-            raise Refusal(429, "queue_full", f"{self.taken} pictures are waiting", "ask again after Retry-After seconds", retry)
+            raise Refusal(
+                429, "queue_full", f"{self.taken} pictures are waiting", "ask again after Retry-After seconds", retry
+            )
         if self.held > self.limits.flight:
-            raise Refusal(429, "queue_full", f"{self.held >> 20} MiB of pictures are waiting", "ask again after Retry-After seconds", 1)
+            raise Refusal(
+                429,
+                "queue_full",
+                f"{self.held >> 20} MiB of pictures are waiting",
+                "ask again after Retry-After seconds",
+                1,
+            )
         if not self.decoders.children:
             raise Refusal(503, "decoder_lost", "no process decodes pictures", "ask again later", 5)
         if lost := self.batcher.lost:

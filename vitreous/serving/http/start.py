@@ -32,10 +32,12 @@ def serve(
     quick: bool = True,
     up: Callable[[Server], None] = lambda server: None,
 ) -> int:
-    """What `vitreous serve` does, from the main thread: answer HTTP until SIGTERM or Ctrl-C, load `run` again on SIGHUP.
+    """What `vitreous serve` does, from the main thread: answer HTTP until SIGTERM or Ctrl-C, load `run` again on
+    SIGHUP.
 
-    `settings` say where to listen (127.0.0.1:8000) and what to bear; `how`, `exact` and `quick` are those of `load`. `up` is called
-    when it answers. Returns the exit code. Raises UsageError and WeightsError as `load` does, ResourceError for a port that is taken.
+    `settings` say where to listen (127.0.0.1:8000) and what to bear; `how`, `exact` and `quick` are those of `load`.
+    `up` is called when it answers. Returns the exit code. Raises UsageError and WeightsError as `load` does,
+    ResourceError for a port that is taken.
     """
 
     def loaded() -> Predictor:
@@ -46,9 +48,12 @@ def serve(
 
 
 def settings_of(options: Any) -> tuple[Settings, str]:
-    """Settings, and the token that was made, empty where none was. Raises UsageError and, without the extra, ResourceError."""
+    """Settings, and the token that was made, empty where none was. Raises UsageError and, without the extra,
+    ResourceError."""
     if sys.platform == "win32":
-        raise UsageError("serving needs processes that can be confined, as on Linux and macOS", "run it in WSL or a container")
+        raise UsageError(
+            "serving needs processes that can be confined, as on Linux and macOS", "run it in WSL or a container"
+        )
     for name in ("httptools", "python_multipart"):
         if find_spec(name) is None:
             raise ResourceError(f"{name} is not installed", "pip install 'vitreous[serve]'")
@@ -58,14 +63,21 @@ def settings_of(options: Any) -> tuple[Settings, str]:
     if not 0 <= options.port <= 65535:
         raise UsageError(f"--port {options.port}", "0 to 65535; 0 finds a free one")
     if options.host not in LOOPBACK and not options.public:
-        raise UsageError(f"--host {options.host} lets other machines in", "say so with --public; they will need a token")
+        raise UsageError(
+            f"--host {options.host} lets other machines in", "say so with --public; they will need a token"
+        )
     made = ""
     token = read_token(options.token_file) if options.token_file else b""
     if options.public and not token:
         made = secrets.token_urlsafe(24)
         token = made.encode()
     hosts = {*LOCAL, options.host.lower(), f"[{options.host.lower()}]", *(name.lower() for name in options.host_name)}
-    limits = Limits(bytes=options.max_bytes, pixels=options.max_pixels, queue=options.queue, flight=max(4 * options.max_bytes, 2**26))
+    limits = Limits(
+        bytes=options.max_bytes,
+        pixels=options.max_pixels,
+        queue=options.queue,
+        flight=max(4 * options.max_bytes, 2**26),
+    )
     access = Access(frozenset(hosts), token or None)
     return Settings(options.host, options.port, limits, access, options.decoders, options.quiet), made
 

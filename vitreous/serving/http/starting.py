@@ -13,7 +13,8 @@ NOT_READY = answer({"status": "starting"}, 503, b"Retry-After: 1\r\n")
 
 
 class Starting(asyncio.Protocol):
-    """One answer by the first line of a request, whatever follows; `open` are the connections, to be ended when the model is there."""
+    """One answer by the first line of a request, whatever follows; `open` are the connections, to be ended when the
+    model is there."""
 
     def __init__(self, open: set[asyncio.Transport]) -> None:
         self.open = open
