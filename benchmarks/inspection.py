@@ -29,7 +29,7 @@ from vitreous.machine import processor
 
 NAME, THEIRS = "ViT-B/16", "vit_base_patch16_224"
 PATCH, HEADS, DEPTH, MIB, GIB = 16, 12, 12, 2**20, 2**30
-Look = Callable[[Tensor], Tensor]
+AttentionCall = Callable[[Tensor], Tensor]
 
 
 def resident(word: str) -> int:
@@ -38,7 +38,7 @@ def resident(word: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(word))
 
 
-def ours(task: str, image_size: int) -> Look:
+def ours(task: str, image_size: int) -> AttentionCall:
     """The library's functions."""
     from vitreous.inspection.distance import distances
     from vitreous.inspection.rollout import rollout
@@ -52,7 +52,7 @@ def ours(task: str, image_size: int) -> Look:
     )
 
 
-def eager(task: str, image_size: int) -> Look:
+def eager(task: str, image_size: int) -> AttentionCall:
     """Hooks that keep (B, h, T, T) of every block."""
     import timm
 

@@ -24,10 +24,10 @@ import torch
 from vitreous.bench.report import hardware, packages
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.folder import list_images
-from vitreous.data.loader import Judged
+from vitreous.data.loader import EvalLoader
 from vitreous.data.split import Files, Split
 from vitreous.errors import DataError
-from vitreous.evaluation.how import How
+from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.libraries import setting
 from vitreous.machine import has_bf16
 from vitreous.models.names import name_of
@@ -78,7 +78,7 @@ def photographs(run: str, folder: str, most: int) -> tuple[Split, np.ndarray | N
 
 def pixels_of(run: str, split: Split) -> np.ndarray:
     """(n, C, *image) as the model takes them."""
-    reader = Judged(split, open_bundle(run).preprocess)
+    reader = EvalLoader(split, open_bundle(run).preprocess)
     return np.stack([reader.one(sample).numpy() for sample in range(len(split))])
 
 
@@ -97,7 +97,7 @@ def ways(run: str, scratch: str) -> Iterator[tuple[str, Callable[[], Logits]]]:
     half = has_bf16("cpu")
 
     def by(engine: str, precision: str) -> Callable[[], Logits]:
-        return lambda: load(run, How("cpu", precision, engine)).runtime.logits
+        return lambda: load(run, InferenceOptions("cpu", precision, engine)).runtime.logits
 
     yield "`--precision fp32`", by("torch", "fp32")
     if half:

@@ -70,7 +70,7 @@ def held() -> int:
 def measure(home: Path, workers: int) -> dict:
     """One epoch in this process: seconds to open, and memory before it and at each share of it."""
     from vitreous.data.augmentation.augment import Augment
-    from vitreous.data.loader import Feed
+    from vitreous.data.loader import TrainLoader
     from vitreous.data.preprocess import Preprocess
     from vitreous.data.sources import open_data
 
@@ -84,7 +84,7 @@ def measure(home: Path, workers: int) -> dict:
         + split.labels.nbytes
         + 8 * len(split)
     )
-    feed = Feed(split, Preprocess((SIDE, SIDE)), Augment(), 0, workers)
+    feed = TrainLoader(split, Preprocess((SIDE, SIDE)), Augment(), 0, workers)
     before, found = held(), []
     began = time.perf_counter()
     marks = [int(share * len(split)) for share in SHARES]

@@ -16,7 +16,7 @@ from PIL import ImageOps
 from tests.conftest import make_folder
 from tests.data.test_copies import scene
 from tests.serving.made import tiny
-from vitreous.evaluation.how import How
+from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.weights.bundle import load_bundle
 
 HOME = Path(__file__).parent.parent / "benchmarks"
@@ -109,7 +109,7 @@ def test_precision_tells_ways_apart_and_keeps_the_cache_of_whoever_runs_it(tmp_p
     seen = []
 
     def ways(run, scratch):
-        original = precision.load(run, How("cpu", "fp32")).runtime.logits
+        original = precision.load(run, InferenceOptions("cpu", "fp32")).runtime.logits
         yield "same", lambda: original
         yield "int8", lambda: seen.append(os.environ["XDG_CACHE_HOME"]) or (lambda pixels: -original(pixels))
 

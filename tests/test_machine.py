@@ -28,7 +28,7 @@ from vitreous.machine import (
 )
 from vitreous.models.names import configure_vit
 from vitreous.recipes.train import train
-from vitreous.training import account, doctor, peak
+from vitreous.training import doctor, peak, throughput
 
 pytestmark = pytest.mark.processor
 
@@ -111,7 +111,7 @@ def test_doctor_tells_the_precision_that_is_used(processor, monkeypatch):
 def test_a_run_trains_in_what_the_processor_multiplies(processor, folder, tmp_path, monkeypatch):
     """By default, and what it trained in is written down; its loss falls either way."""
     # half a minute where bfloat16 is emulated
-    monkeypatch.setattr(account, "quick_peak", lambda device, precision: 1e12)
+    monkeypatch.setattr(throughput, "quick_peak", lambda device, precision: 1e12)
     options = {name: value for name, value in TINY.items() if name not in ("precision", "mixup", "drop_path")}
     train(folder, out=tmp_path / "run", **options)
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["precision"] == processor

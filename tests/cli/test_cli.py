@@ -215,9 +215,9 @@ def test_an_unreadable_image_stops_or_counts_as_wrong(trained, tmp_path):
 
 def test_predict_agrees_with_evaluate_on_files_of_every_kind(trained, tmp_path):
     """The same picture, as every kind of file, gets the probabilities that evaluation computes for it."""
-    from vitreous.data.loader import Judged
+    from vitreous.data.loader import EvalLoader
     from vitreous.data.sources import open_data
-    from vitreous.evaluation.engine import How
+    from vitreous.evaluation.engine import InferenceOptions
     from vitreous.evaluation.forward import logits_of
     from vitreous.serving.predict import load
 
@@ -238,10 +238,10 @@ def test_predict_agrees_with_evaluate_on_files_of_every_kind(trained, tmp_path):
         content.save(tmp_path / "all" / "bee" / name, **options)
     for label in ("ant", "cat"):
         picture(1, (24, 16)).save(tmp_path / "all" / label / "x.png")
-    predictor = load(trained[1], How(precision="fp32"))
+    predictor = load(trained[1], InferenceOptions(precision="fp32"))
     data = open_data(tmp_path / "all")
     for split in data.splits.values():
-        logits, bad = logits_of(predictor.runtime.engine, Judged(split, predictor.card.preprocess))
+        logits, bad = logits_of(predictor.runtime.engine, EvalLoader(split, predictor.card.preprocess))
         assert not bad
         p = np.exp(logits - logits.max(1, keepdims=True))
         p /= p.sum(1, keepdims=True)

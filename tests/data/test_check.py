@@ -43,7 +43,7 @@ from vitreous.recipes.train import pictures, train
 from vitreous.recipes.transfer import held_out
 from vitreous.reports.evaluate import evaluate
 from vitreous.training.folder import Folder
-from vitreous.training.session import Silent
+from vitreous.training.session import NullListener
 
 
 def scene(seed: int, size: tuple[int, int] = (96, 72)) -> Image.Image:
@@ -231,7 +231,7 @@ def test_the_input_is_the_one_that_train_takes(tmp_path, size, input_side, capsy
     (tmp_path / "photos" / "ant" / "0.png").write_bytes(b"not an image")  # the first readable image counts
     document = run(Options(str(tmp_path / "photos"), workers=0), Console())
     options = TrainOptions(str(tmp_path / "photos"), bad_images="skip", device="cpu", precision="fp32")
-    _, planned, _ = pictures(options.data, None, options, Silent())
+    _, planned, _ = pictures(options.data, None, options, NullListener())
     assert document["sizes"]["input"] == min(planned.model.image) == input_side
     assert run(Options(str(tmp_path / "photos"), workers=0, image_size=48), Console())["sizes"]["input"] == 48
     assert ("small" in whats(document)) == (input_side == 224)
@@ -481,7 +481,7 @@ def test_the_trials_of_a_grid_keep_groups_together_and_without_what_is_excluded(
     said = TrainOptions(
         str(root), group_by=r"(patient\d+)_", exclude=str(tmp_path / "list.csv"), lr_grid=(1e-3, 1e-2), **TINY
     )
-    opened, run, inputs = pictures(str(root), None, said, Silent())
+    opened, run, inputs = pictures(str(root), None, said, NullListener())
     assert (
         len(opened.groups) == len(opened.splits["train"]) == run.data.images == 47
         and len(set(opened.groups.tolist())) == 12

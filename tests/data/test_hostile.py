@@ -25,14 +25,14 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding import decode as decoding
 from vitreous.data.decoding.decode import decode
 from vitreous.data.decoding.gate import MAX_SCANS
-from vitreous.data.loader import Decoding, Feed, Judged
+from vitreous.data.loader import Decoding, EvalLoader, TrainLoader
 from vitreous.data.screen import screen
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 from vitreous.recipes.train import train
 from vitreous.reports.evaluate import evaluate
 from vitreous.serving.predict import Predictor, load
-from vitreous.training.session import Silent
+from vitreous.training.session import NullListener
 
 NO_FILES = {"pipe.jpg": "not a regular file", "folder.jpg": "not a regular file", "device.jpg": "not a regular file",
             "memory.jpg": "empty file", "dangling.jpg": "No such file", "loop.jpg": "symbolic links"}  # fmt: skip
@@ -127,9 +127,9 @@ def test_one_verdict_and_one_picture_on_every_path(files, table, predictor, verd
     split, preprocess = open_data(table).split("test"), predictor.bundle.preprocess
 
     def judged(workers: int) -> list[str]:
-        return [told(image) for _, images in Judged(split, preprocess, workers).batches(50) for image in images]
+        return [told(image) for _, images in EvalLoader(split, preprocess, workers).batches(50) for image in images]
 
-    def fed(feed: Feed) -> list[str]:
+    def fed(feed: TrainLoader) -> list[str]:
         return [told(Decoding(feed)[sample, 0, 0][1]) for sample in range(len(split))]
 
     pixels, bad = screen(split, preprocess, 0, keep=True)
@@ -139,11 +139,11 @@ def test_one_verdict_and_one_picture_on_every_path(files, table, predictor, verd
         "evaluate": judged(0),
         "evaluate, in workers": judged(2),
         "screen": [told(bad.get(sample, pixels[sample])) for sample in range(len(split))],
-        "train": fed(Feed(split, preprocess, Augment(), 0)),
+        "train": fed(TrainLoader(split, preprocess, Augment(), 0)),
     }
     for name, found in paths.items():
         assert dict(zip(files, found, strict=True)) == verdicts, name
-    crops = fed(Feed(split, preprocess, Augment(crop=(0.05, 1.0), flip=0.5), 0))
+    crops = fed(TrainLoader(split, preprocess, Augment(crop=(0.05, 1.0), flip=0.5), 0))
     assert refused(dict(zip(files, crops, strict=True))) == refused(verdicts)
 
 
@@ -199,7 +199,7 @@ def test_training_stops_at_them_or_leaves_them_out(files, table, verdicts, tmp_p
     assert error.value.message.splitlines()[0].endswith("images cannot be read:")
     assert not (tmp_path / "run").exists()
 
-    class Notes(Silent):
+    class Notes(NullListener):
         """Keeps what is said."""
 
         def note(self, text: str) -> None:

@@ -24,7 +24,7 @@ from tests.conftest import TINY, make_folder, picture, say
 from tests.data.crafted import saved
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.decode import decode
-from vitreous.data.loader import Feed, Judged
+from vitreous.data.loader import EvalLoader, TrainLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.screen import screen
 from vitreous.data.sources import open_data
@@ -268,8 +268,8 @@ def test_a_file_that_goes_between_the_scan_and_the_reading_is_named(copy):
     split = data.split("train")
     for workers in (0, 1):
         with pytest.raises(DataError, match=r"train/bee/3\.png: cannot be read \(No such file"):
-            list(Feed(split, SMALL, Augment(), 0, workers).batches(0, len(split), 4))
-        images = [image for _, batch in Judged(split, SMALL, workers).batches(10) for image in batch]
+            list(TrainLoader(split, SMALL, Augment(), 0, workers).batches(0, len(split), 4))
+        images = [image for _, batch in EvalLoader(split, SMALL, workers).batches(10) for image in batch]
         assert [isinstance(image, DataError) for image in images] == [
             split.name(i) == str(gone) for i in range(len(split))
         ]
@@ -379,7 +379,7 @@ def test_the_same_data_give_the_same_batches(twins):
     augment = Augment(crop=(0.3, 1.0), flip=0.5, rand_layers=1, rand_magnitude=9, erase=0.5)
     digests = set()
     for root in twins:
-        feed, digest = Feed(open_data(root).split("train"), Preprocess((12, 12)), augment, 3), hashlib.sha256()
+        feed, digest = TrainLoader(open_data(root).split("train"), Preprocess((12, 12)), augment, 3), hashlib.sha256()
         for batch in feed.batches(0, 2 * len(feed.split), 7):
             for name in sorted(batch):
                 digest.update(batch[name].numpy().tobytes())

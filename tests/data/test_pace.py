@@ -11,7 +11,7 @@ from vitreous.cores import cores
 from vitreous.data import loader, pace
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.decode import decode
-from vitreous.data.loader import AHEAD, Feed, ahead
+from vitreous.data.loader import AHEAD, TrainLoader, ahead
 from vitreous.data.pace import WORKER_BYTES, balanced, decode_seconds, workers_for
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
@@ -51,14 +51,14 @@ def test_the_cost_of_a_picture_is_measured(tmp_path, monkeypatch):
     split, preprocess = data.splits["train"], Preprocess((16, 16))
     clock = iter(range(10_000))
     monkeypatch.setattr(pace.time, "perf_counter", lambda: 0.01 * next(clock))
-    assert decode_seconds(Feed(split, preprocess, Augment(crop=(0.5, 1.0)), 0)) == pytest.approx(0.01)
+    assert decode_seconds(TrainLoader(split, preprocess, Augment(crop=(0.5, 1.0)), 0)) == pytest.approx(0.01)
     split.paths[0].write_bytes(b"no image")
     assert workers_for(split, preprocess, Augment(), rate=1e9) == cores()
 
 
 def test_nothing_readable_costs_nothing():
     arrays = Arrays(np.zeros((3, 4, 4, 7), np.uint8), np.zeros(3, np.int64))
-    assert decode_seconds(Feed(arrays, Preprocess((16, 16)), Augment(), 0)) == 0.0
+    assert decode_seconds(TrainLoader(arrays, Preprocess((16, 16)), Augment(), 0)) == 0.0
 
 
 @pytest.mark.parametrize("free, expected", [(2**40, AHEAD), (64 * 2**20, 2), (2**20, 1), (0, AHEAD)])
@@ -85,7 +85,7 @@ def test_exact_is_passed_on(tmp_path):
     picture(0, (256, 256)).save(home / "0.jpg", quality=95)
     split = Files([home / "0.jpg"], np.zeros(1, np.int64))
     crop = Augment(crop=(0.9, 1.0), ratio=(1.0, 1.0))
-    exact, rough = (Feed(split, Preprocess((32, 32)), crop, 0, exact=exact) for exact in (True, False))
+    exact, rough = (TrainLoader(split, Preprocess((32, 32)), crop, 0, exact=exact) for exact in (True, False))
     whole = crop.picture(decode(home / "0.jpg"), exact.preprocess, int(exact.keys(0, 0, 0))).float()
     assert torch.equal(exact.one(0, 0, 0).float(), whole)
     assert 0 < (rough.one(0, 0, 0).float() - whole).abs().mean() < 8

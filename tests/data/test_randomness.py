@@ -12,7 +12,7 @@ from PIL import Image
 from tests.conftest import make_folder, picture
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.keys import key, one_key, permutation, seeded, uniform
-from vitreous.data.loader import Feed
+from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sampling import Order, stream
 from vitreous.data.sources import open_data
@@ -78,15 +78,15 @@ def images(feed, *span):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_and_batches_and_resuming_change_nothing(split, workers):
-    feed = Feed(split, PLAIN, EVERYTHING, seed=1)
+    feed = TrainLoader(split, PLAIN, EVERYTHING, seed=1)
     whole = images(feed, 0, 60, 7)
-    assert torch.equal(images(Feed(split, PLAIN, EVERYTHING, 1, workers), 0, 60, 7), whole)
-    assert torch.equal(images(Feed(split, PLAIN, EVERYTHING, 1, workers), 31, 60, 4), whole[31:])
+    assert torch.equal(images(TrainLoader(split, PLAIN, EVERYTHING, 1, workers), 0, 60, 7), whole)
+    assert torch.equal(images(TrainLoader(split, PLAIN, EVERYTHING, 1, workers), 31, 60, 4), whole[31:])
 
 
 def test_pictures_in_memory_keep_the_same_promise(split):
     cached = torch.stack([PLAIN.pixels(picture_of(split, i, 3)) for i in range(len(split))])
-    feed = Feed(split, PLAIN, EVERYTHING, seed=1, cached=cached)
+    feed = TrainLoader(split, PLAIN, EVERYTHING, seed=1, cached=cached)
     whole = images(feed, 0, 60, 7)
     assert torch.allclose(images(feed, 31, 60, 4), whole[31:], atol=1e-3)
     batches = list(feed.batches(0, 60, 7))
@@ -97,7 +97,7 @@ def test_pictures_in_memory_keep_the_same_promise(split):
 
 def test_no_two_epochs_samples_or_seeds_are_augmented_alike(split):
     views = [
-        Feed(split, PLAIN, EVERYTHING, seed).one(sample, epoch, 0)
+        TrainLoader(split, PLAIN, EVERYTHING, seed).one(sample, epoch, 0)
         for seed in (0, 1)
         for epoch in (0, 1)
         for sample in (0, 1)

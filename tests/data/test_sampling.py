@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.conftest import make_folder
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.keys import permutation
-from vitreous.data.loader import Feed
+from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sampling import Order, stream
 from vitreous.data.sources import open_data
@@ -105,16 +105,16 @@ def pictures(labels):
 def test_labels_that_are_not_one_class_to_a_picture_cannot_be_balanced():
     split, _ = pictures(np.eye(4, dtype=np.float32))
     with pytest.raises(UsageError, match="one class to an image"):
-        Feed(split, Preprocess((16, 16)), Augment(), 0, sampling="balanced")
+        TrainLoader(split, Preprocess((16, 16)), Augment(), 0, sampling="balanced")
     with pytest.raises(UsageError, match="repeats"):
-        Feed(split, Preprocess((16, 16)), Augment(), 0, repeats=0)
+        TrainLoader(split, Preprocess((16, 16)), Augment(), 0, repeats=0)
 
 
 @pytest.mark.parametrize("memory", [False, True])
 def test_labels_of_several_classes_go_through_as_they_are(memory):
     labels = np.random.default_rng(0).integers(0, 2, (10, 5)).astype(np.float32)
     split, cached = pictures(labels)
-    feed = Feed(split, Preprocess((16, 16)), Augment(), 0, cached=cached if memory else None)
+    feed = TrainLoader(split, Preprocess((16, 16)), Augment(), 0, cached=cached if memory else None)
     for batch in feed.batches(0, 20, 4):
         assert batch["labels"].dtype == torch.float32 and torch.equal(
             batch["labels"], torch.from_numpy(labels)[batch["samples"]]
@@ -124,7 +124,7 @@ def test_labels_of_several_classes_go_through_as_they_are(memory):
 @pytest.mark.parametrize("memory", [False, True])
 def test_every_view_of_a_picture_is_another(memory):
     split, cached = pictures(np.zeros(4, np.int64))
-    feed = Feed(split, Preprocess((16, 16)), Augment(rotate=40), 0, cached=cached if memory else None, repeats=4)
+    feed = TrainLoader(split, Preprocess((16, 16)), Augment(rotate=40), 0, cached=cached if memory else None, repeats=4)
     (batch,) = feed.batches(0, 4, 4)
     assert len(set(batch["samples"].tolist())) == 1
     assert all(not torch.equal(a, b) for a, b in itertools.combinations(batch["images"], 2))
@@ -137,9 +137,9 @@ def split(tmp_path_factory):
 
 def test_neither_workers_nor_ranks_change_a_picture(split):
     options = {"sampling": "balanced", "repeats": 2}
-    feed = Feed(split, Preprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, **options)
+    feed = TrainLoader(split, Preprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, **options)
     whole = torch.cat([batch["images"] for batch in feed.batches(0, 36, 6)])
-    many = Feed(split, Preprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, 2, **options)
+    many = TrainLoader(split, Preprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, 2, **options)
     ranks = [
         torch.cat([b["images"] for b in many.spans((low, low + 3) for low in range(3 * rank, 36, 6))])
         for rank in (0, 1)
@@ -158,7 +158,7 @@ def test_a_stream_without_end_is_read_as_batches_are_asked_for(split, workers):
             yield low, low + 4
 
     cached = torch.zeros(len(split), 3, 16, 16, dtype=torch.uint8) if workers == "memory" else None
-    feed = Feed(split, Preprocess((16, 16)), Augment(), 1, workers if isinstance(workers, int) else 0, cached)
+    feed = TrainLoader(split, Preprocess((16, 16)), Augment(), 1, workers if isinstance(workers, int) else 0, cached)
     batches = feed.spans(endless())
     assert not asked
     first = [next(batches)["samples"].tolist() for _ in range(5)]
@@ -169,7 +169,9 @@ def test_a_stream_without_end_is_read_as_batches_are_asked_for(split, workers):
 @pytest.mark.parametrize("workers", [0, 1, "memory"])
 def test_an_empty_span_is_an_empty_batch(split, workers):
     cached = torch.zeros(len(split), 3, 16, 16, dtype=torch.uint8) if workers == "memory" else None
-    feed = Feed(split, Preprocess((16, 16)), Augment(flip=0.5), 1, workers if isinstance(workers, int) else 0, cached)
+    feed = TrainLoader(
+        split, Preprocess((16, 16)), Augment(flip=0.5), 1, workers if isinstance(workers, int) else 0, cached
+    )
     before, empty, after = feed.spans([(0, 2), (2, 2), (2, 4)])
     assert empty["images"].shape == (0, 3, 16, 16) and len(empty["labels"]) == len(empty["samples"]) == 0
     assert [*before["samples"].tolist(), *after["samples"].tolist()] == stream(feed.order, 0, 4)[0].tolist()

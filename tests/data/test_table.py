@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import picture
 from vitreous.data.holdout import hold_out
-from vitreous.data.loader import Judged
+from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
@@ -73,7 +73,7 @@ def test_pictures_are_found_beside_the_file_from_anywhere(home, monkeypatch):
     relative = open_data(os.path.join(home.name, "x.csv"))
     assert relative.fingerprint() == absolute.fingerprint()
     for data in (absolute, relative):
-        _, images = next(Judged(data.splits["train"], Preprocess((16, 16))).batches(100))
+        _, images = next(EvalLoader(data.splits["train"], Preprocess((16, 16))).batches(100))
         assert not any(isinstance(image, DataError) for image in images)
 
 

@@ -15,7 +15,7 @@ from vitreous.data.augmentation.views import DINO, DINOV2, MultiCrop, blurred, o
 from vitreous.data.decoding.decode import decode
 from vitreous.data.keys import key
 from vitreous.data.layouts.folder import folder
-from vitreous.data.loader import Feed
+from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import Preprocess, to_tensor
 from vitreous.errors import UsageError
 
@@ -167,7 +167,7 @@ def test_a_feed_gives_batches_of_views(tmp_path, memory, workers):
     split, crops = data.split("train"), MultiCrop(3, SMALL)
     pictures = [decode(split.raw(sample)) for sample in range(len(split))]
     cached = torch.stack([to_tensor(image) for image in pictures]) if memory else None
-    feed = Feed(split, SEEN, crops, 0, workers, cached)
+    feed = TrainLoader(split, SEEN, crops, 0, workers, cached)
     batches = list(feed.batches(10, 15, 3))
     assert [len(batch["samples"]) for batch in batches] == [3, 2]
     for batch in batches:

@@ -15,7 +15,7 @@ from tests.models.test_contracts import build
 from vitreous.data.preprocess import Preprocess
 from vitreous.evaluation import calibrated as module
 from vitreous.evaluation.calibrated import MOST, kept, recall, told
-from vitreous.evaluation.engine import How, make_engine
+from vitreous.evaluation.engine import InferenceOptions, make_engine
 from vitreous.evaluation.features import key_of
 
 ov = pytest.importorskip("openvino")
@@ -62,7 +62,9 @@ def test_a_second_start_calibrates_nothing_and_answers_the_same_bits(home, monke
     model = build({}).eval()
 
     def started():
-        return make_engine(model, PREPROCESS, How("cpu", "int8", "openvino"), lambda: noise(seed=1))(noise())
+        return make_engine(model, PREPROCESS, InferenceOptions("cpu", "int8", "openvino"), lambda: noise(seed=1))(
+            noise()
+        )
 
     first = started()
     assert len(times) == 1 and len(list(home.iterdir())) == 1

@@ -4,7 +4,7 @@ import torch
 from sklearn import metrics
 
 from tests.conftest import make_folder
-from vitreous.data.loader import Judged
+from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.evaluation.classification import judge, rank_of, wilson
@@ -103,7 +103,7 @@ def test_logits_are_the_same_bits_for_any_batch_and_any_workers(tmp_path):
     found = []
     engine = TorchEngine(model, Preprocess((16, 16)))
     for batch_size, workers in ((64, 0), (7, 0), (150, 2), (1, 1)):
-        logits, bad = logits_of(engine, Judged(data.splits["val"], engine.preprocess, workers), batch_size)
+        logits, bad = logits_of(engine, EvalLoader(data.splits["val"], engine.preprocess, workers), batch_size)
         assert logits.shape == (150, 3) and not bad
         found.append(logits)
     assert all(np.array_equal(found[0], other) for other in found[1:])

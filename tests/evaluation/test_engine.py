@@ -15,7 +15,7 @@ from tests.precision import LIMITS, relative_error
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.evaluation import engine as engines
-from vitreous.evaluation.engine import IDLE, How, TorchEngine, cut, make_engine
+from vitreous.evaluation.engine import IDLE, InferenceOptions, TorchEngine, cut, make_engine
 from vitreous.machine import has_vnni, team
 from vitreous.models.zoo import create
 from vitreous.nn.frozen import Packed, can_pack
@@ -72,7 +72,7 @@ def test_engine_threads_compute_alone_and_leave_the_others_theirs():
 def test_auto_is_what_the_processor_has(processor):
     """Precision and packed products; either way the answer is the model's, within that precision's tolerance."""
     model = build({}).eval()
-    made = make_engine(model, PREPROCESS, How("cpu"))
+    made = make_engine(model, PREPROCESS, InferenceOptions("cpu"))
     assert isinstance(made, TorchEngine) and made.precision == processor
     packed = any(isinstance(part, Packed) for part in made.model.modules())
     assert packed == (processor == "bf16" and can_pack(torch.bfloat16))
@@ -107,7 +107,7 @@ def test_a_precision_that_openvino_cannot_compute_is_refused(monkeypatch):
     monkeypatch.setattr(openvino, "convert", lambda *given: None)
     monkeypatch.setattr(ov.Core, "compile_model", compile_model)
     with pytest.raises(UsageError, match="bf16 here: Supported primitive") as caught:
-        make_engine(build({}).eval(), PREPROCESS, How(engine="openvino", precision="bf16"))
+        make_engine(build({}).eval(), PREPROCESS, InferenceOptions(engine="openvino", precision="bf16"))
     assert "--precision fp32" in caught.value.hint
 
 
@@ -117,16 +117,18 @@ def test_a_precision_that_openvino_cannot_compute_is_refused(monkeypatch):
 )
 def test_words_that_do_not_go_together(words):
     with pytest.raises(UsageError):
-        make_engine(build({}), PREPROCESS, How(**words))
+        make_engine(build({}), PREPROCESS, InferenceOptions(**words))
 
 
 @pytest.mark.processor
 def test_merging_tokens_changes_the_answer_a_little_and_not_for_attention_pooling():
     model = build({}).eval()
-    whole, fewer = (make_engine(model, PREPROCESS, How(precision="fp32", merge_tokens=n))(pixels(8)) for n in (0, 1))
+    whole, fewer = (
+        make_engine(model, PREPROCESS, InferenceOptions(precision="fp32", merge_tokens=n))(pixels(8)) for n in (0, 1)
+    )
     assert 0 < (fewer - whole).norm() / whole.norm() < 0.5
     with pytest.raises(UsageError, match="attention pooling"):
-        make_engine(build({"pool": "attention"}), PREPROCESS, How(merge_tokens=1))
+        make_engine(build({"pool": "attention"}), PREPROCESS, InferenceOptions(merge_tokens=1))
 
 
 def test_openvino_sends_nothing_home(monkeypatch, tmp_path):
@@ -140,11 +142,11 @@ def test_openvino_sends_nothing_home(monkeypatch, tmp_path):
     once = "_SingletonMetaClass__single_instance"  # it makes up its mind but once a process
     telemetry = pytest.importorskip("openvino_telemetry.main").Telemetry
     monkeypatch.setattr(telemetry, once, None)
-    make_engine(build({}).eval(), PREPROCESS, How(engine="openvino"))
+    make_engine(build({}).eval(), PREPROCESS, InferenceOptions(engine="openvino"))
     assert not sent and "CI" not in os.environ
     monkeypatch.setattr(telemetry, once, None)
     monkeypatch.setattr(openvino, "unobserved", nullcontext)
-    make_engine(build({}).eval(), PREPROCESS, How(engine="openvino"))
+    make_engine(build({}).eval(), PREPROCESS, InferenceOptions(engine="openvino"))
     assert sent  # what would have been
 
 
@@ -153,7 +155,7 @@ def test_openvino_answers_as_the_model_does():
     model = build({}).eval()
     with torch.inference_mode():
         wanted = model(PREPROCESS.normalise(pixels(5)))
-    made = make_engine(model, PREPROCESS, How(engine="openvino", precision="fp32"))
+    made = make_engine(model, PREPROCESS, InferenceOptions(engine="openvino", precision="fp32"))
     for count in (1, 5):
         assert torch.allclose(made(pixels(5)[:count]), wanted[:count], rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
 
@@ -164,8 +166,12 @@ def test_openvino_int8_is_calibrated_on_pictures(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = build({"width": 48, "hidden": 96}).eval()
     with pytest.raises(UsageError, match="at least 8"):
-        make_engine(model, PREPROCESS, How(engine="openvino", precision="int8"), pictures=lambda: pixels(3))
-    made = make_engine(model, PREPROCESS, How(engine="openvino", precision="int8"), pictures=lambda: pixels(32))
+        make_engine(
+            model, PREPROCESS, InferenceOptions(engine="openvino", precision="int8"), pictures=lambda: pixels(3)
+        )
+    made = make_engine(
+        model, PREPROCESS, InferenceOptions(engine="openvino", precision="int8"), pictures=lambda: pixels(32)
+    )
     with torch.inference_mode():
         wanted = model(PREPROCESS.normalise(pixels(32)))
     error = (made(pixels(32)) - wanted).norm() / wanted.norm()
@@ -211,5 +217,5 @@ def test_without_openvino_the_way_out_is_named(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(ResourceError, match="not installed") as caught:
-        make_engine(build({}), PREPROCESS, How(engine="openvino"))
+        make_engine(build({}), PREPROCESS, InferenceOptions(engine="openvino"))
     assert "vitreous[export]" in caught.value.hint

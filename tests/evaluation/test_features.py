@@ -16,12 +16,12 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Files
 from vitreous.errors import NonFiniteError, ResourceError, UsageError
 from vitreous.evaluation import features as module
-from vitreous.evaluation.engine import How
+from vitreous.evaluation.engine import InferenceOptions
 from vitreous.evaluation.features import features_of
 from vitreous.models.zoo import create
 
 PREPROCESS = Preprocess((16, 16))
-FP32 = How("cpu", "fp32")
+FP32 = InferenceOptions("cpu", "fp32")
 MODELS = {
     "class token": ("ViT-32x1/8", {}),
     "mean": ("ViT-32x1/8", {"pool": "mean", "class_token": False}),
@@ -177,7 +177,7 @@ def test_refusals(files, home, tmp_path, monkeypatch):
         features_of(model, PREPROCESS, files, FP32, workers=0)
     assert not list(home.iterdir())
     with pytest.raises(UsageError, match="int8"):
-        features_of(made(), PREPROCESS, files, How("cpu", "int8", "openvino"))
+        features_of(made(), PREPROCESS, files, InferenceOptions("cpu", "int8", "openvino"))
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: type("", (), {"free": 100})())
     with pytest.raises(ResourceError, match="features of 896 bytes do not fit"):
         features_of(made(), PREPROCESS, files, FP32, workers=0)

@@ -10,7 +10,7 @@ from sklearn.preprocessing import StandardScaler
 
 from vitreous.errors import DataError
 from vitreous.evaluation import linear
-from vitreous.evaluation.linear import COARSE, UNKNOWN, Known, fit, score, swept
+from vitreous.evaluation.linear import COARSE, UNKNOWN, LabelledFeatures, fit, score, swept
 
 
 def known(classes=4, images=240, width=5, seed=0, several=False):
@@ -24,7 +24,7 @@ def known(classes=4, images=240, width=5, seed=0, several=False):
         features = labels @ centres + generator.normal(size=(images, width))
     else:
         features = centres[labels] + generator.normal(size=(images, width))
-    return Known((features * scale + shift).astype(np.float32), labels, np.arange(images), classes)
+    return LabelledFeatures((features * scale + shift).astype(np.float32), labels, np.arange(images), classes)
 
 
 @pytest.fixture(params=["library", "streamed"])
@@ -77,18 +77,18 @@ def test_several_labels_are_a_question_each():
 def test_only_the_rows_count_and_a_beginning_only_saves_time(way):
     data = known()
     some = np.arange(0, 240, 3)
-    wanted = fit(Known(data.features[some], data.labels[some], np.arange(80), 4), 0.02)
+    wanted = fit(LabelledFeatures(data.features[some], data.labels[some], np.arange(80), 4), 0.02)
     found = fit(data.taking(some), 0.02, fit(data, 3.0))
     assert abs(found.weight - wanted.weight).max() < 1e-2 * abs(wanted.weight).max()
 
 
 def test_a_class_without_images_lies_below_the_others(way):
     data = known()
-    five = Known(data.features, np.where(data.labels > 1, data.labels + 1, data.labels), data.rows, 5)
+    five = LabelledFeatures(data.features, np.where(data.labels > 1, data.labels + 1, data.labels), data.rows, 5)
     logits, wanted = fit(five, 0.1).logits(data.features), fit(data, 0.1).logits(data.features)
     np.testing.assert_allclose(logits[:, [0, 1, 3, 4]], wanted, atol=1e-4)
     assert (logits[:, 2] < logits[:, [0, 1, 3, 4]].min(1) - UNKNOWN / 2).all()
-    one = Known(data.features, np.ones_like(data.labels), data.rows, 4)
+    one = LabelledFeatures(data.features, np.ones_like(data.labels), data.rows, 4)
     with pytest.raises(DataError, match="one class"):
         fit(one, 0.1)
 
@@ -96,7 +96,7 @@ def test_a_class_without_images_lies_below_the_others(way):
 def test_a_number_that_never_changes_does_no_harm(way):
     data = known()
     features = np.concatenate([data.features, np.full((240, 1), 7.3, np.float32)], 1)
-    logits = fit(Known(features, data.labels, data.rows, 4), 0.1).logits(features)
+    logits = fit(LabelledFeatures(features, data.labels, data.rows, 4), 0.1).logits(features)
     np.testing.assert_allclose(logits, fit(data, 0.1).logits(data.features), atol=1e-3)
 
 
@@ -105,7 +105,7 @@ def test_the_sweep_finds_no_less_than_powers_of_ten_by_scikit_learn():
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 3, 160)
     features = (np.eye(3, 60)[labels] * 1.5 + generator.normal(size=(160, 60))).astype(np.float32)
-    whole = Known(features, labels, np.arange(160), 3)
+    whole = LabelledFeatures(features, labels, np.arange(160), 3)
     train, dev = whole.taking(np.arange(60)), whole.taking(np.arange(60, 160))
     tried = []
     l2, best = swept(train, dev, lambda l2, found: tried.append((l2, found)))

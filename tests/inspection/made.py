@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from vitreous.inspection.watch import Look
+from vitreous.inspection.hooks import AttentionCall
 from vitreous.models.zoo import create
 
 POOLED = {"class_token": False, "pool": "mean"}
@@ -65,7 +65,7 @@ def look(maps, grid, prefix=0, layer=0):
     """A look at attention made by hand."""
     maps = torch.as_tensor(maps, dtype=torch.float32)
     maps = maps.view(*[1] * (4 - maps.dim()), *maps.shape)
-    return Look(layer, "all", grid, prefix, Given(maps), torch.zeros(len(maps), maps.shape[-1], 1))
+    return AttentionCall(layer, "all", grid, prefix, Given(maps), torch.zeros(len(maps), maps.shape[-1], 1))
 
 
 def chance(*shape, seed=0):
@@ -73,7 +73,7 @@ def chance(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).mul(2).softmax(-1)
 
 
-class Few(Look):
+class Few(AttentionCall):
     """A look that hands out three queries or so at a time."""
 
     def chunks(self, most=0):

@@ -12,7 +12,7 @@ from tests.inspection.made import KINDS, Few, chance, images, look, made
 from vitreous.errors import DataError
 from vitreous.inspection import distance as room
 from vitreous.inspection.distance import distance, distances, uniform
-from vitreous.inspection.watch import watch
+from vitreous.inspection.hooks import watch
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build, create
 

@@ -19,7 +19,7 @@ from vitreous.inspection.positions import (
 )
 from vitreous.models.zoo import create
 from vitreous.nn.grid import resize
-from vitreous.nn.position import Places
+from vitreous.nn.position import TokenPositions
 
 GRID = (2, 3)
 SHAPE = {"image_size": (8, 12), "num_classes": 2}
@@ -122,7 +122,7 @@ def test_the_rotary_kernel_is_the_logit_of_equal_vectors(grid):
     same = torch.randn(pairs, 2, generator=torch.Generator().manual_seed(0))
     same = (same / same.norm(dim=1, keepdim=True)).flatten().expand(1, part.heads, tokens, -1)
     part.split = lambda x: (same, same, same)
-    q, k, _ = part.turned(torch.zeros(1, tokens, 16), Places(grid))
+    q, k, _ = part.turned(torch.zeros(1, tokens, 16), TokenPositions(grid))
     logits = (q[0, 0] @ k[0, 0].T / pairs).tolist()
     for a in range(tokens):
         for b in range(tokens):

@@ -10,8 +10,8 @@ from vitreous.errors import UsageError
 from vitreous.inspection.attention import attention
 from vitreous.inspection.distance import distances
 from vitreous.inspection.gradient import gradient
+from vitreous.inspection.hooks import CachedLayer, states, watch
 from vitreous.inspection.rollout import rollout
-from vitreous.inspection.watch import Once, states, watch
 from vitreous.models.zoo import create
 from vitreous.nn.frozen import can_pack, frozen
 
@@ -52,8 +52,10 @@ def test_a_looks_weights_give_the_answer_of_the_fused_pass(kind):
 @pytest.mark.parametrize("kind", [*KINDS, *NARROW])
 def test_chunks_are_the_whole_and_ask_for_keys_once(kind, monkeypatch):
     asked = []
-    forward = Once.forward
-    monkeypatch.setattr(Once, "forward", lambda self, x: (asked.append(self.answer is None), forward(self, x))[1])
+    forward = CachedLayer.forward
+    monkeypatch.setattr(
+        CachedLayer, "forward", lambda self, x: (asked.append(self.answer is None), forward(self, x))[1]
+    )
     for look in looks_of(made(kind), images()):
         asked.clear()
         chunks = list(look.chunks(most=1))

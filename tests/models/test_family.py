@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitreous.errors import UsageError
 from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
 from vitreous.models.cost import activations, computed, macs
-from vitreous.models.hollow import hollow
 from vitreous.models.names import NAMES, configure, configure_vit, name_of
+from vitreous.models.skip_init import skip_init
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import create
 
@@ -53,7 +53,7 @@ COUNTS = {
 
 
 def parameters(config):
-    return sum(p.numel() for p in hollow(config).parameters())
+    return sum(p.numel() for p in skip_init(config).parameters())
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -151,7 +151,7 @@ def test_stages_of_convolutions_that_cannot_be_are_refused(widths, blocks):
 
 def by_hooks(config):
     """Multiply-adds counted from the shapes that pass through: linear layers, convolutions, attention products."""
-    model, total = hollow(config), 0
+    model, total = skip_init(config), 0
 
     def linear(module, inputs, output):
         nonlocal total

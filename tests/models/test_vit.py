@@ -185,11 +185,11 @@ def test_hollow_models_have_shapes_and_load_no_compiler():
     script = """
 import sys
 from dataclasses import replace
-from vitreous.models.hollow import hollow
+from vitreous.models.skip_init import skip_init
 from vitreous.models.vit import ViT
 from vitreous.models.names import configure
 config = replace(configure("ViT-mu/16"), pool="attention", registers=2, representation=5, layer_scale=0.1)
-model, real = hollow(config), ViT(config)
+model, real = skip_init(config), ViT(config)
 assert all(p.is_meta for p in model.parameters())
 assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in real.named_parameters()}
 model.load_state_dict(real.state_dict(), assign=True)

@@ -7,7 +7,7 @@ from vitreous.nn.attention import Attention
 from vitreous.nn.block import Block, Mlp, SwiGLU
 from vitreous.nn.grid import cut, join
 from vitreous.nn.layout import Axial, Windows
-from vitreous.nn.position import Learned, LearnedAxes, Placed, Places, Waves, everywhere
+from vitreous.nn.position import BlockWithPosition, Learned, LearnedAxes, SinCosPosition, TokenPositions, everywhere
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 
 
@@ -35,7 +35,7 @@ def answer(attention, x, logits):
 def test_relative_positions_are_the_loop(keep):
     attention, places = (
         shaken(RelativeAttention(8, 2, tokens=7)),
-        Places((2, 3), 1, None if keep is None else torch.tensor(keep)),
+        TokenPositions((2, 3), 1, None if keep is None else torch.tensor(keep)),
     )
     x = torch.randn(2, 7 if keep is None else 4, 8)
     found = attention(x, places)
@@ -51,7 +51,7 @@ def test_relative_positions_are_the_loop(keep):
 
 def test_relative_positions_take_other_grids():
     attention = shaken(RelativeAttention(8, 2, tokens=7))
-    assert attention(torch.randn(1, 13, 8), Places((3, 4), 1)).shape == (1, 13, 8)
+    assert attention(torch.randn(1, 13, 8), TokenPositions((3, 4), 1)).shape == (1, 13, 8)
 
 
 def test_rotary_logits_depend_on_differences_of_coordinates_alone():
@@ -59,7 +59,7 @@ def test_rotary_logits_depend_on_differences_of_coordinates_alone():
     axis."""
     attention = shaken(RotaryAttention(16, 2))
     x = torch.cat([torch.randn(1, 1, 16), torch.randn(1, 1, 16).expand(1, 12, 16)], 1)
-    q, k, _ = attention.turned(x, Places((3, 4), 1))
+    q, k, _ = attention.turned(x, TokenPositions((3, 4), 1))
     logits = (q @ k.mT)[0, :, 1:, 1:].view(2, 3, 4, 3, 4)
     by_offset: dict[tuple[int, int], list] = {}
     for i in range(3):
@@ -91,9 +91,9 @@ def test_rotary_is_timms_form():
 def test_rotary_of_some_patches_is_that_of_all_of_them():
     attention, x = shaken(RotaryAttention(16, 2)), torch.randn(2, 7, 16)
     keep = torch.tensor([[0, 5], [4, 1]])
-    q = attention.turned(x, Places((2, 3), 1))[0]
+    q = attention.turned(x, TokenPositions((2, 3), 1))[0]
     some = torch.stack([x[row][[0, *(keep[row] + 1).tolist()]] for row in range(2)])
-    found = attention.turned(some, Places((2, 3), 1, keep))[0]
+    found = attention.turned(some, TokenPositions((2, 3), 1, keep))[0]
     for row in range(2):
         assert torch.allclose(found[row], q[row][:, [0, *(keep[row] + 1).tolist()]], atol=1e-6)
 
@@ -168,7 +168,7 @@ def test_axes_have_a_table_each():
 
 def test_fixed_positions_of_big_vision():
     """arXiv:2205.01580's layout and its exponent, i / (D / 4 - 1)."""
-    found = Waves(8, "big-vision").read((2, 3))
+    found = SinCosPosition(8, "big-vision").read((2, 3))
     assert found[0, 0].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
     assert found[0, 1].tolist() == pytest.approx([0.84147098, 0.0001, 0.54030231, 1, 0, 0, 1, 1], abs=1e-6)
     expected = [0.90929743, 0.0002, -0.41614684, 0.99999998, 0.84147098, 0.0001, 0.54030231, 1]
@@ -183,10 +183,10 @@ def test_a_placed_block_adds_before_it():
     )
     x = torch.randn(2, 2 + 6, 8)  # a class token with a position, a register without
     added = torch.cat([slots, torch.zeros(1, 8), position.table.view(6, 8)])
-    places = Places((2, 3), 2)
-    assert torch.allclose(Placed(block, position, slots)(x, places), block(x + added), atol=1e-6)
+    places = TokenPositions((2, 3), 2)
+    assert torch.allclose(BlockWithPosition(block, position, slots)(x, places), block(x + added), atol=1e-6)
     keep = torch.tensor([[5, 1], [0, 2]])
-    some = everywhere(position, slots, Places((2, 3), 2, keep))
+    some = everywhere(position, slots, TokenPositions((2, 3), 2, keep))
     assert torch.equal(some[1], added[[0, 1, 2, 4]])
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import vitreous
 from vitreous.models.names import configure
-from vitreous.training.session import Silent
+from vitreous.training.session import NullListener
 from vitreous.weights.table import Format
 from vitreous.weights.writable import writable_formats
 
 
-class Heard(Silent):
+class Heard(NullListener):
     """Keeps the notes of a run."""
 
     def __init__(self):

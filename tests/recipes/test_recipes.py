@@ -26,7 +26,7 @@ from vitreous.recipes.augreg import augreg_grid
 from vitreous.recipes.derive import derive
 from vitreous.recipes.names import LEVELS, NAMES
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import Facts
+from vitreous.recipes.recipe import DatasetInfo
 from vitreous.recipes.registry import RECIPES, example, grid_of, hold_out_of
 from vitreous.recipes.train import train
 from vitreous.training.folder import Folder
@@ -246,7 +246,7 @@ def test_augregs_augmentation_by_model():
 
 def test_augregs_grid_has_28_different_runs():
     run = example("augreg-imagenet")
-    grid = augreg_grid(run.model, Facts(IMAGENET, (300, 400), 3), TrainOptions("x"))
+    grid = augreg_grid(run.model, DatasetInfo(IMAGENET, (300, 400), 3), TrainOptions("x"))
     assert len(grid) == len({json.dumps(to_plain(replace(run, recipe=""))) for run in grid.values()}) == 28
     one = grid["strong1, wd 0.03, do 0.1"]
     assert (one.model.dropout, one.model.drop_path, one.optimizer.weight_decay, one.augment.rand_magnitude) == (
@@ -390,7 +390,7 @@ def reduced(name, steps):
     else:
         kind = configure(recipe.models[0] if recipe.models else "ViT-32x2/8")
         model = replace(kind, image=(32, 32), patch=(8, 8), classes=3, width=32, depth=2, heads=2, hidden=64)
-    run = recipe.make(model, Facts(48, (32, 32), 3), TrainOptions("synthetic"))
+    run = recipe.make(model, DatasetInfo(48, (32, 32), 3), TrainOptions("synthetic"))
     data = replace(run.data, source="synthetic", classes=("a", "b", "c"))
     return replace(
         run,
@@ -423,7 +423,7 @@ def test_every_recipe_trains_two_steps(name, tmp_path):
     run = reduced(name, 2)
     curve, moved = losses(run, tmp_path)
     assert len(curve) == 2 and all(map(math.isfinite, curve)) and moved
-    usual = RECIPES[name].make(run.model, Facts(48, (32, 32), 3), TrainOptions("synthetic"))
+    usual = RECIPES[name].make(run.model, DatasetInfo(48, (32, 32), 3), TrainOptions("synthetic"))
     assert (run.optimizer, run.augment, run.loss, run.smoothing) == (
         usual.optimizer,
         usual.augment,
@@ -449,7 +449,7 @@ def derived(recipe=None, images=100_000, size=(300, 400), start=None, notes=None
         "x", recipe=recipe, device="cpu", precision="fp32", init="weights" if start else None, **options
     )
     found = [] if notes is None else notes
-    return derive(said, data, Facts(images, size, 3), Start(start) if start else None, found.append)
+    return derive(said, data, DatasetInfo(images, size, 3), Start(start) if start else None, found.append)
 
 
 @pytest.mark.parametrize(
@@ -538,7 +538,7 @@ def test_fine_tuning_keeps_the_pixels_of_the_weights():
     data = Data("synthetic", ("a", "b"), {"train": Arrays(np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1]))})
     start = Start(configure("ViT-B/16"), Preprocess((224, 224), mean=NORM[0], std=NORM[1], share=0.9))
     options = TrainOptions("x", recipe="finetune-cifar", device="cpu", init="weights")
-    seen = derive(options, data, Facts(50_000, (32, 32), 3), start).preprocess
+    seen = derive(options, data, DatasetInfo(50_000, (32, 32), 3), start).preprocess
     assert (seen.mean, seen.std, seen.fit, seen.image) == (*NORM, "squash", (384, 384))
 
 

@@ -16,7 +16,7 @@ from vitreous.cli.main import command
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.engine import How
+from vitreous.evaluation.engine import InferenceOptions
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
 from vitreous.recipes.soup import soup
@@ -40,7 +40,7 @@ CONFIG = ViTConfig(
     pool="mean",
     norm="none",
 )
-EXACT = How("cpu", "fp32")
+EXACT = InferenceOptions("cpu", "fp32")
 
 
 @pytest.fixture(autouse=True)

@@ -52,7 +52,7 @@ class Recorder:
 
     def install(self) -> None:
         """Watch this process from now on."""
-        sync, opened, save = os.fsync, builtins.open, saving.Keeper.save
+        sync, opened, save = os.fsync, builtins.open, saving.Checkpointer.save
 
         def fsync(descriptor: int) -> None:
             self.tick("fsync")
@@ -67,7 +67,7 @@ class Recorder:
             save(keeper, *arguments)
             self.saving = False
 
-        os.fsync, builtins.open, io.open, saving.Keeper.save = fsync, opens, opens, keeps  # type: ignore[assignment]
+        os.fsync, builtins.open, io.open, saving.Checkpointer.save = fsync, opens, opens, keeps  # type: ignore[assignment]
         for module in (saving, bundle):
             module.save_file = self.tensors(module.save_file)
         sys.addaudithook(self.hook)

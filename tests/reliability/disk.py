@@ -63,7 +63,7 @@ def during(fault: Fault, first: int, last: int, sees: Callable[[], object] = lam
     """What a child does so that its saves `first` to `last` meet a fault; `sees` looks on while it lasts."""
 
     def prepare() -> None:
-        real, count = saving.Keeper.save, 0
+        real, count = saving.Checkpointer.save, 0
 
         def save(self, *arguments) -> None:
             nonlocal count
@@ -74,7 +74,7 @@ def during(fault: Fault, first: int, last: int, sees: Callable[[], object] = lam
             finally:
                 mend()
 
-        saving.Keeper.save = save  # type: ignore[method-assign]
+        saving.Checkpointer.save = save  # type: ignore[method-assign]
 
     return prepare
 

@@ -26,7 +26,7 @@ import torch
 
 from tests.conftest import make_folder
 from vitreous.cli import main as command_line
-from vitreous.training import account
+from vitreous.training import throughput
 from vitreous.training.checkpoint import Store
 
 CLASSES = ("ant", "bee", "cat", "dog")
@@ -142,7 +142,7 @@ def start(words: list[str], said: Path, prepare: Callable[[], object] | None = N
         os.setpgid(0, 0)
         torch.set_num_threads(1)
         # a quarter of a second, for a figure that is no part of an outcome
-        account.quick_peak = lambda device, precision: 1e12
+        throughput.quick_peak = lambda device, precision: 1e12
         if prepare:
             prepare()
         command_line.main(words)

@@ -14,7 +14,7 @@ from PIL import Image
 from tests.conftest import TINY, document, make_folder, say
 from vitreous.errors import DataError, UsageError, WeightsError
 from vitreous.recipes.train import train
-from vitreous.reports.evaluate import Further, evaluate
+from vitreous.reports.evaluate import EvaluateOptions, evaluate
 from vitreous.serving.predict import load
 from vitreous.weights.bundle import load_bundle
 
@@ -132,11 +132,11 @@ def test_a_temperature_survives_conversion_but_not_another_head(run, tmp_path):
 def test_nothing_to_calibrate_is_said(run, photos, tmp_path):
     shutil.copytree(run / "model", tmp_path / "bundle")
     with pytest.raises(UsageError, match="no val split"):
-        evaluate(tmp_path / "bundle", photos / "test", further=Further(calibrate=True), workers=0)
+        evaluate(tmp_path / "bundle", photos / "test", further=EvaluateOptions(calibrate=True), workers=0)
     make_folder(tmp_path / "easy", {"train": 2, "val": 2, "test": 2})
     before = (tmp_path / "bundle" / "model.json").read_bytes()
     with pytest.raises(DataError, match="all answered right"):
-        evaluate(tmp_path / "bundle", tmp_path / "easy", further=Further(calibrate=True), workers=0)
+        evaluate(tmp_path / "bundle", tmp_path / "easy", further=EvaluateOptions(calibrate=True), workers=0)
     assert (tmp_path / "bundle" / "model.json").read_bytes() == before
 
 
@@ -279,7 +279,7 @@ def test_int8_is_calibrated_on_training_images_whatever_is_asked(run, photos, tm
     """By `evaluate` on any data and by `predict` on any files, and on the files themselves where there is no run to be
     known."""
     from vitreous.evaluation import openvino
-    from vitreous.evaluation.engine import How, TorchEngine
+    from vitreous.evaluation.engine import InferenceOptions, TorchEngine
 
     sets = []
 
@@ -288,7 +288,7 @@ def test_int8_is_calibrated_on_training_images_whatever_is_asked(run, photos, tm
         return TorchEngine(model, preprocess, precision="fp32")
 
     monkeypatch.setattr(openvino, "OpenVinoEngine", recording)
-    how, p = How("cpu", "int8", "openvino"), load_bundle(run / "model").preprocess
+    how, p = InferenceOptions("cpu", "int8", "openvino"), load_bundle(run / "model").preprocess
 
     def seen(files):
         return [bytes(p.array(p.decoded(file))) for file in files]

@@ -15,7 +15,7 @@ from PIL import Image
 from tests.conftest import make_folder, picture, say
 from tests.inspection.made import NARROW, POOLED, made
 from vitreous.data.preprocess import Preprocess
-from vitreous.evaluation.engine import How
+from vitreous.evaluation.engine import InferenceOptions
 from vitreous.inspection.attention import attention
 from vitreous.inspection.distance import distances, uniform
 from vitreous.inspection.gradient import gradient
@@ -28,7 +28,7 @@ from vitreous.reports.figures.rollout import make as make_rollout
 from vitreous.reports.inspect import Looking, Scene, pictures_of
 from vitreous.reports.inspect import inspect as inspect_run
 from vitreous.serving.predict import load
-from vitreous.training.session import Silent
+from vitreous.training.session import NullListener
 from vitreous.weights.bundle import Bundle, load_bundle
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk")
@@ -181,7 +181,7 @@ def test_what_is_drawn_counts_from_one(home):
         Preprocess((16, 20)),
         "cpu",
         (),
-        Silent(),
+        NullListener(),
     )
     scene = replace(scene, pictures=tuple(pictures_of([home / "photo 0.png"], scene.preprocess)))
     heads = labels(make_attention(scene)[0].figure)
@@ -205,7 +205,7 @@ def test_the_page_begins_with_the_pictures_asked_about_and_their_answers(home):
         "positions",
         "distance",
     ]
-    wanted = load(home / "registers", How(device="cpu", precision="fp32"), exact=True).predict(
+    wanted = load(home / "registers", InferenceOptions(device="cpu", precision="fp32"), exact=True).predict(
         [home / "photo 0.png"], top=3
     )[0]
     (told,) = document["answers"]

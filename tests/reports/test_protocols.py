@@ -23,7 +23,7 @@ from vitreous.evaluation.sets import judge_sets
 from vitreous.models.zoo import create
 from vitreous.reports.answers import Computing
 from vitreous.reports.opening import open_bundle
-from vitreous.reports.protocols.protocols import JUDGES, Case, Terms
+from vitreous.reports.protocols.protocols import JUDGES, Case, ProtocolOptions
 from vitreous.reports.protocols.sets import imagenet_order, plain
 from vitreous.weights.bundle import Bundle
 
@@ -113,7 +113,7 @@ def test_features_are_computed_once_for_all_protocols(run, monkeypatch):
         assert all(part["reused"] for part in found["features"].values())
         assert {name: part["images"] for name, part in found["features"].items()} == {"train": 36, "test": 18}
     with pytest.raises(TypeError):
-        vitreous.evaluate(run, protocol=Terms("knn", cache=False))
+        vitreous.evaluate(run, protocol=ProtocolOptions("knn", cache=False))
 
 
 def test_linear_tells_its_penalty_and_how_it_was_chosen(run):
@@ -224,7 +224,7 @@ def test_data_that_cannot_be_learnt_from(run, protocol):
     pixels, labels = np.zeros((4, 16, 16, 3), np.uint8), np.zeros(4, np.int64)
     for splits, why in (({"test"}, "no training images"), ({"train", "test"}, "of one class")):
         data = Data("made", ("a", "b"), {name: Arrays(pixels, labels) for name in splits})
-        case = Case("run", "made", data, "test", open_bundle(run), Terms(protocol), Computing(workers=0))
+        case = Case("run", "made", data, "test", open_bundle(run), ProtocolOptions(protocol), Computing(workers=0))
         with pytest.raises(DataError, match=why):
             JUDGES[protocol](case)
 

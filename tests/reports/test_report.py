@@ -18,17 +18,17 @@ from vitreous.evaluation.classification import judge
 from vitreous.models.zoo import create
 from vitreous.recipes.train import train
 from vitreous.reports.answers import Answered
-from vitreous.reports.evaluate import Further, evaluate
+from vitreous.reports.evaluate import EvaluateOptions, evaluate
 from vitreous.reports.pages import cards
 from vitreous.reports.pages.cards import SHOWN, marks
 from vitreous.reports.pages.formats import break_name, format_figure, format_interval, format_share
 from vitreous.reports.pages.report import CELLS, ROWS, loss_limits, write_report
 from vitreous.training.folder import Folder
-from vitreous.training.session import Silent
+from vitreous.training.session import NullListener
 from vitreous.weights.bundle import Bundle
 
 
-class Heard(Silent):
+class Heard(NullListener):
     """A listener that keeps what it is told."""
 
     def __init__(self):
@@ -134,7 +134,9 @@ def test_a_page_that_cannot_be_written_costs_no_figure(run, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(run, out, ignore=shutil.ignore_patterns("checkpoints"))
     heard = Heard()
-    document = evaluate(out, further=Further(report=str(tmp_path / "no" / "page.html")), workers=0, listener=heard)
+    document = evaluate(
+        out, further=EvaluateOptions(report=str(tmp_path / "no" / "page.html")), workers=0, listener=heard
+    )
     assert document["report"] is None and document["test"]["images"] == 12
     assert any("no page at" in note for note in heard.notes)
 

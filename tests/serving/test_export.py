@@ -24,11 +24,11 @@ from tests.data.hostile import corpus
 from tests.precision import PROBABILITY, answers_in, same_answers
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError, VitreousError, WeightsError
-from vitreous.evaluation.how import How
+from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.nn import grid
-from vitreous.serving import sealed
+from vitreous.serving import export_file
 from vitreous.serving.card import card_of
 from vitreous.serving.export import export as verb
 from vitreous.serving.export import positions, proof
@@ -127,7 +127,7 @@ def test_every_odd_file_is_answered_the_same_way_or_refused_for_the_same_reason(
         paths[-1].write_bytes(case.content)
     exported = load(file).predict(paths, bad_images="skip")
     for precision in PROBABILITY:
-        run = load(home / "bundle", How(precision=precision)).predict(paths, bad_images="skip")
+        run = load(home / "bundle", InferenceOptions(precision=precision)).predict(paths, bad_images="skip")
         assert [answer.error for answer in run] == [answer.error for answer in exported]
         good = [(a, b) for a, b in zip(run, exported, strict=True) if a.error is None]
         assert len(good) > 20 and len(good) < len(paths)
@@ -159,7 +159,7 @@ assert not {{"torch", "onnx"}} & set(sys.modules)
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     answers = answers_in(document(found)["predictions"])
     for precision in PROBABILITY:
-        run = load(home / "bundle", How(precision=precision)).predict([home / "photos" / "3.png"])
+        run = load(home / "bundle", InferenceOptions(precision=precision)).predict([home / "photos" / "3.png"])
         assert same_answers(run, answers, precision), precision
 
 
@@ -201,7 +201,7 @@ def test_whatever_the_bytes_looking_into_them_ends_in_a_refusal_or_an_answer(fil
             if part:
                 part[chance.randrange(len(part))] = chance.randrange(256)
         try:
-            sealed.look(bytes(part), Path("x.onnx"))
+            export_file.look(bytes(part), Path("x.onnx"))
         except WeightsError:
             continue
 
@@ -214,7 +214,7 @@ def test_tensors_in_other_files_are_refused(file, tmp_path):
     tensor.external_data.add(key="location", value="../../etc/passwd")
     del graph.metadata_props[[p.key for p in graph.metadata_props].index("sha256")]
     bad = tmp_path / "bad.onnx"
-    bad.write_bytes(sealed.seal_onnx(graph.SerializeToString()))
+    bad.write_bytes(export_file.seal_onnx(graph.SerializeToString()))
     with pytest.raises(WeightsError, match="tensors in other files"):
         OnnxRuntime(bad)
 
@@ -229,7 +229,7 @@ def test_files_of_others_and_torch_s_own_are_refused(file, tmp_path):
     with pytest.raises(WeightsError, match="can run code"):
         load(tmp_path / "model.pt2")
     with pytest.raises(UsageError, match="in the precision that it has"):
-        load(file, How(precision="bf16"))
+        load(file, InferenceOptions(precision="bf16"))
 
 
 def test_what_answers_otherwise_is_not_kept_unless_it_may_be(home, file, tmp_path, monkeypatch):
@@ -366,7 +366,9 @@ def test_without_the_extra_the_command_is_named(home, file, tmp_path, monkeypatc
 def test_pixels_are_normalised_to_the_same_bits_as_by_torch(numbers, kind):
     preprocess = Preprocess((9, 7), 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), numbers=numbers)
     pixels = (np.random.default_rng(0).random((2, 3, 9, 7)) * preprocess.peak).astype(kind)
-    assert np.array_equal(sealed.normalised(pixels, preprocess), preprocess.normalise(torch.from_numpy(pixels)).numpy())
+    assert np.array_equal(
+        export_file.normalised(pixels, preprocess), preprocess.normalise(torch.from_numpy(pixels)).numpy()
+    )
 
 
 @pytest.mark.parametrize("how", grid.RESIZE)

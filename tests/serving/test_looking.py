@@ -18,8 +18,8 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.inspection.positions import embeddings
 from vitreous.inspection.rollout import looks_of
 from vitreous.models.zoo import create
+from vitreous.serving.attention_api import AttentionAsked, attention, attention_png, box, can, filters, positions, short
 from vitreous.serving.index import FILE, Index, Texts, open_index, write_index
-from vitreous.serving.looking import AttentionAsked, attention, attention_png, box, can, filters, positions, short
 from vitreous.serving.predict import load
 from vitreous.serving.reading import read
 from vitreous.weights.bundle import Bundle, load_bundle

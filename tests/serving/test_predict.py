@@ -19,7 +19,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation import engine
 from vitreous.evaluation.engine import TorchEngine
-from vitreous.evaluation.how import How
+from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
 from vitreous.serving import pipeline
@@ -63,7 +63,7 @@ def test_an_answer_is_the_same_bits_whatever_is_beside_it(bundle, threads, quick
 
     def body():
         torch.set_num_threads(threads)
-        runtime = TorchRuntime(bundle, How(precision=precision), quick=quick)
+        runtime = TorchRuntime(bundle, InferenceOptions(precision=precision), quick=quick)
         alone = np.concatenate([runtime.logits(one[None]) for one in pixels[:20]])
         features = np.concatenate([runtime.features(one[None]) for one in pixels[:5]])
         for _ in range(12):
@@ -127,7 +127,7 @@ def test_embeddings_are_what_the_head_reads(bundle, home, tmp_path):
     files = pictures(tmp_path, 7)
     pixels = np.stack([bundle.preprocess.array(Image.open(file).convert("RGB")) for file in files])
     for precision, limit in LIMITS.items():
-        found = load(home, How(precision=precision)).embed(files)
+        found = load(home, InferenceOptions(precision=precision)).embed(files)
         assert found.dtype == np.float32 and relative_error(found, plain(bundle, pixels)[1]) < limit
     found = load(home).embed(files)
     (tmp_path / "bad.png").write_bytes(b"junk")

@@ -23,7 +23,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.models.zoo import create
 from vitreous.serving.predict import load
-from vitreous.serving.rays import CHUNK, a_wave, chunks, unpacked
+from vitreous.serving.ray_backend import CHUNK, a_wave, chunks, unpacked
 from vitreous.serving.sources import Item
 from vitreous.weights.bundle import Bundle
 
@@ -74,13 +74,13 @@ def test_chunks_bring_every_item_as_it_was_and_waves_end_in_time(monkeypatch):
         back.pop(2).content()
     del items[2]
     assert [item.content() for item in back] == [item.content() for item in items]
-    monkeypatch.setattr("vitreous.serving.rays.WAVE", 2 * CHUNK)
+    monkeypatch.setattr("vitreous.serving.ray_backend.WAVE", 2 * CHUNK)
     rest = iter(rows)
     assert [len(list(a_wave(rest))) for _ in range(3)] == [2, 1, 0]
 
 
 def test_chunks_of_sent_images_end_by_their_bytes(monkeypatch):
-    monkeypatch.setattr("vitreous.serving.rays.SENT", 100)
+    monkeypatch.setattr("vitreous.serving.ray_backend.SENT", 100)
     rows = list(chunks(Item(str(number), bytes(60)) for number in range(5)))
     assert [row["images"] for row in rows] == [2, 2, 1]
     assert [len(item.content()) for row in rows for item in unpacked(row["told"], row["raw"])] == [60] * 5

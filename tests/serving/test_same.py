@@ -10,7 +10,7 @@ from tests.precision import answers_in, same_answers
 from tests.serving.asking import Site, file, save_bundle
 from vitreous.data.decoding.decode import upright_size
 from vitreous.errors import DataError
-from vitreous.evaluation.how import How
+from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.serving.http.limits import PIXELS
 from vitreous.serving.http.server import running
 from vitreous.serving.predict import load
@@ -29,12 +29,12 @@ def test_http_answers_as_python_does(tmp_path, processor):
     """By parts of another size: in float32 to 1e-5, and by default as near as the precision comes."""
     place = save_bundle(tmp_path / "model")
     files = [file(seed, (40 + seed, 48)) for seed in range(6)]
-    for how, precision in ((How("cpu"), processor), (How("cpu", "fp32"), "fp32")):
+    for how, precision in ((InferenceOptions("cpu"), processor), (InferenceOptions("cpu", "fp32"), "fp32")):
         with running(load(place, how, quick=True)) as server:
             site = Site(server.address)
             assert site.ask("GET", "/v1/model")[1]["precision"] == precision
             http = answers_in([site.predict(content)[1]["predictions"][0] for content in files])
-        for other, limit in ((How("cpu"), processor), (How("cpu", "fp32"), precision)):
+        for other, limit in ((InferenceOptions("cpu"), processor), (InferenceOptions("cpu", "fp32"), precision)):
             predictor = load(place, other)
             pixels = np.stack([predictor.read(content) for content in files])
             python = [predictor.asked(5).answer(predictor.card, p, "") for p in predictor.probabilities(pixels)]

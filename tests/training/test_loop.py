@@ -19,8 +19,8 @@ from vitreous.errors import NonFiniteError, ResourceError, UsageError
 from vitreous.models.config import ViTConfig
 from vitreous.recipes.train import train
 from vitreous.training.folder import Folder
-from vitreous.training.lighter import kept, shrunk
 from vitreous.training.loop import fit
+from vitreous.training.progressive import kept, shrunk
 from vitreous.training.run import DataOptions, Optimizer, Run, Schedule
 from vitreous.training.session import Inputs, Session
 

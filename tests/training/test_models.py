@@ -11,7 +11,7 @@ import torch
 from tests.training.test_loop import make
 from vitreous.errors import Interrupted, UsageError
 from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
-from vitreous.training import account
+from vitreous.training import throughput
 from vitreous.training.folder import Folder
 from vitreous.training.session import Session
 from vitreous.weights.bundle import load_bundle
@@ -82,7 +82,7 @@ def test_models_that_take_whole_grids_leave_no_patch_out(name, tmp_path):
 @pytest.mark.parametrize("name", ["learned at each", "relative", "rotary", "BiT", "hybrid"])
 def test_bfloat16_trains_them_too(name, tmp_path, monkeypatch):
     # half a minute where bfloat16 is emulated
-    monkeypatch.setattr(account, "quick_peak", lambda device, precision: 1e12)
+    monkeypatch.setattr(throughput, "quick_peak", lambda device, precision: 1e12)
     found = session(tmp_path, MODELS[name], precision="bf16").train()
     assert 0 < found["train"]["loss"] < 2
 

@@ -16,7 +16,7 @@ from vitreous.training.parts import parts, spans
 from vitreous.training.ranks import Ranks
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import load_bundle
-from vitreous.weights.pieces import tensors_in
+from vitreous.weights.sharded import tensors_in
 
 #: no chance but that of the weights: what is left differs between numbers of processes in rounding alone
 SAME = {

@@ -16,7 +16,7 @@ from vitreous.cli import predict as predicting
 from vitreous.cli.console import Console
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
-from vitreous.evaluation.engine import How
+from vitreous.evaluation.engine import InferenceOptions
 from vitreous.recipes.train import train
 from vitreous.reports.evaluate import evaluate
 from vitreous.serving.predict import load
@@ -95,7 +95,7 @@ def test_predict_names_every_class_above_the_threshold(trained, tmp_path, capsys
 
 def test_the_threshold_the_number_and_the_probabilities(trained):
     source, out, _ = trained
-    predictor = load(out, How(precision="fp32"))
+    predictor = load(out, InferenceOptions(precision="fp32"))
     paths = open_data(source).splits["test"].paths
     whole = predictor.predict(paths, top=3)
     assert all(len(one.names) == 3 for one in whole)

@@ -18,7 +18,7 @@ from vitreous.recipes.train import train
 from vitreous.training.flat import Flat
 from vitreous.training.loop import State, fit
 from vitreous.training.optimizer import Optimizers
-from vitreous.training.run import DataOptions, Optimizer, Run, Tune
+from vitreous.training.run import DataOptions, FineTune, Optimizer, Run
 from vitreous.training.tune import blocks, check, frozen_state, merged, prepare
 
 SMALL = {"image": (16, 16), "patch": (8, 8), "classes": 3, "width": 32, "depth": 3, "heads": 2, "hidden": 64}
@@ -105,7 +105,7 @@ def test_what_moves_is_the_head_and_the_last_blocks_with_what_follows_them(kind,
     made = model(config)
     names = [text.format(i) for i in range(3) for text in stack] or UNITS
     prefixes = ["head.", "representation.", *(after if last else []), *names[len(names) - last :]]
-    said = prepare(made, Tune(last_blocks=last))
+    said = prepare(made, FineTune(last_blocks=last))
     assert moving(made) == {name for name, _ in made.named_parameters() if name.startswith(tuple(prefixes))}
     count = sum(parameter.numel() for parameter in made.parameters() if parameter.requires_grad)
     total = sum(parameter.numel() for parameter in made.parameters())
@@ -117,7 +117,7 @@ def test_what_moves_is_the_head_and_the_last_blocks_with_what_follows_them(kind,
 @pytest.mark.parametrize("kind", MODELS)
 def test_no_block_before_the_first_that_moves_keeps_a_graph(kind):
     made = model(MODELS[kind][0])
-    prepare(made, Tune(last_blocks=1))
+    prepare(made, FineTune(last_blocks=1))
     grown = []
     for block in blocks(made):
         block.register_forward_hook(lambda block, given, answer: grown.append(answer.requires_grad))
@@ -128,7 +128,7 @@ def test_no_block_before_the_first_that_moves_keeps_a_graph(kind):
 
 def test_frozen_parts_compute_in_training_as_in_use_and_moving_ones_drop():
     made = model(ViTConfig(**SMALL, dropout=0.5, drop_path=0.5, class_token=True))
-    prepare(made, Tune(last_blocks=1))
+    prepare(made, FineTune(last_blocks=1))
     made = copy.deepcopy(made)  # as shards and twins are made
     seen = []
     made.encoder.blocks[1].register_forward_hook(lambda block, given, answer: seen.append(answer))
@@ -139,7 +139,7 @@ def test_frozen_parts_compute_in_training_as_in_use_and_moving_ones_drop():
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "tune", [Tune(last_blocks=0), Tune(last_blocks=1), Tune(lora_rank=2)], ids=["head", "block", "lora"]
+    "tune", [FineTune(last_blocks=0), FineTune(last_blocks=1), FineTune(lora_rank=2)], ids=["head", "block", "lora"]
 )
 def test_frozen_tensors_keep_their_bits_and_the_rest_learns(tune, precision):
     state = begun(MODELS["plain"][0], tune, precision=precision, ema=0.9, shards=2)
@@ -164,7 +164,7 @@ def test_frozen_tensors_keep_their_bits_and_the_rest_learns(tune, precision):
 
 def test_everything_moves_where_nothing_is_said():
     made = model(MODELS["plain"][0])
-    assert prepare(made, Tune()) == "" and not frozen_state(made)
+    assert prepare(made, FineTune()) == "" and not frozen_state(made)
     assert merged(made) is made
 
 
@@ -175,7 +175,7 @@ def test_a_fresh_adapter_changes_no_answer_and_a_trained_one_becomes_weights(kin
     plain, made = model(config).eval(), model(config).eval()
     plain.requires_grad_(False)  # PyTorch picks its products by this too
     count = sum(parameter.numel() for parameter in made.parameters())
-    said = prepare(made, Tune(lora_rank=4, lora_targets=("qkv", "fc2")))
+    said = prepare(made, FineTune(lora_rank=4, lora_targets=("qkv", "fc2")))
     layers = [name for name, part in plain.named_modules() if name.endswith(("qkv", "fc2"))]
     assert said.endswith(f"the head and adapters of rank 4 at {len(layers)} layers (qkv, fc2)")
     assert {name.partition(".lora")[0] for name in moving(made) if ".lora" in name} == set(layers)
@@ -200,7 +200,7 @@ def test_adapters_are_those_of_peft():
 
     config = MODELS["plain"][0]
     ours, theirs = model(config), model(config)
-    tune = Tune(lora_rank=3, lora_alpha=6.0, lora_dropout=0.1)
+    tune = FineTune(lora_rank=3, lora_alpha=6.0, lora_dropout=0.1)
     torch.manual_seed(5)
     prepare(ours, tune)
     torch.manual_seed(5)
@@ -223,7 +223,7 @@ def test_adapters_are_those_of_peft():
 
 
 def test_a_trained_twin_with_adapters_becomes_the_model_that_the_run_was_for():
-    state = begun(MODELS["plain"][0], Tune(lora_rank=2), ema=0.9)
+    state = begun(MODELS["plain"][0], FineTune(lora_rank=2), ema=0.9)
     trained(state)
     twin = state.flat.twin.get_submodule("model")
     again = build(MODELS["plain"][0]).eval()
@@ -237,20 +237,20 @@ def test_a_trained_twin_with_adapters_becomes_the_model_that_the_run_was_for():
 @pytest.mark.parametrize(
     "kind,tune,expected",
     [
-        ("plain", Tune(last_blocks=4), "last_blocks is 4, the model has 3 blocks"),
-        ("BiT", Tune(last_blocks=4), "last_blocks is 4, the model has 3 blocks"),
-        ("plain", Tune(last_blocks=-1), "use 0 (the head alone) to 3"),
-        ("plain", Tune(last_blocks=1, lora_rank=2), "use one of them"),
-        ("plain", Tune(lora_rank=-1), "lora_rank must be at least 0"),
-        ("plain", Tune(lora_rank=2, lora_dropout=1.0), "lora_dropout at least 0 and below 1"),
+        ("plain", FineTune(last_blocks=4), "last_blocks is 4, the model has 3 blocks"),
+        ("BiT", FineTune(last_blocks=4), "last_blocks is 4, the model has 3 blocks"),
+        ("plain", FineTune(last_blocks=-1), "use 0 (the head alone) to 3"),
+        ("plain", FineTune(last_blocks=1, lora_rank=2), "use one of them"),
+        ("plain", FineTune(lora_rank=-1), "lora_rank must be at least 0"),
+        ("plain", FineTune(lora_rank=2, lora_dropout=1.0), "lora_dropout at least 0 and below 1"),
         (
             "plain",
-            Tune(lora_rank=2, lora_targets=("qkv", "query")),
+            FineTune(lora_rank=2, lora_targets=("qkv", "query")),
             "query names no layers\n  the model has fc1, fc2, out, projection, qkv",
         ),
-        ("plain", Tune(lora_rank=2, lora_targets=("head",)), "head names no layers"),
-        ("plain", Tune(lora_rank=2, lora_targets=("norm",)), "norm names other than linear layers"),
-        ("BiT", Tune(lora_rank=2), "the model has no linear layers before its head"),
+        ("plain", FineTune(lora_rank=2, lora_targets=("head",)), "head names no layers"),
+        ("plain", FineTune(lora_rank=2, lora_targets=("norm",)), "norm names other than linear layers"),
+        ("BiT", FineTune(lora_rank=2), "the model has no linear layers before its head"),
     ],
 )
 def test_what_cannot_be_tuned_so_is_refused(kind, tune, expected):
@@ -264,8 +264,8 @@ def test_what_cannot_be_tuned_so_is_refused(kind, tune, expected):
 def test_lora_without_peft_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UsageError, match="peft, which is not installed\n  pip install 'vitreous\\[lora\\]'"):
-        check(MODELS["plain"][0], Tune(lora_rank=2))
-    check(MODELS["plain"][0], Tune(last_blocks=1))
+        check(MODELS["plain"][0], FineTune(lora_rank=2))
+    check(MODELS["plain"][0], FineTune(last_blocks=1))
 
 
 def test_what_cannot_be_tuned_leaves_no_folder_behind(tmp_path):

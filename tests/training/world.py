@@ -28,7 +28,7 @@ import yaml  # noqa: F401
 from vitreous.errors import VitreousError
 from vitreous.recipes.train import train
 from vitreous.reports.pages import report
-from vitreous.training import account
+from vitreous.training import throughput
 from vitreous.training.session import Session
 
 
@@ -56,7 +56,7 @@ def arm(rank: int, job: dict) -> None:
             yield batch
 
     Session.watch, Session.batches = watched, poisoned
-    account.quick_peak = lambda device, precision: 1e12  # half a second, for a figure that is no part of an outcome
+    throughput.quick_peak = lambda device, precision: 1e12  # half a second, for a figure that is no part of an outcome
     report.write_report = lambda *parts, **named: None  # longer than the run that it would tell of
 
 

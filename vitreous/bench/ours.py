@@ -19,10 +19,10 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.decode import decode, read_regular
 from vitreous.data.decoding.jpeg import decoder, layout
 from vitreous.data.layouts.folder import list_images
-from vitreous.data.loader import Feed
+from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import IMAGENET, Preprocess
 from vitreous.data.split import Arrays, Files, Split
-from vitreous.evaluation.engine import How, make_engine
+from vitreous.evaluation.engine import InferenceOptions, make_engine
 from vitreous.machine import DTYPES, pick_precision, settle_process
 from vitreous.models.zoo import Model, create
 from vitreous.objectives.supervised import Supervised
@@ -59,7 +59,7 @@ def inference(work: Work, precision: str = "auto", engine: str = "auto") -> Turn
 
         made = OpenVinoEngine(*answering(work), precision, lambda: noise(work, 32, 1), keep=False)
     else:
-        made = make_engine(*answering(work), How(work.device, precision, engine))  # type: ignore[arg-type]
+        made = make_engine(*answering(work), InferenceOptions(work.device, precision, engine))  # type: ignore[arg-type]
 
     def turn() -> float:
         made(pixels)
@@ -102,7 +102,7 @@ def predict(work: Work, precision: str = "auto", exact: bool = False) -> Turn:
     files, (model, preprocess) = list_images(Path(work.images or ".")), answering(work)
     with tempfile.TemporaryDirectory() as scratch:
         Bundle(model, tuple(map(str, range(CLASSES))), preprocess).save(Path(scratch) / "model")
-        predictor = load(Path(scratch) / "model", How(work.device, precision), exact=exact)  # type: ignore[arg-type]
+        predictor = load(Path(scratch) / "model", InferenceOptions(work.device, precision), exact=exact)  # type: ignore[arg-type]
 
     def turn() -> float:
         return len(predictor.predict(files))
@@ -118,7 +118,7 @@ def loader(work: Work, exact: bool = False, form: Literal["tar", "uint8"] | None
     settle_process()
     split, keep = photographs(work, form)
     preprocess = Preprocess((work.image_size, work.image_size), mean=IMAGENET[0], std=IMAGENET[1])
-    feed = Feed(split, preprocess, Augment(crop=(0.08, 1.0), flip=0.5), 0, default_workers(), exact=exact)
+    feed = TrainLoader(split, preprocess, Augment(crop=(0.08, 1.0), flip=0.5), 0, default_workers(), exact=exact)
     batches = feed.batches(0, 20_000 * work.batch_size, work.batch_size)
 
     def turn(kept: object = keep) -> float:
@@ -176,7 +176,7 @@ def memory(work: Work) -> Turn:
     pixels = torch.randint(0, 256, (CIFAR, 3, side, side), dtype=torch.uint8)
     split = Arrays(pixels.numpy(), np.zeros(CIFAR, dtype=np.int64))
     preprocess = Preprocess((side, side), mean=IMAGENET[0], std=IMAGENET[1])
-    feed = Feed(split, preprocess, Augment(shift=0.125, border="zeros", flip=0.5), 0, cached=pixels)
+    feed = TrainLoader(split, preprocess, Augment(shift=0.125, border="zeros", flip=0.5), 0, cached=pixels)
     batches = feed.batches(0, 10**9, work.batch_size)
 
     def turn() -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from vitreous.weights.options import WeightsOptions
 
 if TYPE_CHECKING:
-    from vitreous.evaluation.how import How
+    from vitreous.evaluation.inference_options import InferenceOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,8 @@ class Answering(WeightsOptions):
     seed: int = 0
     """Accepted for uniformity; nothing here is left to chance."""
 
-    def how(self) -> How:
+    def how(self) -> InferenceOptions:
         """What of it the engine needs."""
-        from vitreous.evaluation.how import How
+        from vitreous.evaluation.inference_options import InferenceOptions
 
-        return How(self.device, self.precision, self.engine, self.merge_tokens)
+        return InferenceOptions(self.device, self.precision, self.engine, self.merge_tokens)

@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
-    from vitreous.data.copies.views import Looker
+    from vitreous.data.copies.views import ImageEmbedder
     from vitreous.data.split import Data, Split
 
 
@@ -103,12 +103,12 @@ def part(data: Data | Split, which: str, source: str, console: Console) -> list[
     return [data.splits[name] for name in names]
 
 
-def looking(run: str, device: str) -> Looker:
+def looking(run: str, device: str) -> ImageEmbedder:
     """The features of a run's model: what its head is given."""
     import numpy as np
     import torch
 
-    from vitreous.data.copies.views import Looker
+    from vitreous.data.copies.views import ImageEmbedder
     from vitreous.reports.opening import open_bundle
 
     bundle = open_bundle(run)
@@ -118,4 +118,4 @@ def looking(run: str, device: str) -> Looker:
     def embed(pixels: torch.Tensor) -> np.ndarray:
         return model.pool(model.features(bundle.preprocess.normalise(pixels.to(device)))).float().cpu().numpy()
 
-    return Looker(bundle.preprocess, embed)
+    return ImageEmbedder(bundle.preprocess, embed)

@@ -55,7 +55,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.protocol != "top1":
         return run_protocol(options, console)
     from vitreous.cli.train import figures
-    from vitreous.reports.evaluate import Further, evaluate
+    from vitreous.reports.evaluate import EvaluateOptions, evaluate
 
     document = evaluate(
         options.source(options.run),
@@ -66,7 +66,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         options.how(),
         options.bad_images,
         console,
-        further=Further(
+        further=EvaluateOptions(
             options.calibrate,
             options.abstain,
             options.outliers,

@@ -15,7 +15,7 @@ from vitreous.cli.answering import Answering
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
     from vitreous.serving.predict import Predictor
-    from vitreous.serving.rays import Remote
+    from vitreous.serving.ray_backend import Remote
     from vitreous.serving.rows import Kind
     from vitreous.serving.sources import Item, Source
 
@@ -61,7 +61,7 @@ def answering(options: Job, predictor: Predictor) -> Predictor | Remote:
     if options.ray is None:
         return predictor
     from vitreous.errors import UsageError
-    from vitreous.serving.rays import Remote
+    from vitreous.serving.ray_backend import Remote
 
     if options.precision == "int8":
         raise UsageError(

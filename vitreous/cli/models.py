@@ -34,8 +34,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     from vitreous.errors import UsageError, nearest
     from vitreous.models.cost import activations, macs
-    from vitreous.models.hollow import hollow
     from vitreous.models.names import NAMES, configure
+    from vitreous.models.skip_init import skip_init
     from vitreous.nn.sizes import by
 
     names = [name for name in NAMES if fnmatchcase(name.lower(), options.pattern.lower())]
@@ -49,7 +49,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
             config = configure(name, options.image_size)
             if options.num_classes is not None:
                 config = replace(config, classes=options.num_classes)
-            count = sum(p.numel() for p in hollow(config).parameters())
+            count = sum(p.numel() for p in skip_init(config).parameters())
         except UsageError as error:
             if len(names) == 1:
                 raise

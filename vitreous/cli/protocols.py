@@ -12,7 +12,7 @@ from vitreous.errors import UsageError
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
-    from vitreous.reports.protocols.protocols import Terms
+    from vitreous.reports.protocols.protocols import ProtocolOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +40,11 @@ class Protocols(Answering):
     seed: int = 0
     """Which training images linear holds out, and the first draw of fewshot."""
 
-    def terms(self) -> Terms:
+    def terms(self) -> ProtocolOptions:
         """What of it the protocols need."""
-        from vitreous.reports.protocols.protocols import Terms
+        from vitreous.reports.protocols.protocols import ProtocolOptions
 
-        return Terms(
+        return ProtocolOptions(
             self.protocol, self.k, self.temperature, self.shots, self.seeds, self.l2, self.labels, self.cache, self.seed
         )
 

@@ -64,11 +64,11 @@ def run(options: Options, console: Console) -> NoReturn:
 
     from vitreous.cli.jobs import tell_notes
     from vitreous.errors import Interrupted
-    from vitreous.evaluation.how import How
+    from vitreous.evaluation.inference_options import InferenceOptions
     from vitreous.serving.http.start import serve, settings_of
 
     settings, token = settings_of(options)
-    how = How(options.device, options.precision, options.engine)
+    how = InferenceOptions(options.device, options.precision, options.engine)
 
     def up(server: Server) -> None:
         card = server.site.served.predictor.card

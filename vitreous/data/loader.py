@@ -33,7 +33,7 @@ SHARE = 0.25  # of the memory that is free, for batches that wait
 
 
 @dataclass(frozen=True)
-class Feed:
+class TrainLoader:
     """Training batches of one split. `cached`: the pictures in memory, (n, C, *image) uint8; None reads files as they
     come.
 
@@ -123,7 +123,7 @@ class Feed:
 
 
 @dataclass(frozen=True)
-class Judged:
+class EvalLoader:
     """A split for evaluation: every sample once, in order, without chance."""
 
     split: Split
@@ -147,7 +147,7 @@ class Judged:
 class Decoding(Dataset):
     """(sample, epoch, view), or (sample,) -> the sample, and its picture or the DataError that stands for it."""
 
-    def __init__(self, reader: Feed | Judged) -> None:
+    def __init__(self, reader: TrainLoader | EvalLoader) -> None:
         self.reader = reader
 
     def __getitem__(self, place: tuple[int, ...]) -> tuple[int, Tensor | DataError]:
@@ -176,7 +176,7 @@ def leave_signals(worker: int) -> None:
 
 
 def load(
-    reader: Feed | Judged, places: Iterable[list[tuple[int, ...]]], workers: int, pin: bool = False
+    reader: TrainLoader | EvalLoader, places: Iterable[list[tuple[int, ...]]], workers: int, pin: bool = False
 ) -> Iterator[tuple[Tensor, Tensor | list[Any]]]:
     """Decode lists of places in order, in `workers` processes. Raises ResourceError where a worker dies or hangs."""
     prefetch = None

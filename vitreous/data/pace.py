@@ -11,7 +11,7 @@ import torch
 
 from vitreous.cores import cores
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.loader import Feed
+from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError
@@ -36,11 +36,11 @@ def workers_for(
     `rate`: images a second that the model takes when it waits for none and has all cores, if that is known.
     `shares_cores`: it computes on the same cores. A few pictures are decoded to see what they cost.
     """
-    feed = Feed(split, preprocess, augment, 0, exact=exact)
+    feed = TrainLoader(split, preprocess, augment, 0, exact=exact)
     return balanced(decode_seconds(feed), rate, cores(), shares_cores, free_memory("cpu"))
 
 
-def decode_seconds(feed: Feed) -> float:
+def decode_seconds(feed: TrainLoader) -> float:
     """Seconds of one core for a picture of the feed, by the median of a few; 0 where none can be read."""
     threads, began, found = torch.get_num_threads(), time.perf_counter(), []
     torch.set_num_threads(1)

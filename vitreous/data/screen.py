@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.loader import Judged
+from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError
@@ -43,7 +43,7 @@ def screen(
     height, width = preprocess.image
     pixels = torch.zeros(len(split), preprocess.channels, height, width, dtype=preprocess.dtype) if keep else None
     bad: dict[int, DataError] = {}
-    for samples, images in Judged(split, preprocess, workers).batches(256):
+    for samples, images in EvalLoader(split, preprocess, workers).batches(256):
         for sample, image in zip(samples.tolist(), images, strict=True):
             if isinstance(image, DataError):
                 bad[sample] = image

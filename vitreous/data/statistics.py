@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vitreous.data.loader import Judged
+from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError
@@ -23,7 +23,7 @@ def statistics(split: Split, preprocess: Preprocess, workers: int = 0) -> tuple[
     if len(split) > MOST:
         split = split.take(np.linspace(0, len(split) - 1, MOST).astype(np.int64))
     count, mean, spread, error = 0, np.zeros(preprocess.channels), np.zeros(preprocess.channels), None
-    for _, images in Judged(split, preprocess, workers).batches(64):
+    for _, images in EvalLoader(split, preprocess, workers).batches(64):
         for image in images:
             if isinstance(image, DataError):
                 error = error or image

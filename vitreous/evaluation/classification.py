@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from vitreous.evaluation.calibration_error import BINS, Gaps, calibration_error, confidence_bins, image_gaps
+from vitreous.evaluation.multilabel import judge_several
 from vitreous.evaluation.report import DRAWS, Report
-from vitreous.evaluation.several import judge_several
 from vitreous.evaluation.temperature import log_softmax
 
 TOGETHER = 30_000  # numbers that draws of the bootstrap, made at once, hold

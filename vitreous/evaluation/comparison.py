@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitreous.evaluation.calibration_error import BINS, Gaps, difference_errors, image_gaps
+from vitreous.evaluation.multilabel import BUDGET, FEWEST, average_precision, bootstrap, ranking
 from vitreous.evaluation.report import DRAWS
-from vitreous.evaluation.several import BUDGET, FEWEST, average_precision, bootstrap, ranking
 from vitreous.evaluation.temperature import log_softmax, losses
 
 Interval = tuple[float, float] | None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
-from vitreous.evaluation.how import How as How
+from vitreous.evaluation.inference_options import InferenceOptions as InferenceOptions
 from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_process, team
 from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
 from vitreous.models.zoo import Model
@@ -121,11 +121,11 @@ def cut(images: int, most: int, threads: int) -> tuple[int, bool]:
 
 
 def make_engine(
-    model: Model, preprocess: Preprocess, how: How | None = None, pictures: Pictures | None = None
+    model: Model, preprocess: Preprocess, how: InferenceOptions | None = None, pictures: Pictures | None = None
 ) -> Engine:
     """The engine that the words stand for; int8 is calibrated on `pictures`. Raises UsageError for words that do not go
     together."""
-    how = how or How()
+    how = how or InferenceOptions()
     device = pick_device(how.device)
     if how.merge_tokens < 0:
         raise UsageError(f"--merge-tokens must be at least 0, not {how.merge_tokens}")

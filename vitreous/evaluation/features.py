@@ -27,13 +27,13 @@ import vitreous
 from vitreous.config import to_plain
 from vitreous.cores import default_workers
 from vitreous.data.decoding.decode import reason
-from vitreous.data.loader import Judged
+from vitreous.data.loader import EvalLoader
 from vitreous.data.packs.pack import stamp
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.disk import cache
 from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError, printable
-from vitreous.evaluation.engine import Engine, How, make_engine
+from vitreous.evaluation.engine import Engine, InferenceOptions, make_engine
 from vitreous.evaluation.forward import CHUNK, answer, chunks
 from vitreous.machine import pick_device, pick_precision
 from vitreous.models.zoo import Model
@@ -68,7 +68,7 @@ def features_of(
     model: Model,
     preprocess: Preprocess,
     split: Split,
-    how: How | None = None,
+    how: InferenceOptions | None = None,
     batch_size: int = CHUNK,
     workers: int | None = None,
     keep: bool = True,
@@ -79,7 +79,7 @@ def features_of(
     `each` is told how many images each step computed. Raises NonFiniteError for features that are not finite,
     ResourceError where the disk has no room, UsageError for int8, whose calibration would differ from split to split.
     """
-    how = how or How()
+    how = how or InferenceOptions()
     if how.precision == "int8":
         raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
     told = {**of_model(model, preprocess, how), "images": of_images(split)}
@@ -87,7 +87,7 @@ def features_of(
     if keep and (found := kept(place)):
         return found
     engine = make_engine(headless(model), preprocess, how)
-    reader = Judged(split, preprocess, default_workers() if workers is None else workers)
+    reader = EvalLoader(split, preprocess, default_workers() if workers is None else workers)
     batches = Stream(engine, reader, batch_size, each)
     if not keep:
         with tempfile.TemporaryFile() as file:
@@ -114,7 +114,7 @@ class Stream:
     """The features of a reader's pictures, chunk by chunk."""
 
     engine: Engine
-    reader: Judged
+    reader: EvalLoader
     batch_size: int
     each: Callable[[int], None]
 
@@ -150,7 +150,7 @@ def headless(model: Model) -> Model:
     return twin
 
 
-def of_model(model: Model, preprocess: Preprocess, how: How) -> dict[str, Any]:
+def of_model(model: Model, preprocess: Preprocess, how: InferenceOptions) -> dict[str, Any]:
     """What features depend on beside the images: weights, but for the head, and how they are computed."""
     body, device = headless(model), pick_device(how.device)
     return {

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.loader import Judged
+from vitreous.data.loader import EvalLoader
 from vitreous.errors import DataError
 from vitreous.evaluation.engine import Engine
 
@@ -16,7 +16,7 @@ CHUNK = 64  # images that an engine is given at a time
 
 
 def logits_of(
-    engine: Engine, reader: Judged, batch_size: int = CHUNK, each: Callable[[int], None] = lambda images: None
+    engine: Engine, reader: EvalLoader, batch_size: int = CHUNK, each: Callable[[int], None] = lambda images: None
 ) -> tuple[np.ndarray, dict[int, DataError]]:
     """The (n, K) float32 logits of every picture of a split, in order, and the pictures that could not be read.
 

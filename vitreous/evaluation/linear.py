@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.errors import DataError
-from vitreous.evaluation.several import average_precision, ranking
+from vitreous.evaluation.multilabel import average_precision, ranking
 
 SMALL = 10_000_000  # numbers of features that scikit-learn is given, in float64
 CHUNK = 16_384  # images whose loss is computed at a time
@@ -53,7 +53,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Known:
+class LabelledFeatures:
     """Training images: features (n, d), the `rows` of them that count, and labels of all, (n,) int64 or (n, K)."""
 
     features: np.ndarray
@@ -67,9 +67,9 @@ class Known:
         """Whether an image has several labels, or none."""
         return self.labels.ndim == 2
 
-    def taking(self, rows: np.ndarray) -> Known:
+    def taking(self, rows: np.ndarray) -> LabelledFeatures:
         """Some of the rows alone."""
-        return Known(self.features, self.labels, rows, self.classes, self.device)
+        return LabelledFeatures(self.features, self.labels, rows, self.classes, self.device)
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and deviation of each number, (d,) float64; 1 for the deviation of one that never changes."""
@@ -83,7 +83,7 @@ class Known:
         return [self.rows[low : low + CHUNK] for low in range(0, len(self.rows), CHUNK)]
 
 
-def fit(known: Known, l2: float, start: Linear | None = None) -> Linear:
+def fit(known: LabelledFeatures, l2: float, start: Linear | None = None) -> Linear:
     """The classifier of a penalty; `start` shortens the search. A class without an image is never the answer.
 
     Raises DataError where all images are of one class.
@@ -107,7 +107,9 @@ Moments = tuple[np.ndarray, np.ndarray]
 Solution = tuple[np.ndarray, np.ndarray]
 
 
-def library(known: Known, there: np.ndarray, l2: float, moments: Moments, begin: Solution | None) -> Solution:
+def library(
+    known: LabelledFeatures, there: np.ndarray, l2: float, moments: Moments, begin: Solution | None
+) -> Solution:
     """By scikit-learn, which has one row for two classes, w = w1 - w0, and the penalty of it."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -129,7 +131,9 @@ def library(known: Known, there: np.ndarray, l2: float, moments: Moments, begin:
     return (np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2) if two else (weight, bias)
 
 
-def streamed(known: Known, there: np.ndarray, l2: float, moments: Moments, begin: Solution | None) -> Solution:
+def streamed(
+    known: LabelledFeatures, there: np.ndarray, l2: float, moments: Moments, begin: Solution | None
+) -> Solution:
     """By L-BFGS, each loss and gradient a sum over chunks."""
     from scipy.optimize import minimize
 
@@ -173,7 +177,9 @@ def losses(logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
     return float(F.cross_entropy(logits, labels, reduction="sum")), gradient
 
 
-def swept(train: Known, held_out: Known, each: Each = lambda l2, score: None) -> tuple[float, float]:
+def swept(
+    train: LabelledFeatures, held_out: LabelledFeatures, each: Each = lambda l2, score: None
+) -> tuple[float, float]:
     """The penalty that is best on images held out, and its top-1 or mAP there.
 
     Powers of ten from strong to weak, each fit begun at the one before; then the step around the best is halved,

@@ -21,7 +21,7 @@ CHUNK = 4096  # images in memory at a time
 
 
 @dataclass(frozen=True)
-class Cloud:
+class GaussianStats:
     """Points around means: `means` (K, d) and `whiten` (d, d), which turns distances into standard deviations."""
 
     means: np.ndarray
@@ -35,11 +35,11 @@ class Cloud:
 
 
 @dataclass(frozen=True)
-class Familiar:
+class MahalanobisDetector:
     """What training images look like. `classes` is None where images have several labels: then all are one cloud."""
 
-    classes: Cloud | None
-    whole: Cloud
+    classes: GaussianStats | None
+    whole: GaussianStats
 
     def scores(self, features: np.ndarray) -> np.ndarray:
         """(n, d) -> (n,) float64: the score of the file's head; without classes, the squared distance from the mean of
@@ -54,16 +54,16 @@ class Familiar:
         return self.classes.distances(features) - self.whole.distances(features)
 
 
-def familiar(features: np.ndarray, labels: np.ndarray, classes: int) -> Familiar:
+def familiar(features: np.ndarray, labels: np.ndarray, classes: int) -> MahalanobisDetector:
     """(n, d) features of training images, and labels (n,) or (n, K) -> what is familiar. Raises DataError for fewer
     than two images."""
     if len(features) < 2:
         raise DataError(f"{len(features)} training images do not tell what is usual", "two at least are needed")
     whole = cloud(features, np.zeros(len(features), dtype=np.int64), 1)
-    return Familiar(None if labels.ndim == 2 else cloud(features, labels, classes), whole)
+    return MahalanobisDetector(None if labels.ndim == 2 else cloud(features, labels, classes), whole)
 
 
-def cloud(features: np.ndarray, labels: np.ndarray, classes: int) -> Cloud:
+def cloud(features: np.ndarray, labels: np.ndarray, classes: int) -> GaussianStats:
     """The means of the classes that have images, and what makes the covariance around them the identity.
 
     The covariance is shrunk towards a multiple of the identity as Ledoit and Wolf (2004) have it, so that it can be
@@ -90,7 +90,7 @@ def cloud(features: np.ndarray, labels: np.ndarray, classes: int) -> Cloud:
     shrinkage = min(1.0, max(0.0, noise / spread)) if spread > 0 else 1.0
     level = level or np.finfo(np.float32).tiny  # all features alike
     covariance = (1 - shrinkage) * scatter + max(shrinkage, 1e-9) * level * np.eye(width)
-    return Cloud(means[sizes > 0], np.linalg.inv(np.linalg.cholesky(covariance)))
+    return GaussianStats(means[sizes > 0], np.linalg.inv(np.linalg.cholesky(covariance)))
 
 
 def separation(usual: np.ndarray, other: np.ndarray) -> dict[str, float]:

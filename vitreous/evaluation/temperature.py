@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from vitreous.errors import DataError
-from vitreous.evaluation.several import sigmoid
+from vitreous.evaluation.multilabel import sigmoid
 
 LOW, HIGH = 1e-3, 1e3  # temperatures between which one is looked for
 STEPS, EXACT = 100, 1e-12  # of the search at most, and the relative step at which it ends

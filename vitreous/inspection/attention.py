@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import UsageError
-from vitreous.inspection.watch import Look, watch
+from vitreous.inspection.hooks import AttentionCall, watch
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import Model
 
@@ -27,7 +27,7 @@ def attention(model: Model, images: Tensor, layers: Iterable[int], queries: Tens
     """
     wanted, found = set(layers), {}
 
-    def each(look: Look) -> None:
+    def each(look: AttentionCall) -> None:
         if look.layer in wanted:
             far_sighted(look, model)
             asked = start(model, look) if queries is None else queries.to(look.x.device)
@@ -37,7 +37,7 @@ def attention(model: Model, images: Tensor, layers: Iterable[int], queries: Tens
     return found
 
 
-def start(model: Model, look: Look) -> Tensor:
+def start(model: Model, look: AttentionCall) -> Tensor:
     """(T,) float32, with the sum one: the tokens that the answer is read from, after the last block.
 
     The class token where that is what is pooled; else, with a mean or attention pooling or no class token, all patches
@@ -52,7 +52,7 @@ def start(model: Model, look: Look) -> Tensor:
     return weights
 
 
-def row(look: Look, queries: Tensor) -> Tensor:
+def row(look: AttentionCall, queries: Tensor) -> Tensor:
     """A share of each query (B, T) -> (B, h, T): sum_q queries[q] A[h, q]. Queries without a share are not computed."""
     asked = queries.any(0).nonzero()[:, 0]
     low, high = int(asked[0]), int(asked[-1]) + 1
@@ -63,7 +63,7 @@ def row(look: Look, queries: Tensor) -> Tensor:
     )
 
 
-def far_sighted(look: Look, model: Model) -> None:
+def far_sighted(look: AttentionCall, model: Model) -> None:
     """Raises UsageError for a look that does not see all tokens, naming blocks that do."""
     if look.span == "all":
         return

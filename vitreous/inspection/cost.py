@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vitreous.inspection.watch import quietly
+from vitreous.inspection.hooks import eval_mode
 from vitreous.machine import free_memory
 from vitreous.models.cost import macs
 from vitreous.models.zoo import Model
@@ -83,7 +83,7 @@ def measured(model: Model, image: tuple[int, int], batches: Sequence[int], secon
     tokens = c.prefix + -(-image[0] // c.patch[0]) * -(-image[1] // c.patch[1])
     black = torch.zeros(1, c.channels, *image, device=own.device, dtype=own.dtype)
     began = time.perf_counter()
-    with quietly(model):
+    with eval_mode(model):
         cost = Cost(image, tokens, macs(c, image), held(model, black))
         gpu, free = own.is_cuda, free_memory(str(own.device))
         if not gpu:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.errors import DataError
-from vitreous.inspection.watch import Look, Span, watch
+from vitreous.inspection.hooks import AttentionCall, Span, watch
 from vitreous.models.zoo import Model
 from vitreous.nn.grid import cut
 
@@ -63,7 +63,7 @@ def distances(model: Model, batches: Iterable[Tensor]) -> Distances:
         these: list[tuple[int, Span, float]] = []
         batch: list[Tensor] = []
 
-        def each(look: Look, grid=grid, these=these, batch=batch) -> None:
+        def each(look: AttentionCall, grid=grid, these=these, batch=batch) -> None:
             patch = model.config.patch
             these.append(
                 (look.layer, look.span, uniform(grid if look.span == "window" else look.grid, patch, look.grid))
@@ -81,7 +81,7 @@ def distances(model: Model, batches: Iterable[Tensor]) -> Distances:
     return Distances(layers, spans, reference, torch.cat(found))
 
 
-def distance(look: Look, patch: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
+def distance(look: AttentionCall, patch: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
     """(B, h) float64: the mean distance of one attention, in pixels of `patch`, where the patches of the image lie in
     `grid`."""
     there = existing(look, grid)
@@ -96,7 +96,7 @@ def distance(look: Look, patch: tuple[int, ...], grid: tuple[int, ...]) -> Tenso
     return total / there.sum().cpu()
 
 
-def existing(look: Look, grid: tuple[int, ...]) -> Tensor:
+def existing(look: AttentionCall, grid: tuple[int, ...]) -> Tensor:
     """(S, T) float32: one for patches of the image, zero for prefix tokens and for what fills a window up."""
     if look.span == "window":
         there = cut(torch.ones(1, *grid, 1), look.grid).reshape(-1, look.tokens)

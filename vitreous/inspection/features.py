@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitreous.inspection.hooks import eval_mode, run
 from vitreous.inspection.principal import principal
-from vitreous.inspection.watch import quietly, run
 from vitreous.models.zoo import Model
 
 CUT = 0.01  # share of the patches at either end whose colour is that of the end: a few tokens are far from all others
@@ -35,13 +35,13 @@ def patches(model: Model, images: Tensor) -> Tensor:
     """(B, C, *image), the model's input -> (B, *grid, D) float32: patch tokens after the last norm, or the last map of
     a BiT."""
     grid = tuple(-(-i // p) for i, p in zip(images.shape[2:], model.config.patch, strict=True))
-    with quietly(model):
+    with eval_mode(model):
         return run(model, images)[:, model.config.prefix :].float().unflatten(1, grid)
 
 
 def pooled(model: Model, images: Tensor) -> Tensor:
     """(B, C, *image), the model's input -> (B, D) float32: what the head is given, before a representation layer."""
-    with quietly(model):
+    with eval_mode(model):
         return model.pool(run(model, images)).float()
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import UsageError
-from vitreous.inspection.watch import State, states
+from vitreous.inspection.hooks import State, states
 from vitreous.models.zoo import Model
 
 LEAST = 1e-6  # added to amplitudes before the logarithm, as Park and Kim do

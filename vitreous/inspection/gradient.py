@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import UsageError
 from vitreous.inspection.attention import far_sighted, start
-from vitreous.inspection.watch import Look, branches, core, has_attention, looker, quietly, removing, run
+from vitreous.inspection.hooks import AttentionCall, branches, core, eval_mode, has_attention, looker, removing, run
 from vitreous.models.zoo import Model
 from vitreous.nn.encoder import Encoder
 from vitreous.nn.frozen import FrozenBranch, Packed
@@ -65,7 +65,7 @@ def gradient(model: Model, images: Tensor, classes: Tensor | None = None) -> Rel
 
 
 @torch.no_grad()
-def through(look: Look, slope: Tensor, row: Tensor) -> Tensor:
+def through(look: AttentionCall, slope: Tensor, row: Tensor) -> Tensor:
     """dy/do (B, T, D) of a look, and a row (B, T) -> (B, T): row W, a few queries at a time."""
     part: Any = look.part
     values = part.split(look.x.flatten(1, -2))[2].float().transpose(-2, -1)  # (B, h, d, T)
@@ -79,14 +79,14 @@ def through(look: Look, slope: Tensor, row: Tensor) -> Tensor:
 
 def differentiated(
     model: Model, images: Tensor, classes: Tensor | None
-) -> tuple[list[Look], Tensor, Tensor, list[Tensor]]:
+) -> tuple[list[AttentionCall], Tensor, Tensor, list[Tensor]]:
     """One pass and back: looks, the classes' logits (B,), the classes, and for each look dy/do (B, T, D)."""
-    looks: list[Look] = []
+    looks: list[AttentionCall] = []
     outputs: list[Tensor] = []
     grid = tuple(i // p for i, p in zip(images.shape[2:], model.config.patch, strict=True))
     inside = True
 
-    def each(look: Look) -> None:
+    def each(look: AttentionCall) -> None:
         if inside:  # blocks are computed once more on the way back
             far_sighted(look, model)
             looks.append(look)
@@ -98,7 +98,7 @@ def differentiated(
         if inside:
             outputs.append(given[0])
 
-    with quietly(model) as stack, torch.enable_grad():
+    with eval_mode(model) as stack, torch.enable_grad():
         stack.enter_context(recomputing(model.encoder))  # type: ignore[arg-type]
         attentive = [(name, branch) for name, branch in branches(model) if hasattr(core(branch), "weights")]
         stack.enter_context(removing(attentive[0][1].register_forward_pre_hook(leaf)))
@@ -127,7 +127,7 @@ def ungraded(hook: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def recomputing(encoder: Encoder) -> Iterator[None]:
-    """Keep blocks' inputs alone for the way back, though the blocks are in evaluation mode; `quietly` restores the
+    """Keep blocks' inputs alone for the way back, though the blocks are in evaluation mode; `eval_mode` restores the
     mode."""
     before = encoder.recompute
     encoder.recompute, encoder.training = True, True

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitreous.errors import UsageError
 from vitreous.inspection.attention import far_sighted, start
-from vitreous.inspection.watch import Look, watch
+from vitreous.inspection.hooks import AttentionCall, watch
 from vitreous.models.zoo import Model
 
 Fusion = Literal["mean", "max", "min"]
@@ -94,11 +94,11 @@ def rollout_matrix(model: Model, images: Tensor, mixing: Mixing | None = None) -
     return matrix_of(looks_of(model, images), mixing or Mixing())
 
 
-def looks_of(model: Model, images: Tensor) -> list[Look]:
+def looks_of(model: Model, images: Tensor) -> list[AttentionCall]:
     """The attention of every block on a batch. Raises UsageError where it is not over all tokens."""
-    looks: list[Look] = []
+    looks: list[AttentionCall] = []
 
-    def each(look: Look) -> None:
+    def each(look: AttentionCall) -> None:
         far_sighted(look, model)
         looks.append(look)
 
@@ -106,7 +106,7 @@ def looks_of(model: Model, images: Tensor) -> list[Look]:
     return looks
 
 
-def rows_of(looks: Sequence[Look], first: Tensor, mixing: Mixing) -> tuple[Tensor, Tensor]:
+def rows_of(looks: Sequence[AttentionCall], first: Tensor, mixing: Mixing) -> tuple[Tensor, Tensor]:
     """Looks at (B, T, D), and a row (T,) -> (B, L, T) twice: row M_l ... M_1 and row M_l for every block l."""
     batch, tokens = len(looks[0].x), looks[0].tokens
     joint = first.new_zeros(batch, 0, tokens)  # of the blocks met so far, the last one first
@@ -120,7 +120,7 @@ def rows_of(looks: Sequence[Look], first: Tensor, mixing: Mixing) -> tuple[Tenso
     return joint.flip(1), torch.stack(single[::-1], 1)
 
 
-def matrix_of(looks: Sequence[Look], mixing: Mixing) -> Tensor:
+def matrix_of(looks: Sequence[AttentionCall], mixing: Mixing) -> Tensor:
     """Looks at (B, T, D) -> (B, T, T): R_1 = M_1, R_l = M_l R_(l-1)."""
     joint = torch.eye(looks[0].tokens, device=looks[0].x.device)
     for look in looks:
@@ -128,7 +128,7 @@ def matrix_of(looks: Sequence[Look], mixing: Mixing) -> Tensor:
     return joint
 
 
-def mixed(look: Look, mixing: Mixing) -> Iterator[tuple[slice, Tensor]]:
+def mixed(look: AttentionCall, mixing: Mixing) -> Iterator[tuple[slice, Tensor]]:
     """Rows of a look's map M, some queries at a time: which, and (B, Q, T)."""
     fused = ((queries, fuse(weights, mixing.fusion)) for queries, weights in look.chunks())
     if mixing.discard:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import UsageError
-from vitreous.inspection.watch import State, quietly, removing, run, states
+from vitreous.inspection.hooks import State, eval_mode, removing, run, states
 from vitreous.models.config import BiTConfig
 from vitreous.models.zoo import Model
 
@@ -36,7 +36,7 @@ def layers(model: Model, images: Tensor) -> dict[str, Tensor]:
         def hook(module: Any, given: Any, out: Tensor) -> None:
             found[parts[module]] = out.float().mean((2, 3)).cpu()
 
-        with quietly(model) as stack:
+        with eval_mode(model) as stack:
             for part in parts:
                 stack.enter_context(removing(part.register_forward_hook(hook)))
             run(model, images)

@@ -26,7 +26,15 @@ from vitreous.nn.grid import patchify
 from vitreous.nn.layout import Axial, Windows
 from vitreous.nn.neck import Neck
 from vitreous.nn.pool import AttentionPool, Heads
-from vitreous.nn.position import Learned, LearnedAxes, Placed, Places, Shared, Waves, everywhere
+from vitreous.nn.position import (
+    BlockWithPosition,
+    BlockWithSharedPosition,
+    Learned,
+    LearnedAxes,
+    SinCosPosition,
+    TokenPositions,
+    everywhere,
+)
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 from vitreous.nn.resnet import Stem
 
@@ -90,8 +98,8 @@ class ViT(nn.Module):
         if c.position_at == "each":
             own = position(c)
             assert own is not None
-            return Placed(plain(), own, own_positions(c))
-        return Shared(plain()) if c.position_at == "shared" else plain()
+            return BlockWithPosition(plain(), own, own_positions(c))
+        return BlockWithSharedPosition(plain()) if c.position_at == "shared" else plain()
 
     def attention(self, index: int) -> nn.Module:
         """The attention of a block."""
@@ -163,17 +171,17 @@ class ViT(nn.Module):
             tokens = tokens + (table.to(tokens.dtype) if self.training else table)  # frozen models sum in float32
         return F.dropout(tokens.flatten(1, -2), self.dropout, self.training)
 
-    def places(self, tokens: Tensor, index: Tensor | None = None) -> Places:
+    def places(self, tokens: Tensor, index: Tensor | None = None) -> TokenPositions:
         """Where the tokens of a (B, *grid, D) lie, or those with the numbers `index` (B, K) int64 alone: what `encode`
         may ask for."""
-        return Places(tuple(tokens.shape[1:-1]), self.config.prefix, index)
+        return TokenPositions(tuple(tokens.shape[1:-1]), self.config.prefix, index)
 
-    def answer(self, tokens: Tensor, places: Places | None = None) -> Tensor:
+    def answer(self, tokens: Tensor, places: TokenPositions | None = None) -> Tensor:
         """(B, N, D) -> (B, classes): from placed tokens to logits, by way of what `pool` reads alone. Raises ValueError
         as `encode`."""
         return self.classify(self.pool(self.encode(tokens, places, whole=False)))
 
-    def encode(self, tokens: Tensor, places: Places | None = None, whole: bool = True) -> Tensor:
+    def encode(self, tokens: Tensor, places: TokenPositions | None = None, whole: bool = True) -> Tensor:
         """(B, N, D) -> (B, P + N, D): prefix tokens in front, blocks, final norm. Any N, in any order.
 
         Where not the `whole` is asked for, (B, R, D) of the R tokens in front that `pool` reads, if it does not read
@@ -195,10 +203,10 @@ class ViT(nn.Module):
                 raise ValueError(
                     f"{tokens.shape[1] - c.prefix} tokens are not those of the native grid", "give their places"
                 )
-            places = Places(c.grid, c.prefix)
+            places = TokenPositions(c.grid, c.prefix)
         return self.encode_placed(tokens, places, whole)
 
-    def encode_placed(self, tokens: Tensor, places: Places, whole: bool) -> Tensor:
+    def encode_placed(self, tokens: Tensor, places: TokenPositions, whole: bool) -> Tensor:
         """(B, P + N, D) -> (B, P + N, D) through blocks that know where their tokens lie."""
         c = self.config
         if c.on_grid:
@@ -245,7 +253,7 @@ def position(config: ViTConfig) -> nn.Module | None:
     """What is added to patch tokens to say where they are."""
     if config.position in ("learned", "axes"):
         return (Learned if config.position == "learned" else LearnedAxes)(config.grid, config.width, config.resize)
-    return None if config.position == "none" else Waves(config.width, config.position.removeprefix("sincos-"))
+    return None if config.position == "none" else SinCosPosition(config.width, config.position.removeprefix("sincos-"))
 
 
 def head(config: ViTConfig) -> nn.Module:

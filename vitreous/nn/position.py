@@ -16,7 +16,7 @@ from vitreous.nn.attention import ALL
 from vitreous.nn.grid import resize
 
 
-class Places(NamedTuple):
+class TokenPositions(NamedTuple):
     """Where the tokens of a batch lie: `prefix` tokens in front, then those of a grid, in raster order.
 
     Where only some patches are there, `index` (B, K) int64 has their numbers in the grid.
@@ -92,7 +92,7 @@ class LearnedAxes(nn.Module):
         )
 
 
-class Waves(nn.Module):
+class SinCosPosition(nn.Module):
     """Fixed positions, `sincos` of a form; nothing to learn, and the same at any grid."""
 
     def __init__(self, width: int, form: str = "mae") -> None:
@@ -104,7 +104,7 @@ class Waves(nn.Module):
         return sincos(grid, self.width, form=self.form)
 
 
-def everywhere(position: nn.Module, slots: Tensor | None, places: Places) -> Tensor:
+def everywhere(position: nn.Module, slots: Tensor | None, places: TokenPositions) -> Tensor:
     """(1 or B, P + K, D): what every token's position is; prefix tokens beyond the `slots` (S, D) have none."""
     table = places.read(position.read(places.grid))  # type: ignore[operator]
     front = table.new_zeros(places.prefix, table.shape[-1])
@@ -113,19 +113,19 @@ def everywhere(position: nn.Module, slots: Tensor | None, places: Places) -> Ten
     return torch.cat([front.expand(len(table), -1, -1), table], 1)
 
 
-class Placed(nn.Module):
+class BlockWithPosition(nn.Module):
     """A block with positions of its own, added to what comes in (arXiv:2010.11929, D.4, Table 8)."""
 
     def __init__(self, block: nn.Module, position: nn.Module, slots: nn.Parameter | None) -> None:
         super().__init__()
         self.block, self.position, self.slots = block, position, slots
 
-    def forward(self, x: Tensor, places: Places, queries: slice = ALL) -> Tensor:
+    def forward(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
         """(B, P + K, D) -> (B, P + K, D), or the `queries` alone."""
         return self.block(x + everywhere(self.position, self.slots, places).to(x), queries=queries)
 
 
-class Shared(nn.Module):
+class BlockWithSharedPosition(nn.Module):
     """A block that adds positions which all blocks share (the last column there), worked out once."""
 
     def __init__(self, block: nn.Module) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitreous.nn.attention import ALL, Attention, attend, probabilities
 from vitreous.nn.grid import resize
-from vitreous.nn.position import Places
+from vitreous.nn.position import TokenPositions
 
 
 class RelativeAttention(Attention):
@@ -29,18 +29,18 @@ class RelativeAttention(Attention):
         super().__init__(width, heads, bias)
         self.table = nn.Parameter(torch.empty(2 * tokens - 1, heads, width // heads).normal_(std=0.02))
 
-    def inner(self, x: Tensor, places: Places, queries: slice = ALL) -> Tensor:
+    def inner(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
         """(B, N, D) -> (B, Q, D)."""
         q, k, v = self.split(x)
         q = q[..., queries, :]
         return attend(q, k, v, self.bias(q, places, queries)).transpose(-3, -2).flatten(-2)
 
-    def weights(self, x: Tensor, places: Places, queries: slice = ALL) -> Tensor:
+    def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
         """(B, N, D) -> (B, h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to one."""
         q, k, _ = self.split(x)
         return probabilities(q[..., queries, :], k, self.bias(q[..., queries, :], places, queries))
 
-    def bias(self, q: Tensor, places: Places, queries: slice = ALL) -> Tensor:
+    def bias(self, q: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
         """(B, h, Q, d), the `queries` of all N -> (B, h, Q, N): what is added to their logits."""
         whole = places.prefix + math.prod(places.grid)
         # (2 T - 1, h, d)
@@ -69,17 +69,17 @@ class RotaryAttention(Attention):
             raise ValueError(f"heads of {width // heads} channels cannot be turned along {axes} axes")
         self.axes, self.base = axes, base
 
-    def inner(self, x: Tensor, places: Places, queries: slice = ALL) -> Tensor:
+    def inner(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
         """(B, N, D) -> (B, Q, D)."""
         q, k, v = self.turned(x, places)
         return attend(q[..., queries, :], k, v).transpose(-3, -2).flatten(-2)
 
-    def weights(self, x: Tensor, places: Places, queries: slice = ALL) -> Tensor:
+    def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
         """(B, N, D) -> (B, h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to one."""
         q, k, _ = self.turned(x, places)
         return probabilities(q[..., queries, :], k)
 
-    def turned(self, x: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]:
+    def turned(self, x: Tensor, places: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
         """(B, N, D) -> queries and keys, turned, and values, each (B, h, N, d)."""
         q, k, v = self.split(x)
         angles = places.read(self.angles(places.grid, q.shape[-1]).to(x.device))[:, None]  # (1 or B, 1, K, d / 2)

@@ -11,11 +11,15 @@ from vitreous.models.defaults import LARGE_IMAGE, SMALL, model_for_small_images
 from vitreous.models.names import configure, name_of
 from vitreous.nn.sizes import nearby
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import Facts, Recipe
+from vitreous.recipes.recipe import DatasetInfo, Recipe
 
 
 def architecture(
-    options: TrainOptions, facts: Facts, classes: int, start: ModelConfig | None = None, recipe: Recipe | None = None
+    options: TrainOptions,
+    facts: DatasetInfo,
+    classes: int,
+    start: ModelConfig | None = None,
+    recipe: Recipe | None = None,
 ) -> ModelConfig:
     """The model of a run; `start` is that of the weights, `recipe` the one that was named.
 
@@ -52,7 +56,7 @@ def started(options: TrainOptions, classes: int, start: ModelConfig) -> ModelCon
     return replace(start, image=image, classes=classes, **changes)  # type: ignore[arg-type]
 
 
-def fresh(options: TrainOptions, facts: Facts, classes: int, recipe: Recipe | None) -> ModelConfig:
+def fresh(options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recipe | None) -> ModelConfig:
     """The model to train from scratch. Where the recipe names no model, small pictures are taken as they are."""
     own = recipe is None or not recipe.models
     native = facts.size if own and max(facts.size) <= SMALL else None

@@ -10,7 +10,7 @@ from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.models.names import name_of
 from vitreous.recipes.names import LEVELS
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import INCEPTION, Facts, Published, Recipe, as_paper, at, google, sigmoid_bias
+from vitreous.recipes.recipe import INCEPTION, DatasetInfo, Published, Recipe, as_paper, at, google, sigmoid_bias
 from vitreous.training.run import Optimizer, Run, Schedule
 
 DECAYS, RATES = (0.1, 0.03), (0.0, 0.1)  # weight decay; dropout and stochastic depth alike
@@ -48,11 +48,11 @@ def augmentation(level: str) -> Augment:
     return replace(INCEPTION, rand_style="big_vision", rand_layers=layers, rand_magnitude=magnitude, mixup=mixup)
 
 
-def augreg(data: str, level: str | None = None) -> Callable[[ModelConfig, Facts, TrainOptions], Run]:
+def augreg(data: str, level: str | None = None) -> Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]:
     """The pre-training on `imagenet` or `imagenet21k` at a level, or at the model's own."""
     epochs, levels = DEFAULTS[data]
 
-    def make(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+    def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
         """AugReg pre-training: arXiv:2106.10270, section 3, with the losses of big_vision's vit_i1k.py and vit_i21k.py.
 
         vitreous train DATA --recipe NAME --model ViT-B/16
@@ -77,7 +77,9 @@ def augreg(data: str, level: str | None = None) -> Callable[[ModelConfig, Facts,
     return make
 
 
-def augreg_grid(model: ModelConfig, facts: Facts, options: TrainOptions, data: str = "imagenet") -> dict[str, Run]:
+def augreg_grid(
+    model: ModelConfig, facts: DatasetInfo, options: TrainOptions, data: str = "imagenet"
+) -> dict[str, Run]:
     """All 28 runs of a model on `imagenet` or `imagenet21k`, named by level, decay and dropout: `medium2, wd 0.1, do
     0.1`."""
     grid = {}
@@ -93,10 +95,10 @@ def augreg_grid(model: ModelConfig, facts: Facts, options: TrainOptions, data: s
     return grid
 
 
-def plain(epochs: int) -> Callable[[ModelConfig, Facts, TrainOptions], Run]:
+def plain(epochs: int) -> Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]:
     """The plain baseline of so many epochs."""
 
-    def make(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+    def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
         """Better plain ViT baselines for ImageNet: arXiv:2205.01580 and big_vision's vit_s16_i1k.py.
 
         vitreous train DATA --recipe NAME

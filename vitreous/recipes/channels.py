@@ -14,14 +14,14 @@ from vitreous.data.statistics import statistics
 from vitreous.errors import DataError, UsageError
 from vitreous.recipes.derive import Note
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import Facts
+from vitreous.recipes.recipe import DatasetInfo
 from vitreous.training.run import Run
 from vitreous.weights.adopt import Start
 
 PROBED = 100  # pictures of which one must be readable
 
 
-def facts(opened: Data, options: TrainOptions, start: Start | None = None) -> Facts:
+def facts(opened: Data, options: TrainOptions, start: Start | None = None) -> DatasetInfo:
     """What the recipe has to know of the data: its first readable picture stands for all.
 
     `--preprocess.numbers`, or else the weights that the run starts from, say how files are to be read that can be read
@@ -47,7 +47,7 @@ def asked(options: TrainOptions, start: Start | None) -> str | None:
     return None if kept == "colours" else kept
 
 
-def facts_of(split: Split, sample: int, numbers: str | None, channels: int | None) -> Facts:
+def facts_of(split: Split, sample: int, numbers: str | None, channels: int | None) -> DatasetInfo:
     """The facts that one picture tells; `channels` are those of the weights. Raises DataError where it cannot be
     read."""
     raw, name = split.raw(sample), split.name(sample)
@@ -57,16 +57,16 @@ def facts_of(split: Split, sample: int, numbers: str | None, channels: int | Non
     if found is None:
         picture = decode(raw, 3, name)
         grey = isinstance(split, Arrays) and split.pixels.ndim == 3
-        return Facts(len(split), (picture.height, picture.width), channels or (1 if grey else 3))
+        return DatasetInfo(len(split), (picture.height, picture.width), channels or (1 if grey else 3))
     if channels not in (None, found[0]):
         way = f"vitreous convert ... --channels {found[0]} makes weights that do"
         raise UsageError(f"the images have {found[0]} channels, the weights take {channels}", way)
     band = bands(raw, *found, name)[0]
-    return Facts(len(split), (band.height, band.width), *found)  # type: ignore[arg-type]
+    return DatasetInfo(len(split), (band.height, band.width), *found)  # type: ignore[arg-type]
 
 
 def channelwise(
-    run: Run, facts: Facts, split: Split, start: Start | None, options: TrainOptions, workers: int, note: Note
+    run: Run, facts: DatasetInfo, split: Split, start: Start | None, options: TrainOptions, workers: int, note: Note
 ) -> Run:
     """The run with its channels measured, and without augmentation that is made for colours, where the pictures ask for
     it.

@@ -25,7 +25,7 @@ from vitreous.errors import ResourceError, UsageError, VitreousError
 from vitreous.recipes.transfer import attempt
 from vitreous.training.folder import Folder
 from vitreous.training.run import Run
-from vitreous.training.session import Inputs, Listener, Session, Silent
+from vitreous.training.session import Inputs, Listener, NullListener, Session
 from vitreous.training.signals import Signals
 
 STOP = ".stop"  # a file beside the trials: each of them saves, and ends
@@ -122,7 +122,7 @@ def placed(
     torch.set_num_threads(threads)
     try:
         if not Path(stop).exists():
-            attempt(run, inputs, Folder(Path(folder)), Silent(), watch=partial(listen, stop=Path(stop)))
+            attempt(run, inputs, Folder(Path(folder)), NullListener(), watch=partial(listen, stop=Path(stop)))
     except VitreousError as error:
         return {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
     return {"kind": "", "message": "", "hint": ""}

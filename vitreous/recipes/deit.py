@@ -10,7 +10,7 @@ from vitreous.data.preprocess import IMAGENET
 from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.models.names import name_of
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import Facts, Recipe, at, common
+from vitreous.recipes.recipe import DatasetInfo, Recipe, at, common
 from vitreous.training.run import Optimizer, Run, Schedule
 
 CROP = Augment(crop=(0.08, 1.0), crop_filter="bicubic", flip=0.5, mixup=0.8, cutmix=1.0)
@@ -26,7 +26,7 @@ SIZES = {
 }
 
 
-def judged(model: ModelConfig, facts: Facts, share: float, repeats: int = 3) -> dict[str, Any]:
+def judged(model: ModelConfig, facts: DatasetInfo, share: float, repeats: int = 3) -> dict[str, Any]:
     """What every run starts from, with ImageNet's mean and deviation, the centre that the authors judge on, and how
     often an epoch shows a picture (a third of them, where it is three times)."""
     parts, (mean, std) = common(model, facts), IMAGENET
@@ -34,7 +34,7 @@ def judged(model: ModelConfig, facts: Facts, share: float, repeats: int = 3) -> 
     return parts | {"preprocess": seen, "data": replace(parts["data"], repeats=repeats)}
 
 
-def warmed(facts: Facts, batch: int, lr: float, least: float = LEAST) -> Schedule:
+def warmed(facts: DatasetInfo, batch: int, lr: float, least: float = LEAST) -> Schedule:
     """Cosine to `least` after five epochs of warm-up."""
     return Schedule(round(WARMUP * facts.images / batch), "cosine", end=least / lr)
 
@@ -48,7 +48,7 @@ def dropped(model: ModelConfig, drop_path: float, rises: bool = False) -> ModelC
     )
 
 
-def deit(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+def deit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """DeiT without a teacher: arXiv:2012.12877, Table 9, and facebookresearch/deit's main.py.
 
     vitreous train DATA --recipe NAME --model ViT-S/16
@@ -72,7 +72,7 @@ def deit(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     )
 
 
-def larger(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+def larger(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """DeiT at 384 pixels, from its weights at 224: facebookresearch/deit's README_deit.md.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -89,7 +89,7 @@ def larger(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     )
 
 
-def deit3(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+def deit3(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """DeiT III on ImageNet-1k: arXiv:2204.07118, and facebookresearch/deit's README_revenge.md.
 
     vitreous train DATA --recipe NAME --model DeiT-III-B/16
@@ -113,7 +113,7 @@ def deit3(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     )
 
 
-def finish(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+def finish(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """DeiT III's last 20 epochs at 224 pixels: facebookresearch/deit's README_revenge.md.
 
     vitreous train DATA --recipe NAME --init runs/deit3

@@ -20,14 +20,14 @@ from vitreous.objectives.supervised import balanced
 from vitreous.recipes.architecture import architecture
 from vitreous.recipes.names import OWN
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import Facts, Recipe
+from vitreous.recipes.recipe import DatasetInfo, Recipe
 from vitreous.recipes.registry import RECIPES, find, own_length
 from vitreous.training.run import Run
 from vitreous.training.shards import default_shards
 from vitreous.weights.adopt import Start
 from vitreous.weights.fetch import published_weights
 
-__all__ = ["Facts", "apply", "derive"]
+__all__ = ["DatasetInfo", "apply", "derive"]
 
 COMPILE_GAIN = 3e17  # FLOPs of a run on a GPU from which a compilation of a minute or two pays for itself
 FEW = 10_000  # photographs: a run from scratch on fewer of them is told of --init
@@ -37,7 +37,7 @@ Note = Callable[[str], None]
 
 
 def derive(
-    options: TrainOptions, data: Data, facts: Facts, start: Start | None = None, note: Note = lambda text: None
+    options: TrainOptions, data: Data, facts: DatasetInfo, start: Start | None = None, note: Note = lambda text: None
 ) -> Run:
     """The run that the options ask for on this data; `start` is what the weights to begin from are, if any.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.models.names import name_of
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import INCEPTION, Facts, Published, Recipe, at, google
+from vitreous.recipes.recipe import INCEPTION, DatasetInfo, Published, Recipe, at, google
 from vitreous.training.run import Optimizer, Run, Schedule
 
 BATCH = 512
@@ -167,7 +167,7 @@ def dropped(model: ModelConfig, dropout: float) -> ModelConfig:
     return replace(model, dropout=dropout, drop_path=0.0) if isinstance(model, ViTConfig) else model
 
 
-def tuned(row: Row, model: ModelConfig, facts: Facts, ema: float | None = None) -> Run:
+def tuned(row: Row, model: ModelConfig, facts: DatasetInfo, ema: float | None = None) -> Run:
     """The run of a row."""
     return Run(
         **google(model, facts, squash=True),
@@ -180,10 +180,10 @@ def tuned(row: Row, model: ModelConfig, facts: Facts, ema: float | None = None) 
     )
 
 
-def paper(row: Row, ema: float | None = None) -> Callable[[ModelConfig, Facts, TrainOptions], Run]:
+def paper(row: Row, ema: float | None = None) -> Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]:
     """A row of the paper's table, with the decay of Polyak's average if there is one."""
 
-    def make(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+    def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
         """From weights, at a higher resolution: arXiv:2010.11929, Table 4.
 
         vitreous train DATA --recipe NAME --init WEIGHTS --lr-grid
@@ -200,10 +200,10 @@ def paper(row: Row, ema: float | None = None) -> Callable[[ModelConfig, Facts, T
     return make
 
 
-def augreg(row: Row) -> Callable[[ModelConfig, Facts, TrainOptions], Run]:
+def augreg(row: Row) -> Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]:
     """A row of AugReg's table."""
 
-    def make(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+    def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
         """From AugReg's weights: "How to train your ViT?", arXiv:2106.10270, Table 4.
 
         vitreous train DATA --recipe NAME --init WEIGHTS --lr-grid
@@ -215,7 +215,7 @@ def augreg(row: Row) -> Callable[[ModelConfig, Facts, TrainOptions], Run]:
     return make
 
 
-def hyperrule(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+def hyperrule(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """BiT-HyperRule: everything from the number of images and their size (arXiv:1912.11370, section 3.3).
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -237,7 +237,7 @@ def hyperrule(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     )
 
 
-def sides(name: str, facts: Facts) -> tuple[int, int]:
+def sides(name: str, facts: DatasetInfo) -> tuple[int, int]:
     """Pixels that BiT scales a picture to, and that it cuts out; for smaller ResNets as arXiv:2010.11929 has it."""
     if facts.size[0] * facts.size[1] < 96 * 96:
         return 160, 128
@@ -245,7 +245,7 @@ def sides(name: str, facts: Facts) -> tuple[int, int]:
 
 
 def recipe(
-    row: Row, make: Callable[[ModelConfig, Facts, TrainOptions], Run], source: str, models: tuple[str, ...]
+    row: Row, make: Callable[[ModelConfig, DatasetInfo, TrainOptions], Run], source: str, models: tuple[str, ...]
 ) -> Recipe:
     """A row as a recipe."""
     return Recipe(

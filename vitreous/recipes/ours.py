@@ -7,7 +7,7 @@ from dataclasses import replace
 from vitreous.data.augmentation.augment import Augment
 from vitreous.models.config import ConvStemConfig, ModelConfig, ViTConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import Facts, Length, Recipe, common
+from vitreous.recipes.recipe import DatasetInfo, Length, Recipe, common
 from vitreous.training.run import Optimizer, Run, Schedule
 
 MEASURED = "benchmarks/README.md"
@@ -21,7 +21,7 @@ def sees_all(model: ModelConfig) -> bool:
     return isinstance(model, ViTConfig) and not model.on_grid
 
 
-def digits(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+def digits(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """The embedded set of handwritten digits, a minute on two cores. Figures: benchmarks/README.md.
 
     vitreous train digits
@@ -39,7 +39,7 @@ def digits(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     )
 
 
-def small(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+def small(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Pictures up to 64 pixels from scratch, as CIFAR. Figures: benchmarks/README.md.
 
     vitreous train DATA --recipe NAME
@@ -66,7 +66,7 @@ def small(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     )
 
 
-def photos(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+def photos(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Photographs from scratch: lr = 1e-3 x batch / 256 with DeiT's linear rule (arXiv:2012.12877), for at least 64
     images.
 
@@ -75,7 +75,7 @@ def photos(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     return pictures(model, facts, started=options.init is not None)
 
 
-def finetune(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+def finetune(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Pictures of any size from weights: as `photos`, with a tenth of the learning rate, a fifth of the epochs, no
     RandAugment.
 
@@ -84,7 +84,7 @@ def finetune(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     return pictures(model, facts, started=True)
 
 
-def pictures(model: ModelConfig, facts: Facts, started: bool) -> Run:
+def pictures(model: ModelConfig, facts: DatasetInfo, started: bool) -> Run:
     """Photographs, from scratch or from weights."""
     batch = max(1, min(64, facts.images // 4))
     epochs = (STARTED if started else SCRATCH).epochs(facts.images)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import INCEPTION, Facts, Published, Recipe, as_paper, at, google, sigmoid_bias
+from vitreous.recipes.recipe import INCEPTION, DatasetInfo, Published, Recipe, as_paper, at, google, sigmoid_bias
 from vitreous.training.run import Optimizer, Run, Schedule
 
 BATCH, WARMUP = 4096, 10_000
@@ -42,7 +42,7 @@ def adam(lr: float, decay: float, clip: float | None = None) -> Optimizer:
     return Optimizer("adamw", lr=lr, betas=(0.9, 0.999), weight_decay=decay, decay_on="all", clip=clip)
 
 
-def imagenet(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+def imagenet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """ViT-* on ImageNet from scratch: arXiv:2010.11929, Table 3, last row.
 
     vitreous train DATA --recipe NAME --model ViT-B/16
@@ -60,7 +60,7 @@ def imagenet(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     )
 
 
-def imagenet21k(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+def imagenet21k(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """ViT-B and ViT-L on ImageNet-21k: arXiv:2010.11929, Table 3.
 
     vitreous train DATA --recipe NAME --model ViT-L/16
@@ -80,7 +80,7 @@ def imagenet21k(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     )
 
 
-def jft(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+def jft(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """ViTs and hybrids on JFT-300M, images with several labels: arXiv:2010.11929, Table 3.
 
     vitreous train DATA --recipe NAME --model ViT-H/14
@@ -91,7 +91,7 @@ def jft(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     return by_row(JFT.get(name_of(model), JFT["ViT-B/16"]), as_paper(model, options), facts)
 
 
-def jft_resnet(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+def jft_resnet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """The ResNets that the paper compares with, on JFT-300M with Adam: arXiv:2010.11929, Tables 3 and 7.
 
     vitreous train DATA --recipe NAME --model BiT-R152x2
@@ -101,7 +101,7 @@ def jft_resnet(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
     return by_row(JFT_RESNETS.get(name_of(model), JFT_RESNETS["BiT-R50x1"]), model, facts)
 
 
-def by_row(row: tuple[int, float], model: ModelConfig, facts: Facts) -> Run:
+def by_row(row: tuple[int, float], model: ModelConfig, facts: DatasetInfo) -> Run:
     """Table 3's run on JFT-300M for (epochs, learning rate)."""
     return Run(
         **google(model, facts),
@@ -115,12 +115,12 @@ def by_row(row: tuple[int, float], model: ModelConfig, facts: Facts) -> Run:
     )
 
 
-def sgd(data: str, epochs: int | None = None) -> Callable[[ModelConfig, Facts, TrainOptions], Run]:
+def sgd(data: str, epochs: int | None = None) -> Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]:
     """BiT's pre-training on a data set, or as many epochs of it on the same stairs."""
     whole, drops = STAIRS[data]
     several = data != "ImageNet"
 
-    def make(model: ModelConfig, facts: Facts, options: TrainOptions) -> Run:
+    def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
         """BiT's ResNets with SGD: lr 0.03 x batch / 256, divided by ten three or four times (arXiv:1912.11370).
 
         vitreous train DATA --recipe NAME --model BiT-R50x1

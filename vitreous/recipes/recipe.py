@@ -27,7 +27,7 @@ JUDGED = 224 / 256  # of the short side: the centre that a pre-trained model is 
 
 
 @dataclass(frozen=True)
-class Facts:
+class DatasetInfo:
     """What the data say: how many training images, their size (height, width), channels and numbers (`Preprocess`)."""
 
     images: int
@@ -38,15 +38,15 @@ class Facts:
 
 #: data set -> what it is, and its classes; the sizes of photographs are examples
 SETS = {
-    "ImageNet": (Facts(1_281_167, (375, 500), 3), 1000),
-    "ImageNet-21k": (Facts(14_200_000, (375, 500), 3), 21_843),
-    "JFT-300M": (Facts(303_000_000, (375, 500), 3), 18_291),
-    "CIFAR-10": (Facts(50_000, (32, 32), 3), 10),
-    "Pets": (Facts(3_680, (375, 500), 3), 37),
-    "Flowers": (Facts(2_040, (500, 667), 3), 102),
-    "VTAB": (Facts(1_000, (375, 500), 3), 100),
-    "digits": (Facts(1_439, (8, 8), 1), 10),
-    "photographs": (Facts(10_000, (375, 500), 3), 10),
+    "ImageNet": (DatasetInfo(1_281_167, (375, 500), 3), 1000),
+    "ImageNet-21k": (DatasetInfo(14_200_000, (375, 500), 3), 21_843),
+    "JFT-300M": (DatasetInfo(303_000_000, (375, 500), 3), 18_291),
+    "CIFAR-10": (DatasetInfo(50_000, (32, 32), 3), 10),
+    "Pets": (DatasetInfo(3_680, (375, 500), 3), 37),
+    "Flowers": (DatasetInfo(2_040, (500, 667), 3), 102),
+    "VTAB": (DatasetInfo(1_000, (375, 500), 3), 100),
+    "digits": (DatasetInfo(1_439, (8, 8), 1), 10),
+    "photographs": (DatasetInfo(10_000, (375, 500), 3), 10),
 }
 
 
@@ -84,14 +84,14 @@ class Recipe:
     """
 
     name: str
-    make: Callable[[ModelConfig, Facts, TrainOptions], Run]
+    make: Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]
     about: str
     source: str
     rule: Rule
     published: tuple[Published, ...] = ()
     data: str = "ImageNet"
     models: tuple[str, ...] = ()
-    image: Callable[[str, Facts], int] | None = None
+    image: Callable[[str, DatasetInfo], int] | None = None
     family: Literal["vit", "bit", "any"] = "any"
     from_weights: bool = False
     by_steps: bool = False
@@ -107,12 +107,12 @@ class Recipe:
         return (getdoc(self.make) or "").replace("NAME", self.name)
 
 
-def at(pixels: int) -> Callable[[str, Facts], int]:
+def at(pixels: int) -> Callable[[str, DatasetInfo], int]:
     """An image side that is the same for every model."""
     return lambda name, facts: pixels
 
 
-def common(model: ModelConfig, facts: Facts) -> dict[str, Any]:
+def common(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
     """What every run starts from: data, model, and preprocessing to pixels in [-1, 1]."""
     return {
         "data": DataOptions("", tuple(map(str, range(model.classes))), facts.images, ""),
@@ -126,7 +126,7 @@ def common(model: ModelConfig, facts: Facts) -> dict[str, Any]:
     }
 
 
-def google(model: ModelConfig, facts: Facts, squash: bool = False) -> dict[str, Any]:
+def google(model: ModelConfig, facts: DatasetInfo, squash: bool = False) -> dict[str, Any]:
     """The same as Google's code has it: read bilinearly, the centre of the picture or all of it squashed."""
     parts = common(model, facts)
     fit = {"fit": "squash"} if squash else {"share": JUDGED}

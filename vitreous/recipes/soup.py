@@ -19,22 +19,22 @@ from torch import Tensor
 
 from vitreous.config import differences
 from vitreous.cores import default_workers
-from vitreous.data.loader import Judged
+from vitreous.data.loader import EvalLoader
 from vitreous.data.screen import refuse
 from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data
 from vitreous.errors import UsageError, VitreousError
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.engine import How, make_engine
+from vitreous.evaluation.engine import InferenceOptions, make_engine
 from vitreous.evaluation.forward import logits_of
 from vitreous.evaluation.report import Report
 from vitreous.models.config import ModelConfig, ViTConfig
-from vitreous.models.hollow import hollow
 from vitreous.models.names import name_of
+from vitreous.models.skip_init import skip_init
 from vitreous.reports.opening import examples, matched, open_bundle
 from vitreous.training.folder import Folder
 from vitreous.training.run import DataOptions
-from vitreous.training.session import Listener, Silent
+from vitreous.training.session import Listener, NullListener
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, fill, load_bundle
 
@@ -56,13 +56,13 @@ class Ingredient:
 
 
 @dataclass(frozen=True)
-class Jury:
+class SoupEvaluator:
     """What models are judged by: a split of a data set, and how they are computed."""
 
     source: str
     data: Data
     split: str
-    how: How
+    how: InferenceOptions
     workers: int
     skip: bool  # count unreadable images as wrong, instead of stopping there
     listener: Listener
@@ -79,7 +79,7 @@ class Jury:
             self.listener.progress(f"judge {name}", done, len(split))
 
         engine = make_engine(bundle.model, preprocess, self.how, lambda: examples(self.data, preprocess))
-        logits, bad = logits_of(engine, Judged(split, preprocess, self.workers), each=each)
+        logits, bad = logits_of(engine, EvalLoader(split, preprocess, self.workers), each=each)
         if bad and not self.skip:
             raise refuse(bad, len(split))
         return judge(
@@ -94,7 +94,7 @@ def soup(
     data: str | os.PathLike[str] | None = None,
     split: str = "val",
     workers: int | None = None,
-    how: How | None = None,
+    how: InferenceOptions | None = None,
     bad_images: str = "stop",
     listener: Listener | None = None,
 ) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def soup(
     none. The order of `runs` means nothing. Raises UsageError for models that differ, listing how, and where `out` is
     there already; DataError and WeightsError.
     """
-    target, listener = Path(out), listener or Silent()
+    target, listener = Path(out), listener or NullListener()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} already exists", "use another --out")
     if split not in ("val", "train"):
@@ -120,12 +120,12 @@ def soup(
     try:
         opened, source = judges(found, None if data is None else os.fspath(data), split, listener)
         count = default_workers() if workers is None else workers
-        jury = Jury(source, opened, split, how or How(), count, bad_images == "skip", listener)
+        jury = SoupEvaluator(source, opened, split, how or InferenceOptions(), count, bad_images == "skip", listener)
     except VitreousError as error:
         if greedy or data is not None:
             raise
         listener.note(f"nothing is judged: {error.message}")
-    rows, kept, report = cook(found, classes, jury, greedy)
+    rows, kept, report = greedy_soup(found, classes, jury, greedy)
     document = {
         "soup": "greedy" if greedy else "uniform",
         "data": jury and jury.source,
@@ -154,7 +154,7 @@ def gather(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]:
         if digest in found:
             raise UsageError(f"{found[digest].run} and {run} are the same weights", "name each model once")
         data = home.run().data if home.config.is_file() else None
-        like = replace(bundle, model=hollow(bundle.model.config), provenance={}, temperature=1.0)
+        like = replace(bundle, model=skip_init(bundle.model.config), provenance={}, temperature=1.0)
         found[digest] = Ingredient(run, folder, digest, like, data)
     if len(found) < 2:
         raise UsageError(
@@ -228,8 +228,8 @@ def judges(found: Sequence[Ingredient], named: str | None, split: str, listener:
     return chosen, source
 
 
-def cook(
-    found: Sequence[Ingredient], classes: tuple[str, ...], jury: Jury | None, greedy: bool
+def greedy_soup(
+    found: Sequence[Ingredient], classes: tuple[str, ...], jury: SoupEvaluator | None, greedy: bool
 ) -> tuple[list[dict[str, Any]], Bundle, Report | None]:
     """A row for each ingredient, from the best on; the soup; and its figures. Greedy soups are Recipe 1 of
     arXiv:2203.05482."""
@@ -272,6 +272,6 @@ def added(total: dict[str, Tensor], bundle: Bundle, classes: tuple[str, ...]) ->
 
 def averaged(like: Bundle, total: dict[str, Tensor], count: int, classes: tuple[str, ...]) -> Bundle:
     """The model whose weights are sums divided by `count`, otherwise as `like`."""
-    model = hollow(like.model.config)
+    model = skip_init(like.model.config)
     fill(model, {name: (tensor / count).float() for name, tensor in total.items()}, "the soup")
     return replace(like, model=model.eval(), classes=classes)

@@ -26,7 +26,7 @@ from vitreous.data.split import Arrays, Data, Split
 from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError, check_path, printable
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.engine import How
+from vitreous.evaluation.engine import InferenceOptions
 from vitreous.evaluation.forward import CHUNK
 from vitreous.machine import environment, pick_device, warning
 from vitreous.models.cost import macs
@@ -44,7 +44,7 @@ from vitreous.training.peak import quick_peak
 from vitreous.training.probe import fitted
 from vitreous.training.ranks import Ranks, together
 from vitreous.training.run import DataOptions, Run
-from vitreous.training.session import Inputs, Listener, Session, Silent
+from vitreous.training.session import Inputs, Listener, NullListener, Session
 from vitreous.weights.adopt import starting_point
 from vitreous.weights.writable import exports_note
 
@@ -116,7 +116,7 @@ def train(
     known = ("data", "listener", "progress")
     (wanted,) = apply_options("train", options, TrainOptions(os.fspath(data)), known=known, aliases=ALIASES)
     if listener is not None or not progress:
-        return carry_out(wanted, listener or Silent())
+        return carry_out(wanted, listener or NullListener())
     display = Display()
     try:
         return carry_out(wanted, display)
@@ -138,7 +138,7 @@ def carry_out(options: TrainOptions, listener: Listener, announce: Announce = la
     writes."""
     options = with_data(options)
     with together(pick_device(options.device or "auto"), options.timeout or Run.timeout) as ranks:
-        return carried_out(options, listener if ranks.leads else Silent(), ranks, announce)
+        return carried_out(options, listener if ranks.leads else NullListener(), ranks, announce)
 
 
 def with_data(options: TrainOptions) -> TrainOptions:
@@ -196,7 +196,9 @@ def judged(folder: Folder, run: Run, opened: Data, summary: dict[str, Any], list
     """
     read = "test" in opened.splits and "lr_grid" not in summary
     found = report = None
-    computing = Computing(CHUNK, run.data.workers, How(run.device), run.data.bad_images if read else "skip", listener)
+    computing = Computing(
+        CHUNK, run.data.workers, InferenceOptions(run.device), run.data.bad_images if read else "skip", listener
+    )
     if read or ("val" in opened.splits and len(opened.splits["val"])):
         with nullcontext() if read else suppress(DataError):  # the page can do without
             found = answered(folder.path, None, "test" if read else "val", computing)

@@ -33,7 +33,7 @@ from vitreous.reports.pages import report
 from vitreous.training.folder import Folder
 from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run
-from vitreous.training.session import Inputs, Listener, Session, Silent
+from vitreous.training.session import Inputs, Listener, NullListener, Session
 from vitreous.training.signals import Signals
 
 TRIALS = "trials.json"
@@ -347,7 +347,7 @@ def forecast(run: Run, protocol: Protocol, seconds_per_step: float) -> dict[str,
     }
 
 
-class Labelled(Silent):
+class Labelled(NullListener):
     """A listener that says of which trial it speaks."""
 
     def __init__(self, listener: Listener, label: str) -> None:

@@ -10,16 +10,16 @@ from functools import cached_property
 import numpy as np
 
 from vitreous.cores import default_workers
-from vitreous.data.loader import Judged
+from vitreous.data.loader import EvalLoader
 from vitreous.data.screen import readable, refuse
 from vitreous.data.split import Data, Split
 from vitreous.errors import UsageError
-from vitreous.evaluation.engine import How, make_engine
+from vitreous.evaluation.engine import InferenceOptions, make_engine
 from vitreous.evaluation.forward import CHUNK, logits_of
 from vitreous.evaluation.temperature import probabilities
 from vitreous.machine import pick_device, warning
 from vitreous.reports.opening import calibrating, choose_split, data_for, examples, matched, open_bundle
-from vitreous.training.session import Listener, Silent
+from vitreous.training.session import Listener, NullListener
 from vitreous.weights.bundle import Bundle
 
 
@@ -29,9 +29,9 @@ class Computing:
 
     batch_size: int = CHUNK
     workers: int | None = None
-    how: How = field(default_factory=How)
+    how: InferenceOptions = field(default_factory=InferenceOptions)
     bad_images: str = "stop"
-    listener: Listener = field(default_factory=Silent)
+    listener: Listener = field(default_factory=NullListener)
     cache: bool = True  # of features
 
 
@@ -111,7 +111,7 @@ def answers_to(
         )
 
     workers = default_workers() if computing.workers is None else computing.workers
-    logits, bad = logits_of(engine, Judged(chosen, p, workers), computing.batch_size, each)
+    logits, bad = logits_of(engine, EvalLoader(chosen, p, workers), computing.batch_size, each)
     if bad and computing.bad_images == "stop":
         raise refuse(bad, len(chosen))
     readable(chosen, bad)  # there must be some

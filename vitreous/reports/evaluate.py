@@ -17,7 +17,7 @@ from vitreous.config import apply_options
 from vitreous.errors import UsageError, VitreousError
 from vitreous.evaluation.abstention import abstained, check_abstain
 from vitreous.evaluation.classification import Report, judge
-from vitreous.evaluation.engine import How
+from vitreous.evaluation.engine import InferenceOptions
 from vitreous.evaluation.forward import CHUNK
 from vitreous.evaluation.pairs import confused
 from vitreous.models.names import name_of
@@ -27,12 +27,12 @@ from vitreous.reports.familiarity import outliers, suspected
 from vitreous.reports.pages import report as pages
 from vitreous.reports.seen import seen, told
 from vitreous.training.folder import Folder
-from vitreous.training.session import Listener, Silent
+from vitreous.training.session import Listener, NullListener
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.options import words_of
 
 if TYPE_CHECKING:
-    from vitreous.reports.protocols.protocols import Terms
+    from vitreous.reports.protocols.protocols import ProtocolOptions
 
 READINGS = "evaluations.jsonl"
 # of `evaluate`, beside the fields of its options
@@ -40,7 +40,7 @@ KNOWN = ("data", "split", "batch_size", "workers", "bad_images", "protocol", "li
 
 
 @dataclass(frozen=True)
-class Further:
+class EvaluateOptions:
     """What else is asked of an evaluation.
 
     `calibrate` fits a temperature first and stores it in the bundle. `abstain`: what is gained by not answering below
@@ -65,11 +65,11 @@ def evaluate(
     split: str | None = None,
     batch_size: int = CHUNK,
     workers: int | None = None,
-    how: How | None = None,
+    how: InferenceOptions | None = None,
     bad_images: str = "stop",
     listener: Listener | None = None,
-    protocol: str | Terms = "top1",
-    further: Further | None = None,
+    protocol: str | ProtocolOptions = "top1",
+    further: EvaluateOptions | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Judge a run's model on a split of its own data set, or of another one with classes of the same names; by default
@@ -81,16 +81,20 @@ def evaluate(
     read. `batch_size` pictures are decoded at a time; like `workers` it cannot change a figure. `protocol`: another way
     to judge, by its name.
 
-    `options` are what the command line has: `device`, `precision`, `engine`, `merge_tokens` (the fields of `How`), and
-    `calibrate`, `abstain`, `outliers` … (those of `Further`; with another `protocol`, those of its `Terms`). `how`,
-    `further` and a `Terms` as the `protocol` say the same. A page with all of it, `report.html`, is written too. Raises
-    UsageError for an unknown option.
+    `options` are what the command line has: `device`, `precision`, `engine`, `merge_tokens` (the fields of
+    `InferenceOptions`), and `calibrate`, `abstain`, `outliers` … (those of `EvaluateOptions`; with another `protocol`,
+    those of its `ProtocolOptions`). `how`, `further` and a `ProtocolOptions` as the `protocol` say the same. A page
+    with all of it, `report.html`, is written too. Raises UsageError for an unknown option.
     """
     if protocol != "top1":
-        computing = Computing(batch_size, workers, how or How(), bad_images, listener or Silent())
+        computing = Computing(batch_size, workers, how or InferenceOptions(), bad_images, listener or NullListener())
         return evaluate_protocol(protocol, run, data, split, computing, options)
-    how, asked = apply_options("evaluate", options, how or How(), further or Further(), known=KNOWN)
-    computing = Computing(batch_size, workers, how or How(), bad_images, listener or Silent(), asked.cache)
+    how, asked = apply_options(
+        "evaluate", options, how or InferenceOptions(), further or EvaluateOptions(), known=KNOWN
+    )
+    computing = Computing(
+        batch_size, workers, how or InferenceOptions(), bad_images, listener or NullListener(), asked.cache
+    )
     check_abstain(asked.abstain)
     fitted = calibrate(run, data, computing) if asked.calibrate else {}
     found = answered(run, data, split, computing)
@@ -127,18 +131,18 @@ def evaluate(
 
 
 def evaluate_protocol(
-    protocol: str | Terms,
+    protocol: str | ProtocolOptions,
     run: str | os.PathLike[str],
     data: str | os.PathLike[str] | None,
     split: str | None,
     computing: Computing,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """`evaluate` by another protocol than top-1; `options` are keywords of `How` and `Terms`. Raises UsageError for
-    others."""
-    from vitreous.reports.protocols.protocols import Terms, judge_by
+    """`evaluate` by another protocol than top-1; `options` are keywords of `InferenceOptions` and `ProtocolOptions`.
+    Raises UsageError for others."""
+    from vitreous.reports.protocols.protocols import ProtocolOptions, judge_by
 
-    terms = Terms(protocol) if isinstance(protocol, str) else protocol
+    terms = ProtocolOptions(protocol) if isinstance(protocol, str) else protocol
     how, terms = apply_options("evaluate", options, computing.how, terms, known=KNOWN)
     document = judge_by(terms, run, data, split, replace(computing, how=how))
     if not (folder := Folder(Path(run))).config.is_file():

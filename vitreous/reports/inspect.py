@@ -34,7 +34,7 @@ from vitreous.models.zoo import Model
 from vitreous.reports.opening import data_for, open_bundle
 from vitreous.reports.pages.thumbnails import rgb_image
 from vitreous.tables import write_table
-from vitreous.training.session import Listener, Silent
+from vitreous.training.session import Listener, NullListener
 from vitreous.weights.bundle import Bundle
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def inspect(
     and said why.
     """
     chosen: Looking = apply_options("inspect", options, looking or Looking(), known=("images", "out", "listener"))[0]
-    images, listener = [images] if isinstance(images, (str, os.PathLike)) else images, listener or Silent()
+    images, listener = [images] if isinstance(images, (str, os.PathLike)) else images, listener or NullListener()
     names = asked(chosen, bool(images))
     bundle = open_bundle(run, headless=True, note=listener.note)
     device = pick_device(chosen.device)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from vitreous.errors import UsageError, WeightsError
 
 if TYPE_CHECKING:
-    from vitreous.evaluation.how import How
+    from vitreous.evaluation.inference_options import InferenceOptions
     from vitreous.serving.onnx import OnnxRuntime
     from vitreous.serving.openvino import OpenVinoRuntime
 
@@ -22,7 +22,7 @@ def is_exported(run: str | os.PathLike[str]) -> bool:
 
 
 def open_exported(
-    path: str | os.PathLike[str], how: How | None = None, quick: bool = False
+    path: str | os.PathLike[str], how: InferenceOptions | None = None, quick: bool = False
 ) -> OnnxRuntime | OpenVinoRuntime:
     """What runs an exported file, with its card; `quick` answers one image alone sooner, and many later.
 

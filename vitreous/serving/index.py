@@ -23,7 +23,7 @@ from vitreous.errors import DataError, UsageError, WeightsError
 if TYPE_CHECKING:
     from vitreous.data.preprocess import Preprocess
     from vitreous.data.split import Data, Split
-    from vitreous.evaluation.engine import How
+    from vitreous.evaluation.engine import InferenceOptions
 
 FILE = "index.npz"
 FORMAT = 1
@@ -101,7 +101,7 @@ def write_index(
     data: str | os.PathLike[str] | None = None,
     split: str = "train",
     limit: int = LIMIT,
-    how: How | None = None,
+    how: InferenceOptions | None = None,
 ) -> Path:
     """Store the nearest images' file beside a run's weights: the run's own training images, or those of `data`; returns
     where it is.

@@ -12,8 +12,8 @@ from vitreous.cores import cores
 from vitreous.errors import UsageError, WeightsError
 from vitreous.evaluation.libraries import needed
 from vitreous.serving.card import Card
+from vitreous.serving.export_file import AGAIN, CARD, card_in, check_onnx, content, look, normalised, precision_in
 from vitreous.serving.runtime import in_parts
-from vitreous.serving.sealed import AGAIN, CARD, card_in, check_onnx, content, look, normalised, precision_in
 
 PIXELS = 2 * 224 * 224  # of one part: few enough to lie in caches, enough to be worth a call
 

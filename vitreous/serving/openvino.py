@@ -12,9 +12,9 @@ from vitreous.cores import cores
 from vitreous.errors import WeightsError
 from vitreous.evaluation.libraries import needed, unobserved
 from vitreous.serving.card import Card
+from vitreous.serving.export_file import AGAIN, CARD, card_in, check_xml, content, normalised, precision_in
 from vitreous.serving.onnx import part
 from vitreous.serving.runtime import in_parts
-from vitreous.serving.sealed import AGAIN, CARD, card_in, check_xml, content, normalised, precision_in
 
 
 class OpenVinoRuntime:

@@ -16,8 +16,8 @@ import numpy as np
 from vitreous.config import apply_options
 from vitreous.errors import DataError, UsageError, check_path
 from vitreous.evaluation.abstention import check_abstain
-from vitreous.evaluation.how import ComputeOptions, How
-from vitreous.evaluation.several import THRESHOLD
+from vitreous.evaluation.inference_options import ComputeOptions, InferenceOptions
+from vitreous.evaluation.multilabel import THRESHOLD
 from vitreous.evaluation.temperature import probabilities
 from vitreous.serving.card import Card
 from vitreous.serving.exported import is_exported, open_exported
@@ -230,7 +230,7 @@ class Asked:
 
 def load(
     run: str | os.PathLike[str],
-    how: How | None = None,
+    how: InferenceOptions | None = None,
     examples: Iterable[str | os.PathLike[str] | bytes] = (),
     exact: bool = False,
     headless: bool = False,
@@ -253,7 +253,7 @@ def load(
         (how,) = apply_options(
             "load",
             dict(options),
-            how or How(),
+            how or InferenceOptions(),
             known=("exact", "headless", "quick", "examples", "resize", "source_size"),
         )
     check_path(run, "load(run)")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from vitreous.evaluation.engine import Engine, How, Pictures
+    from vitreous.evaluation.engine import Engine, InferenceOptions, Pictures
     from vitreous.weights.bundle import Bundle
 
 PART = 4  # images that are computed together where the engine is another library's
@@ -48,7 +48,7 @@ class TorchRuntime:
     """A bundle, computed by its engine; `quick` answers one image alone sooner, and many later."""
 
     def __init__(
-        self, bundle: Bundle, how: How | None = None, pictures: Pictures | None = None, quick: bool = False
+        self, bundle: Bundle, how: InferenceOptions | None = None, pictures: Pictures | None = None, quick: bool = False
     ) -> None:
         from vitreous.evaluation.engine import make_engine
 

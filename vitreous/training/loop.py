@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from vitreous.errors import NonFiniteError
 from vitreous.training.compute import Compute
 from vitreous.training.flat import Flat
-from vitreous.training.lighter import cost
 from vitreous.training.optimizer import Optimizers
 from vitreous.training.parts import parts
+from vitreous.training.progressive import cost
 from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run
 from vitreous.training.schedule import factor
@@ -25,7 +25,7 @@ LARGEST, PATIENCE = 2.0**24, 2000  # of the loss's scale in float16; good steps 
 
 
 @dataclass
-class Numbers:
+class Counters:
     """What a checkpoint keeps of a run in progress beside tensors."""
 
     step: int = 0
@@ -40,7 +40,7 @@ class Numbers:
 
 
 @dataclass
-class State(Numbers):
+class State(Counters):
     """A run in progress: the numbers, the flat vectors and the optimisers' state, and what they are of."""
 
     run: Run = field(kw_only=True)

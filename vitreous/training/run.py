@@ -76,7 +76,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Tune:
+class FineTune:
     """What of the model moves: all of it, the head and the `last_blocks` (0: the head alone), or adapters of rank
     `lora_rank`.
 
@@ -108,7 +108,7 @@ class Run:
     augment: Augment = field(default_factory=Augment)
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
-    tune: Tune = field(default_factory=Tune)
+    tune: FineTune = field(default_factory=FineTune)
     recipe: str = ""  # whose numbers these were before the options came
     init: str | None = None
     # pixels: of the images that the positions of `init` are for, where it does not tell

@@ -1,6 +1,6 @@
 """What a checkpoint holds, and how a run comes back from one.
 
-    state.json               the numbers (`loop.Numbers`) and what else has to be known to go on
+    state.json               the numbers (`loop.Counters`) and what else has to be known to go on
     model, ema, optimizer    tensors by name: three files, or with FSDP a file of pieces from every process
                              (`weights.pieces`)
     frozen                   parameters that do not move, where there are any
@@ -27,16 +27,16 @@ from torch import Tensor
 from vitreous.disk import write_text
 from vitreous.errors import ResourceError, WeightsError
 from vitreous.training.checkpoint import Store, flaw
-from vitreous.training.loop import Numbers, State
+from vitreous.training.loop import Counters, State
 from vitreous.training.sharded import Sharded, group_on_cpu
-from vitreous.weights.pieces import tensors_in
+from vitreous.weights.sharded import tensors_in
 
 FORMAT = 2
 STATE = "state.json"
 FAILURES = 3  # checkpoints in a row that may fail before the run stops
 
 
-class Keeper:
+class Checkpointer:
     """The checkpoints of one run in progress. `tell` is given what people should know."""
 
     def __init__(self, store: Store, tell: Callable[[str], None]) -> None:
@@ -159,7 +159,7 @@ class Keeper:
                 f"{place} was written by a later vitreous (format {stored['format']}, this one reads {FORMAT})",
                 "update",
             )
-        for name in (field.name for field in fields(Numbers)):
+        for name in (field.name for field in fields(Counters)):
             if name in stored:
                 setattr(state, name, stored[name])
         self.saved = state.images
@@ -180,7 +180,7 @@ def take_weights(state: State, store: Store, step: int) -> bool:
 
 def numbers(state: State) -> dict[str, Any]:
     """The numbers of a state."""
-    return {field.name: getattr(state, field.name) for field in fields(Numbers)}
+    return {field.name: getattr(state, field.name) for field in fields(Counters)}
 
 
 def tensors(state: State) -> dict[str, dict[str, Tensor]]:

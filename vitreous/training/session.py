@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.data.keys import key
-from vitreous.data.loader import Batch, Feed, Judged
+from vitreous.data.loader import Batch, EvalLoader, TrainLoader
 from vitreous.data.sources import public_name
 from vitreous.data.split import Split
 from vitreous.errors import Interrupted, ResourceError
@@ -31,20 +31,20 @@ from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model, build
 from vitreous.objectives.supervised import Supervised
 from vitreous.training import best
-from vitreous.training.account import Account
 from vitreous.training.compute import gradients
 from vitreous.training.flat import Flat
 from vitreous.training.folder import Folder
 from vitreous.training.health import Health
-from vitreous.training.lighter import kept, shrunk
 from vitreous.training.loop import State, fit
 from vitreous.training.optimizer import Optimizers, factor_of
 from vitreous.training.parts import check, spans
+from vitreous.training.progressive import kept, shrunk
 from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run
-from vitreous.training.saving import Keeper, take_weights
+from vitreous.training.saving import Checkpointer, take_weights
 from vitreous.training.sharded import Sharded
 from vitreous.training.signals import Signals
+from vitreous.training.throughput import ThroughputMeter
 from vitreous.training.tune import merged, prepare
 from vitreous.weights.adopt import adopt
 from vitreous.weights.bundle import Bundle
@@ -58,7 +58,7 @@ class Listener(Protocol):
     def progress(self, label: str, done: int, total: int, text: str = "") -> None: ...
 
 
-class Silent:
+class NullListener:
     """A listener that hears nothing."""
 
     def note(self, text: str) -> None:
@@ -91,12 +91,12 @@ class Session:
         check(run, ranks)
         best.check(run, inputs.val)
         self.run, self.inputs, self.folder, self.ranks = run, inputs, folder, ranks
-        self.listener = listener or Silent()
+        self.listener = listener or NullListener()
         self.device = ranks.device(run.device)
         self.signals = Signals()
-        self.keeper = Keeper(folder.store(run.keep), self.tell)
+        self.keeper = Checkpointer(folder.store(run.keep), self.tell)
         self.health = Health(self.tell)
-        self.account = Account(ranks, self.device, run.precision)
+        self.account = ThroughputMeter(ranks, self.device, run.precision)
         self.pending = False  # an evaluation was cut short and has to be made after resuming
         self.last: Report | None = None
         self.best = best.Best()
@@ -173,7 +173,7 @@ class Session:
         run's precision."""
         run, data, device = self.run, self.run.data, self.device
         chance = (run.augment, run.seed, data.workers, self.inputs.cached, data.sampling, data.repeats)
-        feed = Feed(self.inputs.train, run.preprocess, *chance, data.exact, self.device.startswith("cuda"))
+        feed = TrainLoader(self.inputs.train, run.preprocess, *chance, data.exact, self.device.startswith("cuda"))
         starts = (start for start, _ in spans(run, self.ranks, state.images))
         for batch, position in zip(feed.spans(spans(run, self.ranks, state.images)), starts, strict=False):
             images = run.preprocess.normalise(batch["images"].to(device, non_blocking=True))
@@ -275,7 +275,9 @@ class Session:
         engine = TorchEngine(model, self.run.preprocess, self.device, "fp32" if precision == "fp16" else precision)
         cut, logits, bad = 0.0, np.zeros((0, self.run.model.classes), np.float32), {}
         try:
-            reader = Judged(split if ranks.world == 1 else split.take(mine), self.run.preprocess, self.run.data.workers)
+            reader = EvalLoader(
+                split if ranks.world == 1 else split.take(mine), self.run.preprocess, self.run.data.workers
+            )
             logits, bad = logits_of(engine, reader, each=each)
         except Interrupted:
             cut = 1.0

@@ -19,13 +19,13 @@ from vitreous.errors import UsageError
 from vitreous.models.bit import BiT
 from vitreous.models.config import BiTConfig, ModelConfig
 from vitreous.models.zoo import Model
-from vitreous.training.run import Tune
+from vitreous.training.run import FineTune
 
 HEAD = ("head", "representation")  # what may be new when weights are adopted
 AFTER = ("encoder.norm", "body.norm", "neck", "pooling", "pooled_norm")  # between the last block and the head
 
 
-def check(config: ModelConfig, tune: Tune) -> None:
+def check(config: ModelConfig, tune: FineTune) -> None:
     """Raise UsageError for what cannot be tuned so, or where `peft` is not installed and LoRA is asked for."""
     depth = sum(config.blocks) if isinstance(config, BiTConfig) else config.depth
     if tune.last_blocks is not None and tune.lora_rank:
@@ -40,7 +40,7 @@ def check(config: ModelConfig, tune: Tune) -> None:
         raise UsageError("LoRA needs the library peft, which is not installed", "pip install 'vitreous[lora]'")
 
 
-def prepare(model: Model, tune: Tune) -> str:
+def prepare(model: Model, tune: FineTune) -> str:
     """Say what moves, in place, and return it in words: "training 1,930 of 5,526,346 parameters: the head"; "" for
     everything.
 
@@ -84,7 +84,7 @@ def blocks(model: Model) -> list[nn.Module]:
     return list(model.encoder.blocks)
 
 
-def adapt(model: Model, tune: Tune) -> str:
+def adapt(model: Model, tune: FineTune) -> str:
     """Put an adapter beside every target, in place, and keep everything else but the head. In words.
 
     Dropout and stochastic depth stay: with its adapters, every block learns.

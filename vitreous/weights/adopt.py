@@ -17,18 +17,18 @@ from vitreous.config import from_plain, read_yaml
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ModelConfig
-from vitreous.models.hollow import hollow
 from vitreous.models.names import name_of
+from vitreous.models.skip_init import skip_init
 from vitreous.models.zoo import Model
 from vitreous.nn.grid import resize
 from vitreous.nn.sizes import by
 from vitreous.objectives.supervised import Loss
-from vitreous.weights.beside import class_names, fields, preprocessing
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
 from vitreous.weights.foreign import Found, find, json_in, weights_in
 from vitreous.weights.options import known_of
-from vitreous.weights.pieces import tensors_in
+from vitreous.weights.sharded import tensors_in
+from vitreous.weights.sidecar import class_names, fields, preprocessing
 from vitreous.weights.transformers import check_family
 from vitreous.weights.variants import heads_mismatch
 
@@ -61,7 +61,7 @@ class Weights:
 
     def bundle(self) -> Bundle:
         """The model with these weights, and what belongs to it."""
-        model = hollow(self.config)
+        model = skip_init(self.config)
         fill(model, self.state(), self.source)
         told = self.provenance | {"init": self.source}
         return Bundle(

@@ -24,8 +24,8 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.disk import write_text
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ModelConfig
-from vitreous.models.hollow import hollow
 from vitreous.models.names import name_of
+from vitreous.models.skip_init import skip_init
 from vitreous.models.zoo import Model
 from vitreous.objectives.supervised import Loss
 from vitreous.weights.files import open_weights
@@ -153,7 +153,7 @@ def load_bundle(folder: Path) -> Bundle:
         raise WeightsError(
             f"{folder / DESCRIPTION}: temperature {temperature}", "it is a number above 0; 1 changes nothing"
         )
-    model = hollow(config)
+    model = skip_init(config)
     fill(model, open_weights(weights).read(), os.fspath(weights))
     told = description.get("provenance", {})
     return Bundle(model.eval(), tuple(description["classes"]), preprocess, told, loss, several, float(temperature))

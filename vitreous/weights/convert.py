@@ -21,10 +21,10 @@ from vitreous.models.names import name_of
 from vitreous.models.zoo import build
 from vitreous.nn.sizes import by
 from vitreous.weights.adopt import Adoption, Weights, adopt, open_weights
-from vitreous.weights.beside import fields
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import find
-from vitreous.weights.note import note
+from vitreous.weights.metadata import note
+from vitreous.weights.sidecar import fields
 from vitreous.weights.table import Format, Tensors
 from vitreous.weights.writable import writer
 

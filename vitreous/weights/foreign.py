@@ -20,12 +20,12 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import BiTConfig, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
-from vitreous.models.hollow import hollow
 from vitreous.models.names import name_of
+from vitreous.models.skip_init import skip_init
 from vitreous.weights import google, others, own, timm, transformers
 from vitreous.weights.files import FLOATING, Source, open_weights, shown
 from vitreous.weights.measure import is_ambiguous
-from vitreous.weights.note import note, noted
+from vitreous.weights.metadata import note, noted
 from vitreous.weights.table import Format, Shapes
 from vitreous.weights.transformers import said_by
 from vitreous.weights.variants import VARIANTS, conclusions
@@ -96,7 +96,7 @@ class Found:
         for name, tensor in tensors.items():
             if tensor.dtype == torch.float64 and not tensor.float().isfinite().all():
                 raise WeightsError(f"{self.names[name][0].path} has a value in {name} that is too large for float32")
-        return self.format.read(self.config, hollow(self.config).state_dict(), tensors)
+        return self.format.read(self.config, skip_init(self.config).state_dict(), tensors)
 
 
 def find(files: list[Path], beside: dict[str, Any] | None = None) -> Found:
@@ -255,7 +255,7 @@ def believable(config: ModelConfig) -> torch.nn.Module:
     deep = config.blocks if isinstance(config, BiTConfig) else (config.depth, *(stem.blocks if stem else ()))
     if config.width > 100_000 or sum(deep) > google.DEPTH or math.prod(config.image) > 1 << 28:
         raise WeightsError(f"a model of width {config.width:,} and depth {sum(deep):,} is not believed")
-    model = hollow(config)
+    model = skip_init(config)
     if sum(p.numel() for p in model.parameters()) > PARAMETERS:
         raise WeightsError("a model of that many parameters is not believed")
     return model
@@ -309,7 +309,7 @@ def writers(config: ModelConfig) -> dict[str, Format]:
         return found
     # all elements of every tensor: operations on meta tensors would import a compiler, two seconds
     one = torch.zeros(())
-    state = {name: one.expand(tensor.shape) for name, tensor in hollow(config).state_dict().items()}
+    state = {name: one.expand(tensor.shape) for name, tensor in skip_init(config).state_dict().items()}
     for form in FORMATS:
         if form.name not in found and form.holds(config) and again(form, config, state):
             found[form.name] = form

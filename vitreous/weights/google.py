@@ -19,7 +19,9 @@ from typing import Any
 
 from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
 from vitreous.nn.sizes import nearby
-from vitreous.weights.folds import (
+from vitreous.weights.measure import Size, bit_config, units_of, vit_config
+from vitreous.weights.table import COPY, Format, Row, Shapes, count, row, table
+from vitreous.weights.tensor_transforms import (
     FLAT,
     FLAX_CONVOLUTION,
     FLAX_HEAD_BIASES,
@@ -32,8 +34,6 @@ from vitreous.weights.folds import (
     TRANSPOSED,
     positions,
 )
-from vitreous.weights.measure import Size, bit_config, units_of, vit_config
-from vitreous.weights.table import COPY, Format, Row, Shapes, count, row, table
 
 PARTS = ("query", "key", "value")
 DEPTH = 1_000  # of a model that is believed

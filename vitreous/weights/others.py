@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from vitreous.models.config import ModelConfig, ViTConfig
-from vitreous.weights.folds import BARE_TOKEN, CONVOLUTION, POINTWISE, PREFIX, TRANSPOSED, positions
 from vitreous.weights.measure import Size, vit_config
 from vitreous.weights.table import COPY, Format, Row, Shapes, count, only, row, table
+from vitreous.weights.tensor_transforms import BARE_TOKEN, CONVOLUTION, POINTWISE, PREFIX, TRANSPOSED, positions
 from vitreous.weights.timm import BLOCKS
 from vitreous.weights.transformers import CLIP_FIELDS, clip_like, square, usual
 

@@ -30,14 +30,14 @@ HOLES = {"i": r"\d+", "s": r"\d+", "j": r"\d+", "x": "weight|bias", "part": r"(?
 
 
 @dataclass(frozen=True)
-class Fold:
+class TensorTransform:
     """Their tensors -> ours, and back. Both take the config; tensors come and go in the order of the row's names."""
 
     into: Callable[[list[Tensor], Any], list[Tensor]]
     out: Callable[[list[Tensor], Any], list[Tensor]]
 
 
-COPY = Fold(lambda theirs, c: theirs, lambda ours, c: ours)
+COPY = TensorTransform(lambda theirs, c: theirs, lambda ours, c: ours)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Row:
 
     ours: tuple[str, ...]
     theirs: Names
-    fold: Fold = COPY
+    fold: TensorTransform = COPY
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Format:
     without: tuple[str, ...] = ()
     doubt: Callable[[Any], str] = lambda config: ""
 
-    def placed(self, config: ModelConfig, own: Iterable[str]) -> Iterator[tuple[list[str], list[str], Fold]]:
+    def placed(self, config: ModelConfig, own: Iterable[str]) -> Iterator[tuple[list[str], list[str], TensorTransform]]:
         """Our names, theirs and the fold of every group of tensors that a model has. Raises LookupError for one without
         a row."""
         own = list(own)
@@ -160,7 +160,7 @@ def table(*lines: str) -> tuple[Row, ...]:
     return tuple(Row((ours,), (theirs,)) for ours, theirs in (line.split(" = ") for line in lines))
 
 
-def row(ours: str, theirs: Names | str, fold: Fold) -> Row:
+def row(ours: str, theirs: Names | str, fold: TensorTransform) -> Row:
     """A row, with names in one string, apart by spaces."""
     return Row(tuple(ours.split()), tuple(theirs.split()) if isinstance(theirs, str) else theirs, fold)
 

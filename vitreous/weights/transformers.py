@@ -11,9 +11,9 @@ from typing import Any
 
 from vitreous.errors import WeightsError
 from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
-from vitreous.weights.folds import BARE_TOKEN, CONVOLUTION, PREFIX, SEPARATE, positions
 from vitreous.weights.measure import Size, bit_config, vit_config
 from vitreous.weights.table import COPY, Format, Row, Shapes, count, only, row, table
+from vitreous.weights.tensor_transforms import BARE_TOKEN, CONVOLUTION, PREFIX, SEPARATE, positions
 from vitreous.weights.timm import resnet_blocks
 
 GELU = {

@@ -18,7 +18,7 @@ from vitreous.cores import default_workers
 from vitreous.data.copies.hashes import first_equal
 from vitreous.data.copies.search import candidates, like_features
 from vitreous.data.copies.verification import PROMISING, THRESHOLD, fit, laid, likeness
-from vitreous.data.copies.views import Joined, Looker, Looks, Progress, closer, look
+from vitreous.data.copies.views import Fingerprints, ImageEmbedder, Joined, Progress, closer, look
 from vitreous.data.copies.windows import describe, describe_whole
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
@@ -46,7 +46,7 @@ def dedup(
     within: bool = False,
     threshold: float = THRESHOLD,
     workers: int | None = None,
-    looker: Looker | None = None,
+    looker: ImageEmbedder | None = None,
     progress: Progress = lambda label, done, total: None,
 ) -> dict[str, Any]:
     """Every sample of `data` that is a copy of one in `against`, or, `within`, of an earlier one in `data`.
@@ -92,7 +92,7 @@ class Finder:
     """A pool of pictures that were looked at: the first `others` are not to be judged, the rest is, in this order."""
 
     pool: Joined
-    looks: Looks
+    looks: Fingerprints
     others: int
     within: bool
     workers: int

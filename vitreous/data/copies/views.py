@@ -54,7 +54,7 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Looks:
+class Fingerprints:
     """What is remembered of n pictures; where one cannot be read, `bad` says why, and its row means nothing.
 
     `content` and `pixels` are (n, 2) uint64: the beginnings of the SHA-256 of what is stored, and of the decoded
@@ -76,7 +76,7 @@ class Looks:
 
 
 @dataclass(frozen=True)
-class Looker:
+class ImageEmbedder:
     """A model that looks too: what it takes, and the features it makes, (B, C, *image) uint8 -> (B, D)."""
 
     preprocess: Preprocess
@@ -105,8 +105,11 @@ class Looking:
 
 
 def look(
-    pool: Joined, workers: int, progress: Progress = lambda label, done, total: None, looker: Looker | None = None
-) -> Looks:
+    pool: Joined,
+    workers: int,
+    progress: Progress = lambda label, done, total: None,
+    looker: ImageEmbedder | None = None,
+) -> Fingerprints:
     """Read every picture once; `progress` is told how many were."""
     count = len(pool)
     content, pixels = np.zeros((count, DIGEST), np.uint8), np.zeros((count, DIGEST), np.uint8)
@@ -128,7 +131,7 @@ def look(
             features[samples] = made / np.maximum(np.linalg.norm(made, axis=1, keepdims=True), 1e-12)
         done = min(done + BATCH, count)
         progress("look at images", done, count)
-    return Looks(content.view(np.uint64), pixels.view(np.uint64), views, bad, features)
+    return Fingerprints(content.view(np.uint64), pixels.view(np.uint64), views, bad, features)
 
 
 def closer(pool: Joined, samples: Sequence[int], side: int, workers: int) -> dict[int, np.ndarray]:

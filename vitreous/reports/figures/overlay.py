@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from vitreous.errors import UsageError
-from vitreous.inspection.watch import has_attention
+from vitreous.inspection.hooks import has_attention
 from vitreous.reports.inspect import Picture, Scene
 
 if TYPE_CHECKING:

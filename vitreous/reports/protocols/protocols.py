@@ -19,7 +19,7 @@ from vitreous.evaluation import fewshot as few
 from vitreous.evaluation import knn
 from vitreous.evaluation.classification import judge, wilson
 from vitreous.evaluation.features import Features, features_of
-from vitreous.evaluation.linear import TRIES, Known, fit, swept
+from vitreous.evaluation.linear import TRIES, LabelledFeatures, fit, swept
 from vitreous.evaluation.report import Report
 from vitreous.machine import pick_device, warning
 from vitreous.reports.answers import Computing
@@ -33,7 +33,7 @@ HELD_OUT, AT_MOST = 0.2, 20_000  # share and number of training images that choo
 
 
 @dataclass(frozen=True)
-class Terms:
+class ProtocolOptions:
     """What is judged how, in the words of the command line; `cli.protocols` says what each means."""
 
     protocol: str
@@ -62,7 +62,7 @@ class Case:
     data: Data
     split: str
     bundle: Bundle
-    terms: Terms
+    terms: ProtocolOptions
     computing: Computing
 
     @cached_property
@@ -162,7 +162,7 @@ class Found:
 
 
 def judge_by(
-    protocol: str | Terms,
+    protocol: str | ProtocolOptions,
     run: str | os.PathLike[str],
     data: str | os.PathLike[str] | None,
     split: str | None,
@@ -173,7 +173,7 @@ def judge_by(
 
     Raises UsageError for an unknown protocol, DataError for data that it cannot be carried out on.
     """
-    terms = Terms(protocol) if isinstance(protocol, str) else protocol
+    terms = ProtocolOptions(protocol) if isinstance(protocol, str) else protocol
     if terms.protocol not in (known := (*JUDGES, "vtab", "real", "objectnet")):
         raise UsageError(
             f"no protocol {terms.protocol}", nearest(terms.protocol, known) or f"there are top1, {', '.join(known)}"
@@ -253,14 +253,14 @@ def by_regression(case: Case) -> Found:
     """Logistic regression; its penalty from --l2, or from a sweep on training images held out, and then all of them are
     used."""
     train, judged = case.pair()
-    known = Known(train.rows, case.training.labels, np.flatnonzero(train.good), case.classes, case.device)
+    known = LabelledFeatures(train.rows, case.training.labels, np.flatnonzero(train.good), case.classes, case.device)
     l2, dev = (case.terms.l2, None) if case.terms.l2 else chosen_penalty(case, known)
     report = judge(fit(known, l2).logits(judged.rows), case.judged.labels, case.data.classes, judged.good)
     figures = [{"l2": l2, "dev": dev, **report.summary()}]
     return Found(report, figures, {"l2": l2, "dev": dev, "features": used(train, judged, case.split)})
 
 
-def chosen_penalty(case: Case, known: Known) -> tuple[float, dict[str, Any]]:
+def chosen_penalty(case: Case, known: LabelledFeatures) -> tuple[float, dict[str, Any]]:
     """The penalty of a sweep on a share of the training images, drawn by the seed; and what it scored there."""
     labels, groups = known.labels[known.rows], case.data.groups
     share = min(HELD_OUT, AT_MOST / len(labels))
@@ -271,7 +271,9 @@ def chosen_penalty(case: Case, known: Known) -> tuple[float, dict[str, Any]]:
     return sweep(case, known.taking(known.rows[parts["train"]]), known.taking(known.rows[parts["dev"]]))
 
 
-def sweep(case: Case, train: Known, dev: Known, label: str = "penalty") -> tuple[float, dict[str, Any]]:
+def sweep(
+    case: Case, train: LabelledFeatures, dev: LabelledFeatures, label: str = "penalty"
+) -> tuple[float, dict[str, Any]]:
     """The best penalty for images held out, and what a document says of it."""
     tried: list[dict[str, float]] = []
     name = "map" if train.several else "top1"

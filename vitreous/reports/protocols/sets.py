@@ -17,7 +17,7 @@ import numpy as np
 from vitreous.cores import default_workers
 from vitreous.data.decoding.decode import decode, read_regular
 from vitreous.data.layouts.imagenet import is_ilsvrc2012, torchvision_names
-from vitreous.data.loader import Judged
+from vitreous.data.loader import EvalLoader
 from vitreous.data.screen import readable, refuse
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError, printable
@@ -108,7 +108,7 @@ def answered(case: Case, split: Split, right: np.ndarray) -> tuple[np.ndarray, n
     rows, s, done = np.flatnonzero(right.any(1)), case.computing, 0
     judged = split.take(rows)
     engine = make_engine(case.bundle.model, case.bundle.preprocess, s.how)
-    reader = Judged(judged, case.bundle.preprocess, default_workers() if s.workers is None else s.workers)
+    reader = EvalLoader(judged, case.bundle.preprocess, default_workers() if s.workers is None else s.workers)
 
     def each(images: int) -> None:
         nonlocal done

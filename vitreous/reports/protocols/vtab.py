@@ -21,12 +21,12 @@ from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.features import of_images, of_model
-from vitreous.evaluation.linear import Known, fit
+from vitreous.evaluation.linear import LabelledFeatures, fit
 from vitreous.evaluation.vtab import DEV, TASKS, TRAIN, Task, classes_of, means
 from vitreous.reports.answers import Computing
 from vitreous.reports.evaluate import describe, record
 from vitreous.reports.inspect import stem
-from vitreous.reports.protocols.protocols import Case, Terms, bare, sweep
+from vitreous.reports.protocols.protocols import Case, ProtocolOptions, bare, sweep
 from vitreous.reports.protocols.sets import plain
 from vitreous.weights.bundle import Bundle
 
@@ -35,7 +35,7 @@ PREFIX = re.compile(r"^(wds_)?(vtab_)?(1k_)?")
 
 
 def vtab(
-    run: str, data: str | os.PathLike[str] | None, bundle: Bundle, terms: Terms, computing: Computing
+    run: str, data: str | os.PathLike[str] | None, bundle: Bundle, terms: ProtocolOptions, computing: Computing
 ) -> dict[str, Any]:
     """Judge a model on the tasks whose data lie in DATA/TASK, in any layout; the document names those that do not.
 
@@ -89,7 +89,7 @@ def found_in(root: Path) -> dict[str, Path]:
 
 
 def carried_out(
-    run: str, bundle: Bundle, homes: dict[str, Path], notebook: Path, terms: Terms, computing: Computing
+    run: str, bundle: Bundle, homes: dict[str, Path], notebook: Path, terms: ProtocolOptions, computing: Computing
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """What each task gave, from the notebook where it is finished, and why others could not be judged."""
     known, done, failed = read(notebook), {}, {}
@@ -173,7 +173,9 @@ def judged(name: str, case: Case, note: str) -> dict[str, Any]:
     train, dev, test = (case.features(f"{name} {split}", case.data.split(split)) for split in ("train", "val", "test"))
     labels = np.concatenate([case.data.split("train").labels, case.data.split("val").labels])
     good = np.concatenate([train.good, dev.good])
-    known = Known(np.concatenate([train.rows, dev.rows]), labels, np.flatnonzero(good), case.classes, case.device)
+    known = LabelledFeatures(
+        np.concatenate([train.rows, dev.rows]), labels, np.flatnonzero(good), case.classes, case.device
+    )
     of_dev = known.rows >= len(train.rows)
     if case.terms.l2:
         l2, chosen = case.terms.l2, None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vitreous.errors import ResourceError, UsageError, VitreousError, check_path, nearest
-from vitreous.evaluation.how import How
+from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.libraries import check_installed
 from vitreous.reports.opening import open_bundle
 from vitreous.serving.card import card_of
@@ -22,7 +22,7 @@ from vitreous.serving.export.graph import check_dynamic
 from vitreous.serving.export.pictures import gather, sizes
 from vitreous.serving.export.proof import Pictures, Proof, compare, lost
 from vitreous.serving.runtime import Runtime, TorchRuntime
-from vitreous.training.session import Listener, Silent
+from vitreous.training.session import Listener, NullListener
 from vitreous.weights.bundle import Bundle, sha256
 from vitreous.weights.convert import convert
 from vitreous.weights.foreign import FORMATS
@@ -55,7 +55,7 @@ def export(
     check_path(run, "export(run)")
     if to not in FORMS:
         more = bool(images or data or quantize or dynamic_size or max_loss is not None)
-        return written(run, to, out, more, overwrite, listener or Silent())
+        return written(run, to, out, more, overwrite, listener or NullListener())
     if quantize not in (None, *KINDS):
         raise UsageError(f"--quantize {quantize} is not known", f"use {', '.join(KINDS)}")
     if quantize and to == "torch":
@@ -66,7 +66,7 @@ def export(
     if allowed is not None and not 0 <= allowed <= 1:
         raise UsageError(f"--max-loss {max_loss} is no share of answers", "it is a number from 0 to 1")
     check_installed(FORMS[to].libraries + FORMS[to].for_int8 * (quantize is not None))
-    listener = listener or Silent()
+    listener = listener or NullListener()
     place = choose_place(run, out, "model" + (f"-{quantize}" if quantize else ""), FORMS[to].suffix, overwrite)
     bundle = open_bundle(run, note=listener.note)
     if dynamic_size:
@@ -103,7 +103,7 @@ def export(
 
 def judge(bundle: Bundle, export: Runtime, pictures: Pictures, made: Made, listener: Listener) -> Proof:
     """The export beside the original: at the model's own size and, where others are free, at two of them."""
-    original = TorchRuntime(bundle, How("cpu", "fp32"))
+    original = TorchRuntime(bundle, InferenceOptions("cpu", "fp32"))
     total, bundle.model.any_size = len(pictures), True
     proof = compare(original, export, pictures, made.card, lambda done: listener.progress("judge", done, total))
     for pixels in sizes(pictures, bundle.model.config.patch) if made.dynamic else ():

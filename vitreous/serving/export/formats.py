@@ -23,9 +23,9 @@ from vitreous.models.zoo import Model
 from vitreous.serving.card import Card
 from vitreous.serving.export.graph import INPUT, OUTPUTS, program
 from vitreous.serving.export.int8 import quantise_onnx
+from vitreous.serving.export_file import CARD, MOST, content, normalised, seal_onnx, seal_xml, told
 from vitreous.serving.exported import open_exported
 from vitreous.serving.runtime import Runtime
-from vitreous.serving.sealed import CARD, MOST, content, normalised, seal_onnx, seal_xml, told
 
 OPSET = 18  # of 2022: the first that has every operator here in the form that PyTorch writes
 WHOLE = 1.9e9  # bytes of weights that fit into an ONNX file, of 2 GiB with everything

@@ -17,7 +17,7 @@ from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
 from vitreous.reports.opening import data_for, examples, matched, training
 from vitreous.serving.export.proof import FEWEST, MOST, Pictures, enough
-from vitreous.serving.sealed import normalised
+from vitreous.serving.export_file import normalised
 from vitreous.serving.sources import read_item, source
 from vitreous.weights.bundle import Bundle
 

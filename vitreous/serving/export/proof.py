@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.errors import DataError
-from vitreous.evaluation.several import THRESHOLD
+from vitreous.evaluation.multilabel import THRESHOLD
 from vitreous.evaluation.temperature import probabilities
 from vitreous.serving.card import Card
 from vitreous.serving.runtime import Runtime

@@ -52,10 +52,14 @@ class Served:
     @cached_property
     def can(self) -> dict[str, bool]:
         """What can be asked of it beside its classes."""
-        from vitreous.serving import looking
+        from vitreous.serving import attention_api
 
         bundle = self.predictor.bundle
-        told = looking.can(bundle) if bundle is not None else {"attention": False, "positions": False, "filters": False}
+        told = (
+            attention_api.can(bundle)
+            if bundle is not None
+            else {"attention": False, "positions": False, "filters": False}
+        )
         return {"embed": self.embeds, **told, "neighbours": self.index is not None}
 
     def describe(self) -> dict[str, Any]:

@@ -178,7 +178,7 @@ async def single(site: Site, request: Request, served: Served, work: Any, upload
 
 def attention(site: Site, request: Request) -> Awaitable[Response]:
     """What the model looks at."""
-    from vitreous.serving import looking
+    from vitreous.serving import attention_api
 
     served = site.served
     bundle = with_bundle(served, "attention")
@@ -186,13 +186,15 @@ def attention(site: Site, request: Request) -> Awaitable[Response]:
     form = said.get("format", "json")
     if form not in ("json", "png"):
         raise Refusal(422, "bad_parameter", f"format={form[:40]} cannot be", "format is json or png")
-    asked = looking.AttentionAsked.parse(said, bundle.model)
+    asked = attention_api.AttentionAsked.parse(said, bundle.model)
     if form == "png" and "all" in (asked.layer, asked.head):
         raise Refusal(422, "bad_parameter", "a PNG of several maps", "ask for one layer and one head, or format=json")
 
     def look(pixels: np.ndarray) -> Any:
         return (
-            looking.attention_png(bundle, pixels, asked) if form == "png" else looking.attention(bundle, pixels, asked)
+            attention_api.attention_png(bundle, pixels, asked)
+            if form == "png"
+            else attention_api.attention(bundle, pixels, asked)
         )
 
     return looked(site, request, served, look)
@@ -200,7 +202,7 @@ def attention(site: Site, request: Request) -> Awaitable[Response]:
 
 async def looked(site: Site, request: Request, served: Served, look: Any) -> Response:
     """Ask about one picture by itself."""
-    from vitreous.serving.looking import box
+    from vitreous.serving.attention_api import box
 
     upload = only(uploads(request, site.limits))
     with site.room(request, min(WEIGHT, site.queue)):
@@ -245,19 +247,19 @@ def shown(found: Any) -> dict[str, Any]:
 
 async def positions(site: Site, request: Request) -> Response:
     """How alike the position embeddings are."""
-    from vitreous.serving import looking
+    from vitreous.serving import attention_api
 
     request.parameters(())
-    found = await once(site, request, "positions", looking.positions)
+    found = await once(site, request, "positions", attention_api.positions)
     return answer(found)
 
 
 async def filters(site: Site, request: Request) -> Response:
     """The filters that read the picture."""
-    from vitreous.serving import looking
+    from vitreous.serving import attention_api
 
     request.parameters(())
-    found = await once(site, request, "filters", looking.filters)
+    found = await once(site, request, "filters", attention_api.filters)
     return Response(200, found, b"image/png")
 
 

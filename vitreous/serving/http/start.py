@@ -18,7 +18,7 @@ from vitreous.serving.http.server import Server, Settings
 from vitreous.serving.predict import Predictor, load
 
 if TYPE_CHECKING:
-    from vitreous.evaluation.how import How
+    from vitreous.evaluation.inference_options import InferenceOptions
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SHORTEST = 16  # characters of a token
@@ -27,7 +27,7 @@ SHORTEST = 16  # characters of a token
 def serve(
     run: str | os.PathLike[str],
     settings: Settings | None = None,
-    how: How | None = None,
+    how: InferenceOptions | None = None,
     exact: bool = False,
     quick: bool = True,
     up: Callable[[Server], None] = lambda server: None,

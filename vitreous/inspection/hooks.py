@@ -34,7 +34,7 @@ Span = Literal["all", "row", "column", "window"]
 
 
 @dataclass(frozen=True)
-class Look:
+class AttentionCall:
     """One attention and its input.
 
     `layer` counts blocks from 0; `span` is what a query sees: all tokens, its row or column (axial blocks come as two
@@ -65,14 +65,14 @@ class Look:
         batch = math.prod(self.x.shape[: -1 - (1 if self.x.shape[-2] == self.tokens else len(self.grid))])
         size = max(1, most // (4 * batch * self.part.heads * self.tokens))  # type: ignore[operator]
         part = copy.copy(self.part)
-        part._modules = {**part._modules, "qkv": Once(part.qkv)} if "qkv" in part._modules else part._modules  # type: ignore[arg-type]
+        part._modules = {**part._modules, "qkv": CachedLayer(part.qkv)} if "qkv" in part._modules else part._modules  # type: ignore[arg-type]
         look = replace(self, part=part)
         for low in range(0, self.tokens, size):
             queries = slice(low, min(low + size, self.tokens))
             yield queries, look.weights(queries)
 
 
-class Once(nn.Module):
+class CachedLayer(nn.Module):
     """A layer that is always asked the same: it computes the first time, and for every chunk of queries answers that
     again."""
 
@@ -113,7 +113,7 @@ def has_attention(model: Model) -> None:
         )
 
 
-def watch(model: Model, images: Tensor, each: Callable[[Look], None]) -> None:
+def watch(model: Model, images: Tensor, each: Callable[[AttentionCall], None]) -> None:
     """Run the model once on (B, C, *image), its input, and hand every attention's look to `each`, from the first block
     on.
 
@@ -121,7 +121,7 @@ def watch(model: Model, images: Tensor, each: Callable[[Look], None]) -> None:
     """
     has_attention(model)
     grid = tuple(i // p for i, p in zip(images.shape[2:], model.config.patch, strict=True))
-    with quietly(model) as stack:
+    with eval_mode(model) as stack:
         for name, branch in branches(model):
             if hasattr(core(branch), "weights"):
                 stack.enter_context(
@@ -147,7 +147,7 @@ def states(model: Model, images: Tensor, each: Callable[[State], None]) -> Tenso
         return hook
 
     name_of = {branch: name for name, branch in branches(model)}
-    with quietly(model) as stack:
+    with eval_mode(model) as stack:
         first = next(iter(name_of))
         stack.enter_context(removing(first.register_forward_pre_hook(told(-1, "embedding"))))
         for branch, name in name_of.items():
@@ -164,7 +164,7 @@ def run(model: Model, images: Tensor) -> Tensor:
 
 
 @contextmanager
-def quietly(model: nn.Module) -> Iterator[ExitStack]:
+def eval_mode(model: nn.Module) -> Iterator[ExitStack]:
     """Evaluation mode, no gradients, nothing compiled; all as it was afterwards."""
     modes = {module: module.training for module in model.modules()}
     with ExitStack() as stack:
@@ -200,7 +200,7 @@ def core(branch: nn.Module) -> nn.Module:
 
 
 def looker(
-    name: str, branch: nn.Module, grid: tuple[int, ...], prefix: int, each: Callable[[Look], None]
+    name: str, branch: nn.Module, grid: tuple[int, ...], prefix: int, each: Callable[[AttentionCall], None]
 ) -> Callable[..., None]:
     """The hook that makes a branch's look from what the branch is given."""
     part = exact(core(branch))
@@ -210,7 +210,7 @@ def looker(
         x = module.norm(given[0]).float()
         span: Span = "row" if ".row." in name else "column" if ".column." in name else "window" if windows else "all"
         own = {"row": (1, grid[-1]), "column": (grid[0], 1), "window": windows.size if windows else ()}.get(span, grid)
-        each(Look(layer_of(name), span, own, prefix, part, cut(x, windows.size) if windows else x, given[1:]))
+        each(AttentionCall(layer_of(name), span, own, prefix, part, cut(x, windows.size) if windows else x, given[1:]))
 
     return hook
 

@@ -7,7 +7,7 @@ from typing import Literal, TypedDict
 
 
 @dataclass(frozen=True)
-class How:
+class InferenceOptions:
     """How answers are computed, in the words of the command line. `auto` is the fastest that gives the model's own
     answers.
 
@@ -22,7 +22,7 @@ class How:
 
 
 class ComputeOptions(TypedDict, total=False):
-    """The fields of `How` as keywords of `vitreous.load`."""
+    """The fields of `InferenceOptions` as keywords of `vitreous.load`."""
 
     device: str
     precision: str

@@ -14,7 +14,7 @@ from vitreous.models.zoo import Model, build
 DRAWS = {Tensor.normal_, Tensor.uniform_}
 
 
-class Undrawn(TorchFunctionMode):
+class NoInitMode(TorchFunctionMode):
     """Random draws that leave tensors as they are. On the meta device they would draw nothing, after two seconds of
     imports."""
 
@@ -27,7 +27,7 @@ class Undrawn(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def hollow(config: ModelConfig) -> Model:
+def skip_init(config: ModelConfig) -> Model:
     """A model whose parameters have shapes and nothing else; `load_state_dict(…, assign=True)` gives it weights."""
-    with torch.device("meta"), Undrawn():
+    with torch.device("meta"), NoInitMode():
         return build(config)

@@ -25,7 +25,7 @@ import numpy as np
 from vitreous import errors
 from vitreous.cluster import connected
 from vitreous.errors import DataError, ResourceError, VitreousError
-from vitreous.evaluation.how import How
+from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.serving.predict import Asked, Embedding, Prediction, load
 from vitreous.serving.sources import Item
 from vitreous.weights.options import WeightsSource
@@ -48,7 +48,7 @@ class Task:
     images."""
 
     run: str | WeightsSource
-    how: How
+    how: InferenceOptions
     exact: bool
     verb: Verb
     rest: tuple[Any, ...]
@@ -66,7 +66,7 @@ class Remote:
 
     address: str
     run: str | WeightsSource
-    how: How = How()  # noqa: RUF009
+    how: InferenceOptions = InferenceOptions()  # noqa: RUF009
     exact: bool = False
 
     def predictions(self, items: Iterable[Item], asked: Asked, bad_images: str = "skip") -> Iterator[list[Prediction]]:

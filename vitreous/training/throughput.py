@@ -12,7 +12,7 @@ from vitreous.training.ranks import Ranks
 
 
 @dataclass
-class Account:
+class ThroughputMeter:
     """Sums over all processes of a run and all its resumptions; `begin` starts the clock of this one.
 
     FLOPs are those of the model: three forward passes a picture, two to a multiply-add, without what patch dropout and

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitreous.models.config import ViTConfig
-from vitreous.weights.table import Fold
+from vitreous.weights.table import TensorTransform
 
 
 def apart(tensors: list[Tensor], config: Any) -> list[Tensor]:
@@ -41,25 +41,25 @@ def kernel(weight: Tensor, config: ViTConfig) -> Tensor:
 
 
 #: (D, C, p, q), PyTorch's convolution, and (D, C p q)
-CONVOLUTION = Fold(map_each(lambda w: w.flatten(1)), lambda ours, c: [kernel(ours[0], c)])
+CONVOLUTION = TensorTransform(map_each(lambda w: w.flatten(1)), lambda ours, c: [kernel(ours[0], c)])
 #: (p, q, C, D), flax's convolution, and (D, C p q)
-FLAX_PATCH = Fold(
+FLAX_PATCH = TensorTransform(
     map_each(lambda w: w.permute(3, 2, 0, 1).flatten(1)), lambda ours, c: [kernel(ours[0], c).permute(2, 3, 1, 0)]
 )
 #: (k, k, I, O), flax's and TensorFlow's convolution, and (O, I, k, k)
-FLAX_CONVOLUTION = Fold(map_each(lambda w: w.permute(3, 2, 0, 1)), map_each(lambda w: w.permute(2, 3, 1, 0)))
+FLAX_CONVOLUTION = TensorTransform(map_each(lambda w: w.permute(3, 2, 0, 1)), map_each(lambda w: w.permute(2, 3, 1, 0)))
 #: (in, out), flax's dense layer, and (out, in)
-TRANSPOSED = Fold(map_each(lambda w: w.T), map_each(lambda w: w.T))
+TRANSPOSED = TensorTransform(map_each(lambda w: w.T), map_each(lambda w: w.T))
 #: a 1 x 1 convolution (O, I, 1, 1) and a linear layer (O, I)
-POINTWISE = Fold(map_each(lambda w: w.flatten(1)), map_each(lambda w: w[:, :, None, None]))
+POINTWISE = TensorTransform(map_each(lambda w: w.flatten(1)), map_each(lambda w: w[:, :, None, None]))
 #: the same in flax's order, (1, 1, I, O)
-FLAX_POINTWISE = Fold(map_each(lambda w: w[0, 0].T), map_each(lambda w: w.T[None, None]))
+FLAX_POINTWISE = TensorTransform(map_each(lambda w: w[0, 0].T), map_each(lambda w: w.T[None, None]))
 #: (1, 1, 1, C) or (C,), and (C,)
-FLAT = Fold(map_each(lambda w: w.flatten()), map_each(lambda w: w))
+FLAT = TensorTransform(map_each(lambda w: w.flatten()), map_each(lambda w: w))
 #: queries, keys and values by themselves, and fused
-SEPARATE = Fold(fused, apart)
+SEPARATE = TensorTransform(fused, apart)
 #: (1, 1, D) and (1, D): a lone token
-TOKEN = Fold(map_each(lambda t: t[0]), map_each(lambda t: t[None]))
+TOKEN = TensorTransform(map_each(lambda t: t[0]), map_each(lambda t: t[None]))
 
 
 def _heads_into(theirs: list[Tensor], config: Any) -> list[Tensor]:
@@ -72,14 +72,14 @@ def _heads_out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
 
 
 #: (D, h, d) of flax's attention, each of queries, keys and values, and (3 D, D)
-FLAX_HEADS = Fold(_heads_into, _heads_out)
+FLAX_HEADS = TensorTransform(_heads_into, _heads_out)
 #: their biases (h, d), and (3 D,)
-FLAX_HEAD_BIASES = Fold(
+FLAX_HEAD_BIASES = TensorTransform(
     lambda theirs, c: [torch.cat([b.flatten() for b in theirs])],
     lambda ours, c: [part.reshape(c.heads, -1) for part in ours[0].chunk(len(ours[0]) // c.width)],
 )
 #: (h, d, D) of flax's attention output, and (D, D)
-FLAX_OUT = Fold(
+FLAX_OUT = TensorTransform(
     lambda theirs, c: [theirs[0].flatten(0, 1).T], lambda ours, c: [ours[0].T.reshape(c.heads, -1, c.width)]
 )
 
@@ -93,12 +93,12 @@ def _prefix_out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
 
 
 #: (1, 1, D) of the class and the distillation token and (1, R, D) of the registers, and (P, D)
-PREFIX = Fold(lambda theirs, c: [torch.cat([t.reshape(-1, c.width) for t in theirs])], _prefix_out)
+PREFIX = TensorTransform(lambda theirs, c: [torch.cat([t.reshape(-1, c.width) for t in theirs])], _prefix_out)
 #: (D,) of the class token, and (1, D)
-BARE_TOKEN = Fold(map_each(lambda t: t[None]), map_each(lambda t: t[0]))
+BARE_TOKEN = TensorTransform(map_each(lambda t: t[None]), map_each(lambda t: t[0]))
 
 
-def positions(lead: tuple[int, ...] | None) -> Fold:
+def positions(lead: tuple[int, ...] | None) -> TensorTransform:
     """Their positions of prefix and patches in one, (*lead, S + N, D) or, where `lead` is None, (1, *grid, D): slots
     and table."""
 
@@ -111,4 +111,4 @@ def positions(lead: tuple[int, ...] | None) -> Fold:
         rows = torch.cat([part.reshape(-1, config.width) for part in ours])
         return [rows.reshape(1, *config.grid, config.width) if lead is None else rows.reshape(*lead, -1, config.width)]
 
-    return Fold(into, out)
+    return TensorTransform(into, out)
