@@ -15,7 +15,7 @@ LOOP = 60
 
 #: each row may import from itself and from the rows above it
 ROWS = [
-    {"errors"},
+    {"errors", "version"},
     {"cores", "disk"},
     {"cluster", "config", "machine", "nn.grid", "tables"},
     {"progress"},
@@ -25,7 +25,8 @@ ROWS = [
     {"weights", "evaluation", "inspection"},
     {"training"},
     {"reports"},
-    {"recipes", "studies", "serving"},
+    {"recipes"},
+    {"jobs", "serving"},
     {"bench"},
     {"cli"},
 ]

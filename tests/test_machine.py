@@ -15,6 +15,7 @@ from tests.conftest import TINY, document, say
 from vitreous.bench.contenders import contenders
 from vitreous.cores import peak_memory
 from vitreous.errors import UsageError
+from vitreous.jobs.train import train
 from vitreous.machine import (
     FEATURES,
     LEVELS,
@@ -27,7 +28,6 @@ from vitreous.machine import (
     warning,
 )
 from vitreous.models.names import configure_vit
-from vitreous.recipes.train import train
 from vitreous.training import doctor, peak, throughput
 
 pytestmark = pytest.mark.processor

@@ -16,12 +16,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from vitreous.version import __version__ as __version__
+
 if TYPE_CHECKING:
+    from vitreous.jobs.soup import soup as soup
+    from vitreous.jobs.train import train as train
     from vitreous.models.config import ViTConfig as ViTConfig
     from vitreous.models.vit import ViT as ViT
     from vitreous.models.zoo import create as create
-    from vitreous.recipes.soup import soup as soup
-    from vitreous.recipes.train import train as train
     from vitreous.reports.evaluate import evaluate as evaluate
     from vitreous.reports.inspect import inspect as inspect
     from vitreous.serving.export.export import export as export
@@ -29,16 +31,14 @@ if TYPE_CHECKING:
     from vitreous.serving.predict import load as load
     from vitreous.weights.bundle import save as save
 
-__version__ = "0.1.0"
-
 _HOMES = {
     "ViT": "vitreous.models.vit",
     "ViTConfig": "vitreous.models.config",
     "create": "vitreous.models.zoo",
-    "train": "vitreous.recipes.train",
+    "train": "vitreous.jobs.train",
     "evaluate": "vitreous.reports.evaluate",
     "inspect": "vitreous.reports.inspect",
-    "soup": "vitreous.recipes.soup",
+    "soup": "vitreous.jobs.soup",
     "load": "vitreous.serving.predict",
     "export": "vitreous.serving.export.export",
     "serve": "vitreous.serving.http.start",

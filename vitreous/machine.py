@@ -164,10 +164,10 @@ def environment() -> dict[str, object]:
     """Versions and hardware, as `environment.json` keeps them."""
     from importlib.metadata import version
 
-    import vitreous
+    from vitreous.version import __version__
 
     return {
-        "vitreous": vitreous.__version__,
+        "vitreous": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torchvision": version("torchvision"),

@@ -5,11 +5,28 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from vitreous.cores import Neighbours
 
 PLAIN_EVERY = 10.0  # seconds between two progress lines where stderr is no terminal
+
+
+class Listener(Protocol):
+    """Receives the progress events of a piece of work: notes, and how much of it is done (`total` None: unknown)."""
+
+    def note(self, text: str) -> None: ...
+    def progress(self, label: str, done: int, total: int | None, text: str = "") -> None: ...
+
+
+class NullListener:
+    """A listener that ignores every event."""
+
+    def note(self, text: str) -> None:
+        """Ignore a note."""
+
+    def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
+        """Ignore progress."""
 
 
 def speaks() -> bool:

@@ -17,9 +17,9 @@ from PIL import Image
 
 from tests.conftest import TINY, document, make_folder, picture, run_command, say
 from vitreous.cli.main import VERBS, split_settings
+from vitreous.jobs.train import train
 from vitreous.recipes import options as train_options
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.train import train
 from vitreous.training import doctor
 from vitreous.weights import options as weights_options
 

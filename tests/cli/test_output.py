@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import TINY, make_folder, say
 from vitreous.cli.main import VERBS, main
-from vitreous.recipes.train import train
+from vitreous.jobs.train import train
 
 #: what each verb must be given; a new verb needs a row
 NEEDED = {

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import TINY, document, make_folder, say
 from vitreous.cli.console import readable_bytes
-from vitreous.recipes.train import train
+from vitreous.jobs.train import train
 
 WORDS = [w for k, v in {**TINY, "epochs": 1}.items() for w in (f"--{k}", str(v))]
 

@@ -38,12 +38,12 @@ from vitreous.data.grouping import grouped
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays
 from vitreous.errors import DataError, ResourceError, UsageError
+from vitreous.jobs.train import pictures, train
+from vitreous.jobs.transfer import held_out
+from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.train import pictures, train
-from vitreous.recipes.transfer import held_out
 from vitreous.reports.evaluate import evaluate
 from vitreous.training.folder import Folder
-from vitreous.training.session import NullListener
 
 
 def scene(seed: int, size: tuple[int, int] = (96, 72)) -> Image.Image:

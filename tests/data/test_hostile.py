@@ -29,10 +29,10 @@ from vitreous.data.loader import Decoding, EvalLoader, TrainLoader
 from vitreous.data.screen import screen
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
-from vitreous.recipes.train import train
+from vitreous.jobs.train import train
+from vitreous.progress import NullListener
 from vitreous.reports.evaluate import evaluate
 from vitreous.serving.predict import Predictor, load
-from vitreous.training.session import NullListener
 
 NO_FILES = {"pipe.jpg": "not a regular file", "folder.jpg": "not a regular file", "device.jpg": "not a regular file",
             "memory.jpg": "empty file", "dangling.jpg": "No such file", "loop.jpg": "symbolic links"}  # fmt: skip

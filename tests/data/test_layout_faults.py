@@ -29,7 +29,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.screen import screen
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
-from vitreous.recipes.train import train
+from vitreous.jobs.train import train
 from vitreous.reports.evaluate import evaluate
 from vitreous.serving.predict import load
 

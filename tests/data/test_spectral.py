@@ -25,7 +25,7 @@ from vitreous.data.screen import screen
 from vitreous.data.split import Arrays
 from vitreous.data.statistics import statistics
 from vitreous.errors import DataError
-from vitreous.recipes.train import train
+from vitreous.jobs.train import train
 from vitreous.reports.evaluate import evaluate
 from vitreous.serving.predict import load
 from vitreous.training.folder import Folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import vitreous
 from vitreous.models.names import configure
-from vitreous.training.session import NullListener
+from vitreous.progress import NullListener
 from vitreous.weights.table import Format
 from vitreous.weights.writable import writable_formats
 

@@ -20,6 +20,7 @@ from vitreous.data.preprocess import IMAGENET as NORM
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Data
 from vitreous.errors import UsageError
+from vitreous.jobs.train import train
 from vitreous.models.config import BiTConfig, ViTConfig
 from vitreous.models.names import configure, name_of
 from vitreous.recipes.augreg import augreg_grid
@@ -28,7 +29,6 @@ from vitreous.recipes.names import LEVELS, NAMES
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo
 from vitreous.recipes.registry import RECIPES, example, grid_of, hold_out_of
-from vitreous.recipes.train import train
 from vitreous.training.folder import Folder
 from vitreous.training.loop import fit
 from vitreous.training.run import Run

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.reliability.rig import ADAMW, MUON, PLANS, WORKERS, Bench, Child, Plan, newest_step, steps_logged
 from tests.reliability.tally import Tally, expect
-from vitreous.recipes import train as recipe
+from vitreous.jobs import train as recipe
 from vitreous.training import saving
 from vitreous.training.checkpoint import Store, flaw
 from vitreous.training.session import Session

@@ -13,8 +13,8 @@ from PIL import Image
 
 from tests.conftest import TINY, document, make_folder, say
 from vitreous.data.preprocess import Preprocess
+from vitreous.jobs.train import train
 from vitreous.models.zoo import create
-from vitreous.recipes.train import train
 from vitreous.reports.compare import compare
 from vitreous.reports.evaluate import evaluate
 from vitreous.weights.bundle import Bundle, load_bundle

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.conftest import TINY, document, make_folder, say
 from vitreous.errors import DataError, UsageError, WeightsError
-from vitreous.recipes.train import train
+from vitreous.jobs.train import train
 from vitreous.reports.evaluate import EvaluateOptions, evaluate
 from vitreous.serving.predict import load
 from vitreous.weights.bundle import load_bundle

@@ -21,6 +21,7 @@ from vitreous.inspection.distance import distances, uniform
 from vitreous.inspection.gradient import gradient
 from vitreous.inspection.rollout import Mixing, rollout
 from vitreous.inspection.segments import segments
+from vitreous.progress import NullListener
 from vitreous.reports.figures.attention import make as make_attention
 from vitreous.reports.figures.distance import make as make_distance
 from vitreous.reports.figures.positions import make as make_positions
@@ -28,7 +29,6 @@ from vitreous.reports.figures.rollout import make as make_rollout
 from vitreous.reports.inspect import Looking, Scene, pictures_of
 from vitreous.reports.inspect import inspect as inspect_run
 from vitreous.serving.predict import load
-from vitreous.training.session import NullListener
 from vitreous.weights.bundle import Bundle, load_bundle
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk")

@@ -15,8 +15,9 @@ from tests.conftest import TINY, make_folder, picture
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Data
 from vitreous.evaluation.classification import judge
+from vitreous.jobs.train import train
 from vitreous.models.zoo import create
-from vitreous.recipes.train import train
+from vitreous.progress import NullListener
 from vitreous.reports.answers import Answered
 from vitreous.reports.evaluate import EvaluateOptions, evaluate
 from vitreous.reports.pages import cards
@@ -24,7 +25,6 @@ from vitreous.reports.pages.cards import SHOWN, marks
 from vitreous.reports.pages.formats import break_name, format_figure, format_interval, format_share
 from vitreous.reports.pages.report import CELLS, ROWS, loss_limits, write_report
 from vitreous.training.folder import Folder
-from vitreous.training.session import NullListener
 from vitreous.weights.bundle import Bundle
 
 

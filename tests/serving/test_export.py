@@ -488,7 +488,7 @@ def test_torch_s_file_answers_elsewhere(home, tmp_path):
 @pytest.mark.slow
 def test_a_run_is_judged_on_its_own_validation_images(folder, tmp_path):
     from tests.conftest import TINY
-    from vitreous.recipes.train import train
+    from vitreous.jobs.train import train
 
     train(folder, out=tmp_path / "run", **TINY)
     readings = (

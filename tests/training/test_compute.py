@@ -14,8 +14,8 @@ from tests.conftest import TINY, document, say
 from tests.training.test_loop import losses, make
 from vitreous.data.augmentation.augment import Augment
 from vitreous.errors import Interrupted, NonFiniteError, ResourceError
+from vitreous.jobs.train import train
 from vitreous.models.config import ViTConfig
-from vitreous.recipes.train import train
 from vitreous.training import probe
 from vitreous.training.loop import fit
 from vitreous.training.ranks import ALONE

@@ -16,8 +16,8 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.errors import NonFiniteError, ResourceError, UsageError
+from vitreous.jobs.train import train
 from vitreous.models.config import ViTConfig
-from vitreous.recipes.train import train
 from vitreous.training.folder import Folder
 from vitreous.training.loop import fit
 from vitreous.training.progressive import kept, shrunk

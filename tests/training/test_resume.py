@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests.conftest import TINY, say
-from vitreous.recipes.train import train
+from vitreous.jobs.train import train
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from torch import nn
 
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
+from vitreous.jobs.train import train
 from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.objectives.supervised import Supervised
-from vitreous.recipes.train import train
 from vitreous.training.flat import Flat
 from vitreous.training.loop import State, fit
 from vitreous.training.optimizer import Optimizers

@@ -26,7 +26,7 @@ import torch.nn.parallel
 import yaml  # noqa: F401
 
 from vitreous.errors import VitreousError
-from vitreous.recipes.train import train
+from vitreous.jobs.train import train
 from vitreous.reports.pages import report
 from vitreous.training import throughput
 from vitreous.training.session import Session

@@ -72,7 +72,7 @@ def command(words: list[str]) -> int:
         print(overview())
         return 0 if words else 2
     if words[0] in ("-V", "--version"):
-        from vitreous import __version__
+        from vitreous.version import __version__
 
         print(f"vitreous {__version__}")
         return 0

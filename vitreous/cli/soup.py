@@ -38,7 +38,7 @@ class Options(Answering):
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Average, and print a table of the ingredients."""
     from vitreous.cli.train import figures
-    from vitreous.recipes.soup import soup
+    from vitreous.jobs.soup import soup
 
     document = soup(
         options.runs,

@@ -32,7 +32,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         known(options.recipe)
     if options.init and Path(options.init).is_file():
         open_weights(options.init)
-    from vitreous.recipes.train import carry_out
+    from vitreous.jobs.train import carry_out
 
     if options.dry_run:
         return plan(options, console)
@@ -130,7 +130,7 @@ def plan(options: Options, console: Console) -> dict[str, Any]:
     """The plan: model, resolution, parameters, cost, memory, time from a few timed steps. Writes nothing."""
     from vitreous.cli.console import readable_bytes
     from vitreous.config import to_plain
-    from vitreous.recipes.preview import preview
+    from vitreous.jobs.preview import preview
 
     run, document = preview(options, console)
     shown = {

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-import vitreous
 from vitreous.config import to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.disk import cache
@@ -23,6 +22,7 @@ from vitreous.errors import ResourceError
 from vitreous.evaluation.features import begun, digest_of, key_of
 from vitreous.machine import capabilities
 from vitreous.models.zoo import Model
+from vitreous.version import __version__
 
 FORMAT = 1  # goes up when the same model and pictures give another graph
 # graphs that are kept: each is about a quarter of its weights, and weights without a run have one for every set of
@@ -40,7 +40,7 @@ def told(model: Model, preprocess: Preprocess, pictures: Sequence[np.ndarray]) -
         digest.update(np.ascontiguousarray(picture).data)
     return {
         "format": FORMAT,
-        "vitreous": vitreous.__version__,
+        "vitreous": __version__,
         "weights": digest_of(model),
         "architecture": to_plain(model.config),
         "preprocess": to_plain(preprocess),

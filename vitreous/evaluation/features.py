@@ -23,7 +23,6 @@ from typing import IO, Any
 import numpy as np
 from torch import nn
 
-import vitreous
 from vitreous.config import to_plain
 from vitreous.cores import default_workers
 from vitreous.data.decoding.decode import reason
@@ -37,6 +36,7 @@ from vitreous.evaluation.engine import Engine, InferenceOptions, make_engine
 from vitreous.evaluation.forward import CHUNK, answer, chunks
 from vitreous.machine import pick_device, pick_precision
 from vitreous.models.zoo import Model
+from vitreous.version import __version__
 
 FORMAT = 1  # goes up when the same model gives other numbers
 STALE = 86_400  # seconds after which a file that was begun is taken for left behind
@@ -155,7 +155,7 @@ def of_model(model: Model, preprocess: Preprocess, how: InferenceOptions) -> dic
     body, device = headless(model), pick_device(how.device)
     return {
         "format": FORMAT,
-        "vitreous": vitreous.__version__,
+        "vitreous": __version__,
         "weights": digest_of(body),
         "architecture": to_plain(body.config),
         "preprocess": to_plain(preprocess),

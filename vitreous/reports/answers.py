@@ -18,8 +18,8 @@ from vitreous.evaluation.engine import InferenceOptions, make_engine
 from vitreous.evaluation.forward import CHUNK, logits_of
 from vitreous.evaluation.temperature import probabilities
 from vitreous.machine import pick_device, warning
+from vitreous.progress import Listener, NullListener
 from vitreous.reports.opening import calibrating, choose_split, data_for, examples, matched, open_bundle
-from vitreous.training.session import Listener, NullListener
 from vitreous.weights.bundle import Bundle
 
 

@@ -21,13 +21,13 @@ from vitreous.evaluation.engine import InferenceOptions
 from vitreous.evaluation.forward import CHUNK
 from vitreous.evaluation.pairs import confused
 from vitreous.models.names import name_of
+from vitreous.progress import Listener, NullListener
 from vitreous.reports.answers import Answered, Computing, answered
 from vitreous.reports.calibrate import calibrate, effect
 from vitreous.reports.familiarity import outliers, suspected
 from vitreous.reports.pages import report as pages
 from vitreous.reports.seen import seen, told
 from vitreous.training.folder import Folder
-from vitreous.training.session import Listener, NullListener
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.options import words_of
 

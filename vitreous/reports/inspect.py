@@ -31,10 +31,10 @@ from vitreous.evaluation.temperature import probabilities
 from vitreous.machine import DTYPES, pick_device, pick_precision, warning
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model
+from vitreous.progress import Listener, NullListener
 from vitreous.reports.opening import data_for, open_bundle
 from vitreous.reports.pages.thumbnails import rgb_image
 from vitreous.tables import write_table
-from vitreous.training.session import Listener, NullListener
 from vitreous.weights.bundle import Bundle
 
 if TYPE_CHECKING:

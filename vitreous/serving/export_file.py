@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-import vitreous
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import WeightsError
 from vitreous.serving.card import Card, read_card
+from vitreous.version import __version__
 from vitreous.weights.files import regular
 
 FORMAT = 1
@@ -49,7 +49,7 @@ FIELDS = 1_000_000  # of a file; the largest models here have 30,000
 
 def told(card: Card, quantised: str | None = None) -> str:
     """What an exported file says of itself, as JSON."""
-    document = {"format": FORMAT, "vitreous": vitreous.__version__, "quantised": quantised, "card": card.plain()}
+    document = {"format": FORMAT, "vitreous": __version__, "quantised": quantised, "card": card.plain()}
     return json.dumps(document, ensure_ascii=False)
 
 

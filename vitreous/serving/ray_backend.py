@@ -22,7 +22,7 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from vitreous import errors
+import vitreous.errors as errors
 from vitreous.cluster import connected
 from vitreous.errors import DataError, ResourceError, VitreousError
 from vitreous.evaluation.inference_options import InferenceOptions

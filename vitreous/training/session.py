@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from vitreous.models.names import name_of
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model, build
 from vitreous.objectives.supervised import Supervised
+from vitreous.progress import Listener, NullListener
 from vitreous.training import best
 from vitreous.training.compute import gradients
 from vitreous.training.flat import Flat
@@ -49,23 +50,6 @@ from vitreous.training.tune import merged, prepare
 from vitreous.weights.adopt import adopt
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.options import WeightsSource
-
-
-class Listener(Protocol):
-    """Where a run tells what it does."""
-
-    def note(self, text: str) -> None: ...
-    def progress(self, label: str, done: int, total: int, text: str = "") -> None: ...
-
-
-class NullListener:
-    """A listener that hears nothing."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
-
-    def progress(self, label: str, done: int, total: int, text: str = "") -> None:
-        """Nothing."""
 
 
 @dataclass(frozen=True)

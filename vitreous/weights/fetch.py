@@ -16,11 +16,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from vitreous.disk import cache
 from vitreous.errors import UsageError, VitreousError, WeightsError, printable
 from vitreous.models.names import configure, name_of
+from vitreous.progress import Listener
 
 MAX_BYTES = 32 << 30  # of one file
 TIMEOUT = 30  # seconds without a byte
@@ -43,13 +44,6 @@ PUBLISHED = {
     "ViT-H/14": "hf:google/vit-huge-patch14-224-in21k",
 }
 MAX_INDEX = 8 << 20  # bytes
-
-
-class Listener(Protocol):
-    """Where a download tells what it does."""
-
-    def note(self, text: str) -> None: ...
-    def progress(self, label: str, done: int, total: int, text: str = "") -> None: ...
 
 
 def fetch(source: str, listener: Listener | None = None) -> Path:

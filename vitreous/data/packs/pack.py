@@ -15,7 +15,7 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from vitreous.data.screen import refuse
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, Files, Split
 from vitreous.errors import DataError, ResourceError, UsageError, printable
+from vitreous.progress import Listener
 
 CHUNK = 16  # pictures that a worker sends at a time
 PROBED = 64  # pictures whose size stands for all, before any is written
@@ -47,13 +48,6 @@ HOW = {
     "label = pack['classes'][row['label']] if row['label'] >= 0 else numpy.load(split['files']['labels']['file'])[0]\n"
     "name = open(split['files']['ids']['file'], encoding='utf-8').read().split('\\n')[0]\n",
 }
-
-
-class Listener(Protocol):
-    """Where a pack tells how far it is."""
-
-    def note(self, text: str) -> None: ...
-    def progress(self, label: str, done: int, total: int, text: str = "") -> None: ...
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from vitreous.errors import ResourceError, UsageError, VitreousError, check_path, nearest
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.libraries import check_installed
+from vitreous.progress import Listener, NullListener
 from vitreous.reports.opening import open_bundle
 from vitreous.serving.card import card_of
 from vitreous.serving.export.formats import FORMS, Made, open_made
@@ -22,7 +23,6 @@ from vitreous.serving.export.graph import check_dynamic
 from vitreous.serving.export.pictures import gather, sizes
 from vitreous.serving.export.proof import Pictures, Proof, compare, lost
 from vitreous.serving.runtime import Runtime, TorchRuntime
-from vitreous.training.session import Listener, NullListener
 from vitreous.weights.bundle import Bundle, sha256
 from vitreous.weights.convert import convert
 from vitreous.weights.foreign import FORMATS

@@ -64,7 +64,7 @@ class Served:
 
     def describe(self) -> dict[str, Any]:
         """What GET /v1/model tells of it, without the server's own."""
-        import vitreous
+        from vitreous.version import __version__
 
         card, bundle = self.predictor.card, self.predictor.bundle
         config = bundle.model.config if bundle is not None else None
@@ -90,7 +90,7 @@ class Served:
             "engine": type(engine or runtime).__name__.removesuffix("Engine").removesuffix("Runtime").lower(),
             "provenance": card.provenance,
             "can": self.can,
-            "vitreous": vitreous.__version__,
+            "vitreous": __version__,
         }
 
 

@@ -19,13 +19,14 @@ from typing import Any
 
 import torch
 
-from vitreous import errors
+import vitreous.errors as errors
 from vitreous.cluster import connected
 from vitreous.errors import ResourceError, UsageError, VitreousError
-from vitreous.recipes.transfer import attempt
+from vitreous.jobs.transfer import attempt
+from vitreous.progress import Listener, NullListener
 from vitreous.training.folder import Folder
 from vitreous.training.run import Run
-from vitreous.training.session import Inputs, Listener, NullListener, Session
+from vitreous.training.session import Inputs, Session
 from vitreous.training.signals import Signals
 
 STOP = ".stop"  # a file beside the trials: each of them saves, and ends

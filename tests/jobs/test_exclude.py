@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import make_folder
 from vitreous.errors import DataError
-from vitreous.recipes.train import train
+from vitreous.jobs.train import train
 
 TINY = {"model": "ViT-16x1/8", "image_size": 16, "epochs": 1, "batch_size": 8, "workers": 0}
 

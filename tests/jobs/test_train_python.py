@@ -11,9 +11,9 @@ import torch
 import vitreous
 from tests.conftest import make_folder
 from vitreous.errors import UsageError
+from vitreous.jobs.train import ALIASES
 from vitreous.progress import Display
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.train import ALIASES
 
 TINY = {
     "model": "ViT-16x1/8",

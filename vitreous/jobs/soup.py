@@ -31,10 +31,10 @@ from vitreous.evaluation.report import Report
 from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
+from vitreous.progress import Listener, NullListener
 from vitreous.reports.opening import examples, matched, open_bundle
 from vitreous.training.folder import Folder
 from vitreous.training.run import DataOptions
-from vitreous.training.session import Listener, NullListener
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, fill, load_bundle
 

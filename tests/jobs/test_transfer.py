@@ -22,9 +22,9 @@ from vitreous.data.holdout import hold_out
 from vitreous.data.layouts.digits import digits
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
-from vitreous.recipes import transfer
-from vitreous.recipes.train import train
-from vitreous.recipes.transfer import Protocol, Trial, at_rate, choose
+from vitreous.jobs import transfer
+from vitreous.jobs.train import train
+from vitreous.jobs.transfer import Protocol, Trial, at_rate, choose
 from vitreous.reports.evaluate import evaluate
 from vitreous.reports.pages.report import write_report
 from vitreous.training.folder import Folder
@@ -198,7 +198,7 @@ def dies(name):
         def die(*_, **__):
             raise Killed
 
-        monkeypatch.setattr(f"vitreous.recipes.transfer.{name}", die)
+        monkeypatch.setattr(f"vitreous.jobs.transfer.{name}", die)
 
     return arm
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import make_folder, say
 from vitreous.data.sources import resolve_source
-from vitreous.recipes.train import train
+from vitreous.jobs.train import train
 from vitreous.training.folder import Folder
 
 TINY = {

@@ -17,9 +17,9 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.engine import InferenceOptions
+from vitreous.jobs.soup import soup
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
-from vitreous.recipes.soup import soup
 from vitreous.training.folder import Folder
 from vitreous.training.run import DataOptions, Run
 from vitreous.weights.bundle import WEIGHTS, Bundle, load_bundle, sha256
@@ -46,7 +46,7 @@ EXACT = InferenceOptions("cpu", "fp32")
 @pytest.fixture(autouse=True)
 def without_workers(monkeypatch):
     """A dozen pictures are read sooner than a process is forked."""
-    monkeypatch.setattr("vitreous.recipes.soup.default_workers", lambda: 0)
+    monkeypatch.setattr("vitreous.jobs.soup.default_workers", lambda: 0)
 
 
 def tinted(folder, size=1.0, seed=0, classes=CLASSES, config=CONFIG, preprocess=None):

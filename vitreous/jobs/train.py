@@ -28,14 +28,14 @@ from vitreous.errors import DataError, UsageError, check_path, printable
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.engine import InferenceOptions
 from vitreous.evaluation.forward import CHUNK
+from vitreous.jobs.transfer import TRIALS, check, opening, prepare, transfer
 from vitreous.machine import environment, pick_device, warning
 from vitreous.models.cost import macs
 from vitreous.models.names import configure, name_of
-from vitreous.progress import Display
+from vitreous.progress import Display, Listener, NullListener
 from vitreous.recipes.channels import channelwise, facts
 from vitreous.recipes.derive import advise_weights, apply, derive
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.transfer import TRIALS, check, opening, prepare, transfer
 from vitreous.reports.answers import Computing, answered
 from vitreous.reports.evaluate import record, write_page
 from vitreous.training import best, parts
@@ -44,7 +44,7 @@ from vitreous.training.peak import quick_peak
 from vitreous.training.probe import fitted
 from vitreous.training.ranks import Ranks, together
 from vitreous.training.run import DataOptions, Run
-from vitreous.training.session import Inputs, Listener, NullListener, Session
+from vitreous.training.session import Inputs, Session
 from vitreous.weights.adopt import starting_point
 from vitreous.weights.writable import exports_note
 

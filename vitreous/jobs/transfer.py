@@ -26,6 +26,7 @@ from vitreous.data.split import Data
 from vitreous.disk import write_text
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
 from vitreous.models.names import name_of
+from vitreous.progress import Listener, NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import SHARES
 from vitreous.recipes.registry import grid_of, hold_out_of
@@ -33,7 +34,7 @@ from vitreous.reports.pages import report
 from vitreous.training.folder import Folder
 from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run
-from vitreous.training.session import Inputs, Listener, NullListener, Session
+from vitreous.training.session import Inputs, Session
 from vitreous.training.signals import Signals
 
 TRIALS = "trials.json"
@@ -178,7 +179,7 @@ def transfer(
         trials = trials_of(folder, run, protocol, opened)
         pictures = held_out(opened, inputs, protocol.share, run.data.split_seed)
         if ray:
-            from vitreous.recipes.cluster import in_parallel
+            from vitreous.jobs.cluster import in_parallel
 
             in_parallel(ray, trials, pictures, folder, signals, listener)
         for number, (trial, place) in enumerate(trials, 1):

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.cores import peak_memory
+from vitreous.jobs.train import plan, with_data
+from vitreous.jobs.transfer import check, forecast, prepare
 from vitreous.machine import settle_process
 from vitreous.models.cost import macs
 from vitreous.models.names import name_of
 from vitreous.nn.sizes import by
+from vitreous.progress import Listener
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.train import plan, with_data
-from vitreous.recipes.transfer import check, forecast, prepare
 from vitreous.training.folder import Folder
 from vitreous.training.loop import State, fit
 from vitreous.training.run import Run
-from vitreous.training.session import Listener, Session
+from vitreous.training.session import Session
 
 TIMED = 4  # steps, after one to warm up
 
