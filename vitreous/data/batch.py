@@ -1,0 +1,21 @@
+"""Batches: dicts in which every entry has the samples first.
+
+A tensor is (B, …), a list has length B: `images` (B, C, *image), `labels` where the data have any, `samples` (B,) int64;
+crops are `images` (B, 2, C, h, w) and `local` (B, V, C, h, w), boxes a list of (n, 4).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Batch = dict[str, Any]
+
+
+def batch_size(batch: Batch) -> int:
+    """The number of samples."""
+    return len(next(iter(batch.values())))
+
+
+def rows(batch: Batch, start: int, stop: int) -> Batch:
+    """The samples [start, stop) of a batch; tensors are views."""
+    return {name: entry[start:stop] for name, entry in batch.items()}
