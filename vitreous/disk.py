@@ -1,27 +1,102 @@
-"""What is kept on the disk: small files that are there whole or not at all, and the folder of what can be made
-again."""
+"""Files that are on the disk whole or not at all, and the folder of what can be made again."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
 from vitreous.errors import ResourceError, printable
 
+STALE = 86_400  # seconds without a write after which another process's temporary file counts as left behind
+
+
+@contextmanager
+def atomic(path: str | os.PathLike[str], mode: str = "wb", shared: bool = False, **options: Any) -> Iterator[IO[Any]]:
+    """Open a file to write that appears at `path` only when the block ends without an exception, also after a crash.
+
+    `shared`: several processes may write `path` at once (see `atomic_path`); `options` are those of `open`. Raises
+    OSError.
+    """
+    with atomic_path(path, shared) as temporary, open(temporary, mode, **options) as file:
+        yield file
+
+
+@contextmanager
+def atomic_path(path: str | os.PathLike[str], shared: bool = False) -> Iterator[Path]:
+    """A temporary path beside `path`, for the block to write a file or make a folder there.
+
+    When the block ends, the file or folder is synced and renamed to `path`; after an exception it is removed and `path`
+    is as before. `shared`: the temporary name is unique, since several processes may write `path` at once; leftovers of
+    killed ones go after a day. Raises OSError.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp" if shared else f".{path.name}.tmp")
+    if shared:
+        remove_stale(path.parent)
+    remove(temporary)
+    try:
+        yield temporary
+        publish(temporary, path)
+    finally:
+        with suppress(OSError):
+            remove(temporary)
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Sync a file, or a folder with all that it holds, and rename it to `path`, replacing a file there. Raises OSError.
+
+    Both lie on one file system. The rename is synced too, so that it cannot be lost, nor come before the content.
+    """
+    if temporary.is_dir():
+        for part in sorted(temporary.rglob("*")):
+            sync(part)
+    sync(temporary)
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Bring a file or a folder to the disk. Raises OSError."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folders
+    descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if there is one. Raises OSError for a file that cannot be removed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove temporary files of `atomic_path` that nobody has written to for a day."""
+    for path in folder.glob(".*.tmp"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > STALE:
+                remove(path)
+
 
 def write_text(path: Path, text: str, errors: str = "strict") -> None:
-    """Write a small file in UTF-8 so that it is there whole or not at all, also after a crash. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8", errors=errors, newline="") as file:
+    """Write a text file in UTF-8, whole or not at all. Raises OSError."""
+    with atomic(path, "w", encoding="utf-8", errors=errors, newline="") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def put(path: str | os.PathLike[str], text: str) -> None:
-    """The same for a file that a user named; bytes of names that are no UTF-8 stay what they are. Raises
-    ResourceError."""
+    """Write a text file that the user named; names in it that are not UTF-8 keep their bytes. Raises ResourceError."""
     try:
         write_text(Path(path), text, "surrogateescape")
     except OSError as error:
@@ -35,6 +110,12 @@ def cannot(path: str | os.PathLike[str], error: OSError) -> ResourceError:
     )
 
 
+def sha256(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a file, in hex. Raises OSError."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def encodes(text: str) -> bool:
     """Whether a text can be written as UTF-8."""
     try:
@@ -45,6 +126,6 @@ def encodes(text: str) -> bool:
 
 
 def cache(kind: str) -> Path:
-    """Where things of a kind are kept that can be made or fetched again: in `XDG_CACHE_HOME`, or the user's own."""
+    """The folder for things of a kind that can be made or fetched again: below `XDG_CACHE_HOME`, or `~/.cache`."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if os.path.isabs(home) else Path(os.path.expanduser("~")) / ".cache") / "vitreous" / kind

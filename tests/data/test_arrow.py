@@ -239,7 +239,7 @@ def test_what_is_unpacked_is_kept_until_the_file_changes(tmp_path, monkeypatch):
     assert again.whole.raw(19) == png(19) and again.fingerprint() == fingerprint
     write(file, {"image": images(20, 100), "label": ["a", "b"] * 10})
     assert open_data(file).whole.raw(0) == png(100) and open_data(file).fingerprint() != fingerprint
-    assert not list((tmp_path / "cache").rglob("*.part"))
+    assert not list((tmp_path / "cache").rglob("*.tmp"))
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
     write(file, {"image": images(20, 200), "label": ["a", "b"] * 10})
     with pytest.raises(ResourceError, match="unpacks to") as error:

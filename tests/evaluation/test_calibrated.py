@@ -163,7 +163,7 @@ def test_where_nothing_can_be_kept_answers_come_all_the_same(home, obstacle, mon
         monkeypatch.setattr(module, "TemporaryDirectory", lambda: (_ for _ in ()).throw(OSError("no room")))
     make = Making()
     assert (answer(kept(ov, OF, make)) == 3).all() and (answer(kept(ov, OF, make)) == 3).all() and make.times == 2
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_the_least_used_graphs_go(home):

@@ -147,7 +147,7 @@ def test_what_was_interrupted_is_never_used(files, home):
 
 def test_what_others_left_behind_goes_when_it_is_old(files, home):
     home.mkdir(parents=True)
-    old, new = home / "a.1.part", home / "b.2.part"
+    old, new = home / ".a.npy.1.tmp", home / ".b.npy.2.tmp"
     old.touch(), new.touch()
     os.utime(old, (1, 1))
     features_of(made(), PREPROCESS, files, FP32, workers=0)

@@ -1,9 +1,11 @@
 import json
+import os
 from dataclasses import replace
 
 import pytest
 import torch
 
+from tests.killing import changes
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.zoo import create
@@ -86,3 +88,42 @@ def test_a_class_position_is_folded_or_left_at_zero(bundle, tmp_path):
     folded = create("ViT-mu/8", 16, 3, registers=1, slots=0)
     adopt(folded, tmp_path / "model")
     assert torch.allclose(folded.eval()(images), expected, atol=1e-5)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_killed_save_leaves_a_whole_bundle_or_none(bundle, tmp_path):
+    home = tmp_path / "home"
+    points = changes(home, lambda: bundle.save(home / "model"))
+    assert points >= 7
+    for at in range(1, points + 1):
+        home = tmp_path / str(at)
+        home.mkdir()
+        changes(home, lambda home=home: bundle.save(home / "model"), at)
+        assert not (home / "model").exists() or contents(home / "model") == contents(tmp_path / "model")
+        bundle.save(home / "model")
+        assert os.listdir(home) == ["model"] and contents(home / "model") == contents(tmp_path / "model")
+
+
+def test_a_killed_save_over_a_bundle_leaves_one_of_the_two_but_between_the_renames(bundle, tmp_path):
+    """Two files cannot be replaced in one step: between the renames the bundle is refused, and the next save mends it."""
+    place, old = tmp_path / "model", contents(tmp_path / "model")
+    other = replace(bundle, model=create("ViT-mu/8", 16, 3, registers=1))
+    other.save(tmp_path / "other")
+    new, refused = contents(tmp_path / "other"), 0
+    (tmp_path / "count").mkdir()
+    bundle.save(tmp_path / "count")
+    points = changes(tmp_path / "count", lambda: other.save(tmp_path / "count"))
+    for at in range(1, points + 1):
+        changes(place, lambda: other.save(place), at)
+        current = contents(place)
+        whole = {name: current[name] for name in old}
+        if whole not in (old, new):
+            refused += 1
+            with pytest.raises(WeightsError, match="altered"):
+                load_bundle(place)
+        bundle.save(place)
+        assert contents(place) == old
+    assert refused <= 4, "two syncs, a removal and a rename lie between the two, and nothing that takes long"

@@ -17,9 +17,9 @@ import numpy as np
 
 from vitreous.config import to_plain
 from vitreous.data.preprocess import Preprocess
-from vitreous.disk import cache
+from vitreous.disk import atomic, cache
 from vitreous.errors import ResourceError
-from vitreous.evaluation.features import begun, digest_of, key_of
+from vitreous.evaluation.features import digest_of, key_of
 from vitreous.machine import capabilities
 from vitreous.models.zoo import Model
 from vitreous.version import __version__
@@ -90,16 +90,9 @@ def written(ov: Any, graph: Any) -> tuple[bytes, bytes]:
 def keep(place: Path, of: dict[str, Any], xml: bytes, weights: bytes) -> None:
     """Write one file, whole or not at all: a line of JSON, then both parts. Raises OSError and ResourceError."""
     head = {"of": of, "xml": len(xml), "weights": len(weights), "sha256": digest(xml, weights)}
-    handle, temporary = begun(place)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.writelines((json.dumps(head).encode(), b"\n", xml, weights))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, place)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with atomic(place, shared=True) as file:
+        file.writelines((json.dumps(head).encode(), b"\n", xml, weights))
     for old in sorted(place.parent.glob("*.graph"), key=lambda file: file.stat().st_mtime, reverse=True)[MOST:]:
         old.unlink(missing_ok=True)
 

@@ -12,9 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,8 +28,8 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.packs.pack import stamp
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
-from vitreous.disk import cache
-from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError, printable
+from vitreous.disk import atomic, cache
+from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError
 from vitreous.evaluation.engine import Engine, InferenceOptions, make_engine
 from vitreous.evaluation.forward import CHUNK, answer, chunks
 from vitreous.machine import pick_device, pick_precision
@@ -94,18 +92,14 @@ def features_of(
             shape, bad = batches.into(file)
             start = file.tell() - 4 * shape[0] * shape[1]
             return Features(np.memmap(file, np.float32, "r", start, shape), bad)
-    handle, temporary = begun(place)
     try:
-        with os.fdopen(handle, "wb") as file:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(place, shared=True) as file:
             shape, bad = batches.into(file)
-            os.fsync(file.fileno())
-        os.replace(temporary, place)
-        publish(place.with_suffix(".json"), {"shape": shape, "unreadable": bad, "of": told})
+        with atomic(place.with_suffix(".json"), "w", shared=True, encoding="utf-8") as file:
+            json.dump({"shape": shape, "unreadable": bad, "of": told}, file, ensure_ascii=False)
     except OSError as error:
         raise ResourceError(f"features cannot be stored in {place.parent} ({reason(error)})", WAY) from None
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
     return Features(np.load(place, mmap_mode="r", allow_pickle=False), bad, place)
 
 
@@ -199,29 +193,8 @@ def kept(place: Path) -> Features | None:
     return Features(rows, bad, place, reused=True) if whole else None
 
 
-def begun(place: Path) -> tuple[int, str]:
-    """A file beside the place to write into first, and its name; what was left behind there goes. Raises
-    ResourceError."""
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        for left in place.parent.glob("*.part"):
-            with suppress(OSError):
-                if time.time() - left.stat().st_mtime > STALE:
-                    left.unlink()
-        return tempfile.mkstemp(".part", f"{place.stem}.", place.parent)
-    except OSError as error:
-        raise ResourceError(f"nothing can be stored in {printable(place.parent)} ({reason(error)})", WAY) from None
-
-
 def room(file: IO[bytes], need: int) -> None:
     """Raise ResourceError where a file cannot grow to `need` bytes."""
     home = tempfile.gettempdir() if isinstance(file.name, int) else os.path.dirname(file.name)
     if (free := shutil.disk_usage(home or ".").free) < need:
         raise ResourceError(f"features of {need:,} bytes do not fit on the disk of {home}, which has {free:,}", WAY)
-
-
-def publish(path: Path, document: dict[str, Any]) -> None:
-    """Write a small document so that it is there whole or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    temporary.write_text(json.dumps(document, ensure_ascii=False), "utf-8")
-    os.replace(temporary, path)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitreous.cores import default_workers
+from vitreous.disk import atomic
 from vitreous.errors import DataError, UsageError, WeightsError
 
 if TYPE_CHECKING:
@@ -136,15 +137,8 @@ def write_index(
     arrays |= {name: text.all for name, text in texts.items()}
     arrays |= {f"{name}_ends": text.ends for name, text in texts.items()}
     place = folder / FILE
-    temporary = place.with_name(f".{FILE}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            np.savez(file, told=np.array(json.dumps({"format": FORMAT, **of_bundle(folder)})), **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, place)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic(place, shared=True) as file:
+        np.savez(file, told=np.array(json.dumps({"format": FORMAT, **of_bundle(folder)})), **arrays)  # type: ignore[arg-type]
     return place
 
 

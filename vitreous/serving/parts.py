@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.stores.rows import arrow
+from vitreous.disk import atomic_path
 from vitreous.serving.rows import Kind, arrays
 
 PART = 4096  # rows of a part
@@ -50,16 +51,14 @@ class Parts:
     def put(self, rows: Sequence[Any]) -> None:
         """Write a part, so that it is there whole or not at all."""
         place = self.home / f"{len(self.parts()):06}{self.suffix}"
-        temporary = self.home / f"part{self.suffix}"
-        self.write(temporary, rows)
-        os.replace(temporary, place)
+        with atomic_path(place) as temporary:
+            self.write(temporary, rows)
 
     def finish(self) -> int:
         """Join the parts; how many images could not be read."""
         self.flush()
-        temporary = f"{self.path}.part"
-        self.join(temporary)
-        os.replace(temporary, self.path)
+        with atomic_path(self.path) as temporary:
+            self.join(temporary)
         shutil.rmtree(self.home)
         return self.bad
 
@@ -82,7 +81,7 @@ class Parts:
         """Write rows."""
         raise NotImplementedError
 
-    def join(self, path: str) -> None:
+    def join(self, path: Path) -> None:
         """Write all parts as one file."""
         raise NotImplementedError
 
@@ -110,7 +109,7 @@ class ParquetParts(Parts):
 
         pq.write_table(self.kind.table(rows), path)
 
-    def join(self, path: str) -> None:
+    def join(self, path: Path) -> None:
         """A part at a time."""
         import pyarrow.parquet as pq
 
@@ -135,7 +134,7 @@ class NpzParts(Parts):
         with open(path, "wb") as file:
             np.savez(file, **arrays(rows))  # type: ignore[arg-type]
 
-    def join(self, path: str) -> None:
+    def join(self, path: Path) -> None:
         """An array at a time, a part at a time."""
         parts = self.parts()
         with zipfile.ZipFile(path, "w", allowZip64=True) as archive:

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitreous.disk import publish, sha256
 from vitreous.errors import ResourceError, WeightsError
-from vitreous.weights.bundle import sha256
 
 MANIFEST = "manifest.json"
 Writer = Callable[[Path], None]
@@ -59,19 +59,14 @@ class Store:
         """Make what is in a hidden folder checkpoint `step`, and prune. Raises ResourceError as `save` does."""
         with self.refusing(step, temporary):
             names = sorted(path.name for path in temporary.iterdir())
-            for name in names:
-                fsync(temporary / name)
             manifest = {
                 name: {"bytes": (temporary / name).stat().st_size, "sha256": sha256(temporary / name)} for name in names
             }
             (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
-            fsync(temporary / MANIFEST)
-            fsync(temporary)
             place = self.place(step)
             if place.exists():  # left behind, invalid: it was not resumed from
                 self.discard(place)
-            os.rename(temporary, place)
-            fsync(self.folder)
+            publish(temporary, place)
         self.prune(pinned)
         return place
 
@@ -161,12 +156,3 @@ def quick_flaw(place: Path) -> str | None:
         if file.stat().st_size != size:
             return f"{name} has {file.stat().st_size} bytes, not {size}"
     return None
-
-
-def fsync(path: Path) -> None:
-    """Bring a file or a folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

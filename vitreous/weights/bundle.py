@@ -6,7 +6,6 @@ names), with the SHA-256 of the weights. Nothing in it can run code.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from vitreous.config import from_plain, to_plain
 from vitreous.data.preprocess import Preprocess
-from vitreous.disk import write_text
+from vitreous.disk import atomic_path, sha256, sync, write_text
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
@@ -54,13 +53,23 @@ class Bundle:
     notes: tuple[str, ...] = ()
 
     def save(self, folder: Path) -> None:
-        """Write the bundle into `folder`, which is made if need be; each file appears whole or not at all."""
-        folder.mkdir(parents=True, exist_ok=True)
-        weights = folder / WEIGHTS
+        """Write the bundle to `folder`: a new folder appears whole or not at all; in one that is there, its files are
+        replaced once both are on the disk. Raises OSError."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():
+            with atomic_path(folder) as temporary:
+                temporary.mkdir()
+                self.write(temporary / WEIGHTS, temporary / DESCRIPTION)
+        else:
+            with atomic_path(folder / WEIGHTS) as weights, atomic_path(folder / DESCRIPTION) as description:
+                self.write(weights, description)
+                sync(weights)  # what takes long comes before the first of the two renames
+
+    def write(self, weights: Path, description: Path) -> None:
+        """Write the two files. Raises OSError."""
         state = {name: tensor.detach().float().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
-        save_file(state, temporary := weights.with_suffix(".tmp"))
-        os.replace(temporary, weights)
-        description = {
+        save_file(state, weights)
+        document = {
             "format": FORMAT,
             "name": name_of(self.model.config),
             "architecture": to_plain(self.model.config),
@@ -72,7 +81,7 @@ class Bundle:
             "provenance": self.provenance,
             "sha256": {WEIGHTS: sha256(weights)},
         }
-        write_text(folder / DESCRIPTION, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+        description.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def save(
@@ -186,9 +195,3 @@ def fill(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> None:
     model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hex."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -5,20 +5,17 @@ What arrives is only stored here; `open_weights` judges it before any of it is u
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import http.client
 import json
-import os
 import re
-import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import IO, Any
 
-from vitreous.disk import cache
+from vitreous.disk import atomic, cache, sha256
 from vitreous.errors import UsageError, VitreousError, WeightsError, printable
 from vitreous.models.names import configure, name_of
 from vitreous.progress import Listener
@@ -236,34 +233,20 @@ def from_web(source: str, listener: Listener | None) -> Path:
     refuse_address(address)
     suffix = Path(urllib.parse.urlsplit(address).path).suffix
     target = cache("weights") / (wanted + (suffix if suffix in SUFFIXES else ""))
-    if target.is_file() and digest(target) == wanted:
+    if target.is_file() and sha256(target) == wanted:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        number, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=target.parent)
+        with atomic(target, shared=True) as file:
+            actual = download(address, file, listener)
+            if actual != wanted:
+                hint = "use the hash its publisher gives today only if you trust the change"
+                raise WeightsError(f"{address} has the SHA-256 {actual}, not {wanted}", hint)
     except OSError as error:
         raise WeightsError(
             f"nothing can be stored in {target.parent} ({error.strerror})", "set XDG_CACHE_HOME to a writable folder"
         ) from None
-    try:
-        with os.fdopen(number, "wb") as file:
-            found = download(address, file, listener)
-            file.flush()
-            os.fsync(file.fileno())
-        if found != wanted:
-            hint = "use the hash its publisher gives today only if you trust the change"
-            raise WeightsError(f"{address} has the SHA-256 {found}, not {wanted}", hint)
-        os.replace(temporary, target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
     return target
-
-
-def digest(path: Path) -> str:
-    """The SHA-256 of a file, in hex."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def refuse_address(address: str) -> None:

@@ -22,10 +22,11 @@ import numpy as np
 from vitreous.cores import default_workers
 from vitreous.data.layouts.packed import DOCUMENT, ROW, UNFINISHED, VERSION, describe, is_pack
 from vitreous.data.loader import in_workers
-from vitreous.data.packs.shards import Encoder, PixelShard, Stored, TarShard, npy_bytes, publish, record
+from vitreous.data.packs.shards import Encoder, PixelShard, Stored, TarShard, npy_bytes, record, write_record
 from vitreous.data.screen import refuse
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, Files, Split
+from vitreous.disk import publish
 from vitreous.errors import DataError, ResourceError, UsageError, printable
 from vitreous.progress import Listener
 
@@ -116,7 +117,7 @@ def pack(
         "classes": list(data.classes),
         "titles": data.titles,
     }
-    publish(out / DOCUMENT, json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    write_record(out / DOCUMENT, json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass"))
     shutil.rmtree(out / UNFINISHED)
     return {"out": os.fspath(out), **document}
 
@@ -157,10 +158,10 @@ def begin(out: Path, plan: Plan) -> None:
             )
     elif out.exists() and (not out.is_dir() or any(entry != state for entry in out.iterdir())):
         raise UsageError(f"{printable(out)} exists and is not empty", "use another --out")
-    for torn in out.glob("*.part"):
+    for torn in (*out.glob("*.part"), *out.rglob(".*.tmp")):
         torn.unlink()
     state.mkdir(parents=True, exist_ok=True)
-    publish(state / "plan.json", text.encode())
+    write_record(state / "plan.json", text.encode())
 
 
 def finished_before(out: Path, plan: Plan) -> dict[str, Any]:
@@ -224,11 +225,11 @@ def pack_split(
         assert shard is not None
         rows.append(shard.close())
         path = out / f"{name}-{len(shards):06d}.{kind.suffix}"
-        os.replace(temporary, path)
+        publish(temporary, path)
         held = {**record(path), "images": shard.images}
         state = {"record": held, "first": first, "stop": stop, "unread": unread}
-        publish(out / UNFINISHED / f"{path.name}.npy", npy_bytes(rows[-1]))
-        publish(out / UNFINISHED / f"{path.name}.json", json.dumps(state).encode())
+        write_record(out / UNFINISHED / f"{path.name}.npy", npy_bytes(rows[-1]))
+        write_record(out / UNFINISHED / f"{path.name}.json", json.dumps(state).encode())
         shards.append(held)
 
     with closing(encoded(encoder(split, plan), at, len(split), workers)) as stream:
@@ -307,12 +308,12 @@ def finish(
         index["shard"] = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
         labels = split.labels[samples]
         if labels.ndim == 2:
-            files["labels"] = publish(out / f"{name}.labels.npy", npy_bytes(labels.astype(np.uint8)))
+            files["labels"] = write_record(out / f"{name}.labels.npy", npy_bytes(labels.astype(np.uint8)))
         else:
             index["label"] = labels
-        files["index"] = publish(out / f"{name}.index.npy", npy_bytes(index))
+        files["index"] = write_record(out / f"{name}.index.npy", npy_bytes(index))
         ids = "".join(f"{printable(called(data, split.name(sample)))}\n" for sample in samples.tolist())
-        files["ids"] = publish(out / f"{name}.ids.txt", ids.encode("utf-8", "replace"))
+        files["ids"] = write_record(out / f"{name}.ids.txt", ids.encode("utf-8", "replace"))
     return {
         "images": sum(shard["images"] for shard in shards),
         "unreadable": [{"id": called(data, split.name(row)), "why": called(data, bad[row])} for row in sorted(bad)],

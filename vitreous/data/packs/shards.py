@@ -3,10 +3,8 @@ other."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
-import os
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from vitreous.data.decoding.decode import FORMATS, decode, orientation, silence
 from vitreous.data.decoding.heif import open_formats
 from vitreous.data.layouts.packed import ROW
 from vitreous.data.split import Split
+from vitreous.disk import atomic, sha256
 from vitreous.errors import DataError
 
 GREY = ("1", "L", "LA", "I", "I;16", "I;16L", "I;16B")
@@ -146,7 +145,7 @@ class TarShard:
     def close(self) -> np.ndarray:
         """End the archive; rows of `ROW`, of which it needs none."""
         self.tar.close()
-        settle(self.file)
+        self.file.close()
         return np.empty(0, ROW)
 
 
@@ -178,7 +177,7 @@ class PixelShard:
         shape = (len(self.rows), *next(iter(sizes))) if len(sizes) == 1 else (self.size - HEADER,)
         self.file.seek(0)
         self.file.write(npy_header(shape))
-        settle(self.file)
+        self.file.close()
         return np.array(self.rows, dtype=ROW)
 
 
@@ -188,36 +187,16 @@ def npy_header(shape: tuple[int, ...]) -> bytes:
     return b"\x93NUMPY\1\0" + (HEADER - 10).to_bytes(2, "little") + told.ljust(HEADER - 11) + b"\n"
 
 
-def settle(file: io.BufferedWriter) -> None:
-    """Close a file when the disk has all of it."""
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
-
-
-def publish(path: Path, content: bytes) -> dict[str, Any]:
-    """Write a small file, whole or not at all; what `record` says of it. Raises OSError."""
-    temporary = path.with_name(f"{path.name}.part")
-    with open(temporary, "wb") as file:
+def write_record(path: Path, content: bytes) -> dict[str, Any]:
+    """Write a small file, whole or not at all; returns its `record`. Raises OSError."""
+    with atomic(path) as file:
         file.write(content)
-        settle(file)
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # so that after a power cut it is not there before what it speaks of
-    finally:
-        os.close(folder)
     return record(path)
 
 
 def record(path: Path) -> dict[str, Any]:
-    """A file's name, bytes and SHA-256."""
-    with open(path, "rb") as file:
-        return {
-            "file": path.name,
-            "bytes": os.fstat(file.fileno()).st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
+    """A file's name, bytes and SHA-256. Raises OSError."""
+    return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def npy_bytes(array: np.ndarray) -> bytes:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from vitreous.data.decoding.decode import MAX_BYTES, read_regular, reason
-from vitreous.disk import cache
+from vitreous.disk import atomic, cache
 from vitreous.errors import DataError, ResourceError, UsageError, printable
 
 if TYPE_CHECKING:
@@ -242,26 +241,20 @@ def unpacked(file: Path, column: str) -> Path:
         parts = [group.column(part) for group in groups for part in range(group.num_columns)]
         need = sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] == column)
         way = "make room, or set XDG_CACHE_HOME to a folder on a larger disk"
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if (free := shutil.disk_usage(place.parent).free) < need:
-                raise ResourceError(
-                    f"{printable(file)} unpacks to {need:,} bytes, {place.parent} has room for {free:,}", way
-                )
-            handle, temporary = tempfile.mkstemp(suffix=".part", dir=place.parent)
-        except OSError as error:
-            raise ResourceError(f"nothing can be stored in {place.parent} ({reason(error)})", way) from None
-        try:
-            with (
-                os.fdopen(handle, "wb") as sink,
-                pa.ipc.new_stream(sink, pa.schema([parquet.schema_arrow.field(column)])) as writer,
-            ):
-                for batch in parquet.iter_batches(ROWS, columns=[column], use_threads=False):
-                    writer.write_batch(batch)
-            os.replace(temporary, place)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
+        with ExitStack() as stack:
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if (free := shutil.disk_usage(place.parent).free) < need:
+                    raise ResourceError(
+                        f"{printable(file)} unpacks to {need:,} bytes, {place.parent} has room for {free:,}", way
+                    )
+                sink = stack.enter_context(atomic(place, shared=True))
+            except OSError as error:
+                raise ResourceError(f"nothing can be stored in {place.parent} ({reason(error)})", way) from None
+            schema = pa.schema([parquet.schema_arrow.field(column)])
+            writer = stack.enter_context(pa.ipc.new_stream(sink, schema))
+            for batch in parquet.iter_batches(ROWS, columns=[column], use_threads=False):
+                writer.write_batch(batch)
     return place
 
 

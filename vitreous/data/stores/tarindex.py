@@ -25,7 +25,7 @@ import numpy as np
 
 from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES
 from vitreous.data.stores.tar import Archive, Member, Stamp, read_at, stamp
-from vitreous.disk import cache
+from vitreous.disk import atomic, cache
 from vitreous.errors import DataError, printable
 
 Word = str | int  # a class by its name, or by its number
@@ -286,13 +286,8 @@ def keep(place: Path, found: Index) -> None:
     text = np.frombuffer(json.dumps(further).encode(), dtype=np.uint8)
     columns = (found.archive, found.start, found.size, found.said, found.homes, found.ends)
     place.parent.mkdir(parents=True, exist_ok=True)
-    temporary = place.with_name(f".{place.stem}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            np.savez(file, text=text, names=found.names, **dict(zip(COLUMNS, columns, strict=True)))
-        os.replace(temporary, place)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic(place, shared=True) as file:
+        np.savez(file, text=text, names=found.names, **dict(zip(COLUMNS, columns, strict=True)))
 
 
 def recall(place: Path, paths: Sequence[Path], stamps: Sequence[Stamp]) -> Index | None:

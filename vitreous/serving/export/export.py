@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from vitreous.disk import publish, sha256
 from vitreous.errors import ResourceError, UsageError, VitreousError, check_path, nearest
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.libraries import check_installed
@@ -23,7 +24,7 @@ from vitreous.serving.export.graph import check_dynamic
 from vitreous.serving.export.pictures import gather, sizes
 from vitreous.serving.export.proof import Pictures, Proof, compare, lost
 from vitreous.serving.runtime import Runtime, TorchRuntime
-from vitreous.weights.bundle import Bundle, sha256
+from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 from vitreous.weights.foreign import FORMATS
 
@@ -87,7 +88,7 @@ def export(
         parts = sorted(Path(scratch).glob(f"{place.stem}.*"), key=lambda part: part.suffix == place.suffix)
         size, digest = sum(part.stat().st_size for part in parts), sha256(file)
         for part in parts:
-            os.replace(part, place.parent / part.name)
+            publish(part, place.parent / part.name)
     original = sum(tensor.numel() * tensor.element_size() for tensor in bundle.model.state_dict().values())
     figures = {
         "format": to,
@@ -159,7 +160,7 @@ def replace_path(new: Path, place: Path) -> None:
                 f"{place} holds other files ({', '.join(sorted(others)[:5])}), and is not replaced", "use another --out"
             )
         os.rename(place, new.parent / f"before-{new.name}")
-    os.replace(new, place)
+    publish(new, place)
 
 
 def choose_place(

@@ -1,0 +1,105 @@
+"""Files and folders that appear whole or not at all, killed at every point of the writing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.killing import changes
+from vitreous.disk import atomic, atomic_path, publish, put, sha256, write_text
+from vitreous.errors import ResourceError
+
+OLD, NEW = "old " * 1000, "new " * 3000
+
+
+def write_file(path: Path) -> None:
+    with atomic(path, "w") as file:
+        file.write(NEW[:5000])
+        file.write(NEW[5000:])
+
+
+def write_folder(path: Path) -> None:
+    with atomic_path(path) as temporary:
+        temporary.mkdir()
+        (temporary / "a").write_text(NEW)
+        (temporary / "b").mkdir()
+        (temporary / "b" / "c").write_text(NEW)
+
+
+def test_a_file_is_the_old_or_the_new_one_wherever_the_writer_is_killed(tmp_path):
+    path = tmp_path / "file"
+    points = changes(tmp_path, lambda: write_file(path))
+    assert points >= 6 and path.read_text() == NEW
+    left = []
+    for at in range(1, points + 1):
+        path.write_text(OLD)
+        assert changes(tmp_path, lambda: write_file(path), at) == -1
+        left.append(path.read_text())
+        write_file(path)
+        assert [entry.name for entry in tmp_path.iterdir()] == ["file"], "the next writer takes the leftover away"
+    assert left == [OLD] * (points - 2) + [NEW] * 2  # after the rename: the folder's sync, and the cleaning up
+
+
+def test_a_folder_is_there_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "folder"
+    points = changes(tmp_path, lambda: write_folder(path))
+    assert points >= 9
+    for at in range(1, points + 1):
+        home = tmp_path / str(at)
+        home.mkdir()
+        assert changes(home, lambda home=home: write_folder(home / "folder"), at) == -1
+        if not (home / "folder").exists():
+            write_folder(home / "folder")
+        assert {file.name for file in (home / "folder").rglob("*")} == {"a", "b", "c"}
+        assert [entry.name for entry in home.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_exception_leaves_the_old_file_and_nothing_beside_it(tmp_path, shared):
+    path = tmp_path / "file"
+    path.write_text(OLD)
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error), atomic(path, "w", shared=shared) as file:
+            file.write(NEW)
+            raise error
+    assert path.read_text() == OLD and os.listdir(tmp_path) == ["file"]
+
+
+def test_content_is_synced_before_the_rename_and_the_folder_after_it(tmp_path, monkeypatch):
+    order, sync, replace = [], os.fsync, os.replace
+
+    def fsync(descriptor):
+        order.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", lambda old, new: (order.append("rename"), replace(old, new)))
+    write_text(tmp_path / "file", NEW)
+    assert order == [".file.tmp", "rename", tmp_path.name]
+    order.clear()
+    write_folder(tmp_path / "folder")
+    assert order == ["a", "b", "c", ".folder.tmp", "rename", tmp_path.name]
+
+
+def test_two_writers_of_a_shared_file_do_not_meet_and_old_leftovers_go(tmp_path):
+    old, young = tmp_path / ".other.1.tmp", tmp_path / ".other.2.tmp"
+    old.touch(), young.touch()
+    os.utime(old, (1, 1))
+    with atomic(tmp_path / "file", "w", shared=True) as first, atomic(tmp_path / "file", "w", shared=True) as second:
+        first.write("first")
+        second.write("second")
+    assert (tmp_path / "file").read_text() == "first" and young.exists() and not old.exists()
+
+
+def test_a_file_that_cannot_be_written_is_told_by_name(tmp_path):
+    with pytest.raises(ResourceError, match=r"cannot write .*nowhere"):
+        put(tmp_path / "nowhere" / "file", NEW)
+
+
+def test_what_is_finished_is_published_and_its_digest_told(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    publish(tmp_path / "a", tmp_path / "b")
+    assert sha256(tmp_path / "b") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert not (tmp_path / "a").exists()
