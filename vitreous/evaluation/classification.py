@@ -12,11 +12,24 @@ from typing import Any
 import numpy as np
 
 from vitreous.evaluation.calibration_error import BINS, Gaps, calibration_error, confidence_bins, image_gaps
+from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.evaluation.multilabel import judge_several
 from vitreous.evaluation.report import DRAWS, Report
 from vitreous.evaluation.temperature import log_softmax
 
 TOGETHER = 30_000  # numbers that draws of the bootstrap, made at once, hold
+
+
+class ClassificationEvaluator(Evaluator):
+    """Judges logits (n, K) of `classes` by `judge`: top-1, or mAP where an image may have several labels."""
+
+    def __init__(self, classes: tuple[str, ...], multilabel: bool = False) -> None:
+        self.classes = classes
+        self.name = "map" if multilabel else "top1"
+
+    def report(self, outputs: Outputs, *others: Outputs) -> Report:
+        """The figures of a classifier's logits."""
+        return judge(outputs.rows, outputs.split.labels, self.classes, outputs.readable)
 
 
 def judge(

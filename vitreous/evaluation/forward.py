@@ -21,7 +21,8 @@ def logits_of(
     """The (n, K) float32 logits of every picture of a split, in order, and the pictures that could not be read.
 
     The engine is given CHUNK pictures at a time, however many are decoded at a time: `batch_size` changes nothing but
-    memory. The row of an unreadable picture is that of a black one. `each` is told how many images each step was.
+    memory. The row of an unreadable picture is that of a black one. `each` gets the number of images of every step.
+    An empty split gives (0, K).
     """
     rows: list[np.ndarray] = []
     bad: dict[int, DataError] = {}
@@ -29,7 +30,7 @@ def logits_of(
         bad |= {s: image for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
         rows.append(answer(engine, images))
         each(len(images))
-    return np.concatenate(rows) if rows else np.zeros((0, 0), np.float32), bad
+    return np.concatenate(rows) if rows else answer(engine, [DataError("no image")])[:0], bad
 
 
 def answer(engine: Engine, images: list[Tensor | DataError]) -> np.ndarray:

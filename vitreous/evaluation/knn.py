@@ -5,14 +5,70 @@ n training images, m judged ones, d numbers of a feature, K classes, k neighbour
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitreous.data.split import Split
+from vitreous.errors import DataError
+from vitreous.evaluation.classification import judge
+from vitreous.evaluation.evaluator import Evaluator, Outputs
+from vitreous.evaluation.report import Report
+
 MEMORY, QUERIES = 16_384, 1_024  # images whose similarities are in memory at a time
 TEMPERATURE = 0.07
 LEAST = 1e-30  # a share of votes, so that its logarithm is a number
+NEIGHBOURS = 20  # DINO's best
+
+
+class KNNEvaluator(Evaluator):
+    """Judges features (n, d) by the votes of the `k` nearest ones: a model without a head, on labelled images.
+
+    The neighbours are features of the labelled split `memory`; without one, those of the other judged images.
+    """
+
+    def __init__(
+        self,
+        classes: tuple[str, ...],
+        memory: Split | None = None,
+        multilabel: bool = False,
+        k: int = NEIGHBOURS,
+        device: str = "cpu",
+    ) -> None:
+        self.classes, self.memory, self.multilabel = classes, memory, multilabel
+        self.k, self.device = k, device
+        self.name = "knn_map" if multilabel else "knn_top1"
+
+    def splits(self, split: Split) -> tuple[Split, ...]:
+        """The judged split, and the one of the neighbours."""
+        return (split,) if self.memory is None else (split, self.memory)
+
+    def report(self, outputs: Outputs, *others: Outputs) -> Report:
+        """Top-1 or mAP of the votes, with its 95 % interval; unreadable images are wrong, and no neighbours.
+
+        Raises DataError where no image is left to be a neighbour.
+        """
+        memory, own = others[0] if others else outputs, not others
+        rows, labels = memory.rows[memory.readable], memory.split.labels[memory.readable]
+        k = min(self.k, len(rows) - own)
+        if k < 1:
+            raise DataError(
+                "nearest neighbours need labelled images that can be read", "add images, or judge without them"
+            )
+        logits = np.zeros((len(outputs.rows), len(self.classes)))
+        cosines, near = neighbours(rows, outputs.rows[outputs.readable], k, self.device, own)
+        logits[outputs.readable] = logits_of(votes(cosines, near, labels, len(self.classes)), self.multilabel)
+        report = judge(logits, outputs.split.labels, self.classes, outputs.readable)
+        figure = "map" if self.multilabel else "top1"
+        return replace(
+            report,
+            figures={self.name: report.figures[figure]},
+            intervals={self.name: report.intervals[figure]},
+            figure=self.name,
+        )
 
 
 def neighbours(

@@ -55,7 +55,7 @@ def judge_several(logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ..
     draws = max(FEWEST, min(DRAWS, int(BUDGET / max(positive.size, 1))))
     intervals = none | (bootstrap(figures, len(labels), draws) if readable.sum() > 1 else dict.fromkeys(found))
     rows = table(positive, predicted, [float(average_precision(ranked, one)[0]) for ranked in rankings], classes)
-    return Report(len(labels), int((~readable).sum()), found | none, intervals, rows, None)
+    return Report(len(labels), int((~readable).sum()), found | none, intervals, rows, None, "map")
 
 
 class Ranking(NamedTuple):

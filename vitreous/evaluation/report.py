@@ -1,19 +1,28 @@
-"""What an evaluation found, for one label an image or several."""
+"""The figures of an evaluation, and which of two evaluations is the better one."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 DRAWS = 1000  # bootstrap
 DENSE = 2000  # classes of a confusion matrix that is written down whole
 
+Better = Literal["higher", "lower"]
+LABELS = {"top1": "top-1", "map": "mAP", "knn_top1": "k-NN top-1", "knn_map": "k-NN mAP"}  # figures' names for people
+TIE_BREAKER = "nll"  # lower is better; decides between evaluations of one leading figure
+
 
 @dataclass(frozen=True)
 class Report:
-    """What `judge` found; `summary` is what people and files are shown."""
+    """The result of an evaluation; `summary` is what people and files are shown.
+
+    Evaluations are compared by the leading `figure`, of which the higher or lower is `better`; of equals by the NLL.
+    """
 
     images: int
     unreadable: int
@@ -22,6 +31,8 @@ class Report:
     per_class: list[dict[str, Any]]
     # (m, 3) int64: label, answer, count, where there are any; None where images have several labels
     cells: np.ndarray | None
+    figure: str = "top1"
+    better: Better = "higher"
 
     @property
     def several(self) -> bool:
@@ -40,9 +51,13 @@ class Report:
 
     @property
     def leading(self) -> tuple[str, float]:
-        """The figure to look at first, by its name for people: top-1, or mAP where images have several labels."""
-        name = "map" if "map" in self.figures else "top1"
-        return {"map": "mAP", "top1": "top-1"}[name], self.figures[name] or 0.0
+        """The leading figure: its name for people and its value, 0 where nothing was judged."""
+        return LABELS.get(self.figure, self.figure), self.figures[self.figure] or 0.0
+
+    @property
+    def score(self) -> tuple[float, float]:
+        """A sort key: of two evaluations, the one with the larger key is better."""
+        return score_of(self.figures | {"leading": self.figure, "better": self.better})
 
     @property
     def ends(self) -> dict[str, list[float] | None]:
@@ -50,5 +65,29 @@ class Report:
         return {name: None if interval is None else list(interval) for name, interval in self.intervals.items()}
 
     def summary(self) -> dict[str, Any]:
-        """The figures, the number of images, and the 95 % intervals."""
-        return {**self.figures, "images": self.images, "unreadable": self.unreadable, "interval": self.ends}
+        """The figures, the number of images, the 95 % intervals, and the leading figure with its direction."""
+        return {
+            **self.figures,
+            "images": self.images,
+            "unreadable": self.unreadable,
+            "interval": self.ends,
+            "leading": self.figure,
+            "better": self.better,
+        }
+
+
+def leading_of(summary: Mapping[str, Any]) -> str:
+    """The key of the leading figure of a `Report.summary`; those of earlier versions do not name it."""
+    return summary.get("leading") or ("map" if summary.get("map") is not None else "top1")
+
+
+def score_of(summary: Mapping[str, Any]) -> tuple[float, float]:
+    """`Report.score` from a `Report.summary`: the leading figure, negative where lower is better, and the negative NLL.
+
+    A figure that is missing or not finite is worse than any other.
+    """
+    sign = -1.0 if summary.get("better") == "lower" else 1.0
+    pairs = ((leading_of(summary), sign), (TIE_BREAKER, -1.0))
+    values = [(summary.get(name), sign) for name, sign in pairs]
+    first, second = (-math.inf if value is None or not math.isfinite(value) else sign * value for value, sign in values)
+    return first, second

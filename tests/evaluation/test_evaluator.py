@@ -1,0 +1,120 @@
+"""Evaluators: figures from a model's outputs, whole or in shares, and which of two reports is the better one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.model_selection import LeaveOneOut, cross_val_score
+from sklearn.neighbors import KNeighborsClassifier
+
+from vitreous.data.loader import EvalLoader
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.split import Arrays
+from vitreous.errors import DataError
+from vitreous.evaluation.classification import ClassificationEvaluator, judge
+from vitreous.evaluation.engine import TorchEngine
+from vitreous.evaluation.evaluator import Outputs, compute_outputs
+from vitreous.evaluation.knn import KNNEvaluator
+from vitreous.evaluation.report import Report, leading_of, score_of
+from vitreous.models.zoo import create
+
+CLASSES = ("dark", "grey", "light")
+PREPROCESS = Preprocess((16, 16), 1, (0.5,), (0.5,))
+
+
+def make_split(count, seed):
+    """Pictures whose brightness is their class, with noise, so that some are taken for another class."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 3, count)
+    pixels = generator.normal(60 + 60 * labels[:, None, None], 40, (count, 16, 16)).clip(0, 255)
+    return Arrays(pixels.astype(np.uint8), labels.astype(np.int64))
+
+
+def make_engine(classes):
+    torch.manual_seed(0)
+    return TorchEngine(create("Ti/8", 16, classes, channels=1), PREPROCESS, precision="fp32")
+
+
+def clustered(split, seed=3):
+    """Outputs (n, 2) near their class's centre; the second image is not readable."""
+    angles = split.labels * 2 + np.random.default_rng(seed).normal(0, 0.6, len(split))
+    readable = np.ones(len(split), dtype=bool)
+    readable[1] = False
+    return Outputs(split, np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32), readable)
+
+
+def test_classifiers_are_judged_from_their_logits():
+    split, engine, evaluator = make_split(70, 0), make_engine(3), ClassificationEvaluator(CLASSES)
+    outputs = compute_outputs(evaluator, engine, split, workers=0)
+    report = evaluator(engine, split, workers=0)
+    assert outputs.rows.shape == (70, 3) and outputs.rows.dtype == np.float32
+    assert report.figures == judge(outputs.rows, split.labels, CLASSES).figures
+    assert (evaluator.name, evaluator.better) == (report.figure, report.better) == ("top1", "higher")
+    labels = np.eye(3, dtype=np.float32)[split.labels]
+    multilabel = ClassificationEvaluator(CLASSES, multilabel=True)
+    assert multilabel.name == multilabel.report(replace(outputs, split=Arrays(split.pixels, labels))).figure == "map"
+
+
+def test_a_share_without_images_has_outputs_of_the_same_width():
+    evaluator, engine, empty = ClassificationEvaluator(CLASSES), make_engine(3), make_split(4, 0).take(np.arange(0))
+    rows, bad = evaluator.outputs(engine, EvalLoader(empty, PREPROCESS))
+    assert rows.shape == (0, 3) and rows.dtype == np.float32 and not bad
+
+
+def test_features_are_judged_by_the_neighbours_of_a_labelled_split():
+    train, val = make_split(60, 1), make_split(40, 2)
+    evaluator = KNNEvaluator(CLASSES, train, k=5)
+    assert evaluator.splits(val) == (val, train)
+    memory, judged = clustered(train), clustered(val, 4)
+    report = evaluator.report(judged, memory)
+    votes = KNeighborsClassifier(
+        5, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07), algorithm="brute"
+    ).fit(memory.rows[memory.readable], train.labels[memory.readable])
+    right = (votes.predict(judged.rows) == val.labels) & judged.readable
+    assert 0.5 < right.mean() < 1
+    assert report.figures == {"knn_top1": right.mean()} and report.images == 40 and report.unreadable == 1
+    assert report.leading == ("k-NN top-1", right.mean()) and evaluator.name == report.figure
+    assert report.intervals["knn_top1"][0] < right.mean() < report.intervals["knn_top1"][1]
+
+
+def test_without_a_labelled_split_each_image_is_judged_by_the_others():
+    val = make_split(40, 2)
+    judged = clustered(val)
+    report = KNNEvaluator(CLASSES, k=3).report(judged)
+    votes = KNeighborsClassifier(
+        3, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07), algorithm="brute"
+    )
+    rows = judged.readable
+    right = cross_val_score(votes, judged.rows[rows], val.labels[rows], cv=LeaveOneOut()).sum()
+    assert report.figures["knn_top1"] == pytest.approx(right / 40)
+
+
+def test_a_model_without_a_head_is_judged_by_its_features():
+    train, val = make_split(90, 1), make_split(30, 2)
+    report = KNNEvaluator(CLASSES, train)(make_engine(0), val, workers=0)
+    assert report.figures["knn_top1"] > 0.6
+
+
+def test_neighbours_need_a_readable_image():
+    split = make_split(2, 0)
+    outputs = clustered(split)
+    with pytest.raises(DataError, match="nearest neighbours need labelled images"):
+        KNNEvaluator(CLASSES).report(outputs)
+
+
+def test_of_two_reports_the_better_one_has_the_larger_score():
+    def report(value, nll, figure="top1", better="higher"):
+        return Report(10, 0, {figure: value, "nll": nll}, {}, [], None, figure, better)
+
+    ascending = [report(None, 0.1), report(0.4, None), report(0.4, float("nan")), report(0.4, 0.9), report(0.4, 0.5)]
+    ascending.append(report(0.5, 2.0))
+    scores = [one.score for one in ascending]
+    assert scores == sorted(scores) and scores[3] < scores[4] < scores[5] and scores[1] == scores[2]
+    distances = [report(value, None, "fid", "lower").score for value in (None, 30.0, 12.0)]
+    assert distances[0] < distances[1] < distances[2]
+    assert score_of(report(0.4, 0.5).summary()) == report(0.4, 0.5).score
+    # summaries of earlier versions do not name their leading figure
+    assert leading_of({"top1": 0.5, "nll": 1.0}) == "top1" and leading_of({"top1": None, "map": 0.2}) == "map"

@@ -1,0 +1,77 @@
+"""The contract of evaluators: outputs of a deployed model per image, and figures from all of them.
+
+Outputs are per image, so that several processes may compute a share each and gather them before `report`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from vitreous.cores import default_workers
+from vitreous.data.loader import EvalLoader
+from vitreous.data.split import Split
+from vitreous.errors import DataError
+from vitreous.evaluation.engine import Engine
+from vitreous.evaluation.forward import logits_of
+from vitreous.evaluation.report import Better, Report
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The outputs of a model for every image of `split`, in its order: `rows` (n, K) float32 and `readable` (n,) bool.
+
+    The row of an unreadable image is the output for a black one.
+    """
+
+    split: Split
+    rows: np.ndarray
+    readable: np.ndarray
+
+
+class Evaluator(ABC):
+    """Judges a deployed model on a split.
+
+    `name` is the leading figure's key in `Report.figures`, `better` its direction.
+    """
+
+    name: str
+    better: Better = "higher"
+
+    def splits(self, split: Split) -> tuple[Split, ...]:
+        """The splits whose outputs `report` takes: the judged one first."""
+        return (split,)
+
+    def outputs(
+        self, engine: Engine, reader: EvalLoader, each: Callable[[int], None] = lambda images: None
+    ) -> tuple[np.ndarray, dict[int, DataError]]:
+        """(n, K) float32 outputs for the images of `reader.split`, and the unreadable ones by position.
+
+        `each` gets the number of images of every step. No images give (0, K).
+        """
+        return logits_of(engine, reader, each=each)
+
+    @abstractmethod
+    def report(self, outputs: Outputs, *others: Outputs) -> Report:
+        """The figures from the outputs of `splits`, whole and in that order."""
+
+    def __call__(self, engine: Engine, split: Split, workers: int | None = None) -> Report:
+        """Judge a model on a split in this process alone."""
+        return self.report(*(compute_outputs(self, engine, part, workers) for part in self.splits(split)))
+
+
+def compute_outputs(evaluator: Evaluator, engine: Engine, split: Split, workers: int | None = None) -> Outputs:
+    """The outputs of a model for a whole split, computed by this process."""
+    reader = EvalLoader(split, engine.preprocess, default_workers() if workers is None else workers)
+    rows, bad = evaluator.outputs(engine, reader)
+    return Outputs(split, rows, readable_mask(len(split), bad))
+
+
+def readable_mask(count: int, bad: dict[int, DataError]) -> np.ndarray:
+    """(count,) bool: the positions that are not in `bad`."""
+    mask = np.ones(count, dtype=bool)
+    mask[list(bad)] = False
+    return mask
