@@ -98,6 +98,7 @@ def test_the_best_weights_are_kept_and_said(photos, tmp_path, scored):
         "nll": 0.8,
         "evaluations": 6,
         "since": 3,
+        "better": "higher",
     }
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["selection"] == found
     places = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
@@ -229,8 +230,8 @@ def test_what_cannot_be_chosen_is_refused_before_the_run(photos, tmp_path):
         assert not (tmp_path / "run").exists()
 
 
-def report(top1, nll=None, **figures):
-    return Report(4, 0, {"top1": top1, "nll": nll, **figures}, {}, [], None)
+def report(top1, nll=None, figure="top1", better="higher", **figures):
+    return Report(4, 0, {"top1": top1, "nll": nll, **figures}, {}, [], None, figure, better)
 
 
 def test_of_equal_figures_the_lower_nll_is_better():
@@ -240,7 +241,12 @@ def test_of_equal_figures_the_lower_nll_is_better():
         found = found.after(report(top1, nll), step, step / 2)
     assert (found.step, found.since, found.evaluations) == (2, 3, 5)
     assert Best.from_plain(json.loads(json.dumps(found.plain()))) == found
-    several = Best().after(report(None, 1.0, map=0.25), 1, 1.0)
+    several = Best().after(report(None, 1.0, "map", map=0.25), 1, 1.0)
     assert (several.figure, several.value) == ("mAP", 0.25)
+    distances = Best()
+    for step, value in enumerate([30.0, 12.0, 20.0], 1):
+        distances = distances.after(report(None, None, "fid", "lower", fid=value), step, 1.0)
+    distances = Best.from_plain(json.loads(json.dumps(distances.plain())))
+    assert (distances.step, distances.value, distances.since) == (2, 12.0, 1)
     with pytest.raises(UsageError):
         train("digits", early_stop=0)

@@ -249,17 +249,15 @@ def greedy_soup(
             report = tried if kept else report
         if kept:
             total, count = trial, count + 1
-        own, together = (None if figures is None else score(figures) for figures in (alone.get(one.sha256), tried))
+        own, together = (None if figures is None else figures.leading[1] for figures in (alone.get(one.sha256), tried))
         rows.append({"run": one.run, "sha256": one.sha256, "score": own, "score_with": together, "kept": kept})
     made = averaged(found[0].like, total, count, classes)
     return rows, made, report or (jury.judge(made, "soup") if jury else None)
 
 
 def score(report: Report | None) -> float:
-    """What ingredients are chosen by, 0 to 1: top-1, or mAP where images have several labels; 0 where nothing was
-    judged."""
-    figures = report.figures if report else {}
-    return figures.get("top1") or figures.get("map") or 0.0
+    """The leading figure, negative where lower is better, by which ingredients are chosen; 0 if nothing was judged."""
+    return report.score[0] if report else 0.0
 
 
 def added(total: dict[str, Tensor], bundle: Bundle, classes: tuple[str, ...]) -> dict[str, Tensor]:

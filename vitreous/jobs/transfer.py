@@ -25,6 +25,7 @@ from vitreous.data.holdout import hold_out
 from vitreous.data.split import Data
 from vitreous.disk import write_text
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
+from vitreous.evaluation.report import leading_of, score_of
 from vitreous.models.names import name_of
 from vitreous.progress import Listener, NullListener
 from vitreous.recipes.options import TrainOptions
@@ -55,8 +56,10 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Trial:
-    """How a rate did on the held-out images: `score` is top-1, or mAP where an image has several labels. A trial whose
-    loss was not finite has a `failure` and no figures."""
+    """How a rate did on the held-out images: `score` is the leading figure, of which the higher or lower is `better`.
+
+    A trial whose loss was not finite has a `failure` and no figures.
+    """
 
     lr: float
     folder: str
@@ -65,6 +68,12 @@ class Trial:
     loss: float | None = None  # of training, the last
     seconds: float | None = None
     failure: str | None = None
+    better: str = "higher"
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """`Report.score` of the trial: the larger is the better one."""
+        return score_of({"leading": "score", "score": self.score, "nll": self.nll, "better": self.better})
 
 
 @dataclass(frozen=True)
@@ -296,13 +305,13 @@ def row_of(run: Run, trial: Folder, folder: Folder) -> Trial:
     if "failure" in summary:
         return Trial(run.optimizer.lr, place, failure=summary["failure"])
     val = summary["val"]
-    score = val["map"] if val.get("map") is not None else val["top1"]
-    nll = val["nll"] if val["nll"] is not None and math.isfinite(val["nll"]) else None
-    return Trial(run.optimizer.lr, place, score, nll, summary["train"]["loss"], summary["wall_seconds"])
+    nll = val.get("nll") if math.isfinite(val.get("nll") or 0.0) else None
+    score, loss, seconds = val[leading_of(val)], summary["train"]["loss"], summary["wall_seconds"]
+    return Trial(run.optimizer.lr, place, score, nll, loss, seconds, better=val.get("better", "higher"))
 
 
 def choose(rows: list[Trial], protocol: Protocol) -> Choice:
-    """The rate of the highest score; of equals that of the lower NLL, then the smaller one.
+    """The rate of the best score; of equals that of the lower NLL, then the smaller one.
 
     Raises NonFiniteError where no trial has figures.
     """
@@ -313,9 +322,7 @@ def choose(rows: list[Trial], protocol: Protocol) -> Choice:
         raise NonFiniteError(
             f"none of the {len(rows)} trials had a finite loss to its end", "give --lr-grid smaller rates"
         )
-    first, *others = sorted(
-        able, key=lambda row: (-(row.score or 0.0), math.inf if row.nll is None else row.nll, row.lr)
-    )
+    first, *others = sorted(able, key=lambda row: (-row.rank[0], -row.rank[1], row.lr))
     why = f"the best of the grid on {protocol.held_out} held-out images, {first.score:.2%}"
     if others and others[0].score == first.score:
         why += f" as lr {others[0].lr:g}, " + (

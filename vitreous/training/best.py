@@ -1,7 +1,7 @@
 """Which weights of a run are the best on its validation images, and when no better ones are to be expected.
 
-An evaluation is better than another one if its leading figure (top-1, or mAP) is higher or, where that is the same, its
-NLL is lower.
+An evaluation is better than another one if its leading figure is better or, where that is the same, its NLL is lower
+(`Report.score`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from vitreous.training.run import Run
 class Best:
     """The best evaluation so far, which a checkpoint keeps in its state.json.
 
-    `step`: the optimiser step after which it was made, 0 before the first; `epoch` the same in epochs. `value` in 0..1
-    is its leading figure, called `figure`. `evaluations`: how many were made; `since`: how many after the best one,
-    none of them better.
+    `step`: the optimiser step after which it was made, 0 before the first; `epoch` the same in epochs. `value` is its
+    leading figure, called `figure`, of which the higher or lower is `better`. `evaluations`: how many were made;
+    `since`: how many after the best one, none of them better.
     """
 
     step: int = 0
@@ -32,14 +32,20 @@ class Best:
     nll: float = math.inf
     evaluations: int = 0
     since: int = 0
+    better: str = "higher"
+
+    @property
+    def score(self) -> tuple[float, float]:
+        """`Report.score` of the best evaluation; before the first one, less than any other."""
+        return (self.value if self.better == "higher" or not self.step else -self.value), -self.nll
 
     def after(self, report: Report, step: int, epoch: float) -> Best:
         """The best of these evaluations and a further one."""
         figure, value = report.leading
         nll = report.figures.get("nll")
         nll = math.inf if nll is None or not math.isfinite(nll) else nll
-        if (value, -nll) > (self.value, -self.nll):
-            return Best(step, epoch, figure, value, nll, self.evaluations + 1)
+        if report.score > self.score:
+            return Best(step, epoch, figure, value, nll, self.evaluations + 1, better=report.better)
         return replace(self, evaluations=self.evaluations + 1, since=self.since + 1)
 
     def exhausted(self, run: Run) -> bool:
