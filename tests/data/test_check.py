@@ -38,8 +38,9 @@ from vitreous.data.grouping import grouped
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays
 from vitreous.errors import DataError, ResourceError, UsageError
-from vitreous.jobs.train import pictures, train
-from vitreous.jobs.transfer import held_out
+from vitreous.jobs.data import prepare_data
+from vitreous.jobs.train import train
+from vitreous.jobs.transfer import hold_out_inputs
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.reports.evaluate import evaluate
@@ -231,7 +232,7 @@ def test_the_input_is_the_one_that_train_takes(tmp_path, size, input_side, capsy
     (tmp_path / "photos" / "ant" / "0.png").write_bytes(b"not an image")  # the first readable image counts
     document = run(Options(str(tmp_path / "photos"), workers=0), Console())
     options = TrainOptions(str(tmp_path / "photos"), bad_images="skip", device="cpu", precision="fp32")
-    _, planned, _ = pictures(options.data, None, options, NullListener())
+    _, planned, _ = prepare_data(options.data, None, options, NullListener())
     assert document["sizes"]["input"] == min(planned.model.image) == input_side
     assert run(Options(str(tmp_path / "photos"), workers=0, image_size=48), Console())["sizes"]["input"] == 48
     assert ("small" in whats(document)) == (input_side == 224)
@@ -481,12 +482,12 @@ def test_the_trials_of_a_grid_keep_groups_together_and_without_what_is_excluded(
     said = TrainOptions(
         str(root), group_by=r"(patient\d+)_", exclude=str(tmp_path / "list.csv"), lr_grid=(1e-3, 1e-2), **TINY
     )
-    opened, run, inputs = pictures(str(root), None, said, NullListener())
+    opened, run, inputs = prepare_data(str(root), None, said, NullListener())
     assert (
         len(opened.groups) == len(opened.splits["train"]) == run.data.images == 47
         and len(set(opened.groups.tolist())) == 12
     )
-    parts = held_out(opened, inputs, 0.25, 0)
+    parts = hold_out_inputs(opened, inputs, 0.25, 0)
     assert not people(parts.train) & people(parts.val) and people(parts.val)
 
 

@@ -24,7 +24,7 @@ from vitreous.data.sources import open_data
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
 from vitreous.jobs import transfer
 from vitreous.jobs.train import train
-from vitreous.jobs.transfer import Protocol, Trial, at_rate, choose
+from vitreous.jobs.transfer import Protocol, Trial, choose_rate, with_rate
 from vitreous.reports.evaluate import evaluate
 from vitreous.reports.pages.report import write_report
 from vitreous.training.folder import Folder
@@ -198,7 +198,7 @@ def dies(name):
         def die(*_, **__):
             raise Killed
 
-        monkeypatch.setattr(f"vitreous.jobs.transfer.{name}", die)
+        monkeypatch.setattr(f"vitreous.jobs.{name}", die)
 
     return arm
 
@@ -228,10 +228,10 @@ def uninterrupted(tmp_path_factory):
         interrupt_at(4),
         late,
         in_the_last_run,
-        dies("to_yaml"),
-        dies("prune"),
-        dies("row_of"),
-        dies("report.write_report"),
+        dies("trial.to_yaml"),
+        dies("trial.remove_checkpoints"),
+        dies("transfer.read_trial"),
+        dies("transfer.report.write_report"),
     ],
     ids=[
         "mid trial 2",
@@ -297,29 +297,33 @@ def protocol(*grid: float) -> Protocol:
 def test_ties_go_to_the_lower_nll_and_then_to_the_smaller_rate():
     grid = protocol(0.1, 0.2, 0.3, 0.4)
     rows = [Trial(0.1, "", 0.8, 0.1), Trial(0.2, "", 0.9, 0.5), Trial(0.3, "", 0.9, 0.4), Trial(0.4, "", 0.9, None)]
-    assert choose(rows, grid).lr == 0.3 and "lower NLL" in choose(rows, grid).why and "lr 0.2" in choose(rows, grid).why
+    assert (
+        choose_rate(rows, grid).lr == 0.3
+        and "lower NLL" in choose_rate(rows, grid).why
+        and "lr 0.2" in choose_rate(rows, grid).why
+    )
     rows[1] = replace(rows[1], nll=0.4)
-    assert choose(rows, grid).lr == 0.2 and "smaller" in choose(rows, grid).why
-    assert choose(rows[::-1], grid).lr == 0.2
+    assert choose_rate(rows, grid).lr == 0.2 and "smaller" in choose_rate(rows, grid).why
+    assert choose_rate(rows[::-1], grid).lr == 0.2
 
 
 def test_a_choice_at_an_end_of_the_grid_is_told():
     grid = protocol(0.1, 0.2, 0.3)
 
     def best(number):
-        return choose([Trial(rate, "", float(i == number), 1.0) for i, rate in enumerate(grid.grid)], grid)
+        return choose_rate([Trial(rate, "", float(i == number), 1.0) for i, rate in enumerate(grid.grid)], grid)
 
     assert "smallest of the grid" in best(0).caution and "largest of the grid" in best(2).caution
     assert best(1).caution is None
-    assert choose([], protocol(0.1)).lr == 0.1 and choose([], protocol(0.1)).caution is None
+    assert choose_rate([], protocol(0.1)).lr == 0.1 and choose_rate([], protocol(0.1)).caution is None
 
 
 def test_muons_rate_keeps_its_proportion(folder, tmp_path):
     train(str(folder), out=str(tmp_path / "run"), lr_grid=(0.004,), **{**QUICK, "optimizer": "muon"})
-    run, (grid, _) = Folder(tmp_path / "run").run(), transfer.protocol_of(Folder(tmp_path / "run"))
+    run, (grid, _) = Folder(tmp_path / "run").run(), transfer.read_protocol(Folder(tmp_path / "run"))
     assert run.optimizer.lr == 0.004 and grid.lr != 0.004
     assert run.optimizer.matrix_lr / run.optimizer.lr == pytest.approx(grid.matrix_lr / grid.lr)
-    assert at_rate(run, grid, grid.lr).optimizer.matrix_lr == grid.matrix_lr
+    assert with_rate(run, grid, grid.lr).optimizer.matrix_lr == grid.matrix_lr
     assert not (tmp_path / "run" / "trials").exists(), "one rate needs no trial"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.reliability.rig import ADAMW, MUON, PLANS, WORKERS, Bench, Child, Plan, newest_step, steps_logged
 from tests.reliability.tally import Tally, expect
-from vitreous.jobs import train as recipe
+from vitreous.jobs import data as data_job
 from vitreous.training import saving
 from vitreous.training.checkpoint import Store, flaw
 from vitreous.training.session import Session
@@ -80,7 +80,7 @@ def phases(sent: Path, chance: random.Random) -> list[tuple[str, Callable[[], ob
     """Where a signal comes, what makes it come there, and the step that has to be saved (None: whichever it is)."""
     signals = lambda: raising(sent)  # noqa: E731
     found: list[tuple[str, Callable[[], object], int | None]] = []
-    found += [("the data scan", before(recipe, "screen", 1, signals), 0)] * 3
+    found += [("the data scan", before(data_job, "screen", 1, signals), 0)] * 3
     found += [("the building of the model", before(Session, "build", 1, signals), 1)] * 2
     found += [("warm-up", at_step(step, signals), step) for step in (1, 2, 5)]
     found += [("a step", at_step(step, signals), step) for step in sorted(chance.sample(range(7, 31), 5))]

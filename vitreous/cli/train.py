@@ -32,11 +32,11 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         known(options.recipe)
     if options.init and Path(options.init).is_file():
         open_weights(options.init)
-    from vitreous.jobs.train import carry_out
+    from vitreous.jobs.train import launch
 
     if options.dry_run:
         return plan(options, console)
-    summary = carry_out(options, console, lambda run, data: tell_header(run, data, console))
+    summary = launch(options, console, lambda run, data: tell_header(run, data, console))
     console.say(figures("validation", summary["val"]))
     if "lr_grid" not in summary:
         console.say(figures("test", summary["test"]))

@@ -1,7 +1,7 @@
 """The trials of a grid side by side, on the machines of a Ray cluster (extra `ray`).
 
-Ray Tune places the trials and no more: each is the `attempt` that one machine would make, with as many threads, in its
-own folder, so that weights and figures are the same on the same hardware. The run folder, the data and this package
+Ray Tune places the trials and no more: each is the `run_trial` that one machine would make, with as many threads, in
+its own folder, so that weights and figures are the same on the same hardware. The run folder, the data and this package
 have to be where every machine finds them: on shared storage, at the same path.
 """
 # pyright: reportMissingImports=false
@@ -22,7 +22,7 @@ import torch
 import vitreous.errors as errors
 from vitreous.cluster import connected
 from vitreous.errors import ResourceError, UsageError, VitreousError
-from vitreous.jobs.transfer import attempt
+from vitreous.jobs.trial import run_trial
 from vitreous.progress import Listener, NullListener
 from vitreous.training.folder import Folder
 from vitreous.training.run import Run
@@ -123,7 +123,7 @@ def placed(
     torch.set_num_threads(threads)
     try:
         if not Path(stop).exists():
-            attempt(run, inputs, Folder(Path(folder)), NullListener(), watch=partial(listen, stop=Path(stop)))
+            run_trial(run, inputs, Folder(Path(folder)), NullListener(), watch=partial(listen, stop=Path(stop)))
     except VitreousError as error:
         return {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
     return {"kind": "", "message": "", "hint": ""}

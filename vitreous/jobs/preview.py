@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.cores import peak_memory
-from vitreous.jobs.train import plan, with_data
-from vitreous.jobs.transfer import check, forecast, prepare
+from vitreous.jobs.plan import plan, with_data
+from vitreous.jobs.transfer import check_options, forecast, plan_protocol
 from vitreous.machine import settle_process
 from vitreous.models.cost import macs
 from vitreous.models.names import name_of
@@ -29,7 +29,7 @@ TIMED = 4  # steps, after one to warm up
 def preview(options: TrainOptions, listener: Listener) -> tuple[Run, dict[str, Any]]:
     """The run that the options give, and its plan; a few steps are timed on the real data and thrown away."""
     options = with_data(options)
-    check(options)
+    check_options(options)
     folder, run, inputs, opened = plan(options, listener)
     settle_process()
     times: list[float] = []
@@ -67,5 +67,5 @@ def preview(options: TrainOptions, listener: Listener) -> tuple[Run, dict[str, A
         "out": str(folder.path),
     }
     if options.lr_grid is not None:
-        document |= forecast(run, prepare(run, opened, inputs, options), seconds)
+        document |= forecast(run, plan_protocol(run, opened, inputs, options), seconds)
     return run, document

@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -26,7 +23,8 @@ from vitreous.data.split import Data
 from vitreous.disk import write_text
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
 from vitreous.evaluation.report import leading_of, score_of
-from vitreous.models.names import name_of
+from vitreous.jobs.cluster import in_parallel
+from vitreous.jobs.trial import raise_if_stopped, run_trial
 from vitreous.progress import Listener, NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import SHARES
@@ -85,7 +83,7 @@ class Choice:
     caution: str | None = None
 
 
-def check(options: TrainOptions, folder: Folder | None = None) -> None:
+def check_options(options: TrainOptions, folder: Folder | None = None) -> None:
     """Raises UsageError for options that do not go with the protocol, or not with that of a folder to resume."""
     begun = folder is not None and (folder.path / TRIALS).is_file()
     if begun and (options.override or options.allow_data_change):
@@ -106,12 +104,12 @@ def check(options: TrainOptions, folder: Folder | None = None) -> None:
         return
     if not begun:
         raise UsageError(f"{folder.path} was begun without --lr-grid", "leave it out")
-    grid = protocol_of(folder)[0].grid
+    grid = read_protocol(folder)[0].grid
     if options.lr_grid and tuple(sorted(set(options.lr_grid))) != grid:
         raise UsageError(f"the run in {folder.path} tries {' '.join(map(str, grid))}", "leave --lr-grid out")
 
 
-def prepare(run: Run, opened: Data, inputs: Inputs, options: TrainOptions) -> Protocol:
+def plan_protocol(run: Run, opened: Data, inputs: Inputs, options: TrainOptions) -> Protocol:
     """The protocol for a run on all training images. Raises DataError where the share of a class is less than one
     image."""
     if run.keep_best or run.early_stop:
@@ -123,7 +121,7 @@ def prepare(run: Run, opened: Data, inputs: Inputs, options: TrainOptions) -> Pr
     # small classes: a share that rounds to nothing would judge nothing
     if share * images < run.model.classes and not opened.several:
         share = SHARES[0][1]
-    held = held_out(opened, inputs, share, run.data.split_seed)
+    held = hold_out_inputs(opened, inputs, share, run.data.split_seed)
     assert held.val is not None
     if not len(held.val):
         raise DataError(
@@ -133,18 +131,18 @@ def prepare(run: Run, opened: Data, inputs: Inputs, options: TrainOptions) -> Pr
     return Protocol(grid, share, len(held.train), len(held.val), run.optimizer.lr, run.optimizer.matrix_lr)
 
 
-def opening(protocol: Protocol) -> dict[str, Any]:
+def initial_document(protocol: Protocol) -> dict[str, Any]:
     """`trials.json` before the first trial."""
     return {"protocol": asdict(protocol), "trials": [], "choice": None}
 
 
-def protocol_of(folder: Folder) -> tuple[Protocol, dict[str, Any]]:
+def read_protocol(folder: Folder) -> tuple[Protocol, dict[str, Any]]:
     """What `trials.json` says, and the whole of it."""
     document = json.loads((folder.path / TRIALS).read_text("utf-8"))
     return from_plain(Protocol, document["protocol"]), document
 
 
-def held_out(opened: Data, inputs: Inputs, share: float, split_seed: int) -> Inputs:
+def hold_out_inputs(opened: Data, inputs: Inputs, share: float, split_seed: int) -> Inputs:
     """The pictures of a trial: those of the run less a share of each class, and that share as `val`.
 
     The share is drawn from all training images. One that cannot be read is not trained on, and counts as wrong where it
@@ -160,7 +158,7 @@ def held_out(opened: Data, inputs: Inputs, share: float, split_seed: int) -> Inp
     return replace(inputs, train=inputs.train.take(at), val=whole.take(rows["val"]), cached=cached)
 
 
-def at_rate(run: Run, protocol: Protocol, rate: float) -> Run:
+def with_rate(run: Run, protocol: Protocol, rate: float) -> Run:
     """The run with another learning rate, and Muon's in the same proportion."""
     scale = rate / protocol.lr if protocol.lr else 1.0
     return replace(run, optimizer=replace(run.optimizer, lr=rate, matrix_lr=protocol.matrix_lr * scale))
@@ -183,40 +181,38 @@ def transfer(
     """
     if ray and ranks.world > 1:
         raise UsageError("--ray places the trials itself", "start it without torchrun")
-    protocol, document = protocol_of(folder)
+    protocol, document = read_protocol(folder)
     with (signals := Signals()).caught():
-        trials = trials_of(folder, run, protocol, opened)
-        pictures = held_out(opened, inputs, protocol.share, run.data.split_seed)
+        trials = list_trials(folder, run, protocol, opened)
+        pictures = hold_out_inputs(opened, inputs, protocol.share, run.data.split_seed)
         if ray:
-            from vitreous.jobs.cluster import in_parallel
-
             in_parallel(ray, trials, pictures, folder, signals, listener)
         for number, (trial, place) in enumerate(trials, 1):
             label = f"lr {trial.optimizer.lr:g} ({number} of {len(trials)})"
             try:
-                attempt(trial, pictures, place, Labelled(listener, label), ranks, signals)
+                run_trial(trial, pictures, place, PrefixedListener(listener, label), ranks, signals)
             except Interrupted as error:
-                raise stopped(folder, error.code, f"in trial {number} of {len(trials)}") from None
+                raise interruption(folder, error.code, f"in trial {number} of {len(trials)}") from None
         del pictures  # a second copy of what is kept in memory
-        table = json.loads(ranks.share(json.dumps(decided(folder, trials, protocol)) if ranks.leads else ""))
+        table = json.loads(ranks.share(json.dumps(choose_from_trials(folder, trials, protocol)) if ranks.leads else ""))
         choice = Choice(**table["choice"])
-        final = at_rate(run, protocol, choice.lr)
+        final = with_rate(run, protocol, choice.lr)
         if ranks.leads:
-            for said in filter(None, (f"lr {choice.lr:g} is chosen: {choice.why}", choice.caution)):
-                listener.note(said)
+            for text in filter(None, (f"lr {choice.lr:g} is chosen: {choice.why}", choice.caution)):
+                listener.note(text)
             if table != document:
                 write_text(folder.path / TRIALS, json.dumps(table, indent=2) + "\n")
             if folder.run() != final:
                 write_text(folder.config, to_yaml(final))
             report.write_report(folder.path / "report.html", folder)
-        halt(signals, ranks, lambda code: stopped(folder, code, "before the run on all images"))
+        raise_if_stopped(signals, ranks, lambda code: interruption(folder, code, "before the run on all images"))
         summary = Session(final, inputs, folder, listener, ranks).train() | {"lr_grid": table}
     if "test" in opened.splits and ranks.leads:
         listener.note(f"the test split was not read; `vitreous evaluate {folder.path}` reads it")
     return summary
 
 
-def trials_of(folder: Folder, run: Run, protocol: Protocol, opened: Data) -> list[tuple[Run, Folder]]:
+def list_trials(folder: Folder, run: Run, protocol: Protocol, opened: Data) -> list[tuple[Run, Folder]]:
     """The run and the folder of each trial; none where the grid has one rate, which needs no trial."""
     if len(protocol.grid) == 1:
         return []
@@ -224,82 +220,22 @@ def trials_of(folder: Folder, run: Run, protocol: Protocol, opened: Data) -> lis
     data = replace(run.data, images=protocol.images, hold_out=protocol.share, fingerprint=fingerprint)
     places = [Folder(folder.path / "trials" / f"lr-{rate!r}") for rate in protocol.grid]
     return [
-        (replace(at_rate(run, protocol, rate), data=data), place)
+        (replace(with_rate(run, protocol, rate), data=data), place)
         for rate, place in zip(protocol.grid, places, strict=True)
     ]
 
 
-def attempt(
-    run: Run,
-    inputs: Inputs,
-    folder: Folder,
-    listener: Listener,
-    ranks: Ranks = ALONE,
-    signals: Signals | None = None,
-    watch: Callable[[Session], None] = lambda session: None,
-) -> None:
-    """One trial, from wherever its folder is to its end; a complete one is left alone. `watch` is given the session
-    before it starts.
-
-    A loss that is not finite ends the trial, and is its result. Raises Interrupted after a signal, also one in
-    `signals`.
-    """
-    halt(signals or Signals(), ranks)
-    if ranks.share(str(folder.summary.is_file())) == "True":
-        prune(folder, ranks)
-        return
-    if ranks.leads and not folder.config.is_file():
-        shutil.rmtree(folder.path, ignore_errors=True)  # begun, and killed before it had its settings
-        folder.path.mkdir(parents=True)
-        write_text(folder.config, to_yaml(run))
-    with folder.locked() if ranks.leads else nullcontext():
-        session = Session(run, inputs, folder, listener, ranks)
-        watch(session)
-        try:
-            summary = session.train()
-        except NonFiniteError as error:
-            session.tell(error.message)
-            summary = {
-                "model": name_of(run.model),
-                "data": run.data.source,
-                "seed": run.seed,
-                "val": None,
-                "test": None,
-            }
-            summary |= {"run": str(folder.path), "failure": error.message}
-        if ranks.leads:
-            write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
-    prune(folder, ranks)
-    halt(session.signals, ranks)  # it came too late for the session to stop
-
-
-def prune(folder: Folder, ranks: Ranks) -> None:
-    """Remove the checkpoints of a complete trial."""
-    if ranks.leads:
-        shutil.rmtree(folder.path / "checkpoints", ignore_errors=True)
-    ranks.wait()
-
-
-def halt(
-    signals: Signals, ranks: Ranks, error: Callable[[int], Interrupted] = lambda code: Interrupted("stopped", code=code)
-) -> None:
-    """Raise Interrupted, with the exit code, if a signal came to any process."""
-    received = int(ranks.most([signals.received or 0], "cpu")[0])
-    if received:
-        raise error(128 + received)
-
-
-def decided(folder: Folder, trials: list[tuple[Run, Folder]], protocol: Protocol) -> dict[str, Any]:
+def choose_from_trials(folder: Folder, trials: list[tuple[Run, Folder]], protocol: Protocol) -> dict[str, Any]:
     """`trials.json` after the last trial. Raises NonFiniteError where no trial has figures."""
-    rows = [row_of(run, place, folder) for run, place in trials]
+    rows = [read_trial(run, place, folder) for run, place in trials]
     return {
         "protocol": asdict(protocol),
         "trials": [asdict(row) for row in rows],
-        "choice": asdict(choose(rows, protocol)),
+        "choice": asdict(choose_rate(rows, protocol)),
     }
 
 
-def row_of(run: Run, trial: Folder, folder: Folder) -> Trial:
+def read_trial(run: Run, trial: Folder, folder: Folder) -> Trial:
     """The figures of a complete trial."""
     summary, place = json.loads(trial.summary.read_text("utf-8")), str(trial.path.relative_to(folder.path))
     if "failure" in summary:
@@ -310,7 +246,7 @@ def row_of(run: Run, trial: Folder, folder: Folder) -> Trial:
     return Trial(run.optimizer.lr, place, score, nll, loss, seconds, better=val.get("better", "higher"))
 
 
-def choose(rows: list[Trial], protocol: Protocol) -> Choice:
+def choose_rate(rows: list[Trial], protocol: Protocol) -> Choice:
     """The rate of the best score; of equals that of the lower NLL, then the smaller one.
 
     Raises NonFiniteError where no trial has figures.
@@ -336,7 +272,7 @@ def choose(rows: list[Trial], protocol: Protocol) -> Choice:
     )
 
 
-def stopped(folder: Folder, code: int, where: str) -> Interrupted:
+def interruption(folder: Folder, code: int, where: str) -> Interrupted:
     """What a stopped protocol says."""
     return Interrupted(f"stopped {where}, saved", f"continue with --resume --out {folder.path}", code)
 
@@ -355,8 +291,8 @@ def forecast(run: Run, protocol: Protocol, seconds_per_step: float) -> dict[str,
     }
 
 
-class Labelled(NullListener):
-    """A listener that says of which trial it speaks."""
+class PrefixedListener(NullListener):
+    """Puts the name of a trial before every message."""
 
     def __init__(self, listener: Listener, label: str) -> None:
         self.listener, self.label = listener, label
@@ -365,6 +301,6 @@ class Labelled(NullListener):
         """The text, after the trial."""
         self.listener.note(f"{self.label}: {text}")
 
-    def progress(self, label: str, done: int, total: int, text: str = "") -> None:
+    def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
         """The progress, after the trial."""
         self.listener.progress(f"{self.label}, {label}", done, total, text)

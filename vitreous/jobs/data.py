@@ -1,0 +1,148 @@
+"""The data of a run: opened, split, less what is excluded, and looked through for images that cannot be read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from vitreous.config import set_paths
+from vitreous.cores import default_workers
+from vitreous.data.copies.listing import excluded as names_in
+from vitreous.data.copies.listing import staying
+from vitreous.data.pace import workers_for
+from vitreous.data.screen import fits_in_memory, readable, refuse, screen
+from vitreous.data.sources import open_data, open_data_of_run, resolve_source
+from vitreous.data.split import Arrays, Data, Split
+from vitreous.errors import DataError, UsageError, printable
+from vitreous.machine import pick_device
+from vitreous.models.cost import macs
+from vitreous.progress import Listener
+from vitreous.recipes.channels import channelwise, facts
+from vitreous.recipes.derive import advise_weights, apply, derive
+from vitreous.recipes.options import TrainOptions
+from vitreous.training.folder import Folder
+from vitreous.training.peak import quick_peak
+from vitreous.training.run import DataOptions, Run
+from vitreous.training.session import Inputs
+from vitreous.weights.adopt import starting_point
+
+PARALLEL = 2_000  # pictures from which it pays to start processes for a first look at them
+UTILISED = 0.6  # of the machine's peak that a training step reaches
+SCREENED = 20_000  # files up to which a data set is decoded once before training, to name what cannot be read
+
+
+def prepare_data(
+    source: str, base: Run | None, options: TrainOptions, listener: Listener, folder: Folder | None = None
+) -> tuple[Data, Run, Inputs]:
+    """Open the data set, complete the run, and decode every image once where the data set is small.
+
+    The run is derived from the data, or is `base` with the options applied. `folder` is that of a run to continue.
+    Raises UsageError for options that do not go together, DataError for data that cannot be used.
+    """
+    if (options.resize or options.source_size) and not (options.init or (base and base.init)):
+        message = "--resize and --source-size are about the weights of --init, and there are none"
+        raise UsageError(message, "leave them out")
+    seed, share, group_by = split_options(base, options)
+    exclude = options.exclude or (base.data.exclude if base else None)
+    opened = open_data_of_run(folder.path, source, seed, group_by) if folder else open_data(source, seed, group_by)
+    opened = opened.holding_out(share, seed)
+    for note in opened.notes:
+        listener.note(note)
+    if exclude:
+        listed = json.loads((folder.path / "excluded.json").read_text("utf-8")) if folder else names_in(exclude)
+        opened = exclude_images(opened, frozenset(listed), exclude, listener)
+    split = {"split_seed": seed, "hold_out": share, "group_by": group_by, "exclude": exclude}
+    if base is None:
+        run = derive_run(opened, options, split, listener)
+    else:
+        run = apply(base, options)
+        if folder is None:
+            run = replace(run, data=replace(run.data, source=resolve_source(opened.name)))
+        if (share, group_by, exclude) != (base.data.hold_out, base.data.group_by, base.data.exclude):
+            data = replace(run.data, **split, images=len(opened.split("train")), fingerprint=opened.fingerprint())
+            run = replace(run, data=data)
+    return opened, *screen_inputs(opened, run, first_workers(opened, options), listener)
+
+
+def first_workers(opened: Data, options: TrainOptions) -> int:
+    """Processes for the first pass over the images, before it is known what one costs."""
+    few = len(opened.split("train")) <= PARALLEL
+    return options.workers if options.workers is not None else 0 if few else default_workers()
+
+
+def derive_run(opened: Data, options: TrainOptions, split_settings: dict[str, Any], listener: Listener) -> Run:
+    """The run of a model or of weights on the training split, by the recipe and the options."""
+    split = opened.split("train")
+    start = starting_point(options.source(options.init)) if options.init else None
+    for note in start.notes if start else ():
+        listener.note(note)
+    info = facts(opened, options, start)
+    run = derive(options, opened, info, start, listener.note)
+    if warning := advise_weights(run):
+        listener.note(warning)
+    run = channelwise(run, info, split, start, options, first_workers(opened, options), listener.note)
+    data = replace(run.data, **split_settings, source=resolve_source(opened.name))
+    data = replace(
+        data, bad_images=options.bad_images, exact=options.exact, cache=fits_in_memory(split, run.preprocess)
+    )
+    run = replace(run, data=data)
+    if options.workers is None:
+        run = replace(run, data=replace(run.data, workers=0 if run.data.cache else count_workers(run, split)))
+    return run
+
+
+def screen_inputs(opened: Data, run: Run, workers: int, listener: Listener) -> tuple[Run, Inputs]:
+    """Leave out, or refuse, training images that cannot be read, where all are decoded once; cache those that fit."""
+    split = opened.split("train")
+    cached, bad, rows = None, {}, None
+    if run.data.cache or run.data.bad_images == "skip" or (len(split) <= SCREENED and not isinstance(split, Arrays)):
+        cached, bad = screen(split, run.preprocess, workers, keep=run.data.cache)
+    if bad:
+        if run.data.bad_images == "stop":
+            raise refuse(bad, len(split))
+        listener.note(f"{len(bad)} of {len(split)} training images cannot be read and are left out")
+        rows = readable(split, bad)
+        split, cached = split.take(rows), cached[rows] if cached is not None else None
+        run = replace(run, data=replace(run.data, images=len(split)))
+    return run, Inputs(split, opened.splits.get("val"), cached, rows)
+
+
+def exclude_images(opened: Data, names: frozenset[str], exclude: str, listener: Listener) -> Data:
+    """The data less the training images of these names. Raises DataError where none is left."""
+    split = opened.split("train")
+    rows = staying(split, names)
+    if not len(rows):
+        raise DataError(f"{exclude} leaves no training image", "is it the list of other data?")
+    if (
+        names
+        and len(rows) == len(split)
+        and not any(len(staying(part, names)) < len(part) for part in opened.splits.values())
+    ):
+        first = printable(min(names))
+        raise DataError(
+            f"none of the {len(names)} names in {exclude} is in the data; the first is {first}", "name the data as then"
+        )
+    listener.note(f"{len(split) - len(rows)} of {len(split)} training images are left out, as {exclude} says")
+    # else they are those of `whole`
+    groups = opened.groups[rows] if opened.groups is not None and opened.whole is None else opened.groups
+    return replace(
+        opened, splits=opened.splits | {"train": split.take(rows)}, groups=groups, identity=opened.fingerprint()
+    )
+
+
+def count_workers(run: Run, split: Split) -> int:
+    """Processes that decode for a run: by what its pictures cost, and what the model takes at a usual share of the
+    machine's peak."""
+    device = pick_device(run.device)
+    rate = UTILISED * quick_peak(device, run.precision) / (3 * 2 * macs(run.model))
+    return workers_for(split, run.preprocess, run.augment, rate, shares_cores=device == "cpu", exact=run.data.exact)
+
+
+def split_options(base: Run | None, options: TrainOptions) -> tuple[int, float | None, str | None]:
+    """The seed of the split, the share of all training images that `val` is (None: the data's own, or the usual tenth),
+    and what names the groups that are not to be drawn apart."""
+    said = {path.removeprefix("data."): words for path, words in options.settings.items() if path.startswith("data.")}
+    stored = set_paths(base.data if base else DataOptions("", (), 0, ""), said, "data.")
+    seed = options.split_seed if options.split_seed is not None else stored.split_seed
+    return seed, stored.hold_out if options.lr_grid is None else 0.0, options.group_by or stored.group_by

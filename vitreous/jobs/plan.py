@@ -1,0 +1,138 @@
+"""What is decided before the first step of `train`: the folder, the run, its data."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from vitreous.config import differences, from_yaml
+from vitreous.data.sources import resolve_source
+from vitreous.data.split import Data
+from vitreous.errors import DataError, UsageError
+from vitreous.jobs.data import prepare_data
+from vitreous.models.names import configure, name_of
+from vitreous.progress import Listener
+from vitreous.recipes.derive import apply
+from vitreous.recipes.options import TrainOptions
+from vitreous.training.folder import Folder
+from vitreous.training.run import Run
+from vitreous.training.session import Inputs
+
+LATEST = "runs/latest"
+#: settings that a run cannot change: they say what it is, or where it is in its stream of pictures
+FIXED = (
+    "model.",
+    "data.source",
+    "data.classes",
+    "data.split_seed",
+    "data.group_by",
+    "data.exclude",
+    "seed",
+    "init",
+    "tune.",
+    "loss:",
+    "preprocess.",
+    "batch_size:",
+    "accumulate:",
+)
+FREE = ("timeout:", "data.workers:", "keep:", "device:", "micro_batch:")  # those that cannot change a result
+
+
+def with_data(options: TrainOptions) -> TrainOptions:
+    """The options with the data set of the run to continue, where none is named. Raises UsageError where no run is
+    continued."""
+    options.check_data()
+    return options if options.data else replace(options, data=Folder(Path(options.out or LATEST)).run().data.source)
+
+
+def plan(options: TrainOptions, listener: Listener, folder: Folder | None = None) -> tuple[Folder, Run, Inputs, Data]:
+    """Everything that is decided before the first step: the folder, the run, its images and the data set.
+
+    `folder` is that of a run to continue, if `open_resumed` was asked already.
+    """
+    if options.resume:
+        folder = folder or open_resumed(options, listener)
+        stored = folder.run()
+        source = options.data if is_moved(options.data, stored.data.source) else stored.data.source
+        opened, run, inputs = prepare_data(source, stored, options, listener, folder)
+        if source != stored.data.source:
+            run = replace(run, data=replace(run.data, source=resolve_source(source)))
+        if (fingerprint := opened.fingerprint()) != stored.data.fingerprint:
+            if not options.allow_data_change or opened.classes != stored.data.classes:
+                way = "restore the files, or start a new run" + (
+                    ", or --allow-data-change" if opened.classes == stored.data.classes else ""
+                )
+                raise DataError(f"{options.data} is not what it was when the run began", way)
+            listener.note(f"{options.data} is not what it was when the run began; going on with what is there now")
+            run = replace(run, data=replace(run.data, fingerprint=fingerprint, images=len(inputs.train)))
+        return folder, run, inputs, opened
+    base = from_yaml(Run, read_config(options.config)) if options.config else None
+    if base and (conflicts := contradictions(base, options)):
+        raise UsageError(f"the config says these already; {', '.join(conflicts)}", "leave one of them out")
+    opened, run, inputs = prepare_data(options.data, base, options, listener)
+    out = options.out or f"runs/{time.strftime('%Y-%m-%d-%H%M%S')}-{run_name(run, opened)}"
+    return Folder(Path(out)), run, inputs, opened
+
+
+def open_resumed(options: TrainOptions, listener: Listener | None = None) -> Folder:
+    """The folder of the run to continue. Raises UsageError for options that its settings contradict, listing them.
+
+    With `--override` they are noted instead, but for those that say what the model, its data and their order are.
+    """
+    folder = Folder(Path(options.out or LATEST))
+    stored = folder.run()
+    changed = [line for line in differences(stored, apply(stored, options)) if not line.startswith(FREE)]
+    fixed = [line for line in changed if line.startswith(FIXED)] + contradictions(stored, options)
+    if resolve_source(options.data) != resolve_source(stored.data.source) and not is_moved(
+        options.data, stored.data.source
+    ):
+        fixed.append(f"data: {stored.data.source} -> {options.data}")
+    refused = fixed if options.override else [*dict.fromkeys([*changed, *fixed])]
+    if refused:
+        listing = "".join(f"\n    {line}" for line in refused)
+        word = "cannot change these" if options.override else "keeps its settings; these differ"
+        raise UsageError(f"a resumed run {word}:{listing}", "leave them out" + ("" if fixed else ", or use --override"))
+    if changed and listener:
+        listener.note("going on with other settings: " + "; ".join(changed))
+    return folder
+
+
+def is_moved(source: str, stored: str) -> bool:
+    """Whether `source` may be a run's data at another place: what the run has `stored` is gone. Their fingerprint then
+    decides."""
+    return resolve_source(source) != resolve_source(stored) and not os.path.lexists(stored) and os.path.exists(source)
+
+
+def contradictions(run: Run, options: TrainOptions) -> list[str]:
+    """Where options that say what the model or the recipe is disagree with a run that is already made."""
+    own = {
+        "model": name_of(run.model),
+        "image_size": run.model.image[0],
+        "patch_size": run.model.patch[0],
+        "recipe": run.recipe,
+    }
+    named = {
+        "model": options.model and name_of(configure(options.model)),
+        "image_size": options.image_size,
+        "patch_size": options.patch_size,
+        "recipe": options.recipe,
+    }
+    return [f"{name}: {own[name]} -> {named[name]}" for name in own if named[name] not in (None, own[name])]
+
+
+def run_name(run: Run, opened: Data) -> str:
+    """What to call a run: model and data, fit for a file name."""
+    words = f"{name_of(run.model)}-{Path(opened.name).name}"
+    return "".join(c if c.isalnum() or c in "-+._" else "-" for c in words)
+
+
+def read_config(path: str) -> str:
+    """The text of a config file. Raises UsageError where there is none."""
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"cannot read the config {path} ({type(error).__name__})", "give the path of a config.yaml"
+        ) from None

@@ -1,0 +1,79 @@
+"""One trial of a learning-rate grid: train it in its own folder, and stop where a signal came."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+
+from vitreous.config import to_yaml
+from vitreous.disk import write_text
+from vitreous.errors import Interrupted, NonFiniteError
+from vitreous.models.names import name_of
+from vitreous.progress import Listener
+from vitreous.training.folder import Folder
+from vitreous.training.ranks import ALONE, Ranks
+from vitreous.training.run import Run
+from vitreous.training.session import Inputs, Session
+from vitreous.training.signals import Signals
+
+
+def run_trial(
+    run: Run,
+    inputs: Inputs,
+    folder: Folder,
+    listener: Listener,
+    ranks: Ranks = ALONE,
+    signals: Signals | None = None,
+    watch: Callable[[Session], None] = lambda session: None,
+) -> None:
+    """One trial, from wherever its folder is to its end; a complete one is left alone. `watch` is given the session
+    before it starts.
+
+    A loss that is not finite ends the trial, and is its result. Raises Interrupted after a signal, also one in
+    `signals`.
+    """
+    raise_if_stopped(signals or Signals(), ranks)
+    if ranks.share(str(folder.summary.is_file())) == "True":
+        remove_checkpoints(folder, ranks)
+        return
+    if ranks.leads and not folder.config.is_file():
+        shutil.rmtree(folder.path, ignore_errors=True)  # begun, and killed before it had its settings
+        folder.path.mkdir(parents=True)
+        write_text(folder.config, to_yaml(run))
+    with folder.locked() if ranks.leads else nullcontext():
+        session = Session(run, inputs, folder, listener, ranks)
+        watch(session)
+        try:
+            summary = session.train()
+        except NonFiniteError as error:
+            session.tell(error.message)
+            summary = {
+                "model": name_of(run.model),
+                "data": run.data.source,
+                "seed": run.seed,
+                "val": None,
+                "test": None,
+            }
+            summary |= {"run": str(folder.path), "failure": error.message}
+        if ranks.leads:
+            write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
+    remove_checkpoints(folder, ranks)
+    raise_if_stopped(session.signals, ranks)  # it came too late for the session to stop
+
+
+def remove_checkpoints(folder: Folder, ranks: Ranks) -> None:
+    """Remove the checkpoints of a complete trial."""
+    if ranks.leads:
+        shutil.rmtree(folder.path / "checkpoints", ignore_errors=True)
+    ranks.wait()
+
+
+def raise_if_stopped(
+    signals: Signals, ranks: Ranks, error: Callable[[int], Interrupted] = lambda code: Interrupted("stopped", code=code)
+) -> None:
+    """Raise Interrupted, with the exit code, if a signal came to any process."""
+    received = int(ranks.most([signals.received or 0], "cpu")[0])
+    if received:
+        raise error(128 + received)
