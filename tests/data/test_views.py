@@ -11,7 +11,9 @@ from PIL import Image, ImageFilter, ImageOps
 
 from tests.conftest import make_folder, picture
 from vitreous.config import from_yaml, to_yaml
+from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.views import DINO, DINOV2, MultiCrop, blurred, of_tensor
+from vitreous.data.batch import batch_size, rows
 from vitreous.data.decoding.decode import decode
 from vitreous.data.keys import key
 from vitreous.data.layouts.folder import folder
@@ -119,13 +121,13 @@ def test_channels_that_are_no_colours_are_cropped_and_mirrored_together():
 def test_rows_of_views_become_batches(locals):
     crops, images = MultiCrop(locals, SMALL), [picture(i, (70, 50)) for i in range(4)]
     rows = torch.stack([crops.picture(image, SEEN, k) for k, image in enumerate(images)])
-    batch = crops.unpacked(rows, SEEN)
-    assert batch["images"].shape == (2, 4, 3, *SIZE) and batch["local"].shape == (locals, 4, 3, *SMALL)
+    batch = crops.unpack(rows, SEEN)
+    assert batch["images"].shape == (4, 2, 3, *SIZE) and batch["local"].shape == (4, locals, 3, *SMALL)
     for k, image in enumerate(images):
         views = crops.views(image, SIZE, k)
-        assert torch.equal(batch["images"][:, k], torch.stack(views[:2]))
-        assert not locals or torch.equal(batch["local"][:, k], torch.stack(views[2:]))
-    assert crops.unpacked(rows[:0], SEEN)["images"].shape == (2, 0, 3, *SIZE)
+        assert torch.equal(batch["images"][k], torch.stack(views[:2]))
+        assert not locals or torch.equal(batch["local"][k], torch.stack(views[2:]))
+    assert crops.unpack(rows[:0], SEEN)["images"].shape == (0, 2, 3, *SIZE)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
@@ -137,7 +139,7 @@ def test_pictures_in_memory_have_the_views_of_files(mode):
     assert all(
         torch.equal(row, crops.picture(image, seen, int(k))) for row, image, k in zip(rows, images, keys, strict=True)
     )
-    assert crops.unpacked(crops.batch(pixels[:0], keys[:0]), seen)["images"].shape[1] == 0
+    assert crops.unpack(crops.batch(pixels[:0], keys[:0]), seen)["images"].shape[:2] == (0, 2)
 
 
 def test_what_tensors_were_pictures_of():
@@ -171,12 +173,25 @@ def test_a_feed_gives_batches_of_views(tmp_path, memory, workers):
     batches = list(feed.batches(10, 15, 3))
     assert [len(batch["samples"]) for batch in batches] == [3, 2]
     for batch in batches:
-        assert batch["images"].shape[:2] == (2, len(batch["labels"])) and batch["local"].shape[:2] == (
-            3,
-            len(batch["labels"]),
-        )
+        count = len(batch["labels"])
+        assert batch["images"].shape[:2] == (count, 2) and batch["local"].shape[:2] == (count, 3)
         assert (batch["labels"].numpy() == split.labels[batch["samples"].numpy()]).all()
     sample = int(batches[0]["samples"][0])
     alone = crops.views(pictures[sample], SIZE, int(feed.keys(sample, 0, 0)))
-    assert torch.equal(batches[0]["images"][:, 0], torch.stack(alone[:2]))
-    assert torch.equal(batches[0]["local"][:, 0], torch.stack(alone[2:]))
+    assert torch.equal(batches[0]["images"][0], torch.stack(alone[:2]))
+    assert torch.equal(batches[0]["local"][0], torch.stack(alone[2:]))
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_batches_of_images_without_labels_have_no_labels(tmp_path, memory):
+    split = folder(make_folder(tmp_path, {"train": 4, "val": 1}, size=(24, 20))).split("train")
+    cached = torch.stack([to_tensor(decode(split.raw(sample))) for sample in range(len(split))]) if memory else None
+    bare = split.take(np.arange(len(split)), np.zeros((len(split), 0), np.float32))
+    for views, shape in ((MultiCrop(3, SMALL), (3, 2, 3, *SIZE)), (Augment(flip=0.5), (3, 3, *SIZE))):
+        batch, labelled = (next(TrainLoader(s, SEEN, views, 0, 0, cached).batches(0, 3, 3)) for s in (bare, split))
+        assert "labels" not in batch and "labels" in labelled
+        assert (
+            batch_size(batch) == 3 and batch["images"].shape == shape and batch.keys() == labelled.keys() - {"labels"}
+        )
+        assert all(torch.equal(batch[name], labelled[name]) for name in batch)
+        assert torch.equal(rows(batch, 1, 3)["images"], batch["images"][1:]) and batch_size(rows(batch, 1, 3)) == 2

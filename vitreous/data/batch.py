@@ -1,7 +1,7 @@
 """Batches: dicts in which every entry has the samples first.
 
-A tensor is (B, …), a list has length B: `images` (B, C, *image), `labels` where the data have any, `samples` (B,) int64;
-crops are `images` (B, 2, C, h, w) and `local` (B, V, C, h, w), boxes a list of (n, 4).
+A tensor is (B, …), a list has length B: `images` (B, C, *image), `labels` where the data have any, `samples` (B,)
+int64; crops are `images` (B, 2, C, h, w) and `local` (B, V, C, h, w), boxes a list of (n, 4).
 """
 
 from __future__ import annotations

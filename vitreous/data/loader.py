@@ -16,17 +16,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitreous.data.augmentation.augment import Augment
-from vitreous.data.augmentation.views import MultiCrop
+from vitreous.data.augmentation.augment import Views
+from vitreous.data.batch import Batch
 from vitreous.data.decoding.regions import open_picture
 from vitreous.data.keys import key, one_key
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sampling import Order, stream
-from vitreous.data.split import Split
+from vitreous.data.split import Split, is_labelled
 from vitreous.errors import DataError, ResourceError
 from vitreous.machine import free_memory
 
-Batch = dict[str, Tensor]
 HANG = 120.0  # seconds after which a worker that sends nothing is given up
 AHEAD = 4  # batches that a worker makes before they are asked for, where memory allows it
 SHARE = 0.25  # of the memory that is free, for batches that wait
@@ -34,18 +33,17 @@ SHARE = 0.25  # of the memory that is free, for batches that wait
 
 @dataclass(frozen=True)
 class TrainLoader:
-    """Training batches of one split. `cached`: the pictures in memory, (n, C, *image) uint8; None reads files as they
-    come.
+    """Training batches of one split, each sample as the `views` that `Augment` or `MultiCrop` makes of it.
 
-    `sampling` balanced shows every class as often as any other; `repeats` is how often a picture is shown in an epoch,
-    in so many views (`Order` has both). `exact` never decodes a photograph at a lower resolution for a crop that
-    shrinks it; `pin` puts batches where a GPU copies them from at once. Raises UsageError for balanced sampling of
-    images with several labels.
+    `cached`: the pictures in memory, (n, C, *image) uint8; None reads files as they come. `sampling` balanced shows
+    every class as often as any other; `repeats` is how often a picture is shown in an epoch, in so many views (`Order`
+    has both). `exact` never decodes a photograph at a lower resolution for a crop that shrinks it; `pin` returns pinned
+    memory. Raises UsageError for balanced sampling without exactly one class per image.
     """
 
     split: Split
     preprocess: Preprocess
-    augment: Augment | MultiCrop
+    views: Views
     seed: int
     workers: int = 0
     cached: Tensor | None = None
@@ -69,7 +67,7 @@ class TrainLoader:
         return self.spans((low, min(low + size, stop)) for low in range(start, stop, size))
 
     def spans(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
-        """A batch for each (start, stop) of positions: images (B, C, *image) in 0..255, labels, samples.
+        """A batch for each (start, stop) of positions: `samples`, what the views give, and any `labels`.
 
         A span may be empty, and its batch is then. `spans` is read as batches are asked for, a few ahead where there
         are workers; it may have no end.
@@ -83,31 +81,24 @@ class TrainLoader:
         assert self.cached is not None
         samples, epochs, views = stream(self.order, start, stop)
         pixels = torch.from_numpy(self.cached.numpy()[samples])  # numpy copies whole pictures, torch number by number
-        images = self.augment.batch(pixels, self.keys(samples, epochs, views))
-        images = images.pin_memory() if self.pin else images
-        return {
-            **self.shown(images),
-            "labels": torch.from_numpy(self.split.labels[samples]),
-            "samples": torch.from_numpy(samples),
-        }
+        images = self.views.batch(pixels, self.keys(samples, epochs, views))
+        return self.batch(images.pin_memory() if self.pin else images, torch.from_numpy(samples))
 
     def from_files(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
         """Batches of files, decoded and augmented by the workers."""
         places = (list(zip(*(part.tolist() for part in stream(self.order, *span)), strict=True)) for span in spans)
         for samples, images in load(self, places, self.workers, self.pin):
-            labels = torch.from_numpy(self.split.labels[samples.numpy()])
             if not isinstance(images, Tensor):
                 none = torch.empty(0, self.preprocess.channels, *self.preprocess.image, dtype=self.preprocess.dtype)
                 images = torch.stack(complete(images)) if images else none
-            yield {**self.shown(images), "labels": labels, "samples": samples}
+            yield self.batch(images, samples)
 
-    def shown(self, images: Tensor) -> Batch:
-        """A batch as the augmentation made it -> `images`; or `images` and `local`, the views of multi-crop."""
-        return (
-            self.augment.unpacked(images, self.preprocess)
-            if isinstance(self.augment, MultiCrop)
-            else {"images": images}
-        )
+    def batch(self, images: Tensor, samples: Tensor) -> Batch:
+        """What the views made of B samples, a row each, and their numbers (B,) int64 -> the batch."""
+        batch: Batch = {**self.views.unpack(images, self.preprocess), "samples": samples}
+        if is_labelled(self.split):
+            batch["labels"] = torch.from_numpy(self.split.labels[samples.numpy()])
+        return batch
 
     def keys(self, samples: int | np.ndarray, epochs: int | np.ndarray, views: int | np.ndarray) -> np.ndarray:
         """(seed, epoch, sample, view) -> the key of each picture's augmentation."""
@@ -117,9 +108,9 @@ class TrainLoader:
         """One decoded and augmented picture, (C, *image) uint8."""
         raw, name, preprocess = self.split.raw(sample), self.split.name(sample), self.preprocess
         own = one_key(self.seed, epoch, sample, view)
-        if preprocess.numbers == "colours" and isinstance(self.augment, Augment):
-            return self.augment.picture(open_picture(raw, preprocess.channels, name, self.exact), preprocess, own)
-        return self.augment.picture(preprocess.decoded(raw, name), preprocess, own)
+        if preprocess.numbers == "colours" and self.views.takes_regions:
+            return self.views.picture(open_picture(raw, preprocess.channels, name, self.exact), preprocess, own)
+        return self.views.picture(preprocess.decoded(raw, name), preprocess, own)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vitreous.cores import cores
-from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.augment import Views
 from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
@@ -26,7 +26,7 @@ WORKER_BYTES = 400 * 2**20  # what a process that decodes may come to hold
 def workers_for(
     split: Split,
     preprocess: Preprocess,
-    augment: Augment,
+    views: Views,
     rate: float | None = None,
     shares_cores: bool = True,
     exact: bool = False,
@@ -36,7 +36,7 @@ def workers_for(
     `rate`: images a second that the model takes when it waits for none and has all cores, if that is known.
     `shares_cores`: it computes on the same cores. A few pictures are decoded to see what they cost.
     """
-    feed = TrainLoader(split, preprocess, augment, 0, exact=exact)
+    feed = TrainLoader(split, preprocess, views, 0, exact=exact)
     return balanced(decode_seconds(feed), rate, cores(), shares_cores, free_memory("cpu"))
 
 

@@ -25,7 +25,8 @@ class Split(Protocol):
 
     @property
     def labels(self) -> np.ndarray:
-        """(n,) int64, positions in the data set's class list; or (n, K) float32, 1 for each class that an image has."""
+        """(n,) int64, positions in the data set's class list; (n, K) float32, 1 for each class that an image has; or
+        (n, 0) float32 where the data have no labels."""
         ...
 
     def __len__(self) -> int: ...
@@ -46,6 +47,11 @@ class Split(Protocol):
     def update(self, digest: Any) -> None:
         """Feed a digest of hashlib with what tells these samples from others, but for their labels."""
         ...
+
+
+def is_labelled(split: Split) -> bool:
+    """Whether the samples of a split have labels."""
+    return split.labels.ndim == 1 or split.labels.shape[1] > 0
 
 
 def picture_of(split: Split, sample: int, channels: int) -> Image.Image:

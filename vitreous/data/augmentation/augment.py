@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,24 @@ from vitreous.data.preprocess import Preprocess, to_tensor
 from vitreous.errors import UsageError
 
 WHOLE = (1.0, 1.0)  # a crop that takes the whole picture
+
+
+class Views(Protocol):
+    """What a training picture is shown as: one view (`Augment`) or several (`MultiCrop`), drawn from its key alone."""
+
+    takes_regions: ClassVar[bool]  # whether `picture` takes `Regions`, to decode only the part that it shows
+
+    def picture(self, picture: Picture | Regions, preprocess: Preprocess, sample_key: int) -> Tensor:
+        """A picture -> its row of a batch, a tensor of the same shape for every sample."""
+        ...
+
+    def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
+        """(B, C, *image) pictures in memory and (B,) uint64 keys -> B rows."""
+        ...
+
+    def unpack(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
+        """B rows -> the entries of a batch, each with the samples first."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,8 @@ class Augment:
     takes one by chance. `mix_probability`: the share of the batches that are mixed. Raises UsageError for what cannot
     be done or meant.
     """
+
+    takes_regions: ClassVar[bool] = True
 
     crop: tuple[float, float] = WHOLE
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -143,6 +163,10 @@ class Augment:
                     image = batch[row] if batch.dtype == torch.uint8 else batch[row].round().to(torch.uint8)
                     batch[row] = operations(image)
         return pierce(batch, keys, self.erase, self.erase_noise) if self.erase else batch
+
+    def unpack(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
+        """(B, C, *image) -> `images`."""
+        return {"images": rows}
 
     def moved(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """(B, C, H, W) uint8 -> the same shifted and mirrored: what `maps` does where it only moves whole pixels."""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +39,8 @@ class MultiCrop:
     local one; `radius` in pixels of the Gaussian blur, uniform. What is done to colours is left out where a picture
     comes as one for each channel (`Preprocess.numbers`). Raises UsageError for what cannot be done.
     """
+
+    takes_regions: ClassVar[bool] = False
 
     locals: int = 8
     local_image: tuple[int, int] = (96, 96)
@@ -90,13 +93,13 @@ class MultiCrop:
         rows = [self.views(of_tensor(image), size, int(k)) for image, k in zip(pixels, keys, strict=True)]
         return torch.stack([torch.cat([view.flatten() for view in row]) for row in rows]) if rows else pixels.flatten(1)
 
-    def unpacked(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
-        """(B, n) -> `images`, (2, B, C, *image), and `local`, (locals, B, C, *local_image)."""
+    def unpack(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
+        """(B, n) -> `images`, (B, 2, C, *image), and `local`, (B, locals, C, *local_image)."""
         batch, whole = len(rows), (preprocess.channels, *preprocess.image)
         cut = GLOBAL * math.prod(whole)
-        large = rows[:, :cut].reshape(batch, GLOBAL, *whole).transpose(0, 1)
-        small = rows[:, cut:].reshape(batch, self.locals, preprocess.channels, *self.local_image).transpose(0, 1)
-        return {"images": large.contiguous(), "local": small.contiguous()}
+        large = rows[:, :cut].reshape(batch, GLOBAL, *whole)
+        small = rows[:, cut:].reshape(batch, self.locals, preprocess.channels, *self.local_image)
+        return {"images": large, "local": small}
 
 
 DINO = MultiCrop()
