@@ -27,6 +27,7 @@ def make_run(home: Path, name: str, seed: int = 0, classes: int = 1000) -> Path:
     from vitreous.data.preprocess import Preprocess
     from vitreous.models.zoo import create
     from vitreous.weights.bundle import Bundle
+    from vitreous.weights.tasks import Classification
 
     out = home / f"{name.replace('/', '-')}-{seed}"
     if (out / "model.json").exists():
@@ -35,7 +36,9 @@ def make_run(home: Path, name: str, seed: int = 0, classes: int = 1000) -> Path:
     model = create(name, num_classes=classes)
     with torch.no_grad():
         model.head.weight.normal_(0, 1.0)
-    Bundle(model, tuple(f"class {number}" for number in range(classes)), Preprocess((224, 224))).save(out)
+    Bundle(model, Classification(tuple(f"class {number}" for number in range(classes))), Preprocess((224, 224))).save(
+        out
+    )
     return out
 
 

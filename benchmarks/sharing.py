@@ -32,6 +32,7 @@ from vitreous.cores import SPINNING
 from vitreous.data.preprocess import Preprocess
 from vitreous.machine import processor
 from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Classification
 
 SPINS = {"bounded": SPINNING["GOMP_SPINCOUNT"], "OpenMP's own": "300000"}
 PORT, PICTURES = 8765, 200
@@ -72,7 +73,7 @@ def prepare(scratch: Path) -> bytes:
     random, folder = np.random.default_rng(0), scratch / "pictures"
     folder.mkdir()
     names = tuple(f"class {i}" for i in range(10))
-    Bundle(vitreous.create("ViT-S/16", num_classes=10), names, Preprocess(image=(224, 224)), {}).save(
+    Bundle(vitreous.create("ViT-S/16", num_classes=10), Classification(names), Preprocess(image=(224, 224)), {}).save(
         scratch / "bundle"
     )
     for i in range(PICTURES):

@@ -24,6 +24,7 @@ from vitreous.models.zoo import build
 from vitreous.training.folder import Folder
 from vitreous.training.run import DataOptions, Run
 from vitreous.weights.bundle import WEIGHTS, Bundle, load_bundle
+from vitreous.weights.tasks import Classification
 
 CLASSES = ("ant", "bee", "cat")
 #: a model whose answers are known: it sees the mean of each colour, and the pictures of `make_folder` are tinted by
@@ -63,7 +64,7 @@ def tinted(folder, size=1.0, seed=0, classes=CLASSES, config=CONFIG, preprocess=
             model.projection.weight[channel, channel * 64 : (channel + 1) * 64] = 1 / 64
         for row, name in enumerate(classes):
             model.head.weight[row, CLASSES.index(name)] = size
-    Bundle(model, classes, preprocess or Preprocess((16, 16))).save(folder)
+    Bundle(model, Classification(classes), preprocess or Preprocess((16, 16))).save(folder)
     return folder
 
 
@@ -133,7 +134,7 @@ def test_models_of_images_with_several_labels_are_chosen_by_their_map(folder, tm
     runs = []
     for seed, size in enumerate((1.0, 2.0, -9.0)):
         bundle = load_bundle(tinted(tmp_path / "one", seed=seed, size=size))
-        replace(bundle, loss="sigmoid", several=True).save(tmp_path / str(seed))
+        replace(bundle, task=Classification(bundle.classes, True, "sigmoid")).save(tmp_path / str(seed))
         runs.append(tmp_path / str(seed))
     made = soup(runs, tmp_path / "soup", greedy=True, data=folder, how=EXACT)
     assert made["val"]["map"] == 1 and made["val"]["top1"] is None
@@ -141,7 +142,7 @@ def test_models_of_images_with_several_labels_are_chosen_by_their_map(folder, tm
         "score"
     ] < 1
     bundle = load_bundle(tmp_path / "soup")
-    assert bundle.loss == "sigmoid" and bundle.several
+    assert bundle.loss == "sigmoid" and bundle.multilabel
 
 
 def test_the_test_split_is_never_read(folder, tmp_path, monkeypatch):
@@ -201,7 +202,7 @@ def test_models_that_differ_are_refused_with_what_differs(tmp_path):
     with pytest.raises(UsageError, match=r"classes: (cow -> cat|cat -> cow) besides"):
         soup([regular, named], tmp_path / "soup")
     sigmoid = load_bundle(one)
-    replace(sigmoid, loss="sigmoid", several=True).save(tmp_path / "sigmoid")
+    replace(sigmoid, task=Classification(sigmoid.classes, True, "sigmoid")).save(tmp_path / "sigmoid")
     with pytest.raises(UsageError, match=r"loss: \w+ -> \w+\n    several labels an image: "):
         soup([regular, tmp_path / "sigmoid"], tmp_path / "soup")
     assert soup([one, regular], tmp_path / "soup")["bundle"] == str(tmp_path / "soup")

@@ -18,6 +18,7 @@ from vitreous.models.zoo import create
 from vitreous.reports.compare import compare
 from vitreous.reports.evaluate import evaluate
 from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.tasks import Classification
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +73,12 @@ def test_classes_in_another_order_are_matched_by_name(runs, tmp_path):
     state = {name: tensor.clone() for name, tensor in bundle.model.state_dict().items()}
     state |= {name: state[name].flip(0) for name in state if name.startswith("head.")}
     bundle.model.load_state_dict(state)
-    replace(bundle, classes=bundle.classes[::-1]).save(tmp_path / "turned")
+    replace(bundle, task=Classification(bundle.classes[::-1])).save(tmp_path / "turned")
     found = compare(good, tmp_path / "turned")
     assert found["counts"]["only_a"] == found["counts"]["only_b"] == 0 and found["difference"]["nll"] == pytest.approx(
         0, abs=1e-6
     )
-    replace(bundle, classes=("ant", "bee", "dog")).save(tmp_path / "other")
+    replace(bundle, task=Classification(("ant", "bee", "dog"))).save(tmp_path / "other")
     result = asked(good, tmp_path / "other", cwd=tmp_path)
     assert result.returncode == 3 and "other" in result.stderr and "does not know the classes cat" in result.stderr
     part = tmp_path / "part"
@@ -131,7 +132,7 @@ def several(home, name, seed, classes=("blue", "red")):
     torch.manual_seed(seed)
     model = create("ViT-16x1/8", 16, len(classes)).eval()
     torch.nn.init.normal_(model.head.weight)
-    Bundle(model, classes, Preprocess((16, 16)), loss="sigmoid", several=True).save(home / name)
+    Bundle(model, Classification(classes, True, "sigmoid"), Preprocess((16, 16))).save(home / name)
     return home / name
 
 

@@ -30,6 +30,7 @@ from vitreous.reports.inspect import Looking, Scene, pictures_of
 from vitreous.reports.inspect import inspect as inspect_run
 from vitreous.serving.predict import load
 from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.tasks import Classification, Features
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk")
 FIGURES = ("distance", "rollout", "attention", "gradient", "segments")
@@ -40,9 +41,11 @@ def home(tmp_path_factory) -> Path:
     """Bundles of several kinds for images of 16 x 20, photographs, and a data set."""
     home = tmp_path_factory.mktemp("inspect")
     for kind in ("registers", *NARROW):
-        Bundle(made(kind), CLASSES, Preprocess((16, 20))).save(home / kind)
-    Bundle(made(num_classes=0), (), Preprocess((16, 20))).save(home / "headless")
-    Bundle(made(channels=1, **POOLED), CLASSES, Preprocess((16, 20), 1, (0.5,), (0.5,))).save(home / "grey")
+        Bundle(made(kind), Classification(CLASSES), Preprocess((16, 20))).save(home / kind)
+    Bundle(made(num_classes=0), Features(), Preprocess((16, 20))).save(home / "headless")
+    Bundle(made(channels=1, **POOLED), Classification(CLASSES), Preprocess((16, 20), 1, (0.5,), (0.5,))).save(
+        home / "grey"
+    )
     make_folder(home / "data", {"train": 2, "val": 3})
     for number in range(2):
         picture(number, (50, 40), number).save(home / f"photo {number}.png")

@@ -18,6 +18,7 @@ from vitreous.models.zoo import create
 from vitreous.reports.figures.style import count_from_one
 from vitreous.reports.inspect import Looking, inspect
 from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Classification
 
 CLASSES = ("ant", "bee", "cat")
 MODELS = {
@@ -52,7 +53,7 @@ def place(tmp_path_factory):
         numbers = "uint8" if channels == 4 else "colours"
         preprocess = Preprocess((32, 32), channels, (0.5,) * channels, (0.5,) * channels, numbers=numbers)
         classes = CLASSES if made.config.classes else ()
-        Bundle(randomise(made).eval(), classes, preprocess).save(root / name)
+        Bundle(randomise(made).eval(), Classification(classes), preprocess).save(root / name)
     make_folder(root / "photos", {"train": 4, "val": 2}, size=(40, 32))
     return root
 

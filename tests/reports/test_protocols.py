@@ -26,6 +26,7 @@ from vitreous.reports.opening import open_bundle
 from vitreous.reports.protocols.protocols import JUDGES, Case, ProtocolOptions
 from vitreous.reports.protocols.sets import imagenet_order, plain
 from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Classification, Features
 
 FP32 = ("--precision", "fp32", "--device", "cpu", "--workers", "0")
 
@@ -175,7 +176,9 @@ def test_test_is_judged_with_all_training_images(run, tmp_path):
 def test_other_classes_and_models_without_a_head(run, tmp_path):
     source = make_folder(tmp_path / "other", {"train": 6, "test": 2}, ("x", "y"))
     torch.manual_seed(0)
-    Bundle(create("ViT-32x1/8", image_size=16, num_classes=0), (), Preprocess((16, 16))).save(tmp_path / "bundle")
+    Bundle(create("ViT-32x1/8", image_size=16, num_classes=0), Features(), Preprocess((16, 16))).save(
+        tmp_path / "bundle"
+    )
     for one in (run, tmp_path / "bundle"):
         found = judged(one, str(source), "--protocol", "linear")
         assert found["classes"] == ["x", "y"] and found["test"]["top1"] == 1.0
@@ -252,7 +255,7 @@ def thousand(tmp_path_factory):
     model = create("ViT-32x1/8", image_size=16, num_classes=1000).eval()
     torch.nn.init.normal_(model.head.weight)
     home = tmp_path_factory.mktemp("thousand") / "model"
-    Bundle(model, tuple(map(str, range(1000))), Preprocess((16, 16))).save(home)
+    Bundle(model, Classification(tuple(map(str, range(1000)))), Preprocess((16, 16))).save(home)
     return home
 
 

@@ -19,6 +19,7 @@ from vitreous.models.zoo import create
 from vitreous.reports.protocols import vtab as module
 from vitreous.reports.protocols.vtab import as_task, found_in
 from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Features
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -133,7 +134,9 @@ def task_folder(home, seed):
 def bundle(tmp_path):
     """Random weights, always the same."""
     torch.manual_seed(0)
-    Bundle(create("ViT-32x1/8", image_size=16, num_classes=0), (), Preprocess((16, 16))).save(tmp_path / "model")
+    Bundle(create("ViT-32x1/8", image_size=16, num_classes=0), Features(), Preprocess((16, 16))).save(
+        tmp_path / "model"
+    )
     return tmp_path / "model"
 
 

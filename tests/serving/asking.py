@@ -19,6 +19,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
 from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Classification
 
 CLASSES = ("ant", "<b>bee</b>", "cat", "dog", "eel")
 
@@ -31,7 +32,7 @@ def save_bundle(place: Path, seed: int = 0, classes: tuple[str, ...] = CLASSES) 
     ).eval()
     with torch.no_grad():
         model.head.weight.normal_(0, 1)
-    Bundle(model, classes, Preprocess((32, 32))).save(place)
+    Bundle(model, Classification(classes), Preprocess((32, 32))).save(place)
     return place
 
 

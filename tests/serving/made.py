@@ -14,6 +14,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.models.config import ViTConfig
 from vitreous.models.vit import ViT
 from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Classification
 
 CLASSES = ("ant", "bee", "cat", "=dog")
 
@@ -24,7 +25,7 @@ def tiny(seed: int = 0, classes: tuple[str, ...] = CLASSES) -> Bundle:
     model = ViT(ViTConfig(image=(16, 16), patch=(4, 4), width=24, depth=2, heads=2, hidden=48, classes=len(classes)))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)
-    return Bundle(model, classes, Preprocess((16, 16)))
+    return Bundle(model, Classification(classes), Preprocess((16, 16)))
 
 
 def pictures(home: Path, count: int) -> list[str]:

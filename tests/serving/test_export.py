@@ -37,6 +37,7 @@ from vitreous.serving.export.formats import FORMS, Form, Made
 from vitreous.serving.onnx import OnnxRuntime
 from vitreous.serving.predict import load
 from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.tasks import Classification
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -53,7 +54,7 @@ def made(place: Path, config, seed: int = 0, **told) -> Bundle:
     mean, std = ((values * config.channels)[: config.channels] for values in ((0.4, 0.5, 0.6), (0.2, 0.25, 0.3)))
     names = ("ant", "bée", "cat")
     preprocess = Preprocess((config.image[0], config.image[1]), config.channels, mean, std, share=0.9)
-    bundle = Bundle(model, names, preprocess, **{"temperature": 1.5, **told})
+    bundle = Bundle(model, Classification(names, **{"temperature": 1.5, **told}), preprocess)
     bundle.save(place)
     return bundle
 
@@ -272,7 +273,7 @@ def test_agreement_counts_answers(home):
     card = card_of(load_bundle(home / "bundle"))
     ours, theirs = np.array([[3.0, 1, 0], [0, 2, 1]]), np.array([[2.0, 1, 0], [0, 1, 2]])
     assert proof.agreement(ours, theirs, card) == 0.5
-    several = Bundle(load_bundle(home / "bundle").model, card.classes, card.preprocess, loss="sigmoid", several=True)
+    several = Bundle(load_bundle(home / "bundle").model, Classification(card.classes, True, "sigmoid"), card.preprocess)
     assert proof.agreement(ours - 1.5, theirs - 1.5, card_of(several)) == 4 / 6
 
 

@@ -23,12 +23,13 @@ from vitreous.serving.index import FILE, Index, Texts, open_index, write_index
 from vitreous.serving.predict import load
 from vitreous.serving.reading import read
 from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.tasks import Classification
 
 SIZE = (16, 20)  # patches of 4: 4 rows of 5
 
 
 def bundle_of(kind: str = "plain") -> Bundle:
-    return Bundle(made(kind), tuple("abcde"), Preprocess(SIZE))
+    return Bundle(made(kind), Classification(tuple("abcde")), Preprocess(SIZE))
 
 
 def pixels(seed: int = 0) -> np.ndarray:
@@ -137,7 +138,7 @@ def test_blocks_that_see_a_part_of_the_picture_have_nothing_to_show(kind):
 def test_a_resnet_shows_its_filters_alone():
     bundle = Bundle(
         create("BiT-R50x1", image_size=32, num_classes=3, blocks=(1,), width=16).eval(),
-        tuple("abc"),
+        Classification(tuple("abc")),
         Preprocess((32, 32)),
     )
     assert can(bundle) == {"attention": False, "positions": False, "filters": True} and positions(bundle) is None

@@ -24,6 +24,7 @@ from vitreous.serving.http.server import Settings, running
 from vitreous.serving.index import open_index, write_index
 from vitreous.serving.predict import load
 from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Classification
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
@@ -59,7 +60,7 @@ def home(tmp_path_factory):
     for name, parameter in model.named_parameters():
         if "qkv.weight" in name:
             parameter.data *= 1.5
-    Bundle(model, CLASSES, Preprocess((40, 40), share=0.8)).save(root / "model")
+    Bundle(model, Classification(CLASSES), Preprocess((40, 40), share=0.8)).save(root / "model")
     data = make_folder(root / "photos", {"train": 3, "val": 1}, size=(60, 90))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))

@@ -26,6 +26,7 @@ from vitreous.serving.predict import load
 from vitreous.serving.ray_backend import CHUNK, a_wave, chunks, unpacked
 from vitreous.serving.sources import Item
 from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Classification
 
 FILES, FOLDERS = 50_000, 10
 
@@ -37,7 +38,7 @@ def run(tmp_path_factory) -> Path:
     model = create("ViT-16x1/4", 8, num_classes=5)
     torch.nn.init.normal_(model.head.weight)
     out = tmp_path_factory.mktemp("run") / "model"
-    Bundle(model, tuple("abcde"), Preprocess((8, 8))).save(out)
+    Bundle(model, Classification(tuple("abcde")), Preprocess((8, 8))).save(out)
     return out
 
 

@@ -2,22 +2,25 @@ import json
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+import vitreous
 from tests.killing import changes
 from vitreous.data.preprocess import Preprocess
-from vitreous.errors import VitreousError, WeightsError
+from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.models.zoo import create
 from vitreous.weights.adopt import adopt, open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.tasks import Classification, Features
 
 
 @pytest.fixture
 def bundle(tmp_path):
     model = create("ViT-mu/8", 16, 3, registers=1)
     torch.nn.init.normal_(model.head.weight)
-    made = Bundle(model, ("ant", "bee", "cat"), Preprocess((16, 16), fit="squash"), {"data": "photos"})
+    made = Bundle(model, Classification(("ant", "bee", "cat")), Preprocess((16, 16), fit="squash"), {"data": "photos"})
     made.save(tmp_path / "model")
     return made
 
@@ -34,14 +37,14 @@ def test_what_is_saved_comes_back(bundle, tmp_path):
 
 
 def test_how_it_answers_comes_back_and_older_bundles_answer_with_one_class(bundle, tmp_path):
-    replace(bundle, loss="sigmoid", several=True).save(tmp_path / "several")
+    replace(bundle, task=Classification(bundle.classes, True, "sigmoid")).save(tmp_path / "several")
     again = open_weights(tmp_path / "several").bundle()
-    assert (again.loss, again.several) == ("sigmoid", True)
+    assert (again.loss, again.multilabel) == ("sigmoid", True)
     path = tmp_path / "model" / "model.json"
     old = json.loads(path.read_text())
     del old["loss"], old["several"]
     path.write_text(json.dumps(old))
-    assert (load_bundle(tmp_path / "model").loss, load_bundle(tmp_path / "model").several) == ("softmax", False)
+    assert (load_bundle(tmp_path / "model").loss, load_bundle(tmp_path / "model").multilabel) == ("softmax", False)
 
 
 def test_a_single_flipped_bit_is_noticed(bundle, tmp_path):
@@ -62,6 +65,10 @@ def test_a_single_flipped_bit_is_noticed(bundle, tmp_path):
         ({"preprocess": {"image": [16, 16], "fit": "stretch"}}, "fit"),
         ({"loss": "hinge"}, "there are softmax, sigmoid, binary"),
         ({"several": "yes"}, "several yes"),
+        ({"temperature": 0}, "temperature 0"),
+        ({"classes": "ant"}, r"classes ant\s+they are a list of names"),
+        ({"task": {"name": "detection"}}, r"task detection is not one of classification, features\s+install a newer"),
+        ({"task": "features"}, "task None"),
         ({"architecture": {"_target_": "os.system"}}, "unknown setting _target_"),
     ],
 )
@@ -127,3 +134,48 @@ def test_a_killed_save_over_a_bundle_leaves_one_of_the_two_but_between_the_renam
         bundle.save(place)
         assert contents(place) == old
     assert refused <= 4, "two syncs, a removal and a rename lie between the two, and nothing that takes long"
+
+
+def test_the_file_of_a_classification_is_what_readers_without_tasks_expect(bundle, tmp_path):
+    replace(bundle, task=Classification(bundle.classes, True, "binary", 1.5)).save(tmp_path / "b")
+    description = json.loads((tmp_path / "b" / "model.json").read_text())
+    assert description["task"] == {"name": "classification"} and description["format"] == 1
+    assert [description[key] for key in ("classes", "loss", "several", "temperature")] == [
+        ["ant", "bee", "cat"],
+        "binary",
+        True,
+        1.5,
+    ]
+    del description["task"]
+    (tmp_path / "b" / "model.json").write_text(json.dumps(description))
+    assert load_bundle(tmp_path / "b").task == Classification(("ant", "bee", "cat"), True, "binary", 1.5)
+
+
+def test_a_model_of_features_is_saved_loaded_and_embeds_but_does_not_predict(tmp_path):
+    model = create("ViT-mu/8", 16, 0).eval()
+    Bundle(model, Features(), Preprocess((16, 16))).save(tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["task"] == {"name": "features"}
+    again = load_bundle(tmp_path / "model")
+    assert (
+        again.task == Features()
+        and again.classes == ()
+        and open_weights(tmp_path / "model").bundle().task == Features()
+    )
+    pixels = np.zeros((16, 16, 3), np.uint8)
+    with pytest.raises(UsageError, match=r"features, not classes\s+use `vitreous embed`"):
+        vitreous.load(tmp_path / "model")
+    predictor = vitreous.load(tmp_path / "model", precision="fp32", headless=True)
+    with torch.inference_mode():
+        expected = model(again.preprocess.normalise(torch.zeros(1, 3, 16, 16, dtype=torch.uint8)))[0]
+    assert np.allclose(predictor.embed(pixels), expected.numpy(), atol=1e-5)
+    with pytest.raises(UsageError, match=r"ViT-mu/8 .*features, not classes.*\n?.*vitreous embed"):
+        predictor.predict(pixels)
+
+
+def test_a_bundle_of_features_from_before_tasks_is_one(tmp_path):
+    Bundle(create("ViT-mu/8", 16, 0), Features(), Preprocess((16, 16))).save(tmp_path / "model")
+    path = tmp_path / "model" / "model.json"
+    description = json.loads(path.read_text())
+    del description["task"]
+    path.write_text(json.dumps(description | {"loss": "softmax", "several": False, "temperature": 1.0}))
+    assert load_bundle(tmp_path / "model").task == Features()

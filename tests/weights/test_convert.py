@@ -19,6 +19,7 @@ from vitreous.weights import files
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.convert import convert
+from vitreous.weights.tasks import Classification
 
 SMALL = {"image": (32, 32), "patch": (8, 8), "classes": 3, "width": 64, "depth": 2, "heads": 2, "hidden": 96}
 
@@ -27,7 +28,9 @@ def bundle(place, config):
     torch.manual_seed(0)
     model = contracts.randomise(BiT(config) if isinstance(config, BiTConfig) else ViT(config)).eval()
     names = tuple(f"class {i}" for i in range(config.classes))
-    Bundle(model, names, Preprocess((32, 32), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), share=0.8)).save(place)
+    Bundle(
+        model, Classification(names), Preprocess((32, 32), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), share=0.8)
+    ).save(place)
     return model
 
 

@@ -22,6 +22,7 @@ from vitreous.models.zoo import build
 from vitreous.weights.adopt import adopt, open_weights
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import writers
+from vitreous.weights.tasks import Classification
 
 CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=1, hidden=96)
 
@@ -541,7 +542,7 @@ def test_a_resnets_first_layer_is_made_for_other_channels_too(config, tmp_path):
 def test_the_first_convolution_is_made_for_other_channels_too(channels, tmp_path):
     config = replace(CONFIG, stem=ConvStemConfig(widths=(8, 16), blocks=(0, 0)))
     source, target = model(config).eval(), build(replace(config, channels=channels)).eval()
-    Bundle(source, tuple("abcde"), Preprocess((32, 32))).save(tmp_path / "model")
+    Bundle(source, Classification(tuple("abcde")), Preprocess((32, 32))).save(tmp_path / "model")
     assert not adopt(target, tmp_path / "model").new
     grey = images((32, 32), channels=1)
     with torch.inference_mode():
@@ -551,7 +552,7 @@ def test_the_first_convolution_is_made_for_other_channels_too(channels, tmp_path
 def test_a_head_for_other_classes_is_left_out_however_many_they_are(tmp_path):
     config = replace(CONFIG, classes=3)
     source = model(config)
-    Bundle(source.eval(), ("ant", "bee", "cat"), Preprocess((32, 32))).save(tmp_path / "bundle")
+    Bundle(source.eval(), Classification(("ant", "bee", "cat")), Preprocess((32, 32))).save(tmp_path / "bundle")
     same, turned, other = (build(config) for _ in range(3))
     assert not adopt(same, tmp_path / "bundle", ("ant", "bee", "cat")).new
     assert torch.equal(same.head.weight, source.head.weight)

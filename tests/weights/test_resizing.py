@@ -35,6 +35,7 @@ from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import writers
 from vitreous.weights.options import WeightsSource
+from vitreous.weights.tasks import Classification
 
 PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
 #: native, larger, one side native, oblong, smaller; patches of 8 pixels
@@ -371,7 +372,7 @@ def made_bundle(config: Any) -> Bundle:
 
     model = peers.randomise(build(config))
     preprocess = Preprocess(image=config.image, mean=(0.5,) * 3, std=(0.5,) * 3, channels=3)
-    return Bundle(model, tuple(f"class {i}" for i in range(config.classes)), preprocess)
+    return Bundle(model, Classification(tuple(f"class {i}" for i in range(config.classes))), preprocess)
 
 
 def test_six_by_four_positions_of_google_are_not_five_by_five(tmp_path):

@@ -33,6 +33,7 @@ from vitreous.training.peak import synchronise
 from vitreous.training.run import Optimizer
 from vitreous.training.shards import Shards, default_shards
 from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Classification
 
 CLASSES = 1000
 
@@ -101,7 +102,7 @@ def predict(work: Work, precision: str = "auto", exact: bool = False) -> Turn:
     """Files to names and probabilities, the model already loaded."""
     files, (model, preprocess) = list_images(Path(work.images or ".")), answering(work)
     with tempfile.TemporaryDirectory() as scratch:
-        Bundle(model, tuple(map(str, range(CLASSES))), preprocess).save(Path(scratch) / "model")
+        Bundle(model, Classification(tuple(map(str, range(CLASSES)))), preprocess).save(Path(scratch) / "model")
         predictor = load(Path(scratch) / "model", InferenceOptions(work.device, precision), exact=exact)  # type: ignore[arg-type]
 
     def turn() -> float:

@@ -53,7 +53,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     warn(options, console)
     predictor = load(options.source(options.run), options.how(), examples(options, found), options.exact)
     tell_notes(predictor, console)
-    top = options.top if options.top or predictor.card.several else 3
+    top = options.top if options.top or predictor.card.multilabel else 3
     asked = predictor.asked(top, options.threshold, options.abstain)
 
     def answers(items: Iterator[Item]) -> Iterator[Sequence[Prediction]]:

@@ -37,6 +37,7 @@ from vitreous.training.folder import Folder
 from vitreous.training.run import DataOptions
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, fill, load_bundle
+from vitreous.weights.tasks import Classification
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class SoupEvaluator:
     def judge(self, bundle: Bundle, name: str) -> Report:
         """The figures of a model. Raises DataError for images that cannot be read and classes that the model does not
         know."""
-        split = matched(self.data.split(self.split), self.data, bundle.classes, bundle.several)
+        split = matched(self.data.split(self.split), self.data, bundle.classes, bundle.multilabel)
         preprocess, done = bundle.preprocess, 0
 
         def each(images: int) -> None:
@@ -154,7 +155,9 @@ def gather(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]:
         if digest in found:
             raise UsageError(f"{found[digest].run} and {run} are the same weights", "name each model once")
         data = home.run().data if home.config.is_file() else None
-        like = replace(bundle, model=skip_init(bundle.model.config), provenance={}, temperature=1.0)
+        like = replace(bundle, model=skip_init(bundle.model.config), provenance={})
+        if isinstance(like.task, Classification):
+            like.task = replace(like.task, temperature=1.0)
         found[digest] = Ingredient(run, folder, digest, like, data)
     if len(found) < 2:
         raise UsageError(
@@ -173,7 +176,9 @@ def alike(found: Sequence[Ingredient]) -> tuple[str, ...]:
         lines = differences(plain(a.model.config), plain(b.model.config)) + differences(
             a.preprocess, b.preprocess, "preprocess."
         )
-        lines += differences(a.loss, b.loss, "loss") + differences(a.several, b.several, "several labels an image")
+        lines += differences(a.loss, b.loss, "loss") + differences(
+            a.multilabel, b.multilabel, "several labels an image"
+        )
         only = [
             ", ".join(sorted(set(these) - set(those))[:20])
             for these, those in ((a.classes, b.classes), (b.classes, a.classes))
@@ -272,4 +277,4 @@ def averaged(like: Bundle, total: dict[str, Tensor], count: int, classes: tuple[
     """The model whose weights are sums divided by `count`, otherwise as `like`."""
     model = skip_init(like.model.config)
     fill(model, {name: (tensor / count).float() for name, tensor in total.items()}, "the soup")
-    return replace(like, model=model.eval(), classes=classes)
+    return replace(like, model=model.eval(), task=replace(like.classification, classes=classes))

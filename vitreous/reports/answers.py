@@ -92,7 +92,7 @@ def answers_to(
     run: str | os.PathLike[str], bundle: Bundle, source: str, opened: Data, split: str, computing: Computing
 ) -> Answered:
     """The same, of a model and data that are already open."""
-    chosen = matched(opened.split(split), opened, bundle.classes, bundle.several)
+    chosen = matched(opened.split(split), opened, bundle.classes, bundle.multilabel)
     if opened.several and bundle.loss == "softmax":
         raise UsageError(
             f"{run} names one class an image, {source} has several labels an image", "train with --loss sigmoid"

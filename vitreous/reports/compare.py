@@ -45,8 +45,8 @@ def compare(
     """
     computing, runs = computing or Computing(), [os.fspath(first), os.fspath(second)]
     bundles = [open_bundle(run, note=computing.listener.note) for run in (first, second)]
-    if bundles[0].several != bundles[1].several:
-        one = next(run for run, bundle in zip(runs, bundles, strict=True) if not bundle.several)
+    if bundles[0].multilabel != bundles[1].multilabel:
+        one = next(run for run, bundle in zip(runs, bundles, strict=True) if not bundle.multilabel)
         raise UsageError(
             f"{one} names one class an image, the other run names several", "compare runs that answer the same question"
         )

@@ -60,7 +60,7 @@ def memory(found: Answered, computing: Computing, alone: bool = False) -> Memory
     elif "train" not in opened.splits and not alone:
         raise UsageError(f"{source} has no training images to compare with", "name a run, or data with a train split")
     split = opened.splits.get("train")
-    chosen = found.split if split is None else matched(split, opened, found.bundle.classes, found.bundle.several)
+    chosen = found.split if split is None else matched(split, opened, found.bundle.classes, found.bundle.multilabel)
     features = rows_of(found, chosen, "training images", computing)
     return Memory(source, chosen, features.rows, np.flatnonzero(features.good))
 

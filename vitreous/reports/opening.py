@@ -42,7 +42,8 @@ def open_bundle(
         note(text)
     if not bundle.classes and not headless:
         raise UsageError(
-            f"{run} has no head: it gives features, not classes", f"train one: vitreous train DATA --init {run}"
+            f"{run} has no head: it gives features, not classes",
+            f"use `vitreous embed`, or train one: vitreous train DATA --init {run}",
         )
     return bundle
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from vitreous.config import from_plain, to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError, WeightsError
+from vitreous.weights.tasks import Classification, Features, Task, WithTask, task_from_json, task_to_json
 
 if TYPE_CHECKING:
     from vitreous.weights.bundle import Bundle
 
-LOSSES = ("softmax", "sigmoid", "binary")
-
 
 @dataclass(frozen=True)
-class Card:
-    """Class names in the order of the logits, preprocessing, and how logits become probabilities, as a bundle has them.
+class Card(WithTask):
+    """What a bundle says of its answers and its preprocessing.
 
     `name` is the model's, `ViT-S/16`; `version` tells two trainings of it apart: the first 12 hexadecimal digits of a
     SHA-256.
@@ -26,29 +24,27 @@ class Card:
 
     name: str
     version: str
-    classes: tuple[str, ...]
     preprocess: Preprocess
-    loss: str = "softmax"
-    several: bool = False
-    temperature: float = 1.0
     provenance: dict[str, Any] = field(default_factory=dict)
+    task: Task = field(default_factory=Features)
 
     def plain(self) -> dict[str, Any]:
-        """The card as JSON has it."""
-        return to_plain(self)
+        """The card as JSON has it. A classification's is as it was before there were tasks."""
+        document = {one.name: to_plain(getattr(self, one.name)) for one in fields(self) if one.name != "task"}
+        document |= task_to_json(self.task)
+        if isinstance(self.task, Classification):
+            del document["task"]
+        return document
 
 
 def read_card(plain: Any, origin: str) -> Card:
     """The card that `Card.plain` wrote. Raises WeightsError, naming `origin`, for anything else."""
     try:
-        card = from_plain(Card, plain)
-    except (UsageError, KeyError, ValueError, TypeError) as error:
+        task = task_from_json(plain, origin)
+        rest = {key: value for key, value in plain.items() if key not in task_to_json(Classification(()))}
+        return replace(from_plain(Card, rest), task=task)
+    except (UsageError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise WeightsError(f"{origin}: {error}", "export the model again") from None
-    if card.loss not in LOSSES or not 0 < card.temperature < math.inf:
-        raise WeightsError(
-            f"{origin}: loss {card.loss}, temperature {card.temperature}", f"there are {', '.join(LOSSES)}; above 0"
-        )
-    return card
 
 
 def card_of(bundle: Bundle) -> Card:
@@ -58,24 +54,9 @@ def card_of(bundle: Bundle) -> Card:
 
     from vitreous.models.names import name_of
 
-    told = [
-        bundle.classes,
-        to_plain(bundle.preprocess),
-        bundle.loss,
-        bundle.several,
-        bundle.temperature,
-        to_plain(bundle.model.config),
-    ]
-    digest = hashlib.sha256(json.dumps(told).encode())
+    answers = (bundle.classes, to_plain(bundle.preprocess), bundle.loss, bundle.multilabel, bundle.temperature)
+    digest = hashlib.sha256(json.dumps([*answers, to_plain(bundle.model.config)]).encode())
     for name, tensor in sorted(bundle.model.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
-    return Card(
-        name=name_of(bundle.model.config),
-        version=digest.hexdigest()[:12],
-        classes=bundle.classes,
-        preprocess=bundle.preprocess,
-        loss=bundle.loss,
-        several=bundle.several,
-        temperature=bundle.temperature,
-        provenance=bundle.provenance,
-    )
+    name = name_of(bundle.model.config)
+    return Card(name, digest.hexdigest()[:12], bundle.preprocess, bundle.provenance, bundle.task)

@@ -191,7 +191,7 @@ class Predictor:
 
     def asked(self, top: int | None = None, threshold: float | None = None, abstain: float | None = None) -> Asked:
         """What is asked of the probabilities, with what the model decides where it is not said. Raises UsageError."""
-        several = self.card.several
+        several = self.card.multilabel
         check_abstain(abstain)
         if abstain is not None and several:
             raise UsageError(

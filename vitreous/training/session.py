@@ -50,6 +50,7 @@ from vitreous.training.tune import merged, prepare
 from vitreous.weights.adopt import adopt
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.options import WeightsSource
+from vitreous.weights.tasks import Classification
 
 
 @dataclass(frozen=True)
@@ -336,8 +337,8 @@ class Session:
             "seed": run.seed,
         }
         if self.ranks.leads:
-            several = self.inputs.train.labels.ndim == 2
-            Bundle(model, run.data.classes, run.preprocess, provenance, run.loss, several).save(self.folder.bundle)
+            task = Classification(run.data.classes, self.inputs.train.labels.ndim == 2, run.loss)
+            Bundle(model, task, run.preprocess, provenance).save(self.folder.bundle)
         val = None
         if self.inputs.val is not None:
             try:

@@ -22,13 +22,13 @@ from vitreous.models.skip_init import skip_init
 from vitreous.models.zoo import Model
 from vitreous.nn.grid import resize
 from vitreous.nn.sizes import by
-from vitreous.objectives.supervised import Loss
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
 from vitreous.weights.foreign import Found, find, json_in, weights_in
 from vitreous.weights.options import known_of
 from vitreous.weights.sharded import tensors_in
 from vitreous.weights.sidecar import class_names, fields, preprocessing
+from vitreous.weights.tasks import Classification, Features, Task, WithTask
 from vitreous.weights.transformers import check_family
 from vitreous.weights.variants import heads_mismatch
 
@@ -40,7 +40,7 @@ ENTRY = ("stem.root.conv.weight", "stem.stages.0.conv.weight", "body.root.conv.w
 
 
 @dataclass(frozen=True)
-class Weights:
+class Weights(WithTask):
     """Weights that were found and understood: `state` reads them, in our names, float32.
 
     `notes`: what was assumed since the files do not tell it, a sentence each.
@@ -50,12 +50,9 @@ class Weights:
     title: str
     config: ModelConfig
     preprocess: Preprocess
-    classes: tuple[str, ...]
+    task: Task
     state: Callable[[], dict[str, Tensor]]
     unused: list[str] = field(default_factory=list)
-    loss: Loss = "softmax"
-    several: bool = False
-    temperature: float = 1.0
     provenance: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -63,10 +60,8 @@ class Weights:
         """The model with these weights, and what belongs to it."""
         model = skip_init(self.config)
         fill(model, self.state(), self.source)
-        told = self.provenance | {"init": self.source}
-        return Bundle(
-            model.eval(), self.classes, self.preprocess, told, self.loss, self.several, self.temperature, self.notes
-        )
+        provenance = self.provenance | {"init": self.source}
+        return Bundle(model.eval(), self.task, self.preprocess, provenance, self.notes)
 
     def resized_by(self, rule: str, sides: tuple[int, ...] | None) -> Weights:
         """These weights, which tell all of their positions, with another rule to resize them. Raises UsageError for
@@ -104,9 +99,8 @@ def read_weights(source: str | os.PathLike[str], said: dict[str, Any]) -> Weight
     folder = bundle_in(path)
     if folder:
         bundle = load_bundle(folder)
-        parts = bundle.model.config, bundle.preprocess, bundle.classes, bundle.model.state_dict
-        meaning = {"loss": bundle.loss, "several": bundle.several, "temperature": bundle.temperature}
-        return Weights(os.fspath(source), BUNDLE, *parts, **meaning, provenance=bundle.provenance)
+        parts = bundle.model.config, bundle.preprocess, bundle.task, bundle.model.state_dict
+        return Weights(os.fspath(source), BUNDLE, *parts, provenance=bundle.provenance)
     if (path / "state.json").is_file():
         return checkpoint(path)
     beside: dict[str, Any] = {}
@@ -126,7 +120,8 @@ def read_weights(source: str | os.PathLike[str], said: dict[str, Any]) -> Weight
     notes = (*found.notes, *(heads_mismatch(found.config) if "heads" in told and "heads" not in said else ()))
     preprocess = preprocessing(found.format, found.config, path if path.is_dir() else None, beside)
     names = class_names(found.config, beside)
-    facts = found.format.title, found.config, preprocess, names, found.state, found.unused
+    task = Classification(names) if names else Features()
+    facts = found.format.title, found.config, preprocess, task, found.state, found.unused
     return Weights(os.fspath(source), *facts, notes=notes)
 
 
@@ -148,12 +143,13 @@ def checkpoint(place: Path) -> Weights:
         )
     model: ModelConfig = from_plain(ModelConfig, run["model"])
     names = tuple(run["data"]["classes"])
+    task = Classification(names) if names else Features()
 
     def state() -> dict[str, Tensor]:
         held = (tensors_in(place, "ema") or tensors_in(place, "model")) | tensors_in(place, "frozen")
         return {name.removeprefix("model."): tensor for name, tensor in held.items()}
 
-    return Weights(os.fspath(place), CHECKPOINT, model, from_plain(Preprocess, run["preprocess"]), names, state)
+    return Weights(os.fspath(place), CHECKPOINT, model, from_plain(Preprocess, run["preprocess"]), task, state)
 
 
 @dataclass(frozen=True)

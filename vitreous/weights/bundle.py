@@ -7,12 +7,11 @@ names), with the SHA-256 of the weights. Nothing in it can run code.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -26,30 +25,24 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
 from vitreous.models.zoo import Model
-from vitreous.objectives.supervised import Loss
 from vitreous.weights.files import open_weights
+from vitreous.weights.tasks import Classification, Features, Task, WithTask, task_from_json, task_to_json
 
 FORMAT = 1
 WEIGHTS, DESCRIPTION = "weights.safetensors", "model.json"
 
 
 @dataclass
-class Bundle:
-    """A model with what belongs to it: class names in the order of the logits, preprocessing, where it came from.
+class Bundle(WithTask):
+    """A model with what belongs to it: what it answers, its preprocessing, where it came from.
 
-    `loss` is what the model was trained with: it tells how logits become probabilities. `several`: an image may have
-    several of the classes, or none. `temperature`, above 0: what logits are divided by before they become
-    probabilities. `notes`: what was assumed of foreign weights since their files do not tell it, a sentence each; they
-    are not saved.
+    `notes`: assumptions about foreign weights that their files do not settle, a sentence each; they are not saved.
     """
 
     model: Model
-    classes: tuple[str, ...]
+    task: Task
     preprocess: Preprocess
     provenance: dict[str, Any] = field(default_factory=dict)
-    loss: Loss = "softmax"
-    several: bool = False
-    temperature: float = 1.0
     notes: tuple[str, ...] = ()
 
     def save(self, folder: Path) -> None:
@@ -73,10 +66,7 @@ class Bundle:
             "format": FORMAT,
             "name": name_of(self.model.config),
             "architecture": to_plain(self.model.config),
-            "classes": list(self.classes),
-            "loss": self.loss,
-            "several": self.several,
-            "temperature": self.temperature,
+            **task_to_json(self.task),
             "preprocess": to_plain(self.preprocess),
             "provenance": self.provenance,
             "sha256": {WEIGHTS: sha256(weights)},
@@ -124,7 +114,7 @@ def save(
         )
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder} exists already, and is not overwritten", "name another place")
-    Bundle(model, names, preprocess).save(folder)
+    Bundle(model, Classification(names) if names else Features(), preprocess).save(folder)
     return folder
 
 
@@ -133,14 +123,14 @@ def load_bundle(folder: Path) -> Bundle:
     model."""
     try:
         description = json.loads((folder / DESCRIPTION).read_text("utf-8"))
-        found = description["format"]
+        version = description["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WeightsError(
             f"{folder} is not a model bundle ({error})", f"a bundle has {WEIGHTS} and {DESCRIPTION}"
         ) from None
-    if found != FORMAT:
+    if version != FORMAT:
         raise WeightsError(
-            f"{folder} has bundle format {found}, this version reads {FORMAT}", "install a newer vitreous"
+            f"{folder} has bundle format {version}, this version reads {FORMAT}", "install a newer vitreous"
         )
     weights = folder / WEIGHTS
     if not weights.is_file() or sha256(weights) != description.get("sha256", {}).get(WEIGHTS):
@@ -150,22 +140,10 @@ def load_bundle(folder: Path) -> Bundle:
         preprocess = from_plain(Preprocess, description["preprocess"])
     except (KeyError, ValueError) as error:
         raise WeightsError(f"{folder / DESCRIPTION}: {error}") from None
-    loss = description.get("loss", "softmax")
-    several = description.get("several", False)
-    temperature = description.get("temperature", 1.0)
-    if loss not in get_args(Loss) or not isinstance(several, bool):
-        raise WeightsError(
-            f"{folder / DESCRIPTION}: loss {loss}, several {several}",
-            f"there are {', '.join(get_args(Loss))}; true, false",
-        )
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
-        raise WeightsError(
-            f"{folder / DESCRIPTION}: temperature {temperature}", "it is a number above 0; 1 changes nothing"
-        )
+    task = task_from_json(description, os.fspath(folder / DESCRIPTION))
     model = skip_init(config)
     fill(model, open_weights(weights).read(), os.fspath(weights))
-    told = description.get("provenance", {})
-    return Bundle(model.eval(), tuple(description["classes"]), preprocess, told, loss, several, float(temperature))
+    return Bundle(model.eval(), task, preprocess, description.get("provenance", {}))
 
 
 def set_temperature(folder: Path, temperature: float, fitted_on: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from vitreous.weights.foreign import find
 from vitreous.weights.metadata import note
 from vitreous.weights.sidecar import fields
 from vitreous.weights.table import Format, Tensors
+from vitreous.weights.tasks import Classification, Features
 from vitreous.weights.writable import writer
 
 BUNDLE = "bundle"
@@ -128,12 +129,11 @@ def changed(weights: Weights, config: ModelConfig) -> tuple[Bundle, Adoption | N
     preprocess = replace(
         preprocess, image=(config.image[-2], config.image[-1]), channels=config.channels, mean=mean, std=std
     )
-    same = config.classes == weights.config.classes
-    classes, temperature = (
-        (weights.classes, weights.temperature) if same else (tuple(map(str, range(config.classes))), 1.0)
-    )
-    told = {"init": weights.source}
-    return Bundle(model.eval(), classes, preprocess, told, weights.loss, weights.several, temperature), adoption
+    task = weights.task
+    if config.classes != weights.config.classes:
+        names = tuple(map(str, range(config.classes)))
+        task = Classification(names, weights.multilabel, weights.loss) if names else Features()
+    return Bundle(model.eval(), task, preprocess, {"init": weights.source}), adoption
 
 
 def write(bundle: Bundle, form: Format | None, place: Path, state: Tensors) -> int:

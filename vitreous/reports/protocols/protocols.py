@@ -201,7 +201,8 @@ def judge_by(
 
 def written(case: Case, found: Found, seconds: float) -> dict[str, Any]:
     """The document of a protocol, added to the run's readings."""
-    own = replace(case.bundle, classes=case.data.classes, several=case.data.several)
+    task = replace(case.bundle.classification, classes=case.data.classes, multilabel=case.data.several)
+    own = replace(case.bundle, task=task)
     document = describe(own, found.report, case.split, case.source, case.run, seconds)
     parts = case.parts if case.terms.protocol in JUDGES else {}
     told = {"protocol": case.terms.protocol, **parts, **found.further, "figures": found.figures}

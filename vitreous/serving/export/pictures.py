@@ -88,7 +88,7 @@ def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike
             "name some: --images FOLDER, or --data DATA",
         ) from None
     name = "val" if "val" in opened.splits else "test" if "test" in opened.splits else next(iter(opened.splits))
-    split = matched(opened.splits[name], opened, bundle.classes, bundle.several)
+    split = matched(opened.splits[name], opened, bundle.classes, bundle.multilabel)
     p, pixels, rows = bundle.preprocess, [], []
     for row in permutation(len(split), 0, 0)[: 4 * MOST].tolist():
         try:

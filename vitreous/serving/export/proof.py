@@ -101,7 +101,7 @@ def compare(original: Runtime, export: Runtime, pictures: Pictures, card: Card, 
 
 def agreement(ours: np.ndarray, theirs: np.ndarray, card: Card) -> float:
     """The share of the (n, K) answers that are the same ones."""
-    if not card.several:
+    if not card.multilabel:
         return float((ours.argmax(1) == theirs.argmax(1)).mean())
     decided = [probabilities(side / card.temperature, card.loss) > THRESHOLD for side in (ours, theirs)]
     return float((decided[0] == decided[1]).mean())

@@ -84,7 +84,7 @@ class Served:
             "heads": shape["heads"] if isinstance(shape["heads"], int) else None,
             "prefix": shape["prefix"],
             "pool": shape["pool"],
-            "several": card.several,
+            "several": card.multilabel,
             "temperature": card.temperature,
             "precision": getattr(engine, "precision", None),
             "engine": type(engine or runtime).__name__.removesuffix("Engine").removesuffix("Runtime").lower(),

@@ -1,0 +1,108 @@
+"""What a model answers: one frozen dataclass per task, and how `model.json` and exported files describe it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+from vitreous.errors import WeightsError
+
+Loss = Literal["softmax", "sigmoid", "binary"]
+LOSSES: tuple[str, ...] = get_args(Loss)
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Logits of named classes: `classes` in their order.
+
+    `multilabel`: an image may have any number of the classes. `loss`: what the model was trained with, which decides
+    how logits become probabilities. `temperature`, above 0: what logits are divided by before that.
+    """
+
+    name: ClassVar[str] = "classification"
+    classes: tuple[str, ...]
+    multilabel: bool = False
+    loss: Loss = "softmax"
+    temperature: float = 1.0
+
+    def settings(self) -> dict[str, Any]:
+        """The fields under their names in files, which are older than tasks."""
+        return {
+            "classes": list(self.classes),
+            "loss": self.loss,
+            "several": self.multilabel,
+            "temperature": self.temperature,
+        }
+
+
+@dataclass(frozen=True)
+class Features:
+    """A vector per image, what a head would read."""
+
+    name: ClassVar[str] = "features"
+
+    def settings(self) -> dict[str, Any]:
+        """No classes: so readers that know no tasks take it for a model without a head."""
+        return {"classes": []}
+
+
+Task = Classification | Features
+#: names of tasks that files may have; a file of another one needs a newer vitreous
+TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classification, Features)}
+
+
+def task_to_json(task: Task) -> dict[str, Any]:
+    """The task as keys of a description: its name, and its settings beside it."""
+    return {"task": {"name": task.name}, **task.settings()}
+
+
+def task_from_json(description: dict[str, Any], origin: str) -> Task:
+    """The task of a description; one without a `task` key has classes or is one of features.
+
+    Raises WeightsError, naming `origin`, for an unknown task and for settings that no task has.
+    """
+    classes = description.get("classes")
+    if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
+        raise WeightsError(f"{origin}: classes {classes}", "they are a list of names")
+    tag = description.get("task", {"name": "classification" if classes else "features"})
+    name = tag.get("name") if isinstance(tag, dict) else None
+    if name not in TASKS:
+        raise WeightsError(f"{origin}: task {name} is not one of {', '.join(TASKS)}", "install a newer vitreous")
+    if name == Features.name:
+        return Features()
+    loss, multilabel = description.get("loss", "softmax"), description.get("several", False)
+    temperature = description.get("temperature", 1.0)
+    if loss not in LOSSES or not isinstance(multilabel, bool):
+        raise WeightsError(
+            f"{origin}: loss {loss}, several {multilabel}", f"there are {', '.join(LOSSES)}; true, false"
+        )
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
+        raise WeightsError(f"{origin}: temperature {temperature}", "it is a number above 0; 1 changes nothing")
+    return Classification(tuple(classes), multilabel, loss, float(temperature))
+
+
+class WithTask:
+    """Shorthands for the settings of `self.task`; a model of features has no classes."""
+
+    task: Task
+
+    @property
+    def classification(self) -> Classification:
+        return self.task if isinstance(self.task, Classification) else Classification(())
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.classification.classes
+
+    @property
+    def multilabel(self) -> bool:
+        return self.classification.multilabel
+
+    @property
+    def loss(self) -> Loss:
+        return self.classification.loss
+
+    @property
+    def temperature(self) -> float:
+        return self.classification.temperature
