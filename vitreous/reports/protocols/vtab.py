@@ -29,6 +29,7 @@ from vitreous.reports.inspect import stem
 from vitreous.reports.protocols.protocols import Case, ProtocolOptions, bare, sweep
 from vitreous.reports.protocols.sets import plain
 from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Features
 
 FORMAT = 1  # goes up when the same data give other numbers
 PREFIX = re.compile(r"^(wds_)?(vtab_)?(1k_)?")
@@ -76,7 +77,7 @@ def vtab(
     }
     record(run, os.fspath(data), "test", {"protocol": "vtab", **averages, "tasks": len(tasks), **report.summary()})
     return (
-        describe(replace(squashed, classes=()), report, "test", os.fspath(data), run, time.perf_counter() - began)
+        describe(replace(squashed, task=Features()), report, "test", os.fspath(data), run, time.perf_counter() - began)
         | told
     )
 
