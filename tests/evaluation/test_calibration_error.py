@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitreous.evaluation.calibration_error import (
+from vitreous.evaluation.calibration import (
     BINS,
     Gaps,
     calibration_error,

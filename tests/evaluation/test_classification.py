@@ -7,9 +7,9 @@ from tests.conftest import make_folder
 from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
-from vitreous.evaluation.classification import judge, rank_of, wilson
-from vitreous.evaluation.engine import TorchEngine
-from vitreous.evaluation.forward import logits_of
+from vitreous.evaluation.classification import judge, rank_of
+from vitreous.evaluation.engine import TorchEngine, logits_of
+from vitreous.evaluation.intervals import wilson
 from vitreous.models.zoo import create
 
 NAMES = tuple("abcdefgh")

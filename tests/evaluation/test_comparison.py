@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binomtest
 
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.comparison import Answers, compare, mcnemar, paired, rounded
+from vitreous.evaluation.comparison import Answers, compare, format_p, mcnemar, paired_interval
 
 
 def simulated(images: int, sharp: float, seed: int, classes: int = 4, several: bool = False) -> Answers:
@@ -45,7 +45,7 @@ def test_counts_and_figures_are_those_of_each_model_alone():
     for name, (before, after) in found.figures.items():
         low, high = found.intervals[name]
         assert found.differences[name] == pytest.approx(after - before) and low <= after - before <= high, name
-    assert found.told and found.verdict("one", "two").startswith("two is better by ")
+    assert found.significant and found.verdict("one", "two").startswith("two is better by ")
 
 
 def test_the_bootstrap_of_a_difference_pairs_the_images():
@@ -71,7 +71,7 @@ def test_the_interval_of_the_difference_covers_about_as_often_as_it_says():
     generator, covered = np.random.default_rng(0), 0
     for _ in range(2000):
         gained, lost, _ = generator.multinomial(150, (0.12, 0.06, 0.82))
-        low, high = paired(gained, lost, 150)
+        low, high = paired_interval(gained, lost, 150)
         covered += low <= 0.06 <= high
     assert 0.935 < covered / 2000 < 0.97
 
@@ -79,13 +79,13 @@ def test_the_interval_of_the_difference_covers_about_as_often_as_it_says():
 def test_several_labels_are_compared_by_map():
     a, b = simulated(300, 0.5, 1, several=True), simulated(300, 1.5, 2, several=True)
     found = compare(a, b)
-    assert found.p is None and found.counts is None and found.figure == "map" and found.told
+    assert found.p is None and found.counts is None and found.figure == "map" and found.significant
     for place, answers in enumerate((a, b)):
         report = judge(answers.logits, answers.labels, tuple("abcd"))
         assert found.figures["map"][place] == pytest.approx(report.figures["map"])
         assert found.figures["nll"][place] == pytest.approx(report.figures["nll"])
     assert "two is better by" in found.verdict("one", "two") and "mAP" in found.verdict("one", "two")
-    assert not compare(a, a).told and "both have the same mAP" in compare(a, a).verdict("one", "two")
+    assert not compare(a, a).significant and "both have the same mAP" in compare(a, a).verdict("one", "two")
 
 
 def test_unreadable_images_are_wrong_and_have_no_loss():
@@ -109,9 +109,9 @@ def test_one_image_all_right_all_wrong(images):
         found = compare(*pair)
         low, high = found.intervals["top1"]
         assert found.differences["top1"] == difference and -1 <= low < high <= 1
-        assert found.told == (difference != 0 and images > 1)
-        assert ("no difference can be told" in found.verdict("a", "b")) == (not found.told)
+        assert found.significant == (difference != 0 and images > 1)
+        assert ("no difference can be told" in found.verdict("a", "b")) == (not found.significant)
 
 
 def test_p_values_are_written_as_people_do():
-    assert [rounded(p) for p in (1.0, 0.0312, 0.00004)] == ["= 1", "= 0.031", "< 0.0001"]
+    assert [format_p(p) for p in (1.0, 0.0312, 0.00004)] == ["= 1", "= 0.031", "< 0.0001"]

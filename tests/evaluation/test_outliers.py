@@ -8,8 +8,8 @@ from sklearn import metrics
 from sklearn.covariance import LedoitWolf
 
 from vitreous.errors import DataError
-from vitreous.evaluation import outliers
-from vitreous.evaluation.outliers import cloud, familiar, separation
+from vitreous.evaluation import familiarity as outliers
+from vitreous.evaluation.familiarity import fit_detector, fit_gaussian, separation
 
 
 def clouds(images: int, width: int = 12, classes: int = 4, seed: int = 0):
@@ -33,7 +33,7 @@ def test_scores_are_those_of_plain_numpy(images, monkeypatch):
     monkeypatch.setattr(outliers, "CHUNK", 37)
     features, labels = clouds(images)
     other = clouds(50, seed=3)[0] * 2
-    points, found = features.astype(float), familiar(features, labels, 5)  # the last class has no image
+    points, found = features.astype(float), fit_detector(features, labels, 5)  # the last class has no image
     means = [points[labels == k].mean(0) for k in np.unique(labels)]
     within = (
         LedoitWolf(assume_centered=True)
@@ -47,7 +47,7 @@ def test_scores_are_those_of_plain_numpy(images, monkeypatch):
 
 def test_images_with_several_labels_are_one_cloud():
     features, labels = clouds(200)
-    found = familiar(features, np.eye(4, dtype=np.float32)[labels], 4)
+    found = fit_detector(features, np.eye(4, dtype=np.float32)[labels], 4)
     points = features.astype(float)
     assert found.scores(features) == pytest.approx(
         naive(points, [points.mean(0)], LedoitWolf().fit(points).covariance_), rel=1e-6
@@ -56,17 +56,17 @@ def test_images_with_several_labels_are_one_cloud():
 
 def test_what_lies_off_the_classes_scores_higher():
     features, labels = clouds(2000)
-    found = familiar(features[:1500], labels[:1500], 4)
+    found = fit_detector(features[:1500], labels[:1500], 4)
     usual, between = found.scores(features[1500:]), found.scores((features[1500:] + features[:500]) / 2)
     assert separation(usual, between)["auroc"] > 0.75
 
 
 def test_fewer_images_than_features_and_features_all_alike():
     features, labels = clouds(5, width=40)
-    assert np.isfinite(familiar(features, labels, 4).scores(clouds(9, width=40, seed=2)[0])).all()
-    assert np.isfinite(cloud(np.ones((6, 3), np.float32), np.zeros(6, int), 1).whiten).all()
+    assert np.isfinite(fit_detector(features, labels, 4).scores(clouds(9, width=40, seed=2)[0])).all()
+    assert np.isfinite(fit_gaussian(np.ones((6, 3), np.float32), np.zeros(6, int), 1).whiten).all()
     with pytest.raises(DataError, match="two at least"):
-        familiar(features[:1], labels[:1], 4)
+        fit_detector(features[:1], labels[:1], 4)
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.neighbors import NearestNeighbors
 
-from vitreous.evaluation.suspects import neighbour_shares, suspects
-from vitreous.evaluation.temperature import probabilities
+from vitreous.evaluation.calibration import probabilities
+from vitreous.evaluation.familiarity import find_suspects, neighbour_shares
 
 
 def data(images: int, seed: int, classes: int = 5, width: int = 16):
@@ -46,7 +46,7 @@ def test_turned_labels_are_found():
     labels[turned] = (truth[turned] + generator.integers(1, 5, 60)) % 5
     means = np.array([memory[known == k].mean(0) for k in range(5)])
     p = probabilities(features @ means.T * 1.0 - (means**2).sum(1) / 2)
-    found = suspects(p, neighbour_shares(features, memory, known, 5), labels)
+    found = find_suspects(p, neighbour_shares(features, memory, known, 5), labels)
     named = [one.sample for one in found]
     assert len(set(named) & set(turned)) >= 54
     assert len(set(named) - set(turned)) <= len(named) / 10
@@ -61,7 +61,7 @@ def test_both_have_to_disagree_and_to_be_sure():
     p = np.array([[0.1, 0.9], [0.1, 0.9], [0.9, 0.1], [0.1, 0.9]])
     shares = np.array([[0.2, 0.8], [0.8, 0.2], [0.2, 0.8], [1.0, 0.0]])
     labels = np.array([0, 0, 0, 1])
-    found = suspects(p, shares, labels)
+    found = find_suspects(p, shares, labels)
     assert [one.sample for one in found] == [0]
     assert found[0].score == pytest.approx((0.9 - 0.1 + 0.8 - 0.2) / 2)
-    assert suspects(np.array([[0.3, 0.4, 0.3]]), np.array([[0.0, 1.0, 0.0]]), np.array([0])) == []
+    assert find_suspects(np.array([[0.3, 0.4, 0.3]]), np.array([[0.0, 1.0, 0.0]]), np.array([0])) == []

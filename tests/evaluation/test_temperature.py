@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from vitreous.errors import DataError
-from vitreous.evaluation.calibration_error import BINS, calibration_error
-from vitreous.evaluation.temperature import fit_temperature, losses, probabilities
+from vitreous.evaluation.calibration import BINS, calibration_error, fit_temperature, losses, probabilities
 
 
 def planted(temperature: float, images: int = 20_000, classes: int = 6, several: bool = False):

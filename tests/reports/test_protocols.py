@@ -18,8 +18,8 @@ from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation import features
-from vitreous.evaluation.classification import wilson
-from vitreous.evaluation.sets import judge_sets
+from vitreous.evaluation.classification import judge_answer_sets
+from vitreous.evaluation.intervals import wilson
 from vitreous.models.zoo import create
 from vitreous.reports.answers import Computing
 from vitreous.reports.opening import open_bundle
@@ -241,10 +241,10 @@ def test_sets_of_right_answers_by_hand():
     )
     right = np.zeros((4, 7), bool)
     right[0, [1, 6]], right[1, [6, 0]], right[3, 5] = True, True, True  # second; first; none; sixth
-    report = judge_sets(logits, right, np.ones(4, bool))
+    report = judge_answer_sets(logits, right, np.ones(4, bool))
     assert (report.images, report.figures["top1"], report.figures["top5"]) == (3, 1 / 3, 2 / 3)
     assert report.intervals["top1"] == wilson(1, 3)
-    report = judge_sets(logits, right, np.array([True, False, True, True]))
+    report = judge_answer_sets(logits, right, np.array([True, False, True, True]))
     assert (report.figures["top1"], report.figures["top5"], report.unreadable) == (0, 1 / 3, 1)
 
 

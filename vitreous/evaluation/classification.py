@@ -1,23 +1,22 @@
-"""The figures of a classifier, from its logits and the labels.
+"""Figures of a classifier from its logits and the labels.
 
-Accuracies are quotients of integer counts, and sums run in float64 in the order of the samples, so that batch size and
-number of workers cannot change a figure.
+Accuracies are quotients of integer counts, and sums run in float64 in the order of the samples: batch size and number
+of workers change no figure. In shapes, n is images, K classes, D draws of the bootstrap.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
-from vitreous.evaluation.calibration_error import BINS, Gaps, calibration_error, confidence_bins, image_gaps
+from vitreous.evaluation.calibration import Gaps, calibration_error, image_gaps, log_softmax
 from vitreous.evaluation.evaluator import Evaluator, Outputs
-from vitreous.evaluation.multilabel import judge_several
-from vitreous.evaluation.report import DRAWS, Report
-from vitreous.evaluation.temperature import log_softmax
+from vitreous.evaluation.intervals import DRAWS, Interval, bootstrap, percentile_interval, wilson
+from vitreous.evaluation.multilabel import judge_multilabel
+from vitreous.evaluation.report import Report
 
-TOGETHER = 30_000  # numbers that draws of the bootstrap, made at once, hold
+CONFUSED = 10  # pairs of classes in a list of the most confused ones
 
 
 class ClassificationEvaluator(Evaluator):
@@ -35,38 +34,38 @@ class ClassificationEvaluator(Evaluator):
 def judge(
     logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], readable: np.ndarray | None = None
 ) -> Report:
-    """(n, K) logits and (n,) labels -> top-1, top-5, macro F1, negative log-likelihood, calibration error, with
-    intervals.
+    """(n, K) logits and (n,) labels -> top-1, top-5, macro F1, negative log-likelihood and calibration error.
 
-    Labels (n, K), several to an image, are judged by `judge_several`: mAP in the place of top-1. Images that are not
-    `readable` (n,) count as wrong in accuracies and recalls, and have no part in NLL and ECE. A label of equal logits
-    ranks by position. top-5 is None for five classes or fewer. NLL in nats; ECE over 15 equal bins of the highest
-    probability (arXiv:1706.04599); intervals cover 95 %: Wilson's for the accuracies, of 1000 seeded bootstrap draws
-    for the others, corrected for the bias of the ECE.
+    Labels (n, K) are judged by `judge_multilabel`. Images that are not `readable` (n,) count as wrong in accuracies and
+    recalls, and have no part in NLL and ECE. Equal logits rank by position. top-5 is None for five classes or fewer.
+    NLL in nats; ECE over 15 equal bins of the highest probability (arXiv:1706.04599). Intervals cover 95 %: Wilson's
+    for accuracies, of a seeded bootstrap for the others, corrected for the bias of the ECE.
     """
     readable = np.ones(len(labels), dtype=bool) if readable is None else readable
     if labels.ndim == 2:
-        return judge_several(logits, labels, classes, readable)
+        return judge_multilabel(logits, labels, classes, readable)
     count, scores = len(labels), logits.astype(np.float64)
-    ranks = rank_of(scores, labels)
-    predicted = scores.argmax(1)
-    log_p = log_softmax(scores)
+    ranks, predicted, log_p = rank_of(scores, labels), scores.argmax(1), log_softmax(scores)
     nll = -log_p[np.arange(count), labels][readable]
     confidence, right = np.exp(log_p.max(1))[readable], (predicted == labels)[readable]
-    found = cells(labels[readable], predicted[readable], len(classes))
-    support, said = (np.bincount(part, minlength=len(classes)) for part in (labels, predicted[readable]))
-    right_of = np.bincount(labels[readable][right], minlength=len(classes))
     hits = {"top1": int((readable & (ranks < 1)).sum()), "top5": int((readable & (ranks < 5)).sum())}
     if len(classes) <= 5:
         del hits["top5"]
+    cells = confusion_cells(labels[readable], predicted[readable], len(classes))
+    support, predictions, right_of_class = (
+        np.bincount(part, minlength=len(classes)) for part in (labels, predicted[readable], labels[readable][right])
+    )
+    present = support > 0
+    f1 = 2 * right_of_class / np.maximum(support + predictions, 1)
     figures = {"top1": None, "top5": None} | {name: hit / count for name, hit in hits.items()}
-    intervals: dict[str, Any] = {"top1": None, "top5": None} | {name: wilson(hit, count) for name, hit in hits.items()}
-    figures["macro_f1"] = macro_f1(right_of, said, support)
+    figures["macro_f1"] = float(f1[present].mean()) if present.any() else 0.0
     figures["nll"] = float(nll.mean()) if len(nll) else None
     figures["ece"] = calibration_error(confidence, right) if len(nll) else None
-    intervals |= bootstrap(labels, predicted, readable, nll, confidence, right, len(classes))
-    rows = table(right_of, said, support, found, classes)
-    return Report(count, int((~readable).sum()), figures, intervals, rows, found)
+    intervals: dict[str, Interval | None] = dict.fromkeys(figures)
+    intervals |= {name: wilson(hit, count) for name, hit in hits.items()}
+    intervals |= bootstrap_intervals(labels[readable], predicted[readable], nll, confidence, len(classes))
+    rows = class_table(right_of_class, predictions, support, cells, classes)
+    return Report(count, int((~readable).sum()), figures, intervals, rows, cells)
 
 
 def rank_of(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -76,19 +75,8 @@ def rank_of(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return ((scores > own) | ((scores == own) & earlier)).sum(1)
 
 
-def wilson(hits: int, count: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """The 95 % interval of a proportion (Wilson, 1927)."""
-    if not count:
-        return 0.0, 1.0
-    p, spread = hits / count, z * z / count
-    middle = (p + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * math.sqrt(p * (1 - p) / count + spread / (4 * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def cells(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """(n,) labels and answers -> (m, 3) int64: the label, answer and count of every cell of the confusion matrix that
-    is not empty.
+def confusion_cells(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """(n,) labels and answers -> (m, 3) int64: label, answer and count of each cell of the confusion matrix above 0.
 
     The whole matrix of 10,000 classes would take 800 MB.
     """
@@ -96,79 +84,101 @@ def cells(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray
     return np.stack([codes // classes, codes % classes, counts], 1)
 
 
-def macro_f1(right: np.ndarray, said: np.ndarray, support: np.ndarray) -> float:
-    """The mean over classes with images of F1 = 2 TP / (images + predictions), from the counts of each class."""
-    present = support > 0
-    f1 = 2 * right / np.maximum(support + said, 1)
-    return float(f1[present].mean()) if present.any() else 0.0
-
-
-def bootstrap(
-    labels: np.ndarray,
-    predicted: np.ndarray,
-    readable: np.ndarray,
-    nll: np.ndarray,
-    confidence: np.ndarray,
-    right: np.ndarray,
-    classes: int,
-) -> dict[str, tuple[float, float] | None]:
-    """95 % intervals over images drawn with replacement, always the same draws: percentiles of macro F1 and NLL, and
-    the ECE's."""
-    count = len(nll)
+def bootstrap_intervals(
+    labels: np.ndarray, predicted: np.ndarray, nll: np.ndarray, confidence: np.ndarray, classes: int
+) -> dict[str, Interval]:
+    """Intervals of macro F1, NLL and ECE, from (n,) arrays of the readable images; none for fewer than two images."""
+    count, right = len(nll), labels == predicted
     if count < 2:
-        return {"macro_f1": None, "nll": None, "ece": None}
-    generator = np.random.default_rng(0)
-    draws: dict[str, list[float]] = {"macro_f1": [], "nll": []}
-    gaps: list[np.ndarray] = []
-    labels, predicted, bins, gap = (
-        labels[readable],
-        predicted[readable],
-        confidence_bins(confidence),
-        right - confidence,
-    )
-    left = DRAWS if count * classes < 5e6 else DRAWS // 10
-    while left:
-        rows = generator.integers(count, size=(min(left, max(1, TOGETHER // max(count, classes))), count))
-        support, said = sums(labels[rows], classes), sums(predicted[rows], classes)
-        f1 = 2 * sums(labels[rows], classes, right[rows]) / np.maximum(support + said, 1)
-        draws["macro_f1"] += (f1.sum(1) / (support > 0).sum(1)).tolist()
-        draws["nll"] += nll[rows].mean(1).tolist()
-        gaps.append(sums(bins[rows], BINS, gap[rows]) / count)
-        left -= len(rows)
-    intervals: dict[str, tuple[float, float] | None] = {
-        name: (float(np.percentile(values, 2.5)), float(np.percentile(values, 97.5))) for name, values in draws.items()
-    }
-    return intervals | {"ece": Gaps.of_images(image_gaps(confidence, right)).interval(np.concatenate(gaps))}
+        return {}
+    gaps = image_gaps(confidence, right)
+
+    def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
+        """(n, D) how often each image is drawn -> macro F1 and NLL (D,), gaps of the calibration error (BINS, D)."""
+        support, predictions = class_sums(labels, counts, classes), class_sums(predicted, counts, classes)
+        f1 = 2 * class_sums(labels[right], counts[right], classes) / np.maximum(support + predictions, 1)
+        macro_f1 = f1.sum(0) / (support > 0).sum(0)
+        return {"macro_f1": macro_f1, "nll": nll @ counts / count, "gaps": gaps.T @ counts / count}
+
+    draws = bootstrap(figures, count, DRAWS if count * classes < 5e6 else DRAWS // 10)
+    intervals = {name: percentile_interval(draws[name]) for name in ("macro_f1", "nll")}
+    return intervals | {"ece": Gaps.of_images(gaps).interval(draws["gaps"].T)}
 
 
-def sums(codes: np.ndarray, size: int, weights: np.ndarray | None = None) -> np.ndarray:
-    """(D, n) codes below `size` -> (D, size): how often each comes in its row, or the sum of its (D, n) weights."""
-    places = codes + size * np.arange(len(codes))[:, None]
-    found = np.bincount(places.ravel(), None if weights is None else weights.ravel(), len(codes) * size)
-    return found.reshape(len(codes), size)
+def class_sums(codes: np.ndarray, values: np.ndarray, classes: int) -> np.ndarray:
+    """(n,) class of each row of `values` (n, D) -> (K, D) float64 sums of the rows of each class."""
+    sums = np.zeros((classes, values.shape[1]))
+    order = np.argsort(codes, kind="stable")
+    present, starts = np.unique(codes[order], return_index=True)
+    if len(present):
+        sums[present] = np.add.reduceat(values[order], starts)
+    return sums
 
 
-def table(
-    right: np.ndarray, said: np.ndarray, support: np.ndarray, found: np.ndarray, classes: tuple[str, ...]
+def class_table(
+    right: np.ndarray, predictions: np.ndarray, support: np.ndarray, cells: np.ndarray, classes: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """One row a class: images, recall, precision, F1, and the class it is most often taken for; `found` are `cells`."""
-    wrong = found[found[:, 0] != found[:, 1]]
-    # of each label, the answer given most often comes first
-    wrong = wrong[np.lexsort((wrong[:, 1], -wrong[:, 2], wrong[:, 0]))]
-    taken = dict(
-        zip(*(column.tolist() for column in wrong[np.unique(wrong[:, 0], return_index=True)[1]].T[:2]), strict=True)
-    )
-    rows = []
-    for index, name in enumerate(classes):
-        hits, predictions, images = int(right[index]), int(said[index]), int(support[index])
-        rows.append(
-            {
-                "class": name,
-                "images": images,
-                "recall": hits / images if images else None,
-                "precision": hits / predictions if predictions else None,
-                "f1": 2 * hits / (images + predictions) if images + predictions else None,
-                "taken_for": classes[taken[index]] if index in taken else None,
-            }
+    """One row a class: images, recall, precision, F1, and the class it is most often taken for.
+
+    `right`, `predictions` and `support` are counts (K,); `cells` are `confusion_cells`.
+    """
+    wrong = cells[cells[:, 0] != cells[:, 1]]
+    wrong = wrong[np.lexsort((wrong[:, 1], -wrong[:, 2], wrong[:, 0]))]  # of a label, the commonest answer first
+    firsts = np.unique(wrong[:, 0], return_index=True)[1]
+    taken_for = {int(label): classes[answer] for label, answer, _ in wrong[firsts]}
+    return [
+        {
+            "class": name,
+            "images": images,
+            "recall": hits / images if images else None,
+            "precision": hits / answers if answers else None,
+            "f1": 2 * hits / (images + answers) if images + answers else None,
+            "taken_for": taken_for.get(index),
+        }
+        for index, (name, hits, answers, images) in enumerate(
+            zip(classes, right.tolist(), predictions.tolist(), support.tolist(), strict=True)
         )
-    return rows
+    ]
+
+
+def judge_answer_sets(logits: np.ndarray, right: np.ndarray, readable: np.ndarray) -> Report:
+    """(n, K) logits and (n, K) bool, the right answers -> top-1 and top-5, with Wilson's 95 % intervals.
+
+    For images with a set of right answers: ImageNet ReaL (arXiv:2006.07159) and ObjectNet. An image is right if the
+    highest logit is of its set, or one of the five highest; equal logits rank by position. Images without a right
+    answer are not judged; those that are not `readable` (n,) count as wrong.
+    """
+    judged = right.any(1)
+    best = np.argsort(-logits[judged], axis=1, kind="stable")[:, :5]
+    matches = np.take_along_axis(right[judged], best, 1) & readable[judged, None]
+    count, hits = len(matches), {"top1": int(matches[:, 0].sum()), "top5": int(matches.any(1).sum())}
+    figures: dict[str, float | None] = {name: hit / count if count else None for name, hit in hits.items()}
+    none = dict.fromkeys(("macro_f1", "nll", "ece"))
+    intervals: dict[str, Interval | None] = {name: wilson(hit, count) for name, hit in hits.items()}
+    return Report(count, int((~readable[judged]).sum()), figures | none, intervals | none, [], None)
+
+
+def most_confused(
+    cells: np.ndarray, support: np.ndarray, classes: tuple[str, ...], limit: int = CONFUSED
+) -> dict[str, list[dict[str, Any]]]:
+    """`confusion_cells` and (K,) images of each class -> the pairs of classes with most mistakes.
+
+    `ordered`: `label` taken for `answer`, with `count` and its `share` of the label's images. `unordered`: mistakes
+    between two `classes` either way, and their share of the images of both. Of equal counts, the larger share comes
+    first, then the order of the classes.
+    """
+    rows, columns, counts = cells[cells[:, 0] != cells[:, 1]].T
+    shares = counts / np.maximum(support[rows], 1)
+    ordered = [
+        {"label": classes[rows[i]], "answer": classes[columns[i]], "count": int(counts[i]), "share": float(shares[i])}
+        for i in np.lexsort((-shares, -counts))[:limit]
+    ]
+    codes, place = np.unique(np.minimum(rows, columns) * len(classes) + np.maximum(rows, columns), return_inverse=True)
+    totals = np.bincount(place, weights=counts, minlength=len(codes)).astype(np.int64)
+    low, high = codes // len(classes), codes % len(classes)
+    shares = totals / np.maximum(support[low] + support[high], 1)
+    unordered = [
+        {"classes": [classes[low[i]], classes[high[i]]], "count": int(totals[i]), "share": float(shares[i])}
+        for i in np.lexsort((-shares, -totals))[:limit]
+    ]
+    return {"ordered": ordered, "unordered": unordered}

@@ -7,15 +7,17 @@ handed to one thread per core, which wastes less than all cores sharing each pro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
-from vitreous.errors import UsageError
-from vitreous.evaluation.inference_options import InferenceOptions as InferenceOptions
+from vitreous.errors import DataError, UsageError
+from vitreous.evaluation.inference_options import InferenceOptions, Pictures
 from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_process, team
 from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
 from vitreous.models.zoo import Model
@@ -26,10 +28,7 @@ TOKENS = 1600  # of one part, about: more fall out of the caches, fewer leave th
 IDLE = 0.1  # share of the cores that may wait before a batch is computed by all of them together
 # tokens of a part of one thread, where parts are of one size; images of such a part on a GPU
 STEADY, DEVICE_PART = 800, 32
-
-
-#: the pictures that int8 is calibrated on, each (C, *image) uint8, made when they are needed
-Pictures = Callable[[], Iterable[Tensor]]
+CHUNK = 64  # images that `logits_of` gives an engine at a time
 
 
 class Engine(Protocol):
@@ -140,3 +139,40 @@ def make_engine(
     if how.precision == "int8":
         raise UsageError("--precision int8 needs --engine openvino", "add it, or use bf16 or fp32")
     return TorchEngine(model, preprocess, device, how.precision, how.merge_tokens)
+
+
+def logits_of(
+    engine: Engine, reader: EvalLoader, batch_size: int = CHUNK, each: Callable[[int], None] = lambda images: None
+) -> tuple[np.ndarray, dict[int, DataError]]:
+    """The (n, K) float32 logits of every picture of a split, in order, and the pictures that could not be read.
+
+    The engine is given CHUNK pictures at a time, however many are decoded at a time: `batch_size` changes nothing but
+    memory. The row of an unreadable picture is that of a black one. `each` gets the number of images of every step.
+    An empty split gives (0, K).
+    """
+    rows: list[np.ndarray] = []
+    bad: dict[int, DataError] = {}
+    for samples, images in chunks(reader.batches(batch_size), CHUNK):
+        bad |= {s: image for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
+        rows.append(compute_chunk(engine, images))
+        each(len(images))
+    return np.concatenate(rows) if rows else compute_chunk(engine, [DataError("no image")])[:0], bad
+
+
+def compute_chunk(engine: Engine, images: list[Tensor | DataError]) -> np.ndarray:
+    """(n, K) float32 logits of pictures, each (C, *image) uint8; an unreadable one is taken to be black."""
+    blank = torch.zeros(engine.preprocess.channels, *engine.preprocess.image, dtype=engine.preprocess.dtype)
+    return engine(torch.stack([blank if isinstance(image, DataError) else image for image in images])).numpy()
+
+
+def chunks(batches: Iterable[tuple[Tensor, list]], size: int) -> Iterator[tuple[list[int], list]]:
+    """Batches of any size -> batches of `size`, the last one shorter."""
+    samples: list[int] = []
+    images: list = []
+    for more_samples, more_images in batches:
+        samples, images = samples + more_samples.tolist(), images + more_images
+        while len(images) >= size:
+            yield samples[:size], images[:size]
+            samples, images = samples[size:], images[size:]
+    if images:
+        yield samples, images

@@ -15,8 +15,7 @@ from vitreous.cores import default_workers
 from vitreous.data.loader import EvalLoader
 from vitreous.data.split import Split
 from vitreous.errors import DataError
-from vitreous.evaluation.engine import Engine
-from vitreous.evaluation.forward import logits_of
+from vitreous.evaluation.engine import Engine, logits_of
 from vitreous.evaluation.report import Better, Report
 
 

@@ -30,8 +30,8 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.disk import atomic, cache
 from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError
-from vitreous.evaluation.engine import Engine, InferenceOptions, make_engine
-from vitreous.evaluation.forward import CHUNK, answer, chunks
+from vitreous.evaluation.cache import cache_key, weights_digest
+from vitreous.evaluation.engine import CHUNK, Engine, InferenceOptions, chunks, compute_chunk, make_engine
 from vitreous.machine import pick_device, pick_precision
 from vitreous.models.zoo import Model
 from vitreous.version import __version__
@@ -81,7 +81,7 @@ def features_of(
     if how.precision == "int8":
         raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
     told = {**of_model(model, preprocess, how), "images": of_images(split)}
-    place = cache("features") / f"{key_of(told)}.npy"
+    place = cache("features") / f"{cache_key(told)}.npy"
     if keep and (found := kept(place)):
         return found
     engine = make_engine(headless(model), preprocess, how)
@@ -119,7 +119,7 @@ class Stream:
         shape, count = (0, 0), len(self.reader.split)
         for samples, images in chunks(self.reader.batches(self.batch_size), CHUNK):
             bad |= {s: image.message for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
-            rows = np.ascontiguousarray(answer(self.engine, images), dtype="<f4")
+            rows = np.ascontiguousarray(compute_chunk(self.engine, images), dtype="<f4")
             wrong = np.flatnonzero(~np.isfinite(rows).all(1))
             if len(wrong):
                 named = self.reader.split.name(samples[wrong[0]])
@@ -150,7 +150,7 @@ def of_model(model: Model, preprocess: Preprocess, how: InferenceOptions) -> dic
     return {
         "format": FORMAT,
         "vitreous": __version__,
-        "weights": digest_of(body),
+        "weights": weights_digest(body),
         "architecture": to_plain(body.config),
         "preprocess": to_plain(preprocess),
         "precision": pick_precision(how.precision, device),
@@ -159,26 +159,12 @@ def of_model(model: Model, preprocess: Preprocess, how: InferenceOptions) -> dic
     }
 
 
-def digest_of(model: Model) -> str:
-    """SHA-256 of a model's weights, by name."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().float().cpu().contiguous().numpy().data)
-    return digest.hexdigest()
-
-
 def of_images(split: Split) -> str:
     """What tells the images of a split from others, and from what they were before; labels are no part of it."""
     digest = hashlib.sha256()
     split.update(digest)
     stamp(split, digest)
     return f"{len(split)} {digest.hexdigest()}"
-
-
-def key_of(told: dict[str, Any]) -> str:
-    """What is told of features -> the name of their file."""
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def kept(place: Path) -> Features | None:

@@ -1,15 +1,21 @@
-"""How answers are computed, in the words of the command line. Told without torch."""
+"""How outputs are computed, in the words of the command line. Imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: the pictures that int8 is calibrated on, each (C, *image) uint8, made when they are needed
+Pictures = Callable[[], "Iterable[Tensor]"]
 
 
 @dataclass(frozen=True)
 class InferenceOptions:
-    """How answers are computed, in the words of the command line. `auto` is the fastest that gives the model's own
-    answers.
+    """How outputs are computed, in the words of the command line. `auto` is the fastest that changes no output.
 
     `precision` auto is bf16 where the device multiplies it in hardware, else fp32; int8 is for the engine `openvino`
     alone. `merge_tokens`: tokens that every block merges (ToMe), faster and less exact.

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.errors import DataError
-from vitreous.evaluation.multilabel import average_precision, ranking
+from vitreous.evaluation.multilabel import MeanAveragePrecision
 
 SMALL = 10_000_000  # numbers of features that scikit-learn is given, in float64
 CHUNK = 16_384  # images whose loss is computed at a time
@@ -214,7 +214,5 @@ def score(logits: np.ndarray, labels: np.ndarray) -> float:
     """(m, K) logits -> top-1, or mAP for (m, K) labels, which takes no draws for intervals."""
     if labels.ndim == 1:
         return float((logits.argmax(1) == labels).mean())
-    one = np.ones((len(labels), 1), np.float32)
-    there = np.flatnonzero(labels.sum(0))
-    found = [average_precision(ranking(logits[:, c].astype(np.float64), labels[:, c] > 0), one)[0] for c in there]
-    return float(np.mean(found)) if found else 0.0
+    mean_ap = MeanAveragePrecision(logits.astype(np.float64), labels > 0)
+    return float(mean_ap(np.ones((len(labels), 1), np.float32))[0])

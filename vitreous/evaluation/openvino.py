@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
-from vitreous.evaluation.calibrated import kept, told
-from vitreous.evaluation.engine import Pictures
+from vitreous.evaluation.cache import get_or_build, graph_facts
+from vitreous.evaluation.inference_options import Pictures
 from vitreous.evaluation.libraries import needed, unobserved
 from vitreous.machine import has_vnni, pick_precision
 from vitreous.models.zoo import Model
@@ -35,7 +35,7 @@ HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 class OpenVinoEngine:
     """OpenVINO on the CPU. `precision` is `auto` (bf16 where the processor has it), `fp32`, `bf16` or `int8`.
 
-    What was calibrated is kept for the next time (`evaluation.calibrated`), unless `keep` is False.
+    Calibrated graphs are cached (`evaluation.cache`), unless `keep` is False.
     Raises ResourceError where OpenVINO is not installed, UsageError for int8 without pictures to calibrate on and for a
     model that OpenVINO cannot compute in that precision on this processor.
     """
@@ -54,7 +54,7 @@ class OpenVinoEngine:
             if self.precision == "int8":
                 found = examples(pictures)
                 make = partial(calibrate, ov, model, preprocess, found)
-                graph = kept(ov, told(model, preprocess, found), make) if keep else make()
+                graph = get_or_build(ov, graph_facts(model, preprocess, found), make) if keep else make()
             else:
                 graph = convert(ov, model, preprocess)
         hints = {"INFERENCE_PRECISION_HINT": HINTS[self.precision], "PERFORMANCE_HINT": "LATENCY"}

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-DRAWS = 1000  # bootstrap
 DENSE = 2000  # classes of a confusion matrix that is written down whole
 
 Better = Literal["higher", "lower"]

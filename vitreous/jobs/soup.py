@@ -25,8 +25,7 @@ from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data
 from vitreous.errors import UsageError, VitreousError
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.engine import InferenceOptions, make_engine
-from vitreous.evaluation.forward import logits_of
+from vitreous.evaluation.engine import InferenceOptions, logits_of, make_engine
 from vitreous.evaluation.report import Report
 from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.models.names import name_of

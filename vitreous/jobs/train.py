@@ -20,8 +20,7 @@ from vitreous.data.split import Data
 from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError, check_path
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.engine import InferenceOptions
-from vitreous.evaluation.forward import CHUNK
+from vitreous.evaluation.engine import CHUNK, InferenceOptions
 from vitreous.jobs.plan import LATEST, open_resumed, plan, with_data
 from vitreous.jobs.transfer import TRIALS, check_options, initial_document, plan_protocol, transfer
 from vitreous.machine import environment, pick_device, warning

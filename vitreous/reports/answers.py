@@ -14,9 +14,8 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.screen import readable, refuse
 from vitreous.data.split import Data, Split
 from vitreous.errors import UsageError
-from vitreous.evaluation.engine import InferenceOptions, make_engine
-from vitreous.evaluation.forward import CHUNK, logits_of
-from vitreous.evaluation.temperature import probabilities
+from vitreous.evaluation.calibration import probabilities
+from vitreous.evaluation.engine import CHUNK, InferenceOptions, logits_of, make_engine
 from vitreous.machine import pick_device, warning
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.opening import calibrating, choose_split, data_for, examples, matched, open_bundle

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.errors import UsageError
-from vitreous.evaluation.calibration_error import calibration_error
-from vitreous.evaluation.temperature import fit_temperature, losses, probabilities
+from vitreous.evaluation.calibration import calibration_error, fit_temperature, losses, probabilities
 from vitreous.reports.answers import Answered, Computing, answers_to
 from vitreous.reports.opening import data_for, open_bundle
 from vitreous.training.folder import Folder

@@ -120,6 +120,6 @@ def described(
         "difference": comparison.differences,
         "interval": {name: None if ends is None else list(ends) for name, ends in comparison.intervals.items()},
         "figures": {name: list(pair) for name, pair in comparison.figures.items()},
-        "told": comparison.told,
+        "told": comparison.significant,
         "verdict": comparison.verdict(*names),
     }

@@ -15,11 +15,9 @@ import numpy as np
 
 from vitreous.config import apply_options
 from vitreous.errors import UsageError, VitreousError
-from vitreous.evaluation.abstention import abstained, check_abstain
-from vitreous.evaluation.classification import Report, judge
-from vitreous.evaluation.engine import InferenceOptions
-from vitreous.evaluation.forward import CHUNK
-from vitreous.evaluation.pairs import confused
+from vitreous.evaluation.calibration import check_abstain, judge_abstention
+from vitreous.evaluation.classification import Report, judge, most_confused
+from vitreous.evaluation.engine import CHUNK, InferenceOptions
 from vitreous.models.names import name_of
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.answers import Answered, Computing, answered
@@ -112,9 +110,9 @@ def evaluate(
         **facts,
         "confused": None
         if report.cells is None
-        else confused(report.cells, np.bincount(labels, minlength=len(classes)), classes),
+        else most_confused(report.cells, np.bincount(labels, minlength=len(classes)), classes),
         "calibration": (fitted | (effect(found) or {})) or None,
-        "abstain": None if asked.abstain is None else abstained(found.confidence, found.right, asked.abstain),
+        "abstain": None if asked.abstain is None else judge_abstention(found.confidence, found.right, asked.abstain),
         "outliers": None,
         "suspects": None,
     }

@@ -13,10 +13,9 @@ from vitreous.data.screen import refuse
 from vitreous.data.sources import open_images
 from vitreous.data.split import Files, Split
 from vitreous.errors import DataError, UsageError
+from vitreous.evaluation.calibration import probabilities
+from vitreous.evaluation.familiarity import CONFIDENT, K, find_suspects, fit_detector, neighbour_shares, separation
 from vitreous.evaluation.features import Features, features_of
-from vitreous.evaluation.outliers import familiar, separation
-from vitreous.evaluation.suspects import CONFIDENT, K, neighbour_shares, suspects
-from vitreous.evaluation.temperature import probabilities
 from vitreous.reports.answers import Answered, Computing
 from vitreous.reports.opening import data_for, everything, matched
 from vitreous.reports.seen import identities, without_excluded
@@ -93,7 +92,7 @@ def outliers(found: Answered, computing: Computing, file: str | None, against: s
     told from the judged ones by AUROC and the false-positive rate at 95 % true positives (of judged images let pass).
     """
     known = memory(found, computing)
-    kinds = familiar(known.usable, known.labels, len(found.bundle.classes))
+    kinds = fit_detector(known.usable, known.labels, len(found.bundle.classes))
     features = rows_of(found, found.split, "the judged images", computing)
     usual, rows = np.sort(kinds.scores(known.usable)), np.flatnonzero(features.good)
     scores = kinds.scores(features.rows[rows])
@@ -159,7 +158,7 @@ def suspected(found: Answered, computing: Computing, file: str) -> dict[str, Any
     names = identities(found.split, found.source)
     own = np.array([at.get(place.get(names[row], -1), -1) for row in rows], dtype=np.int64)
     shares = neighbour_shares(features[rows], known.usable, known.labels, len(classes), own)
-    listed = suspects(probabilities(found.logits[rows], found.bundle.loss), shares, found.split.labels[rows])
+    listed = find_suspects(probabilities(found.logits[rows], found.bundle.loss), shares, found.split.labels[rows])
     table = [
         {
             "path": found.split.name(int(rows[one.sample])),

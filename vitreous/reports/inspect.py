@@ -27,7 +27,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data, Split
 from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError, nearest, printable
-from vitreous.evaluation.temperature import probabilities
+from vitreous.evaluation.calibration import probabilities
 from vitreous.machine import DTYPES, pick_device, pick_precision, warning
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model

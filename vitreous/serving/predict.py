@@ -15,10 +15,9 @@ import numpy as np
 
 from vitreous.config import apply_options
 from vitreous.errors import DataError, UsageError, check_path
-from vitreous.evaluation.abstention import check_abstain
+from vitreous.evaluation.calibration import check_abstain, probabilities
 from vitreous.evaluation.inference_options import ComputeOptions, InferenceOptions
 from vitreous.evaluation.multilabel import THRESHOLD
-from vitreous.evaluation.temperature import probabilities
 from vitreous.serving.card import Card
 from vitreous.serving.exported import is_exported, open_exported
 from vitreous.serving.inputs import as_items, is_image

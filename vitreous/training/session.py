@@ -20,8 +20,7 @@ from vitreous.data.sources import public_name
 from vitreous.data.split import Split
 from vitreous.errors import Interrupted, ResourceError
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.engine import TorchEngine
-from vitreous.evaluation.forward import CHUNK, logits_of
+from vitreous.evaluation.engine import CHUNK, TorchEngine, logits_of
 from vitreous.evaluation.report import Report
 from vitreous.machine import DTYPES, settle_process
 from vitreous.models.bit import BiT

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.temperature import losses, probabilities
+from vitreous.evaluation.calibration import losses, probabilities
 from vitreous.reports.pages.thumbnails import SMALL, data_uri, multiply_map, rgb_image, shrink
 from vitreous.weights.bundle import Bundle
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.disk import write_text
-from vitreous.evaluation.calibration_error import BINS, confidence_bins
+from vitreous.evaluation.calibration import BINS, confidence_bins
 from vitreous.evaluation.report import Report
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered

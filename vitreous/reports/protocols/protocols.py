@@ -17,8 +17,9 @@ from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError, nearest
 from vitreous.evaluation import fewshot as few
 from vitreous.evaluation import knn
-from vitreous.evaluation.classification import judge, wilson
+from vitreous.evaluation.classification import judge
 from vitreous.evaluation.features import Features, features_of
+from vitreous.evaluation.intervals import wilson
 from vitreous.evaluation.linear import TRIES, LabelledFeatures, fit, swept
 from vitreous.evaluation.report import Report
 from vitreous.machine import pick_device, warning

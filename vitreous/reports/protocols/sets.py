@@ -21,10 +21,9 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.screen import readable, refuse
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError, printable
-from vitreous.evaluation.engine import make_engine
-from vitreous.evaluation.forward import logits_of
+from vitreous.evaluation.classification import judge_answer_sets
+from vitreous.evaluation.engine import logits_of, make_engine
 from vitreous.evaluation.report import Report
-from vitreous.evaluation.sets import judge_sets
 
 if TYPE_CHECKING:
     from vitreous.reports.protocols.protocols import Case, Found
@@ -58,7 +57,7 @@ def real(case: Case) -> Found:
     if not right.any():
         raise DataError(f"no image of {case.source} has a label in {printable(path)}", REAL)
     scores, right, good = answered(case, split, right)
-    report = judge_sets(scores, right, good)
+    report = judge_answer_sets(scores, right, good)
     return found_by(
         report, [report.summary()], {"labels": os.fspath(path), "images_without_label": len(split) - len(right)}
     )
@@ -81,9 +80,12 @@ def objectnet(case: Case) -> Found:
         way = f"they are called {', '.join(case.data.classes[:5])}, …"
         raise DataError(f"{printable(path)} names none of the classes of {case.source} that have images", way)
     scores, right, good = answered(case, Unframed(case.judged), right)
-    report = judge_sets(scores, right, good)
+    report = judge_answer_sets(scores, right, good)
     chosen = np.where(table(of_class, order).any(0), scores, -np.inf)
-    figures = [{"among": "all", **report.summary()}, {"among": "mapped", **judge_sets(chosen, right, good).summary()}]
+    figures = [
+        {"among": "all", **report.summary()},
+        {"among": "mapped", **judge_answer_sets(chosen, right, good).summary()},
+    ]
     further = {
         "labels": os.fspath(path),
         "classes_mapped": sum(map(bool, of_class)),

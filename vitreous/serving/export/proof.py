@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from vitreous.errors import DataError
+from vitreous.evaluation.calibration import probabilities
 from vitreous.evaluation.multilabel import THRESHOLD
-from vitreous.evaluation.temperature import probabilities
 from vitreous.serving.card import Card
 from vitreous.serving.runtime import Runtime
 

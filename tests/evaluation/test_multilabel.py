@@ -10,7 +10,7 @@ import pytest
 from sklearn import metrics
 
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.multilabel import average_precision, ranking
+from vitreous.evaluation.multilabel import average_precision, rank_images
 
 NAMES = tuple("abcdef")
 
@@ -52,7 +52,7 @@ def one(scores, positive, counts=None):
     """The average precision of one class."""
     scores, positive = np.array(scores, float), np.array(positive, bool)
     drawn = np.ones((len(scores), 1), np.float32) if counts is None else np.array(counts, np.float32)[:, None]
-    return float(average_precision(ranking(scores, positive), drawn)[0])
+    return float(average_precision(rank_images(scores, positive), drawn)[0])
 
 
 def test_average_precision_by_hand():
@@ -129,7 +129,7 @@ def test_the_interval_of_map_covers_about_as_often_as_it_says():
 
 def test_the_bootstrap_in_pieces_is_the_bootstrap(monkeypatch):
     whole = judge(*answers(100), NAMES).intervals
-    monkeypatch.setattr("vitreous.evaluation.multilabel.CHUNK", 700)
+    monkeypatch.setattr("vitreous.evaluation.intervals.CHUNK", 700)
     parts = judge(*answers(100), NAMES).intervals
     for name in ("map", "macro_f1", "micro_f1", "nll"):
         assert parts[name] == pytest.approx(whole[name])

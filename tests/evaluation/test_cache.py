@@ -13,10 +13,9 @@ import torch
 
 from tests.models.test_contracts import build
 from vitreous.data.preprocess import Preprocess
-from vitreous.evaluation import calibrated as module
-from vitreous.evaluation.calibrated import MOST, kept, recall, told
+from vitreous.evaluation import cache as module
+from vitreous.evaluation.cache import MOST, cache_key, get_or_build, graph_facts, load
 from vitreous.evaluation.engine import InferenceOptions, make_engine
-from vitreous.evaluation.features import key_of
 
 ov = pytest.importorskip("openvino")
 PREPROCESS = Preprocess((16, 16))
@@ -77,28 +76,32 @@ def test_a_second_start_calibrates_nothing_and_answers_the_same_bits(home, monke
 def test_everything_that_decides_a_graph_has_a_graph_of_its_own(monkeypatch):
     monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX512_CORE_BF16")
     model, pictures = build({}), [one[None].numpy() for one in noise()]
-    keys = {key_of(told(model, PREPROCESS, pictures))}
-    assert key_of(told(build({}), PREPROCESS, [picture.copy() for picture in pictures])) in keys
+    keys = {cache_key(graph_facts(model, PREPROCESS, pictures))}
+    assert cache_key(graph_facts(build({}), PREPROCESS, [picture.copy() for picture in pictures])) in keys
     with torch.no_grad():
         model.head.bias[0] += 1
-    keys.add(key_of(told(model, PREPROCESS, pictures)))
-    keys.add(key_of(told(model, replace(PREPROCESS, std=(0.4, 0.5, 0.5)), pictures)))
-    keys.add(key_of(told(model, PREPROCESS, pictures[1:])))
-    keys.add(key_of(told(model, PREPROCESS, [pictures[0] ^ 1, *pictures[1:]])))
+    keys.add(cache_key(graph_facts(model, PREPROCESS, pictures)))
+    keys.add(cache_key(graph_facts(model, replace(PREPROCESS, std=(0.4, 0.5, 0.5)), pictures)))
+    keys.add(cache_key(graph_facts(model, PREPROCESS, pictures[1:])))
+    keys.add(cache_key(graph_facts(model, PREPROCESS, [pictures[0] ^ 1, *pictures[1:]])))
     for name in ("openvino", "nncf", "torch"):
         with monkeypatch.context() as patch:
             patch.setattr(module, "version", lambda asked, name=name: "0.0" if asked == name else "1.0")
-            keys.add(key_of(told(model, PREPROCESS, pictures)))
+            keys.add(cache_key(graph_facts(model, PREPROCESS, pictures)))
     for level in ("AVX2", "AVX512_CORE_VNNI"):
         monkeypatch.setenv("VITREOUS_CPU_ISA", level)
-        keys.add(key_of(told(model, PREPROCESS, pictures)))
+        keys.add(cache_key(graph_facts(model, PREPROCESS, pictures)))
     assert len(keys) == 10
 
 
 def test_a_kept_graph_is_found_by_what_is_told_of_it(home):
     make, other = Making(), Making(5.0)
-    assert (answer(kept(ov, OF, make)) == 3).all() and (answer(kept(ov, OF, make)) == 3).all() and make.times == 1
-    assert (answer(kept(ov, OF | {"format": 2}, other)) == 5).all() and other.times == 1
+    assert (
+        (answer(get_or_build(ov, OF, make)) == 3).all()
+        and (answer(get_or_build(ov, OF, make)) == 3).all()
+        and make.times == 1
+    )
+    assert (answer(get_or_build(ov, OF | {"format": 2}, other)) == 5).all() and other.times == 1
     assert len(list(home.iterdir())) == 2
 
 
@@ -126,30 +129,30 @@ def other_length(content):
     ],
 )
 def test_a_file_that_is_damaged_is_made_again(home, harm):
-    kept(ov, OF, Making())
+    get_or_build(ov, OF, Making())
     (place,) = home.iterdir()
     whole = place.read_bytes()
     place.write_bytes(harm(whole))
     make = Making()
-    assert recall(ov, place, OF) is None
-    assert (answer(kept(ov, OF, make)) == 3).all() and make.times == 1
-    assert recall(ov, place, OF) is not None and (answer(kept(ov, OF, make)) == 3).all() and make.times == 1
+    assert load(ov, place, OF) is None
+    assert (answer(get_or_build(ov, OF, make)) == 3).all() and make.times == 1
+    assert load(ov, place, OF) is not None and (answer(get_or_build(ov, OF, make)) == 3).all() and make.times == 1
 
 
 def test_a_whole_file_of_something_else_is_not_taken(home):
-    kept(ov, OF, Making())
-    kept(ov, OF | {"format": 2}, Making(5.0))
-    own, other = home / f"{key_of(OF)}.graph", home / f"{key_of(OF | {'format': 2})}.graph"
+    get_or_build(ov, OF, Making())
+    get_or_build(ov, OF | {"format": 2}, Making(5.0))
+    own, other = home / f"{cache_key(OF)}.graph", home / f"{cache_key(OF | {'format': 2})}.graph"
     other.replace(own)
-    assert (answer(kept(ov, OF, Making())) == 3).all()
+    assert (answer(get_or_build(ov, OF, Making())) == 3).all()
 
 
 def test_a_graph_that_openvino_cannot_read_is_made_again(home):
-    kept(ov, OF, Making())
+    get_or_build(ov, OF, Making())
     (place,) = home.iterdir()
-    module.keep(place, OF, b"<net>", b"whole, and no graph")
+    module.store(place, OF, b"<net>", b"whole, and no graph")
     make = Making()
-    assert (answer(kept(ov, OF, make)) == 3).all() and make.times == 1
+    assert (answer(get_or_build(ov, OF, make)) == 3).all() and make.times == 1
 
 
 @pytest.mark.parametrize("obstacle", ["a file for a folder", "a folder for a file", "no room to write the parts"])
@@ -158,20 +161,26 @@ def test_where_nothing_can_be_kept_answers_come_all_the_same(home, obstacle, mon
         home.parent.mkdir(parents=True)
         home.write_text("")
     elif obstacle == "a folder for a file":
-        (home / f"{key_of(OF)}.graph").mkdir(parents=True)
+        (home / f"{cache_key(OF)}.graph").mkdir(parents=True)
     else:
         monkeypatch.setattr(module, "TemporaryDirectory", lambda: (_ for _ in ()).throw(OSError("no room")))
     make = Making()
-    assert (answer(kept(ov, OF, make)) == 3).all() and (answer(kept(ov, OF, make)) == 3).all() and make.times == 2
+    assert (
+        (answer(get_or_build(ov, OF, make)) == 3).all()
+        and (answer(get_or_build(ov, OF, make)) == 3).all()
+        and make.times == 2
+    )
     assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_the_least_used_graphs_go(home):
     for number in range(MOST):
-        kept(ov, OF | {"format": number}, Making())
+        get_or_build(ov, OF | {"format": number}, Making())
     for number in range(MOST):
-        os.utime(home / f"{key_of(OF | {'format': number})}.graph", (number, number))
-    kept(ov, OF | {"format": 0}, Making())  # used again, so number 1 is the oldest now
-    kept(ov, OF | {"format": MOST}, Making())
-    gone = [number for number in range(MOST + 1) if not (home / f"{key_of(OF | {'format': number})}.graph").is_file()]
+        os.utime(home / f"{cache_key(OF | {'format': number})}.graph", (number, number))
+    get_or_build(ov, OF | {"format": 0}, Making())  # used again, so number 1 is the oldest now
+    get_or_build(ov, OF | {"format": MOST}, Making())
+    gone = [
+        number for number in range(MOST + 1) if not (home / f"{cache_key(OF | {'format': number})}.graph").is_file()
+    ]
     assert gone == [1]

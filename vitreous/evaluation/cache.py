@@ -1,5 +1,7 @@
-"""int8 graphs of OpenVINO, kept: calibrating one takes minutes, and the same weights and pictures give the same
-graph."""
+"""Keys of what is computed once and cached, and the cache of OpenVINO's int8 graphs.
+
+Calibrating a graph takes minutes; the same weights and pictures give the same graph.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,34 @@ from vitreous.config import to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.disk import atomic, cache
 from vitreous.errors import ResourceError
-from vitreous.evaluation.features import digest_of, key_of
 from vitreous.machine import capabilities
 from vitreous.models.zoo import Model
 from vitreous.version import __version__
 
 FORMAT = 1  # goes up when the same model and pictures give another graph
-# graphs that are kept: each is about a quarter of its weights, and weights without a run have one for every set of
-# pictures
+# graphs that are stored: each is a quarter of its weights, and weights without a run have one per set of pictures
 MOST = 16
 
 
-def told(model: Model, preprocess: Preprocess, pictures: Sequence[np.ndarray]) -> dict[str, Any]:
-    """What an int8 graph depends on: weights, preprocessing, the pictures that it is calibrated on, the libraries, and
-    what the processor can do, which says whether sums overflow and in which numbers the pictures are answered for
-    calibration."""
+def weights_digest(model: Model) -> str:
+    """SHA-256 of a model's parameters and buffers, by name."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().float().cpu().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def cache_key(facts: dict[str, Any]) -> str:
+    """A file name for what depends on these facts alone."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def graph_facts(model: Model, preprocess: Preprocess, pictures: Sequence[np.ndarray]) -> dict[str, Any]:
+    """What an int8 graph depends on: weights, preprocessing, calibration pictures, libraries and processor.
+
+    The processor decides whether sums overflow, and in which precision calibration runs.
+    """
     digest = hashlib.sha256()
     for picture in pictures:
         digest.update(f"{picture.dtype} {picture.shape}\n".encode())
@@ -41,45 +56,45 @@ def told(model: Model, preprocess: Preprocess, pictures: Sequence[np.ndarray]) -
     return {
         "format": FORMAT,
         "vitreous": __version__,
-        "weights": digest_of(model),
+        "weights": weights_digest(model),
         "architecture": to_plain(model.config),
         "preprocess": to_plain(preprocess),
         "pictures": digest.hexdigest(),
-        "libraries": {name: version_of(name) for name in ("openvino", "nncf", "torch")},
+        "libraries": {name: installed_version(name) for name in ("openvino", "nncf", "torch")},
         "processor": sorted(name for name, has in capabilities().items() if has is True),
     }
 
 
-def version_of(name: str) -> str | None:
-    """Of an installed package, which is not imported for it."""
+def installed_version(name: str) -> str | None:
+    """The version of an installed package, without importing it; None where there is none."""
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
-def kept(ov: Any, of: dict[str, Any], make: Callable[[], Any]) -> Any:
-    """The graph `of` what is told, from `XDG_CACHE_HOME/vitreous/int8`, or made and kept there.
+def get_or_build(ov: Any, facts: dict[str, Any], build: Callable[[], Any]) -> Any:
+    """The int8 graph of these facts from `XDG_CACHE_HOME/vitreous/int8`, or a new one, which is stored there.
 
-    What is made anew is answered by as it is read back, so that answers are the same to the bit whether it was kept or
-    not. If nothing can be kept, that is no error; a file that is damaged, or of something else, is made again.
+    A new graph is read back before it is used, so that outputs are the same to the bit whether it was cached or not. A
+    graph that cannot be stored is used all the same; a damaged file is built again.
     """
-    place = cache("int8") / f"{key_of(of)}.graph"
-    if (graph := recall(ov, place, of)) is not None:
+    place = cache("int8") / f"{cache_key(facts)}.graph"
+    if (graph := load(ov, place, facts)) is not None:
         with suppress(OSError):
-            os.utime(place)  # the least used ones go first
+            os.utime(place)  # the least used ones are removed first
         return graph
-    graph = make()
+    graph = build()
     try:
-        xml, weights = written(ov, graph)
+        xml, weights = serialize(ov, graph)
         graph = ov.Core().read_model(model=xml, weights=weights)
-        keep(place, of, xml, weights)
+        store(place, facts, xml, weights)
     except (OSError, RuntimeError, ResourceError):
         pass
     return graph
 
 
-def written(ov: Any, graph: Any) -> tuple[bytes, bytes]:
+def serialize(ov: Any, graph: Any) -> tuple[bytes, bytes]:
     """A graph as OpenVINO's two files have it. Raises OSError and RuntimeError."""
     with TemporaryDirectory() as scratch:
         place = Path(scratch) / "graph.xml"
@@ -87,9 +102,9 @@ def written(ov: Any, graph: Any) -> tuple[bytes, bytes]:
         return place.read_bytes(), place.with_suffix(".bin").read_bytes()
 
 
-def keep(place: Path, of: dict[str, Any], xml: bytes, weights: bytes) -> None:
+def store(place: Path, facts: dict[str, Any], xml: bytes, weights: bytes) -> None:
     """Write one file, whole or not at all: a line of JSON, then both parts. Raises OSError and ResourceError."""
-    head = {"of": of, "xml": len(xml), "weights": len(weights), "sha256": digest(xml, weights)}
+    head = {"of": facts, "xml": len(xml), "weights": len(weights), "sha256": digest(xml, weights)}
     place.parent.mkdir(parents=True, exist_ok=True)
     with atomic(place, shared=True) as file:
         file.writelines((json.dumps(head).encode(), b"\n", xml, weights))
@@ -97,14 +112,14 @@ def keep(place: Path, of: dict[str, Any], xml: bytes, weights: bytes) -> None:
         old.unlink(missing_ok=True)
 
 
-def recall(ov: Any, place: Path, of: dict[str, Any]) -> Any | None:
-    """The graph in a file, if it is whole and of what is told."""
+def load(ov: Any, place: Path, facts: dict[str, Any]) -> Any | None:
+    """The graph in a file, if the file is whole and of these facts."""
     try:
         first, _, rest = place.read_bytes().partition(b"\n")
         head = json.loads(first)
         xml, weights = rest[: head["xml"]], rest[head["xml"] :]
         whole = (
-            head["of"] == json.loads(json.dumps(of))
+            head["of"] == json.loads(json.dumps(facts))
             and len(weights) == head["weights"]
             and digest(xml, weights) == head["sha256"]
         )
@@ -115,7 +130,7 @@ def recall(ov: Any, place: Path, of: dict[str, Any]) -> Any | None:
 
 def digest(*parts: bytes) -> str:
     """SHA-256 of the parts, one after the other."""
-    found = hashlib.sha256()
+    whole = hashlib.sha256()
     for part in parts:
-        found.update(part)
-    return found.hexdigest()
+        whole.update(part)
+    return whole.hexdigest()
