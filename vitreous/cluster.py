@@ -1,38 +1,44 @@
-"""A Ray cluster (extra `ray`): found, or started here, and kept quiet."""
+"""Connect to a Ray cluster (extra `ray`), or start one on this machine."""
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from typing import Any
 
 from vitreous.errors import UsageError
 
-QUIET = {
+#: read by Ray when it is imported
+ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # signals are ours: the trials have to save first
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "RAY_AIR_NEW_OUTPUT": "0",  # which prints on stdout even when it is told not to
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # else printed on stdout
 }
 
 
-def connected(address: str) -> Any:
-    """The module `ray`, connected. Raises UsageError, with the command that installs it, or for a cluster that is not
-    there."""
-    os.environ.update(QUIET)
+def connect_ray(address: str) -> Any:
+    """Connect to the cluster at `address` (as `ray.init` takes it, or `local` to start one here); returns module `ray`.
+
+    Signal handlers stay as they are. Raises UsageError where Ray is not installed, with the command that installs it,
+    and where no cluster answers.
+    """
+    os.environ.update(ENVIRONMENT)
     try:
         import ray
-        from ray import tune  # noqa: F401
     except ImportError:
         raise UsageError("--ray needs Ray, which is not installed", "pip install 'vitreous[ray]'") from None
+    handler = signal.getsignal(signal.SIGTERM)
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True, **local)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(
-            f"no Ray cluster at {address}: {reason}", "start one with `ray start --head`, or use --ray local"
-        ) from None
+        way = "start one with `ray start --head`, or use --ray local"
+        raise UsageError(f"no Ray cluster at {address}: {reason}", way) from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
     return ray

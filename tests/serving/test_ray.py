@@ -100,9 +100,7 @@ def test_int8_is_not_for_a_cluster(run):
         answering(options, load(run))
 
 
-@pytest.mark.slow
 def test_what_cannot_be_read_has_its_row_and_features_are_the_same_bits(run, tmp_path):
-    pytest.importorskip("ray.data")
     for number in range(3):
         Image.effect_noise((8, 8), 50 + number).convert("RGB").save(tmp_path / f"{number}.png")
     (tmp_path / "1.png").write_bytes(b"no picture")
@@ -119,7 +117,6 @@ def test_what_cannot_be_read_has_its_row_and_features_are_the_same_bits(run, tmp
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_row_of_50_000_files_is_there_once_though_a_worker_was_killed(run, tmp_path):
-    pytest.importorskip("ray.data")
     draw = np.random.default_rng(0)
     for number in range(FILES):
         home = tmp_path / "photos" / str(number % FOLDERS)

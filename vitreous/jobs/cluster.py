@@ -1,152 +1,102 @@
-"""The trials of a grid side by side, on the machines of a Ray cluster (extra `ray`).
+"""The trials of a learning-rate grid on a Ray cluster (extra `ray`): one Ray task for each.
 
-Ray Tune places the trials and no more: each is the `run_trial` that one machine would make, with as many threads, in
-its own folder, so that weights and figures are the same on the same hardware. The run folder, the data and this package
-have to be where every machine finds them: on shared storage, at the same path.
+A task makes the `run_trial` that one machine would make, with as many threads, in the trial's own folder, so weights
+and figures are the same on the same hardware. The run folder, the data and this package have to be at the same path on
+every machine.
 """
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import time
-from functools import partial
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import torch
 
-import vitreous.errors as errors
-from vitreous.cluster import connected
-from vitreous.errors import ResourceError, UsageError, VitreousError
+from vitreous.cluster import connect_ray
+from vitreous.errors import Interrupted, ResourceError, UsageError, VitreousError
 from vitreous.jobs.trial import run_trial
 from vitreous.progress import Listener, NullListener
 from vitreous.training.folder import Folder
 from vitreous.training.run import Run
-from vitreous.training.session import Inputs, Session
+from vitreous.training.session import Inputs
 from vitreous.training.signals import Signals
 
-STOP = ".stop"  # a file beside the trials: each of them saves, and ends
-GLANCE = 0.2  # seconds between two looks for it
-
-Job = tuple[Run, str]  # what a machine trains, and in which folder
+POLL = 0.2  # seconds between two looks for a signal
+STOP_TIMEOUT = 300.0  # seconds that trials have to save after a signal
 
 
-def in_parallel(
-    address: str, trials: list[tuple[Run, Folder]], inputs: Inputs, folder: Folder, signals: Signals, listener: Listener
+def run_trials_on_ray(
+    address: str, trials: list[tuple[Run, Folder]], inputs: Inputs, signals: Signals, listener: Listener
 ) -> None:
-    """Make the trials that are not complete on the cluster at `address`: as `ray.init` takes it, or `local` for one
-    started here.
+    """Train the incomplete trials on the cluster at `address`: as `ray.init` takes it, or `local` for one started here.
 
     After a signal it returns when all trials have saved. Raises UsageError without Ray or cluster, ResourceError for a
-    trial whose machine gave out or does not see the run folder, and what a trial raised.
+    trial whose machine failed or does not see the run folder, and what a trial raised.
     """
-    home = folder.path.absolute() / "trials"
-    jobs: list[Job] = [(run, str(place.path.absolute())) for run, place in trials if not place.summary.is_file()]
-    if not jobs:
+    todo = [(run, folder) for run, folder in trials if not folder.summary.is_file()]
+    if not todo:
         return
-    if any(run.device.startswith("cuda:") and run.device != "cuda:0" for run, _ in jobs):
+    if any(run.device.startswith("cuda:") and run.device != "cuda:0" for run, _ in todo):
         raise UsageError("a trial on a cluster has one GPU to itself, the first", "use --device cuda")
-    ray = connected(address)
-    home.mkdir(exist_ok=True)
-    (home / STOP).unlink(missing_ok=True)
-    over = Event()
-    messenger = Thread(target=carry, args=(jobs, home / STOP, signals, listener, over), daemon=True)
-    messenger.start()
+    ray = connect_ray(address)
     try:
-        with signals.caught():  # Ray took SIGTERM over
-            failures = tuned(ray, jobs, inputs, home)
+        threads = torch.get_num_threads()
+        most = max((node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"]), default=1)
+        gpu = todo[0][0].device.startswith("cuda")
+        resources = {"num_cpus": 1, "num_gpus": 1} if gpu else {"num_cpus": min(threads, most)}
+        # one trial a process: it sets threads and the folder
+        task = ray.remote(max_retries=0, max_calls=1, **resources)(train_remotely)
+        shared = ray.put(inputs)
+        tasks = {
+            task.remote(run, shared, str(folder.path.absolute()), os.getcwd(), threads): folder for run, folder in todo
+        }
+        wait_for_tasks(ray, list(tasks), signals, listener)
+        if not signals.received:
+            for reference, folder in tasks.items():
+                check_result(ray, reference, folder)
     finally:
-        over.set()
-        messenger.join()
-        (home / STOP).unlink(missing_ok=True)
         ray.shutdown()
-    if signals.received:
-        return
-    for kind, message, hint in failures:
-        raise getattr(errors, kind)(message, hint)
-    for _, place in jobs:
-        if not Folder(Path(place)).summary.is_file():
-            raise ResourceError(
-                f"a trial ended and left nothing in {place}",
-                "use an --out on storage that every machine of the cluster sees",
-            )
 
 
-def tuned(ray: Any, jobs: list[Job], inputs: Inputs, home: Path) -> list[tuple[str, str, str]]:
-    """Run the jobs to their end by Ray Tune. Returns what went wrong: the kind of error, its message and its way
-    out."""
-    from ray import tune
-
-    threads = torch.get_num_threads()
-    most = max((node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"]), default=1)
-    needs: dict[str, float] = (
-        {"cpu": 1, "gpu": 1} if jobs[0][0].device.startswith("cuda") else {"cpu": min(threads, most)}
-    )
-    task = tune.with_parameters(
-        placed, jobs=jobs, inputs=inputs, place=os.getcwd(), threads=threads, stop=str(home / STOP)
-    )
-    scratch = home / ".tune"
-    tuner = tune.Tuner(
-        tune.with_resources(task, needs),
-        param_space={"number": tune.grid_search(list(range(len(jobs))))},
-        run_config=tune.RunConfig(name="trials", storage_path=str(scratch), verbose=0),
-    )
-    try:
-        results = tuner.fit()
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    failures = []
-    for result in results:
-        if result.error is not None:
-            failures.append(
-                (
-                    "ResourceError",
-                    f"a trial was lost: {(str(result.error).strip().splitlines() or ['no reason given'])[-1]}",
-                    "continue with --resume",
-                )
-            )
-        elif (told := result.metrics or {}).get("kind", "Interrupted") not in ("", "Interrupted"):
-            failures.append((told["kind"], told["message"], told["hint"]))
-    return failures
-
-
-def placed(
-    config: dict[str, int], jobs: list[Job], inputs: Inputs, place: str, threads: int, stop: str
-) -> dict[str, str]:
-    """One job, on whatever machine Ray chose; returns the error that it ended with, all empty for none."""
-    run, folder = jobs[config["number"]]
-    os.chdir(place)
+def train_remotely(run: Run, inputs: Inputs, folder: str, directory: str, threads: int) -> None:
+    """One trial, in a process of Ray's. `ray.cancel` interrupts it as SIGINT would: it saves, and ends."""
+    os.chdir(directory)
     torch.set_num_threads(threads)
+    run_trial(run, inputs, Folder(Path(folder)), NullListener())
+
+
+def wait_for_tasks(ray: Any, tasks: list[Any], signals: Signals, listener: Listener) -> None:
+    """Wait until all tasks have ended; after a signal cancel them, and after `STOP_TIMEOUT` more seconds end them."""
+    pending, stop_at, total = tasks, None, len(tasks)
+    listener.progress("trials", 0, total, f"0 of {total} on the cluster")
+    while pending:
+        ended, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL)
+        if ended:
+            complete = total - len(pending)
+            listener.progress("trials", complete, total, f"{complete} of {total} on the cluster")
+        if signals.received and stop_at is None:
+            stop_at = time.monotonic() + STOP_TIMEOUT
+            for task in pending:
+                ray.cancel(task)
+        elif stop_at is not None and time.monotonic() > stop_at:
+            for task in pending:
+                ray.cancel(task, force=True)
+            return
+
+
+def check_result(ray: Any, task: Any, folder: Folder) -> None:
+    """Raise what a task raised, ResourceError where its machine failed or it left no summary in `folder`."""
     try:
-        if not Path(stop).exists():
-            run_trial(run, inputs, Folder(Path(folder)), NullListener(), watch=partial(listen, stop=Path(stop)))
-    except VitreousError as error:
-        return {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
-    return {"kind": "", "message": "", "hint": ""}
-
-
-def listen(session: Session, stop: Path) -> None:
-    """Have the session stop, as after a signal, when the file is there."""
-
-    def look() -> None:
-        while not stop.exists():
-            time.sleep(GLANCE)
-        session.signals.received = signal.SIGTERM
-
-    Thread(target=look, daemon=True).start()
-
-
-def carry(jobs: list[Job], stop: Path, signals: Signals, listener: Listener, over: Event) -> None:
-    """Until it is over: tell the trials of a signal, and the listener of trials that are complete."""
-    told = -1
-    while not over.wait(GLANCE):
-        if signals.received and not stop.exists():
-            stop.touch()
-        complete = sum(Folder(Path(place)).summary.is_file() for _, place in jobs)
-        if complete != told:
-            told = complete
-            listener.progress("trials", complete, len(jobs), f"{complete} of {len(jobs)} on the cluster")
+        ray.get(task)
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, VitreousError) and not isinstance(cause, Interrupted):
+            raise cause from None
+        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        raise ResourceError(f"a trial was lost: {reason}", "continue with --resume") from None
+    if not folder.summary.is_file():
+        way = "use an --out on storage that every machine of the cluster sees"
+        raise ResourceError(f"a trial ended and left nothing in {folder.path}", way)

@@ -23,7 +23,7 @@ from vitreous.data.split import Data
 from vitreous.disk import write_text
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
 from vitreous.evaluation.report import leading_of, score_of
-from vitreous.jobs.cluster import in_parallel
+from vitreous.jobs.cluster import run_trials_on_ray
 from vitreous.jobs.trial import raise_if_stopped, run_trial
 from vitreous.progress import Listener, NullListener
 from vitreous.recipes.options import TrainOptions
@@ -184,16 +184,16 @@ def transfer(
     protocol, document = read_protocol(folder)
     with (signals := Signals()).caught():
         trials = list_trials(folder, run, protocol, opened)
-        pictures = hold_out_inputs(opened, inputs, protocol.share, run.data.split_seed)
+        held_out = hold_out_inputs(opened, inputs, protocol.share, run.data.split_seed)
         if ray:
-            in_parallel(ray, trials, pictures, folder, signals, listener)
+            run_trials_on_ray(ray, trials, held_out, signals, listener)
         for number, (trial, place) in enumerate(trials, 1):
             label = f"lr {trial.optimizer.lr:g} ({number} of {len(trials)})"
             try:
-                run_trial(trial, pictures, place, PrefixedListener(listener, label), ranks, signals)
+                run_trial(trial, held_out, place, PrefixedListener(listener, label), ranks, signals)
             except Interrupted as error:
                 raise interruption(folder, error.code, f"in trial {number} of {len(trials)}") from None
-        del pictures  # a second copy of what is kept in memory
+        del held_out  # a second copy of what is kept in memory
         table = json.loads(ranks.share(json.dumps(choose_from_trials(folder, trials, protocol)) if ranks.leads else ""))
         choice = Choice(**table["choice"])
         final = with_rate(run, protocol, choice.lr)

@@ -13,8 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -23,7 +21,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 
 import vitreous.errors as errors
-from vitreous.cluster import connected
+from vitreous.cluster import connect_ray
 from vitreous.errors import DataError, ResourceError, VitreousError
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.serving.predict import Asked, Embedding, Prediction, load
@@ -33,11 +31,6 @@ from vitreous.weights.options import WeightsSource
 CHUNK = 256  # images that a worker answers at a time: what is done again when it dies
 SENT = 2**25  # bytes of images that were read here, of a chunk
 WAVE, WEIGHT = 200_000, 2**30  # images and bytes that Ray is given at a time; workers start anew with each wave
-QUIET = {
-    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
-    "RAY_BACKEND_LOG_LEVEL": "fatal",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # which would be printed on stdout
-}
 
 Verb = Literal["predictions", "embeddings"]
 
@@ -94,7 +87,7 @@ class Remote:
         task = Task(run, self.how, self.exact, verb, rest, os.getcwd())
         packed = chunks(items)
         wave = list(a_wave(packed))
-        ray = connect(self.address) if wave else None
+        ray = connect_ray(self.address) if wave else None
         try:
             while wave:
                 for told, raw in computed(ray, task, wave):
@@ -198,21 +191,11 @@ def packed(told: dict[str, Any], raw: bytes = b"") -> dict[str, list[bytes]]:
     return {"told": [json.dumps(told).encode()], "raw": [raw]}
 
 
-def connect(address: str) -> Any:
-    """The module `ray`, connected, silent, and without a hand in signals."""
-    os.environ.update(QUIET)
-    before = signal.getsignal(signal.SIGTERM)
-    ray = connected(address)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    return ray
-
-
 def computed(ray: Any, task: Task, wave: Sequence[dict[str, Any]]) -> Iterator[tuple[bytes, bytes]]:
     """A wave through Ray Data: what each chunk's worker gave back, in order. Raises ResourceError."""
     from ray.data import ActorPoolStrategy, DataContext
 
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True
