@@ -25,7 +25,7 @@ from vitreous.data.packs import pack as packing
 from vitreous.data.packs.pack import HOW, Plan, pack
 from vitreous.data.sources import open_data
 from vitreous.data.split import picture_of
-from vitreous.data.stores.tar import opened
+from vitreous.data.stores.tar import open_cached
 from vitreous.errors import DataError, ResourceError, UsageError
 
 FORMS = ("tar", "uint8")
@@ -37,7 +37,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
     mapped.cache_clear()
-    opened.cache_clear()
+    open_cached.cache_clear()
 
 
 @pytest.fixture

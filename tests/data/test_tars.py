@@ -23,7 +23,7 @@ from vitreous.data.layouts.tars import expand
 from vitreous.data.sources import open_data
 from vitreous.data.split import picture_of
 from vitreous.data.stores import tarindex
-from vitreous.data.stores.tar import Archive, opened, stamp
+from vitreous.data.stores.tar import Archive, open_cached, stamp
 from vitreous.errors import DataError
 
 
@@ -270,6 +270,10 @@ def test_the_end_of_an_archive(tmp_path):
     assert any("go on after their end" in note for note in open_data(good).notes)
 
 
+def open_one(path):
+    return Archive(path, stamp(path), Counter())
+
+
 def special(name, kind, target=""):
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, target
@@ -337,7 +341,7 @@ def test_images_that_are_empty_huge_or_no_images_are_refused_by_name(tmp_path, m
 def test_an_archive_that_is_replaced_is_not_read_as_the_old_one(tmp_path):
     source = write(tmp_path / "x.tar", samples(range(6)))
     data = open_data(source)
-    opened.cache_clear()
+    open_cached.cache_clear()
     write(source, samples(range(10, 20)))
     with pytest.raises(DataError, match="has changed"):
         data.whole.raw(0)
@@ -365,8 +369,8 @@ def test_members_are_those_of_pythons_own_tarfile(tmp_path_factory, members, for
     with tarfile.open(path, encoding="utf-8") as tar:
         expected = [(m.name, m.offset_data, m.size) for m in tar.getmembers() if m.isreg()]
     known = stamp(path)
-    found = [(os.fsdecode(m.name), m.start, m.size) for m in Archive(path, known, Counter()).members()]
-    opened.cache_clear()
+    with Archive(path, known, Counter()) as archive:
+        found = [(os.fsdecode(m.name), m.start, m.size) for m in archive.members()]
     assert found == [member for member in expected if not member[0].endswith("/")]
 
 
@@ -377,16 +381,57 @@ def test_large_sizes_and_sparse_files_are_understood(tmp_path):
     header = info.tobuf(tarfile.GNU_FORMAT)
     path = tmp_path / "x.tar"
     path.write_bytes(header + bytes(512))
-    with pytest.raises(DataError, match="reaches to byte 8,589,935,104"):
-        list(Archive(path, stamp(path), Counter()).members())
+    with pytest.raises(DataError, match="reaches to byte 8,589,935,104"), open_one(path) as archive:
+        list(archive.members())
     sparse = bytearray(special("s.png", tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT))
     sparse[124:136], sparse[482] = b"00000000010\0", 1
     sparse[148:156] = b"%06o\0 " % (sum(sparse) - sum(sparse[148:156]) + 256)
     after = tarfile.TarInfo("a.png").tobuf(tarfile.GNU_FORMAT)
     path.write_bytes(bytes(sparse) + bytes(512) + bytes(512) + after + bytes(1024))
-    told = Counter()
-    assert [member.name for member in Archive(path, stamp(path), told).members()] == [b"a.png"]
-    assert told == {"members of an unusual kind in archives are left out": 1}
+    with open_one(path) as archive:
+        assert [member.name for member in archive.members()] == [b"a.png"]
+    assert archive.skipped == {"members of an unusual kind in archives are left out": 1}
+
+
+HOSTILE = {
+    "goes backwards": {"size": "-1024"},
+    "goes backwards far": {"size": str(-(2**62))},
+    "a size that is none": {"size": "many"},
+    "sparse of no map": {"GNU.sparse.map": "1,x", "GNU.sparse.size": "-4"},
+    "sparse of a short map": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"},
+}
+
+
+@pytest.mark.parametrize("records", HOSTILE)
+@pytest.mark.timeout(20)
+def test_extended_headers_that_lie_end_the_reading(tmp_path, records):
+    info = tarfile.TarInfo("a.png")
+    info.pax_headers = HOSTILE[records]
+    path = tmp_path / "x.tar"
+    first = tarfile.TarInfo("0.png").tobuf(tarfile.PAX_FORMAT)
+    path.write_bytes(first + info.tobuf(tarfile.PAX_FORMAT) + bytes(1024))
+    sizes, message = [], "x.tar: "
+    try:
+        with open_one(path) as archive:
+            sizes += [member.size for member in archive.members()]
+    except DataError as error:
+        message = str(error)
+    assert set(sizes) <= {0} and "x.tar: " in message
+
+
+@pytest.mark.timeout(20)
+def test_headers_before_headers_are_bounded(tmp_path):
+    """Neither a chain of a hundred thousand of them nor one of gigabytes is followed."""
+    path = tmp_path / "x.tar"
+    path.write_bytes(special("x", tarfile.XHDTYPE).tobuf(tarfile.USTAR_FORMAT) * 100_000 + bytes(1024))
+    with pytest.raises(DataError, match=r"x\.tar"), open_one(path) as archive:
+        list(archive.members())
+    for kind in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE):
+        info = special("x", kind)
+        info.size = 2**21
+        path.write_bytes(tarfile.TarInfo("0.png").tobuf() + info.tobuf(tarfile.GNU_FORMAT) + bytes(2**22))
+        with pytest.raises(DataError, match=r"damaged at byte 512 .*2,097,152"), open_one(path) as archive:
+            list(archive.members())
 
 
 def test_damage_of_every_kind_is_refused_or_read_and_never_more(tmp_path):
@@ -413,7 +458,7 @@ def test_damage_of_every_kind_is_refused_or_read_and_never_more(tmp_path):
             refused.append(f"{turn}.tar" in str(error))
         path.unlink()
     assert all(refused) and 50 < len(refused) < 400
-    opened.cache_clear()
+    open_cached.cache_clear()
 
 
 def test_what_was_found_is_kept_and_used_only_while_it_is_true(tmp_path, cache, monkeypatch):

@@ -228,12 +228,13 @@ def archived(path: str) -> Iterator[Item]:
     known = stamp(Path(path))
     if not known.size:
         raise DataError(f"{printable(path)}: empty file", "copy it anew, or leave it out")
-    for member in Archive(Path(path), known, Counter()).members():
-        name = os.fsdecode(member.name)
-        base = os.path.basename(name)
-        if os.path.splitext(base)[1].lower() in SUFFIXES and not base.startswith("."):
-            called = f"{path}/{name}"
-            yield Item(called, partial(member_bytes, path, known, member.start, member.size, called))
+    with Archive(Path(path), known, Counter()) as archive:
+        for member in archive.members():
+            name = os.fsdecode(member.name)
+            base = os.path.basename(name)
+            if os.path.splitext(base)[1].lower() in SUFFIXES and not base.startswith("."):
+                called = f"{path}/{name}"
+                yield Item(called, partial(member_bytes, path, known, member.start, member.size, called))
 
 
 def member_bytes(path: str, known: Any, start: int, size: int, called: str) -> bytes:

@@ -94,21 +94,22 @@ class Growing:
         """Add the samples of one archive. Raises DataError."""
         if not known.size:
             raise DataError(f"{printable(path)}: empty file", "copy it anew, or leave it out")
-        archive = Archive(path, known, self.told)
         group, key, keys = dict[bytes, Member](), b"", array("q")
-        for member in archive.members():
-            own, _, kind = split_name(member.name)
-            if not kind:
-                continue
-            if own != key:
-                self.add(archive, number, key, group, keys)
-                group, key = {}, own
-            if kind in group:
-                raise DataError(
-                    f"{archive.name}: two members {printable(os.fsdecode(member.name))}", "rename or remove one of them"
-                )
-            group[kind] = member
-        self.add(archive, number, key, group, keys)
+        with Archive(path, known, self.told) as archive:
+            for member in archive.members():
+                own, _, kind = split_name(member.name)
+                if not kind:
+                    continue
+                if own != key:
+                    self.add(archive, number, key, group, keys)
+                    group, key = {}, own
+                if kind in group:
+                    raise DataError(
+                        f"{archive.name}: two members {printable(os.fsdecode(member.name))}",
+                        "rename or remove one of them",
+                    )
+                group[kind] = member
+            self.add(archive, number, key, group, keys)
         order = np.argsort(keys, kind="stable")
         same = np.flatnonzero(np.diff(np.asarray(keys)[order]) == 0)
         if len(same):
@@ -237,7 +238,7 @@ def label_bytes(archive: Archive, member: Member) -> bytes:
         raise DataError(
             f"{archive.name}: {printable(os.fsdecode(member.name))} has {member.size:,} bytes, too many for a label"
         )
-    return archive.bytes(member.start, member.size)
+    return archive.read(member)
 
 
 def words_in(value: Any) -> tuple[Word, ...] | None:
