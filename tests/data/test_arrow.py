@@ -116,7 +116,7 @@ def test_labels_of_every_kind(case, tmp_path):
     column, classes, expected = LABELS[case]
     data = open_data(write(tmp_path / "x.parquet", {"image": images(18), "label": column}, row_group_size=5))
     assert data.classes == classes and data.whole.labels.tolist() == expected
-    assert data.several == (case == "several")
+    assert data.multilabel == (case == "several")
 
 
 def test_columns_found_by_what_they_hold(tmp_path):

@@ -214,7 +214,7 @@ def test_several_labels_and_class_names_that_are_numbers(tmp_path, form):
         source = open_data(tmp_path / f"{name}.csv")
         pack(tmp_path / f"{name}.csv", tmp_path / name, Plan(form), workers=0)
         data = open_data(tmp_path / name)
-        assert data.classes == ("2", "10", "33") and data.several == source.several == (name == "x")
+        assert data.classes == ("2", "10", "33") and data.multilabel == source.multilabel == (name == "x")
         for split in ("train", "val"):
             assert np.array_equal(data.splits[split].labels, source.splits[split].labels)
             assert data.splits[split].labels.dtype == source.splits[split].labels.dtype

@@ -118,7 +118,6 @@ def test_refusals_name_what_is_wrong_and_what_was_expected(tmp_path):
     assert "is a file" in refusal(tmp_path / "file")
     assert "did you mean digits" in refusal("digit")
     assert "not supported yet" in refusal("s3://bucket/x")
-    assert "one class only (ant)" in refusal(make_folder(tmp_path / "one", {"": 3}, classes=("ant",)))
     assert "no train folder" in refusal(make_folder(tmp_path / "test only", {"test": 3}))
 
 

@@ -42,7 +42,7 @@ def refusal(source):
 
 def test_one_label_an_image(home):
     data = open_data(write(home, "path,label\n" + lines(["b10", "b9", "a"] * 6)))
-    assert data.classes == ("a", "b9", "b10") and not data.several and data.unsplit
+    assert data.classes == ("a", "b9", "b10") and not data.multilabel and data.unsplit
     train, val = data.splits["train"], data.splits["val"]
     assert train.labels.dtype == np.int64 and (len(train), len(val)) == (15, 3)
     assert not set(train.paths) & set(val.paths)
@@ -59,7 +59,7 @@ def test_several_labels_an_image_and_none(home):
         ",test,images/3.png\n"
     )
     data = open_data(write(home, text))
-    assert data.several and not data.unsplit and list(data.splits) == ["train", "val", "test"]
+    assert data.multilabel and not data.unsplit and list(data.splits) == ["train", "val", "test"]
     found = {name: split.labels.tolist() for name, split in data.splits.items()}
     assert found == {"train": [[1, 1]], "val": [[0, 1], [0, 0]], "test": [[1, 1]]}
     assert data.splits["val"].labels.dtype == np.float32

@@ -168,7 +168,7 @@ def test_several_labels_an_image(tmp_path):
         for member in ((f"{n}.png", image(n)), (f"{n}.json", json.dumps({"label": told[n % 4]}).encode()))
     ]
     data = open_data(write(tmp_path / "x.tar", members))
-    assert data.several and data.classes == ("cat", "dog")
+    assert data.multilabel and data.classes == ("cat", "dog")
     assert data.whole.labels.tolist() == [[1, 1], [0, 1], [0, 0], [1, 0]] * 2 and data.whole.labels.dtype == np.float32
 
 

@@ -191,7 +191,7 @@ def test_several_labels_give_map(run, tmp_path):
         rows.append(f"{index}.png,{('red', 'green', 'green|blue')[index % 3]},{'test' if index > 20 else 'train'}")
     (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
     data = open_data(tmp_path / "table.csv")
-    assert data.several
+    assert data.multilabel
     for protocol in ("knn", "linear"):
         found = judged(run, str(tmp_path / "table.csv"), "--protocol", protocol)
         assert found["test"]["map"] > 0.9 and found["test"]["top1"] is None

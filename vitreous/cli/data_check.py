@@ -25,7 +25,7 @@ class Options:
     """
 
     data: Annotated[Positional[str], arg(metavar="DATA")]
-    """A data set, as `vitreous train` takes it, or a folder that it refuses."""
+    """A data set, as `vitreous train` takes it, or a folder of images."""
     split: Literal["train", "val", "test"] | None = None
     """Check this part of it alone."""
     out: Annotated[str | None, arg(metavar="REPORT.html")] = None

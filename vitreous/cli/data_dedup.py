@@ -58,7 +58,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.workers is not None and options.workers < 0:
         raise UsageError(f"--workers cannot be {options.workers}")
     data, out = open_images(options.data), Path(options.out)
-    if options.apply_to and not isinstance(data, Data):
+    if options.apply_to and not (isinstance(data, Data) and data.labelled):
         raise UsageError(f"{options.data} has no classes: there is no table of it to write", "leave --apply-to out")
     for path in (out, *([Path(options.apply_to)] if options.apply_to else [])):
         if not path.absolute().parent.is_dir():

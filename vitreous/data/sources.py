@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
-
 from vitreous.data.grouping import grouped
 from vitreous.data.layouts.arrow import hub, is_parquet, parquet
 from vitreous.data.layouts.digits import digits
@@ -17,21 +15,22 @@ from vitreous.data.layouts.named import named
 from vitreous.data.layouts.packed import is_pack, packed
 from vitreous.data.layouts.table import table
 from vitreous.data.layouts.tars import COMPRESSED, are_tars, tars
-from vitreous.data.split import Data, Files
+from vitreous.data.split import Data, Files, no_labels
 from vitreous.errors import DataError, UsageError, nearest, printable
 
 NAMED = ("hf:", "torchvision:")
 
 
 def open_data(source: str | os.PathLike[str], split_seed: int = 0, group_by: str | None = None) -> Data:
-    """Open a data set: `digits`, a folder with splits, a folder with classes, a CSV file,
+    """Open a data set: `digits`, a folder with splits, a folder with classes, a folder of images, a CSV file,
     WebDataset archives (a folder, a file, or a pattern such as `x-{000..127}.tar`), what `vitreous data pack` has made,
     Parquet files, `hf:org/name`, `torchvision:CIFAR10`, a folder of ImageNet or one with lists as VTAB-1k's copies have
     them.
 
     `split_seed` chooses the held-out tenth(s) where the source has no split of its own; `group_by` names what is never
-    drawn apart, as `vitreous.data.grouping` has it. Raises DataError for a missing
-    or empty folder, fewer than two classes, or a class that only a held-out split has; UsageError for an unknown name.
+    drawn apart, as `vitreous.data.grouping` has it. Images without labels, or of one class, are data too, with no
+    classes (`require_labels` refuses them). Raises DataError for a missing or empty folder, or a class that only a
+    held-out split has; UsageError for an unknown name.
     """
     data = found(os.fspath(source), split_seed)
     return data if group_by is None else grouped(data, group_by, source, split_seed)
@@ -82,15 +81,17 @@ def open_data_of_run(
 
 
 def open_images(source: str | os.PathLike[str]) -> Data | Files:
-    """A data set; or, where that has no classes, every image below the folder, labelled 0. Raises DataError where there
-    are none."""
+    """A data set; or, where it has neither labels nor splits of its own, or cannot be opened as one, every image below
+    the folder. Raises DataError where there are none."""
     try:
-        return open_data(source)
+        data = open_data(source)
     except DataError:
         paths = list_images(Path(source)) if os.path.isdir(source) else []
         if not paths:
             raise
-        return Files(paths, np.zeros(len(paths), dtype=np.int64))
+        return Files(paths, no_labels(len(paths)))
+    whole = data.whole or data.split("train")
+    return whole if data.unsplit and not data.labelled and isinstance(whole, Files) else data
 
 
 def found(name: str, split_seed: int) -> Data:

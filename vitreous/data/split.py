@@ -199,6 +199,9 @@ class Data:
     # (n,) int64, of `whole` or else of `train`: images of one number are never drawn apart
     groups: np.ndarray | None = None
     identity: str = ""  # the fingerprint that it had before images were left out of it by a list, where any were
+    unlabelled: DataError | None = (
+        None  # why the images have no labels; None where they have, or it goes without saying
+    )
 
     def split(self, name: str) -> Split:
         """The split of that name. Raises DataError, with those that there are."""
@@ -207,9 +210,14 @@ class Data:
         return self.splits[name]
 
     @property
-    def several(self) -> bool:
-        """Whether an image has several labels, or none: then labels are (n, K)."""
-        return next(iter(self.splits.values())).labels.ndim == 2
+    def labelled(self) -> bool:
+        """Whether the images have labels; without, `classes` is empty and labels are (n, 0) float32."""
+        return is_labelled(next(iter(self.splits.values())))
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether labels are (n, K) float32: an image may have several, or none."""
+        return self.labelled and next(iter(self.splits.values())).labels.ndim == 2
 
     def holding_out(self, share: float | None, split_seed: int) -> Data:
         """The data with that share of all training images as `val`, drawn within each class; None: as they are.
@@ -244,6 +252,17 @@ class Data:
             digest.update(split.labels.tobytes())
             split.update(digest)
         return digest.hexdigest()
+
+
+def no_labels(count: int) -> np.ndarray:
+    """The labels of `count` samples without labels, (count, 0) float32."""
+    return np.zeros((count, 0), np.float32)
+
+
+def require_labels(data: Data) -> None:
+    """Raises DataError, saying why, for data whose images have no labels."""
+    if not data.labelled:
+        raise data.unlabelled or DataError(f"{data.name} has no labels", "name data with classes")
 
 
 def with_val(

@@ -13,7 +13,7 @@ from vitreous.data.copies.listing import staying
 from vitreous.data.pace import workers_for
 from vitreous.data.screen import fits_in_memory, readable, refuse, screen
 from vitreous.data.sources import open_data, open_data_of_run, resolve_source
-from vitreous.data.split import Arrays, Data, Split
+from vitreous.data.split import Arrays, Data, Split, require_labels
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.machine import pick_device
 from vitreous.models.cost import macs
@@ -46,6 +46,7 @@ def prepare_data(
     seed, share, group_by = split_options(base, options)
     exclude = options.exclude or (base.data.exclude if base else None)
     opened = open_data_of_run(folder.path, source, seed, group_by) if folder else open_data(source, seed, group_by)
+    require_labels(opened)
     opened = opened.holding_out(share, seed)
     for note in opened.notes:
         listener.note(note)

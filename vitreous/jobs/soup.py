@@ -22,7 +22,7 @@ from vitreous.cores import default_workers
 from vitreous.data.loader import EvalLoader
 from vitreous.data.screen import refuse
 from vitreous.data.sources import open_data, open_data_of_run
-from vitreous.data.split import Data
+from vitreous.data.split import Data, require_labels
 from vitreous.errors import UsageError, VitreousError
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.engine import InferenceOptions, logits_of, make_engine
@@ -228,6 +228,7 @@ def judges(found: Sequence[Ingredient], named: str | None, split: str, listener:
             "judge them on data with a val folder of their own: --data DATA",
         )
     chosen = next(iter(views.values())) if views else open_data(source)
+    require_labels(chosen)
     chosen.split(split)
     return chosen, source
 

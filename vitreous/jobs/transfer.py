@@ -119,7 +119,7 @@ def plan_protocol(run: Run, opened: Data, inputs: Inputs, options: TrainOptions)
     images = len(opened.split("train"))
     share = hold_out_of(run) or next(share for below, share in SHARES if images < below)
     # small classes: a share that rounds to nothing would judge nothing
-    if share * images < run.model.classes and not opened.several:
+    if share * images < run.model.classes and not opened.multilabel:
         share = SHARES[0][1]
     held = hold_out_inputs(opened, inputs, share, run.data.split_seed)
     assert held.val is not None

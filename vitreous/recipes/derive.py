@@ -64,7 +64,7 @@ def derive(
         run = replace(run, preprocess=seen(run.preprocess, start.preprocess, recipe))
     run = apply(resized(run, recipe, options, note), options)
     run = warmed(run, recipe, own_length(recipe, base), options, note)
-    if data.several and run.loss == "softmax":
+    if data.multilabel and run.loss == "softmax":
         if options.loss == "softmax":
             raise UsageError(
                 f"images of {data.name} have several labels, and a softmax gives one", "use --loss sigmoid"

@@ -92,7 +92,7 @@ def answers_to(
 ) -> Answered:
     """The same, of a model and data that are already open."""
     chosen = matched(opened.split(split), opened, bundle.classes, bundle.multilabel)
-    if opened.several and bundle.loss == "softmax":
+    if opened.multilabel and bundle.loss == "softmax":
         raise UsageError(
             f"{run} names one class an image, {source} has several labels an image", "train with --loss sigmoid"
         )

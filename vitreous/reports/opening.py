@@ -14,7 +14,7 @@ from vitreous.data.keys import permutation
 from vitreous.data.layouts.imagenet import is_ilsvrc2012
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data, open_data_of_run
-from vitreous.data.split import Data, Split
+from vitreous.data.split import Data, Split, require_labels
 from vitreous.errors import DataError, ResourceError, UsageError, check_path
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in, open_weights
@@ -67,6 +67,7 @@ def data_for(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, s
     opened = (
         open_data_of_run(run, source, split_seed, group_by) if data is None else open_data(source, split_seed, group_by)
     )
+    require_labels(opened)
     opened = opened.holding_out(share, split_seed)
     return source, everything(opened) if data is not None and opened.unsplit and split in (None, "test") else opened
 

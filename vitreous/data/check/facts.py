@@ -11,6 +11,7 @@ from vitreous.data.check.alike import Groups, exact
 from vitreous.data.check.record import KINDS, MODES, READABLE, Trait
 from vitreous.data.check.scan import Seen
 from vitreous.data.check.subject import Subject, left_out
+from vitreous.errors import DataError
 
 _NUMBER = re.compile(r"\d[\d,]*")
 FEW = 10  # images below which a class is named
@@ -26,7 +27,8 @@ def facts(
     readable = records[records["state"] == READABLE]
     return {
         "data": subject.source,
-        "refused": {"message": subject.refused.message, "hint": subject.refused.hint} if subject.refused else None,
+        "refused": as_dict(subject.refused),
+        "unlabelled": as_dict(subject.unlabelled),
         "classes": list(subject.classes),
         "notes": subject.notes,
         "splits": {name: split_facts(subject, name, part) for name, part in seen.items()},
@@ -52,6 +54,11 @@ def facts(
         "near_copies": copies(subject, near),
         "groups": groups,
     }
+
+
+def as_dict(error: DataError | None) -> dict[str, str] | None:
+    """An error as `message` and `hint`."""
+    return {"message": error.message, "hint": error.hint} if error else None
 
 
 def split_facts(subject: Subject, name: str, seen: Seen) -> dict[str, Any]:

@@ -17,8 +17,8 @@ Finding = dict[str, str]
 def findings(facts: dict[str, Any]) -> list[Finding]:
     """Findings in the order of their weight: what fails the check, what to look at, and what the loader does by itself.
 
-    The check fails on what `train` refuses or what makes its figures untrue: a layout it does not take, unreadable
-    images, the same image in two splits or under two labels, groups in two splits.
+    The check fails on what no run takes or what makes its figures untrue: a layout that is none, unreadable images, the
+    same image in two splits or under two labels, groups in two splits.
     """
     source = shlex.quote(facts["data"])
     found = [*failures(facts, source), *shares(facts, source), *classes(facts, source), *pictures(facts, source)]
@@ -40,6 +40,8 @@ def failures(facts: dict[str, Any], source: str) -> list[Finding]:
     found = []
     if facts["refused"]:
         found.append(finding(FAILS, "refused", facts["refused"]["message"], facts["refused"]["hint"]))
+    if facts["unlabelled"]:
+        found.append(finding(WARNS, "unlabelled", facts["unlabelled"]["message"], facts["unlabelled"]["hint"]))
     if bad := len(facts["unreadable"]):
         total = sum(split["images"] for split in facts["splits"].values())
         way = f"mend or remove them, or `vitreous train {source} --bad-images skip`"

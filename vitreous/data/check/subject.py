@@ -13,7 +13,7 @@ from vitreous.data.decoding.decode import SUFFIXES
 from vitreous.data.grouping import COLUMN, PARTED, expression, keys_of, no_column, straddling
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.sources import open_data
-from vitreous.data.split import Data, Files, Split
+from vitreous.data.split import Data, Files, Split, no_labels
 from vitreous.errors import DataError, printable
 
 LOOSE = "images"  # the split of a folder that is no data set
@@ -23,7 +23,7 @@ LOOSE = "images"  # the split of a folder that is no data set
 class Subject:
     """Splits by name, as the user made them: what `train` would draw from the training images is not drawn.
 
-    `refused` is why `train` would not take the source; then its images have no classes.
+    `refused` is why the source is no data set, `unlabelled` why its images have no labels; then there are no classes.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Subject:
     classes: tuple[str, ...]
     notes: list[str] = field(default_factory=list)
     refused: DataError | None = None
+    unlabelled: DataError | None = None
     column: bool = False  # whether the source itself says which images are of one group
 
     @property
@@ -72,14 +73,20 @@ def subject(source: str, split: str | None = None) -> Subject:
         paths = list_images(Path(source)) if Path(source).is_dir() else []
         if not paths:
             raise
-        return Subject(
-            printable(source), source, {LOOSE: Files(paths, np.zeros(len(paths), np.int64))}, (), refused=error
-        )
+        return Subject(printable(source), source, {LOOSE: Files(paths, no_labels(len(paths)))}, (), refused=error)
     splits = as_made(data)
     if split is not None:
         splits = {split: data.split(split)}
+    elif data.unsplit and not data.labelled:
+        splits = {LOOSE: splits["train"]}
     return Subject(
-        data.name, source, splits, tuple(map(printable, data.classes)), data.notes, column=data.groups is not None
+        data.name,
+        source,
+        splits,
+        tuple(map(printable, data.classes)),
+        data.notes,
+        unlabelled=data.unlabelled,
+        column=data.groups is not None,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data.decoding.decode import SUFFIXES, reason
-from vitreous.data.split import Data, Files, Paths, Split, with_val
+from vitreous.data.split import Data, Files, Paths, Split, no_labels, with_val
 from vitreous.errors import DataError, nearest, printable
 
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
@@ -31,6 +31,7 @@ VIDEOS = frozenset({".mp4", ".avi", ".mkv", ".mov", ".webm", ".mpg", ".mpeg", ".
 def folder(root: Path, split_seed: int = 0) -> Data:
     """`{train,val|valid|validation,test}/CLASS/*`, or `CLASS/*` with a tenth held out for validation.
 
+    With one class, or none, all images below each folder, at any depth, are data without labels.
     A split folder without `val` gives a tenth of `train` to validation; `test` is never used for it. Class order is
     natural (2 before 10), independent of file system, locale and hash seed.
     """
@@ -50,32 +51,41 @@ def split_folders(root: Path) -> dict[str, Path]:
 
 def classified(root: Path, homes: dict[str, Path], listed: dict[str, dict[str, Paths]], split_seed: int) -> Data:
     """The data set of the files of each class in each split, with a tenth held out for validation where `val` is
-    lacking."""
+    lacking; images without labels where there are fewer than two classes. Raises DataError where there are no
+    images."""
     classes = class_order(listed["train"])
-    if not classes:
-        raise no_images(homes["train"])
-    if len(classes) < 2:
-        raise DataError(
-            f"{printable(homes['train'])} has one class only ({printable(classes[0])}); a classifier needs two", LAYOUT
-        )
-    splits: dict[str, Split] = {name: files_of(name, tree, classes) for name, tree in listed.items()}
     notes: list[str] = []
+    splits: dict[str, Split]
+    unlabelled = None
+    if len(classes) < 2:
+        unlabelled = one_class(homes["train"], classes[0]) if classes else no_classes(homes["train"])
+        paths = {name: Paths(walk(os.fspath(home))) for name, home in homes.items()}
+        splits = {name: Files(part, no_labels(len(part))) for name, part in paths.items() if len(part)}
+        notes += [f"all images are of one class, {printable(classes[0])}: there are no labels"] if classes else []
+    else:
+        splits = {name: files_of(name, tree, classes) for name, tree in listed.items()}
     splits, whole = with_val(splits, split_seed, notes)
-    return Data(printable(root), tuple(classes), splits, notes, homes["train"] == root, whole)
+    names = tuple(classes) if unlabelled is None else ()
+    return Data(printable(root), names, splits, notes, homes["train"] == root, whole, unlabelled=unlabelled)
 
 
-def no_images(home: Path) -> DataError:
-    """The refusal of a folder that has no class folder with images: a flat folder, one of videos, or an empty one."""
-    flat = len(walk(os.fspath(home)))
-    if flat:  # no class folder has an image, so all of them are in the folder itself
-        images = f"{flat:,} image" + ("" if flat == 1 else "s")
+def one_class(home: Path, name: str) -> DataError:
+    """Why a folder with one class folder has no labels."""
+    return DataError(f"{printable(home)} has one class only ({printable(name)}); a classifier needs two", LAYOUT)
+
+
+def no_classes(home: Path) -> DataError:
+    """Why a folder without class folders, in which all images lie, has no labels. Raises DataError where there are no
+    images."""
+    if count := len(walk(os.fspath(home))):
+        images = f"{count:,} image" + ("" if count == 1 else "s")
         return DataError(
             f"{printable(home)} is a flat folder: {images} and no class folders, so there are no labels", FLAT
         )
     clips = walk(os.fspath(home), VIDEOS)
     if not clips:
-        return DataError(f"no images in {printable(home)}", LAYOUT)
-    return DataError(
+        raise DataError(f"no images in {printable(home)}", LAYOUT)
+    raise DataError(
         f"no images in {printable(home)} but {len(clips)} videos, which are not read yet; the first is "
         f"{printable(clips[0])}",
         "take out their frames: ffmpeg -i CLIP.mp4 -vf fps=4 CLASS/CLIP/%05d.jpg",

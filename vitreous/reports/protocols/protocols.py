@@ -202,7 +202,7 @@ def judge_by(
 
 def written(case: Case, found: Found, seconds: float) -> dict[str, Any]:
     """The document of a protocol, added to the run's readings."""
-    task = replace(case.bundle.classification, classes=case.data.classes, multilabel=case.data.several)
+    task = replace(case.bundle.classification, classes=case.data.classes, multilabel=case.data.multilabel)
     own = replace(case.bundle, task=task)
     document = describe(own, found.report, case.split, case.source, case.run, seconds)
     parts = case.parts if case.terms.protocol in JUDGES else {}
@@ -236,7 +236,7 @@ def by_neighbours(case: Case) -> Found:
         )
     ks = sorted(set(case.terms.k)) or [k for k in NEIGHBOURS if k <= len(rows)] or [len(rows)]
     memory = train.rows if train.good.all() else train.rows[rows]
-    labels, several = case.training.labels[rows], case.data.several
+    labels, several = case.training.labels[rows], case.data.multilabel
     cosines, near = knn.neighbours(memory, judged.rows, max(ks), case.device)
     head = HEADLINE if HEADLINE in ks else ks[0]
     figures, headline = [], None
@@ -290,7 +290,7 @@ def sweep(
 
 def by_few(case: Case) -> Found:
     """The paper's few-shot regression: each number of shots for several draws of the training images."""
-    if case.data.several:
+    if case.data.multilabel:
         raise UsageError(f"{case.source} has several labels an image: few-shot has one", "use --protocol linear or knn")
     train, judged = case.pair()
     rows = np.flatnonzero(train.good)

@@ -71,7 +71,7 @@ def objectnet(case: Case) -> Found:
     published images is cut off.
     """
     path, order = named(case), imagenet_order(case.run, case.bundle.classes)
-    if case.data.several:
+    if case.data.multilabel:
         raise UsageError(f"{case.source} has several labels an image", "ObjectNet has one")
     known = {plain(name): numbers for name, numbers in read_map(path).items()}
     of_class = [known.get(plain(name), []) for name in case.data.classes]

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitreous.data.keys import permutation
 from vitreous.data.sources import open_data
-from vitreous.data.split import Data, Split
+from vitreous.data.split import Data, Split, require_labels
 from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.evaluation.classification import judge
@@ -97,7 +97,8 @@ def carried_out(
     about = of_model(bundle.model, bundle.preprocess, computing.how)
     for name, home in homes.items():
         try:
-            data, note = as_task(TASKS[name], open_data(home), terms.seed)
+            require_labels(opened := open_data(home))
+            data, note = as_task(TASKS[name], opened, terms.seed)
             case = Case(run, os.fspath(home), data, "test", bundle, terms, computing)
             key = key_of(about, case)
             if known.get(name, {}).get("key") == key:
@@ -136,7 +137,7 @@ def as_task(task: Task, data: Data, seed: int) -> tuple[Data, str]:
     Raw labels become classes by the task's rule. The published 1,000 images come as lists; of a whole data set 1,000
     are drawn.
     """
-    if data.several:
+    if data.multilabel:
         raise DataError("its images have several labels", "a task of VTAB has one")
     test, notes = data.split("test"), []
     train, dev = data.split("train"), data.splits.get("val")
