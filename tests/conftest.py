@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,6 +43,20 @@ TINY = {
 }
 
 
+#: the only reasons for which a test may be skipped, as regular expressions, and why each is allowed; any other skip fails
+ALLOWED_SKIPS = {
+    "no GPU on this machine": "the base case is one processor",
+    "no Chromium on this machine": "a browser is no Python package",
+    "not a checkout": "an archive of the sources has no .ci",
+    "read from /proc": "Linux alone has it",
+    "other systems do not hold a process to its limit": "a property of Linux",
+    "could not import 'fcntl'": "a system without fork",
+    "root writes anywhere": "permissions do not hold for root",
+    "only root can become another user": "the other half of the tests of permissions",
+    "a file system that takes these names for one": "a property of the file system",
+}
+
+
 #: files of few tests that take longest: begun first, so that no worker is left alone with one at the end
 FIRST = ("reliability/test_reliability.py", "training/test_ranks.py", "test_readme.py")
 
@@ -55,6 +70,31 @@ def pytest_itemcollected(item):
     """What makes choices as on each kind of processor belongs to the tests that another kind runs too."""
     if "processor" in getattr(item, "fixturenames", ()):
         item.add_marker("processor")
+
+
+def pytest_runtest_setup(item):
+    """Tests marked `gpu` run where there is a GPU."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("no GPU on this machine")
+
+
+def fail_unexpected_skip(report):
+    """Make a failure of a skip, of a test or of a whole file, for a reason that is not in `ALLOWED_SKIPS`."""
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not any(re.search(allowed, reason) for allowed in ALLOWED_SKIPS):
+            report.outcome, report.longrepr = "failed", f"{reason}\nThis is not in ALLOWED_SKIPS of tests/conftest.py."
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    return fail_unexpected_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    return fail_unexpected_skip((yield))
 
 
 @pytest.hookimpl(trylast=True)

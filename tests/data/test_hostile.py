@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -211,7 +210,6 @@ def test_training_stops_at_them_or_leaves_them_out(files, table, verdicts, tmp_p
     assert facts["images_trained_on"] == int(left[2]) - int(left[1]) and 0 < int(left[1]) <= len(bad)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vitreous.cli.data_check") is None, reason="there is no `data check`")
 def test_data_check_names_the_same(files, table, verdicts):
     result = say("data", "check", str(table), "--json")
     found = json.dumps(json.loads(result.stdout))

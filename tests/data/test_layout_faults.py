@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import importlib.util
 import json
 import os
 import random
@@ -310,7 +309,6 @@ def test_a_class_more_than_in_training_is_refused(copy):
         train(str(photos), out=str(run), resume=True, allow_data_change=True)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vitreous.cli.data_check") is None, reason="there is no `data check`")
 def test_the_same_bytes_in_two_splits_and_under_two_labels_are_told(copy):
     photos, _ = copy
     shutil.copy(photos / "train" / "ant" / "0.png", photos / "test" / "ant" / "copy.png")

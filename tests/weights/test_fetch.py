@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -174,18 +173,12 @@ def client(home: Path, port: int, *sources: str, **environment: str) -> list:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-needs_hub = pytest.mark.skipif(
-    importlib.util.find_spec("huggingface_hub") is None, reason="huggingface_hub is not installed"
-)
-
-
 def names(folder: str) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()
     }
 
 
-@needs_hub
 def test_repositories_arrive_whole_once_and_are_there_without_a_network(server, tmp_path):
     sources = [
         "org/whole",
@@ -225,7 +218,6 @@ def test_repositories_arrive_whole_once_and_are_there_without_a_network(server, 
     assert error[0] == 4 and "http://127.0.0.1:9/org/never cannot be reached" in error[1] and "HF_ENDPOINT" in error[1]
 
 
-@needs_hub
 def test_what_the_hub_refuses_is_told_with_the_way_out(server, tmp_path):
     cases = {
         "hf:org/nowhere": (4, "no such repository, or it is private"),
