@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +30,13 @@ ROWS = [
     {"jobs", "serving"},
     {"bench"},
     {"cli"},
+]
+
+#: circles of imports that are still to be broken
+CIRCLES = [
+    {"vitreous.weights.files", "vitreous.weights.npz", "vitreous.weights.pickled"},
+    {"vitreous.serving.http.connection", "vitreous.serving.http.site"},
+    {f"vitreous.reports.{name}" for name in ("evaluate", "protocols.protocols", "protocols.sets", "protocols.vtab")},
 ]
 
 
@@ -62,6 +70,14 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def libraries(path: Path) -> set[str]:
+    """The top-level package of everything that a file imports, by `import x` or `from x import`."""
+    nodes = parsed(path)[1]
+    names = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return {name.split(".")[0] for name in names}
+
+
 def module_of(path: Path) -> str:
     return ".".join(["vitreous", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
 
@@ -71,9 +87,63 @@ def test_imports_go_one_way(path):
     own = room(module_of(path))
     for module in imports(path):
         other = room(module)
-        if module == "vitreous":  # the version
-            continue
+        assert module != "vitreous", "the package itself imports every room when it is asked for a name"
         assert other == own or row(other) < row(own), f"{module_of(path)} ({own}) imports {module} ({other})"
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The strongly connected components of more than one node (Tarjan's algorithm)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(node: str) -> None:
+        order[node] = low[node] = len(order)
+        stack.append(node)
+        for other in graph[node]:
+            if other not in order:
+                visit(other)
+            if other in stack:
+                low[node] = min(low[node], low[other])
+        if low[node] == order[node]:
+            component = set(stack[stack.index(node) :])
+            del stack[stack.index(node) :]
+            found.extend([component] if len(component) > 1 else [])
+
+    for node in graph:
+        if node not in order:
+            visit(node)
+    return found
+
+
+def import_graph() -> dict[str, set[str]]:
+    """{module: modules it imports}, lazy and typing-only imports included; `from package import module` is of the
+    module."""
+    modules = {module_of(path): path for path in FILES}
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        targets = imports(path)
+        for node in parsed(path)[1]:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                targets |= {f"{node.module}.{alias.name}" for alias in node.names}
+        graph[name] = {target for target in targets if target in modules and target not in (name, "vitreous")}
+    return graph
+
+
+def test_tarjan_finds_a_circle_and_no_more():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set()}
+    assert circles(graph) == [{"a", "b", "c"}]
+
+
+def test_no_file_is_on_a_circle_of_imports():
+    for circle in circles(import_graph()):
+        assert any(circle <= known for known in CIRCLES), sorted(circle)
+
+
+def test_rows_name_the_rooms_that_there_are():
+    there = {room(module_of(path)) for path in FILES} - {"", "__main__"}
+    assert sorted(name for rooms in ROWS for name in rooms) == sorted(there)
 
 
 def test_data_knows_no_model_and_nn_no_library_but_torch():
@@ -82,25 +152,14 @@ def test_data_knows_no_model_and_nn_no_library_but_torch():
         if home == "data":
             assert not any(room(m) in ("models", "nn") for m in imports(path)), path
         if home == "nn":
-            names = {
-                n.name.split(".")[0] for node in parsed(path)[1] if isinstance(node, ast.Import) for n in node.names
-            }
-            assert names <= {"torch", "math"}, path
+            assert libraries(path) <= {"torch", "vitreous", *sys.stdlib_module_names}, path
 
 
 def test_peers_are_never_imported_but_to_be_measured():
     for path in FILES:
         if path.parent == ROOT / "bench" / "peers":
             continue
-        for node in parsed(path)[1]:
-            names = (
-                [a.name for a in node.names]
-                if isinstance(node, ast.Import)
-                else [node.module or ""]
-                if isinstance(node, ast.ImportFrom)
-                else []
-            )
-            assert not {name.split(".")[0] for name in names} & {"timm", "transformers"}, path
+        assert not libraries(path) & {"timm", "transformers"}, path
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
