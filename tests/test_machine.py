@@ -15,6 +15,7 @@ from tests.conftest import TINY, document, say
 from vitreous.bench.contenders import contenders
 from vitreous.cores import peak_memory
 from vitreous.errors import UsageError
+from vitreous.jobs import doctor
 from vitreous.jobs.train import train
 from vitreous.machine import (
     FEATURES,
@@ -28,7 +29,7 @@ from vitreous.machine import (
     warning,
 )
 from vitreous.models.names import configure_vit
-from vitreous.training import doctor, peak, throughput
+from vitreous.training import peak, throughput
 
 pytestmark = pytest.mark.processor
 

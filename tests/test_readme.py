@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import make_folder, say
-from vitreous.training import doctor
+from vitreous.jobs import doctor
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -14,6 +14,29 @@ T = TypeVar("T")
 MAX_BYTES = 1_000_000
 
 
+class Tagged:
+    """Marks a field, by `Annotated[base, Tagged(table)]`, as one of a table of dataclasses, by the `name` in it; the
+    first of the table where none is said."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self.table = table
+
+    def pick(self, value: Any) -> Any:
+        """The dataclass that a dict is of. Raises UsageError for a name that the table has not."""
+        name = value.get("name") if isinstance(value, dict) else None
+        if name is not None and name not in self.table:
+            raise UsageError(
+                f"there is no {name!r}", nearest(str(name), self.table) or f"there are {', '.join(self.table)}"
+            )
+        return self.table[name or next(iter(self.table))]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """Any value: `from_plain` has made it one of the table before."""
+        from pydantic_core import core_schema
+
+        return core_schema.any_schema()
+
+
 def to_plain(value: Any) -> Any:
     """A dataclass as dicts, lists, numbers and strings."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -34,12 +57,16 @@ def from_plain(kind: type[T] | Any, value: Any) -> T:
     from pydantic import TypeAdapter, ValidationError
 
     kind = member(kind, value)
+    value = upgrade(kind, value)
     unknown = unknown_keys(kind, value)
     if unknown:
         path, hint = unknown[0]
         raise UsageError(
             f"unknown setting {', '.join(p for p, _ in unknown)}", hint or f"{path} is no field of {kind.__name__}"
         )
+    if isinstance(value, dict) and dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind, include_extras=True)
+        value = value | {key: from_plain(hints[key], item) for key, item in value.items() if tagged(hints[key])}
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
@@ -49,6 +76,8 @@ def from_plain(kind: type[T] | Any, value: Any) -> T:
 
 def member(kind: Any, value: Any) -> Any:
     """The dataclass that a value is of, where `kind` is a union: the one whose `family` it names, else the first."""
+    if table := tagged(kind):
+        return table.pick(value)
     kinds = [one for one in typing.get_args(kind) if dataclasses.is_dataclass(one)]
     if not kinds:
         return kind
@@ -57,12 +86,33 @@ def member(kind: Any, value: Any) -> Any:
     return next((one for one in kinds if getattr(one, "family", None) == value.get("family")), kinds[0])
 
 
+def tagged(kind: Any) -> Tagged | None:
+    """The mark of a field that is one of a table."""
+    return next((mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, Tagged)), None)
+
+
+def upgrade(kind: Any, value: Any) -> Any:
+    """A dict with the settings at their new paths that were elsewhere in earlier versions, as `kind.MOVED` has them."""
+    moved = {old: new for old, new in getattr(kind, "MOVED", {}).items() if isinstance(value, dict) and old in value}
+    if not moved:
+        return value
+    value = {key: dict(item) if isinstance(item, dict) else item for key, item in value.items()}
+    for old, new in moved.items():
+        head, _, rest = new.partition(".")
+        item = value.pop(old)
+        if rest:
+            value.setdefault(head, {})[rest] = item
+        else:
+            value[head] = item
+    return value
+
+
 def unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]:
     """Dotted paths in `value` that `kind` has no field for, each with the nearest field's suggestion."""
     kind = member(kind, value)
     if not dataclasses.is_dataclass(kind) or not isinstance(value, dict):
         return []
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     found = []
     for key, item in value.items():
         if key in hints:
@@ -127,8 +177,11 @@ def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
     hints = typing.get_type_hints(type(value)) if dataclasses.is_dataclass(value) else {}
     changes: dict[str, Any] = {}
     deeper: dict[str, dict[str, list[str]]] = {}
+    moved = getattr(value, "MOVED", {})
     for path, words in settings.items():
         head, _, rest = path.partition(".")
+        head, _, inner = moved.get(head.replace("-", "_"), head).partition(".")
+        rest = ".".join(part for part in (inner, rest) if part)
         name, whole = head.replace("-", "_"), f"{before}{path}"
         if name not in hints:
             raise UsageError(f"unknown setting {whole}", nearest(name, hints) or f"there are {', '.join(hints)}")
@@ -175,7 +228,7 @@ def read_yaml(text: str) -> Any:
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
     """Where two dataclasses of one kind differ: `optimizer.lr: 0.001 -> 0.003`."""
-    if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
+    if dataclasses.is_dataclass(old) and type(old) is type(new):
         names = [field.name for field in dataclasses.fields(old)]
         return [
             line for name in names for line in differences(getattr(old, name), getattr(new, name), f"{path}{name}.")

@@ -17,10 +17,10 @@ from PIL import Image
 
 from tests.conftest import TINY, document, make_folder, picture, run_command, say
 from vitreous.cli.main import VERBS, split_settings
+from vitreous.jobs import doctor
 from vitreous.jobs.train import train
 from vitreous.recipes import options as train_options
 from vitreous.recipes.options import TrainOptions
-from vitreous.training import doctor
 from vitreous.weights import options as weights_options
 
 TRAIN_OPTIONS = Path(train_options.__file__).read_text() + Path(weights_options.__file__).read_text()

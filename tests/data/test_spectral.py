@@ -382,7 +382,7 @@ def test_channels_are_trained_on_judged_and_named(tmp_path, kind, size):
     seen = Folder(run).run().preprocess
     assert (seen.channels, seen.numbers) == (4, {"tiff": "uint8"}.get(kind, kind))
     mean, _ = statistics(folder(data).split("train"), seen)
-    assert seen.mean == mean and Folder(run).run().augment.rand_layers == 0
+    assert seen.mean == mean and Folder(run).run().views.rand_layers == 0
     judged = evaluate(run, workers=0)
     assert judged["test"]["top1"] > 0.8
     file = next((data / "test" / "bee").iterdir())

@@ -14,7 +14,7 @@ from torch import nn
 from vitreous.errors import UsageError
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
-from vitreous.objectives.supervised import Supervised, balanced, cross_entropy
+from vitreous.objectives.supervised import Supervised, SupervisedConfig, balanced, cross_entropy
 
 K = 4
 WEIGHTS = (0.5, 1.0, 2.0, 0.0)
@@ -77,7 +77,7 @@ def supervised(loss, weights=WEIGHTS, **options):
     torch.manual_seed(0)
     model = build(ViTConfig(image=(16, 16), patch=(8, 8), classes=K, width=16, depth=1, heads=2, hidden=32))
     nn.init.normal_(model.head.weight)
-    return Supervised(model, 0.1, loss, weights, **options)
+    return Supervised(model, SupervisedConfig(smoothing=0.1, loss=loss, class_weights=weights, **options))
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid", "binary"])

@@ -29,10 +29,11 @@ from vitreous.recipes.names import LEVELS, NAMES
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo
 from vitreous.recipes.registry import RECIPES, example, grid_of, hold_out_of
+from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.loop import fit
 from vitreous.training.run import Run
-from vitreous.training.session import Inputs, Session
+from vitreous.training.session import Session
 from vitreous.weights.adopt import Start
 
 GOLDEN = Path(__file__).parent / "golden.json"
@@ -84,11 +85,11 @@ def test_table_3(recipe, model, row):
     run = example(recipe, model)
     assert tuple(value(run, path) for path in PRETRAINING) == row
     assert (run.schedule.warmup_steps, run.optimizer.betas, run.optimizer.decay_on) == (10_000, (0.9, 0.999), "all")
-    assert run.loss == ("softmax" if recipe == "vit-imagenet" else "sigmoid")
+    assert run.objective.loss == ("softmax" if recipe == "vit-imagenet" else "sigmoid")
     assert name_of(run.model) == model and run.model.image == (224, 224)
     if isinstance(run.model, ViTConfig):
         assert run.model.representation == run.model.width
-    assert (run.augment.crop, run.augment.crop_style, run.augment.flip, run.augment.rand_layers) == (
+    assert (run.views.crop, run.views.crop_style, run.views.flip, run.views.rand_layers) == (
         (0.05, 1.0),
         "inception",
         0.5,
@@ -102,7 +103,9 @@ def test_steps_of_the_pre_training_runs_are_those_of_the_paper():
         93_836,
         312_012,
     ]
-    assert example("vit-imagenet21k").head_bias == -10 and example("augreg-imagenet").head_bias == -6.9
+    assert (
+        example("vit-imagenet21k").objective.head_bias == -10 and example("augreg-imagenet").objective.head_bias == -6.9
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,7 @@ def test_bits_own_pre_training(recipe, epochs, milestones, loss):
         5000,
         pytest.approx(milestones),
     )
-    assert (run.batch_size, run.epochs, run.loss) == (4096, epochs, loss)
+    assert (run.batch_size, run.epochs, run.objective.loss) == (4096, epochs, loss)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +191,7 @@ def test_grid_and_share_where_no_table_says():
 )
 def test_bit_hyperrule(images, size, model, expected):
     run = derived("bit-hyperrule", images=images, size=size, start=configure(model))
-    assert (run.steps, run.schedule.warmup_steps, run.augment.mixup, run.model.image[0]) == expected
+    assert (run.steps, run.schedule.warmup_steps, run.views.mixup, run.model.image[0]) == expected
     assert (run.optimizer.lr, run.optimizer.clip, run.schedule.decay, run.schedule.milestones) == (
         0.003,
         None,
@@ -212,8 +215,8 @@ def test_bit_hyperrule(images, size, model, expected):
 @pytest.mark.parametrize("data", ["imagenet", "imagenet21k"])
 def test_augreg(data, level, expected):
     run = example(f"augreg-{data}-{level}")
-    assert (run.augment.rand_layers, run.augment.rand_magnitude, run.augment.mixup) == expected
-    assert run.augment.rand_style == "big_vision"
+    assert (run.views.rand_layers, run.views.rand_magnitude, run.views.mixup) == expected
+    assert run.views.rand_style == "big_vision"
     assert (run.batch_size, run.epochs, run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip) == (
         4096,
         300,
@@ -221,7 +224,7 @@ def test_augreg(data, level, expected):
         0.1,
         1.0,
     )
-    assert (run.schedule.warmup_steps, run.schedule.decay, run.loss) == (10_000, "cosine", "sigmoid")
+    assert (run.schedule.warmup_steps, run.schedule.decay, run.objective.loss) == (10_000, "cosine", "sigmoid")
     assert run.model.representation == (768 if data == "imagenet" else None)
 
 
@@ -238,10 +241,7 @@ def test_augregs_augmentation_by_model():
         ("imagenet21k", "ViT-L/16"): "medium2",
     }
     for (data, model), level in chosen.items():
-        assert example(f"augreg-{data}", model).augment == example(f"augreg-{data}-{level}", model).augment, (
-            data,
-            model,
-        )
+        assert example(f"augreg-{data}", model).views == example(f"augreg-{data}-{level}", model).views, (data, model)
 
 
 def test_augregs_grid_has_28_different_runs():
@@ -249,7 +249,7 @@ def test_augregs_grid_has_28_different_runs():
     grid = augreg_grid(run.model, DatasetInfo(IMAGENET, (300, 400), 3), TrainOptions("x"))
     assert len(grid) == len({json.dumps(to_plain(replace(run, recipe=""))) for run in grid.values()}) == 28
     one = grid["strong1, wd 0.03, do 0.1"]
-    assert (one.model.dropout, one.model.drop_path, one.optimizer.weight_decay, one.augment.rand_magnitude) == (
+    assert (one.model.dropout, one.model.drop_path, one.optimizer.weight_decay, one.views.rand_magnitude) == (
         0.1,
         0.1,
         0.03,
@@ -279,7 +279,12 @@ def test_plain_vit():
         1.0,
         10_000,
     )
-    assert (run.augment.rand_layers, run.augment.rand_magnitude, run.augment.mixup, run.loss) == (2, 10, 0.2, "softmax")
+    assert (run.views.rand_layers, run.views.rand_magnitude, run.views.mixup, run.objective.loss) == (
+        2,
+        10,
+        0.2,
+        "softmax",
+    )
 
 
 def test_deit():
@@ -308,8 +313,8 @@ def test_deit():
         mixup=0.8,
         cutmix=1.0,
     )
-    assert run.augment == augment
-    assert (run.smoothing, run.model.drop_path, run.ema, run.data.repeats, run.preprocess.share) == (
+    assert run.views == augment
+    assert (run.objective.smoothing, run.model.drop_path, run.ema, run.data.repeats, run.preprocess.share) == (
         0.1,
         0.1,
         0.99996,
@@ -339,9 +344,9 @@ def test_deit_3(model, lr, drop_path, pixels):
         drop_path,
         pixels,
     )
-    assert (run.batch_size, run.epochs, run.optimizer.weight_decay, run.smoothing) == (2048, 800, 0.05, 0.0)
-    assert run.loss != "softmax" and run.augment.three and run.augment.rand_layers == run.augment.erase == 0
-    assert (run.augment.jitter, run.augment.mixup, run.augment.cutmix, run.preprocess.share) == (
+    assert (run.batch_size, run.epochs, run.optimizer.weight_decay, run.objective.smoothing) == (2048, 800, 0.05, 0.0)
+    assert run.objective.loss != "softmax" and run.views.three and run.views.rand_layers == run.views.erase == 0
+    assert (run.views.jitter, run.views.mixup, run.views.cutmix, run.preprocess.share) == (
         (0.3, 0.3, 0.3),
         0.8,
         1.0,
@@ -353,7 +358,7 @@ def test_deit_3(model, lr, drop_path, pixels):
 def test_deit_3_is_finished_at_224_pixels():
     run = example("deit3-finish")
     assert (run.model.image, run.epochs, run.batch_size, run.data.repeats) == ((224, 224), 20, 512, 1)
-    assert (run.optimizer.name, run.optimizer.lr, run.optimizer.weight_decay, run.loss) == (
+    assert (run.optimizer.name, run.optimizer.lr, run.optimizer.weight_decay, run.objective.loss) == (
         "adamw",
         1e-5,
         0.1,
@@ -424,11 +429,11 @@ def test_every_recipe_trains_two_steps(name, tmp_path):
     curve, moved = losses(run, tmp_path)
     assert len(curve) == 2 and all(map(math.isfinite, curve)) and moved
     usual = RECIPES[name].make(run.model, DatasetInfo(48, (32, 32), 3), TrainOptions("synthetic"))
-    assert (run.optimizer, run.augment, run.loss, run.smoothing) == (
+    assert (run.optimizer, run.views, run.objective.loss, run.objective.smoothing) == (
         usual.optimizer,
-        usual.augment,
-        usual.loss,
-        usual.smoothing,
+        usual.views,
+        usual.objective.loss,
+        usual.objective.smoothing,
     )
 
 
@@ -515,7 +520,7 @@ def test_rows_in_steps_keep_their_steps_and_rows_in_epochs_their_epochs():
 
 def test_options_win_over_the_recipe():
     run = derived("deit", mixup=0.0, drop_path=0.3, ema=0.0, settings={"augment.flip": ["0.1"]})
-    assert (run.augment.mixup, run.augment.cutmix, run.model.drop_path, run.ema, run.augment.flip) == (
+    assert (run.views.mixup, run.views.cutmix, run.model.drop_path, run.ema, run.views.flip) == (
         0.0,
         1.0,
         0.3,
@@ -559,10 +564,10 @@ def test_weights_keep_what_they_are_and_lose_what_their_run_had():
 
 def test_balanced_class_weights_are_one_on_average():
     labels = (0, 0, 0, 1)
-    weights = derived("small", size=(32, 32), labels=labels, class_weights="balanced").class_weights
+    weights = derived("small", size=(32, 32), labels=labels, class_weights="balanced").objective.class_weights
     assert weights == pytest.approx((4 / (2 * 3), 4 / 2))
     assert np.mean([weights[label] for label in labels]) == pytest.approx(1)
-    assert derived("small", size=(32, 32), class_weights="even").class_weights == ()
+    assert derived("small", size=(32, 32), class_weights="even").objective.class_weights == ()
 
 
 def test_what_is_asked_for_is_in_the_run():

@@ -34,13 +34,14 @@ def scored(monkeypatch):
     steps = []
     real = Session.judged
 
-    def judged(self, model, split, precision):
-        report = real(self, model, split, precision)
+    def judged(self, model, precision):
+        report, figures = real(self, model, precision)
         step = self.state.step
         if step % 2 or self.finishing:
-            return report
+            return report, figures
         steps.append(step)
-        return replace(report, figures=report.figures | {"top1": SCORES[step // 2 - 1], "nll": NLLS[step // 2 - 1]})
+        scores = {"top1": SCORES[step // 2 - 1], "nll": NLLS[step // 2 - 1]}
+        return replace(report, figures=report.figures | scores), figures | {f"val/{n}": v for n, v in scores.items()}
 
     build, finish = Session.build, Session.finish
 
@@ -173,11 +174,11 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_after_resuming(photos, tm
     whole = train(str(photos), out=str(tmp_path / "whole"), **asked)
     judged = Session.judged
 
-    def cut(self, model, split, precision):
+    def cut(self, model, precision):
         if self.state.step == 6:
             self.signals.received = 15
             raise Interrupted("cut short")
-        return judged(self, model, split, precision)
+        return judged(self, model, precision)
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "judged", cut)

@@ -99,7 +99,7 @@ def test_reproducible_steps_depend_on_neither_batches_nor_cores(tmp_path, model)
                 reproducible=True,
                 shards=4,
                 epochs=1.0,
-                augment=Augment(mixup=0.5, shift=0.1),
+                views=Augment(mixup=0.5, shift=0.1),
             )
             fit(state, session.batches(state))
             ends.append(torch.cat([state.flat.master, state.flat.average]))
@@ -112,7 +112,7 @@ def test_a_micro_batch_is_found_by_trying(tmp_path, monkeypatch):
     session, _ = make(tmp_path, model=STILL)
     tried, said = [], []
 
-    def fits(shards, run, size, device):
+    def fits(session, state, shards, size):
         tried.append(size)
         return size <= 3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +18,13 @@ from vitreous.data.split import Arrays
 from vitreous.errors import NonFiniteError, ResourceError, UsageError
 from vitreous.jobs.train import train
 from vitreous.models.config import ViTConfig
+from vitreous.objectives.progressive import draw_patches, resize_images, sides_at
+from vitreous.objectives.supervised import SupervisedConfig
+from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.loop import fit
-from vitreous.training.progressive import kept, shrunk
 from vitreous.training.run import DataOptions, Optimizer, Run, Schedule
-from vitreous.training.session import Inputs, Session
+from vitreous.training.session import Session
 
 GOLDEN = Path(__file__).parent / "golden.json"
 
@@ -37,6 +39,9 @@ def synthetic(count=48, size=16):
     return Arrays(pixels, labels.astype(np.int64))
 
 
+LEARNED = {field.name for field in fields(SupervisedConfig)}
+
+
 def make(tmp_path, **changes):
     split = synthetic()
     model = ViTConfig(image=(16, 16), patch=(8, 8), classes=3, width=32, depth=2, heads=2, hidden=64, drop_path=0.1)
@@ -44,16 +49,17 @@ def make(tmp_path, **changes):
         data=DataOptions("synthetic", ("a", "b", "c"), len(split), "", cache=True),
         model=model,
         preprocess=Preprocess((16, 16)),
-        augment=Augment(shift=0.125, flip=0.5),
+        views=Augment(shift=0.125, flip=0.5),
         optimizer=Optimizer(lr=3e-3),
         schedule=Schedule(2),
-        smoothing=0.1,
+        objective=SupervisedConfig(smoothing=0.1),
         batch_size=8,
         epochs=3.4,
         ema=0.9,
         log_every=1,
     )
-    run = replace(run, **changes)
+    learned = {name: changes.pop(name) for name in LEARNED & changes.keys()}
+    run = replace(run, objective=replace(run.objective, **learned), **changes)
     cached = torch.from_numpy(split.pixels.transpose(0, 3, 1, 2).copy())
     session = Session(run, Inputs(split, split, cached), Folder(tmp_path))
     return session, session.build()
@@ -72,7 +78,7 @@ CURVES = {
     "muon": {"optimizer": Optimizer("muon", lr=3e-3), "mimetic": True},
     "bf16": {"precision": "bf16"},
     "accumulate": {"batch_size": 4, "accumulate": 2},
-    "mixed": {"augment": Augment(mixup=0.8, cutmix=1.0), "patch_dropout": 0.5},
+    "mixed": {"views": Augment(mixup=0.8, cutmix=1.0), "patch_dropout": 0.5},
     "progressive": {"progressive": 0.5},
 }
 
@@ -89,7 +95,7 @@ def test_golden_curve(name, tmp_path):
 
 
 def test_every_picture_is_seen_the_stated_number_of_times(tmp_path):
-    session, state = make(tmp_path, batch_size=10, accumulate=2, epochs=3.0, augment=Augment())
+    session, state = make(tmp_path, batch_size=10, accumulate=2, epochs=3.0, views=Augment())
     seen = torch.cat([batch["samples"] for batch in session.batches(state)])
     assert (torch.bincount(seen) == 3).all()
     fit(state, session.batches(state))
@@ -100,7 +106,7 @@ def test_micro_batches_do_not_change_the_gradient(tmp_path):
     """1 x 12, 3 x 4 and an uneven 5 + 5 + 2 give the same weights, since each batch weighs as many images as it has."""
     found = []
     for size, accumulate in ((12, 1), (4, 3), (5, 3)):
-        session, state = make(tmp_path, batch_size=size, accumulate=accumulate, epochs=0.25, augment=Augment())
+        session, state = make(tmp_path, batch_size=size, accumulate=accumulate, epochs=0.25, views=Augment())
         state.objective.model.eval()
         for module in state.objective.modules():
             if hasattr(module, "drop_path"):
@@ -149,10 +155,10 @@ def fine(tmp_path, **changes):
 def test_patch_dropout_keeps_distinct_patches_and_ends_on_time(tmp_path):
     session, state = fine(tmp_path, patch_dropout=0.5, patch_dropout_until=0.5)
     images = torch.zeros(6, 3, 16, 16)
-    places = kept(images, session.run, 3)
+    places = draw_patches(images, (4, 4), 0.5, 0, 3)
     assert places.shape == (6, 8)
     assert all(len(set(row)) == 8 for row in places.tolist())
-    assert not torch.equal(places, kept(images, session.run, 4))
+    assert not torch.equal(places, draw_patches(images, (4, 4), 0.5, 0, 4))
     with_keep = ["keep" in batch for batch in session.batches(state)]
     assert with_keep == [True] * 11 + [False] * 10
 
@@ -163,9 +169,11 @@ def test_progressive_resolution_grows_by_whole_patches_and_ends_on_time(tmp_path
     assert [batch["images"].shape[-1] for batch in batches] == [8] * 6 + [12] * 5 + [16] * 10
     assert [batch["keep"].shape[1] for batch in batches if "keep" in batch] == [2] * 6
     image = torch.rand(1, 3, 16, 16)
+    run = session.run
+    smallest = sides_at(run.objective, run.model, 0, run.total)
     # every pixel counts
-    assert shrunk(image, session.run, 0).mean().item() == pytest.approx(image.mean().item(), abs=0.01)
-    assert shrunk(image, session.run, session.run.total) is image
+    assert resize_images(image, smallest).mean().item() == pytest.approx(image.mean().item(), abs=0.01)
+    assert resize_images(image, sides_at(run.objective, run.model, run.total, run.total)) is image
     curve = losses(session, state)
     assert curve[-1] < curve[0]
 

@@ -23,7 +23,7 @@ class Options:
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Print what there is and what it does."""
     from vitreous.cores import Neighbours, describe_share
-    from vitreous.training.doctor import examine
+    from vitreous.jobs.doctor import examine
 
     document = examine(options.device)
     console.table(["doctor", ""], [[name.replace("_", " "), str(value)] for name, value in document.items()])

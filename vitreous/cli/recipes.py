@@ -134,13 +134,14 @@ def numbers(run: Run) -> list[tuple[str, str]]:
     """Path and value of what a recipe decides: its optimiser and schedule whole, of the rest what is not as usual."""
     from vitreous.config import to_plain
     from vitreous.data.augmentation.augment import Augment
+    from vitreous.objectives.supervised import SupervisedConfig
 
     whole = to_plain(run)
     rows = [(f"{part}.{key}", value) for part in ("optimizer", "schedule") for key, value in whole[part].items()]
-    usual = to_plain(Augment())
-    rows += [(f"augment.{key}", value) for key, value in whole["augment"].items() if value != usual[key]]
-    top = ("loss", "head_bias", "smoothing", "mimetic", "patch_dropout", "batch_size", "ema")
-    rows += [(key, whole[key]) for key in top if whole[key] or key == "ema"]
+    usual, learned = to_plain(Augment()), to_plain(SupervisedConfig()) | {"name": None, "loss": None}
+    rows += [(f"views.{key}", value) for key, value in whole["views"].items() if value != usual.get(key)]
+    rows += [(f"objective.{key}", value) for key, value in whole["objective"].items() if value != learned.get(key)]
+    rows += [(key, whole[key]) for key in ("batch_size", "ema")]
     rows += [
         ("data.repeats", run.data.repeats),
         ("preprocess.fit", run.preprocess.fit),

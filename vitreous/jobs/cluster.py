@@ -19,9 +19,9 @@ from vitreous.cluster import connect_ray
 from vitreous.errors import Interrupted, ResourceError, UsageError, VitreousError
 from vitreous.jobs.trial import run_trial
 from vitreous.progress import Listener, NullListener
+from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.run import Run
-from vitreous.training.session import Inputs
 from vitreous.training.signals import Signals
 
 POLL = 0.2  # seconds between two looks for a signal

@@ -21,10 +21,10 @@ from vitreous.progress import Listener
 from vitreous.recipes.channels import channelwise, facts
 from vitreous.recipes.derive import advise_weights, apply, derive
 from vitreous.recipes.options import TrainOptions
+from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.peak import quick_peak
 from vitreous.training.run import DataOptions, Run
-from vitreous.training.session import Inputs
 from vitreous.weights.adopt import starting_point
 
 PARALLEL = 2_000  # pictures from which it pays to start processes for a first look at them
@@ -137,7 +137,7 @@ def count_workers(run: Run, split: Split) -> int:
     machine's peak."""
     device = pick_device(run.device)
     rate = UTILISED * quick_peak(device, run.precision) / (3 * 2 * macs(run.model))
-    return workers_for(split, run.preprocess, run.augment, rate, shares_cores=device == "cpu", exact=run.data.exact)
+    return workers_for(split, run.preprocess, run.views, rate, shares_cores=device == "cpu", exact=run.data.exact)
 
 
 def split_options(base: Run | None, options: TrainOptions) -> tuple[int, float | None, str | None]:

@@ -16,9 +16,9 @@ from vitreous.models.names import configure, name_of
 from vitreous.progress import Listener
 from vitreous.recipes.derive import apply
 from vitreous.recipes.options import TrainOptions
+from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.run import Run
-from vitreous.training.session import Inputs
 
 LATEST = "runs/latest"
 #: settings that a run cannot change: they say what it is, or where it is in its stream of pictures
@@ -32,7 +32,8 @@ FIXED = (
     "seed",
     "init",
     "tune.",
-    "loss:",
+    "objective.name:",
+    "objective.loss:",
     "preprocess.",
     "batch_size:",
     "accumulate:",

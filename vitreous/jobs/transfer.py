@@ -30,10 +30,11 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import SHARES
 from vitreous.recipes.registry import grid_of, hold_out_of
 from vitreous.reports.pages import report
+from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run
-from vitreous.training.session import Inputs, Session
+from vitreous.training.session import Session
 from vitreous.training.signals import Signals
 
 TRIALS = "trials.json"

@@ -12,10 +12,11 @@ from vitreous.disk import write_text
 from vitreous.errors import Interrupted, NonFiniteError
 from vitreous.models.names import name_of
 from vitreous.progress import Listener
+from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run
-from vitreous.training.session import Inputs, Session
+from vitreous.training.session import Session
 from vitreous.training.signals import Signals
 
 

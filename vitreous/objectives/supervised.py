@@ -3,60 +3,159 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.batch import Batch
+from vitreous.data.split import Split
 from vitreous.errors import UsageError
+from vitreous.evaluation.classification import ClassificationEvaluator
+from vitreous.evaluation.evaluator import Evaluator
+from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.initial import mimetic
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
 from vitreous.nn.grid import take
+from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
+from vitreous.objectives.progressive import Thinning, draw_patches, forward_macs, resize_images, sides_at
+from vitreous.weights.tasks import Classification, Loss, Task
 
-Loss = Literal["softmax", "sigmoid", "binary"]
+
+@dataclass(frozen=True)
+class SupervisedConfig(Thinning, ObjectiveConfig):
+    """Softmax or sigmoid cross-entropy with labels, and what is left out while it is learned (`Thinning`).
+
+    `loss` as `cross_entropy` has it; `smoothing` mixes targets with the uniform distribution; `class_weights` has one
+    number a class, 1 on average over the training images, or none. `head_bias`: what the head's biases start at, -10
+    for 21,843 classes and the sigmoid loss (big_vision). `mimetic`: attention matrices that start out as trained ones
+    look (arXiv:2305.09828). Raises UsageError for numbers that cannot be.
+    """
+
+    labelled: ClassVar[bool] = True
+
+    name: Literal["supervised"] = "supervised"
+    loss: Loss = "softmax"
+    smoothing: float = 0.0
+    class_weights: tuple[float, ...] = ()
+    head_bias: float = 0.0
+    mimetic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.loss not in ("softmax", "sigmoid", "binary"):
+            raise UsageError(f"there is no loss {self.loss}", "there are softmax, sigmoid and binary")
+        if not all(math.isfinite(weight) and weight >= 0 for weight in self.class_weights):
+            raise UsageError("class weights must be finite and not below 0")
+        if not 0 <= self.patch_dropout < 1:
+            raise UsageError(f"patch_dropout must be at least 0 and below 1, not {self.patch_dropout}")
+
+    def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
+        """Raise UsageError for another number of classes, several views, and what the model cannot leave out."""
+        if not isinstance(views, Augment):
+            raise UsageError("learning from labels takes one view of an image", "leave out multi-crop views")
+        if model.classes != len(classes):
+            raise UsageError(f"the model has {model.classes} classes, the data {len(classes)}")
+        if self.class_weights and len(self.class_weights) != len(classes):
+            raise UsageError(
+                f"{len(self.class_weights)} class weights for {len(classes)} classes", "give one for each class"
+            )
+        if (not isinstance(model, ViTConfig) or model.on_grid) and (self.patch_dropout or self.mimetic):
+            raise UsageError(
+                "patch dropout and mimetic initialisation are for ViTs whose blocks see every patch", "leave them out"
+            )
+        if not 0 < self.progressive <= 1 or (self.progressive < 1 and len(model.image) != 2):
+            raise UsageError(
+                f"progressive must be above 0 and at most 1 (1 for other than pictures), not {self.progressive}"
+            )
+
+    def initialise(self, model: Model) -> None:
+        """Set the head's biases and the attention's first matrices."""
+        if self.mimetic and isinstance(model, ViT):
+            mimetic(model)
+        head = getattr(model, "head", None)
+        if self.head_bias and isinstance(head, nn.Linear) and head.bias is not None:
+            nn.init.constant_(head.bias, self.head_bias)
+
+    def build(self, model: Model, setting: Setting) -> Supervised:
+        """The objective of a classifier."""
+        return Supervised(model, self, setting)
 
 
-class Supervised(nn.Module):
-    """Mean cross-entropy of a classifier; `smoothing` mixes the targets with the uniform distribution.
+SOFTMAX = SupervisedConfig()
 
-    Takes {"images": (B, C, *image), "labels": (B,) int64 or (B, classes) float}; gives the "loss" in nats, as
-    `cross_entropy` says. The logits are brought to float32 before it, whatever the model computes in. Where the batch
-    has "keep", (B, K) int64, only those patches are encoded: patch dropout, as MAE and FLIP leave patches out
-    (arXiv:2212.00794). `class_weights` has one number for each class, or none. Raises UsageError for a loss that there
-    is not, and for weights that do not fit.
+
+class Supervised(Objective):
+    """Mean cross-entropy of a classifier, in nats.
+
+    Takes {"images": (B, C, *image), "labels": (B,) int64 or (B, classes) float}. The logits are brought to float32
+    before the loss, whatever the model computes in. Where the batch has "keep", (B, K) int64, only those patches are
+    encoded: patch dropout, as MAE and FLIP leave patches out (arXiv:2212.00794). Raises UsageError for class weights
+    that do not fit the model.
     """
 
     class_weights: Tensor | None
 
     def __init__(
-        self, model: Model, smoothing: float = 0.0, loss: Loss = "softmax", class_weights: Sequence[float] = ()
+        self,
+        model: Model,
+        config: SupervisedConfig = SOFTMAX,
+        setting: Setting = Setting(),  # noqa: B008
     ) -> None:
         super().__init__()
-        if loss not in ("softmax", "sigmoid", "binary"):
-            raise UsageError(f"there is no loss {loss}", "there are softmax, sigmoid and binary")
-        if class_weights and len(class_weights) != model.config.classes:
+        weights = config.class_weights
+        if weights and len(weights) != model.config.classes:
             raise UsageError(
-                f"{len(class_weights)} class weights for {model.config.classes} classes",
-                "give one for each class, or none",
+                f"{len(weights)} class weights for {model.config.classes} classes", "give one for each class, or none"
             )
-        if not all(math.isfinite(weight) and weight >= 0 for weight in class_weights):
-            raise UsageError("class weights must be finite and not below 0")
-        self.model, self.smoothing = model, smoothing
-        self.loss: Loss = loss
-        self.register_buffer("class_weights", torch.tensor(class_weights) if class_weights else None, persistent=False)
+        self.model: Model = model
+        self.config, self.setting = config, setting
+        self.register_buffer("class_weights", torch.tensor(weights) if weights else None, persistent=False)
 
-    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+        """Mix, resize, and draw the patches to encode."""
+        setting, config, position = self.setting, self.config, int(batch["positions"][0])
+        classes = self.model.config.classes
+        images, labels = setting.views.mix(
+            batch["images"], batch["labels"], classes, setting.seed, position, setting.repeats
+        )
+        images = resize_images(images, sides_at(config, self.model.config, progress.samples, progress.total))
+        batch = {**batch, "images": images, "labels": labels}
+        if config.patch_dropout and progress.samples < config.patch_dropout_until * progress.total:
+            patch = self.model.config.patch
+            batch["keep"] = draw_patches(images, patch, config.patch_dropout, setting.seed, position)
+        return batch
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
         model = self.model
         if "keep" in batch and isinstance(model, ViT):
             tokens = model.project(batch["images"])
-            kept = take(model.place(tokens), batch["keep"])
-            logits = model.answer(kept, model.places(tokens, batch["keep"])).float()
+            encoded = take(model.place(tokens), batch["keep"])
+            logits = model.answer(encoded, model.places(tokens, batch["keep"])).float()
         else:
             logits = model(batch["images"]).float()
-        return {"loss": cross_entropy(logits, batch["labels"], self.loss, self.smoothing, self.class_weights)}
+        config = self.config
+        return {"loss": cross_entropy(logits, batch["labels"], config.loss, config.smoothing, self.class_weights)}
+
+    def deployed(self) -> Model:
+        """The classifier."""
+        return self.model
+
+    def task(self) -> Task:
+        """Classification, of one label or several to an image."""
+        return Classification(self.setting.classes, multilabel=self.setting.multilabel, loss=self.config.loss)
+
+    def evaluators(self, train: Split) -> list[Evaluator]:
+        """Accuracy, or mAP where images have several labels."""
+        return [ClassificationEvaluator(self.setting.classes)]
+
+    def flops(self, progress: Progress) -> float:
+        """Three forward passes, without the patches and pixels that are left out."""
+        return 6 * forward_macs(self.config, self.model.config, progress.samples, progress.total)
 
 
 def cross_entropy(

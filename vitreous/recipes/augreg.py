@@ -8,6 +8,7 @@ from dataclasses import replace
 from vitreous.data.augmentation.augment import Augment
 from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.models.names import name_of
+from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.names import LEVELS
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import INCEPTION, DatasetInfo, Published, Recipe, as_paper, at, google, sigmoid_bias
@@ -65,11 +66,10 @@ def augreg(data: str, level: str | None = None) -> Callable[[ModelConfig, Datase
         """
         return Run(
             **google(as_paper(model, options, representation=data == "imagenet"), facts),
-            augment=augmentation(level or levels.get(name_of(model), levels[""])),
+            views=augmentation(level or levels.get(name_of(model), levels[""])),
             optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1, clip=1.0),
             schedule=Schedule(10_000, "cosine"),
-            loss="sigmoid",
-            head_bias=sigmoid_bias(model.classes),
+            objective=SupervisedConfig(loss="sigmoid", head_bias=sigmoid_bias(model.classes)),
             batch_size=4096,
             epochs=epochs,
         )
@@ -113,7 +113,7 @@ def plain(epochs: int) -> Callable[[ModelConfig, DatasetInfo, TrainOptions], Run
             model = replace(model, position="sincos-big-vision", pool="mean", class_token=False)
         return Run(
             **google(model, facts),
-            augment=replace(INCEPTION, rand_style="big_vision", rand_layers=2, rand_magnitude=10, mixup=0.2),
+            views=replace(INCEPTION, rand_style="big_vision", rand_layers=2, rand_magnitude=10, mixup=0.2),
             optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1, clip=1.0),
             schedule=Schedule(10_000, "cosine"),
             batch_size=1024,

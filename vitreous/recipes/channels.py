@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitreous.config import set_paths
+from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.decode import decode
 from vitreous.data.decoding.spectral import bands, form, values
 from vitreous.data.preprocess import Preprocess
@@ -86,7 +87,7 @@ def channelwise(
         note(
             f"{seen.channels} channels of {seen.numbers}: their mean and deviation are measured on the training images"
         )
-    augment = run.augment.geometric()
-    if augment != run.augment:
+    views = run.views.geometric() if isinstance(run.views, Augment) else run.views
+    if views != run.views:
         note("augmentation that is made for colours is left out")
-    return replace(run, preprocess=seen, augment=augment)
+    return replace(run, preprocess=seen, views=views)

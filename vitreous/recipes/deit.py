@@ -9,6 +9,7 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.preprocess import IMAGENET
 from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.models.names import name_of
+from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo, Recipe, at, common
 from vitreous.training.run import Optimizer, Run, Schedule
@@ -62,10 +63,10 @@ def deit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """
     return Run(
         **judged(dropped(model, 0.1, rises=True), facts, 0.875),
-        augment=replace(RANDOM, erase=0.25, erase_noise=True),
+        views=replace(RANDOM, erase=0.25, erase_noise=True),
         optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05, clip=None),
         schedule=warmed(facts, 1024, 1e-3),
-        smoothing=0.1,
+        objective=SupervisedConfig(smoothing=0.1),
         batch_size=1024,
         epochs=300,
         ema=EMA,
@@ -103,10 +104,10 @@ def deit3(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     lr, drop_path, _, _ = SIZES.get(name_of(model), SIZES["DeiT-III-S/16"])
     return Run(
         **judged(dropped(model, drop_path), facts, 1.0),
-        augment=replace(CROP, three=True, jitter=(0.3, 0.3, 0.3)),
+        views=replace(CROP, three=True, jitter=(0.3, 0.3, 0.3)),
         optimizer=Optimizer("lamb", lr=lr, betas=(0.9, 0.999), weight_decay=0.05, clip=None),
         schedule=warmed(facts, 2048, lr),
-        loss="binary",
+        objective=SupervisedConfig(loss="binary"),
         batch_size=2048,
         epochs=800,
         ema=EMA,
@@ -123,10 +124,10 @@ def finish(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     """
     return Run(
         **judged(dropped(model, SIZES.get(name_of(model), SIZES["DeiT-III-B/16"])[2]), facts, 1.0, repeats=1),
-        augment=RANDOM,
+        views=RANDOM,
         optimizer=Optimizer("adamw", lr=1e-5, betas=(0.9, 0.999), weight_decay=0.1, clip=None),
         schedule=warmed(facts, 512, 1e-5),
-        smoothing=0.1,
+        objective=SupervisedConfig(smoothing=0.1),
         batch_size=512,
         epochs=20,
         ema=EMA,

@@ -16,7 +16,8 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.cost import macs
 from vitreous.models.defaults import SMALL
 from vitreous.models.names import name_of
-from vitreous.objectives.supervised import balanced
+from vitreous.objectives.base import ObjectiveConfig
+from vitreous.objectives.supervised import SupervisedConfig, balanced
 from vitreous.recipes.architecture import architecture
 from vitreous.recipes.names import OWN
 from vitreous.recipes.options import TrainOptions
@@ -64,24 +65,34 @@ def derive(
         run = replace(run, preprocess=seen(run.preprocess, start.preprocess, recipe))
     run = apply(resized(run, recipe, options, note), options)
     run = warmed(run, recipe, own_length(recipe, base), options, note)
-    if data.multilabel and run.loss == "softmax":
-        if options.loss == "softmax":
-            raise UsageError(
-                f"images of {data.name} have several labels, and a softmax gives one", "use --loss sigmoid"
-            )
-        run = replace(run, loss="sigmoid")
-    if options.class_weights is not None:
-        labels = data.split("train").labels
-        run = replace(
-            run, class_weights=balanced(labels, run.model.classes) if options.class_weights == "balanced" else ()
-        )
+    run = replace(run, objective=fitted_to_labels(run.objective, data, options))
     if options.compile is None and device.startswith("cuda") and not run.reproducible:
         run = replace(run, compile=6 * macs(run.model) * run.total > COMPILE_GAIN)
     if options.shards is None and run.reproducible:
         run = replace(run, shards=CANONICAL)
-    elif options.shards is None and not (run.compile or run.model.dropout or run.model.drop_path):
+    elif options.shards is None and run.objective.splittable and not (run.compile or run.draws_in_forward):
         run = replace(run, shards=default_shards(device, run.batch_size))
     return periods(run, options)
+
+
+def fitted_to_labels(objective: ObjectiveConfig, data: Data, options: TrainOptions) -> ObjectiveConfig:
+    """The objective with a loss for the labels that images have, and the class weights that were asked for.
+
+    Raises UsageError for a loss that cannot have such labels.
+    """
+    if not isinstance(objective, SupervisedConfig):
+        return objective
+    if data.multilabel and objective.loss == "softmax":
+        if options.loss == "softmax":
+            raise UsageError(
+                f"images of {data.name} have several labels, and a softmax gives one", "use --loss sigmoid"
+            )
+        objective = replace(objective, loss="sigmoid")
+    if options.class_weights is not None:
+        labels, classes = data.split("train").labels, len(data.classes)
+        weights = balanced(labels, classes) if options.class_weights == "balanced" else ()
+        objective = replace(objective, class_weights=weights)
+    return objective
 
 
 def advise_weights(run: Run) -> str:
@@ -173,7 +184,7 @@ PATHS = {
     "cooldown_steps": "schedule.cooldown_steps",
     "last_blocks": "tune.last_blocks",
     "lora": "tune.lora_rank",
-    "loss": "loss",
+    "loss": "objective.loss",
     "sampling": "data.sampling",
     "recompute": "recompute",
     "reproducible": "reproducible",
@@ -182,15 +193,15 @@ PATHS = {
     "skip_steps": "skip_steps",
     "warmup_steps": "schedule.warmup_steps",
     "decay": "schedule.decay",
-    "label_smoothing": "smoothing",
+    "label_smoothing": "objective.smoothing",
     "drop_path": "model.drop_path",
     "dropout": "model.dropout",
-    "patch_dropout": "patch_dropout",
-    "progressive": "progressive",
-    "mixup": "augment.mixup",
-    "cutmix": "augment.cutmix",
-    "rand_augment": "augment.rand_layers",
-    "erase": "augment.erase",
+    "patch_dropout": "objective.patch_dropout",
+    "progressive": "objective.progressive",
+    "mixup": "views.mixup",
+    "cutmix": "views.cutmix",
+    "rand_augment": "views.rand_layers",
+    "erase": "views.erase",
     "init": "init",
     "resize": "model.resize",
     "source_size": "init_source_size",
@@ -252,8 +263,11 @@ def images(words: str | None) -> int:
 
 
 def put(run: Run, path: str, value: Any) -> Run:
-    """A copy of the run with one field, at a dotted path, set."""
+    """A copy of the run with one field, at a dotted path, set. Raises UsageError where the objective or the views have
+    none of that name."""
     head, _, rest = path.partition(".")
+    if rest and not hasattr(getattr(run, head), rest):
+        raise UsageError(f"{rest.replace('_', '-')} is no setting of {getattr(run, head).name}", "leave it out")
     return replace(run, **{head: replace(getattr(run, head), **{rest: value}) if rest else value})
 
 

@@ -171,7 +171,7 @@ def tuned(row: Row, model: ModelConfig, facts: DatasetInfo, ema: float | None = 
     """The run of a row."""
     return Run(
         **google(model, facts, squash=True),
-        augment=INCEPTION,
+        views=INCEPTION,
         optimizer=sgd(row.lr),
         schedule=Schedule(row.warmup, "cosine"),
         batch_size=BATCH,
@@ -229,7 +229,7 @@ def hyperrule(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> 
     whole, cut = sides(name_of(model), facts)
     return Run(
         **google(model, facts, squash=True),
-        augment=replace(INCEPTION, crop=((cut / whole) ** 2, 1.0), mixup=0.0 if facts.images < 20_000 else 0.1),
+        views=replace(INCEPTION, crop=((cut / whole) ** 2, 1.0), mixup=0.0 if facts.images < 20_000 else 0.1),
         optimizer=sgd(0.003, clip=None),
         schedule=Schedule(warmup, "steps", milestones=(0.3, 0.6, 0.9)),
         batch_size=BATCH,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.models.config import ConvStemConfig, ModelConfig, ViTConfig
+from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo, Length, Recipe, common
 from vitreous.training.run import Optimizer, Run, Schedule
@@ -28,11 +29,10 @@ def digits(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     """
     return Run(
         **common(model, facts),
-        augment=Augment(shift=0.125, rotate=12, zoom=0.12, border="zeros"),
+        views=Augment(shift=0.125, rotate=12, zoom=0.12, border="zeros"),
         optimizer=Optimizer("muon", lr=3e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.05),
         schedule=Schedule(warmup_steps=50),
-        mimetic=sees_all(model),
-        smoothing=0.1,
+        objective=SupervisedConfig(mimetic=sees_all(model), smoothing=0.1),
         batch_size=128,
         epochs=100,
         ema=0.99,
@@ -54,12 +54,12 @@ def small(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     muon = Optimizer("muon", lr=2e-3, matrix_lr=0.007, betas=(0.9, 0.95), weight_decay=0.05)
     return Run(
         **common(model, facts),
-        augment=Augment(shift=0.0625, flip=0.5),
+        views=Augment(shift=0.0625, flip=0.5),
         optimizer=replace(muon, matrix_lr=0.012, rates=((".conv.weight", 3.3),), clip=None) if few else muon,
         schedule=Schedule(warmup_steps=round(0.05 * steps)),
-        mimetic=sees_all(model),
-        smoothing=0.05,
-        patch_dropout=0.5 * (sees_all(model) and not few),
+        objective=SupervisedConfig(
+            mimetic=sees_all(model), smoothing=0.05, patch_dropout=0.5 * (sees_all(model) and not few)
+        ),
         batch_size=batch,
         epochs=epochs,
         ema=0.998,
@@ -91,11 +91,10 @@ def pictures(model: ModelConfig, facts: DatasetInfo, started: bool) -> Run:
     steps = max(1, round(epochs * facts.images / batch))
     return Run(
         **common(model, facts),
-        augment=Augment(crop=(0.3 if started else 0.2, 1.0), flip=0.5, rand_layers=0 if started else 2),
+        views=Augment(crop=(0.3 if started else 0.2, 1.0), flip=0.5, rand_layers=0 if started else 2),
         optimizer=Optimizer("adamw", lr=(1e-4 if started else 1e-3) * 64 / 256, weight_decay=0.05),
         schedule=Schedule(warmup_steps=round(0.05 * steps)),
-        mimetic=not started and sees_all(model),
-        smoothing=0.1,
+        objective=SupervisedConfig(mimetic=not started and sees_all(model), smoothing=0.1),
         batch_size=batch,
         epochs=epochs,
         ema=0.998 if steps > 1000 else None,

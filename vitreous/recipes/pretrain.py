@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
+from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import INCEPTION, DatasetInfo, Published, Recipe, as_paper, at, google, sigmoid_bias
 from vitreous.training.run import Optimizer, Run, Schedule
@@ -52,7 +53,7 @@ def imagenet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> R
     """
     return Run(
         **google(as_paper(model, options, 0.1), facts),
-        augment=INCEPTION,
+        views=INCEPTION,
         optimizer=adam(3e-3, 0.3, clip=1.0),
         schedule=Schedule(WARMUP, "cosine"),
         batch_size=BATCH,
@@ -70,11 +71,10 @@ def imagenet21k(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -
     """
     return Run(
         **google(as_paper(model, options, 0.1), facts),
-        augment=INCEPTION,
+        views=INCEPTION,
         optimizer=adam(1e-3, 0.03),
         schedule=Schedule(WARMUP, "linear"),
-        loss="sigmoid",
-        head_bias=sigmoid_bias(model.classes),
+        objective=SupervisedConfig(loss="sigmoid", head_bias=sigmoid_bias(model.classes)),
         batch_size=BATCH,
         epochs=90,
     )
@@ -105,11 +105,10 @@ def by_row(row: tuple[int, float], model: ModelConfig, facts: DatasetInfo) -> Ru
     """Table 3's run on JFT-300M for (epochs, learning rate)."""
     return Run(
         **google(model, facts),
-        augment=INCEPTION,
+        views=INCEPTION,
         optimizer=adam(row[1], 0.1),
         schedule=Schedule(WARMUP, "linear"),
-        loss="sigmoid",
-        head_bias=sigmoid_bias(model.classes),
+        objective=SupervisedConfig(loss="sigmoid", head_bias=sigmoid_bias(model.classes)),
         batch_size=BATCH,
         epochs=row[0],
     )
@@ -131,13 +130,14 @@ def sgd(data: str, epochs: int | None = None) -> Callable[[ModelConfig, DatasetI
         """
         return Run(
             **google(model, facts),
-            augment=INCEPTION,
+            views=INCEPTION,
             optimizer=Optimizer(
                 "sgd", lr=0.03 * BATCH / 256, momentum=0.9, weight_decay=1e-4, decay_on="all", clip=None
             ),
             schedule=Schedule(5_000, "steps", milestones=tuple(drop / whole for drop in drops)),
-            loss="sigmoid" if several else "softmax",
-            head_bias=sigmoid_bias(model.classes) if several else 0.0,
+            objective=SupervisedConfig(
+                loss="sigmoid" if several else "softmax", head_bias=sigmoid_bias(model.classes) if several else 0.0
+            ),
             batch_size=BATCH,
             epochs=epochs or whole,
         )

@@ -8,13 +8,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from vitreous.data.batch import Batch, batch_size, rows
 from vitreous.data.keys import key
 from vitreous.machine import team
 from vitreous.training.flat import Flat
 from vitreous.training.parts import Part, ends
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Run
-from vitreous.training.shards import Batch, Forward, Shards
+from vitreous.training.shards import Forward, Scalars, Shards, add_scalars
 
 
 class Compute:
@@ -39,19 +40,19 @@ class Compute:
             forward = DistributedDataParallel(objective, [ranks.local] if flat.master.is_cuda else None)
         self.shards = Shards(objective, flat, torch.compile(forward) if run.compile else forward)  # type: ignore[arg-type]
 
-    def step(self, parts: Sequence[Part], batches: Iterator[Batch], step: int, origin: int) -> tuple[float, Tensor]:
-        """Leave the gradient of the whole step in `flat.master_grad`; returns this process's share of the loss, and its
-        samples.
+    def step(self, parts: Sequence[Part], batches: Iterator[Batch], step: int, origin: int) -> tuple[Scalars, Tensor]:
+        """Leave the gradient of the whole step in `flat.master_grad`; returns this process's share of the loss and of
+        what else is logged, and its samples.
 
         `origin` is the position of the step; a pass at offset o from it draws from (seed, step, o).
         """
         if self.run.reproducible:
             return self.canonical(parts, batches, step, origin)
-        loss, samples = 0.0, []
+        scalars, samples = [], []
         for part in parts:
             batch = next(batches)
             torch.manual_seed(int(key(self.run.seed, step, part.start - origin)) >> 1)
-            loss += self.backward(batch, part, last=part is parts[-1])
+            scalars.append(self.backward(batch, part, last=part is parts[-1]))
             if not (self.overlapped or self.sharded):
                 self.flat.collect()
             samples.append(batch["samples"])
@@ -59,69 +60,67 @@ class Compute:
             self.flat.collect()
         else:
             self.flat.exchange(self.ranks)
-        return loss, torch.cat(samples)
+        return add_scalars(scalars), torch.cat(samples)
 
-    def backward(self, batch: Batch, part: Part, last: bool) -> float:
+    def backward(self, batch: Batch, part: Part, last: bool) -> Scalars:
         """Add a part's gradient, in micro-batches.
 
         All processes make as many passes: one that has fewer rows than passes computes its first row again, for
         nothing.
         """
-        rows, passes = len(batch["labels"]), 1
+        size, passes = batch_size(batch), 1
         if self.run.micro_batch:
             first = part.start - part.start % self.run.batch_size  # of the whole batch, which all processes share
             most = -(-min(self.run.batch_size, self.run.total - first) // self.ranks.world)
-            passes = -(-max(most, rows) // self.run.micro_batch)
-        loss = 0.0
-        for number, (a, b) in enumerate(pairwise(ends(0, rows, passes))):
-            piece = {name: value[a : max(b, a + 1)] for name, value in batch.items()} if passes > 1 else batch
+            passes = -(-max(most, size) // self.run.micro_batch)
+        scalars = []
+        for number, (a, b) in enumerate(pairwise(ends(0, size, passes))):
+            piece = rows(batch, a, max(b, a + 1)) if passes > 1 else batch
             if self.sharded:
                 self.objective.set_requires_gradient_sync(last and number == passes - 1)  # type: ignore[operator]
-            loss += self.shards.backward(piece, part.share * (b - a) / rows * self.mean) / self.mean
-        return loss
+            scalars.append(self.shards.backward(piece, part.share * (b - a) / size * self.mean))
+        return {name: value / self.mean for name, value in add_scalars(scalars).items()}
 
     def canonical(
         self, parts: Sequence[Part], batches: Iterator[Batch], step: int, origin: int
-    ) -> tuple[float, Tensor]:
+    ) -> tuple[Scalars, Tensor]:
         """Each part by itself: on one core of a CPU, side by side unless the model draws at random, which it does from
         one generator."""
         full = [(forward, part) for forward, part in zip(self.shards.forwards, parts, strict=True) if part.share]
         work = [(forward, next(batches), part) for forward, part in full]
 
-        def compute(forward: Forward, batch: Batch, part: Part) -> float:
+        def compute(forward: Forward, batch: Batch, part: Part) -> Scalars:
             torch.manual_seed(int(key(self.run.seed, step, part.start - origin)) >> 1)
-            whole, size = self.run.micro_batch or len(batch["labels"]), len(batch["labels"])
-            pieces = [
-                ({name: v[a : a + whole] for name, v in batch.items()}, min(whole, size - a))
-                for a in range(0, size, whole)
-            ]
-            return sum(self.shards.part(forward, piece, part.share * rows / size) for piece, rows in pieces)
+            size = batch_size(batch)
+            whole = self.run.micro_batch or size
+            pieces = [(rows(batch, a, a + whole), min(whole, size - a)) for a in range(0, size, whole)]
+            return add_scalars(self.shards.part(forward, piece, part.share * count / size) for piece, count in pieces)
 
         if self.flat.master.device.type != "cpu":
-            losses = [compute(*each) for each in work]
-        elif self.run.model.dropout or self.run.model.drop_path or self.run.tune.lora_dropout:
-            losses = [solo(compute, *each) for each in work]
+            scalars = [compute(*item) for item in work]
+        elif self.run.draws_in_forward:
+            scalars = [on_one_core(compute, *item) for item in work]
         else:
-            losses = list(team(torch.get_num_threads()).map(compute, *zip(*work, strict=True))) if work else []
+            scalars = list(team(torch.get_num_threads()).map(compute, *zip(*work, strict=True))) if work else []
         self.flat.in_order(self.ranks)
         samples = [batch["samples"] for _, batch, _ in work]
-        return sum(losses), torch.cat(samples) if samples else torch.zeros(0, dtype=torch.int64)
+        return add_scalars(scalars), torch.cat(samples) if samples else torch.zeros(0, dtype=torch.int64)
 
     def finish(self, act: Callable[[], None]) -> None:
         """Do what follows the backward passes: on one core if the run is reproducible, since threads round at other
         places."""
         if self.run.reproducible and self.flat.master.device.type == "cpu":
-            solo(act)
+            on_one_core(act)
         else:
             act()
 
 
-def solo(act: Callable, *arguments: object):
+def on_one_core(act: Callable, *arguments: object):
     """Call a function on a thread that computes with one core."""
     return team(torch.get_num_threads()).submit(act, *arguments).result()
 
 
-def gradients(run: Run, ranks: Ranks) -> int:
+def count_gradients(run: Run, ranks: Ranks) -> int:
     """How many gradients the flat vectors need for this process: one for each shard that it computes."""
     if run.reproducible:
         return run.shards // ranks.world

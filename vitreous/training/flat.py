@@ -15,14 +15,16 @@ are.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from vitreous.errors import WeightsError
+from vitreous.models.zoo import Model
+from vitreous.objectives.base import Objective
 from vitreous.training.ranks import Ranks
-from vitreous.training.tune import frozen_state
 
 ALIGN = 64  # elements; every tensor starts on a cache line
 CHUNK = 2**22  # elements of the gradients that processes exchange at a time
@@ -51,17 +53,17 @@ class Flat:
 
     def __init__(
         self,
-        module: nn.Module,
+        module: Objective,
         dtype: torch.dtype,
         device: torch.device,
         ema: float | None = None,
         shards: int = 1,
         factor: Callable[[str], float] = lambda name: 1.0,
     ) -> None:
+        self.module, self.ema, self.dtype = module, ema, dtype
         self.parameters: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.spans: dict[str, tuple[int, int]] = {}
         self.arrange({name: Group(kind_of(name, p), factor(name)) for name, p in self.parameters.items()})
-        self.dtype = dtype
         self.master = torch.zeros(self.length, device=device)
         for name, view in self.views(self.master).items():
             view.copy_(self.parameters[name].detach())
@@ -69,14 +71,30 @@ class Flat:
         self.grads = [torch.zeros_like(self.work) for _ in range(shards)]
         self.grad = self.grads[0]
         self.total = self.grad if dtype == torch.float32 else None  # what `master_grad` gives
-        self.ema = ema
         self.average = self.master if ema is None else self.master.clone()
-        self.twin = copy.deepcopy(module).to(device).eval().requires_grad_(False)  # computes with the average
         module.to(device)
+        self.copy_deployed(device)
         for name, parameter in module.named_parameters():
-            if name not in self.parameters and parameter.is_floating_point():
+            if name in self.frozen and parameter.is_floating_point():
                 parameter.data = parameter.data.to(dtype)
         self.bind(module)
+
+    def copy_deployed(self, device: torch.device) -> None:
+        """Make the copy of what is shipped, which computes with the average in float32.
+
+        `shipped`: its names -> the objective's names, of all its parameters and buffers; `frozen`: the float32
+        originals of the model's parameters that require no gradient, by the objective's name.
+        """
+        deployed = self.module.deployed()
+        self.twin: Model = copy.deepcopy(deployed).to(device).eval().requires_grad_(False)
+        names = {id(tensor): name for name, tensor in named_tensors(self.module)}
+        self.shipped = {name: names[id(tensor)] for name, tensor in named_tensors(deployed)}
+        static = {id(p) for p in self.module.frozen_parameters()}
+        self.frozen = {name: p.detach() for name, p in self.module.named_parameters() if id(p) in static}
+        copied = dict(named_tensors(self.twin))
+        for name, own in self.shipped.items():
+            if own in self.frozen:
+                self.frozen[own] = copied[name].data
 
     def arrange(self, groups: dict[str, Group]) -> None:
         """Give every parameter its place: `spans` by name, `groups` and `names` by group."""
@@ -96,10 +114,11 @@ class Flat:
         """Make the module's parameters views of `work`, their gradients views of `grad`, and the twin's of
         `average`."""
         work, grad, average = self.views(self.work), self.views(self.grad), self.views(self.average)
-        twin = dict(self.twin.named_parameters())
         for name, parameter in self.parameters.items():
-            parameter.data, twin[name].data = work[name], average[name]
-            parameter.grad = grad[name]
+            parameter.data, parameter.grad = work[name], grad[name]
+        for name, parameter in self.twin.named_parameters():
+            if self.shipped[name] in average:
+                parameter.data = average[self.shipped[name]]
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """A flat vector as tensors by name."""
@@ -170,15 +189,22 @@ class Flat:
             self.master_grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
-    def publish(self, step: int) -> None:
-        """After the masters moved for the `step`-th time (from 1): renew the working copy and the average."""
+    def publish(self, step: int, decay: float | None = None) -> None:
+        """After the masters moved for the `step`-th time (from 1): renew the working copy, and the average, which
+        keeps the share `decay` of itself (None: by `warm`)."""
         if self.work is not self.master:
             self.work.copy_(self.master)
         if self.ema is not None:
-            self.average.lerp_(self.master, 1 - warm(self.ema, step))
+            self.average.lerp_(self.master, 1 - (warm(self.ema, step) if decay is None else decay))
 
-    def averaged(self) -> nn.Module:
-        """The module that computes with the average."""
+    @torch.no_grad()
+    def averaged(self) -> Model:
+        """The deployed module with the averaged weights, in float32, and whatever else it holds as it is now."""
+        live = dict(named_tensors(self.module))
+        for name, tensor in named_tensors(self.twin):
+            own = self.shipped[name]
+            if own not in self.parameters and own not in self.frozen:
+                tensor.copy_(live[own])
         return self.twin
 
     def take(self, model: dict[str, Tensor], average: dict[str, Tensor] | None) -> None:
@@ -193,17 +219,29 @@ class Flat:
         """Give views, which are those of this process, their values out of whole tensors by name."""
         copy_into(views, whole)
 
-    def still(self) -> dict[str, Tensor]:
-        """Parameters and buffers that do not move, by name, float32."""
-        return frozen_state(self.twin, self.parameters)
+    def held_state(self) -> dict[str, Tensor]:
+        """What the optimiser does not move, by name: frozen parameters as their float32 originals, and the live
+        parameters and persistent buffers of the objective at their own precision."""
+        state = self.module.state_dict() | self.frozen
+        return {name: tensor for name, tensor in state.items() if name not in self.parameters}
 
-    def keep(self, module: nn.Module, tensors: dict[str, Tensor]) -> None:
-        """Give what does not move its values, in the twin and in the module."""
-        own = {name: p.data for name, p in (*module.named_parameters(), *module.named_buffers()) if name in tensors}
-        copy_into({name: value for name, value in self.still().items() if name in tensors}, tensors)
-        self.scatter(
-            {name: value.to_local() if hasattr(value, "to_local") else value for name, value in own.items()}, tensors
-        )  # type: ignore[operator]
+    @torch.no_grad()
+    def load_held(self, tensors: dict[str, Tensor]) -> None:
+        """Take back what `held_state` gave. Raises WeightsError where a tensor that follows the weights is missing."""
+        for name, live in self.module.state_dict().items():
+            if name in self.parameters or (name in self.frozen and name not in tensors):
+                continue
+            if name not in tensors:
+                raise WeightsError(f"the checkpoint lacks {name}", "it is of another objective; start a new run")
+            if name in self.frozen:
+                self.frozen[name].copy_(tensors[name])
+            self.scatter({name: live.to_local() if hasattr(live, "to_local") else live}, tensors)
+
+
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers by name."""
+    yield from module.named_parameters()
+    yield from module.named_buffers()
 
 
 def warm(ema: float, step: int) -> float:

@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from vitreous.data.batch import Batch
 from vitreous.errors import NonFiniteError
+from vitreous.objectives.base import Objective, Progress
 from vitreous.training.compute import Compute
 from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers
 from vitreous.training.parts import parts
-from vitreous.training.progressive import cost
 from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run
-from vitreous.training.schedule import factor
+from vitreous.training.schedule import factor, ramp
 
 LARGEST, PATIENCE = 2.0**24, 2000  # of the loss's scale in float16; good steps until it doubles
 
@@ -36,7 +37,8 @@ class Counters:
     skipped: int = 0  # steps that did not, since they were not finite
     scale: float = 1.0  # of the loss, in float16
     good: int = 0  # steps since the scale changed
-    flops: float = 0.0  # of the model so far
+    flops: float = 0.0  # so far
+    scalars: dict[str, float] = field(default_factory=dict)  # what else the objective logs, summed as `losses`
 
 
 @dataclass
@@ -44,7 +46,7 @@ class State(Counters):
     """A run in progress: the numbers, the flat vectors and the optimisers' state, and what they are of."""
 
     run: Run = field(kw_only=True)
-    objective: nn.Module = field(kw_only=True)
+    objective: Objective = field(kw_only=True)
     flat: Flat = field(kw_only=True)
     optimizers: Optimizers = field(kw_only=True)
     ranks: Ranks = field(default=ALONE, kw_only=True)
@@ -55,14 +57,25 @@ class State(Counters):
 
     @property
     def done(self) -> bool:
-        """Whether the run has seen all its pictures."""
+        """Whether the run has seen all its samples."""
         return self.images >= self.run.total
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run is."""
+        return progress_at(self.run, self.step)
+
+
+def progress_at(run: Run, step: int) -> Progress:
+    """How far a run is after so many steps."""
+    values = {name: ramp(schedule, step, run.steps) for name, schedule in run.schedules.items()}
+    return Progress(step, min(step * run.step_size, run.total), run.total, values)
 
 
 Hook = Callable[[State], None]
 
 
-def fit(state: State, batches: Iterator[dict[str, Tensor]], hooks: Sequence[tuple[int, Hook]] = ()) -> None:
+def fit(state: State, batches: Iterator[Batch], hooks: Sequence[tuple[int, Hook]] = ()) -> None:
     """Train until the run is complete or a hook sets `state.halt`.
 
     `batches` gives this process's parts of the steps from `state.images` on (`training.parts`); each weighs as many
@@ -76,33 +89,43 @@ def fit(state: State, batches: Iterator[dict[str, Tensor]], hooks: Sequence[tupl
     while not state.done and not state.halt:
         state.flat.zero()
         compute.shards.scale = state.scale
-        loss, samples = compute.step(parts(run, state.ranks, state.images), batches, state.step, state.images)
-        loss = state.ranks.total(loss, str(state.flat.master.device))
+        scalars, samples = compute.step(parts(run, state.ranks, state.images), batches, state.step, state.images)
+        scalars = all_scalars(state, scalars)
         rate = factor(run.schedule, state.step, run.steps)
-        compute.finish(partial(move, state, loss, rate))
-        if not math.isfinite(loss + state.norm):
-            skip(state, loss, samples)
+        compute.finish(partial(move, state, scalars, rate))
+        if not math.isfinite(scalars["loss"] + state.norm):
+            skip(state, scalars["loss"], samples)
         size = min(run.step_size, run.total - state.images)
-        state.flops += 6 * cost(run, state.images) * size
+        state.flops += state.objective.flops(state.progress) * size
         state.step, state.images, state.rate = state.step + 1, state.images + size, run.optimizer.lr * rate
         for period, hook in hooks:
             if state.step % period == 0 or state.done:
                 hook(state)
 
 
-def move(state: State, loss: float, rate: float) -> None:
+def all_scalars(state: State, scalars: dict[str, float]) -> dict[str, float]:
+    """What a step logs, its loss first, summed over all processes."""
+    device, names = str(state.flat.master.device), ("loss", *state.objective.logged)
+    return {name: state.ranks.total(scalars.get(name, 0.0), device) for name in names}
+
+
+def move(state: State, scalars: dict[str, float], rate: float) -> None:
     """From summed gradients to new weights, at `rate` times the base learning rate; nothing where they or the loss are
     not finite."""
-    flat = state.flat
+    flat, loss, values = state.flat, scalars["loss"], state.progress.values
     if state.scale != 1:
         flat.master_grad.mul_(1 / state.scale)
     state.norm = float(flat.clip(state.run.optimizer.clip))
     if not math.isfinite(loss + state.norm):
         return
-    state.optimizers.step(rate)
+    state.optimizers.step(rate, values.get("weight_decay"))
     state.updates += 1
-    flat.publish(state.updates)
+    flat.publish(state.updates, values.get("ema"))
+    with torch.no_grad():
+        state.objective.after_step(progress_at(state.run, state.step + 1))
     state.losses, state.counted, state.good = state.losses + loss, state.counted + 1, state.good + 1
+    for name in state.objective.logged:
+        state.scalars[name] = state.scalars.get(name, 0.0) + scalars[name]
     if state.run.precision == "fp16" and state.good == PATIENCE:
         state.scale, state.good = min(2 * state.scale, LARGEST), 0
 
@@ -122,7 +145,7 @@ def skip(state: State, loss: float, samples: Tensor) -> None:
         )
 
 
-def timed(batches: Iterator[dict[str, Tensor]], state: State) -> Iterator[dict[str, Tensor]]:
+def timed(batches: Iterator[Batch], state: State) -> Iterator[Batch]:
     """The same batches, with the time that each was waited for added to `state.waited`."""
     while True:
         started = time.perf_counter()

@@ -49,12 +49,13 @@ class Optimizers:
         }
 
     @torch.no_grad()
-    def step(self, factor: float) -> None:
-        """Move the masters, at `factor` times the base learning rates."""
+    def step(self, factor: float, weight_decay: float | None = None) -> None:
+        """Move the masters, at `factor` times the base learning rates; `weight_decay` in place of the options'."""
         options = self.options
+        usual = options.weight_decay if weight_decay is None else weight_decay
         for group, span in self.flat.groups.items():
             weight, grad, rate = self.flat.master[span], self.flat.master_grad[span], factor * group.factor
-            decay = 0.0 if group.kind == "plain" and options.decay_on == "matrices" else options.weight_decay
+            decay = 0.0 if group.kind == "plain" and options.decay_on == "matrices" else usual
             if options.name == "muon" and group.kind == "matrix":
                 lr, dtype = options.matrix_lr * rate, self.flat.dtype
                 muon(*self.matrices(group), lr=lr, weight_decay=decay, momentum=MUON_MOMENTUM, dtype=dtype)

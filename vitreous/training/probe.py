@@ -8,13 +8,16 @@ from dataclasses import replace
 
 import torch
 
+from vitreous.data.batch import Batch
 from vitreous.errors import ResourceError, out_of_memory
 from vitreous.machine import DTYPES, free_memory
 from vitreous.models.cost import activations
+from vitreous.training.batches import Inputs, prepared_batches
 from vitreous.training.folder import Folder
+from vitreous.training.loop import State
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Run
-from vitreous.training.session import Inputs, Session
+from vitreous.training.session import Session
 from vitreous.training.shards import Shards
 
 SPARE = 0.8  # share of the free memory that activations may take, by the estimate that a CPU is judged by
@@ -36,7 +39,7 @@ def fitted(run: Run, inputs: Inputs, folder: Folder, ranks: Ranks, tell: Callabl
     state = session.build()
     shards = Shards(state.objective, state.flat)
     state.objective.train()
-    while not fits(shards, run, size, session.device):
+    while not fits(session, state, shards, size):
         if size == 1:
             raise ResourceError(
                 "a single image does not fit into memory", "use a smaller model or --image-size, or --recompute"
@@ -50,20 +53,24 @@ def fitted(run: Run, inputs: Inputs, folder: Folder, ranks: Ranks, tell: Callabl
     return replace(run, micro_batch=size if size < whole else None)
 
 
-def fits(shards: Shards, run: Run, size: int, device: str) -> bool:
-    """Whether one forward and backward pass over so many images succeeds."""
-    images = torch.zeros(size, run.model.channels, *run.model.image, device=device, dtype=DTYPES[run.precision])
-    labels = torch.zeros(size, dtype=torch.int64, device=device)
+def fits(session: Session, state: State, shards: Shards, size: int) -> bool:
+    """Whether one forward and backward pass over so many samples succeeds."""
     try:
-        shards.backward({"images": images, "labels": labels}, 0.0)
+        shards.backward(first_batch(session, state, size), 0.0)
     except RuntimeError as error:  # torch.OutOfMemoryError is one
         if not out_of_memory(error):
             raise
         gc.collect()
-        if device.startswith("cuda"):
+        if session.device.startswith("cuda"):
             torch.cuda.empty_cache()
         return False
     return True
+
+
+def first_batch(session: Session, state: State, size: int) -> Batch:
+    """The first `size` samples of the stream, as a step has them."""
+    place = [(0, size)]
+    return next(prepared_batches(session.run, session.inputs, state.objective, session.device, place, place))
 
 
 def estimate(run: Run) -> float:

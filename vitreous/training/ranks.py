@@ -47,6 +47,10 @@ class Ranks:
             dist.all_reduce(values)
         return values
 
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over all processes, of each number of a tensor; without gradient."""
+        return values if self.world == 1 else self.sum(values.detach().clone()) / self.world
+
     def total(self, value: float, device: str) -> float:
         """The sum of a number over all processes."""
         return value if self.world == 1 else float(self.sum(torch.tensor(value, dtype=torch.float64, device=device)))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
-from vitreous.data.augmentation.augment import Augment
+from vitreous.config import Tagged
+from vitreous.data.augmentation.augment import Augment, Views
+from vitreous.data.augmentation.views import VIEWS
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
-from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.config import ModelConfig
+from vitreous.objectives.base import ObjectiveConfig
+from vitreous.objectives.supervised import SupervisedConfig
+from vitreous.objectives.table import OBJECTIVES
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,19 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class Ramp:
+    """A number that moves from `start` to `end` over a run: a teacher's momentum, a temperature, weight decay.
+
+    In `steps` optimiser steps, or in all of the run (0), then it stays. `cosine` begins and ends slowly.
+    """
+
+    start: float
+    end: float
+    curve: Literal["cosine", "linear"] = "cosine"
+    steps: int = 0
+
+
+@dataclass(frozen=True)
 class FineTune:
     """What of the model moves: all of it, the head and the `last_blocks` (0: the head alone), or adapters of rank
     `lora_rank`.
@@ -102,28 +120,36 @@ class Run:
     processes that divides them. Raises UsageError for what cannot work.
     """
 
+    #: settings of configs written before objectives had their own, and where they are now
+    MOVED: ClassVar[dict[str, str]] = {"augment": "views"} | {
+        name: f"objective.{name}"
+        for name in (
+            "loss",
+            "smoothing",
+            "class_weights",
+            "head_bias",
+            "mimetic",
+            "patch_dropout",
+            "patch_dropout_until",
+            "progressive",
+            "progressive_until",
+        )
+    }
+
     data: DataOptions
     model: ModelConfig
     preprocess: Preprocess
-    augment: Augment = field(default_factory=Augment)
+    objective: Annotated[ObjectiveConfig, Tagged(OBJECTIVES)] = field(default_factory=SupervisedConfig)
+    views: Annotated[Views, Tagged(VIEWS)] = field(default_factory=Augment)
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
+    # what moves beside the learning rate, by name: weight_decay, ema, and what the objective asks for
+    schedules: dict[str, Ramp] = field(default_factory=dict)
     tune: FineTune = field(default_factory=FineTune)
     recipe: str = ""  # whose numbers these were before the options came
     init: str | None = None
     # pixels: of the images that the positions of `init` are for, where it does not tell
     init_source_size: tuple[int, ...] | None = None
-    head_bias: float = 0.0  # what the head's biases start at: -10 for 21,843 classes and the sigmoid loss (big_vision)
-    loss: Literal["softmax", "sigmoid", "binary"] = "softmax"  # as `objectives.supervised.cross_entropy` has them
-    # of the classes in the loss, 1 on average over the training images; none: all alike
-    class_weights: tuple[float, ...] = ()
-    mimetic: bool = False  # attention matrices that start out as trained ones look (arXiv:2305.09828)
-    smoothing: float = 0.0
-    patch_dropout: float = 0.0  # share of the patches left out, in the first `patch_dropout_until` of the run
-    patch_dropout_until: float = 0.7
-    # side of the first pictures as a share of the model's; grows until `progressive_until` of the run
-    progressive: float = 1.0
-    progressive_until: float = 0.7
     batch_size: int = 128
     accumulate: int = 1
     epochs: float = 30.0
@@ -172,28 +198,16 @@ class Run:
             )
         if self.micro_batch is not None and self.micro_batch < 1:
             raise UsageError(f"micro_batch must be at least 1, not {self.micro_batch}")
-        if self.class_weights and len(self.class_weights) != len(self.data.classes):
-            raise UsageError(
-                f"{len(self.class_weights)} class weights for {len(self.data.classes)} classes",
-                "give one for each class",
-            )
         if self.ema is not None and not 0 <= self.ema < 1:
             raise UsageError(f"ema must be at least 0 and below 1, not {self.ema}")
-        random = self.model.dropout or self.model.drop_path or self.tune.lora_dropout
-        if self.shards > 1 and (self.compile or (random and not self.reproducible)):
+        if self.shards > 1 and (self.compile or (self.draws_in_forward and not self.reproducible)):
             raise UsageError(f"{self.shards} shards go with neither compile, dropout nor drop_path", "use --shards 1")
-        if not 0 <= self.patch_dropout < 1:
-            raise UsageError(f"patch_dropout must be at least 0 and below 1, not {self.patch_dropout}")
-        if (not isinstance(self.model, ViTConfig) or self.model.on_grid) and (self.patch_dropout or self.mimetic):
+        if not self.objective.splittable and (self.shards > 1 or self.micro_batch or self.reproducible):
             raise UsageError(
-                "patch dropout and mimetic initialisation are for ViTs whose blocks see every patch", "leave them out"
+                f"the samples of a batch see each other in the objective {self.objective.name}",
+                "leave out --shards, --micro-batch and --reproducible",
             )
-        if not 0 < self.progressive <= 1 or (self.progressive < 1 and len(self.model.image) != 2):
-            raise UsageError(
-                f"progressive must be above 0 and at most 1 (1 for other than pictures), not {self.progressive}"
-            )
-        if self.model.classes != len(self.data.classes):
-            raise UsageError(f"the model has {self.model.classes} classes, the data {len(self.data.classes)}")
+        self.objective.check(self.model, self.data.classes, self.views)
         batches = -(-self.data.images // self.batch_size)
         if self.accumulate > batches:
             raise UsageError(
@@ -202,13 +216,18 @@ class Run:
             )
 
     @property
+    def draws_in_forward(self) -> bool:
+        """Whether the model draws at random as it computes: dropout, stochastic depth."""
+        return bool(self.model.dropout or self.model.drop_path or self.tune.lora_dropout)
+
+    @property
     def total(self) -> int:
-        """Pictures that the whole run sees."""
+        """Samples that the whole run sees."""
         return max(1, round(self.epochs * self.data.images))
 
     @property
     def step_size(self) -> int:
-        """Pictures of one optimiser step."""
+        """Samples of one optimiser step."""
         return self.batch_size * self.accumulate
 
     @property

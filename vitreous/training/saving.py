@@ -3,7 +3,8 @@
     state.json               the numbers (`loop.Counters`) and what else has to be known to go on
     model, ema, optimizer    tensors by name: three files, or with FSDP a file of pieces from every process
                              (`weights.pieces`)
-    frozen                   parameters that do not move, where there are any
+    frozen                   what the optimiser does not move, where there is any: frozen parameters, and the
+                             objective's own state (a teacher, a centre) at its own precision
 
 The leading process writes and publishes; with FSDP all write, in the background, and the leading one publishes when
 they have.
@@ -165,16 +166,18 @@ class Checkpointer:
         self.saved = state.images
         state.flat.take(tensors_in(Path(place), "model"), tensors_in(Path(place), "ema") or None)
         state.optimizers.load(tensors_in(Path(place), "optimizer"), state.flat.scatter)
-        state.flat.keep(state.objective, tensors_in(Path(place), "frozen"))
+        state.flat.load_held(tensors_in(Path(place), "frozen"))
         return stored
 
 
 def take_weights(state: State, store: Store, step: int) -> bool:
-    """Give the state the weights and the averaged weights of a checkpoint; whether that was there and whole."""
+    """Give the state the weights, the averaged weights and what else moves of a checkpoint; whether that was there and
+    whole."""
     place, ranks = store.place(step), state.ranks
     if not ranks.share("whole" if ranks.leads and flaw(place) is None else ""):
         return False
     state.flat.take(tensors_in(place, "model"), tensors_in(place, "ema") or None)
+    state.flat.load_held(tensors_in(place, "frozen"))
     return True
 
 
@@ -190,8 +193,8 @@ def tensors(state: State) -> dict[str, dict[str, Tensor]]:
     found = {"model": flat.views(flat.master), "optimizer": state.optimizers.state()}
     if flat.ema is not None:
         found["ema"] = flat.views(flat.average)
-    if still := flat.still():
-        found["frozen"] = still
+    if held := flat.held_state():
+        found["frozen"] = held
     return found
 
 

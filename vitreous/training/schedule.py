@@ -1,10 +1,10 @@
-"""The learning rate as a function of the step."""
+"""The learning rate, and whatever else is scheduled, as functions of the step."""
 
 from __future__ import annotations
 
 import math
 
-from vitreous.training.run import Schedule
+from vitreous.training.run import Ramp, Schedule
 
 
 def factor(schedule: Schedule, step: int, steps: int) -> float:
@@ -34,3 +34,14 @@ def plain(schedule: Schedule, step: int, steps: int) -> float:
         "steps": 0.1 ** sum(step >= share * steps for share in schedule.milestones),
     }[schedule.decay]
     return shape * (min(1.0, step / warmup) if warmup else 1.0)
+
+
+def ramp(schedule: Ramp, step: int, steps: int) -> float:
+    """The value of a ramp at `step` (0-based) of `steps`.
+
+    p = step / its steps in [0, 1]; cosine: end + (start - end) (1 + cos(pi p)) / 2; linear: start + (end - start) p.
+    """
+    share = min(1.0, step / max(1, schedule.steps or steps))
+    if schedule.curve == "linear":
+        return schedule.start + (schedule.end - schedule.start) * share
+    return schedule.end + (schedule.start - schedule.end) * (1 + math.cos(math.pi * share)) / 2

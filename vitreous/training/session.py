@@ -5,40 +5,34 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
+from vitreous.data.batch import Batch
 from vitreous.data.keys import key
-from vitreous.data.loader import Batch, EvalLoader, TrainLoader
 from vitreous.data.sources import public_name
-from vitreous.data.split import Split
 from vitreous.errors import Interrupted, ResourceError
-from vitreous.evaluation.classification import judge
-from vitreous.evaluation.engine import CHUNK, TorchEngine, logits_of
+from vitreous.evaluation.engine import TorchEngine
 from vitreous.evaluation.report import Report
 from vitreous.machine import DTYPES, settle_process
-from vitreous.models.bit import BiT
-from vitreous.models.initial import mimetic
 from vitreous.models.names import name_of
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model, build
-from vitreous.objectives.supervised import Supervised
+from vitreous.objectives.base import Setting
 from vitreous.progress import Listener, NullListener
 from vitreous.training import best
-from vitreous.training.compute import gradients
+from vitreous.training.batches import Inputs, prepared_batches
+from vitreous.training.compute import count_gradients
 from vitreous.training.flat import Flat
 from vitreous.training.folder import Folder
 from vitreous.training.health import Health
 from vitreous.training.loop import State, fit
 from vitreous.training.optimizer import Optimizers, factor_of
 from vitreous.training.parts import check, spans
-from vitreous.training.progressive import kept, shrunk
 from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run
 from vitreous.training.saving import Checkpointer, take_weights
@@ -46,23 +40,10 @@ from vitreous.training.sharded import Sharded
 from vitreous.training.signals import Signals
 from vitreous.training.throughput import ThroughputMeter
 from vitreous.training.tune import merged, prepare
+from vitreous.training.validation import shared_outputs
 from vitreous.weights.adopt import adopt
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.options import WeightsSource
-from vitreous.weights.tasks import Classification
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The pictures of a run; `cached` holds those of `train` as (n, C, *image) uint8 if they stay in memory.
-
-    `rows`: which of the data's training images `train` has, where some could not be read; None: all.
-    """
-
-    train: Split
-    val: Split | None = None
-    cached: Tensor | None = None
-    rows: np.ndarray | None = None
 
 
 class Session:
@@ -80,7 +61,7 @@ class Session:
         self.signals = Signals()
         self.keeper = Checkpointer(folder.store(run.keep), self.tell)
         self.health = Health(self.tell)
-        self.account = ThroughputMeter(ranks, self.device, run.precision)
+        self.meter = ThroughputMeter(ranks, self.device, run.precision)
         self.pending = False  # an evaluation was cut short and has to be made after resuming
         self.last: Report | None = None
         self.best = best.Best()
@@ -100,7 +81,7 @@ class Session:
             self.health.data(self.inputs.train, self.inputs.val)
             state = self.build()
             self.restore(state)
-            self.account.begin(state)
+            self.meter.begin(state)
             if self.pending:
                 self.evaluate(state)
                 self.stop(state)  # before a step, if it was cut short again
@@ -126,22 +107,23 @@ class Session:
         run, device = self.run, torch.device(self.device)
         torch.manual_seed(int(key(run.seed)) >> 1)
         model = build(run.model)
-        if run.mimetic and isinstance(model, ViT):
-            mimetic(model)
-        if run.head_bias and isinstance(model.head, nn.Linear) and model.head.bias is not None:
-            nn.init.constant_(model.head.bias, run.head_bias)
+        run.objective.initialise(model)
         if run.init:
             self.tell(adopt(model, WeightsSource(run.init, source_size=run.init_source_size), run.data.classes).text())
         if said := prepare(model, run.tune):
             self.tell(said)
         if run.recompute:
             recompute(model)
-        objective = Supervised(model, run.smoothing, run.loss, run.class_weights)
+        multilabel = self.inputs.train.labels.ndim == 2 and bool(run.data.classes)
+        setting = Setting(run.seed, run.data.classes, multilabel, run.views, run.data.repeats, DTYPES[run.precision])
+        objective = run.objective.build(model, setting)
+        objective.reduce = self.ranks.mean
         factor = partial(factor_of, run.optimizer, getattr(run.model, "depth", 0))
         if self.ranks.joined and run.parallel == "fsdp":
             flat = Sharded(objective, DTYPES[run.precision], device, self.ranks, run.ema, factor)
         else:
-            flat = Flat(objective, DTYPES[run.precision], device, run.ema, gradients(run, self.ranks), factor)
+            flat = Flat(objective, DTYPES[run.precision], device, run.ema, count_gradients(run, self.ranks), factor)
+        self.evaluators = objective.evaluators(self.inputs.train)
         scale = 2.0**16 if run.precision == "fp16" else 1.0
         return State(
             run=run,
@@ -153,21 +135,9 @@ class Session:
         )
 
     def batches(self, state: State) -> Iterator[Batch]:
-        """This process's parts of the steps from the state's position on: on the device, normalised, mixed, in the
-        run's precision."""
-        run, data, device = self.run, self.run.data, self.device
-        chance = (run.augment, run.seed, data.workers, self.inputs.cached, data.sampling, data.repeats)
-        feed = TrainLoader(self.inputs.train, run.preprocess, *chance, data.exact, self.device.startswith("cuda"))
-        starts = (start for start, _ in spans(run, self.ranks, state.images))
-        for batch, position in zip(feed.spans(spans(run, self.ranks, state.images)), starts, strict=False):
-            images = run.preprocess.normalise(batch["images"].to(device, non_blocking=True))
-            labels = batch["labels"].to(device, non_blocking=True)
-            images, labels = run.augment.mix(images, labels, run.model.classes, run.seed, position, data.repeats)
-            images = shrunk(images, run, position)
-            ready = {"images": images.to(DTYPES[run.precision]), "labels": labels, "samples": batch["samples"]}
-            if (keep := kept(images, run, position)) is not None:
-                ready["keep"] = keep
-            yield ready
+        """This process's parts of the steps from the state's position on, as `prepared_batches` makes them."""
+        places, ahead = (spans(self.run, self.ranks, state.images) for _ in range(2))
+        return prepared_batches(self.run, self.inputs, state.objective, self.device, places, ahead)
 
     def watch(self, state: State) -> None:
         """After every step: what was written in the background, and what looks wrong."""
@@ -176,12 +146,13 @@ class Session:
 
     def log(self, state: State) -> None:
         """One line of training figures, and the progress shown."""
-        epoch, figures = state.images / self.run.data.images, self.account.line(state)
+        epoch, figures = state.images / self.run.data.images, self.meter.line(state)
         line = {
             "step": state.step,
             "epoch": epoch,
             "train/loss": state.losses / state.counted if state.counted else None,
             "lr": state.rate,
+            **{f"train/{name}": total / max(state.counted, 1) for name, total in state.scalars.items()},
             "gradient_norm": state.norm if math.isfinite(state.norm) else None,
             "skipped": state.skipped,
             **figures,
@@ -191,7 +162,7 @@ class Session:
         self.record(line)
         self.health.line(figures["waiting"], state, self.inputs.cached is not None)
         loss = state.losses / max(state.counted, 1)
-        state.losses, state.counted = 0.0, 0
+        state.losses, state.counted, state.scalars = 0.0, 0, {}
         val = f"  val {self.last.leading[0]} {self.last.leading[1]:.1%}" if self.last else ""
         text = (
             f"epoch {epoch:.1f}/{self.run.epochs:g}  loss {loss:.3f}  {figures['images_per_second']:.0f} images/s{val}"
@@ -209,19 +180,23 @@ class Session:
 
     def evaluate(self, state: State) -> None:
         """Judge the averaged weights on the validation split, in the run's precision."""
-        if self.inputs.val is None or (state.done and not self.run.keep_best):
+        if not self.judges or (state.done and not self.run.keep_best):
             return  # the last one is made by `finish`, as `evaluate` would
         self.pending = True
         try:
-            self.last = self.judged(merged(averaged(state)), self.inputs.val, self.run.precision)
+            self.last, figures = self.judged(merged(state.flat.averaged()), self.run.precision)
         except Interrupted:
             return
         self.pending = False
-        figures = {f"val/{name}": value for name, value in self.last.figures.items()}
-        self.record({"step": state.step, "epoch": self.epoch(state), **figures, "seconds": self.account.seconds})
+        self.record({"step": state.step, "epoch": self.epoch(state), **figures, "seconds": self.meter.seconds})
         self.health.report(self.last, self.run.data.classes)
         self.choose(state, self.last)
-        self.account.mark(state)
+        self.meter.mark(state)
+
+    @property
+    def judges(self) -> bool:
+        """Whether there is anything to measure on validation images."""
+        return self.inputs.val is not None and bool(self.evaluators)
 
     def epoch(self, state: State) -> float:
         """Passes over the training images so far."""
@@ -244,49 +219,33 @@ class Session:
             state.halt = True
             self.save(state)
 
-    def judged(self, model: Model, split: Split, precision: str) -> Report:
-        """The figures of a model on a split, of which every process computes a share, each picture once.
+    def judged(self, model: Model, precision: str) -> tuple[Report, dict[str, float | None]]:
+        """The leading report on the validation images, and all figures by the name that a line of metrics has for them.
 
         Raises Interrupted, in all processes, when a signal came in.
         """
-
-        def each(images: int) -> None:
-            if self.signals.received:
-                raise Interrupted("evaluation cut short")
-
-        run, ranks, rows = self.run, self.ranks, np.arange(len(split))
-        mine = rows[rows // CHUNK % ranks.world == ranks.rank]
-        engine = TorchEngine(model, self.run.preprocess, self.device, "fp32" if precision == "fp16" else precision)
-        cut, logits, bad = 0.0, np.zeros((0, self.run.model.classes), np.float32), {}
-        try:
-            reader = EvalLoader(
-                split if ranks.world == 1 else split.take(mine), self.run.preprocess, self.run.data.workers
-            )
-            logits, bad = logits_of(engine, reader, each=each)
-        except Interrupted:
-            cut = 1.0
-        if ranks.most([cut], self.device)[0]:
-            raise Interrupted("evaluation cut short")
-        readable = np.array([row not in bad for row in range(len(mine))], dtype=bool)
-        if ranks.world > 1:
-            found = [
-                ranks.gather(torch.from_numpy(part).to(self.device))
-                for part in (mine, logits.reshape(len(mine), run.model.classes), readable)
-            ]
-            order, logits, readable = (torch.cat(parts).cpu().numpy() for parts in found)
-            back = np.argsort(order)
-            logits, readable = logits[back], readable[back]
-        return judge(logits, split.labels, self.run.data.classes, readable)
+        assert self.inputs.val is not None
+        precision = "fp32" if precision == "fp16" else precision
+        engine = TorchEngine(model, self.run.preprocess, self.device, precision)
+        measure = partial(
+            shared_outputs, engine, self.ranks, self.run.data.workers, lambda: bool(self.signals.received)
+        )
+        reports = [
+            evaluator.report(*(measure(evaluator, split) for split in evaluator.splits(self.inputs.val)))
+            for evaluator in self.evaluators
+        ]
+        figures = {name: value for report in reversed(reports) for name, value in report.figures.items()}
+        return reports[0], {f"val/{name}": value for name, value in figures.items()}
 
     def save(self, state: State) -> None:
         """A checkpoint."""
-        self.keeper.save(state, {"pending": self.pending, "seconds": self.account.seconds, "best": self.best.plain()})
+        self.keeper.save(state, {"pending": self.pending, "seconds": self.meter.seconds, "best": self.best.plain()})
 
     def restore(self, state: State) -> None:
         """Continue from the newest valid checkpoint, if there is one."""
         stored = self.keeper.restore(state)
         if stored is not None:
-            self.pending, self.account.before = stored["pending"], stored["seconds"]
+            self.pending, self.meter.before = stored["pending"], stored["seconds"]
             self.best = best.Best.from_plain(stored.get("best"))
             self.keeper.pinned = self.best.step or None
             self.tell(f"resumed at step {state.step} of {self.run.steps}")
@@ -326,7 +285,7 @@ class Session:
         if self.ranks.leads and not self.folder.path.is_dir():
             raise ResourceError(f"the run folder {self.folder.path} is gone", "start again, and leave it in place")
         epoch, kept = self.epoch(state), self.take_best(state)
-        model = merged(averaged(state))
+        model = merged(state.flat.averaged())
         seen = self.best.epoch if kept != state.step else epoch
         provenance = {
             "init": run.init,
@@ -336,19 +295,17 @@ class Session:
             "seed": run.seed,
         }
         if self.ranks.leads:
-            task = Classification(run.data.classes, self.inputs.train.labels.ndim == 2, run.loss)
-            Bundle(model, task, run.preprocess, provenance).save(self.folder.bundle)
+            Bundle(model, state.objective.task(), run.preprocess, provenance).save(self.folder.bundle)
         val = None
-        if self.inputs.val is not None:
+        if self.judges:
             try:
-                self.last = self.judged(model, self.inputs.val, "auto")
+                self.last, figures = self.judged(model, "auto")
             except Interrupted:
                 raise self.interrupted(state) from None
             val = self.last.summary()
-            figures = {f"val/{name}": value for name, value in self.last.figures.items()}
             if self.ranks.leads and kept == state.step:
                 self.folder.rewind(state.step, but=judgement(state.step, epoch))
-                self.folder.append({"step": state.step, "epoch": epoch, **figures, "seconds": self.account.seconds})
+                self.folder.append({"step": state.step, "epoch": epoch, **figures, "seconds": self.meter.seconds})
         loss = last_of(self.folder.metrics, "train/loss") if self.ranks.leads else None
         return {
             "model": name_of(run.model),
@@ -357,7 +314,7 @@ class Session:
             "steps": state.step,
             "epochs": epoch,
             "seed": run.seed,
-            **self.account.totals(state),
+            **self.meter.totals(state),
             "skipped": state.skipped,
             "train": {"loss": loss},
             "val": val,
@@ -387,13 +344,6 @@ def recompute(model: Model) -> None:
     """Have the encoder compute its blocks again in the backward pass, instead of keeping what they made."""
     if isinstance(model, ViT):
         model.encoder.recompute = True
-
-
-def averaged(state: State) -> Model:
-    """The model that computes with the averaged weights."""
-    model = state.flat.averaged().get_submodule("model")
-    assert isinstance(model, ViT | BiT)
-    return model
 
 
 def judgement(step: int, epoch: float) -> str:

@@ -7,14 +7,16 @@ computes with parameters of the run's precision; masters are float32, as in `tra
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vitreous.training.flat import Flat, Group, kind_of, warm
+from vitreous.errors import UsageError
+from vitreous.models.zoo import Model
+from vitreous.objectives.base import Objective
+from vitreous.training.flat import Flat, Group, kind_of, named_tensors, warm
 from vitreous.training.ranks import Ranks
 
 
@@ -23,7 +25,7 @@ class Sharded(Flat):
 
     def __init__(
         self,
-        module: nn.Module,
+        module: Objective,
         dtype: torch.dtype,
         device: torch.device,
         ranks: Ranks,
@@ -34,7 +36,10 @@ class Sharded(Flat):
         from torch.distributed.fsdp import fully_shard
 
         self.dtype, self.ranks, self.ema, self.device = dtype, ranks, ema, device
-        self.twin = copy.deepcopy(module).cpu().float().eval().requires_grad_(False)
+        self.module = module
+        refuse_moving_state(module)
+        self.copy_deployed(torch.device("cpu"))
+        whole = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
         for parameter in module.parameters():
             parameter.data = parameter.data.to(device, dtype)
         module.to(device)
@@ -45,18 +50,13 @@ class Sharded(Flat):
             for block in blocks:
                 fully_shard(block, mesh=self.mesh)
         fully_shard(module, mesh=self.mesh)
-        self.module = module
         self.moving = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.parameters = self.local()
         self.spans = {}
         self.arrange({name: Group(kind_of(name, p), factor(name)) for name, p in self.parameters.items()})
         self.master = torch.zeros(self.length, device=device)
         self.average = self.master if ema is None else torch.zeros_like(self.master)
-        whole = dict(self.twin.named_parameters())
-        self.take(
-            {name: whole[name] for name in self.parameters},
-            {name: whole[name] for name in self.parameters} if ema else None,
-        )
+        self.take(whole, whole if ema else None)
         self.grads, self.total = [], None
 
     def local(self) -> dict[str, Tensor]:
@@ -85,13 +85,13 @@ class Sharded(Flat):
         """The norms of whole parameters' parts of a vector."""
         return self.ranks.sum(super().norms(vector, names).square()).sqrt()
 
-    def publish(self, step: int) -> None:
+    def publish(self, step: int, decay: float | None = None) -> None:
         """After the masters moved for the `step`-th time (from 1): renew the module's parameters and the average."""
         master = self.views(self.master)
         for name, share in self.local().items():
             share.copy_(master[name])
         if self.ema is not None:
-            self.average.lerp_(self.master, 1 - warm(self.ema, step))
+            self.average.lerp_(self.master, 1 - (warm(self.ema, step) if decay is None else decay))
 
     def take(self, model: dict[str, Tensor], average: dict[str, Tensor] | None) -> None:
         """Give masters, parameters and average this process's share of whole tensors by name."""
@@ -122,12 +122,25 @@ class Sharded(Flat):
             )
         return found
 
-    def averaged(self) -> nn.Module:
-        """The module with the average, put together on the CPU. Every process has to call this."""
-        twin = dict(self.twin.named_parameters())
-        for name, piece in self.pieces(self.views(self.average)).items():
-            twin[name].copy_(piece.full_tensor())  # type: ignore[attr-defined]
+    @torch.no_grad()
+    def averaged(self) -> Model:
+        """The deployed module with the average, put together on the CPU. Every process has to call this."""
+        average = self.pieces(self.views(self.average))
+        for name, tensor in named_tensors(self.twin):
+            if self.shipped[name] in average:
+                tensor.copy_(average[self.shipped[name]].full_tensor())  # type: ignore[attr-defined]
         return self.twin
+
+
+def refuse_moving_state(module: Objective) -> None:
+    """Raise UsageError for an objective with state that follows the weights: every process has a share of those."""
+    static = {id(p) for p in module.frozen_parameters()}
+    moving = [name for name, p in module.named_parameters() if not p.requires_grad and id(p) not in static]
+    moving += [name for name in module.state_dict() if name in dict(module.named_buffers())]
+    if moving:
+        raise UsageError(
+            f"--parallel fsdp cannot share out {moving[0]}, which follows the weights", "use --parallel ddp"
+        )
 
 
 def group_on_cpu() -> dist.ProcessGroup:

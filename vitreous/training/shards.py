@@ -7,56 +7,64 @@ its end.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.cores import cores
+from vitreous.data.batch import Batch, batch_size, rows
 from vitreous.machine import team
-from vitreous.training.flat import Flat
+from vitreous.training.flat import Flat, named_tensors
 
-Batch = dict[str, Tensor]
 Forward = Callable[[Batch], dict[str, Tensor]]
+Scalars = dict[str, float]  # "loss", and what else an objective logs
 MOST, FEWEST = 8, 8  # shards, since each costs memory for a gradient; images of one
 
 
 class Shards:
-    """An objective, and copies of it that compute with the same weights: as many as the flat vectors have gradients.
-
-    Only for objectives whose loss is a mean over samples that do not see each other, and that draw nothing at random.
-    """
+    """An objective, and copies of it that compute with the same weights and state: as many as the flat vectors have
+    gradients. More than one only for splittable objectives."""
 
     def __init__(self, objective: nn.Module, flat: Flat, forward: Forward | None = None) -> None:
         self.forwards = [objective if forward is None else forward]
         for grad in flat.grads[1:]:
             twin, weights, gradients = copy.deepcopy(objective), flat.views(flat.work), flat.views(grad)
-            for name, parameter in twin.named_parameters():
+            live = dict(named_tensors(objective))
+            for name, tensor in named_tensors(twin):
+                tensor.data = weights[name] if name in weights else live[name].data
                 if name in weights:
-                    parameter.data, parameter.grad = weights[name], gradients[name]
+                    tensor.grad = gradients[name]
             self.forwards.append(twin)
         self.scale = 1.0  # of the loss in the backward pass: float16 gradients would vanish without it
 
-    def backward(self, batch: Batch, share: float) -> float:
-        """Add the gradient of `share` times the batch's loss to the flat gradients, and return that product.
-
-        Every tensor of the batch has one row a sample.
-        """
-        rows = len(next(iter(batch.values())))
-        count = min(len(self.forwards), rows)
+    def backward(self, batch: Batch, share: float) -> Scalars:
+        """Add the gradient of `share` times the batch's loss to the flat gradients, and return the scalars of the
+        forward passes, times their shares."""
+        size = batch_size(batch)
+        count = min(len(self.forwards), size)
         if count == 1:
             return self.part(self.forwards[0], batch, share)
-        ends = [rows * i // count for i in range(count + 1)]
-        parts = [{name: value[a:b] for name, value in batch.items()} for a, b in pairwise(ends)]
-        shares = [share * (b - a) / rows for a, b in pairwise(ends)]
-        return sum(team(len(self.forwards)).map(self.part, self.forwards[:count], parts, shares))
+        ends = [size * i // count for i in range(count + 1)]
+        parts = [rows(batch, a, b) for a, b in pairwise(ends)]
+        shares = [share * (b - a) / size for a, b in pairwise(ends)]
+        return add_scalars(team(len(self.forwards)).map(self.part, self.forwards[:count], parts, shares))
 
-    def part(self, forward: Forward, batch: Batch, share: float) -> float:
+    def part(self, forward: Forward, batch: Batch, share: float) -> Scalars:
         """Forward and backward of one part by itself."""
-        loss = forward(batch)["loss"] * share
-        (loss * self.scale).backward()
-        return float(loss.detach())
+        outputs = {name: value * share for name, value in forward(batch).items()}
+        (outputs["loss"] * self.scale).backward()
+        return {name: float(value.detach()) for name, value in outputs.items()}
+
+
+def add_scalars(parts: Iterable[Scalars]) -> Scalars:
+    """The sum by name, in order."""
+    total: Scalars = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total.get(name, 0) + value
+    return total
 
 
 def default_shards(device: str, batch_size: int) -> int:

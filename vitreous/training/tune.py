@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection
 from importlib.util import find_spec
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -93,9 +94,8 @@ def adapt(model: Model, tune: FineTune) -> str:
     from peft import LoraConfig, inject_adapter_in_model  # here, since importing it takes seconds
 
     rank, alpha = tune.lora_rank, tune.lora_alpha
-    inject_adapter_in_model(
-        LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=tune.lora_dropout, target_modules=names), model
-    )  # type: ignore[arg-type]
+    options: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "lora_dropout": tune.lora_dropout}
+    inject_adapter_in_model(LoraConfig(**options, target_modules=names), model)
     parts = dict(model.named_modules())
     for part in (parts[name] for name in HEAD if name in parts):
         part.requires_grad_(True)

@@ -93,6 +93,7 @@ class Augment:
     mixup: float = 0.0
     cutmix: float = 0.0
     mix_probability: float = 1.0
+    name: Literal["augment"] = "augment"
 
     def __post_init__(self) -> None:
         for name in ("flip", "erase", "mix_probability"):

@@ -10,13 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from PIL import Image, ImageFilter
 from torch import Tensor
 
+from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.crops import AreaCrop, to_picture
 from vitreous.data.decoding.regions import Regions
 from vitreous.data.decoding.spectral import Picture
@@ -54,6 +55,7 @@ class MultiCrop:
     blur: tuple[float, float, float] = (1.0, 0.1, 0.5)
     radius: tuple[float, float] = (0.1, 2.0)
     solarise: tuple[float, float, float] = (0.0, 0.2, 0.0)
+    name: Literal["multicrop"] = "multicrop"
 
     def __post_init__(self) -> None:
         if not all(0 <= p <= 1 for p in (self.flip, self.jitter_probability, self.grey, *self.blur, *self.solarise)):
@@ -101,6 +103,9 @@ class MultiCrop:
         small = rows[:, cut:].reshape(batch, self.locals, preprocess.channels, *self.local_image)
         return {"images": large, "local": small}
 
+
+#: what a training image is turned into: the `name` in a run's config -> the config's class
+VIEWS: dict[str, type[Augment | MultiCrop]] = {"augment": Augment, "multicrop": MultiCrop}
 
 DINO = MultiCrop()
 

@@ -1,0 +1,127 @@
+"""The contract between an objective and the loop that trains it.
+
+An objective is one file: a frozen config, whose `name` is its tag in a `Run`, and a module. The loop calls, for every
+step, `prepare` (without gradient), `forward`, and after the weights have moved `after_step`; it knows no label, no
+logit and no metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.data.batch import Batch
+from vitreous.data.split import Split
+from vitreous.evaluation.evaluator import Evaluator
+from vitreous.models.config import ModelConfig
+from vitreous.models.zoo import Model
+from vitreous.weights.tasks import Task
+
+
+class Progress(NamedTuple):
+    """How far a run is: optimiser steps made, samples of the stream before this step, and samples of the whole run.
+
+    `values`: what the run's `schedules` give at this step, by name.
+    """
+
+    step: int = 0
+    samples: int = 0
+    total: int = 1
+    values: Mapping[str, float] = {}
+
+    @property
+    def done(self) -> float:
+        """The share of the run that is over, 0 to 1."""
+        return self.samples / self.total
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What of a run an objective may know: its seed, class names, whether images have several labels, the config of its
+    views, how often an epoch shows a sample, and the precision that the model computes in."""
+
+    seed: int = 0
+    classes: tuple[str, ...] = ()
+    multilabel: bool = False
+    views: Any = None
+    repeats: int = 1
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What a run minimises, as numbers. A subclass has a field `name: Literal["…"]`, its tag."""
+
+    name: str
+    labelled: ClassVar[bool] = False  # needs data with labels
+    splittable: ClassVar[bool] = (
+        True  # the loss is a mean over samples that do not see each other, drawn without chance
+    )
+
+    def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
+        """Raise UsageError for a model, classes or views that the objective cannot have."""
+
+    def initialise(self, model: Model) -> None:
+        """Change a fresh model in place, before weights are loaded into it."""
+
+    def build(self, model: Model, setting: Setting) -> Objective:
+        """The objective of a model, whose weights are loaded and whose frozen parameters require no gradient. May draw
+        from torch's generator."""
+        raise NotImplementedError
+
+
+def identity(values: Tensor) -> Tensor:
+    """The mean over one process."""
+    return values
+
+
+class Objective(nn.Module):
+    """What a run minimises: model, mathematics and state.
+
+    Its parameters that require a gradient are moved by the optimiser. Other parameters and persistent buffers are
+    state: a checkpoint holds them at their own precision, so they are changed in place (`copy_`, `lerp_`), in
+    `after_step`. No device moves, no logging and no process groups in it: `reduce` is the mean over processes.
+    """
+
+    logged: ClassVar[tuple[str, ...]] = ()  # scalars of `forward` beside "loss", logged as train/NAME
+    reduce: Callable[[Tensor], Tensor] = staticmethod(identity)  # set by the session
+
+    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+        """A batch on the device, its views normalised float32 -> what `forward` takes: mixing, masks, noise.
+
+        Called without gradient. Chance is a function of the seed and of `batch["positions"]` (B,) int64, the samples'
+        places in the run's stream, so that it is the same for any number of processes and after a resumption.
+        """
+        return batch
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """-> "loss", a float32 scalar, the mean over the samples of the batch; and the scalars of `logged`."""
+        raise NotImplementedError
+
+    def after_step(self, progress: Progress) -> None:
+        """Called without gradient when the optimiser has moved the weights: a teacher, a centre follow."""
+
+    def frozen_parameters(self) -> Iterator[nn.Parameter]:
+        """Parameters that never move, which may compute in the run's precision: those of `model` without gradient."""
+        model = getattr(self, "model", None)
+        return (p for p in model.parameters() if not p.requires_grad) if isinstance(model, nn.Module) else iter(())
+
+    def deployed(self) -> Model:
+        """What the bundle ships, with a `config`: a classifier, an encoder. Part of this module, not a copy."""
+        raise NotImplementedError
+
+    def task(self) -> Task:
+        """What the deployed model answers, as the bundle says it."""
+        raise NotImplementedError
+
+    def evaluators(self, train: Split) -> list[Evaluator]:
+        """What is measured on the validation split, the leading one first; none where there is nothing to measure."""
+        return []
+
+    def flops(self, progress: Progress) -> float:
+        """Floating-point operations of one sample's training step, as carried out: two to a multiply-add."""
+        raise NotImplementedError

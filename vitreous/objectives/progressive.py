@@ -1,0 +1,86 @@
+"""Work that is left out in the first part of a run: patches of an image, and pixels of it.
+
+B images of a batch, N patches. Both are functions of a sample's position in the run's stream, so a resumed run leaves
+out the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitreous.data.keys import key
+from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.cost import computed, macs, unread
+
+
+@dataclass(frozen=True)
+class Thinning:
+    """Patch dropout (arXiv:2212.00794) and progressive resolution.
+
+    `patch_dropout` of the patches are left out before `patch_dropout_until` of the run; sides begin at the share
+    `progressive` of the model's and grow until `progressive_until` of it.
+    """
+
+    patch_dropout: float = 0.0
+    patch_dropout_until: float = 0.7
+    progressive: float = 1.0
+    progressive_until: float = 0.7
+
+
+def sides_at(thinning: Thinning, model: ModelConfig, samples: int, total: int) -> tuple[int, ...]:
+    """Pixels per axis of the images of a step, `samples` of `total` before it: whole patches, growing linearly."""
+    share = thinning.progressive + (1 - thinning.progressive) * samples / max(1, thinning.progressive_until * total)
+    if share >= 1:
+        return model.image
+    return tuple(max(1, math.floor(cells * share)) * size for cells, size in zip(model.grid, model.patch, strict=True))
+
+
+def resize_images(images: Tensor, sides: Sequence[int]) -> Tensor:
+    """(B, C, *image) -> (B, C, *sides), read bilinearly with antialiasing. The encoder reads its positions at the
+    smaller grid, as it does at any."""
+    if list(images.shape[2:]) == list(sides):
+        return images
+    return F.interpolate(images, size=list(sides), mode="bilinear", antialias=True)
+
+
+def draw_patches(images: Tensor, patch: Sequence[int], dropout: float, seed: int, position: int) -> Tensor:
+    """(B, C, *image), of which the first is at `position` of the stream -> (B, K) int64, the patches that stay, in
+    order."""
+    patches = math.prod(side // size for side, size in zip(images.shape[2:], patch, strict=True))
+    positions = position + np.arange(len(images))
+    order = key(seed, positions[:, None], np.arange(patches)[None]).argsort(1, kind="stable")
+    return torch.from_numpy(np.sort(order[:, : patches_left(dropout, patches)], 1)).to(images.device)
+
+
+def patches_left(dropout: float, patches: int) -> int:
+    """How many of so many patches are left, when that share of them is dropped."""
+    return max(1, round(patches * (1 - dropout)))
+
+
+def forward_macs(thinning: Thinning, model: ModelConfig, samples: int, total: int) -> float:
+    """Multiply-adds of one image's forward pass, `samples` of `total` into a run: without the pixels and patches that
+    are left out, and without what of the last block is not read."""
+    dropout = thinning.patch_dropout if samples < thinning.patch_dropout_until * total else 0.0
+    return _forward_macs(model, sides_at(thinning, model, samples, total), dropout)
+
+
+@lru_cache(maxsize=16)
+def _forward_macs(model: ModelConfig, image: tuple[int, ...], dropout: float) -> float:
+    if not dropout or not isinstance(model, ViTConfig):
+        return computed(model, image)
+    blocks = replace(model, image=image, stem=None)
+    patches = math.prod(blocks.grid)
+    # as many patches in a row: the cost of blocks depends on their number alone
+    row = (patches_left(dropout, patches), *(1,) * (len(image) - 1))
+    thinned = replace(blocks, image=tuple(n * p for n, p in zip(row, blocks.patch, strict=True)))
+    projection = math.prod(blocks.patch) * blocks.channels * blocks.width
+    skipped = (macs(blocks) - patches * projection) - (macs(thinned) - math.prod(row) * projection)
+    return macs(model, image) - skipped - unread(model, math.prod(row) + model.prefix)

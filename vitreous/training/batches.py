@@ -1,0 +1,74 @@
+"""From a run's images to batches that the objective takes: on the device, normalised, prepared, in its precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.data.batch import Batch
+from vitreous.data.loader import TrainLoader
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.split import Split
+from vitreous.machine import DTYPES
+from vitreous.objectives.base import Objective
+from vitreous.training.loop import progress_at
+from vitreous.training.run import Run
+
+PIXELS = {"images", "local"}  # entries of a batch that are views of images
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The images of a run; `cached` holds those of `train` as (n, C, *image) uint8 if they stay in memory.
+
+    `rows`: which of the data's training images `train` has, where some could not be read; None: all.
+    """
+
+    train: Split
+    val: Split | None = None
+    cached: Tensor | None = None
+    rows: np.ndarray | None = None
+
+
+def prepared_batches(
+    run: Run,
+    inputs: Inputs,
+    objective: Objective,
+    device: str,
+    places: Iterable[tuple[int, int]],
+    ahead: Iterable[tuple[int, int]],
+) -> Iterator[Batch]:
+    """A batch for each (start, stop) of positions in the run's stream; `ahead` are the same places again, which are
+    read early where there are workers.
+
+    `objective.prepare` is given "positions" (B,) int64 beside what the loader has.
+    """
+    order = (run.views, run.seed, run.data.workers, inputs.cached, run.data.sampling, run.data.repeats)
+    loader = TrainLoader(inputs.train, run.preprocess, *order, run.data.exact, device.startswith("cuda"))
+    dtype = DTYPES[run.precision]
+    for (start, stop), loaded in zip(places, loader.spans(ahead), strict=False):
+        batch: Batch = {name: e if name == "samples" else to_device(e, device) for name, e in loaded.items()}
+        batch |= {name: normalise_views(run.preprocess, batch[name]) for name in PIXELS & batch.keys()}
+        batch["positions"] = torch.arange(start, stop)
+        with torch.no_grad():
+            batch = objective.prepare(batch, progress_at(run, start // run.step_size))
+        batch |= {name: batch[name].to(dtype) for name in PIXELS & batch.keys()}
+        yield {name: entry for name, entry in batch.items() if name != "positions"}
+
+
+def to_device(entry: Tensor | list[Any], device: str) -> Tensor | list[Any]:
+    """An entry of a batch on a device."""
+    if isinstance(entry, Tensor):
+        return entry.to(device, non_blocking=True)
+    return [part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in entry]
+
+
+def normalise_views(preprocess: Preprocess, views: Tensor) -> Tensor:
+    """(B, …, C, *image) in 0..peak -> the same as the model takes it, float32."""
+    samples = views.shape[: views.ndim - 1 - len(preprocess.image)]
+    return preprocess.normalise(views.flatten(0, len(samples) - 1)).unflatten(0, samples)
