@@ -312,8 +312,8 @@ def test_a_process_that_dies_or_hangs_costs_one_file(monkeypatch):
 
 
 def test_processes_that_cannot_live_end_the_check(monkeypatch):
-    monkeypatch.setattr(scanning, "labour", lambda *words: os._exit(9))
-    with pytest.raises(ResourceError, match="exit code 9"):
+    monkeypatch.setattr(scanning, "start_worker", lambda *words: os._exit(9))
+    with pytest.raises(ResourceError, match="processes end before they read an image"):
         scan(Arrays(np.zeros((4, 2, 2), np.uint8), np.zeros(4, np.int64)), 2)
 
 

@@ -14,8 +14,8 @@ from vitreous.cores import cores
 from vitreous.data.check.alike import Groups, linked, proposed, verified
 from vitreous.data.check.facts import facts
 from vitreous.data.check.findings import FAILS, findings
-from vitreous.data.check.record import FORM, LARGER, READABLE, RECORD, VIEW, Form, probe, review, survey
-from vitreous.data.check.scan import Job, Seen, scan
+from vitreous.data.check.record import LARGER, READABLE, Form, probe, review, survey
+from vitreous.data.check.scan import Job, ScanResult, scan
 from vitreous.data.check.subject import Subject, parted, subject
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
@@ -60,8 +60,8 @@ def looked(
         raise UsageError(f"--workers cannot be {workers}")
     what, workers = subject(source, split), cores() if workers is None else workers
     groups = {"by": group_by, "parted": parted(what, group_by)}
-    seen: dict[str, Seen] = {}
-    how, size = first_form(next(iter(what.splits.values())), workers)
+    seen: dict[str, ScanResult] = {}
+    form, size = first_form(next(iter(what.splits.values())), workers)
     side = image_size if isinstance(image_size, int) else min(image_size(size)) if size else None
     total, before, started = sum(what.lengths), 0, time.perf_counter()
     for name, part in what.splits.items():
@@ -70,12 +70,10 @@ def looked(
             rate = (before + done) / (time.perf_counter() - started)
             progress("check", before + done, total, f"{rate:.0f} images/s")
 
-        seen[name] = scan(part, workers, each, (RECORD, partial(survey, how=how)))
+        seen[name] = scan(part, workers, each, partial(survey, form=form))
         before += len(part)
-    document = facts(
-        what, seen, near_copies(what, seen, (VIEW, partial(review, how=how)), workers, progress), side, groups
-    )
-    document["channels"] = {"count": how[0], "numbers": how[1]} if how else None
+    document = facts(what, seen, near_copies(what, seen, partial(review, form=form), workers, progress), side, groups)
+    document["channels"] = {"count": form[0], "numbers": form[1]} if form else None
     found = findings(document)
     return {"passed": all(finding["level"] != FAILS for finding in found), "findings": found, **document}, what
 
@@ -85,14 +83,14 @@ def first_form(split: Split, workers: int) -> tuple[Form, tuple[int, int] | None
     stands for all, as it does for `train`. (None, None) where none of them can be read."""
     for low, high in ((0, 1), (1, PROBED)):
         few = split.take(np.arange(low, min(high, len(split))))
-        records = scan(few, min(workers, 1), job=(FORM, probe)).records
+        records = scan(few, min(workers, 1), job=probe).records
         for record in records[records["state"] == READABLE][:1]:
-            how = (int(record["channels"]), str(record["numbers"])) if record["channels"] else None
-            return how, (int(record["height"]), int(record["width"]))
+            form = (int(record["channels"]), str(record["numbers"])) if record["channels"] else None
+            return form, (int(record["height"]), int(record["width"]))
     return None, None
 
 
-def near_copies(what: Subject, seen: dict[str, Seen], job: Job, workers: int, progress: Progress) -> Groups:
+def near_copies(what: Subject, seen: dict[str, ScanResult], job: Job, workers: int, progress: Progress) -> Groups:
     """Groups of images that look alike: those that the records say may be copies are read again, and compared."""
     pairs = proposed(np.concatenate([part.records for part in seen.values()]))
     rows, places = np.unique(np.concatenate([pairs["sample"], pairs["of"]]), return_inverse=True)

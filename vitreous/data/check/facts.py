@@ -9,7 +9,7 @@ import numpy as np
 
 from vitreous.data.check.alike import Groups, exact
 from vitreous.data.check.record import KINDS, MODES, READABLE, Trait
-from vitreous.data.check.scan import Seen
+from vitreous.data.check.scan import ScanResult
 from vitreous.data.check.subject import Subject, left_out
 from vitreous.errors import DataError
 
@@ -19,7 +19,7 @@ LISTED = 10_000  # groups of copies that a document lists
 
 
 def facts(
-    subject: Subject, seen: dict[str, Seen], near: Groups, image_size: int | None, groups: dict[str, Any]
+    subject: Subject, seen: dict[str, ScanResult], near: Groups, image_size: int | None, groups: dict[str, Any]
 ) -> dict[str, Any]:
     """Everything that is told, before anything is made of it. Every figure but `unreadable` is of the images that can
     be read."""
@@ -61,7 +61,7 @@ def as_dict(error: DataError | None) -> dict[str, str] | None:
     return {"message": error.message, "hint": error.hint} if error else None
 
 
-def split_facts(subject: Subject, name: str, seen: Seen) -> dict[str, Any]:
+def split_facts(subject: Subject, name: str, seen: ScanResult) -> dict[str, Any]:
     """Images, bytes and classes of a split."""
     found = {"images": len(seen.records), "unreadable": len(seen.reasons), "bytes": int(seen.records["bytes"].sum())}
     counts = subject.counts(name) if subject.classes else []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -19,7 +18,8 @@ from vitreous.data.decoding.heif import open_formats
 from vitreous.data.decoding.jpeg import Jpeg
 from vitreous.data.decoding.npy import MAGIC
 from vitreous.data.decoding.regions import open_picture
-from vitreous.data.decoding.spectral import bands, form
+from vitreous.data.decoding.spectral import bands
+from vitreous.data.decoding.spectral import form as form_of
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 
@@ -56,8 +56,6 @@ SUFFIX_OF = {
 # channels and numbers where pictures are read channel by channel, as `spectral.form` has it
 Form = tuple[int, str] | None
 Header = tuple[str, str, int, int]  # format, mode, bits of a channel, traits
-Begin = Callable[[int], None]
-Tell = Callable[[int, str], None]
 NAMELESS = "image"  # what an image is called until it cannot be read
 NO_DESCRIPTOR = (0,) * LENGTH
 _POWERS = np.arange(256.0)[:, None] ** (1, 2)
@@ -73,37 +71,35 @@ class Trait(IntEnum):
     MISNAMED = 16  # the name ends as that of another format
 
 
-def survey(
-    split: Split, span: tuple[int, int], records: np.ndarray, begin: Begin, tell: Tell, how: Form = None
-) -> None:
-    """Read and decode the samples [start, stop) once, and fill in their places in `records`, (n,) RECORD.
+def survey(split: Split, samples: range, form: Form = None) -> tuple[np.ndarray, dict[int, str]]:
+    """Read and decode n samples once -> (n,) RECORD, and why some cannot be read.
 
-    `begin` hears of each sample before it is read, `tell` why one cannot be. The verdict is that of `decode`, or of
-    `bands` where `how` has the channels and their numbers: as in training and everywhere else.
+    The verdict is that of `decode`, or of `bands` where `form` has the channels and their numbers: as in training and
+    everywhere else.
     """
-    start, stop = span
-    views = np.zeros((stop - start, SIDE, SIDE), np.uint8)
-    for sample in range(start, stop):
-        begin(sample)
-        found = look(split, sample, views[sample - start], how)
-        if isinstance(found, str):
-            tell(sample, found)
-            found = ((0, 0), NO_DESCRIPTOR, 0, 0, 0, (0, 0, 0), (0, 0, 0), 0, UNREADABLE, 0, 0, 0)
-        records[sample] = found
-    records["whole"][start:stop] = np.rint(127 * describe_whole(views))
+    records, reasons = np.zeros(len(samples), RECORD), {}
+    views = np.zeros((len(samples), SIDE, SIDE), np.uint8)
+    for row, sample in enumerate(samples):
+        record = read_record(split, sample, views[row], form)
+        if isinstance(record, str):
+            reasons[sample] = record
+            records["state"][row] = UNREADABLE
+        else:
+            records[row] = record
+    records["whole"] = np.rint(127 * describe_whole(views))
+    return records, reasons
 
 
-def review(
-    split: Split, span: tuple[int, int], records: np.ndarray, begin: Begin, tell: Tell, how: Form = None
-) -> None:
-    """The larger grey views of the samples [start, stop), which may be copies; `records` (n,) VIEW."""
-    for sample in range(*span):
-        begin(sample)
-        if isinstance(found := look(split, sample, records["view"][sample], how), str):
-            tell(sample, found)
+def review(split: Split, samples: range, form: Form = None) -> tuple[np.ndarray, dict[int, str]]:
+    """The larger grey views of n samples, which may be copies -> (n,) VIEW, and why some cannot be read."""
+    records, reasons = np.zeros(len(samples), VIEW), {}
+    for row, sample in enumerate(samples):
+        if isinstance(record := read_record(split, sample, records["view"][row], form), str):
+            reasons[sample] = record
+    return records, reasons
 
 
-def look(split: Split, sample: int, grey: np.ndarray, how: Form) -> tuple[Any, ...] | str:
+def read_record(split: Split, sample: int, grey: np.ndarray, form: Form) -> tuple[Any, ...] | str:
     """The record of a sample, but for its descriptor, or why it cannot be read. Fills in `grey`, (side, side) uint8,
     with its view."""
     try:
@@ -115,7 +111,7 @@ def look(split: Split, sample: int, grey: np.ndarray, how: Form) -> tuple[Any, .
         )
         size = len(raw) if isinstance(raw, bytes) else raw.nbytes
         digest = tuple(np.frombuffer(hashlib.sha256(content).digest()[:16], "<u8").tolist())
-        picture, (kind, mode, depth, traits) = opened(raw, how)
+        picture, (kind, mode, depth, traits) = opened(raw, form)
         mean, std = moments(picture)
         grey[:] = view(picture, len(grey))
     except DataError as error:
@@ -141,19 +137,19 @@ def look(split: Split, sample: int, grey: np.ndarray, how: Form) -> tuple[Any, .
     )
 
 
-def probe(split: Split, span: tuple[int, int], records: np.ndarray, begin: Begin, tell: Tell) -> None:
-    """How the samples [start, stop) would each be read, and their sizes upright; `records` (n,) FORM, READABLE where
-    one can be."""
-    for sample in range(*span):
-        begin(sample)
+def probe(split: Split, samples: range) -> tuple[np.ndarray, dict[int, str]]:
+    """How n samples would each be read, and their sizes upright -> (n,) FORM, READABLE where one can be; no reasons."""
+    records = np.zeros(len(samples), FORM)
+    for row, sample in enumerate(samples):
         name = split.name(sample)
         try:
             raw = split.raw(sample)
-            found = form(raw, name)
-            picture = decode(raw, 3, name) if found is None else bands(raw, *found, name)[0]
+            form = form_of(raw, name)
+            picture = decode(raw, 3, name) if form is None else bands(raw, *form, name)[0]
         except Exception:  # the survey says why
             continue
-        records[sample] = (*(found or (0, "")), picture.height, picture.width, READABLE)
+        records[row] = (*(form or (0, "")), picture.height, picture.width, READABLE)
+    return records, {}
 
 
 def stretched(band: Image.Image) -> Image.Image:
