@@ -23,7 +23,9 @@ from safetensors.torch import save
 
 from vitreous.errors import WeightsError
 from vitreous.weights import npz
-from vitreous.weights.files import SAFETENSORS, Entry, open_weights
+from vitreous.weights.entry import Entry
+from vitreous.weights.files import open_weights
+from vitreous.weights.safetensors_file import SAFETENSORS
 
 #: run in a fresh process: opens files, and tells what it took. The best of three is the time, since other work on the
 #: machine is no part of it; memory is the peak over all files above what the process had once it had imported the code.

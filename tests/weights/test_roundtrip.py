@@ -21,7 +21,7 @@ from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTCon
 from vitreous.models.zoo import build
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.foreign import FORMATS, find, writers
-from vitreous.weights.metadata import note
+from vitreous.weights.sidecar import note
 from vitreous.weights.writable import blocking_options, exports_note, reason, writable_formats, writer
 
 SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=4, hidden=128)

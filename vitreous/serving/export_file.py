@@ -19,7 +19,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import WeightsError
 from vitreous.serving.card import Card, read_card
 from vitreous.version import __version__
-from vitreous.weights.files import regular
+from vitreous.weights.entry import regular
 
 FORMAT = 1
 CARD = "vitreous"  # the name of the metadata that has the card

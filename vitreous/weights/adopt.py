@@ -24,12 +24,11 @@ from vitreous.nn.grid import resize
 from vitreous.nn.sizes import by
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
-from vitreous.weights.foreign import Found, find, json_in, weights_in
+from vitreous.weights.foreign import Found, find, weights_in
 from vitreous.weights.options import known_of
 from vitreous.weights.sharded import tensors_in
-from vitreous.weights.sidecar import class_names, fields, preprocessing
+from vitreous.weights.sidecar import check_family, class_names, fields, json_in, preprocessing
 from vitreous.weights.tasks import Classification, Features, Task, WithTask
-from vitreous.weights.transformers import check_family
 from vitreous.weights.variants import heads_mismatch
 
 HEAD = ("head.", "representation.")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from vitreous.disk import write_text
+from vitreous.disk import publish, write_text
 from vitreous.errors import ResourceError, UsageError, WeightsError
 from vitreous.models.config import ModelConfig, StemConfig, ViTConfig, check_image
 from vitreous.models.names import name_of
@@ -23,8 +23,7 @@ from vitreous.nn.sizes import by
 from vitreous.weights.adopt import Adoption, Weights, adopt, open_weights
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import find
-from vitreous.weights.metadata import note
-from vitreous.weights.sidecar import fields
+from vitreous.weights.sidecar import fields, note
 from vitreous.weights.table import Format, Tensors
 from vitreous.weights.tasks import Classification, Features
 from vitreous.weights.writable import writer
@@ -62,22 +61,7 @@ def convert(
     for text in (*weights.notes, *([adoption.text()] if adoption else ())):
         tell(text)
     state = bundle.model.state_dict()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".convert-") as scratch:
-            made = Path(scratch) / (
-                place.name
-                if form is None or form.describe
-                else place.name + form.suffix * (place.suffix != form.suffix)
-            )
-            written = write(bundle, form, made, state)
-            verify(form, made, state, config)
-            os.replace(made, place.parent / made.name)
-    except OSError as error:
-        raise ResourceError(
-            f"cannot write {place} ({error.strerror or error})", "free some space, or name another place"
-        ) from None
-    place = place.parent / made.name
+    place, written = write_verified(bundle, form, place, state)
     if other := assumed(form, config, state) if form else []:
         tell(f"who reads {to} takes it for another: {', '.join(other)}; answers differ a little{remedy(other)}")
     return {
@@ -98,6 +82,26 @@ def convert(
         "out": str(place),
         "bytes": sum(file.stat().st_size for file in (place.rglob("*") if place.is_dir() else [place])),
     }
+
+
+def write_verified(bundle: Bundle, form: Format | None, place: Path, state: Tensors) -> tuple[Path, int]:
+    """Write `state` at `place` (a suffix that a file lacks is added) once it was read back; returns the path and the
+    number of tensors. Raises WeightsError where another model is read back, ResourceError where it cannot be written.
+    """
+    if form and not form.describe and place.suffix != form.suffix:
+        place = place.with_name(place.name + form.suffix)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".convert-") as scratch:
+            temporary = Path(scratch) / place.name
+            written = write(bundle, form, temporary, state)
+            verify(form, temporary, state, bundle.model.config)
+            publish(temporary, place)
+    except OSError as error:
+        raise ResourceError(
+            f"cannot write {place} ({error.strerror or error})", "free some space, or name another place"
+        ) from None
+    return place, written
 
 
 def wanted(

@@ -7,7 +7,6 @@ that the config's own model would be written with. Only then are tensors read.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -23,11 +22,11 @@ from vitreous.models.config import BiTConfig, ConvStemConfig, ModelConfig, StemC
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
 from vitreous.weights import google, others, own, timm, transformers
-from vitreous.weights.files import FLOATING, Source, open_weights, shown
+from vitreous.weights.entry import FLOATING, shown
+from vitreous.weights.files import Source, open_weights
 from vitreous.weights.measure import is_ambiguous
-from vitreous.weights.metadata import note, noted
+from vitreous.weights.sidecar import json_in, note, noted, said_by
 from vitreous.weights.table import Format, Shapes
-from vitreous.weights.transformers import said_by
 from vitreous.weights.variants import VARIANTS, conclusions
 
 #: in the order in which they are tried: the first whose sign is there
@@ -283,23 +282,6 @@ def weights_in(folder: Path) -> tuple[list[Path], dict[str, Any]]:
     raise WeightsError(
         f"{folder} holds no weights" if not files else f"{folder} holds several weights files", "name one file"
     )
-
-
-def json_in(path: Path) -> dict[str, Any]:
-    """A small JSON object, or an empty one where there is none. Raises WeightsError for a file that is not one."""
-    if not path.is_file():
-        return {}
-    try:
-        if path.stat().st_size > 8 << 20:
-            raise ValueError("larger than 8 MiB")
-        found = json.loads(path.read_text("utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError("no object")
-        return found
-    except (ValueError, OSError, RecursionError) as error:
-        raise WeightsError(
-            f"{path} is not the JSON that belongs beside weights ({error})", "download it again"
-        ) from None
 
 
 def writers(config: ModelConfig) -> dict[str, Format]:

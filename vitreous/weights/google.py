@@ -20,8 +20,8 @@ from typing import Any
 from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
 from vitreous.nn.sizes import nearby
 from vitreous.weights.measure import Size, bit_config, units_of, vit_config
-from vitreous.weights.table import COPY, Format, Row, Shapes, count, row, table
-from vitreous.weights.tensor_transforms import (
+from vitreous.weights.table import (
+    COPY,
     FLAT,
     FLAX_CONVOLUTION,
     FLAX_HEAD_BIASES,
@@ -32,7 +32,13 @@ from vitreous.weights.tensor_transforms import (
     PREFIX,
     TOKEN,
     TRANSPOSED,
+    Format,
+    Row,
+    Shapes,
+    count,
     positions,
+    row,
+    table,
 )
 
 PARTS = ("query", "key", "value")

@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from vitreous.weights.files import Entry, refuse, regular, shown
+from vitreous.weights.entry import Entry, refuse, regular, shown
 
 if TYPE_CHECKING:
     from torch import Tensor

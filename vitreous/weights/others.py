@@ -6,8 +6,22 @@ from typing import Any
 
 from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.weights.measure import Size, vit_config
-from vitreous.weights.table import COPY, Format, Row, Shapes, count, only, row, table
-from vitreous.weights.tensor_transforms import BARE_TOKEN, CONVOLUTION, POINTWISE, PREFIX, TRANSPOSED, positions
+from vitreous.weights.table import (
+    BARE_TOKEN,
+    CONVOLUTION,
+    COPY,
+    POINTWISE,
+    PREFIX,
+    TRANSPOSED,
+    Format,
+    Row,
+    Shapes,
+    count,
+    only,
+    positions,
+    row,
+    table,
+)
 from vitreous.weights.timm import BLOCKS
 from vitreous.weights.transformers import CLIP_FIELDS, clip_like, square, usual
 

@@ -72,6 +72,7 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     depth, hidden = count(shapes, "encoder.blocks.{i}.mlp.norm.weight"), hidden // 2 if gated else hidden
     pooled, head = "pooled_norm.weight" in shapes, "head.label.weight" if distilled else "head.weight"
     fields: dict[str, Any] = {
+        **switches(shapes),
         "image": tuple(g * p for g, p in zip(grid, patch, strict=True)) if grid else said["image"],
         "patch": patch,
         "channels": channels,
@@ -85,11 +86,6 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
         "slots": shapes["slots"][0] if "slots" in shapes else 0,
         "pool": "distilled" if distilled else "class",
         "norm": "tokens" if "encoder.norm.weight" in shapes else "pooled" if pooled else "none",
-        "first_norm": "first_norm.weight" in shapes,
-        "representation": shapes["representation.weight"][0] if "representation.weight" in shapes else None,
-        "layer_scale": 1e-5 if "encoder.blocks.0.attention.scale" in shapes else None,
-        "qkv_bias": "encoder.blocks.0.attention.part.qkv.bias" in shapes,
-        "projection_bias": "projection.bias" in shapes,
         "head_bias": head not in shapes or head.replace("weight", "bias") in shapes,
         "mlp": "swiglu" if gated else "gelu",
     }
@@ -103,16 +99,19 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
         fields |= {"gelu": "tanh", "resize": "zoom"}
     if fields["first_norm"] and pooled:  # CLIP
         fields |= {"gelu": "quick", "eps": 1e-5}
-    return ViTConfig(
-        **(
-            fields
-            | {
-                name: value
-                for name, value in said.items()
-                if name in ViTConfig.__dataclass_fields__ and name != "image"
-            }
-        )
-    )
+    known = ViTConfig.__dataclass_fields__.keys() - {"image"}
+    return ViTConfig(**(fields | {name: value for name, value in said.items() if name in known}))
+
+
+def switches(shapes: Shapes) -> dict[str, Any]:
+    """The fields that the mere presence of a tensor tells."""
+    return {
+        "first_norm": "first_norm.weight" in shapes,
+        "representation": shapes["representation.weight"][0] if "representation.weight" in shapes else None,
+        "layer_scale": 1e-5 if "encoder.blocks.0.attention.scale" in shapes else None,
+        "qkv_bias": "encoder.blocks.0.attention.part.qkv.bias" in shapes,
+        "projection_bias": "projection.bias" in shapes,
+    }
 
 
 def cell_of(

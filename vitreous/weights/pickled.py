@@ -1,9 +1,9 @@
 """What `torch.save` writes (.pt, .pth, .bin): looked at without being run, then read by a child process.
 
-A pickle is a program. Here its instructions are followed by an interpreter that knows only those that tensors need, and
-whose every value is a number, a text, a container, or a description of a tensor: nothing is imported, called or
-allocated. What a file holds is so known before it is read, and what is no tensor is refused by name. Reading itself is
-torch's, with `weights_only`, in a process of its own that has a limit of memory and of time (`unpickle.py`).
+A pickle is a program. Its instructions and the names in them are checked against those that torch.save writes
+(`scan`); then Python's unpickler follows it with descriptions in place of tensors (`Describer`), so what the file holds
+is known before any of it is read. Reading is torch's, with `weights_only`, in a child process that has a limit of
+memory and of time (`unpickle.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import pickletools
 import re
 import subprocess
@@ -18,13 +19,13 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, NoReturn
 
 from vitreous.errors import WeightsError
-from vitreous.weights.files import ITEM, KINDS, Entry, read_safetensors, refuse, shown
+from vitreous.weights.entry import ITEM, KINDS, Entry, refuse, shown
 from vitreous.weights.npz import SLACK, Archive
+from vitreous.weights.safetensors_file import read_safetensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,26 +65,16 @@ MEMBER = re.compile(
     r"data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id"
 )
 
-CONSTANTS: dict[str, Callable[[], Any]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_LIST": list,
-    "EMPTY_DICT": dict,
-}
-LITERALS = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "SHORT_BINSTRING"}
+#: the instructions that torch.save writes; later protocols' are followed for the names in them, and then refused
+OPCODES = re.compile(
+    "PROTO|STOP|MARK|NONE|NEWTRUE|NEWFALSE|BININT[12]?|LONG1|BINFLOAT|(SHORT_)?BINUNICODE|SHORT_BINSTRING|EMPTY_TUPLE|"
+    "EMPTY_LIST|EMPTY_DICT|TUPLE[123]?|APPENDS?|SETITEMS?|(LONG_)?BINPUT|(LONG_)?BINGET|GLOBAL|REDUCE|BUILD|BINPERSID|"
+    "FRAME|MEMOIZE|STACK_GLOBAL"
+)
+TEXTS = {"BINUNICODE", "SHORT_BINUNICODE"}
 
 
-@dataclass(frozen=True)
-class Name:
-    """Something a pickle names; never looked up."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Storage:
+class Storage(NamedTuple):
     """A run of numbers in the file."""
 
     key: str
@@ -91,194 +82,180 @@ class Storage:
     elements: int
 
 
-@dataclass(frozen=True)
-class Described:
-    """What would be a tensor."""
+class Described(NamedTuple):
+    """Stands for a tensor."""
 
     entry: Entry
 
 
-class Interpreter:
-    """Follows the instructions of pickles, one `run` for each; `storages` are those that were met, by key.
+class StorageClass(NamedTuple):
+    """Stands for a class of storages."""
 
-    Raises WeightsError for an instruction or a name that no tensor needs. Keys of dicts are texts and whole numbers
-    only: the hash of a tuple of tuples of tuples takes for ever.
+    dtype: str
+
+
+def scan(path: Path, file: BinaryIO) -> None:
+    """Read the instructions of one pickle without following them, and go back to where it begins.
+
+    Raises WeightsError for an instruction or a name that tensors do not need, for too many of them, for a protocol that
+    torch.load with `weights_only` does not read, and for a damaged pickle.
+    """
+    start, protocol, before = file.tell(), 0, ""
+    texts: list[str] = []  # as they are pushed, for the names that STACK_GLOBAL takes from the stack
+    memo: dict[int, str | None] = {}
+    argument: Any
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
+        code, name = opcode.name, None
+        if count > MAX_STEPS:
+            hint = "save the model without its optimizer"
+            refuse(path, f"has a pickle of more than {MAX_STEPS:,} instructions", hint)
+        if code in ("GLOBAL", "INST"):
+            name = argument
+        elif code == "STACK_GLOBAL":
+            name, protocol = " ".join(texts[-2:]), max(protocol, 4)
+        elif code == "PROTO":
+            protocol = max(protocol, argument)
+        elif code in TEXTS:
+            texts.append(argument)
+        elif code in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            memo[len(memo) if argument is None else argument] = texts[-1] if before in TEXTS else None
+        elif code in ("BINGET", "LONG_BINGET") and (text := memo.get(argument)):
+            texts.append(text)
+        if name is not None and name not in NAMES:
+            refuse(path, f"holds {shown(name.replace(' ', '.', 1))}, which is no tensor", HINT)
+        if not OPCODES.fullmatch(code):
+            refuse(path, f"has the pickle instruction {code}, which tensors do not need", HINT)
+        before = code
+    if protocol > 2:
+        refuse(path, f"was saved with pickle protocol {protocol}", "save it again with torch.save as it is by default")
+    file.seek(start)
+
+
+class Describer(pickle._Unpickler):
+    """Python's own unpickler of a pickle that `scan` has passed, in which every name stands for a description.
+
+    Nothing is imported, called or allocated but numbers, texts, containers and descriptions of tensors. Keys of dicts
+    are texts and whole numbers only: the hash of a tuple of tuples of tuples takes for ever. Raises WeightsError for a
+    pickle that torch.save would not write.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.storages: dict[str, Storage] = {}
+    stack: list[Any]
+    pop_mark: Callable[[], list[Any]]
 
-    def run(self, file: BinaryIO) -> Any:
-        """The value of the pickle that begins here; the file is left where it ends."""
-        self.stack: list[Any] = []
-        self.outer: list[list[Any]] = []  # the stacks below each MARK
-        self.memo: dict[int, Any] = {}
-        protocol = 0
-        try:
-            for count, (code, argument, _) in enumerate(pickletools.genops(file)):
-                if count > MAX_STEPS:
-                    refuse(
-                        self.path,
-                        f"has a pickle of more than {MAX_STEPS:,} instructions",
-                        "save the model without its optimizer",
-                    )
-                if code.name == "PROTO":
-                    protocol = argument or 0
-                elif code.name != "STOP":
-                    self.step(code.name, argument)
-            if protocol > 2:  # torch.load with weights_only knows no later one; followed up to here for the names
-                refuse(
-                    self.path,
-                    f"was saved with pickle protocol {protocol}",
-                    "save it again with torch.save as it is by default",
-                )
-            return self.stack.pop()
-        except (ValueError, LookupError, TypeError) as error:  # of genops, an empty stack, a value of a wrong kind
-            refuse(
-                self.path,
-                f"has a damaged pickle ({type(error).__name__}: {shown(str(error))})",
-                "download or save it again",
-            )
+    def __init__(self, path: Path, file: BinaryIO, storages: dict[str, Storage]) -> None:
+        super().__init__(file)
+        self.path, self.storages = path, storages
+        self.makers: dict[str, Callable[..., Any]] = {
+            "collections OrderedDict": lambda: {},
+            "torch Size": self.make_size,
+            "torch._utils _rebuild_tensor_v2": self.make_tensor,
+            "torch._utils _rebuild_parameter": self.make_parameter,
+        }
 
-    def step(self, code: str, argument: Any) -> None:
-        """One instruction."""
-        stack = self.stack
-        if code in LITERALS:
-            stack.append(argument)
-        elif code in CONSTANTS:
-            stack.append(CONSTANTS[code]())
-        elif code in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            self.memo[len(self.memo) if argument is None else argument] = stack[-1]
-        elif code in ("BINGET", "LONG_BINGET"):
-            stack.append(self.memo[argument])
-        elif code == "MARK":
-            self.outer.append(stack)
-            self.stack = []
-        elif code in ("TUPLE", "APPENDS", "SETITEMS"):
-            self.stack = self.outer.pop()
-            self.gather(code, stack)
-        elif code in ("TUPLE1", "TUPLE2", "TUPLE3", "APPEND", "SETITEM"):
-            count = {"APPEND": 1, "SETITEM": 2}.get(code) or int(code[-1])
-            if len(stack) < count:
-                raise ValueError("nothing to take")
-            items = stack[-count:]
-            del stack[-count:]
-            self.gather(code.rstrip("123"), items)
-        elif code in ("GLOBAL", "INST", "STACK_GLOBAL"):
-            stack.append(self.named(code, argument))
-        elif code == "REDUCE":
-            arguments, maker = stack.pop(), stack.pop()
-            stack.append(self.made(maker, arguments))
-        elif code == "BINPERSID":
-            stack.append(self.stored(stack.pop()))
-        elif code == "BUILD":
-            state = stack.pop()  # of an OrderedDict of modules: the versions of their formats
-            if type(stack[-1]) is not dict or type(state) is not dict or list(state) != ["_metadata"]:
-                refuse(self.path, "sets the attributes of an object, which is no tensor", HINT)
-        elif code != "FRAME":
-            refuse(self.path, f"has the pickle instruction {code}, which tensors do not need", HINT)
+    def find_class(self, module: str, name: str) -> Any:
+        """What stands for a name."""
+        name = f"{module} {name}"
+        return StorageClass(STORAGES[name]) if name in STORAGES else self.makers.get(name, name)
 
-    def gather(self, code: str, items: list[Any]) -> None:
-        """Make a tuple of these, or put them into the list or dict on top of the stack."""
-        if code == "TUPLE":
-            self.stack.append(tuple(items))
-            return
+    def persistent_load(self, pid: Any) -> Storage:
+        """The storage that ("storage", class, key, device, elements) stands for; the older format adds None."""
+        if type(pid) is not tuple or len(pid) not in (5, 6) or pid[5:] not in ((), (None,)):
+            raise ValueError("a storage in an unknown form")
+        word, kind, key, _, elements = pid[:5]
+        if word != "storage" or type(kind) is not StorageClass or type(key) is not str:
+            raise ValueError("a storage in an unknown form")
+        if type(elements) is not int or elements < 0:
+            raise ValueError("a storage of no size")
+        storage = Storage(key, kind.dtype, elements)
+        if self.storages.setdefault(key, storage) != storage:
+            refuse(self.path, f"has the storage {shown(key)} in two sizes or dtypes", "save it again")
+        return storage
+
+    def make_size(self, value: Any) -> tuple[int, ...]:
+        """torch.Size."""
+        return value if sizes(value) else self.refuse_call("torch.Size")
+
+    def make_parameter(self, tensor: Any, requires_grad: Any, hooks: Any) -> Described:
+        """A parameter is described as its tensor."""
+        return tensor if type(tensor) is Described else self.refuse_call("torch._utils._rebuild_parameter")
+
+    def make_tensor(self, storage: Any, offset: Any, shape: Any, stride: Any, *options: Any) -> Described:
+        """A tensor in a storage, its first element at `offset`. Raises WeightsError where it does not fit into it."""
+        if type(storage) is not Storage or len(options) not in (2, 3) or any(options[1:]):
+            self.refuse_call("torch._utils._rebuild_tensor_v2")
+        if not (sizes(shape) and sizes(stride) and sizes((offset,)) and len(shape) == len(stride) <= MAX_AXES):
+            raise ValueError("a tensor with a shape that is none")
+        what = f"has a tensor of shape {' x '.join(map(str, shape)) or '()'}"
+        if any(step == 0 and size > 1 for size, step in zip(shape, stride, strict=True)):
+            refuse(self.path, f"{what} that repeats one number (stride 0)", "save it contiguous")
+        entry = Entry(shape, storage.dtype)
+        last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        if entry.elements and (last >= storage.elements or entry.elements > storage.elements):
+            refuse(self.path, f"{what} in a storage of {storage.elements:,} numbers", "save it again")
+        return Described(entry)
+
+    def refuse_call(self, name: str) -> NoReturn:
+        """Refuse a call with other arguments than torch.save writes."""
+        refuse(self.path, f"makes {name} from what it is not made of", "save it again")
+
+    def load_build(self) -> None:
+        """The versions of the modules' formats, which an OrderedDict of a module's tensors has as an attribute."""
+        state = self.stack.pop()
+        if type(self.stack[-1]) is not dict or type(state) is not dict or list(state) != ["_metadata"]:
+            refuse(self.path, "sets the attributes of an object, which is no tensor", HINT)
+
+    def load_reduce(self) -> None:
+        """Call what stands for a maker of tensors, and nothing else."""
+        arguments, maker = self.stack.pop(), self.stack[-1]
+        if type(arguments) is not tuple or maker not in self.makers.values():
+            refuse(self.path, "calls what does not make tensors", HINT)
+        self.stack[-1] = maker(*arguments)
+
+    def load_setitem(self) -> None:
+        """Set one item of a dict."""
+        value, key = self.stack.pop(), self.stack.pop()
+        self.set_items([key, value])
+
+    def load_setitems(self) -> None:
+        """Set the items of a dict that lie above the mark."""
+        items = self.pop_mark()
+        self.set_items(items)
+
+    def set_items(self, items: list[Any]) -> None:
+        """Set [key, value, key, value, ...] in the dict on top of the stack."""
         target = self.stack[-1]
-        if type(target) is not (list if code.startswith("APPEND") else dict):
-            raise TypeError("items for something else than a list or a dict")
-        if type(target) is list:
-            target.extend(items)
-            return
+        if type(target) is not dict:
+            raise TypeError("items for something else than a dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if type(key) not in (str, int):
                 refuse(self.path, f"has a dict with a key that is a {type(key).__name__.lower()}", HINT)
             target[key] = value
 
-    def named(self, code: str, argument: str | None) -> Name:
-        """What a pickle names. Raises WeightsError for all but the few names of tensors."""
-        if argument is None:
-            name, module = self.stack.pop(), self.stack.pop()
-            if type(name) is not str or type(module) is not str:
-                raise TypeError("a name that is no text")
-            argument = f"{module} {name}"
-        if argument not in NAMES:
-            refuse(self.path, f"holds {shown(argument.replace(' ', '.', 1))}, which is no tensor", HINT)
-        if code == "INST":
-            raise ValueError("an instance of a function")
-        return Name(argument)
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.BUILD[0]: load_build,
+        pickle.REDUCE[0]: load_reduce,
+        pickle.SETITEM[0]: load_setitem,
+        pickle.SETITEMS[0]: load_setitems,
+    }
 
-    def stored(self, label: Any) -> Storage:
-        """The storage that ("storage", class, key, device, elements) stands for; the older format adds what must be
-        None."""
-        if type(label) is not tuple or len(label) not in (5, 6) or label[5:] not in ((), (None,)):
-            raise ValueError("a storage in an unknown form")
-        word, kind, key, _, elements = label[:5]
-        if word != "storage" or type(kind) is not Name or kind.name not in STORAGES or type(key) is not str:
-            raise ValueError("a storage in an unknown form")
-        if type(elements) is not int or elements < 0:
-            raise ValueError("a storage of no size")
-        storage = Storage(key, STORAGES[kind.name], elements)
-        if self.storages.setdefault(key, storage) != storage:
-            refuse(self.path, f"has the storage {shown(key)} in two sizes or dtypes", "save it again")
-        return storage
 
-    def made(self, maker: Any, arguments: Any) -> Any:
-        """What a call would make: a dict, a tuple of sizes, or the description of a tensor."""
-        if type(maker) is not Name or maker.name not in MAKERS or type(arguments) is not tuple:
-            refuse(self.path, "calls what does not make tensors", HINT)
-        made = maker.name.rpartition(" ")[2]
-        if made == "OrderedDict" and not arguments:
-            return {}
-        if made == "Size" and len(arguments) == 1 and sizes(arguments[0]):
-            return arguments[0]
-        if made == "_rebuild_parameter" and len(arguments) == 3 and type(arguments[0]) is Described:
-            return arguments[0]
-        if (
-            made == "_rebuild_tensor_v2"
-            and len(arguments) in (6, 7)
-            and type(arguments[0]) is Storage
-            and not any(arguments[5:])
-        ):
-            return Described(self.view(*arguments[:4]))
-        refuse(self.path, f"makes {maker.name.replace(' ', '.')} from what it is not made of", "save it again")
+def describe(path: Path, file: BinaryIO, storages: dict[str, Storage]) -> Any:
+    """The content of the pickle that begins here, tensors as `Described`; `storages` gets those that they lie in.
 
-    def view(self, storage: Storage, offset: Any, shape: Any, stride: Any) -> Entry:
-        """A tensor that lies in a storage, its first element at `offset`. Raises WeightsError where it does not fit
-        into it."""
-        if (
-            not sizes(shape)
-            or not sizes(stride)
-            or not sizes((offset,))
-            or len(shape) != len(stride)
-            or len(shape) > MAX_AXES
-        ):
-            raise ValueError("a tensor with a shape that is none")
-        if any(step == 0 and size > 1 for size, step in zip(shape, stride, strict=True)):
-            refuse(
-                self.path,
-                f"has a tensor of shape {brief(shape)} that repeats one number (stride 0)",
-                "save it contiguous",
-            )
-        entry = Entry(shape, storage.dtype)
-        last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-        if entry.elements and (last >= storage.elements or entry.elements > storage.elements):
-            refuse(
-                self.path,
-                f"has a tensor of shape {brief(shape)} in a storage of {storage.elements:,} numbers",
-                "save it again",
-            )
-        return entry
+    The file is left where the pickle ends. Raises WeightsError for anything that torch.save would not write.
+    """
+    try:
+        scan(path, file)
+        return Describer(path, file, storages).load()
+    except (ValueError, LookupError, TypeError, AttributeError, EOFError, pickle.UnpicklingError) as error:
+        what = f"has a damaged pickle ({type(error).__name__}: {shown(str(error))})"
+        refuse(path, what, "download or save it again")
 
 
 def sizes(value: Any) -> bool:
     """Whether something is a tuple of whole numbers from 0 that fit 63 bits."""
     return type(value) is tuple and all(type(item) is int and 0 <= item < 1 << 63 for item in value)
-
-
-def brief(shape: tuple[int, ...]) -> str:
-    """A shape for people: `3 x 4`."""
-    return " x ".join(map(str, shape)) or "()"
 
 
 def look_archive(archive: Archive) -> tuple[dict[str, Entry], str]:
@@ -304,11 +281,12 @@ def look_archive(archive: Archive) -> tuple[dict[str, Entry], str]:
         refuse(path, "was written on a machine of the other byte order", HINT)
     if archive.members[pickles[0]].file_size > MAX_PICKLE:
         refuse(path, f"has a pickle over {MAX_PICKLE:,} bytes", "save the model without its optimizer")
-    interpreter, stream = Interpreter(path), io.BytesIO(archive.read(pickles[0]))
-    content = interpreter.run(stream)
+    storages: dict[str, Storage] = {}
+    stream = io.BytesIO(archive.read(pickles[0]))
+    content = describe(path, stream, storages)
     if stream.read(1):
         refuse(path, "has something after its pickle", "download or save it again")
-    for storage in interpreter.storages.values():
+    for storage in storages.values():
         info = archive.members.get(f"{folder}data/{storage.key}")
         if info is None or info.file_size != storage.elements * ITEM[storage.dtype]:
             found = f"{info.file_size:,} bytes" if info else "none"
@@ -321,11 +299,11 @@ def look_archive(archive: Archive) -> tuple[dict[str, Entry], str]:
 def look_stream(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Entry], str]:
     """The tensors of a PyTorch file from before zip (five pickles, then each storage) and the section they are in."""
     file.seek(0)
-    stream, interpreter = io.BytesIO(file.read(MAX_PICKLE)), Interpreter(path)
-    magic = interpreter.run(stream)
+    stream, storages = io.BytesIO(file.read(MAX_PICKLE)), {}
+    magic = describe(path, stream, storages)
     if type(magic) is not int or magic != MAGIC:
         refuse(path, "is a pickle, but not one that torch.save writes", HINT)
-    protocol, system = interpreter.run(stream), interpreter.run(stream)
+    protocol, system = describe(path, stream, storages), describe(path, stream, storages)
     if (
         type(protocol) is not int
         or protocol != PROTOCOL
@@ -333,16 +311,12 @@ def look_stream(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Entry]
         or system.get("little_endian") is not True
     ):
         refuse(path, "was written by another version of PyTorch, or on a machine of the other byte order", HINT)
-    content, keys = interpreter.run(stream), interpreter.run(stream)
-    if (
-        type(keys) is not list
-        or not all(type(key) is str for key in keys)
-        or sorted(keys) != sorted(interpreter.storages)
-    ):
+    content, keys = describe(path, stream, storages), describe(path, stream, storages)
+    if type(keys) is not list or not all(type(key) is str for key in keys) or sorted(keys) != sorted(storages):
         refuse(path, "lists other storages than its tensors need", "download or save it again")
     position = stream.tell()
     for key in keys:
-        storage = interpreter.storages[key]
+        storage = storages[key]
         file.seek(position)
         if int.from_bytes(file.read(8), "little") != storage.elements:
             refuse(

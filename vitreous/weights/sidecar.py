@@ -1,23 +1,129 @@
-"""What lies beside foreign weights, and what is known of whoever made them: config.json, preprocessing, class names."""
+"""What is said of foreign weights beside their tensors: config.json, preprocessing, class names, metadata of a file."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from vitreous.data.preprocess import HALF, IMAGENET, Preprocess
 from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import ModelConfig, ViTConfig
-from vitreous.weights.foreign import json_in
+from vitreous.nn.grid import RESIZE
+from vitreous.weights.entry import shown
 from vitreous.weights.table import Format
-from vitreous.weights.transformers import said_by, whole
 
-CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-#: format -> mean and deviation of the pixels its authors trained on, where nothing says otherwise
-PIXELS = {"timm": IMAGENET, "dinov2": IMAGENET, "torchvision": IMAGENET, "sam": IMAGENET, "clip": CLIP}
-# PIL's numbers, in transformers' files
-FILTERS = {"bilinear": "bilinear", "bicubic": "bicubic", 2: "bilinear", 3: "bicubic"}
+GELU = {
+    "gelu": "none",
+    "gelu_python": "none",
+    "gelu_new": "tanh",
+    "gelu_fast": "tanh",
+    "gelu_pytorch_tanh": "tanh",
+    "quick_gelu": "quick",
+}
+WORDS = {
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "hidden": "intermediate_size",
+    "channels": "num_channels",
+    "registers": "num_register_tokens",
+}
+#: what only one of transformers' BiTs has, the one that is read
+BIT_SAID = {
+    "layer_type": "preactivation",
+    "global_padding": None,
+    "num_groups": 32,
+    "embedding_dynamic_padding": False,
+    "hidden_act": "relu",
+}
+
+
+#: model_type of a config.json -> the title of the format that its tensors are in
+FAMILIES = {
+    "vit": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
+    "deit": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
+    "vit_mae": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
+    "vit_msn": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
+    "ijepa": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
+    "dinov2": "transformers' DINOv2",
+    "dinov2_with_registers": "transformers' DINOv2",
+    "clip": "transformers' CLIP image encoder",
+    "clip_vision_model": "transformers' CLIP image encoder",
+    "sam": "transformers' SAM image encoder",
+    "sam_vision_model": "transformers' SAM image encoder",
+    "bit": "transformers' BiT",
+}
+
+
+def check_family(config: dict[str, Any], title: str = "") -> None:
+    """Raise WeightsError for a config.json of transformers whose `model_type` is not read, or not that of the format's
+    `title`.
+
+    Others share names of tensors and compute otherwise, so tensors alone do not tell.
+    """
+    family = config.get("model_type")
+    # timm's and open_clip's have types of their own
+    if family is None or "architecture" in config or "model_cfg" in config:
+        return
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise WeightsError(
+            f"config.json says model_type {str(family)[:40]}, a family that is not read",
+            f"read are {', '.join(FAMILIES)}",
+        )
+    if title and FAMILIES[family] != title:
+        raise WeightsError(
+            f"config.json says model_type {family}, and the tensors are those of {title}", "download both again"
+        )
+
+
+def said_by(config: dict[str, Any]) -> dict[str, Any]:
+    """What a config.json says of a model, in our words. Raises WeightsError for what cannot be meant or is not known
+    here."""
+    if config.get("model_type") == "bit":
+        for name, usual in BIT_SAID.items():
+            if config.get(name, usual) != usual:
+                raise WeightsError(
+                    f"config.json says {name} {str(config[name])[:40]}: another ResNet than BiT, which is not read"
+                )
+        return {}
+    said: dict[str, Any] = {
+        ours: whole(theirs, config[theirs]) for ours, theirs in WORDS.items() if config.get(theirs) is not None
+    }
+    if config.get("layer_norm_eps") is not None:
+        eps = said["eps"] = config["layer_norm_eps"]
+        if not isinstance(eps, float) or not 0 < eps < 1:
+            raise WeightsError(
+                f"config.json says layer_norm_eps {str(eps)[:40]}, which is no small number", "download it again"
+            )
+    if config.get("hidden_act") is not None:
+        if str(config["hidden_act"]) not in GELU:
+            raise WeightsError(
+                f"config.json says hidden_act {str(config['hidden_act'])[:40]}, which is not computed here"
+            )
+        said["gelu"] = GELU[str(config["hidden_act"])]
+    if config.get("qkv_bias") is not None:
+        said["qkv_bias"] = config["qkv_bias"]
+        if not isinstance(said["qkv_bias"], bool):
+            raise WeightsError(
+                f"config.json says qkv_bias {str(config['qkv_bias'])[:40]}, which is neither true nor false",
+                "download it again",
+            )
+    for ours, theirs in (("image", "image_size"), ("patch", "patch_size")):
+        size = config.get(theirs)
+        if size is not None:
+            sides = size if isinstance(size, list) and len(size) == 2 else [size, size]
+            said[ours] = tuple(whole(theirs, side) for side in sides)
+    return said
+
+
+def whole(name: str, value: Any) -> int:
+    """A number of a config.json. Raises WeightsError where it is not a whole one from 0 to a million."""
+    if type(value) is not int or not 0 <= value <= 1_000_000:
+        raise WeightsError(f"config.json says {name} {str(value)[:40]}, which is no whole number", "download it again")
+    return value
 
 
 def fields(said: dict[str, Any]) -> dict[str, Any]:
@@ -44,6 +150,30 @@ def fields(said: dict[str, Any]) -> dict[str, Any]:
 def dict_in(said: dict[str, Any], name: str) -> dict[str, Any]:
     """An object inside of another, empty where there is none."""
     return said[name] if isinstance(said.get(name), dict) else {}
+
+
+def json_in(path: Path) -> dict[str, Any]:
+    """A small JSON object, or an empty one where there is none. Raises WeightsError for a file that is not one."""
+    if not path.is_file():
+        return {}
+    try:
+        if path.stat().st_size > 8 << 20:
+            raise ValueError("larger than 8 MiB")
+        found = json.loads(path.read_text("utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("no object")
+        return found
+    except (ValueError, OSError, RecursionError) as error:
+        raise WeightsError(
+            f"{path} is not the JSON that belongs beside weights ({error})", "download it again"
+        ) from None
+
+
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+#: format -> mean and deviation of the pixels its authors trained on, where nothing says otherwise
+PIXELS = {"timm": IMAGENET, "dinov2": IMAGENET, "torchvision": IMAGENET, "sam": IMAGENET, "clip": CLIP}
+# PIL's numbers, in transformers' files
+FILTERS = {"bilinear": "bilinear", "bicubic": "bicubic", 2: "bilinear", 3: "bicubic"}
 
 
 def preprocessing(form: Format, config: ModelConfig, folder: Path | None, said: dict[str, Any]) -> Preprocess:
@@ -99,3 +229,39 @@ def class_names(config: ModelConfig, said: dict[str, Any]) -> tuple[str, ...]:
     names = tuple(str(labels.get(str(i), "")) for i in range(config.classes)) if isinstance(labels, dict) else ()
     known = len(names) == config.classes and all(names) and len(set(names)) == len(names)
     return names if known else tuple(map(str, range(config.classes)))
+
+
+KEY = "vitreous"
+#: field of the config -> whether a note may say that of it
+FIELDS: dict[str, Callable[[Any], bool]] = {
+    "image": lambda v: (
+        isinstance(v, list) and 0 < len(v) < 5 and all(isinstance(side, int) and 0 < side < 1 << 16 for side in v)
+    ),
+    "heads": lambda v: isinstance(v, int) and 0 < v < 1 << 12,
+    "gelu": lambda v: v in ("none", "tanh", "quick"),
+    "eps": lambda v: isinstance(v, float) and 0 < v < 1,
+    "resize": lambda v: v in RESIZE,
+    "norm": lambda v: v in ("tokens", "pooled", "none"),
+    "qkv_bias": lambda v: isinstance(v, bool),
+    "projection_bias": lambda v: isinstance(v, bool),
+}
+
+
+def note(config: ModelConfig) -> dict[str, str]:
+    """The metadata to write beside a model's tensors."""
+    return {KEY: json.dumps({name: getattr(config, name) for name in FIELDS if hasattr(config, name)})}
+
+
+def noted(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
+    """What a file's metadata says, in fields of the config. Raises WeightsError where that is not what this project
+    writes."""
+    if KEY not in metadata:
+        return {}
+    try:
+        found = json.loads(metadata[KEY])
+        wrong = [name for name in found if name not in FIELDS or not FIELDS[name](found[name])]
+        if wrong or not isinstance(found, dict):
+            raise ValueError(f"of {shown(str(wrong[0] if wrong else found))}")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise WeightsError(f"{path} has a damaged note ({error})", "restore the file from a copy") from None
+    return found | ({"image": tuple(found["image"])} if "image" in found else {})

@@ -89,20 +89,25 @@ class WithTask:
 
     @property
     def classification(self) -> Classification:
+        """The task, or a classification of no classes."""
         return self.task if isinstance(self.task, Classification) else Classification(())
 
     @property
     def classes(self) -> tuple[str, ...]:
+        """Class names in the order of the logits."""
         return self.classification.classes
 
     @property
     def multilabel(self) -> bool:
+        """Whether an image may have any number of the classes."""
         return self.classification.multilabel
 
     @property
     def loss(self) -> Loss:
+        """The loss that the model was trained with."""
         return self.classification.loss
 
     @property
     def temperature(self) -> float:
+        """What logits are divided by."""
         return self.classification.temperature

@@ -20,8 +20,20 @@ from typing import Any
 
 from vitreous.models.config import BiTConfig, ModelConfig, StemConfig, ViTConfig
 from vitreous.weights.measure import Size, bit_config, vit_config
-from vitreous.weights.table import Format, Row, Shapes, count, only, row, table
-from vitreous.weights.tensor_transforms import CONVOLUTION, POINTWISE, PREFIX, TOKEN, positions
+from vitreous.weights.table import (
+    CONVOLUTION,
+    POINTWISE,
+    PREFIX,
+    TOKEN,
+    Format,
+    Row,
+    Shapes,
+    count,
+    only,
+    positions,
+    row,
+    table,
+)
 from vitreous.weights.variants import only_published
 
 PREFIXES = only(

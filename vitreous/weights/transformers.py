@@ -9,124 +9,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitreous.errors import WeightsError
 from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
 from vitreous.weights.measure import Size, bit_config, vit_config
-from vitreous.weights.table import COPY, Format, Row, Shapes, count, only, row, table
-from vitreous.weights.tensor_transforms import BARE_TOKEN, CONVOLUTION, PREFIX, SEPARATE, positions
+from vitreous.weights.sidecar import FAMILIES
+from vitreous.weights.table import (
+    BARE_TOKEN,
+    CONVOLUTION,
+    COPY,
+    PREFIX,
+    SEPARATE,
+    Format,
+    Row,
+    Shapes,
+    count,
+    only,
+    positions,
+    row,
+    table,
+)
 from vitreous.weights.timm import resnet_blocks
 
-GELU = {
-    "gelu": "none",
-    "gelu_python": "none",
-    "gelu_new": "tanh",
-    "gelu_fast": "tanh",
-    "gelu_pytorch_tanh": "tanh",
-    "quick_gelu": "quick",
-}
 ACTS = {"none": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
-
-WORDS = {
-    "width": "hidden_size",
-    "depth": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "hidden": "intermediate_size",
-    "channels": "num_channels",
-    "registers": "num_register_tokens",
-}
-#: what only one of transformers' BiTs has, the one that is read
-BIT_SAID = {
-    "layer_type": "preactivation",
-    "global_padding": None,
-    "num_groups": 32,
-    "embedding_dynamic_padding": False,
-    "hidden_act": "relu",
-}
-
-
-#: model_type of a config.json -> the title of the format that its tensors are in
-FAMILIES = {
-    "vit": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
-    "deit": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
-    "vit_mae": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
-    "vit_msn": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
-    "ijepa": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
-    "dinov2": "transformers' DINOv2",
-    "dinov2_with_registers": "transformers' DINOv2",
-    "clip": "transformers' CLIP image encoder",
-    "clip_vision_model": "transformers' CLIP image encoder",
-    "sam": "transformers' SAM image encoder",
-    "sam_vision_model": "transformers' SAM image encoder",
-    "bit": "transformers' BiT",
-}
-
-
-def check_family(config: dict[str, Any], title: str = "") -> None:
-    """Raise WeightsError for a config.json of transformers whose `model_type` is not read, or not that of the format's
-    `title`.
-
-    Others share names of tensors and compute otherwise, so tensors alone do not tell.
-    """
-    family = config.get("model_type")
-    # timm's and open_clip's have types of their own
-    if family is None or "architecture" in config or "model_cfg" in config:
-        return
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise WeightsError(
-            f"config.json says model_type {str(family)[:40]}, a family that is not read",
-            f"read are {', '.join(FAMILIES)}",
-        )
-    if title and FAMILIES[family] != title:
-        raise WeightsError(
-            f"config.json says model_type {family}, and the tensors are those of {title}", "download both again"
-        )
-
-
-def said_by(config: dict[str, Any]) -> dict[str, Any]:
-    """What a config.json says of a model, in our words. Raises WeightsError for what cannot be meant or is not known
-    here."""
-    if config.get("model_type") == "bit":
-        for name, usual in BIT_SAID.items():
-            if config.get(name, usual) != usual:
-                raise WeightsError(
-                    f"config.json says {name} {str(config[name])[:40]}: another ResNet than BiT, which is not read"
-                )
-        return {}
-    said: dict[str, Any] = {
-        ours: whole(theirs, config[theirs]) for ours, theirs in WORDS.items() if config.get(theirs) is not None
-    }
-    if config.get("layer_norm_eps") is not None:
-        eps = said["eps"] = config["layer_norm_eps"]
-        if not isinstance(eps, float) or not 0 < eps < 1:
-            raise WeightsError(
-                f"config.json says layer_norm_eps {str(eps)[:40]}, which is no small number", "download it again"
-            )
-    if config.get("hidden_act") is not None:
-        if str(config["hidden_act"]) not in GELU:
-            raise WeightsError(
-                f"config.json says hidden_act {str(config['hidden_act'])[:40]}, which is not computed here"
-            )
-        said["gelu"] = GELU[str(config["hidden_act"])]
-    if config.get("qkv_bias") is not None:
-        said["qkv_bias"] = config["qkv_bias"]
-        if not isinstance(said["qkv_bias"], bool):
-            raise WeightsError(
-                f"config.json says qkv_bias {str(config['qkv_bias'])[:40]}, which is neither true nor false",
-                "download it again",
-            )
-    for ours, theirs in (("image", "image_size"), ("patch", "patch_size")):
-        size = config.get(theirs)
-        if size is not None:
-            sides = size if isinstance(size, list) and len(size) == 2 else [size, size]
-            said[ours] = tuple(whole(theirs, side) for side in sides)
-    return said
-
-
-def whole(name: str, value: Any) -> int:
-    """A number of a config.json. Raises WeightsError where it is not a whole one from 0 to a million."""
-    if type(value) is not int or not 0 <= value <= 1_000_000:
-        raise WeightsError(f"config.json says {name} {str(value)[:40]}, which is no whole number", "download it again")
-    return value
 
 
 def blocks(ours: str, theirs: str, first: str, second: str, mlp: tuple[str, str]) -> tuple[Row, ...]:
