@@ -155,7 +155,7 @@ def test_predict_takes_the_file_and_never_imports_torch(home, file):
 import sys
 from vitreous.cli.main import command
 command(["predict", {str(file)!r}, {str(home / "photos" / "3.png")!r}, "--json"])
-assert not {{"torch", "onnx"}} & set(sys.modules)
+assert "torch" not in sys.modules
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     answers = answers_in(document(found)["predictions"])
@@ -202,7 +202,7 @@ def test_whatever_the_bytes_looking_into_them_ends_in_a_refusal_or_an_answer(fil
             if part:
                 part[chance.randrange(len(part))] = chance.randrange(256)
         try:
-            export_file.look(bytes(part), Path("x.onnx"))
+            list(export_file.tensors_in(export_file.parse_onnx(bytes(part), Path("x.onnx"))))
         except WeightsError:
             continue
 

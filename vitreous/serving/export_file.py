@@ -2,8 +2,7 @@
 changed.
 
 The seal is the SHA-256 of everything before it, at the file's end, where readers of the format take it for metadata. It
-tells damage, and files that were changed after they were judged; it is no signature. Nothing here needs torch, or an
-extra.
+tells damage, and files that were changed after they were judged; it is no signature. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -12,11 +11,13 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import WeightsError
+from vitreous.evaluation.libraries import needed
 from vitreous.serving.card import Card, read_card
 from vitreous.version import __version__
 from vitreous.weights.entry import regular
@@ -32,19 +33,6 @@ ONNX_SEAL = b"\x72\x4a\x0a\x06sha256\x12\x40"
 #: the same in an OpenVINO file, of the XML so far and the .bin: a comment
 XML_SEAL, XML_END = b"<!-- sha256 ", b" -->\n"
 DIGITS = 64
-
-#: where tensors are in an ONNX file: message -> field -> message, as onnx.proto3 numbers them
-TREE: dict[str, dict[int, str]] = {
-    "model": {7: "graph", 14: "entry", 25: "function"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "function": {7: "node", 11: "attribute"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
-    "sparse": {1: "tensor", 2: "tensor"},
-}
-EXTERNAL, PLACE = 13, 14  # fields of a tensor: what it is called in another file, and whether it lies in one (1)
-DEEPEST = 32  # messages in messages
-FIELDS = 1_000_000  # of a file; the largest models here have 30,000
 
 
 def told(card: Card, quantised: str | None = None) -> str:
@@ -90,23 +78,49 @@ def seal_onnx(model: bytes) -> bytes:
     return model + ONNX_SEAL + hashlib.sha256(model).hexdigest().encode()
 
 
-def check_onnx(raw: bytes, path: Path) -> None:
-    """Raise WeightsError unless an ONNX file is as it was sealed, and alone: none of its tensors lies in another
-    file."""
+def check_onnx(raw: bytes, path: Path) -> dict[str, str]:
+    """The metadata of an ONNX file. Raises WeightsError unless it is as it was sealed, and no tensor of it lies in
+    another file."""
     end = len(raw) - len(ONNX_SEAL) - DIGITS
-    if end < 0 or raw[end : end + len(ONNX_SEAL)] != ONNX_SEAL:
-        metadata, _ = look(raw, path)
-        if CARD in metadata:
-            raise WeightsError(
-                f"{path} was cut short or changed after it was exported: its checksum is not at its end", AGAIN
-            )
+    sealed = end >= 0 and raw[end : end + len(ONNX_SEAL)] == ONNX_SEAL
+    if sealed and hashlib.sha256(memoryview(raw)[:end]).hexdigest().encode() != raw[-DIGITS:]:
+        raise WeightsError(f"{path} was altered after it was exported: its checksum is another", AGAIN)
+    model = parse_onnx(raw, path)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    if not sealed and CARD in metadata:
+        raise WeightsError(
+            f"{path} was cut short or changed after it was exported: its checksum is not at its end", AGAIN
+        )
+    if not sealed:
         raise WeightsError(
             f"{path} was not exported by vitreous: it tells no classes and no preprocessing", "export the model here"
         )
-    if hashlib.sha256(memoryview(raw)[:end]).hexdigest().encode() != raw[-DIGITS:]:
-        raise WeightsError(f"{path} was altered after it was exported: its checksum is another", AGAIN)
-    if look(raw, path)[1]:
+    if any(tensor.external_data or tensor.data_location for tensor in tensors_in(model)):
         raise WeightsError(f"{path} has tensors in other files, which are not read", "save it as one file")
+    return metadata
+
+
+def parse_onnx(raw: bytes, path: Path) -> Any:
+    """An ONNX file as onnx.ModelProto; files that it names are not opened. Raises WeightsError for no ONNX file."""
+    onnx = needed("onnx")
+    from google.protobuf.message import DecodeError
+
+    try:
+        return onnx.load_model_from_string(raw)
+    except DecodeError as error:
+        raise WeightsError(f"{path} is no ONNX file, or damaged ({error})", AGAIN) from None
+
+
+def tensors_in(message: Any) -> Iterator[Any]:
+    """Every onnx.TensorProto in a protobuf message, in whatever field: onnx's own listing leaves out sparse tensors."""
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for part in (value,) if hasattr(value, "ListFields") else value:
+            if field.message_type.name == "TensorProto":
+                yield part
+            else:
+                yield from tensors_in(part)
 
 
 def seal_xml(xml: bytes, weights: bytes) -> bytes:
@@ -131,70 +145,6 @@ def digest(xml: bytes, weights: bytes) -> bytes:
     made.update(xml)
     made.update(weights)
     return made.hexdigest().encode()
-
-
-def look(raw: bytes, path: Path) -> tuple[dict[str, str], bool]:
-    """An ONNX file's metadata, and whether a tensor of it lies in another file. Raises WeightsError for what is no ONNX
-    file."""
-    metadata: dict[str, str] = {}
-    outside, seen = False, 0
-    waiting = [("model", memoryview(raw), 0)]
-    try:
-        while waiting:
-            kind, message, depth = waiting.pop()
-            if depth > DEEPEST:
-                raise ValueError("messages in messages in messages")
-            if kind == "entry":
-                pair = {
-                    number: bytes(value).decode() for number, value in fields(message) if isinstance(value, memoryview)
-                }
-                metadata[pair.get(1, "")] = pair.get(2, "")
-                continue
-            for number, value in fields(message):
-                seen += 1
-                if seen > FIELDS:
-                    raise ValueError(f"more than {FIELDS:,} fields")
-                outside = outside or (kind == "tensor" and (number == EXTERNAL or (number == PLACE and value != 0)))
-                inner = TREE.get(kind, {}).get(number)
-                if inner is not None and isinstance(value, memoryview):
-                    waiting.append((inner, value, depth + 1))
-    except (ValueError, IndexError) as error:
-        raise WeightsError(f"{path} is no ONNX file, or damaged ({error})", AGAIN) from None
-    return metadata, outside
-
-
-def fields(message: memoryview) -> Iterator[tuple[int, memoryview | int | None]]:
-    """The fields of a protobuf message: their numbers, and whole numbers or bytes; no fractions. Raises ValueError or
-    IndexError."""
-    place = 0
-    while place < len(message):
-        key, place = number_at(message, place)
-        value: memoryview | int | None = None
-        if key & 7 == 0:
-            value, place = number_at(message, place)
-        elif key & 7 == 2:
-            length, place = number_at(message, place)
-            value = message[place : place + length]
-            place += length
-        elif key & 7 in (1, 5):
-            place += 8 if key & 7 == 1 else 4
-        else:
-            raise ValueError(f"a field of type {key & 7}")
-        if place > len(message):
-            raise ValueError("a field beyond the end")
-        yield key >> 3, value
-
-
-def number_at(message: memoryview, place: int) -> tuple[int, int]:
-    """The number at a place, seven bits to a byte, and the place behind it."""
-    number = 0
-    for shift in range(0, 70, 7):
-        byte = message[place]
-        place += 1
-        number |= (byte & 127) << shift
-        if byte < 128:
-            return number, place
-    raise ValueError("a number without an end")
 
 
 def normalised(pixels: np.ndarray, preprocess: Preprocess) -> np.ndarray:

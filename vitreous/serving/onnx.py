@@ -12,7 +12,7 @@ from vitreous.cores import cores
 from vitreous.errors import UsageError, WeightsError
 from vitreous.evaluation.libraries import needed
 from vitreous.serving.card import Card
-from vitreous.serving.export_file import AGAIN, CARD, card_in, check_onnx, content, look, normalised, precision_in
+from vitreous.serving.export_file import AGAIN, CARD, card_in, check_onnx, content, normalised, precision_in
 from vitreous.serving.runtime import in_parts
 
 PIXELS = 2 * 224 * 224  # of one part: few enough to lie in caches, enough to be worth a call
@@ -30,8 +30,7 @@ class OnnxRuntime:
     def __init__(self, path: str | os.PathLike[str], quick: bool = False) -> None:
         runtime, path = needed("onnxruntime"), Path(path)
         raw = content(path)
-        check_onnx(raw, path)
-        text = look(raw, path)[0].get(CARD)
+        text = check_onnx(raw, path).get(CARD)
         self.card: Card = card_in(text, path)
         self.precision = precision_in(text)
         options = runtime.SessionOptions()
