@@ -20,7 +20,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 
 from vitreous.data.decoding.gate import MAX_PIXELS, kind, lacks_rows, refuse_costly, too_large
 from vitreous.data.decoding.heif import heif_format, open_formats, readable_formats
-from vitreous.data.decoding.npy import MAGIC, colours
+from vitreous.data.decoding.npy import MAGIC, read_npy_colours
 from vitreous.errors import DataError, printable
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # read everywhere; AVIF and HEIF where `heif.is_readable`
@@ -66,7 +66,7 @@ def decode(
         content = raw if isinstance(raw, bytes) else read_regular(raw)
         refuse_costly(content, name)
         if content.startswith(MAGIC):
-            return decode(colours(content, name), channels, name)
+            return decode(read_npy_colours(content, name), channels, name)
         with silence(), Image.open(io.BytesIO(content), formats=open_formats(content, name, FORMATS)) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise too_large(name, image.width, image.height)

@@ -1,67 +1,70 @@
-"""Pictures stored as numpy's .npy: the header is read as text and judged before anything else is; nothing in one can be
-an object."""
+"""Pictures stored as numpy's .npy: numpy reads the header, which is judged before anything else; no objects."""
 
 from __future__ import annotations
 
+import io
 import math
-import re
-import struct
+from typing import NamedTuple
 
 import numpy as np
+from numpy.lib import format as numpy_format
 
 from vitreous.data.decoding.gate import MAX_PIXELS
 from vitreous.errors import DataError
 
 MAGIC = b"\x93NUMPY"
-MAX_HEADER = 10_000  # bytes, numpy's own limit
+MAX_HEADER = 2048  # bytes of text, which numpy parses as Python's; an array of numbers needs about 100
 MAX_CHANNELS = 1024
-#: numpy's header: the text of a dict, its keys in this order
-HEADER = re.compile(
-    r"\{'descr': '([<>|=]?\w{1,9})', 'fortran_order': (True|False), "
-    r"'shape': \((\d{1,9}(?:, ?\d{1,9}){0,7},?|)\),? *\} *\n?"
-)
-DTYPES = {
-    "|u1": "uint8",
-    "<u2": "uint16",
-    ">u2": "uint16",
-    "<i2": "int16",
-    ">i2": "int16",
-    "<f4": "float32",
-    ">f4": "float32",
-}
+DTYPES = ("uint8", "uint16", "int16", "float32")
 SHAPES = "store it as (H, W), (H, W, C) or (C, H, W), with fewer channels than rows and columns"
 
 
-def described(content: bytes, name: str) -> tuple[np.dtype, tuple[int, ...], bool, int]:
-    """The bytes of a .npy file -> dtype, shape, whether it is stored column by column, and where its numbers begin.
+class Header(NamedTuple):
+    """Of a .npy file: dtype, shape, whether the first axis varies fastest, and the byte at which the numbers begin."""
 
-    Raises DataError for a damaged header, for numbers that are not uint8, uint16, int16 or float32, and for a file that
-    is shorter or longer than its header says.
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    fortran: bool
+    begin: int
+
+
+def parse_header(content: bytes) -> Header:
+    """The header at the beginning of a .npy file of any numbers. Raises ValueError for a damaged one."""
+    file = io.BytesIO(content)
+    try:
+        version = numpy_format.read_magic(file)
+        readers = {(1, 0): numpy_format.read_array_header_1_0, (2, 0): numpy_format.read_array_header_2_0}
+        shape, fortran, dtype = readers[version](file, max_header_size=MAX_HEADER)
+    except Exception as error:  # text that is no Python leaves numpy with whatever Python's parser raises
+        raise ValueError(f"a damaged .npy header ({type(error).__name__})") from None
+    if any(side < 0 for side in shape):
+        raise ValueError("a damaged .npy header (a side below 0)")
+    return Header(dtype, shape, fortran, file.tell())
+
+
+def read_header(content: bytes, name: str) -> Header:
+    """The header of a .npy file that holds a picture.
+
+    Raises DataError for a damaged header, for numbers that are not in `DTYPES`, and for a file that is shorter or
+    longer than its header says.
     """
-    version = content[6:7]
-    form = {b"\1": "<H", b"\2": "<I", b"\3": "<I"}.get(version)
-    begin = 8 + struct.calcsize(form) if form else 0
-    length = struct.unpack_from(form, content, 8)[0] if form and len(content) >= begin else MAX_HEADER + 1
-    header = None
-    if length <= MAX_HEADER:
-        header = HEADER.fullmatch(content[begin : begin + length].decode("latin-1"))
-    if header is None:
-        raise DataError(f"{name}: a damaged .npy header", "save it again with numpy.save")
-    descr, fortran, numbers = header.groups()
-    if descr not in DTYPES:
-        raise DataError(f"{name}: numbers of type {descr}", f"known are {', '.join(dict.fromkeys(DTYPES.values()))}")
-    dtype, shape = np.dtype(descr), tuple(int(number) for number in numbers.split(",") if number.strip())
-    stored = len(content) - begin - length
-    if (wanted := math.prod(shape) * dtype.itemsize) != stored:
-        raise DataError(f"{name}: {stored:,} bytes of numbers where {wanted:,} were announced", "save it again")
-    return dtype, shape, fortran == "True", begin + length
+    try:
+        header = parse_header(content)
+    except ValueError:
+        raise DataError(f"{name}: a damaged .npy header", "save it again with numpy.save") from None
+    if header.dtype.name not in DTYPES:
+        raise DataError(f"{name}: numbers of type {header.dtype.str}", f"known are {', '.join(DTYPES)}")
+    stored, expected = len(content) - header.begin, math.prod(header.shape) * header.dtype.itemsize
+    if stored != expected:
+        raise DataError(f"{name}: {stored:,} bytes of numbers where {expected:,} were announced", "save it again")
+    return header
 
 
-def layout(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
-    """Which axes of a picture of that shape are (channels, height, width); -1 stands for channels that are not there.
+def picture_axes(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
+    """Which axes of a picture of that shape are (channels, height, width); -1 where it has no axis of channels.
 
-    Of three axes the smaller outer one is the channels. Raises DataError where that cannot be told, or a side is none
-    or too many.
+    Of three axes the smaller outer one is the channels. Raises DataError where that cannot be told, and for a side of 0
+    or too many numbers.
     """
     if len(shape) == 2:
         axes = (-1, 0, 1)
@@ -79,14 +82,21 @@ def layout(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
 
 def npy_form(content: bytes, name: str) -> tuple[int, str]:
     """Channels and dtype of the picture in a .npy file, from its header. Raises DataError."""
-    dtype, shape, _, _ = described(content, name)
-    axis = layout(shape, name)[0]
-    return 1 if axis < 0 else shape[axis], dtype.name
+    header = read_header(content, name)
+    axis = picture_axes(header.shape, name)[0]
+    return 1 if axis < 0 else header.shape[axis], header.dtype.name
 
 
-def colours(content: bytes, name: str) -> np.ndarray:
-    """The bytes of a .npy file that is a grey or RGB picture -> (H, W) or (H, W, 3) uint8. Raises DataError for any
-    other."""
+def read_npy(content: bytes, name: str) -> np.ndarray:
+    """The bytes of a .npy file -> (C, H, W) of its dtype, without a copy. Raises DataError."""
+    dtype, shape, fortran, begin = read_header(content, name)
+    axes = picture_axes(shape, name)
+    array = np.frombuffer(content, dtype, offset=begin).reshape(shape, order="F" if fortran else "C")
+    return array[None] if axes[0] < 0 else array.transpose(axes)
+
+
+def read_npy_colours(content: bytes, name: str) -> np.ndarray:
+    """A .npy file -> (H, W) or (H, W, 3) uint8. Raises DataError unless it is a grey or RGB picture of 8 bits."""
     array = read_npy(content, name)
     if array.dtype != np.uint8 or len(array) not in (1, 3):
         raise DataError(
@@ -94,11 +104,3 @@ def colours(content: bytes, name: str) -> np.ndarray:
             "the model takes no others",
         )
     return np.ascontiguousarray(array[0] if len(array) == 1 else np.moveaxis(array, 0, -1))
-
-
-def read_npy(content: bytes, name: str) -> np.ndarray:
-    """The bytes of a .npy file -> (C, H, W) of its dtype, without a copy. Raises DataError."""
-    dtype, shape, fortran, begin = described(content, name)
-    axes = layout(shape, name)
-    array = np.frombuffer(content, dtype, offset=begin).reshape(shape, order="F" if fortran else "C")
-    return array[None] if axes[0] < 0 else array.transpose(axes)

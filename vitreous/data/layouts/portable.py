@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import os
-import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from vitreous.data.decoding.decode import read_regular, reason
 from vitreous.data.decoding.gate import MAX_PIXELS
 from vitreous.data.split import Files
 from vitreous.errors import DataError
 
-HEADER = re.compile(rb"P6(?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+255\s")
-
 
 @dataclass(frozen=True)
 class Portables(Files):
-    """Files of 8-bit colours as they are behind their size (PPM, P6), which is no format of photographs."""
+    """Files of 8-bit colours as plain pixels (PPM, P6), which is no format of photographs."""
 
     def raw(self, sample: int) -> np.ndarray:  # type: ignore[override]
-        """(H, W, 3) uint8. Raises DataError for anything else than such a file, whole."""
-        content = read_regular(self.paths[sample])
-        found = HEADER.match(content, 0, 4096)
-        width, height = (int(number) for number in found.groups()) if found else (0, 0)
-        if not found or not 0 < width * height <= MAX_PIXELS or len(content) - found.end() != 3 * width * height:
-            raise DataError(f"{self.name(sample)}: not a whole PPM file of 8-bit colours", "fetch it again")
-        return np.frombuffer(content, np.uint8, offset=found.end()).reshape(height, width, 3)
+        """(H, W, 3) uint8. Raises DataError for anything but such a file, whole."""
+        try:
+            with Image.open(io.BytesIO(read_regular(self.paths[sample])), formats=("PPM",)) as image:
+                if image.mode != "RGB" or image.width * image.height > MAX_PIXELS:
+                    raise ValueError("other pixels, or too many")
+                return np.asarray(image)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+            raise DataError(f"{self.name(sample)}: not a whole PPM file of 8-bit colours", "fetch it again") from None
 
     def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Portables:
         files = super().take(rows, labels)
