@@ -215,3 +215,20 @@ def test_everything_public_says_what_it_is(path):
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             assert ast.get_docstring(node), f"{node.name} has no docstring"
+
+
+def test_no_room_but_models_asks_what_class_a_model_is():
+    """Other rooms ask a config, a model or its family's row, so that a new family is one row and not a search."""
+    families = {"ViT", "BiT", "ViTConfig", "BiTConfig", "HybridConfig", "AxialConfig", "SAMConfig", "CLIPConfig"}
+    for path in FILES:
+        if path.relative_to(ROOT).parts[0] == "models":
+            continue
+        for node in parsed(path)[1]:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in ("isinstance", "type")
+            ):
+                names = {n.id for argument in node.args for n in ast.walk(argument) if isinstance(n, ast.Name)}
+                names |= {n.attr for argument in node.args for n in ast.walk(argument) if isinstance(n, ast.Attribute)}
+                assert not names & families, f"{module_of(path)}, line {node.lineno}: ask the model instead"

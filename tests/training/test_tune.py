@@ -19,7 +19,7 @@ from vitreous.training.flat import Flat
 from vitreous.training.loop import State, fit
 from vitreous.training.optimizer import Optimizers
 from vitreous.training.run import DataOptions, FineTune, Optimizer, Run
-from vitreous.training.tune import blocks, check, frozen_state, merged, prepare
+from vitreous.training.tune import check, frozen_state, merged, prepare
 
 SMALL = {"image": (16, 16), "patch": (8, 8), "classes": 3, "width": 32, "depth": 3, "heads": 2, "hidden": 64}
 STAGES = "body.stages.{}.units.{}."
@@ -119,7 +119,7 @@ def test_no_block_before_the_first_that_moves_keeps_a_graph(kind):
     made = model(MODELS[kind][0])
     prepare(made, FineTune(last_blocks=1))
     grown = []
-    for block in blocks(made):
+    for block in made.blocks():
         block.register_forward_hook(lambda block, given, answer: grown.append(answer.requires_grad))
     made.train()(images()).sum().backward()
     assert grown == [False, False, True]

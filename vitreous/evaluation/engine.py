@@ -19,7 +19,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.inference_options import InferenceOptions, Pictures
 from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_process, team
-from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
+from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
 from vitreous.nn.frozen import frozen
 from vitreous.nn.merge import Merging
@@ -58,12 +58,11 @@ class TorchEngine:
         self.dtype = DTYPES[self.precision]
         self.model = frozen(model.to(device), self.dtype, packs(device))
         if merge_tokens:
-            c = model.config
-            if not isinstance(c, ViTConfig) or c.told or c.pool == "attention":
+            if not model.config.merges_tokens:
                 raise UsageError(
                     "tokens merge only in plain ViTs without attention pooling", "leave --merge-tokens out"
                 )
-            mean = c.pool == "mean"
+            mean = model.config.pool == "mean"
             self.model.encoder = Merging(self.model.encoder, merge_tokens, model.config.prefix, mean)  # type: ignore[arg-type]
         self.images = given(model.config, self.dtype)
         self.tokens = math.prod(model.config.grid) + model.config.prefix
@@ -105,7 +104,7 @@ class TorchEngine:
 def given(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
     """The type of the images that a model frozen in `dtype` takes: convolutions stay float32, so they get all
     digits."""
-    return torch.float32 if isinstance(config, BiTConfig) or config.stem else dtype
+    return dtype if config.front == "patches" else torch.float32
 
 
 def cut(images: int, most: int, threads: int) -> tuple[int, bool]:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from vitreous.errors import UsageError
 from vitreous.inspection.hooks import AttentionCall, watch
-from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import Model
 
 INSTEAD = "distance, filters, positions, fourier, features and similarity work for it"
@@ -45,7 +44,7 @@ def start(model: Model, look: AttentionCall) -> Tensor:
     """
     config = model.config
     weights = torch.zeros(look.tokens, device=look.x.device)
-    if isinstance(config, ViTConfig) and config.pool in ("class", "distilled"):
+    if config.pool in ("class", "distilled"):
         weights[0] = 1
     else:
         weights[look.prefix :] = 1 / (look.tokens - look.prefix)

@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from vitreous.inspection.principal import principal
-from vitreous.models.config import BiTConfig
 from vitreous.models.zoo import Model
-from vitreous.nn.convstem import ConvStem
-from vitreous.nn.resnet import standardize
+from vitreous.nn.resnet import StandardizedConv, standardize
 
 SHOWN = 28  # as in the paper, four rows of seven
 
@@ -42,13 +40,11 @@ def first_layer(model: Model) -> tuple[str, Tensor]:
     The patch embedding; the root convolution of a BiT or of a hybrid, its filters standardised as they are on every
     pass; or the first convolution of a stem of small ones.
     """
-    part: Any = model
-    stem = part.body if isinstance(model.config, BiTConfig) else part.stem
-    if stem is None:
-        weight = part.projection.weight.detach()
+    first = model.first_layer()
+    if isinstance(first, StandardizedConv):
+        return "root convolution", standardize(first.weight.detach().float(), first.numerics).cpu()
+    weight: Any = first.weight.detach()  # type: ignore[operator]
+    if model.config.front == "patches":
         weight = weight.to_dense() if weight.is_mkldnn else weight  # as `nn.frozen` packs it
         return "patch embedding", weight.float().cpu().unflatten(1, (model.config.channels, *model.config.patch))
-    if isinstance(stem, ConvStem):
-        return "first convolution of the stem", stem.stages[0].conv.weight.detach().float().cpu()  # type: ignore[union-attr]
-    root = stem.root.conv
-    return "root convolution", standardize(root.weight.detach().float(), root.numerics).cpu()
+    return "first convolution of the stem", weight.float().cpu()

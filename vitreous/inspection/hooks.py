@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import UsageError
-from vitreous.models.config import BiTConfig
 from vitreous.models.zoo import Model
 from vitreous.nn.block import Branch
 from vitreous.nn.frozen import FrozenBranch, Plain
@@ -107,7 +106,7 @@ class State:
 
 def has_attention(model: Model) -> None:
     """Raises UsageError for a model without tokens that look at each other, with what works for it all the same."""
-    if isinstance(model.config, BiTConfig):
+    if not model.config.has_attention:
         raise UsageError(
             "a BiT ResNet has no attention over tokens to look at", "filters, features and similarity work for it"
         )

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.errors import UsageError
-from vitreous.models.config import BiTConfig
 from vitreous.models.zoo import Model
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 
@@ -56,7 +55,7 @@ def embeddings(model: Model, grid: tuple[int, ...] | None = None) -> dict[str, T
     Slots of prefix tokens are left out. Another `grid` than the model's own reads them as the model would. Empty for a
     model that adds none.
     """
-    if isinstance(model.config, BiTConfig) or model.config.position == "none":
+    if model.config.position == "none":
         return {}
     grid = grid or model.config.grid
     part: Any = model
@@ -145,15 +144,14 @@ def kernel(model: Model, grid: tuple[int, ...] | None = None) -> Tensor | None:
 
 def attentions(model: Model) -> Iterator[tuple[int, nn.Module]]:
     """Every attention and the number of its block, from the first on."""
-    blocks: Any = () if isinstance(model.config, BiTConfig) else model.encoder.blocks  # type: ignore[union-attr]
-    for layer, block in enumerate(blocks):
+    for layer, block in enumerate(model.blocks()):
         yield from ((layer, part) for part in block.modules() if hasattr(part, "weights"))
 
 
 def has_positions(model: Model) -> None:
     """Raises UsageError for a model that knows nothing of places but what the image's own tokens tell."""
     c = model.config
-    if isinstance(c, BiTConfig):
+    if not c.has_attention:
         raise UsageError("a BiT ResNet has no positions", "filters, features, nearest, similarity and cost work for it")
     if c.position == "none" and c.attention == "plain" and not c.axial:
         raise UsageError(

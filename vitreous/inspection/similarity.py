@@ -13,7 +13,6 @@ from torch import Tensor
 
 from vitreous.errors import UsageError
 from vitreous.inspection.hooks import State, eval_mode, removing, run, states
-from vitreous.models.config import BiTConfig
 from vitreous.models.zoo import Model
 
 LEAST = 4  # images: the unbiased estimate divides by n - 3
@@ -26,7 +25,7 @@ def layers(model: Model, images: Tensor) -> dict[str, Tensor]:
     maps after the `root` and the units of its stages, `stage 0 unit 0`, ...
     """
     found: dict[str, Tensor] = {}
-    if isinstance(model.config, BiTConfig):
+    if not model.config.has_attention:
         body: Any = model.body
         parts = {body.root: "root"}
         parts |= {

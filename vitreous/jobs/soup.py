@@ -27,7 +27,7 @@ from vitreous.errors import UsageError, VitreousError
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.engine import InferenceOptions, logits_of, make_engine
 from vitreous.evaluation.report import Report
-from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
 from vitreous.progress import Listener, NullListener
@@ -195,9 +195,7 @@ def alike(found: Sequence[Ingredient]) -> tuple[str, ...]:
 
 def plain(config: ModelConfig) -> ModelConfig:
     """A config without what only training asks: two runs of one model may drop more and less."""
-    return (
-        replace(config, dropout=0.0, drop_path=0.0, drop_path_rises=True) if isinstance(config, ViTConfig) else config
-    )
+    return replace_fields(config, {"dropout": 0.0, "drop_path": 0.0, "drop_path_rises": True})
 
 
 def judges(found: Sequence[Ingredient], named: str | None, split: str, listener: Listener) -> tuple[Data, str]:

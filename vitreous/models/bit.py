@@ -43,6 +43,18 @@ class BiT(nn.Module):
         """(B, C, H, W) -> (B, classes): logits."""
         return self.classify(self.pool(self.features(images)))
 
+    def first_layer(self) -> nn.Module:
+        """The layer that reads the image: the root convolution."""
+        return self.body.root.conv
+
+    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
+        """A map of convolutions has no patches to leave out. Raises NotImplementedError."""
+        raise NotImplementedError("a ResNet computes its whole map")
+
+    def blocks(self) -> list[nn.Module]:
+        """The residual units of all stages, in order."""
+        return [unit for stage in self.body.stages.children() for unit in stage.get_submodule("units").children()]
+
     def features(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, N, D): the last map after norm and ReLU, row by row."""
         if images.shape[1] != self.config.channels:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from vitreous.errors import UsageError, nearest
 from vitreous.nn.sizes import by, grid_of, nearby
@@ -113,7 +113,7 @@ class ViTConfig:
             raise UsageError(
                 f"pool={self.pool} needs a class token", "use pool=mean or pool=attention, or class_token=True"
             )
-        check_image(self, self.image)
+        self.check_image(self.image)
         if self.stem and any(p % self.stem.reduction for p in self.patch):
             raise UsageError(
                 f"patch {by(self.patch)} is not a multiple of {self.stem.reduction}, by which the stem shrinks the "
@@ -162,9 +162,49 @@ class ViTConfig:
         """Whether the blocks take tokens as a grid, (B, *grid, D)."""
         return self.axial or self.window > 0 or self.attention == "decomposed" or self.neck > 0
 
+    def check_image(self, image: tuple[int, ...]) -> None:
+        """Raise UsageError for an image size (pixels per axis) that the patch does not divide, naming sizes that
+        would do."""
+        try:
+            grid_of(image, self.patch)
+        except ValueError as error:
+            ways = [f"--image-size {by(nearby(image, self.patch))}"]
+            dividing = [p for p in range(2, min(image) + 1) if all(i % p == 0 for i in image)]
+            patch = min(dividing, key=lambda p: abs(p - max(self.patch)), default=1)
+            if self.front == "patches":
+                ways.append(f"--patch-size {patch}")
+            raise UsageError(str(error), "use " + ", or ".join(ways)) from None
+
     @property
-    def told(self) -> bool:
-        """Whether the blocks have to know where their tokens lie."""
+    def front(self) -> Literal["patches", "conv", "resnet"]:
+        """What reads the image: a projection of its patches, a few convolutions, or a ResNet."""
+        return self.stem.family if self.stem else "patches"
+
+    kind: ClassVar[Literal["vit", "bit"]] = "vit"  # whose training recipes fit
+
+    @property
+    def drops_patches(self) -> bool:
+        """Whether patches may be left out in training: every block attends to all tokens there are."""
+        return not self.on_grid
+
+    @property
+    def merges_tokens(self) -> bool:
+        """Whether tokens may be merged in inference (`nn.merge`)."""
+        return not self.needs_positions and self.pool != "attention"
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether blocks attend from token to token."""
+        return True
+
+    @property
+    def sees_whole_image(self) -> bool:
+        """Whether every block attends over the whole image at once, not over rows, columns or windows."""
+        return not self.axial and (not self.window or set(range(self.depth)) <= set(self.global_blocks))
+
+    @property
+    def needs_positions(self) -> bool:
+        """Whether blocks need token coordinates (relative or rotary positions, windows, positions in each block)."""
         return self.on_grid or self.position_at != "input" or self.attention != "plain"
 
     @property
@@ -212,6 +252,43 @@ class BiTConfig:
                 f"width {self.width * self.factor} is not a multiple of 16, twice the 8 heads", "change width or axial"
             )
 
+    kind: ClassVar[Literal["vit", "bit"]] = "bit"
+
+    @property
+    def depth(self) -> int:
+        """Residual units of all stages."""
+        return sum(self.blocks)
+
+    def check_image(self, image: tuple[int, ...]) -> None:
+        """Every image size is right: each stride rounds up."""
+
+    @property
+    def front(self) -> Literal["resnet"]:
+        """What reads the image."""
+        return "resnet"
+
+    @property
+    def position(self) -> Literal["none"]:
+        """No position is added to anything."""
+        return "none"
+
+    @property
+    def attention(self) -> Literal["none"]:
+        """No attention over tokens."""
+        return "none"
+
+    @property
+    def pool(self) -> Literal["mean"]:
+        """The mean of the last map."""
+        return "mean"
+
+    @property
+    def has_attention(self) -> bool:
+        """No attention over tokens."""
+        return False
+
+    drops_patches = merges_tokens = sees_whole_image = has_attention
+
     @property
     def patch(self) -> tuple[int, int]:
         """Pixels to a place of the last map, per axis: (32, 32) for four stages."""
@@ -245,16 +322,10 @@ class BiTConfig:
 
 
 ModelConfig = ViTConfig | BiTConfig
+C = TypeVar("C", bound=ModelConfig)
 
 
-def check_image(config: ViTConfig, image: tuple[int, ...]) -> None:
-    """Refuse an image size (pixels per axis) that the patch does not divide, naming sizes that would do."""
-    try:
-        grid_of(image, config.patch)
-    except ValueError as error:
-        ways = [f"--image-size {by(nearby(image, config.patch))}"]
-        dividing = [p for p in range(2, min(image) + 1) if all(i % p == 0 for i in image)]
-        patch = min(dividing, key=lambda p: abs(p - max(config.patch)), default=1)
-        if config.stem is None:
-            ways.append(f"--patch-size {patch}")
-        raise UsageError(str(error), "use " + ", or ".join(ways)) from None
+def replace_fields(config: C, changes: dict[str, Any]) -> C:
+    """A copy with those of the changes that the config has fields for: dropout is not for a ResNet, which stays."""
+    known = {field.name for field in fields(config)}
+    return replace(config, **{name: value for name, value in changes.items() if name in known})

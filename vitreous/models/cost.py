@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from vitreous.models.bit import bit_macs, stem_macs
 from vitreous.models.config import BiTConfig, ConvStemConfig, ModelConfig, ViTConfig
@@ -39,12 +40,23 @@ def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
     return embed + layers * mlp + attention + pool * (config.pool == "attention") + neck + head
 
 
-def computed(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
-    """Multiply-adds that `ViT.forward` carries out for one image: `macs` but for what of the last block nobody
-    reads."""
+def computed(config: ModelConfig, image: tuple[int, ...] | None = None, patches: int | None = None) -> int:
+    """Multiply-adds that one image's forward pass carries out: `macs` without what of the last block is not read.
+
+    Blocks compute only so many `patches` of the image, where they drop the others; all are projected.
+    """
+    total, image = macs(config, image), image or config.image
     if isinstance(config, BiTConfig):
-        return macs(config, image)
-    return macs(config, image) - unread(config, math.prod(grid_of(image or config.image, config.patch)) + config.prefix)
+        return total
+    if patches is None:
+        return total - unread(config, math.prod(grid_of(image, config.patch)) + config.prefix)
+    whole = replace(config, image=image, stem=None)
+    # as many patches in a row: the cost of blocks depends on their number alone
+    row = (patches, *(1,) * (len(image) - 1))
+    thin = replace(whole, image=tuple(n * p for n, p in zip(row, config.patch, strict=True)))
+    projection = math.prod(config.patch) * config.channels * config.width
+    skipped = macs(whole) - macs(thin) - (math.prod(whole.grid) - patches) * projection
+    return total - skipped - unread(config, patches + config.prefix)
 
 
 def unread(config: ModelConfig, tokens: int) -> int:

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from vitreous.models.vit import ViT
+from vitreous.models.zoo import Model
 from vitreous.nn.attention import Attention
 from vitreous.nn.position import Learned, sincos
 
 
 def mimetic(
-    model: ViT, query_key: tuple[float, float] = (0.7, 0.7), value_out: tuple[float, float] = (0.4, 0.4)
+    model: Model, query_key: tuple[float, float] = (0.7, 0.7), value_out: tuple[float, float] = (0.4, 0.4)
 ) -> None:
     """Mimetic initialisation (Trockman and Kolter, arXiv:2305.09828), in place.
 
@@ -21,6 +22,7 @@ def mimetic(
     places are alike. Worth several points on sets as small as CIFAR-10, where attention is slow to form
     (benchmarks/README.md).
     """
+    assert isinstance(model, ViT), "a run of another model has no mimetic initialisation"
     if isinstance(model.position, Learned):
         model.position.table.data.copy_(0.5 * sincos(model.config.grid, model.config.width))
     for attention in (part for part in model.encoder.modules() if isinstance(part, Attention)):

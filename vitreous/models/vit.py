@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.models.config import ConvStemConfig, ViTConfig, check_image
+from vitreous.models.config import ConvStemConfig, ViTConfig
 from vitreous.nn.attention import Attention
 from vitreous.nn.block import Block, Mlp, SwiGLU
 from vitreous.nn.convstem import ConvStem
 from vitreous.nn.encoder import Encoder, stack
-from vitreous.nn.grid import patchify
+from vitreous.nn.grid import patchify, take
 from vitreous.nn.layout import Axial, Windows
 from vitreous.nn.neck import Neck
 from vitreous.nn.pool import AttentionPool, Heads
@@ -120,6 +120,19 @@ class ViT(nn.Module):
         tokens = self.project(images)
         return self.answer(self.place(tokens), self.places(tokens))
 
+    def first_layer(self) -> nn.Module:
+        """The layer that reads the image: the projection, or the first convolution of the stem."""
+        return self.projection if self.stem is None else self.stem.first_layer()
+
+    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
+        """(B, C, *image), (B, K) int64 -> (B, classes): logits from the patches of these numbers alone."""
+        tokens = self.project(images)
+        return self.answer(take(self.place(tokens), index), self.places(tokens, index))
+
+    def blocks(self) -> list[nn.Module]:
+        """The residual blocks in order, as layers are counted: from 0."""
+        return list(self.encoder.blocks)
+
     def features(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, P + N, D): every token after the last norm."""
         self.warn_of_size(images, stacklevel=3)
@@ -132,8 +145,7 @@ class ViT(nn.Module):
         Smaller ones in training are progressive resizing, and give no warning; nor does a graph that is compiled,
         exported or traced.
         """
-        # pyright: ignore[reportPrivateImportUsage]
-        if self.any_size or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if self.any_size or torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return
         size, own = tuple(images.shape[2:]), self.config.image
         if (
@@ -159,7 +171,7 @@ class ViT(nn.Module):
         stem's map."""
         if images.shape[1] != self.config.channels:
             raise ValueError(f"the model takes {self.config.channels} channels, the images have {images.shape[1]}")
-        check_image(self.config, tuple(images.shape[2:]))
+        self.config.check_image(tuple(images.shape[2:]))
         if self.stem is not None:
             images = self.stem(images.to(next(self.stem.parameters()).dtype)).movedim(-1, 1)
         return self.projection(patchify(images, self.cell))
@@ -196,7 +208,7 @@ class ViT(nn.Module):
             prefix = F.dropout(prefix.expand(tokens.shape[0], -1, -1), self.dropout, self.training)
             tokens = torch.cat([prefix, tokens], dim=1)
         tokens = self.first_norm(tokens)
-        if not c.told:
+        if not c.needs_positions:
             return self.encoder(tokens, whole=whole)
         if places is None:
             if tokens.shape[1] != c.prefix + math.prod(c.grid):

@@ -84,6 +84,10 @@ class ConvStem(nn.Module):
             for i, (width, units) in enumerate(zip(widths, blocks, strict=True))
         )
 
+    def first_layer(self) -> nn.Module:
+        """The convolution that reads the image."""
+        return self.stages[0].conv  # type: ignore[return-value]
+
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, ceil(H / r), ceil(W / r), widths[-1]): channels last, for it is a grid of tokens."""
         # the layout that convolutions are fastest in on processors

@@ -342,6 +342,10 @@ class Stem(nn.Module):
             blocks, width, lambda inputs, inner, stride, _: PostActivation(inputs, inner, stride, numerics)
         )
 
+    def first_layer(self) -> nn.Module:
+        """The convolution that reads the image."""
+        return self.root.conv
+
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, ceil(H / r), ceil(W / r), width_out): channels last, for it is a grid of tokens."""
         x = self.root(images)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.data.keys import key
-from vitreous.models.config import ModelConfig, ViTConfig
-from vitreous.models.cost import computed, macs, unread
+from vitreous.models.config import ModelConfig
+from vitreous.models.cost import computed
+from vitreous.nn.sizes import grid_of
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,4 @@ def forward_macs(thinning: Thinning, model: ModelConfig, samples: int, total: in
 
 @lru_cache(maxsize=16)
 def _forward_macs(model: ModelConfig, image: tuple[int, ...], dropout: float) -> float:
-    if not dropout or not isinstance(model, ViTConfig):
-        return computed(model, image)
-    blocks = replace(model, image=image, stem=None)
-    patches = math.prod(blocks.grid)
-    # as many patches in a row: the cost of blocks depends on their number alone
-    row = (patches_left(dropout, patches), *(1,) * (len(image) - 1))
-    thinned = replace(blocks, image=tuple(n * p for n, p in zip(row, blocks.patch, strict=True)))
-    projection = math.prod(blocks.patch) * blocks.channels * blocks.width
-    skipped = (macs(blocks) - patches * projection) - (macs(thinned) - math.prod(row) * projection)
-    return macs(model, image) - skipped - unread(model, math.prod(row) + model.prefix)
+    return computed(model, image, patches_left(dropout, math.prod(grid_of(image, model.patch))) if dropout else None)

@@ -17,11 +17,9 @@ from vitreous.data.split import Split
 from vitreous.errors import UsageError
 from vitreous.evaluation.classification import ClassificationEvaluator
 from vitreous.evaluation.evaluator import Evaluator
-from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.config import ModelConfig
 from vitreous.models.initial import mimetic
-from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
-from vitreous.nn.grid import take
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.progressive import Thinning, draw_patches, forward_macs, resize_images, sides_at
 from vitreous.weights.tasks import Classification, Loss, Task
@@ -64,7 +62,7 @@ class SupervisedConfig(Thinning, ObjectiveConfig):
             raise UsageError(
                 f"{len(self.class_weights)} class weights for {len(classes)} classes", "give one for each class"
             )
-        if (not isinstance(model, ViTConfig) or model.on_grid) and (self.patch_dropout or self.mimetic):
+        if (self.patch_dropout or self.mimetic) and not model.drops_patches:
             raise UsageError(
                 "patch dropout and mimetic initialisation are for ViTs whose blocks see every patch", "leave them out"
             )
@@ -75,7 +73,7 @@ class SupervisedConfig(Thinning, ObjectiveConfig):
 
     def initialise(self, model: Model) -> None:
         """Set the head's biases and the attention's first matrices."""
-        if self.mimetic and isinstance(model, ViT):
+        if self.mimetic:
             mimetic(model)
         head = getattr(model, "head", None)
         if self.head_bias and isinstance(head, nn.Linear) and head.bias is not None:
@@ -132,10 +130,8 @@ class Supervised(Objective):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         model = self.model
-        if "keep" in batch and isinstance(model, ViT):
-            tokens = model.project(batch["images"])
-            encoded = take(model.place(tokens), batch["keep"])
-            logits = model.answer(encoded, model.places(tokens, batch["keep"])).float()
+        if "keep" in batch:
+            logits = model.forward_patches(batch["images"], batch["keep"]).float()
         else:
             logits = model(batch["images"]).float()
         config = self.config

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from vitreous.config import set_paths
 from vitreous.errors import UsageError
-from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
+from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.defaults import LARGE_IMAGE, SMALL, model_for_small_images
 from vitreous.models.names import configure, name_of
 from vitreous.nn.sizes import nearby
@@ -27,11 +27,7 @@ def architecture(
     what has none of its own.
     """
     model = started(options, classes, start) if start is not None else fresh(options, facts, classes, recipe)
-    if (
-        recipe is not None
-        and recipe.family != ("bit" if isinstance(model, BiTConfig) else "vit")
-        and recipe.family != "any"
-    ):
+    if recipe is not None and recipe.family not in ("any", model.kind):
         kind = {"bit": "ResNets", "vit": "Vision Transformers"}[recipe.family]
         raise UsageError(
             f"{recipe.name} is for {kind}, not {name_of(model)}", f"use --model {recipe.models[0]}, or another recipe"
@@ -52,8 +48,7 @@ def started(options: TrainOptions, classes: int, start: ModelConfig) -> ModelCon
             f"--model {options.model} does not fit the weights of --init {options.init}", "leave --model out"
         )
     image = (options.image_size,) * 2 if options.image_size else start.image
-    changes = {"representation": None, "head_bias": True} if isinstance(start, ViTConfig) else {}
-    return replace(start, image=image, classes=classes, **changes)  # type: ignore[arg-type]
+    return replace_fields(start, {"image": image, "classes": classes, "representation": None, "head_bias": True})
 
 
 def fresh(options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recipe | None) -> ModelConfig:
@@ -63,14 +58,11 @@ def fresh(options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recip
     usual = recipe.models[0] if recipe and recipe.models else "ViT-Ti/16"
     name = options.model or (usual if native is None else model_for_small_images(native))
     model = configure(name)
-    fixed = not isinstance(model, ViTConfig) or model.stem is not None
-    if fixed and options.patch_size:
+    if options.patch_size and model.front != "patches":
         raise UsageError(f"{name} has no patches to choose a size for", "leave --patch-size out")
     patch = (options.patch_size,) * 2 if options.patch_size else model.patch
     image = (options.image_size,) * 2 if options.image_size else nearby(native or LARGE_IMAGE, patch)
-    model = replace(model, image=image, classes=classes, channels=facts.channels)  # type: ignore[arg-type]
-    if isinstance(model, ViTConfig):
-        model = replace(model, patch=patch, head_bias=True)
-        if native is not None and model.pool == "class":  # small data: mean pooling learns faster than a class token
-            model = replace(model, pool="mean", class_token=False)
-    return model
+    changes = {"image": image, "patch": patch, "classes": classes, "channels": facts.channels, "head_bias": True}
+    if native is not None and model.pool == "class":  # small data: mean pooling learns faster than a class token
+        changes |= {"pool": "mean", "class_token": False}
+    return replace_fields(model, changes)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from vitreous.data.augmentation.augment import Augment
-from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import name_of
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.names import LEVELS
@@ -87,9 +87,7 @@ def augreg_grid(
         run = replace(augreg(data, level)(model, facts, options), recipe=f"augreg-{data}-{level}")
         for decay in DECAYS:
             for rate in RATES:
-                inner = (
-                    replace(run.model, dropout=rate, drop_path=rate) if isinstance(run.model, ViTConfig) else run.model
-                )
+                inner = replace_fields(run.model, {"dropout": rate, "drop_path": rate})
                 optimizer = replace(run.optimizer, weight_decay=decay)
                 grid[f"{level}, wd {decay:g}, do {rate:g}"] = replace(run, model=inner, optimizer=optimizer)
     return grid
@@ -109,8 +107,7 @@ def plain(epochs: int) -> Callable[[ModelConfig, DatasetInfo, TrainOptions], Run
         the training images to choose on and reports the test split.
         """
         model = as_paper(model, options)
-        if isinstance(model, ViTConfig):
-            model = replace(model, position="sincos-big-vision", pool="mean", class_token=False)
+        model = replace_fields(model, {"position": "sincos-big-vision", "pool": "mean", "class_token": False})
         return Run(
             **google(model, facts),
             views=replace(INCEPTION, rand_style="big_vision", rand_layers=2, rand_magnitude=10, mixup=0.2),

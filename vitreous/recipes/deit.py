@@ -7,7 +7,7 @@ from typing import Any
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.preprocess import IMAGENET
-from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import name_of
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
@@ -42,11 +42,7 @@ def warmed(facts: DatasetInfo, batch: int, lr: float, least: float = LEAST) -> S
 
 def dropped(model: ModelConfig, drop_path: float, rises: bool = False) -> ModelConfig:
     """A ViT with stochastic depth, and no dropout."""
-    return (
-        replace(model, drop_path=drop_path, drop_path_rises=rises, dropout=0.0)
-        if isinstance(model, ViTConfig)
-        else model
-    )
+    return replace_fields(model, {"drop_path": drop_path, "drop_path_rises": rises, "dropout": 0.0})
 
 
 def deit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:

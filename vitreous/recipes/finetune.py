@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import name_of
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import INCEPTION, DatasetInfo, Published, Recipe, at, google
@@ -164,7 +164,7 @@ def sgd(lr: float, clip: float | None = 1.0) -> Optimizer:
 
 def dropped(model: ModelConfig, dropout: float) -> ModelConfig:
     """A ViT with dropout and no stochastic depth, whatever the run that made the weights had. A ResNet stays."""
-    return replace(model, dropout=dropout, drop_path=0.0) if isinstance(model, ViTConfig) else model
+    return replace_fields(model, {"dropout": dropout, "drop_path": 0.0})
 
 
 def tuned(row: Row, model: ModelConfig, facts: DatasetInfo, ema: float | None = None) -> Run:

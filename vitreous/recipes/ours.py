@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitreous.data.augmentation.augment import Augment
-from vitreous.models.config import ConvStemConfig, ModelConfig, ViTConfig
+from vitreous.models.config import ModelConfig
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo, Length, Recipe, common
@@ -15,11 +15,6 @@ MEASURED = "benchmarks/README.md"
 # small pictures: models with convolutions in front, and others
 CONVOLVED, PATCHED = Length(3.6e5, 8, 300), Length(4.5e5, 10, 300)
 SCRATCH, STARTED = Length(1e5, 5, 100), Length(2e4, 5, 100)  # photographs
-
-
-def sees_all(model: ModelConfig) -> bool:
-    """Whether it is a ViT each of whose blocks sees every patch."""
-    return isinstance(model, ViTConfig) and not model.on_grid
 
 
 def digits(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -32,7 +27,7 @@ def digits(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
         views=Augment(shift=0.125, rotate=12, zoom=0.12, border="zeros"),
         optimizer=Optimizer("muon", lr=3e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.05),
         schedule=Schedule(warmup_steps=50),
-        objective=SupervisedConfig(mimetic=sees_all(model), smoothing=0.1),
+        objective=SupervisedConfig(mimetic=model.drops_patches, smoothing=0.1),
         batch_size=128,
         epochs=100,
         ema=0.99,
@@ -47,7 +42,7 @@ def small(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     Half the patches are left out in the first part of the run, but where convolutions have made few tokens of them
     (`Conv+ViT-128x4/8`): there all stay, fewer epochs do, and the filters move faster than the blocks.
     """
-    few = isinstance(model, ViTConfig) and isinstance(model.stem, ConvStemConfig)
+    few = model.front == "conv"
     batch = max(1, min(128, facts.images // 4))
     epochs = (CONVOLVED if few else PATCHED).epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
@@ -58,7 +53,7 @@ def small(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
         optimizer=replace(muon, matrix_lr=0.012, rates=((".conv.weight", 3.3),), clip=None) if few else muon,
         schedule=Schedule(warmup_steps=round(0.05 * steps)),
         objective=SupervisedConfig(
-            mimetic=sees_all(model), smoothing=0.05, patch_dropout=0.5 * (sees_all(model) and not few)
+            mimetic=model.drops_patches, smoothing=0.05, patch_dropout=0.5 * (model.drops_patches and not few)
         ),
         batch_size=batch,
         epochs=epochs,
@@ -94,7 +89,7 @@ def pictures(model: ModelConfig, facts: DatasetInfo, started: bool) -> Run:
         views=Augment(crop=(0.3 if started else 0.2, 1.0), flip=0.5, rand_layers=0 if started else 2),
         optimizer=Optimizer("adamw", lr=(1e-4 if started else 1e-3) * 64 / 256, weight_decay=0.05),
         schedule=Schedule(warmup_steps=round(0.05 * steps)),
-        objective=SupervisedConfig(mimetic=not started and sees_all(model), smoothing=0.1),
+        objective=SupervisedConfig(mimetic=not started and model.drops_patches, smoothing=0.1),
         batch_size=batch,
         epochs=epochs,
         ema=0.998 if steps > 1000 else None,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.preprocess import HALF, Preprocess
-from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.run import DataOptions, Run
 
@@ -139,12 +139,9 @@ def as_paper(
     """A ViT as Google's code trains it: dropout, no stochastic depth, and a representation layer of the model's width
     before the head (arXiv:2010.11929, section 3.2). From scratch its GELU is by tanh and its positions are resized with
     aligned corners; weights keep their own. A ResNet stays."""
-    if not isinstance(model, ViTConfig):
-        return model
     details = {} if options.init else {"gelu": "tanh", "resize": "zoom"}
-    return replace(
-        model, representation=model.width if representation else None, dropout=dropout, drop_path=0.0, **details
-    )
+    width = model.width if representation else None
+    return replace_fields(model, {"representation": width, "dropout": dropout, "drop_path": 0.0, **details})
 
 
 def sigmoid_bias(classes: int) -> float:

@@ -11,7 +11,7 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -90,14 +90,13 @@ def wrong(name: str, value: str, allowed: str) -> UsageError:
 
 def visible(config: ModelConfig) -> ViTConfig:
     """The config of a model whose every block sees a whole picture. Raises UsageError for others."""
-    if not isinstance(config, ViTConfig):
+    if not config.has_attention:
         raise UsageError("a BiT ResNet has no attention over tokens to look at", "ask for its filters")
-    narrow = config.axial or (config.window and not set(range(config.depth)) <= set(config.global_blocks))
-    if narrow or len(config.grid) != 2:
+    if not config.sees_whole_image or len(config.grid) != 2:
         raise UsageError(
             "blocks of this model see rows, columns, windows or clips, not one whole picture", "ask for its filters"
         )
-    return config
+    return cast(ViTConfig, config)
 
 
 def can(bundle: Bundle) -> dict[str, bool]:
@@ -107,7 +106,7 @@ def can(bundle: Bundle) -> dict[str, bool]:
         seen = bool(visible(c))
     except UsageError:
         seen = False
-    placed = isinstance(c, ViTConfig) and c.position != "none" and len(c.grid) == 2 and c.grid[0] * c.grid[1] <= PLACES
+    placed = c.position != "none" and len(c.grid) == 2 and c.grid[0] * c.grid[1] <= PLACES
     return {"attention": seen, "positions": placed, "filters": isinstance(c.image, tuple) and len(c.image) == 2}
 
 
@@ -202,7 +201,6 @@ def positions(bundle: Bundle) -> dict[str, Any] | None:
     if not can(bundle)["positions"]:
         return None
     c = bundle.model.config
-    assert isinstance(c, ViTConfig)
     grid = tuple(i // p for i, p in zip(bundle.preprocess.image, c.patch, strict=True))
     table = next(iter(embeddings(bundle.model, grid).values()))
     similar = similarity(table).reshape(grid[0] * grid[1], -1)

@@ -20,8 +20,8 @@ from vitreous.evaluation.engine import TorchEngine
 from vitreous.evaluation.report import Report
 from vitreous.machine import DTYPES, settle_process
 from vitreous.models.names import name_of
-from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model, build
+from vitreous.nn.encoder import Encoder
 from vitreous.objectives.base import Setting
 from vitreous.progress import Listener, NullListener
 from vitreous.training import best
@@ -342,8 +342,9 @@ WORDS = {"threads": "threads", "world": "processes"}
 
 def recompute(model: Model) -> None:
     """Have the encoder compute its blocks again in the backward pass, instead of keeping what they made."""
-    if isinstance(model, ViT):
-        model.encoder.recompute = True
+    for part in model.modules():
+        if isinstance(part, Encoder):
+            part.recompute = True
 
 
 def judgement(step: int, epoch: float) -> str:

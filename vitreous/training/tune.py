@@ -17,8 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitreous.errors import UsageError
-from vitreous.models.bit import BiT
-from vitreous.models.config import BiTConfig, ModelConfig
+from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
 from vitreous.training.run import FineTune
 
@@ -28,7 +27,7 @@ AFTER = ("encoder.norm", "body.norm", "neck", "pooling", "pooled_norm")  # betwe
 
 def check(config: ModelConfig, tune: FineTune) -> None:
     """Raise UsageError for what cannot be tuned so, or where `peft` is not installed and LoRA is asked for."""
-    depth = sum(config.blocks) if isinstance(config, BiTConfig) else config.depth
+    depth = config.depth
     if tune.last_blocks is not None and tune.lora_rank:
         raise UsageError("last_blocks and lora_rank are two ways to train a part of the model", "use one of them")
     if tune.last_blocks is not None and not 0 <= tune.last_blocks <= depth:
@@ -66,7 +65,7 @@ def freeze(model: Model, last: int) -> str:
     Frozen parts compute in training as they do in use, without dropout and stochastic depth, as OpenMMLab's
     `frozen_stages` do: noise in what cannot learn from it only blurs the features.
     """
-    parts, stack = dict(model.named_modules()), blocks(model)
+    parts, stack = dict(model.named_modules()), model.blocks()
     kept = stack[: len(stack) - last]
     model.requires_grad_(False)
     for part in [parts[name] for name in HEAD + AFTER * (last > 0) if name in parts] + stack[len(kept) :]:
@@ -76,13 +75,6 @@ def freeze(model: Model, last: int) -> str:
             if hasattr(part, noise):
                 setattr(part, noise, 0.0)
     return f"the head and the last {last} of {len(stack)} blocks" if last else "the head"
-
-
-def blocks(model: Model) -> list[nn.Module]:
-    """What counts as a block, in order: those of the encoder, or the residual units of all stages of a BiT."""
-    if isinstance(model, BiT):
-        return [unit for stage in model.body.stages.children() for unit in stage.get_submodule("units").children()]
-    return list(model.encoder.blocks)
 
 
 def adapt(model: Model, tune: FineTune) -> str:

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from vitreous.disk import publish, write_text
 from vitreous.errors import ResourceError, UsageError, WeightsError
-from vitreous.models.config import ModelConfig, StemConfig, ViTConfig, check_image
+from vitreous.models.config import ModelConfig, StemConfig, replace_fields
 from vitreous.models.names import name_of
 from vitreous.models.zoo import build
 from vitreous.nn.sizes import by
@@ -111,15 +111,12 @@ def wanted(
     changes: dict[str, Any] = {}
     if image_size is not None:
         changes["image"] = (image_size,) * len(config.image) if isinstance(image_size, int) else tuple(image_size)
-        if isinstance(config, ViTConfig):
-            check_image(config, changes["image"])
+        config.check_image(changes["image"])
     if classes is not None and classes != config.classes:
-        changes |= {"classes": classes} | (
-            {"representation": None, "head_bias": True} if isinstance(config, ViTConfig) else {}
-        )
+        changes |= {"classes": classes, "representation": None, "head_bias": True}
     if channels is not None:
         changes["channels"] = channels
-    return replace(config, **changes)
+    return replace_fields(config, changes)
 
 
 def changed(weights: Weights, config: ModelConfig) -> tuple[Bundle, Adoption | None]:
@@ -194,16 +191,19 @@ def assumed(form: Format, config: ModelConfig, state: Tensors) -> list[str]:
     conversions."""
     shapes = {name: tuple(tensor.shape) for name, tensor in form.write(config, state).items()}
     said = fields(form.describe(config)) if form.describe else {}
-    theirs = form.configure(
-        shapes, {"image": config.image} | ({"heads": config.heads} if isinstance(config, ViTConfig) else {}) | said
-    )
+    theirs = form.configure(shapes, {"image": config.image} | heads_of(config) | said)
     found = [
         f"{name} {getattr(config, name)} -> {getattr(theirs, name)}"
         for name in ("gelu", "eps", "numerics")
         if hasattr(config, name) and getattr(config, name) != getattr(theirs, name)
     ]
-    stems = [c.stem.numerics for c in (config, theirs) if isinstance(c, ViTConfig) and isinstance(c.stem, StemConfig)]
+    stems = [c.stem.numerics for c in (config, theirs) if c.family == "vit" and isinstance(c.stem, StemConfig)]
     return found + ([f"stem {stems[0]} -> {stems[1]}"] if len(set(stems)) == 2 else [])
+
+
+def heads_of(config: ModelConfig) -> dict[str, Any]:
+    """The number of heads, which no tensor tells, where a model has a choice of it."""
+    return {"heads": config.heads} if config.family != "bit" else {}
 
 
 def remedy(other: list[str]) -> str:
@@ -214,10 +214,8 @@ def remedy(other: list[str]) -> str:
 
 def verify(form: Format | None, place: Path, state: Tensors, config: ModelConfig) -> None:
     """Read what was written, and compare every bit. Raises WeightsError for a difference."""
-    if form is None or form.describe:
-        again = open_weights(place).state()
-    else:
-        again = find([place], {"heads": config.heads} if isinstance(config, ViTConfig) else {}).state()
+    described = form is None or form.describe
+    again = open_weights(place).state() if described else find([place], heads_of(config)).state()
     wrong = [name for name in state if name not in again or not torch.equal(again[name], state[name])]
     if wrong or len(again) != len(state):
         raise WeightsError(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError, WeightsError
-from vitreous.models.config import BiTConfig, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
+from vitreous.models.config import ModelConfig, StemConfig, ViTConfig
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
 from vitreous.weights import google, others, own, timm, transformers
@@ -231,7 +231,7 @@ def hint(wrong: list[str]) -> str:
 
 def assumptions(origin: Path, form: Format, config: ModelConfig, beside: dict[str, Any]) -> Iterator[str]:
     """What was assumed of a model's positions, a sentence each: their grid, and the rule by which they are resized."""
-    if not isinstance(config, ViTConfig) or config.position != "learned":
+    if config.position != "learned":
         return
     doubt = form.doubt(config)
     # who else has such positions always has them so
@@ -251,9 +251,9 @@ def believable(config: ModelConfig) -> torch.nn.Module:
     """The model of a config, without weights. Raises WeightsError for one that no computer holds, before it is
     built."""
     stem = getattr(config, "stem", None)
-    deep = config.blocks if isinstance(config, BiTConfig) else (config.depth, *(stem.blocks if stem else ()))
-    if config.width > 100_000 or sum(deep) > google.DEPTH or math.prod(config.image) > 1 << 28:
-        raise WeightsError(f"a model of width {config.width:,} and depth {sum(deep):,} is not believed")
+    depth = config.depth + sum(stem.blocks if stem else ())
+    if config.width > 100_000 or depth > google.DEPTH or math.prod(config.image) > 1 << 28:
+        raise WeightsError(f"a model of width {config.width:,} and depth {depth:,} is not believed")
     model = skip_init(config)
     if sum(p.numel() for p in model.parameters()) > PARAMETERS:
         raise WeightsError("a model of that many parameters is not believed")
@@ -287,7 +287,7 @@ def weights_in(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 def writers(config: ModelConfig) -> dict[str, Format]:
     """The formats that can hold a model, by the name that `--to` takes; none for a stem that nobody else has."""
     found: dict[str, Format] = {}
-    if isinstance(config, ViTConfig) and isinstance(config.stem, ConvStemConfig):
+    if config.front == "conv":
         return found
     # all elements of every tensor: operations on meta tensors would import a compiler, two seconds
     one = torch.zeros(())
@@ -318,7 +318,7 @@ def again(form: Format, config: ModelConfig, state: dict[str, Tensor]) -> bool:
 def essence(config: ModelConfig) -> dict[str, Any]:
     """What a config says of its model's structure, without what belongs to training and what is the same in other
     words."""
-    if isinstance(config, BiTConfig):
+    if config.family == "bit":
         return {"root": config.width * config.factor} | {
             name: getattr(config, name) for name in ("channels", "classes", "blocks", "axial")
         }

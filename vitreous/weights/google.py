@@ -160,9 +160,9 @@ def stem_of(shapes: Shapes) -> StemConfig | None:
 def holds(config: Any) -> bool:
     """Whether Google's code has such a ViT: class token, mean or attention pooling, no registers and nothing newer."""
     return (
-        isinstance(config, ViTConfig)
+        config.family == "vit"
         and len(config.image) == 2
-        and not config.told
+        and not config.needs_positions
         and config.position == "learned"
         and len(set(config.grid)) == 1  # its loader takes the square root
         and (config.prefix, config.registers) in ((0, 0), (1, 0))
@@ -260,7 +260,7 @@ BIT = Format(
         row("head.bias", "resnet/head/conv2d/bias", COPY),
     ),
     lambda shapes, said: configure_bit(shapes, said),
-    holds=lambda config: isinstance(config, BiTConfig) and not config.axial,
+    holds=lambda config: config.family == "bit" and not config.axial,
     suffix=".npz",
 )
 
@@ -289,7 +289,7 @@ BIT_BIG_VISION = Format(
     ),
     lambda shapes, said: configure_bit_paper(shapes, said),
     scope=SCOPES,
-    holds=lambda config: isinstance(config, BiTConfig) and not config.axial,
+    holds=lambda config: config.family == "bit" and not config.axial,
     suffix=".npz",
     shaped=lambda name, tensor: tensor[None, None, None] if GROUP_NORM.fullmatch(name) else tensor,
 )

@@ -241,7 +241,7 @@ SAM_FIELDS = {
 def sam_like(config: ModelConfig) -> bool:
     """Whether it is SAM's image encoder."""
     return (
-        isinstance(config, ViTConfig)
+        config.family == "vit"
         and square(config)
         and config.attention == "decomposed"
         and config.neck > 0

@@ -186,7 +186,7 @@ def configure_bit(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
 
 def assumed(config: ModelConfig, known: Iterable[str]) -> str:
     """A note on what was taken since a state dict does not tell it."""
-    if not isinstance(config, ViTConfig):
+    if config.family != "vit":
         return (
             f"a state dict does not tell everything: image size {config.image[0]}, numerics {config.numerics} "
             "taken; vitreous.save keeps it"

@@ -10,7 +10,7 @@ from typing import Any
 
 from vitreous.data.preprocess import HALF, IMAGENET, Preprocess
 from vitreous.errors import VitreousError, WeightsError
-from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.config import ModelConfig
 from vitreous.nn.grid import RESIZE
 from vitreous.weights.entry import shown
 from vitreous.weights.table import Format
@@ -194,8 +194,8 @@ def preprocessed(form: Format, config: ModelConfig, told: dict[str, Any], said: 
     """The preprocessing that what is `told` of the images and `said` of the model make."""
     mean, std = PIXELS.get(form.name, HALF)
     if form.name == "huggingface":
-        dino = isinstance(config, ViTConfig) and config.layer_scale is not None
-        mean, std = CLIP if isinstance(config, ViTConfig) and config.first_norm else IMAGENET if dino else HALF
+        dino = config.family == "vit" and config.layer_scale is not None
+        mean, std = CLIP if config.family == "vit" and config.first_norm else IMAGENET if dino else HALF
     trained = dict_in(said, "pretrained_cfg")
     mean, std = (
         tuple(map(float, told.get(f"image_{word}") or trained.get(word) or own))

@@ -176,9 +176,9 @@ def plain(config: ModelConfig) -> bool:
     Its patch projection has a bias where no norm follows it.
     """
     return (
-        isinstance(config, ViTConfig)
+        config.family == "vit"
         and len(config.image) == 2
-        and not config.told
+        and not config.needs_positions
         and config.position == "learned"
         and config.positioned in (0, config.prefix)
         and (config.head_bias or not config.classes)
@@ -265,5 +265,5 @@ TIMM_BIT = Format(
     ("stem.conv.weight", r"stages.0.blocks.0.norm1.weight", "norm.weight"),
     BIT,
     configure_bit,
-    holds=lambda c: isinstance(c, BiTConfig) and not c.axial,
+    holds=lambda c: c.family == "bit" and not c.axial,
 )

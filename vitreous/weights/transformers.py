@@ -168,9 +168,9 @@ def shape(config: ViTConfig) -> dict[str, Any]:
 def ordinary(config: Any) -> bool:
     """Whether it is a ViT with learned positions, whatever it pools, and nothing else that changes the names."""
     return (
-        isinstance(config, ViTConfig)
+        config.family == "vit"
         and len(config.image) == 2
-        and not config.told
+        and not config.needs_positions
         and config.position == "learned"
         and config.stem is None
         and config.projection_bias
@@ -296,7 +296,7 @@ CLIP = Format(
 def clip_like(config: ModelConfig) -> bool:
     """Whether it is CLIP's image encoder."""
     return (
-        isinstance(config, ViTConfig)
+        config.family == "vit"
         and square(config)
         and config.first_norm
         and config.qkv_bias
@@ -357,7 +357,7 @@ BIT = Format(
     ),
     lambda shapes, said: configure_bit(shapes, said),
     strip=("bit.",),
-    holds=lambda c: isinstance(c, BiTConfig) and not c.axial,
+    holds=lambda c: c.family == "bit" and not c.axial,
     prefix=lambda c: "bit." if c.classes else "",
     beside=("classifier",),
     describe=lambda c: {

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
-from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.config import ModelConfig
 from vitreous.weights.measure import published_heads
 
 #: field of `ViTConfig` -> its value where the tensors are missing, its value where they are present
@@ -95,7 +95,7 @@ def conclusions(config: ModelConfig, known: Container[str], variants: tuple[Vari
 
     `known`: the fields of the config that are said somewhere, so that nothing had to be concluded.
     """
-    if not isinstance(config, ViTConfig):
+    if config.family != "vit":
         return []
     notes: dict[str, str] = {}
     for one in variants:
@@ -113,7 +113,7 @@ def conclusions(config: ModelConfig, known: Container[str], variants: tuple[Vari
 
 def heads_mismatch(config: ModelConfig) -> list[str]:
     """A note where the number of heads that was said is not that of published models of this width."""
-    if not isinstance(config, ViTConfig):
+    if config.family != "vit":
         return []
     usual = published_heads(config.width, config.depth, config.hidden) or config.width // 64
     if config.heads == usual or not usual:

@@ -66,7 +66,7 @@ def blocking_options(name: str, config: ModelConfig) -> list[str]:
     Options are set back to those of a plain ViT one by one, and those that the format can hold all the same are
     restored.
     """
-    if not isinstance(config, ViTConfig):
+    if config.family != "vit":
         return []
     changes: dict[str, Callable[[ViTConfig], dict[str, Any]]] = {
         group: lambda c, fields=fields: {field: PLAIN[field] for field in fields} for group, fields in OPTIONS.items()

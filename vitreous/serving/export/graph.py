@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import UsageError
 from vitreous.evaluation.features import headless
-from vitreous.models.config import BiTConfig, ModelConfig, StemConfig, ViTConfig
+from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model
 from vitreous.nn.layout import Axial
@@ -115,14 +115,14 @@ def change(module: nn.Module, dynamic: bool) -> None:
 
 def check_dynamic(config: ModelConfig) -> None:
     """Raise UsageError for a model whose positions or paddings cannot be worked out inside a graph."""
-    if isinstance(config, BiTConfig):
+    if config.family == "bit":
         reason = "axial attention" if config.axial else ""
     elif len(config.image) != 2:
         reason = f"images of {len(config.image)} axes"
     elif config.on_grid or config.attention == "relative":
         reason = "relative positions" if config.attention == "relative" else "windows, axial blocks or a neck"
     else:
-        reason = "a ResNet for a stem" if isinstance(config.stem, StemConfig) else ""
+        reason = "a ResNet for a stem" if config.front == "resnet" else ""
     if reason:
         able = "BiTs and ViTs with learned, sine or rotary positions and patches or a convolutional stem have any size"
         raise UsageError(f"--dynamic-size is not for {name_of(config)}: {reason}", f"leave it out; {able}")
@@ -141,7 +141,7 @@ def shapes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, Any], 
     if dynamic:
         # at least two places of the last map
         for axis, (name, side) in enumerate(zip(("rows", "columns"), config.patch, strict=True)):
-            if isinstance(config, ViTConfig):
+            if config.kind == "vit":
                 free[2 + axis] = torch.export.Dim(name, min=2, max=PIXELS // side) * side
             else:
                 free[2 + axis] = torch.export.Dim(name, min=side + 1, max=PIXELS)
