@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -112,7 +114,8 @@ class ViT(nn.Module):
             return Attention(c.width, c.heads, c.qkv_bias)
         if not c.window or index in c.global_blocks:
             return GridAttention(c.width, c.heads, (c.grid[0], c.grid[1]), c.qkv_bias)
-        return Windows(GridAttention(c.width, c.heads, (c.window, c.window), c.qkv_bias), (c.window, c.window))
+        size = (c.window, c.window)
+        return Windows(GridAttention(c.width, c.heads, size, c.qkv_bias), size, pad="zeros")
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, classes): logits."""
@@ -138,6 +141,13 @@ class ViT(nn.Module):
         self.warn_of_size(images, stacklevel=3)
         tokens = self.project(images)
         return self.encode(self.place(tokens), self.places(tokens))
+
+    def features_at(self, images: Tensor, taps: Sequence[int]) -> list[Tensor]:
+        """(B, C, *image) -> for each tap t, (B, P + N, D): every token after t blocks, before the last norm."""
+        tokens = self.project(images)
+        x, *context = self.prepare(self.place(tokens), self.places(tokens))
+        outputs = self.encoder.features(x, taps, *context)
+        return [output.flatten(1, -2) for output in outputs]
 
     def warn_of_size(self, images: Tensor, stacklevel: int) -> None:
         """Warn of images of another size than the model was created for, once; `any_size` says that they are meant.
@@ -200,6 +210,15 @@ class ViT(nn.Module):
         all. Models whose blocks know of places need `places`, unless the tokens are those of the native grid. Raises
         ValueError.
         """
+        x, *context = self.prepare(tokens, places)
+        if not self.config.on_grid:
+            return self.encoder(x, *context, whole=whole)
+        x = self.encoder(x)
+        return (x if self.neck is None else self.neck(x)).flatten(1, -2)
+
+    def prepare(self, tokens: Tensor, places: TokenPositions | None = None) -> tuple[Any, ...]:
+        """(B, N, D) -> what the encoder is given: (B, P + N, D) with prefix tokens in front, or (B, *grid, D) for
+        blocks on a grid; then the positions for blocks that need them. Raises ValueError as `encode`."""
         c = self.config
         if self.prefix is not None:
             prefix = self.prefix
@@ -209,27 +228,21 @@ class ViT(nn.Module):
             tokens = torch.cat([prefix, tokens], dim=1)
         tokens = self.first_norm(tokens)
         if not c.needs_positions:
-            return self.encoder(tokens, whole=whole)
+            return (tokens,)
         if places is None:
             if tokens.shape[1] != c.prefix + math.prod(c.grid):
                 raise ValueError(
                     f"{tokens.shape[1] - c.prefix} tokens are not those of the native grid", "give their places"
                 )
             places = TokenPositions(c.grid, c.prefix)
-        return self.encode_placed(tokens, places, whole)
-
-    def encode_placed(self, tokens: Tensor, places: TokenPositions, whole: bool) -> Tensor:
-        """(B, P + N, D) -> (B, P + N, D) through blocks that know where their tokens lie."""
-        c = self.config
         if c.on_grid:
             if places.index is not None:
                 raise ValueError("axial and windowed blocks take whole grids: no patch can be left out")
-            x = self.encoder(tokens.unflatten(1, places.grid))
-            return (x if self.neck is None else self.neck(x)).flatten(1, -2)
+            return (tokens.unflatten(1, places.grid),)
         if c.position_at == "shared":
             assert self.position is not None
-            return self.encoder(tokens, everywhere(self.position, self.slots, places), whole=whole)
-        return self.encoder(tokens, places, whole=whole)
+            return tokens, everywhere(self.position, self.slots, places)
+        return tokens, places
 
     def pool(self, tokens: Tensor) -> Tensor:
         """(B, P + N, D) -> (B, D): the class token (Eq. 4), the mean of the patch tokens, or attention pooling.

@@ -40,23 +40,27 @@ class Attention(nn.Module):
         """
         return self.out(self.inner(x, *context) if queries == ALL else self.inner(x, *context, queries=queries))
 
-    def inner(self, x: Tensor, queries: slice = ALL) -> Tensor:
-        """(..., N, D) -> (..., Q, D): the heads' answers side by side, before the output layer mixes them."""
-        if queries != ALL and (layer := self.opened()) is not None:
+    def inner(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL) -> Tensor:
+        """(..., N, D) -> (..., Q, D): the heads' answers side by side, before the output layer mixes them.
+
+        `mask` (..., 1, N, N) bool is true where a query (row) may attend to a key; None: everywhere.
+        """
+        if queries != ALL and mask is None and (layer := self.opened()) is not None:
             return attend_few(x[..., queries, :], x, *layer, self.heads)
         q, k, v = self.split(x)
-        return attend(q[..., queries, :], k, v).transpose(-3, -2).flatten(-2)
+        allowed = mask if mask is None or queries == ALL else mask[..., queries, :]
+        return attend(q[..., queries, :], k, v, allowed).transpose(-3, -2).flatten(-2)
 
     def opened(self) -> tuple[Tensor, Tensor | None] | None:
         """Weight (3 D, D) and bias (3 D,) of the layer that makes queries, keys and values; None where it is more than
         a product."""
         return (self.qkv.weight, self.qkv.bias) if type(self.qkv) is nn.Linear else None
 
-    def weights(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
+    def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL) -> Tensor:
         """(..., N, D) -> (..., h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to
         one."""
         q, k, _ = self.split(x)
-        return probabilities(q[..., queries, :], k)
+        return probabilities(q[..., queries, :], k, mask if mask is None else mask[..., queries, :])
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(..., N, D) -> queries, keys and values, each (..., h, N, d)."""
@@ -65,15 +69,25 @@ class Attention(nn.Module):
 
 
 def probabilities(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias): queries (..., h, Q, d) and keys (..., h, N, d) -> (..., h, Q, N)."""
+    """softmax(q k^T / sqrt(d) + bias): queries (..., h, Q, d) and keys (..., h, N, d) -> (..., h, Q, N).
+
+    A `bias` of bool is a mask: true where a query may attend to a key.
+    """
     logits = q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)
-    return (logits if bias is None else logits + bias).softmax(-1)
+    if bias is not None:
+        logits = masked(logits, bias) if bias.dtype == torch.bool else logits + bias
+    return logits.softmax(-1)
+
+
+def masked(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Logits (..., h, Q, N), minus infinity where the `mask` (..., 1, Q, N) bool is false."""
+    return logits if mask is None else logits.masked_fill(~mask, float("-inf"))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
     """softmax(q k^T / sqrt(d) + bias) v on (..., h, N, d), by the fastest way the device has.
 
-    `bias` is added to the logits; its shape goes over (..., h, N, N).
+    `bias` is added to the logits, or a mask, as in `probabilities`; its shape goes over (..., h, N, N).
 
     PyTorch's fused kernel everywhere, but for training on a CPU in bfloat16, where its backward pass takes about eight
     times as long as two batched products with the probabilities kept.

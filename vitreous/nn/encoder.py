@@ -34,13 +34,26 @@ class Encoder(nn.Module):
         block."""
         for block in self.blocks:
             few = self.read and not whole and block is self.blocks[-1]
-            step = partial(block, queries=slice(self.read)) if few else block
-            x = (
-                checkpoint(step, x, *context, use_reentrant=False)
-                if self.recompute and self.training
-                else step(x, *context)
-            )
+            x = self.step(partial(block, queries=slice(self.read)) if few else block, x, *context)
         return self.norm(x)
+
+    def features(self, x: Tensor, taps: Sequence[int], *context: Any) -> list[Tensor]:
+        """(..., N, D) -> for each tap t, (..., N, D) after t blocks, before any last norm; 0 is x itself.
+
+        Blocks after the last tap are not computed. Raises ValueError for a tap that is not a number of blocks.
+        """
+        if not taps or min(taps) < 0 or max(taps) > len(self.blocks):
+            raise ValueError(f"taps {tuple(taps)} are not depths from 0 to {len(self.blocks)}")
+        outputs = {0: x}
+        for depth, block in enumerate(self.blocks[: max(taps)], 1):
+            outputs[depth] = x = self.step(block, x, *context)
+        return [outputs[tap] for tap in taps]
+
+    def step(self, block: Callable[..., Tensor], x: Tensor, *context: Any) -> Tensor:
+        """(..., N, D) -> (..., N, D): one block, to be computed again on the way back where `recompute` says so."""
+        if self.recompute and self.training:
+            return checkpoint(block, x, *context, use_reentrant=False)
+        return block(x, *context)
 
 
 def stack(

@@ -53,13 +53,24 @@ def take(tokens: Tensor, places: Tensor) -> Tensor:
     return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[-1]))
 
 
+def fill(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
+    """(B, *grid, D) -> (B, *whole, D): zeros after the ends of the grid, up to a multiple of `size` along each axis."""
+    missing = [-g % s for g, s in zip(tokens.shape[1:-1], size, strict=True)]
+    return F.pad(tokens, [0, 0, *(n for m in reversed(missing) for n in (0, m))]) if any(missing) else tokens
+
+
+def crop(tokens: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """(B, *whole, D) -> (B, *grid, D): the first places along each axis."""
+    for axis, length in enumerate(grid, 1):
+        tokens = tokens.narrow(axis, 0, length)
+    return tokens
+
+
 def cut(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
     """(B, *grid, D) -> (B, *count, *size, D): windows, the grid filled up with zeros after its ends to a multiple of
     `size`."""
     batch, *grid, width = tokens.shape
-    missing = [-g % s for g, s in zip(grid, size, strict=True)]
-    if any(missing):
-        tokens = F.pad(tokens, [0, 0, *(number for m in reversed(missing) for number in (0, m))])
+    tokens = fill(tokens, size)
     count, axes = [-(-g // s) for g, s in zip(grid, size, strict=True)], len(size)
     split = [number for pair in zip(count, size, strict=True) for number in pair]
     order = [0, *range(1, 1 + 2 * axes, 2), *range(2, 2 + 2 * axes, 2), 1 + 2 * axes]
@@ -72,10 +83,7 @@ def join(windows: Tensor, grid: tuple[int, ...]) -> Tensor:
     batch, *sizes, width = windows.shape
     order = [0, *(axis for i in range(axes) for axis in (1 + i, 1 + axes + i)), 1 + 2 * axes]
     whole = [count * size for count, size in zip(sizes[:axes], sizes[axes:], strict=True)]
-    tokens = windows.permute(order).reshape(batch, *whole, width)
-    for axis, length in enumerate(grid):
-        tokens = tokens.narrow(1 + axis, 0, length)
-    return tokens
+    return crop(windows.permute(order).reshape(batch, *whole, width), grid)
 
 
 def resize(table: Tensor, grid: tuple[int, ...], how: str = "bicubic-antialias") -> Tensor:

@@ -5,9 +5,13 @@ B batch, D width; tokens are (B, *grid, D).
 
 from __future__ import annotations
 
+from typing import Literal
+
+import torch
 from torch import Tensor, nn
 
-from vitreous.nn.grid import cut, join
+from vitreous.nn.grid import crop, cut, fill, join
+from vitreous.nn.relative import GridAttention
 
 
 class Axial(nn.Module):
@@ -31,16 +35,78 @@ class Axial(nn.Module):
 
 
 class Windows(nn.Module):
-    """A part that sees one window of the grid at a time (ViTDet, arXiv:2203.16527, section 3).
+    """A part that attends within windows of the grid (ViTDet, arXiv:2203.16527, section 3; Swin, arXiv:2103.14030).
 
-    `size` holds the window's length along each axis. A grid that it does not divide is filled up with zeros, which take
-    part as keys: so did the published weights see them.
+    `part` is a block or an attention, over sequences or, as `GridAttention` is, over grids. `size` is the window's
+    length and `shift` its offset along each axis, in tokens: the windows that q and k lie in are those of
+
+        all((i - s) // w == (j - s) // w for i, j, w, s in zip(q, k, size, shift))
+
+    which is carried out as a cyclic shift with a mask (section 3.2 there). An axis that one window covers is not
+    shifted. `pad` says what becomes of the zeros that fill up a grid that the windows do not divide: with "mask" no
+    token attends to them, with "zeros" they are keys like all others, as SAM's and ViTDet's weights expect.
     """
 
-    def __init__(self, part: nn.Module, size: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        part: nn.Module,
+        size: tuple[int, ...],
+        shift: tuple[int, ...] | None = None,
+        pad: Literal["mask", "zeros"] = "mask",
+    ) -> None:
         super().__init__()
-        self.part, self.size = part, size
+        shift = shift or (0,) * len(size)
+        if len(shift) != len(size) or any(not 0 <= s < w for s, w in zip(shift, size, strict=True)):
+            raise ValueError(f"a shift of {shift} is not below windows of {size}, axis by axis")
+        if pad not in ("mask", "zeros"):
+            raise ValueError(f"pad={pad} is neither mask nor zeros")
+        self.part, self.size, self.shift, self.pad = part, size, shift, pad
+        self.takes_grid = any(isinstance(module, GridAttention) for module in part.modules())
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, *grid, D)."""
-        return join(self.part(cut(x, self.size)), tuple(x.shape[1:-1]))
+        grid = tuple(x.shape[1:-1])
+        y = self.part(*self.split(x))
+        if not self.takes_grid:
+            y = y.unflatten(-2, self.size)
+        shift, axes = self.shift_of(grid), tuple(range(1, 1 + len(grid)))
+        if not any(shift):
+            return join(y, grid)
+        whole = tuple(-(-g // w) * w for g, w in zip(grid, self.size, strict=True))
+        return crop(join(y, whole).roll(shift, axes), grid)
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """(B, *grid, D) -> what the part is given: (B, *count, *size, D), or (B, *count, T, D) if it takes sequences,
+        T = prod(size); and the mask (*count, 1, T, T) bool where some tokens of a window may not attend to others."""
+        windows, mask = self.cut(x), self.mask(tuple(x.shape[1:-1]), x.device)
+        windows = windows if self.takes_grid else windows.flatten(1 + len(self.size), -2)
+        return (windows,) if mask is None else (windows, mask)
+
+    def shift_of(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+        """The shift along each axis of a grid: 0 along those that one window covers."""
+        return tuple(s if g > w else 0 for g, w, s in zip(grid, self.size, self.shift, strict=True))
+
+    def cut(self, x: Tensor) -> Tensor:
+        """(B, *grid, D) -> (B, *count, *size, D): filled up with zeros, shifted, cut."""
+        shift = self.shift_of(tuple(x.shape[1:-1]))
+        if any(shift):
+            x = fill(x, self.size).roll([-s for s in shift], tuple(range(1, x.dim() - 1)))
+        return cut(x, self.size)
+
+    def mask(self, grid: tuple[int, ...], device: torch.device | None = None) -> Tensor | None:
+        """(*count, 1, T, T) bool: which tokens of a window may attend to which; None if all may.
+
+        Those may that are on one side of every seam of the cyclic shift. Padding attends to padding: no row is empty.
+        """
+        shift = self.shift_of(grid)
+        filled = self.pad == "mask" and any(g % w for g, w in zip(grid, self.size, strict=True))
+        if not any(shift) and not filled:
+            return None
+        # 1 and a bit for each seam that a token lies behind; 0, which `cut` fills in, is padding
+        whole = grid if filled else tuple(-(-g // w) * w for g, w in zip(grid, self.size, strict=True))
+        region = torch.ones((1, *whole, 1), dtype=torch.long, device=device)
+        for axis, (length, s) in enumerate(zip(whole, shift, strict=True)):
+            behind = torch.arange(length, device=device) < s
+            region = region + behind.view(*(-1 if a == axis else 1 for a in range(len(whole))), 1) * 2 ** (1 + axis)
+        regions = self.cut(region)[0].flatten(len(grid))  # (*count, T)
+        return (regions[..., :, None] == regions[..., None, :])[..., None, :, :]

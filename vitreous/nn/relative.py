@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from vitreous.nn.attention import ALL, Attention, attend, probabilities
+from vitreous.nn.attention import ALL, Attention, attend, masked, probabilities
 from vitreous.nn.grid import resize
 from vitreous.nn.position import TokenPositions
 
@@ -118,13 +118,13 @@ class GridAttention(Attention):
         super().__init__(width, heads, bias)
         self.rows, self.columns = (nn.Parameter(torch.zeros(2 * length - 1, width // heads)) for length in size)
 
-    def inner(self, x: Tensor) -> Tensor:
-        """(..., h, w, D) -> (..., h, w, D)."""
+    def inner(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(..., h, w, D) -> (..., h, w, D); `mask` (..., 1, h w, h w) bool, true where a query may attend to a key."""
         q, k, v = self.split(x.flatten(-3, -2))
-        y = attend(q, k, v, self.bias(q, x.shape[-3], x.shape[-2]))
+        y = attend(q, k, v, masked(self.bias(q, x.shape[-3], x.shape[-2]), mask))
         return y.transpose(-3, -2).flatten(-2).unflatten(-2, x.shape[-3:-1])
 
-    def weights(self, x: Tensor, queries: slice = ALL) -> Tensor:
+    def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL) -> Tensor:
         """(..., h, w, D) -> (..., heads, Q, h w): the probabilities of the `queries`, or all h w; rows are queries and
         sum to one."""
         q, k, _ = self.split(x.flatten(-3, -2))
@@ -134,7 +134,8 @@ class GridAttention(Attention):
         columns = torch.einsum("...qc,qkc->...qk", q, relative(self.columns, width).to(q)[numbers % width])[
             ..., None, :
         ]
-        return probabilities(q, k, (rows + columns).flatten(-2))
+        bias = (rows + columns).flatten(-2)
+        return probabilities(q, k, bias if mask is None else masked(bias, mask[..., queries, :]))
 
     def bias(self, q: Tensor, height: int, width: int) -> Tensor:
         """(..., heads, h w, d) -> (..., heads, h w, h w): what is added to the logits."""

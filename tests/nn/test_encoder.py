@@ -1,0 +1,74 @@
+"""Taps at chosen depths, against hooks."""
+
+import pytest
+import torch
+
+from vitreous.models.zoo import create
+from vitreous.nn.encoder import Encoder
+from vitreous.nn.frozen import frozen
+
+NAMES = {
+    "ViT-32x4/8": {},
+    "ViT-32x4/4": {"position_at": "shared"},
+    "ViT-32x4/2": {"attention": "rotary", "position": "none", "heads": 2},
+    "Axial-ViT-32x4/8": {},
+    "Conv+ViT-32x4/8": {},
+}
+
+
+def hooked(model, images):
+    """The input of the encoder's first block, and the output of every block."""
+    outputs = []
+    first = model.encoder.blocks[0].register_forward_pre_hook(lambda module, given: outputs.append(given[0]))
+    handles = [
+        first,
+        *(b.register_forward_hook(lambda module, given, out: outputs.append(out)) for b in model.encoder.blocks),
+    ]
+    last = model.features(images)
+    for handle in handles:
+        handle.remove()
+    return [output.flatten(1, -2) for output in outputs], last
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("fast", [False, True])
+def test_taps_are_what_hooks_see(name, fast):
+    torch.manual_seed(0)
+    model = create(name, image_size=16, num_classes=3, **NAMES[name]).eval()
+    model = frozen(model, packed=True) if fast else model
+    images = torch.randn(2, 3, 16, 16)
+    with torch.inference_mode():
+        outputs, last = hooked(model, images)
+        taps = model.features_at(images, (4, 0, 3))
+    for tap, output in zip((4, 0, 3), taps, strict=True):
+        torch.testing.assert_close(output, outputs[tap], rtol=0, atol=0)
+    with torch.inference_mode():
+        torch.testing.assert_close(model.encoder.norm(taps[0]), last, rtol=0, atol=0)
+
+
+def test_blocks_after_the_last_tap_are_not_computed():
+    class Stop(torch.nn.Module):
+        def forward(self, x):
+            raise AssertionError
+
+    encoder = Encoder(4, [torch.nn.Identity(), torch.nn.Linear(4, 4), Stop()])
+    x = torch.randn(1, 3, 4)
+    one, two = encoder.features(x, (1, 2))
+    assert one is x and torch.equal(two, encoder.blocks[1](x))
+    for taps in ((), (-1,), (4,)):
+        with pytest.raises(ValueError, match="depths from 0 to 3"):
+            encoder.features(x, taps)
+
+
+def test_taps_have_gradients_with_recomputation_too():
+    model = create("ViT-32x4/8", image_size=16, num_classes=3)
+    images = torch.randn(2, 3, 16, 16)
+    gradients = []
+    for recompute in (False, True):
+        model.encoder.recompute = recompute
+        model.zero_grad()
+        sum(tap.square().sum() for tap in model.features_at(images, (1, 3))).backward()
+        gradients.append([p.grad.clone() for p in model.encoder.blocks[:3].parameters()])
+        assert all(p.grad is None for p in model.encoder.blocks[3].parameters())
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, again)

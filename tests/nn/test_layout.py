@@ -1,0 +1,123 @@
+"""Windows against the loops that they replace, on grids of any number of axes."""
+
+import itertools
+
+import pytest
+import torch
+
+from vitreous.nn.attention import Attention
+from vitreous.nn.block import Block, Mlp
+from vitreous.nn.frozen import frozen
+from vitreous.nn.layout import Windows
+from vitreous.nn.relative import GridAttention
+
+WIDTH = 16
+
+
+def block(attention=None):
+    torch.manual_seed(1)
+    part = Block(WIDTH, attention or Attention(WIDTH, 2), Mlp(WIDTH, 32)).double().eval()
+    for parameter in part.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return part
+
+
+def tokens(*grid):
+    return torch.randn(2, *grid, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("grid", [(6,), (4, 6), (2, 3, 4)])
+@pytest.mark.parametrize("pad", ["mask", "zeros"])
+def test_a_window_of_the_whole_grid_is_the_plain_block(grid, pad):
+    x, part = tokens(*grid), block()
+    torch.testing.assert_close(Windows(part, grid, pad=pad)(x).flatten(1, -2), part(x.flatten(1, -2)))
+    shifted = Windows(part, grid, tuple(g - 1 for g in grid), pad)  # one window covers every axis: no shift
+    torch.testing.assert_close(shifted(x).flatten(1, -2), part(x.flatten(1, -2)))
+
+
+def looped(part, x, size, shift):
+    """Every window by itself, without padding: the tokens whose places have the same (i - s) // w on every axis."""
+    grid, y = x.shape[1:-1], torch.full_like(x, float("nan"))
+    shift = [s if g > w else 0 for g, w, s in zip(grid, size, shift, strict=True)]
+    places = list(itertools.product(*map(range, grid)))
+    of = {place: tuple((i - s) // w for i, w, s in zip(place, size, shift, strict=True)) for place in places}
+    for window in set(of.values()):
+        index = torch.tensor([place for place in places if of[place] == window]).T
+        y[:, *index] = part(x[:, *index])
+    return y
+
+
+@pytest.mark.parametrize(
+    ("grid", "size", "shift"),
+    [
+        ((8,), (4,), (2,)),
+        ((7,), (3,), (2,)),
+        ((6, 8), (3, 4), (1, 2)),
+        ((5, 7), (3, 4), (1, 3)),
+        ((5, 7), (2, 8), (1, 4)),
+        ((5, 4), (4, 3), (0, 0)),
+        ((3, 5, 4), (2, 2, 3), (1, 1, 2)),
+    ],
+)
+def test_shifted_windows_are_the_loop_over_windows(grid, size, shift):
+    x, part = tokens(*grid), block()
+    torch.testing.assert_close(Windows(part, size, shift)(x), looped(part, x, size, shift))
+
+
+def test_unmasked_padding_is_keys_of_zeros():
+    x, part = tokens(5, 7), Attention(WIDTH, 2).double()
+    whole = torch.nn.functional.pad(x, [0, 0, 0, 1, 0, 1])  # (6, 8)
+    padded = Windows(part, (3, 4), pad="zeros")(x)
+    torch.testing.assert_close(padded, Windows(part, (3, 4))(whole)[:, :5, :7])
+    assert not torch.allclose(padded, Windows(part, (3, 4))(x))
+    shifted = Windows(part, (3, 4), (1, 2), pad="zeros")(x)
+    torch.testing.assert_close(shifted, Windows(part, (3, 4), (1, 2))(whole)[:, :5, :7])
+
+
+def test_attention_over_a_grid_takes_the_mask_too():
+    attention = GridAttention(WIDTH, 2, (3, 4))
+    x, part = tokens(6, 8), block(attention)
+    windows = Windows(part, (3, 4), (1, 2))
+    # without its tables it is plain attention
+    plain = block(Attention(WIDTH, 2))
+    plain.load_state_dict(
+        {name: value for name, value in part.state_dict().items() if "rows" not in name and "columns" not in name}
+    )
+    for table in (attention.rows, attention.columns):
+        torch.nn.init.zeros_(table)
+    torch.testing.assert_close(windows(x), looped(plain, x, (3, 4), (1, 2)))
+    torch.nn.init.normal_(attention.rows)
+    given, mask = windows.split(x)
+    weights = attention.weights(given, mask)
+    assert weights.masked_select(~mask.expand_as(weights)).abs().max() == 0
+    values = attention.split(given.flatten(-3, -2))[2]
+    mixed = (weights @ values).transpose(-3, -2).flatten(-2).unflatten(-2, (3, 4))
+    torch.testing.assert_close(attention(given, mask), attention.out(mixed))
+
+
+def test_windows_move_with_their_tokens():
+    """Exchanging two windows of the input exchanges them in the output, and tokens of a window are a set."""
+    x, part = tokens(6, 8), block()
+    windows = Windows(part, (3, 4))
+    y = windows(x)
+    torch.testing.assert_close(windows(x.roll((3, 4), (1, 2))), y.roll((3, 4), (1, 2)))
+    inside = x.clone()
+    inside[:, :3, :4] = x[:, :3, :4].flip(1, 2)
+    torch.testing.assert_close(windows(inside)[:, :3, :4], y[:, :3, :4].flip(1, 2))
+    torch.testing.assert_close(windows(inside)[:, 3:], y[:, 3:])
+
+
+def test_frozen_and_compiled_windows_answer_the_same():
+    x = tokens(5, 7).float()
+    windows = Windows(block().float(), (3, 4), (1, 2))
+    for packed in (False, True):
+        with torch.inference_mode():
+            torch.testing.assert_close(frozen(windows, packed=packed)(x), windows(x), atol=1e-5, rtol=1e-5)
+    torch.export.export(windows, (x,))  # one graph
+
+
+def test_shifts_and_pads_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="shift of"):
+        Windows(block(), (3, 4), (3, 0))
+    with pytest.raises(ValueError, match="neither mask nor zeros"):
+        Windows(block(), (3, 4), pad="reflect")
