@@ -142,7 +142,7 @@ def test_windows_are_the_loop(size):
             expected[:, top : top + size[0], left : left + size[1]] = part(window)[
                 :, : inside.shape[1], : inside.shape[2]
             ]
-    assert torch.allclose(Windows(part, size)(x), expected, atol=1e-5)
+    assert torch.allclose(Windows(part, size, pad="zeros")(x), expected, atol=1e-5)
 
 
 def test_a_window_of_the_whole_grid_is_the_part():
