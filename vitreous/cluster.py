@@ -36,8 +36,8 @@ def connect_ray(address: str) -> Any:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True, **local)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        way = "start one with `ray start --head`, or use --ray local"
-        raise UsageError(f"no Ray cluster at {address}: {reason}", way) from None
+        hint = "start one with `ray start --head`, or use --ray local"
+        raise UsageError(f"no Ray cluster at {address}: {reason}", hint) from None
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)

@@ -113,13 +113,13 @@ def unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]
     if not dataclasses.is_dataclass(kind) or not isinstance(value, dict):
         return []
     hints = typing.get_type_hints(kind, include_extras=True)
-    found = []
+    unknown = []
     for key, item in value.items():
         if key in hints:
-            found += unknown_keys(hints[key], item, f"{path}{key}.")
+            unknown += unknown_keys(hints[key], item, f"{path}{key}.")
         else:
-            found.append((f"{path}{key}", nearest(str(key), hints)))
-    return found
+            unknown.append((f"{path}{key}", nearest(str(key), hints)))
+    return unknown
 
 
 def apply_options(
@@ -141,14 +141,14 @@ def apply_options(
     unknown = [name for name in options if not any(name in home for home in homes)]
     if unknown:
         best = (aliases or {}).get(unknown[0]) or closest(unknown[0], sorted(names))
-        way = f"perhaps you meant {best}" if best else f"there are {', '.join(sorted(names))}"
-        raise UsageError(f"{verb} has no option {', '.join(unknown)}", way)
+        hint = f"perhaps you meant {best}" if best else f"there are {', '.join(sorted(names))}"
+        raise UsageError(f"{verb} has no option {', '.join(unknown)}", hint)
     from pydantic import TypeAdapter, ValidationError
 
     changes: list[dict[str, Any]] = [{} for _ in values]
     for name, option in options.items():
         place = next(number for number, home in enumerate(homes) if name in home)
-        several = isinstance(getattr(values[place], name), tuple)
+        takes_many = isinstance(getattr(values[place], name), tuple)
         option = (
             os.fspath(option)
             if isinstance(option, os.PathLike)
@@ -156,7 +156,7 @@ def apply_options(
             if isinstance(option, list)
             else option
         )
-        option = (option,) if several and not isinstance(option, tuple) else option
+        option = (option,) if takes_many and not isinstance(option, tuple) else option
         try:
             changes[place][name] = TypeAdapter(typing.get_type_hints(type(values[place]))[name]).validate_python(option)
         except ValidationError as error:
@@ -189,9 +189,9 @@ def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
             deeper.setdefault(name, {})[rest] = words
             continue
         plain = [yaml.safe_load(word) for word in words]
-        several = "tuple" in str(hints[name]) or len(plain) != 1
+        takes_many = "tuple" in str(hints[name]) or len(plain) != 1
         try:
-            changes[name] = TypeAdapter(hints[name]).validate_python(plain if several else plain[0])
+            changes[name] = TypeAdapter(hints[name]).validate_python(plain if takes_many else plain[0])
         except ValidationError as error:
             raise UsageError(f"{whole} cannot be {' '.join(words)} ({error.errors()[0]['msg']})") from None
     for name, inner in deeper.items():

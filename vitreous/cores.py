@@ -162,4 +162,4 @@ def descendants(process: int) -> list[int]:
                 children += map(int, file.read().split())
     except OSError:
         return []
-    return [each for child in children for each in (child, *descendants(child))]
+    return [process for child in children for process in (child, *descendants(child))]

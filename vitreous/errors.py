@@ -73,17 +73,17 @@ def printable(path: str | os.PathLike[str]) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def check_path(value: object, what: str) -> None:
-    """Raise UsageError for what is no path or name, such as a torch.nn.Module; `what` says what it stands for,
+def check_path(value: object, argument: str) -> None:
+    """Raise UsageError for what is no path or name, such as a torch.nn.Module; `argument` says what it stands for,
     `load(run)`."""
     if isinstance(value, (str, os.PathLike)):
         return
     kind = type(value).__name__
     if hasattr(value, "state_dict"):
-        way = "write it with vitreous.save(module, FOLDER) and give the folder"
-        raise UsageError(f"{what} is a path or a name, not a module ({kind})", way)
+        hint = "write it with vitreous.save(module, FOLDER) and give the folder"
+        raise UsageError(f"{argument} is a path or a name, not a module ({kind})", hint)
     raise UsageError(
-        f"{what} is a path or a name, not a {kind}", "give the path of a run, a bundle or a file of weights"
+        f"{argument} is a path or a name, not a {kind}", "give the path of a run, a bundle or a file of weights"
     )
 
 
@@ -95,5 +95,5 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def closest(word: str, known: Iterable[str]) -> str:
     """The known word most like `word`, or an empty string."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return found[0] if found else ""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else ""

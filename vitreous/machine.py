@@ -39,21 +39,21 @@ KERNELS = {"DEFAULT": (), "AVX2": FEATURES[:2]}
 
 def devices() -> list[str]:
     """The devices that a run can name."""
-    found = ["cpu"] + [
+    names = ["cpu"] + [
         f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     ]
-    return found + ["mps"] * torch.backends.mps.is_available()
+    return names + ["mps"] * torch.backends.mps.is_available()
 
 
 def pick_device(name: str = "auto") -> str:
     """The device that `auto`, `cpu`, `cuda`, `cuda:1` or `mps` stands for. Raises UsageError with those that there
     are."""
-    found = devices()
+    names = devices()
     if name == "auto":
-        return found[-1] if found[-1] == "mps" else found[min(1, len(found) - 1)]
+        return names[-1] if names[-1] == "mps" else names[min(1, len(names) - 1)]
     name = "cuda:0" if name == "cuda" else name
-    if name not in found:
-        raise UsageError(f"no device {name} here", f"there are {', '.join(found)}")
+    if name not in names:
+        raise UsageError(f"no device {name} here", f"there are {', '.join(names)}")
     return name
 
 
@@ -135,7 +135,7 @@ def keep_freed_memory() -> None:
 
 
 @cache
-def team(count: int) -> ThreadPoolExecutor:
+def thread_pool(count: int) -> ThreadPoolExecutor:
     """A pool of `count` threads that share PyTorch's threads evenly: each computes with cores of its own."""
     total, ready = torch.get_num_threads(), Barrier(count)
 

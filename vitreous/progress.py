@@ -67,7 +67,7 @@ class Display:
         self.bar = None
         self.task = None
         self.label = ""
-        self.told = 0.0
+        self.last_line = 0.0
         self.began = time.monotonic()
         self.neighbours = Neighbours(self.note, siblings="RANK" in os.environ)
 
@@ -90,13 +90,13 @@ class Display:
             return
         now = time.monotonic()
         if label != self.label:
-            self.label, self.began, self.told = label, now, 0.0
+            self.label, self.began, self.last_line = label, now, 0.0
         if total is None:
-            if now - self.told >= PLAIN_EVERY:
-                self.told = now
+            if now - self.last_line >= PLAIN_EVERY:
+                self.last_line = now
                 write_line(f"{label} {done:,}  {text}", sys.stderr)
-        elif now - self.told >= PLAIN_EVERY or done >= total:
-            self.told = now
+        elif now - self.last_line >= PLAIN_EVERY or done >= total:
+            self.last_line = now
             left = (now - self.began) / max(done, 1) * (total - done)
             rest = f"  {left:.0f} s left" if now > self.began and done < total else ""
             write_line(f"{label} {done / max(total, 1):4.0%}  {text}{rest}", sys.stderr)

@@ -16,7 +16,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.evaluation import engine as engines
 from vitreous.evaluation.engine import IDLE, InferenceOptions, TorchEngine, cut, make_engine
-from vitreous.machine import has_vnni, team
+from vitreous.machine import has_vnni, thread_pool
 from vitreous.models.zoo import create
 from vitreous.nn.frozen import Packed, can_pack
 
@@ -62,11 +62,11 @@ def test_an_engine_answers_as_the_model_does(count, monkeypatch):
 def test_engine_threads_compute_alone_and_leave_the_others_theirs():
     before = torch.get_num_threads()
     alone = [max(1, before // 2)] * 8
-    assert list(team(2).map(lambda _: torch.get_num_threads(), range(8))) == alone
+    assert list(thread_pool(2).map(lambda _: torch.get_num_threads(), range(8))) == alone
     assert torch.get_num_threads() == before
     with ThreadPoolExecutor(1) as later:
         assert later.submit(torch.get_num_threads).result() == before
-    assert list(team(2).map(lambda _: torch.get_num_threads(), range(8))) == alone
+    assert list(thread_pool(2).map(lambda _: torch.get_num_threads(), range(8))) == alone
 
 
 def test_auto_is_what_the_processor_has(processor):

@@ -54,8 +54,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
             raise UsageError(f"{option} takes one side or height and width, in pixels")
         return None if values is None else (values[0], values[-1])
 
-    told = {"heads": options.heads, "gelu": options.gelu}
-    said = {name: value for name, value in told.items() if value is not None}
+    all_settings = {"heads": options.heads, "gelu": options.gelu}
+    settings = {name: value for name, value in all_settings.items() if value is not None}
     for name, value in (
         ("--num-classes", options.num_classes),
         ("--channels", options.channels),
@@ -71,7 +71,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         size,
         options.num_classes,
         options.channels,
-        said,
+        settings,
         console.note,
     )
     rows = [

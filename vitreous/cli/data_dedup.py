@@ -69,8 +69,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         for source in options.against
         for split in part(open_images(source), options.against_split, source, console)
     ]
-    looker = looking(options.model, pick_device(options.device)) if options.model else None
-    document = dedup(own, others, options.within, options.threshold, options.workers, looker, console.progress)
+    embedder = load_embedder(options.model, pick_device(options.device)) if options.model else None
+    document = dedup(own, others, options.within, options.threshold, options.workers, embedder, console.progress)
     put(out, listed(document["copies"]))
     if options.apply_to and isinstance(data, Data):
         table = Path(options.apply_to)
@@ -103,7 +103,7 @@ def part(data: Data | Split, which: str, source: str, console: Console) -> list[
     return [data.splits[name] for name in names]
 
 
-def looking(run: str, device: str) -> ImageEmbedder:
+def load_embedder(run: str, device: str) -> ImageEmbedder:
     """The features of a run's model: what its head is given."""
     import numpy as np
     import torch

@@ -38,7 +38,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         return indexed(options, console)
     if options.precision == "int8":
         raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
-    found = images_of(options)
+    source = images_of(options)
     predictor = load(options.source(options.run), options.how(), (), options.exact, headless=True)
     tell_notes(predictor, console)
 
@@ -51,7 +51,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         "version": predictor.card.version,
         **answer_settings(options, predictor),
     }
-    return into_file(options, options.out or "embeddings.npz", Embeddings(), made_by, answers, found, console)
+    return into_file(options, options.out or "embeddings.npz", Embeddings(), made_by, answers, source, console)
 
 
 def indexed(options: Options, console: Console) -> dict[str, Any]:

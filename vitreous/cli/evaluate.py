@@ -81,19 +81,19 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     unreadable = judged["unreadable"]
     if unreadable:
         console.say(f"{unreadable} images cannot be read and count as wrong")
-    several = document["confused"] is None
-    rank, name = ("ap", "AP") if several else ("f1", "F1")
+    multilabel = document["confused"] is None
+    rank, name = ("ap", "AP") if multilabel else ("f1", "F1")
     rows = sorted(document["per_class"], key=lambda row: row[rank] if row[rank] is not None else 2.0)
     shown = rows if len(rows) <= 20 else rows[:20]
     console.table(
         [
             "class",
             "images",
-            *(["AP"] if several else []),
+            *(["AP"] if multilabel else []),
             "recall",
             "precision",
             "F1",
-            *([] if several else ["mostly taken for"]),
+            *([] if multilabel else ["mostly taken for"]),
         ],
         [cells(row) for row in shown],
     )
@@ -163,37 +163,41 @@ def judgements(document: dict[str, Any]) -> Iterator[str]:
             for pair in pairs[:5]
         )
         yield f"most often confused: {', '.join(named)}"
-    if found := document["calibration"]:
-        told = found["fitted_on"]
-        on = f", fitted on {told['images']} {told['split']} images of {told['data']}" if told else ""
-        yield f"temperature {found['temperature']:.3f}{on}"
-        for name in ("val", "test", "train"):
-            if name in found:
-                yield f"  {name}: {moved(found[name], 'nll')}{moved(found[name], 'ece', ', ')}"
-    if found := document["abstain"]:
-        right = "" if found["top1"] is None else f": top-1 {found['top1']:.2%}{ends_of(found['interval'])} on them"
-        answered = f"{found['answered']} images answered ({found['coverage']:.1%}){right}"
-        yield f"below {found['below']:g} it is unsure: {answered}; AURC {found['aurc']:.2g}"
-    if found := document["outliers"]:
-        yield (
-            f"unlike training images by a score of {found['median']:.1f} (median; theirs "
-            f"{found['training_median']:.1f}), most of all:"
+    if calibration := document["calibration"]:
+        fitted_on = calibration["fitted_on"]
+        on = (
+            f", fitted on {fitted_on['images']} {fitted_on['split']} images of {fitted_on['data']}" if fitted_on else ""
         )
-        for row in found["top"][:5]:
+        yield f"temperature {calibration['temperature']:.3f}{on}"
+        for name in ("val", "test", "train"):
+            if name in calibration:
+                yield f"  {name}: {moved(calibration[name], 'nll')}{moved(calibration[name], 'ece', ', ')}"
+    if abstain := document["abstain"]:
+        right = (
+            "" if abstain["top1"] is None else f": top-1 {abstain['top1']:.2%}{ends_of(abstain['interval'])} on them"
+        )
+        answered = f"{abstain['answered']} images answered ({abstain['coverage']:.1%}){right}"
+        yield f"below {abstain['below']:g} it is unsure: {answered}; AURC {abstain['aurc']:.2g}"
+    if outliers := document["outliers"]:
+        yield (
+            f"unlike training images by a score of {outliers['median']:.1f} (median; theirs "
+            f"{outliers['training_median']:.1f}), most of all:"
+        )
+        for row in outliers["top"][:5]:
             yield f"  {row['score']:.1f}  {row['path']}"
-        if other := found["against"]:
+        if other := outliers["against"]:
             rates = f"AUROC {other['auroc']:.3f}, false-positive rate {other['fpr95']:.1%} at 95 % true positives"
             yield f"against {other['images']} images of {other['data']}: {rates}"
-    if found := document["suspects"]:
-        yield f"{found['count']} of {found['images']} labels are suspect: {found['file']}"
-        for row in found["top"][:5]:
-            said = f"model {row['class']} {row['probability']:.0%}, neighbours {row['knn_class']} {row['share']:.0%}"
-            yield f"  {row['path']}: labelled {row['label']}; {said}"
+    if suspects := document["suspects"]:
+        yield f"{suspects['count']} of {suspects['images']} labels are suspect: {suspects['file']}"
+        for row in suspects["top"][:5]:
+            verdict = f"model {row['class']} {row['probability']:.0%}, neighbours {row['knn_class']} {row['share']:.0%}"
+            yield f"  {row['path']}: labelled {row['label']}; {verdict}"
 
 
-def moved(found: dict[str, Any], name: str, before: str = "") -> str:
+def moved(calibration: dict[str, Any], name: str, before: str = "") -> str:
     """A figure before and after."""
-    old, new = found["before"][name], found["after"][name]
+    old, new = calibration["before"][name], calibration["after"][name]
     return "" if old is None else f"{before}{name.upper()} {old:.3f} -> {new:.3f}"
 
 

@@ -60,27 +60,27 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         options.overwrite,
         console,
     )
-    for made in document["exports"]:
-        for label, text in lines(made):
+    for row in document["exports"]:
+        for label, text in lines(row):
             console.say(f"{label:9} {text}")
     return document
 
 
-def lines(made: dict[str, Any]) -> list[tuple[str, str]]:
+def lines(row: dict[str, Any]) -> list[tuple[str, str]]:
     """What is told of one file."""
-    if not made["images"]:
-        return [("written", f"{made['file']}, {made['bytes']:,} bytes, read back bit for bit")]
-    found = [
-        ("judged", f"on {made['images']} images: {made['judged_on']}"),
-        ("logits", f"at most {made['max_abs_logit_difference']:.2g} off"),
-        ("answers", f"{made['top1_agreement']:.2%} the same"),
+    if not row["images"]:
+        return [("written", f"{row['file']}, {row['bytes']:,} bytes, read back bit for bit")]
+    rows = [
+        ("judged", f"on {row['images']} images: {row['judged_on']}"),
+        ("logits", f"at most {row['max_abs_logit_difference']:.2g} off"),
+        ("answers", f"{row['top1_agreement']:.2%} the same"),
     ]
-    if made["top1"]:
-        found.append(("top-1", f"{made['top1']['export']:.2%}, original {made['top1']['original']:.2%}"))
+    if row["top1"]:
+        rows.append(("top-1", f"{row['top1']['export']:.2%}, original {row['top1']['original']:.2%}"))
     return [
-        *found,
-        ("size", f"{made['bytes'] / 1e6:,.1f} MB, original {made['original_bytes'] / 1e6:,.1f} MB"),
-        ("speed", f"{made['images_per_second']:,.1f} images/s, original {made['original_images_per_second']:,.1f}"),
-        ("written", made["file"]),
-        *([("next", f"vitreous predict {made['file']} IMAGE ...")] if made["format"] != "torch" else []),
+        *rows,
+        ("size", f"{row['bytes'] / 1e6:,.1f} MB, original {row['original_bytes'] / 1e6:,.1f} MB"),
+        ("speed", f"{row['images_per_second']:,.1f} images/s, original {row['original_images_per_second']:,.1f}"),
+        ("written", row["file"]),
+        *([("next", f"vitreous predict {row['file']} IMAGE ...")] if row["format"] != "torch" else []),
     ]

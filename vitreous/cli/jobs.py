@@ -107,7 +107,7 @@ def into_file(
     kind: Kind,
     made_by: dict[str, Any],
     answers: Callable[[Iterator[Item]], Iterator[Sequence[Any]]],
-    found: Source,
+    source: Source,
     console: Console,
 ) -> dict[str, Any]:
     """Write the answers to a file as they come; the document of the verb. Nothing is kept in memory."""
@@ -115,8 +115,8 @@ def into_file(
 
     job = File(out, kind, made_by, options.resume)
     try:
-        items = iter(found) if job.finished else job.left(iter(found))
-        meter = Meter("images", found.count, console, job.rows)
+        items = iter(source) if job.finished else job.left(iter(source))
+        meter = Meter("images", source.count, console, job.rows)
         if job.finished:
             console.note(f"{out} is finished: {job.rows:,} images")
         else:

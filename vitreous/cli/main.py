@@ -76,9 +76,9 @@ def command(words: list[str]) -> int:
 
         print(f"vitreous {__version__}")
         return 0
-    verb, said = verb_of(words)
+    verb, arguments = verb_of(words)
     module = import_module(VERBS[verb][0])
-    rest, settings = split_settings(said) if "settings" in module.Options.__dataclass_fields__ else (said, {})
+    rest, settings = split_settings(arguments) if "settings" in module.Options.__dataclass_fields__ else (arguments, {})
     options, documented = parse(module.Options, verb, rest)
     if settings:
         options = dataclasses.replace(options, settings=settings)
@@ -100,8 +100,8 @@ def verb_of(words: list[str]) -> tuple[str, list[str]]:
     family = [verb for verb in VERBS if verb.split()[0] == words[0]]
     if family and (len(words) == 1 or words[1] in ("-h", "--help")):
         raise UsageError(f"{words[0]} what?", f"there are {', '.join(family)}")
-    said = " ".join(words[: 2 if family else 1])
-    raise UsageError(f"unknown verb {said}", nearest(said, VERBS) or f"there are {', '.join(family or VERBS)}")
+    named = " ".join(words[: 2 if family else 1])
+    raise UsageError(f"unknown verb {named}", nearest(named, VERBS) or f"there are {', '.join(family or VERBS)}")
 
 
 def split_settings(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:

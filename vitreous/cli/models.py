@@ -55,7 +55,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
                 raise
             console.note(f"{name} left out: {error.message}")
             continue
-        kept = activations(config)
+        scalars = activations(config)
         rows.append(
             {
                 "name": name,
@@ -63,7 +63,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
                 "parameters": count,
                 "tokens": config.prefix + math.prod(config.grid),
                 "gflops": round(2 * macs(config) / 1e9, 3),
-                "activation_bytes_bf16": None if kept is None else 2 * kept,
+                "activation_bytes_bf16": None if scalars is None else 2 * scalars,
             }
         )
     console.table(

@@ -41,7 +41,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.errors import UsageError
     from vitreous.serving.predict import load
 
-    found = images_of(options)
+    source = images_of(options)
     if options.top is not None and options.top < 1:
         raise UsageError(f"--top must be at least 1, not {options.top}")
     if options.threshold is not None and not 0 <= options.threshold < 1:
@@ -51,7 +51,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.resume and not options.out:
         raise UsageError("--resume continues the file of --out", "name it")
     warn(options, console)
-    predictor = load(options.source(options.run), options.how(), examples(options, found), options.exact)
+    predictor = load(options.source(options.run), options.how(), examples(options, source), options.exact)
     tell_notes(predictor, console)
     top = options.top if options.top or predictor.card.multilabel else 3
     asked = predictor.asked(top, options.threshold, options.abstain)
@@ -64,15 +64,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
         made_by = {"verb": "predict", "model": predictor.card.name, "version": predictor.card.version}
         made_by |= answer_settings(options, predictor, top=asked.top, threshold=asked.threshold, abstain=asked.abstain)
-        return into_file(options, options.out, Predictions(), made_by, answers, found, console)
+        return into_file(options, options.out, Predictions(), made_by, answers, source, console)
     return {
         "model": options.run,
         "precision": predictor.runtime.precision,
-        "predictions": printed(options, answers, found, console),
+        "predictions": printed(options, answers, source, console),
     }
 
 
-def examples(options: Options, found: Source) -> Iterator[str | bytes]:
+def examples(options: Options, source: Source) -> Iterator[str | bytes]:
     """The first images, for int8 to be calibrated on where no training images are at hand. Raises UsageError for a list
     on stdin."""
     from contextlib import suppress
@@ -85,7 +85,7 @@ def examples(options: Options, found: Source) -> Iterator[str | bytes]:
             "without training images at hand int8 is calibrated on those asked about, and a list on stdin is read once",
             "name a file: @list.txt",
         )
-    for item in islice(found, EXAMPLES):
+    for item in islice(source, EXAMPLES):
         with suppress(DataError):
             yield item.content()
 
@@ -99,7 +99,7 @@ def warn(options: Job, console: Console) -> None:
             console.note(slow)
 
 
-def printed(options: Options, answers: Any, found: Source, console: Console) -> list[dict[str, Any]]:
+def printed(options: Options, answers: Any, source: Source, console: Console) -> list[dict[str, Any]]:
     """The file of --csv first, since the reader of stdout may go away; then a table on stdout; returns its rows for the
     document."""
     from vitreous.disk import put
@@ -107,14 +107,14 @@ def printed(options: Options, answers: Any, found: Source, console: Console) -> 
     from vitreous.serving.rows import HEAD, Predictions, cells
     from vitreous.tables import as_csv
 
-    meter, all_rows, rows = Meter("predict", found.count, console), [], []
-    for chunk in answers(iter(found)):
+    meter, all_rows, rows = Meter("predict", source.count, console), [], []
+    for chunk in answers(iter(source)):
         meter.passed(chunk)
         all_rows += chunk
     for answer in all_rows:
         best = [f"{name} {p:.1%}" for name, p in zip(answer.names, answer.probabilities, strict=True)]
-        said = f"unsure ({best[0] if best else 'none'})" if answer.unsure else "  ".join(best) or "none"
-        rows.append([printable(answer.path), f"cannot be read: {answer.error}" if answer.error else said])
+        answer_text = f"unsure ({best[0] if best else 'none'})" if answer.unsure else "  ".join(best) or "none"
+        rows.append([printable(answer.path), f"cannot be read: {answer.error}" if answer.error else answer_text])
     if options.csv:
         put(options.csv, as_csv([HEAD, *(row for answer in all_rows for row in cells(answer))]))
     console.table(["image", "classes"], rows)

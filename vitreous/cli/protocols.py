@@ -82,12 +82,15 @@ OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects")
 Table = tuple[list[str], list[list[str]]]
 
 
-def reports(first: str, told: str, rows: list[dict[str, Any]]) -> Table:
+def reports(first: str, column: str, rows: list[dict[str, Any]]) -> Table:
     """A row for each setting: what it is, and the accuracies, or mAP where images have several labels."""
     names = ["map", "macro_f1"] if "map" in rows[0] else ["top1", "top5"] if rows[0]["top5"] is not None else ["top1"]
     words = {"map": "mAP", "macro_f1": "macro F1", "top1": "top-1", "top5": "top-5"}
     cells = [
-        [f"{row[told]:.3g}" if isinstance(row[told], float) else str(row[told]), *(within(row, name) for name in names)]
+        [
+            f"{row[column]:.3g}" if isinstance(row[column], float) else str(row[column]),
+            *(within(row, name) for name in names),
+        ]
         for row in rows
     ]
     return [first, *(words[name] for name in names)], cells

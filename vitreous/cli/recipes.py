@@ -80,9 +80,9 @@ def tell(name: str, console: Console) -> dict[str, Any]:
     from vitreous.nn.sizes import by
     from vitreous.recipes.registry import RECIPES, example
 
-    recipe, made = RECIPES[name], example(name)
-    row = facts(recipe, made) | {"grid": list(recipe.grid), "hold_out": recipe.hold_out}
-    models = [(model or name_of(made.model), example(name, model)) for model in recipe.models or (None,)]
+    recipe, run = RECIPES[name], example(name)
+    row = facts(recipe, run) | {"grid": list(recipe.grid), "hold_out": recipe.hold_out}
+    models = [(model or name_of(run.model), example(name, model)) for model in recipe.models or (None,)]
     console.say(f"{name}: {recipe.about} ({recipe.source})\n\n{recipe.text}\n")
     console.table(
         ["model", "pixels", "epochs", "steps", "lr", "dropout", "drop path"],
@@ -99,11 +99,11 @@ def tell(name: str, console: Console) -> dict[str, Any]:
             for model, r in models
         ],
     )
-    console.say(f"on {recipe.data}: {made.data.images:,} images, {made.model.classes:,} classes")
+    console.say(f"on {recipe.data}: {run.data.images:,} images, {run.model.classes:,} classes")
     for kind, length in recipe.lengths:
         console.say(f"epochs on other data ({kind}): {length.shown:,.0f} / training images, {length.text}")
     console.say()
-    console.table(["setting", "value"], [[path, value] for path, value in numbers(made)])
+    console.table(["setting", "value"], [[path, value] for path, value in numbers(run)])
     grid = " ".join(map(str, recipe.grid))
     console.say(
         f"\nlearning rate and batch: {recipe.rule}; --lr-grid: {grid}, with {held_out(recipe)} of the training images "
@@ -117,7 +117,7 @@ def tell(name: str, console: Console) -> dict[str, Any]:
         {"model": m, "image": by(r.model.image), "epochs": r.epochs, "steps": r.steps, "lr": r.optimizer.lr}
         for m, r in models
     ]
-    return {"recipe": row, "text": recipe.text, "models": variants, "run": to_plain(made), "published": published}
+    return {"recipe": row, "text": recipe.text, "models": variants, "run": to_plain(run), "published": published}
 
 
 def held_out(recipe: Recipe) -> str:

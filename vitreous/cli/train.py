@@ -90,22 +90,22 @@ def selection(summary: dict[str, Any]) -> Iterator[str]:
         yield f"stopped early at step {summary['steps']:,}: {worse}"
 
 
-def figures(name: str, found: dict[str, Any] | None) -> str:
+def figures(name: str, metrics: dict[str, Any] | None) -> str:
     """One line of a split's figures."""
-    if found is None:
+    if metrics is None:
         return f"{name}: no such split, nothing was measured"
-    if "map" in found:
-        return several(name, found)
-    ends = found["interval"]
+    if "map" in metrics:
+        return multilabel_figures(name, metrics)
+    ends = metrics["interval"]
     low, high = ends["top1"]
-    top5 = "" if found["top5"] is None else f", top-5 {found['top5']:.2%}{within(ends['top5'], '.1%')}"
+    top5 = "" if metrics["top5"] is None else f", top-5 {metrics['top5']:.2%}{within(ends['top5'], '.1%')}"
     nll = (
         ""
-        if found["nll"] is None
-        else f", NLL {found['nll']:.3f}{within(ends['nll'])}, ECE {found['ece']:.3f}{within(ends['ece'])}"
+        if metrics["nll"] is None
+        else f", NLL {metrics['nll']:.3f}{within(ends['nll'])}, ECE {metrics['ece']:.3f}{within(ends['ece'])}"
     )
     return (
-        f"{name}: top-1 {found['top1']:.2%} (95 % interval {low:.1%} to {high:.1%}){top5}{nll}, {found['images']} "
+        f"{name}: top-1 {metrics['top1']:.2%} (95 % interval {low:.1%} to {high:.1%}){top5}{nll}, {metrics['images']} "
         "images"
     )
 
@@ -115,15 +115,15 @@ def within(ends: Sequence[float] | None, form: str = ".3f") -> str:
     return f" ({ends[0]:{form}} to {ends[1]:{form}})" if ends else ""
 
 
-def several(name: str, found: dict[str, Any]) -> str:
+def multilabel_figures(name: str, metrics: dict[str, Any]) -> str:
     """The same where images have several labels."""
-    ends = found["interval"]
+    ends = metrics["interval"]
     interval = "" if ends["map"] is None else f" (95 % interval {ends['map'][0]:.1%} to {ends['map'][1]:.1%})"
-    nll = "" if found["nll"] is None else f", NLL {found['nll']:.3f}{within(ends['nll'])}"
+    nll = "" if metrics["nll"] is None else f", NLL {metrics['nll']:.3f}{within(ends['nll'])}"
     f1 = ", ".join(
-        f"{kind} F1 {found[f'{kind}_f1']:.2%}{within(ends[f'{kind}_f1'], '.1%')}" for kind in ("macro", "micro")
+        f"{kind} F1 {metrics[f'{kind}_f1']:.2%}{within(ends[f'{kind}_f1'], '.1%')}" for kind in ("macro", "micro")
     )
-    return f"{name}: mAP {found['map']:.2%}{interval}, {f1}{nll}, {found['images']} images"
+    return f"{name}: mAP {metrics['map']:.2%}{interval}, {f1}{nll}, {metrics['images']} images"
 
 
 def plan(options: Options, console: Console) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.inference_options import InferenceOptions, Pictures
-from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_process, team
+from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_process, thread_pool
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
 from vitreous.nn.frozen import frozen
@@ -75,7 +75,7 @@ class TorchEngine:
         threads = torch.get_num_threads()
         size, together = cut(len(pixels), max(1, round(TOKENS / self.tokens)), threads)
         parts = pixels.split(size)
-        return torch.cat(list(map(self.part, parts) if together else team(threads).map(self.part, parts)))
+        return torch.cat(list(map(self.part, parts) if together else thread_pool(threads).map(self.part, parts)))
 
     def steady(self, pixels: Tensor, size: int) -> Tensor:
         """The same in parts of exactly `size` images, the last one filled up with black ones: answers are the same to
@@ -86,7 +86,7 @@ class TorchEngine:
         whole = torch.cat([pixels, pixels.new_zeros(lacking, *pixels.shape[1:])]) if lacking else pixels
         parts, threads = whole.split(size), torch.get_num_threads()
         if self.device == "cpu":
-            rows = list(map(self.part, parts) if threads == 1 else team(threads).map(self.part, parts))
+            rows = list(map(self.part, parts) if threads == 1 else thread_pool(threads).map(self.part, parts))
         else:
             rows = [self.part(part.to(self.device, non_blocking=True)) for part in parts]
         return torch.cat(rows)[: len(pixels)].cpu()

@@ -98,5 +98,5 @@ def check_result(ray: Any, task: Any, folder: Folder) -> None:
         reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
         raise ResourceError(f"a trial was lost: {reason}", "continue with --resume") from None
     if not folder.summary.is_file():
-        way = "use an --out on storage that every machine of the cluster sees"
-        raise ResourceError(f"a trial ended and left nothing in {folder.path}", way)
+        hint = "use an --out on storage that every machine of the cluster sees"
+        raise ResourceError(f"a trial ended and left nothing in {folder.path}", hint)

@@ -143,7 +143,7 @@ def count_workers(run: Run, split: Split) -> int:
 def split_options(base: Run | None, options: TrainOptions) -> tuple[int, float | None, str | None]:
     """The seed of the split, the share of all training images that `val` is (None: the data's own, or the usual tenth),
     and what names the groups that are not to be drawn apart."""
-    said = {path.removeprefix("data."): words for path, words in options.settings.items() if path.startswith("data.")}
-    stored = set_paths(base.data if base else DataOptions("", (), 0, ""), said, "data.")
+    words = {path.removeprefix("data."): words for path, words in options.settings.items() if path.startswith("data.")}
+    stored = set_paths(base.data if base else DataOptions("", (), 0, ""), words, "data.")
     seed = options.split_seed if options.split_seed is not None else stored.split_seed
     return seed, stored.hold_out if options.lr_grid is None else 0.0, options.group_by or stored.group_by

@@ -62,10 +62,10 @@ def plan(options: TrainOptions, listener: Listener, folder: Folder | None = None
             run = replace(run, data=replace(run.data, source=resolve_source(source)))
         if (fingerprint := opened.fingerprint()) != stored.data.fingerprint:
             if not options.allow_data_change or opened.classes != stored.data.classes:
-                way = "restore the files, or start a new run" + (
+                hint = "restore the files, or start a new run" + (
                     ", or --allow-data-change" if opened.classes == stored.data.classes else ""
                 )
-                raise DataError(f"{options.data} is not what it was when the run began", way)
+                raise DataError(f"{options.data} is not what it was when the run began", hint)
             listener.note(f"{options.data} is not what it was when the run began; going on with what is there now")
             run = replace(run, data=replace(run.data, fingerprint=fingerprint, images=len(inputs.train)))
         return folder, run, inputs, opened

@@ -73,13 +73,13 @@ class SoupEvaluator:
         split = matched(self.data.split(self.split), self.data, bundle.classes, bundle.multilabel)
         preprocess, done = bundle.preprocess, 0
 
-        def each(images: int) -> None:
+        def count_images(images: int) -> None:
             nonlocal done
             done += images
             self.listener.progress(f"judge {name}", done, len(split))
 
         engine = make_engine(bundle.model, preprocess, self.how, lambda: examples(self.data, preprocess))
-        logits, bad = logits_of(engine, EvalLoader(split, preprocess, self.workers), each=each)
+        logits, bad = logits_of(engine, EvalLoader(split, preprocess, self.workers), each=count_images)
         if bad and not self.skip:
             raise refuse(bad, len(split))
         return judge(
@@ -114,35 +114,37 @@ def soup(
         raise UsageError(
             f"a soup is not chosen on the {split} split", "use --split val, and `vitreous evaluate` when it is made"
         )
-    found = gather(runs)
-    classes = alike(found)
-    jury = None
+    ingredients = open_ingredients(runs)
+    classes = check_compatible(ingredients)
+    evaluator = None
     try:
-        opened, source = judges(found, None if data is None else os.fspath(data), split, listener)
+        opened, source = open_judging_data(ingredients, None if data is None else os.fspath(data), split, listener)
         count = default_workers() if workers is None else workers
-        jury = SoupEvaluator(source, opened, split, how or InferenceOptions(), count, bad_images == "skip", listener)
+        evaluator = SoupEvaluator(
+            source, opened, split, how or InferenceOptions(), count, bad_images == "skip", listener
+        )
     except VitreousError as error:
         if greedy or data is not None:
             raise
         listener.note(f"nothing is judged: {error.message}")
-    rows, kept, report = greedy_soup(found, classes, jury, greedy)
+    rows, bundle, report = greedy_soup(ingredients, classes, evaluator, greedy)
     document = {
         "soup": "greedy" if greedy else "uniform",
-        "data": jury and jury.source,
-        "split": jury and split,
+        "data": evaluator and evaluator.source,
+        "split": evaluator and split,
         split: report and report.summary(),
         "ingredients": rows,
     }
-    kept.provenance = dict(document)
-    kept.save(target)
-    count = sum(parameter.numel() for parameter in kept.model.parameters())
-    return {"model": name_of(kept.model.config), "parameters": count, **document, "bundle": str(target)}
+    bundle.provenance = dict(document)
+    bundle.save(target)
+    count = sum(parameter.numel() for parameter in bundle.model.parameters())
+    return {"model": name_of(bundle.model.config), "parameters": count, **document, "bundle": str(target)}
 
 
-def gather(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]:
+def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]:
     """The ingredients, in the order of their hashes. Raises UsageError for fewer than two, the same twice, or no run or
     bundle."""
-    found: dict[str, Ingredient] = {}
+    ingredients: dict[str, Ingredient] = {}
     for run in [os.fspath(run) for run in runs]:
         folder, home = bundle_in(Path(run)), Folder(Path(run))
         if folder is None:
@@ -151,36 +153,36 @@ def gather(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]:
             raise UsageError(f"{run} is neither a run nor a bundle", f"make one of it: vitreous convert {run} FOLDER")
         bundle = load_bundle(folder)
         digest = json.loads((folder / DESCRIPTION).read_text("utf-8"))["sha256"][WEIGHTS]
-        if digest in found:
-            raise UsageError(f"{found[digest].run} and {run} are the same weights", "name each model once")
+        if digest in ingredients:
+            raise UsageError(f"{ingredients[digest].run} and {run} are the same weights", "name each model once")
         data = home.run().data if home.config.is_file() else None
         like = replace(bundle, model=skip_init(bundle.model.config), provenance={})
         if isinstance(like.task, Classification):
             like.task = replace(like.task, temperature=1.0)
-        found[digest] = Ingredient(run, folder, digest, like, data)
-    if len(found) < 2:
+        ingredients[digest] = Ingredient(run, folder, digest, like, data)
+    if len(ingredients) < 2:
         raise UsageError(
-            f"a soup needs two models at least, not {len(found)}", "vitreous soup RUN RUN ... --out BUNDLE"
+            f"a soup needs two models at least, not {len(ingredients)}", "vitreous soup RUN RUN ... --out BUNDLE"
         )
-    return [found[digest] for digest in sorted(found)]
+    return [ingredients[digest] for digest in sorted(ingredients)]
 
 
-def alike(found: Sequence[Ingredient]) -> tuple[str, ...]:
+def check_compatible(ingredients: Sequence[Ingredient]) -> tuple[str, ...]:
     """The classes, in the first's order. Raises UsageError where models have other classes or none, take other
     pictures, mean their answers otherwise, or differ in more than what only training asks, listing how."""
-    first, *others = found
+    first, *others = ingredients
     a = first.like
     for one in others:
         b = one.like
-        lines = differences(plain(a.model.config), plain(b.model.config)) + differences(
+        lines = differences(without_dropout(a.model.config), without_dropout(b.model.config)) + differences(
             a.preprocess, b.preprocess, "preprocess."
         )
         lines += differences(a.loss, b.loss, "loss") + differences(
             a.multilabel, b.multilabel, "several labels an image"
         )
         only = [
-            ", ".join(sorted(set(these) - set(those))[:20])
-            for these, those in ((a.classes, b.classes), (b.classes, a.classes))
+            ", ".join(sorted(set(ours) - set(theirs))[:20])
+            for ours, theirs in ((a.classes, b.classes), (b.classes, a.classes))
         ]
         lines += [f"classes: {only[0] or 'none'} -> {only[1] or 'none'} besides those of both"] if any(only) else []
         if lines:
@@ -193,19 +195,21 @@ def alike(found: Sequence[Ingredient]) -> tuple[str, ...]:
     return a.classes
 
 
-def plain(config: ModelConfig) -> ModelConfig:
+def without_dropout(config: ModelConfig) -> ModelConfig:
     """A config without what only training asks: two runs of one model may drop more and less."""
     return replace_fields(config, {"dropout": 0.0, "drop_path": 0.0, "drop_path_rises": True})
 
 
-def judges(found: Sequence[Ingredient], named: str | None, split: str, listener: Listener) -> tuple[Data, str]:
+def open_judging_data(
+    ingredients: Sequence[Ingredient], named: str | None, split: str, listener: Listener
+) -> tuple[Data, str]:
     """The data set that ingredients are judged on, with the images held out that every run on it held out, and its
     name.
 
     Raises UsageError where there is not one such data set or the runs held out different images; DataError where it has
     no such split.
     """
-    known = [(one.run, one.data) for one in found if one.data is not None]
+    known = [(one.run, one.data) for one in ingredients if one.data is not None]
     sources = {os.path.realpath(data.source): data.source for _, data in known}
     if named is None and len(sources) != 1:
         raise UsageError("the models are not runs on one data set", "name one with validation images: --data DATA")
@@ -232,38 +236,40 @@ def judges(found: Sequence[Ingredient], named: str | None, split: str, listener:
 
 
 def greedy_soup(
-    found: Sequence[Ingredient], classes: tuple[str, ...], jury: SoupEvaluator | None, greedy: bool
+    ingredients: Sequence[Ingredient], classes: tuple[str, ...], evaluator: SoupEvaluator | None, greedy: bool
 ) -> tuple[list[dict[str, Any]], Bundle, Report | None]:
     """A row for each ingredient, from the best on; the soup; and its figures. Greedy soups are Recipe 1 of
     arXiv:2203.05482."""
-    alone = {one.sha256: jury.judge(one.bundle(), one.run) for one in found} if jury else {}
+    alone = {one.sha256: evaluator.judge(one.bundle(), one.run) for one in ingredients} if evaluator else {}
     rows: list[dict[str, Any]] = []
     total: dict[str, Tensor] = {}
     count, report = 0, None
-    for one in sorted(found, key=lambda one: -score(alone.get(one.sha256))):  # of equals, the first hash first
-        trial, tried, kept = added(total, one.bundle(), classes), None, True
-        if greedy and jury:
+    for one in sorted(
+        ingredients, key=lambda one: -leading_figure(alone.get(one.sha256))
+    ):  # of equals, the first hash first
+        trial, tried, accepted = add_weights(total, one.bundle(), classes), None, True
+        if greedy and evaluator:
             tried = (
-                jury.judge(averaged(one.like, trial, count + 1, classes), f"soup with {one.run}")
+                evaluator.judge(average_weights(one.like, trial, count + 1, classes), f"soup with {one.run}")
                 if count
                 else alone[one.sha256]
             )
-            kept = score(tried) >= score(report)
-            report = tried if kept else report
-        if kept:
+            accepted = leading_figure(tried) >= leading_figure(report)
+            report = tried if accepted else report
+        if accepted:
             total, count = trial, count + 1
         own, together = (None if figures is None else figures.leading[1] for figures in (alone.get(one.sha256), tried))
-        rows.append({"run": one.run, "sha256": one.sha256, "score": own, "score_with": together, "kept": kept})
-    made = averaged(found[0].like, total, count, classes)
-    return rows, made, report or (jury.judge(made, "soup") if jury else None)
+        rows.append({"run": one.run, "sha256": one.sha256, "score": own, "score_with": together, "kept": accepted})
+    averaged_bundle = average_weights(ingredients[0].like, total, count, classes)
+    return rows, averaged_bundle, report or (evaluator.judge(averaged_bundle, "soup") if evaluator else None)
 
 
-def score(report: Report | None) -> float:
+def leading_figure(report: Report | None) -> float:
     """The leading figure, negative where lower is better, by which ingredients are chosen; 0 if nothing was judged."""
-    return report.score[0] if report else 0.0
+    return report.leading_figure[0] if report else 0.0
 
 
-def added(total: dict[str, Tensor], bundle: Bundle, classes: tuple[str, ...]) -> dict[str, Tensor]:
+def add_weights(total: dict[str, Tensor], bundle: Bundle, classes: tuple[str, ...]) -> dict[str, Tensor]:
     """Sums of weights, in float64, with one more model's; the rows of its head in the order of `classes`."""
     order = torch.tensor([bundle.classes.index(name) for name in classes])
     state = {name: tensor.double() for name, tensor in bundle.model.state_dict().items()}
@@ -271,7 +277,7 @@ def added(total: dict[str, Tensor], bundle: Bundle, classes: tuple[str, ...]) ->
     return {name: total[name] + tensor for name, tensor in state.items()} if total else state
 
 
-def averaged(like: Bundle, total: dict[str, Tensor], count: int, classes: tuple[str, ...]) -> Bundle:
+def average_weights(like: Bundle, total: dict[str, Tensor], count: int, classes: tuple[str, ...]) -> Bundle:
     """The model whose weights are sums divided by `count`, otherwise as `like`."""
     model = skip_init(like.model.config)
     fill(model, {name: (tensor / count).float() for name, tensor in total.items()}, "the soup")

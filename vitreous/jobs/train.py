@@ -93,9 +93,9 @@ def refuse_modules(options: dict[str, Any]) -> None:
     """Raise UsageError for a torch.nn.Module as the value of an option: a run makes its model, from a name."""
     for name, option in options.items():
         if isinstance(option, torch.nn.Module):
-            way = "give model='ViT-S/16', a name that `vitreous models` lists"
-            way += "; for weights of your own vitreous.save(module, FOLDER), and init=FOLDER"
-            raise UsageError(f"train({name}=…) is a name, not a module ({type(option).__name__})", way)
+            hint = "give model='ViT-S/16', a name that `vitreous models` lists"
+            hint += "; for weights of your own vitreous.save(module, FOLDER), and init=FOLDER"
+            raise UsageError(f"train({name}=…) is a name, not a module ({type(option).__name__})", hint)
 
 
 def launch(options: TrainOptions, listener: Listener, announce: Announce = lambda run, data: None) -> dict[str, Any]:
@@ -108,19 +108,19 @@ def launch(options: TrainOptions, listener: Listener, announce: Announce = lambd
 
 def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announce: Announce) -> dict[str, Any]:
     """The same by one process among `ranks`."""
-    begun = None
+    resumed = None
     if options.resume:
         options = replace(options, out=ranks.share(options.out or str(Path(LATEST).resolve())))
-        begun = open_resumed(options, listener)
-        check_options(options, begun)
-        if begun.summary.is_file():
-            listener.note(f"{begun.path} is already complete")
-            return json.loads(begun.summary.read_text("utf-8"))
+        resumed = open_resumed(options, listener)
+        check_options(options, resumed)
+        if resumed.summary.is_file():
+            listener.note(f"{resumed.path} is already complete")
+            return json.loads(resumed.summary.read_text("utf-8"))
     else:
         check_options(options)
         if options.out and ranks.leads:
             Folder(Path(options.out)).refuse_existing()
-    folder, run, inputs, opened = plan(options, listener, begun)
+    folder, run, inputs, opened = plan(options, listener, resumed)
     folder = Folder(Path(ranks.share(str(folder.path))))
     if options.micro_batch == "auto":
         run = fitted(run, inputs, folder, ranks, listener.note)
@@ -130,16 +130,16 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
     if ranks.leads:
         trials = (
             {}
-            if options.lr_grid is None or begun
+            if options.lr_grid is None or resumed
             else {"trials": initial_document(plan_protocol(run, opened, inputs, options))}
         )
-        listed = {"excluded": sorted(names_in(run.data.exclude))} if run.data.exclude and not begun else {}
-        create_folder(folder, run, {"data": describe_data(run, opened), **trials, **listed}, begun)
+        listed = {"excluded": sorted(names_in(run.data.exclude))} if run.data.exclude and not resumed else {}
+        create_folder(folder, run, {"data": describe_data(run, opened), **trials, **listed}, resumed)
         announce(run, opened)
     ranks.wait()
     if slow := warning(run.precision, run.device):
         listener.note(slow)
-    if begun is None:
+    if resumed is None:
         listener.note(exports_note(run.model))
     with folder.locked() if ranks.leads else nullcontext():
         if (folder.path / TRIALS).is_file():
@@ -157,27 +157,27 @@ def evaluate_run(folder: Folder, run: Run, opened: Data, summary: dict[str, Any]
     Where there is no test split, or a grid left it unread, the page shows the validation images.
     """
     read = "test" in opened.splits and "lr_grid" not in summary
-    found = report = None
+    answers = report = None
     computing = Computing(
         CHUNK, run.data.workers, InferenceOptions(run.device), run.data.bad_images if read else "skip", listener
     )
     if read or ("val" in opened.splits and len(opened.splits["val"])):
         with nullcontext() if read else suppress(DataError):  # the page can do without
-            found = answered(folder.path, None, "test" if read else "val", computing)
-            report = judge(found.logits, found.split.labels, found.bundle.classes, found.readable)
-    if read and found is not None and report is not None:
+            answers = answered(folder.path, None, "test" if read else "val", computing)
+            report = judge(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
+    if read and answers is not None and report is not None:
         summary["test"] = report.summary()
-        record(folder.path, found.source, "test", summary["test"])
+        record(folder.path, answers.source, "test", summary["test"])
     write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
-    write_page(folder.path / "report.html", folder, found, report, listener)
+    write_page(folder.path / "report.html", folder, answers, report, listener)
 
 
-def create_folder(folder: Folder, run: Run, documents: dict[str, Any], begun: Folder | None) -> None:
+def create_folder(folder: Folder, run: Run, documents: dict[str, Any], resumed: Folder | None) -> None:
     """Make the folder of a new run, or note in an old one what it goes on with."""
     command = shlex.join(["vitreous", *sys.argv[1:]])
-    if begun is None:
+    if resumed is None:
         folder.create(run, command, {"environment": environment(), **documents})
-    elif differences(begun.run(), run):
+    elif differences(resumed.run(), run):
         folder.renew(run, command, documents)
 
 

@@ -86,13 +86,13 @@ class Choice:
 
 def check_options(options: TrainOptions, folder: Folder | None = None) -> None:
     """Raises UsageError for options that do not go with the protocol, or not with that of a folder to resume."""
-    begun = folder is not None and (folder.path / TRIALS).is_file()
-    if begun and (options.override or options.allow_data_change):
+    resumed = folder is not None and (folder.path / TRIALS).is_file()
+    if resumed and (options.override or options.allow_data_change):
         raise UsageError(
             "the trials of a grid differ in their rate alone: nothing else can change on the way", "start a new run"
         )
     if options.lr_grid is None:
-        if options.ray and not begun:
+        if options.ray and not resumed:
             raise UsageError("--ray is for the trials of --lr-grid", "add --lr-grid, or leave --ray out")
         return
     if options.lr is not None:
@@ -103,7 +103,7 @@ def check_options(options: TrainOptions, folder: Folder | None = None) -> None:
         raise UsageError(f"--lr-grid takes rates above 0, not {' '.join(map(str, options.lr_grid))}")
     if folder is None:
         return
-    if not begun:
+    if not resumed:
         raise UsageError(f"{folder.path} was begun without --lr-grid", "leave it out")
     grid = read_protocol(folder)[0].grid
     if options.lr_grid and tuple(sorted(set(options.lr_grid))) != grid:
@@ -114,8 +114,8 @@ def plan_protocol(run: Run, opened: Data, inputs: Inputs, options: TrainOptions)
     """The protocol for a run on all training images. Raises DataError where the share of a class is less than one
     image."""
     if run.keep_best or run.early_stop:
-        way = "leave --keep-best and --early-stop out"
-        raise UsageError("--lr-grid trains on all images in the end: none are left to choose the best weights by", way)
+        hint = "leave --keep-best and --early-stop out"
+        raise UsageError("--lr-grid trains on all images in the end: none are left to choose the best weights by", hint)
     grid = tuple(sorted(set(options.lr_grid or grid_of(run))))
     images = len(opened.split("train"))
     share = hold_out_of(run) or next(share for below, share in SHARES if images < below)
@@ -281,9 +281,9 @@ def interruption(folder: Folder, code: int, where: str) -> Interrupted:
 def forecast(run: Run, protocol: Protocol, seconds_per_step: float) -> dict[str, Any]:
     """What `--dry-run` adds: how many trials, on how many images, and the minutes of everything, one trial after
     another."""
-    each = replace(run, data=replace(run.data, images=protocol.images)).steps
+    steps = replace(run, data=replace(run.data, images=protocol.images)).steps
     count = len(protocol.grid) if len(protocol.grid) > 1 else 0
-    minutes = seconds_per_step * (count * each + run.steps) / 60
+    minutes = seconds_per_step * (count * steps + run.steps) / 60
     return {
         "trials": count,
         "lr_grid": list(protocol.grid),

@@ -160,14 +160,14 @@ def recipes(data: str, title: str) -> list[Recipe]:
         family="vit",
         hold_out=0.01,
     )
-    found = [first]
+    recipes = [first]
     for level, (layers, magnitude, mixup) in LEVELS.items():
         about = f"the same with RandAugment({layers}, {magnitude}), MixUp {mixup:g}"
         published = RECOMMENDED.get(level, ()) if data == "imagenet21k" else ()
-        found.append(
+        recipes.append(
             replace(first, name=f"{first.name}-{level}", make=augreg(data, level), about=about, published=published)
         )
-    return found
+    return recipes
 
 
 PRETRAINING = (*recipes("imagenet", "ImageNet"), *recipes("imagenet21k", "ImageNet-21k"))

@@ -36,34 +36,34 @@ def facts(opened: Data, options: TrainOptions, start: Start | None = None) -> Da
             return facts_of(split, sample, asked(options, start), start.config.channels if start else None)
         except DataError as error:
             first = first or error
-    why, way = (f"; {first.message}", first.hint) if first else ("", "")
-    raise DataError(f"{opened.name}: none of the first {PROBED} images can be read{why}", way or "mend or remove them")
+    why, hint = (f"; {first.message}", first.hint) if first else ("", "")
+    raise DataError(f"{opened.name}: none of the first {PROBED} images can be read{why}", hint or "mend or remove them")
 
 
 def asked(options: TrainOptions, start: Start | None) -> str | None:
     """How files are to be read; None where nothing says so."""
     if words := options.settings.get("preprocess.numbers"):
         return set_paths(Preprocess((1, 1)), {"numbers": words}, "preprocess.").numbers
-    kept = start.preprocess.numbers if start and start.preprocess else "colours"
-    return None if kept == "colours" else kept
+    numbers = start.preprocess.numbers if start and start.preprocess else "colours"
+    return None if numbers == "colours" else numbers
 
 
 def facts_of(split: Split, sample: int, numbers: str | None, channels: int | None) -> DatasetInfo:
     """The facts that one picture tells; `channels` are those of the weights. Raises DataError where it cannot be
     read."""
     raw, name = split.raw(sample), split.name(sample)
-    found = form(raw, name) if numbers is None else None
+    info = form(raw, name) if numbers is None else None
     if numbers not in (None, "colours"):
-        found = len(values(raw, name)), numbers
-    if found is None:
+        info = len(values(raw, name)), numbers
+    if info is None:
         picture = decode(raw, 3, name)
         grey = isinstance(split, Arrays) and split.pixels.ndim == 3
         return DatasetInfo(len(split), (picture.height, picture.width), channels or (1 if grey else 3))
-    if channels not in (None, found[0]):
-        way = f"vitreous convert ... --channels {found[0]} makes weights that do"
-        raise UsageError(f"the images have {found[0]} channels, the weights take {channels}", way)
-    band = bands(raw, *found, name)[0]
-    return DatasetInfo(len(split), (band.height, band.width), *found)  # type: ignore[arg-type]
+    if channels not in (None, info[0]):
+        hint = f"vitreous convert ... --channels {info[0]} makes weights that do"
+        raise UsageError(f"the images have {info[0]} channels, the weights take {channels}", hint)
+    band = bands(raw, *info, name)[0]
+    return DatasetInfo(len(split), (band.height, band.width), *info)  # type: ignore[arg-type]
 
 
 def channelwise(

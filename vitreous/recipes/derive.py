@@ -163,9 +163,9 @@ def warmed(run: Run, recipe: Recipe, own: int, options: TrainOptions, note: Note
 
     Says so; a warm-up that was asked for stays.
     """
-    said = options.warmup_steps is not None or "schedule.warmup_steps" in options.settings
+    named = options.warmup_steps is not None or "schedule.warmup_steps" in options.settings
     warmup, most = run.schedule.warmup_steps, run.steps // 10
-    if said or recipe.name in OWN or run.steps >= own / 2 or warmup <= most:
+    if named or recipe.name in OWN or run.steps >= own / 2 or warmup <= most:
         return run
     note(f"warm-up {warmup} -> {most} steps: a tenth of the run, which is shorter than {recipe.name}'s {own}")
     return replace(run, schedule=replace(run.schedule, warmup_steps=most))

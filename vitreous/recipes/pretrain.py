@@ -117,7 +117,7 @@ def by_row(row: tuple[int, float], model: ModelConfig, facts: DatasetInfo) -> Ru
 def sgd(data: str, epochs: int | None = None) -> Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]:
     """BiT's pre-training on a data set, or as many epochs of it on the same stairs."""
     whole, drops = STAIRS[data]
-    several = data != "ImageNet"
+    multilabel = data != "ImageNet"
 
     def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
         """BiT's ResNets with SGD: lr 0.03 x batch / 256, divided by ten three or four times (arXiv:1912.11370).
@@ -136,7 +136,8 @@ def sgd(data: str, epochs: int | None = None) -> Callable[[ModelConfig, DatasetI
             ),
             schedule=Schedule(5_000, "steps", milestones=tuple(drop / whole for drop in drops)),
             objective=SupervisedConfig(
-                loss="sigmoid" if several else "softmax", head_bias=sigmoid_bias(model.classes) if several else 0.0
+                loss="sigmoid" if multilabel else "softmax",
+                head_bias=sigmoid_bias(model.classes) if multilabel else 0.0,
             ),
             batch_size=BATCH,
             epochs=epochs or whole,

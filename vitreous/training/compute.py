@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitreous.data.batch import Batch, batch_size, rows
 from vitreous.data.keys import key
-from vitreous.machine import team
+from vitreous.machine import thread_pool
 from vitreous.training.flat import Flat
 from vitreous.training.parts import Part, ends
 from vitreous.training.ranks import Ranks
@@ -101,7 +101,7 @@ class Compute:
         elif self.run.draws_in_forward:
             scalars = [on_one_core(compute, *item) for item in work]
         else:
-            scalars = list(team(torch.get_num_threads()).map(compute, *zip(*work, strict=True))) if work else []
+            scalars = list(thread_pool(torch.get_num_threads()).map(compute, *zip(*work, strict=True))) if work else []
         self.flat.in_order(self.ranks)
         samples = [batch["samples"] for _, batch, _ in work]
         return add_scalars(scalars), torch.cat(samples) if samples else torch.zeros(0, dtype=torch.int64)
@@ -117,7 +117,7 @@ class Compute:
 
 def on_one_core(act: Callable, *arguments: object):
     """Call a function on a thread that computes with one core."""
-    return team(torch.get_num_threads()).submit(act, *arguments).result()
+    return thread_pool(torch.get_num_threads()).submit(act, *arguments).result()
 
 
 def count_gradients(run: Run, ranks: Ranks) -> int:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import torch
 
-from vitreous.machine import DTYPES, has_bf16, team
+from vitreous.machine import DTYPES, has_bf16, thread_pool
 from vitreous.nn.frozen import Packed, can_pack
 
 QUICK = {"cpu": 1024, "cuda": 8192}  # sides of the matrices, small enough that measuring takes a fraction of a second
@@ -37,7 +37,9 @@ def fastest(device: str, precision: str, size: int) -> tuple[Callable[[], object
             packed = Packed(torch.nn.Linear(size, size, bias=False), dtype)
             ways.append((lambda: packed(a), once))
         threads = torch.get_num_threads()
-        ways.append((lambda: list(team(threads).map(torch.matmul, [a] * threads, [b] * threads)), threads * once))
+        ways.append(
+            (lambda: list(thread_pool(threads).map(torch.matmul, [a] * threads, [b] * threads)), threads * once)
+        )
     return min(ways, key=lambda way: best_of(way[0], device) / way[1])
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitreous.cores import cores
 from vitreous.data.batch import Batch, batch_size, rows
-from vitreous.machine import team
+from vitreous.machine import thread_pool
 from vitreous.training.flat import Flat, named_tensors
 
 Forward = Callable[[Batch], dict[str, Tensor]]
@@ -49,7 +49,7 @@ class Shards:
         ends = [size * i // count for i in range(count + 1)]
         parts = [rows(batch, a, b) for a, b in pairwise(ends)]
         shares = [share * (b - a) / size for a, b in pairwise(ends)]
-        return add_scalars(team(len(self.forwards)).map(self.part, self.forwards[:count], parts, shares))
+        return add_scalars(thread_pool(len(self.forwards)).map(self.part, self.forwards[:count], parts, shares))
 
     def part(self, forward: Forward, batch: Batch, share: float) -> Scalars:
         """Forward and backward of one part by itself."""
