@@ -244,9 +244,8 @@ def greedy_soup(
     rows: list[dict[str, Any]] = []
     total: dict[str, Tensor] = {}
     count, report = 0, None
-    for one in sorted(
-        ingredients, key=lambda one: -leading_figure(alone.get(one.sha256))
-    ):  # of equals, the first hash first
+    # of equals, the first hash first
+    for one in sorted(ingredients, key=lambda one: -leading_figure(alone.get(one.sha256))):
         trial, tried, accepted = add_weights(total, one.bundle(), classes), None, True
         if greedy and evaluator:
             tried = (
@@ -266,7 +265,7 @@ def greedy_soup(
 
 def leading_figure(report: Report | None) -> float:
     """The leading figure, negative where lower is better, by which ingredients are chosen; 0 if nothing was judged."""
-    return report.leading_figure[0] if report else 0.0
+    return report.score[0] if report else 0.0
 
 
 def add_weights(total: dict[str, Tensor], bundle: Bundle, classes: tuple[str, ...]) -> dict[str, Tensor]:
