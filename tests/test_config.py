@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from tests.training.test_loop import make
-from vitreous.config import differences, from_yaml, set_paths, to_yaml
+from vitreous.config import differences, from_plain, from_yaml, set_paths, to_plain, to_yaml
 from vitreous.errors import UsageError
 from vitreous.training.run import Run
 
@@ -56,3 +56,25 @@ def test_fields_that_go_together_are_set_together(run):
     assert set_paths(run, words).model.axial
     with pytest.raises(UsageError, match="without prefix tokens"):
         set_paths(run, {"model.axial": ["true"]})
+
+
+def test_settings_of_earlier_versions_are_read_at_their_new_paths():
+    from vitreous.data.preprocess import Preprocess
+    from vitreous.models.config import ViTConfig
+    from vitreous.objectives.supervised import SupervisedConfig
+    from vitreous.training.run import DataOptions, Run
+
+    run = Run(DataOptions("d", ("a", "b"), 8, ""), ViTConfig(classes=2), Preprocess((224, 224)), batch_size=2)
+    plain = to_plain(run)
+    views = {key: value for key, value in plain.pop("views").items() if key != "name"}
+    del plain["objective"], plain["schedules"]
+    old = plain | {"augment": views | {"flip": 0.5}, "loss": "sigmoid", "smoothing": 0.1, "patch_dropout": 0.25}
+    read = from_plain(Run, old)
+    assert read.objective == SupervisedConfig(loss="sigmoid", smoothing=0.1, patch_dropout=0.25)
+    assert read.views.flip == 0.5 and from_plain(Run, to_plain(read)) == read
+    changed = set_paths(run, {"augment.flip": ["0.25"], "smoothing": ["0.2"], "objective.loss": ["binary"]})
+    assert (changed.views.flip, changed.objective.smoothing, changed.objective.loss) == (0.25, 0.2, "binary")
+    with pytest.raises(UsageError, match="no 'supervized'"):
+        from_plain(Run, to_plain(run) | {"objective": {"name": "supervized"}})
+    with pytest.raises(UsageError, match="objective.smothing"):
+        from_plain(Run, to_plain(run) | {"objective": {"smothing": 0.1}})

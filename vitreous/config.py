@@ -79,7 +79,7 @@ def member(kind: Any, value: Any) -> Any:
     if table := tagged(kind):
         return table.pick(value)
     kinds = [one for one in typing.get_args(kind) if dataclasses.is_dataclass(one)]
-    if not kinds:
+    if not kinds or typing.get_origin(kind) is dict:
         return kind
     if not isinstance(value, dict):
         return kind
@@ -110,6 +110,9 @@ def upgrade(kind: Any, value: Any) -> Any:
 def unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]:
     """Dotted paths in `value` that `kind` has no field for, each with the nearest field's suggestion."""
     kind = member(kind, value)
+    if typing.get_origin(kind) is dict and isinstance(value, dict):
+        inner = typing.get_args(kind)[1]
+        return [pair for key, item in value.items() for pair in unknown_keys(inner, item, f"{path}{key}.")]
     if not dataclasses.is_dataclass(kind) or not isinstance(value, dict):
         return []
     hints = typing.get_type_hints(kind, include_extras=True)

@@ -19,7 +19,7 @@ from vitreous.machine import pick_device
 from vitreous.models.cost import macs
 from vitreous.progress import Listener
 from vitreous.recipes.channels import channelwise, facts
-from vitreous.recipes.derive import advise_weights, apply, derive
+from vitreous.recipes.derive import advise_weights, apply, derive, objective_of
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
@@ -46,7 +46,8 @@ def prepare_data(
     seed, share, group_by = split_options(base, options)
     exclude = options.exclude or (base.data.exclude if base else None)
     opened = open_data_of_run(folder.path, source, seed, group_by) if folder else open_data(source, seed, group_by)
-    require_labels(opened)
+    if (base.objective if base else objective_of(options)).labelled:
+        require_labels(opened)
     opened = opened.holding_out(share, seed)
     for note in opened.notes:
         listener.note(note)

@@ -161,7 +161,7 @@ def evaluate_run(folder: Folder, run: Run, opened: Data, summary: dict[str, Any]
     computing = Computing(
         CHUNK, run.data.workers, InferenceOptions(run.device), run.data.bad_images if read else "skip", listener
     )
-    if read or ("val" in opened.splits and len(opened.splits["val"])):
+    if run.model.classes and (read or ("val" in opened.splits and len(opened.splits["val"]))):
         with nullcontext() if read else suppress(DataError):  # the page can do without
             answers = answered(folder.path, None, "test" if read else "val", computing)
             report = judge(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)

@@ -51,7 +51,8 @@ def derive(
     if named is not None and named.from_weights and start is None:
         raise UsageError(f"{named.name} starts from weights, and there are none", "name them with --init")
     device = pick_device(options.device or "auto")
-    model = architecture(options, facts, len(data.classes), start.config if start else None, named)
+    classes = len(data.classes) if objective_of(options).labelled else 0
+    model = architecture(options, facts, classes, start.config if start else None, named)
     recipe = named or usual(data, model, start)
     base = recipe.make(model, facts, options)
     run = replace(
@@ -73,6 +74,11 @@ def derive(
     elif options.shards is None and run.objective.splittable and not (run.compile or run.draws_in_forward):
         run = replace(run, shards=default_shards(device, run.batch_size))
     return periods(run, options)
+
+
+def objective_of(options: TrainOptions) -> type[ObjectiveConfig]:
+    """The config of what the options' recipe minimises: learning from labels, where none is named."""
+    return find(options.recipe).objective if options.recipe else SupervisedConfig
 
 
 def fitted_to_labels(objective: ObjectiveConfig, data: Data, options: TrainOptions) -> ObjectiveConfig:

@@ -11,6 +11,8 @@ from typing import Any, Literal
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.preprocess import HALF, Preprocess
 from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.objectives.base import ObjectiveConfig
+from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.run import DataOptions, Run
 
@@ -75,12 +77,13 @@ class Recipe:
 
     `make` builds the run of a model on data; its docstring cites the table and gives the command, with NAME for the
     name. `rule`: how the learning rate follows the images of a step; below `floor` images it no longer falls.
-    `published` is what the authors printed, as they printed it. `data`: the set, of `SETS`, that it was written for.
-    `models` are those that its table names, the first of them the default; `image` their side in pixels, of the model's
-    name and the data (None: whatever the data or the weights have). `by_steps`: its length is counted in steps, not
-    epochs; `warmup_in_epochs`: so is its warm-up. `lengths`: where the number of images decides the epochs, how, for
-    each kind of model; the first is that of the first model. `grid` holds the learning rates to choose from, and
-    `hold_out` the share of the training images to choose on, if its table has one.
+    `published` is what the authors printed, as they printed it. `data`: the set, of `SETS`, that it was written
+    for. `objective` is the config of what it minimises. `models` are those that its table names, the first of them
+    the default; `image` their side in pixels, of the model's name and the data (None: whatever the data or the
+    weights have). `by_steps`: its length is counted in steps, not epochs; `warmup_in_epochs`: so is its warm-up.
+    `lengths`: where the number of images decides the epochs, how, for each kind of model; the first is that of the
+    first model. `grid` holds the learning rates to choose from, and `hold_out` the share of the training images to
+    choose on, if its table has one.
     """
 
     name: str
@@ -92,6 +95,7 @@ class Recipe:
     data: str = "ImageNet"
     models: tuple[str, ...] = ()
     image: Callable[[str, DatasetInfo], int] | None = None
+    objective: type[ObjectiveConfig] = SupervisedConfig
     family: Literal["vit", "bit", "any"] = "any"
     from_weights: bool = False
     by_steps: bool = False

@@ -109,7 +109,8 @@ class Session:
         model = build(run.model)
         run.objective.initialise(model)
         if run.init:
-            self.tell(adopt(model, WeightsSource(run.init, source_size=run.init_source_size), run.data.classes).text())
+            classes = run.data.classes if run.objective.labelled else ()
+            self.tell(adopt(model, WeightsSource(run.init, source_size=run.init_source_size), classes).text())
         if said := prepare(model, run.tune):
             self.tell(said)
         if run.recompute:

@@ -1,0 +1,174 @@
+"""The contract of objectives, held by two that only the tests have: through `train`'s own path, on images without
+labels."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import vitreous
+from tests.conftest import picture, say
+from tests.objectives import toys
+from tests.training.test_ranks import carry_out, job, outcome  # noqa: F401  a fixture
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.split import Arrays
+from vitreous.errors import DataError, UsageError
+from vitreous.models.config import ViTConfig
+from vitreous.recipes.recipe import DatasetInfo
+from vitreous.training.batches import Inputs
+from vitreous.training.folder import Folder
+from vitreous.training.loop import fit
+from vitreous.training.run import DataOptions
+from vitreous.training.session import Session
+from vitreous.weights.bundle import load_bundle
+from vitreous.weights.tasks import Features
+
+TOYS = {"tiny-dino": toys.tiny_dino, "tiny-pixels": toys.tiny_pixels}
+OPTIONS = {"model": "ViT-32x2/4", "image_size": 16, "precision": "fp32", "seed": 3, "save_every": 1, "log_every": 1}
+
+
+@pytest.fixture
+def flat(tmp_path):
+    """32 images in one folder, without classes."""
+    home = tmp_path / "flat"
+    home.mkdir()
+    for index in range(32):
+        picture(index, (16, 16), index % 3).save(home / f"{index}.png")
+    return home
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_images_without_labels_train_a_model_that_embeds(flat, tmp_path, name):
+    out = tmp_path / "run"
+    summary = vitreous.train(str(flat), recipe=name, out=str(out), workers=0, device="cpu", **OPTIONS)
+    assert summary["steps"] == math.ceil(3 * summary_images(out) / 8) and summary["val"] is None
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
+    logged = {"tiny-dino": "train/entropy", "tiny-pixels": "train/worst"}[name]
+    assert all(math.isfinite(line["train/loss"]) and math.isfinite(line[logged]) for line in lines)
+    assert load_bundle(out / "model").task == Features()
+    with pytest.raises(UsageError, match="features, not classes"):
+        vitreous.load(str(out))
+    found = say("embed", str(out), str(flat), "--out", str(tmp_path / "vectors.npz"), "--device", "cpu")
+    assert found.returncode == 0, found.stderr
+    vectors = np.load(tmp_path / "vectors.npz")["embeddings"]
+    assert vectors.shape == (32, 32) and np.isfinite(vectors).all() and vectors.std(0).max() > 0
+
+
+def summary_images(out):
+    """Training images of a run."""
+    return Folder(out).run().data.images
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_a_killed_run_goes_on_to_the_same_bits(flat, tmp_path, name, carry_out):  # noqa: F811
+    options = {"recipe": name, **OPTIONS}
+    codes, errors = carry_out(
+        job(flat, tmp_path / "whole", 1, options=options),
+        job(flat, tmp_path / "killed", 1, options=options, kill=[0, 5]),
+        job(flat, tmp_path / "killed", 1, options={"resume": True}),
+    )
+    assert codes == [[0], [-9], [0]], errors
+    whole, killed = outcome(tmp_path / "whole"), outcome(tmp_path / "killed")
+    assert whole == killed
+    held = (
+        load_file(max((tmp_path / "whole" / "checkpoints").glob("step-*")) / "frozen.safetensors")
+        if name == "tiny-dino"
+        else {}
+    )
+    assert name == "tiny-pixels" or {"centre", "teacher_head.weight", "teacher.projection.weight"} <= held.keys()
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_one_process_and_two_agree(flat, tmp_path, name, carry_out):  # noqa: F811
+    options = {"recipe": name, **OPTIONS, "optimizer": "sgd", "lr": 0.05}
+    codes, errors = carry_out(
+        job(flat, tmp_path / "one", 1, options=options), job(flat, tmp_path / "two", 2, options=options)
+    )
+    assert codes == [[0], [0, 0]], errors
+    for part in ("model", "frozen", "ema"):
+        one, two = (newest(tmp_path / way, part) for way in ("one", "two"))
+        assert one.keys() == two.keys()
+        assert all(torch.allclose(one[key], two[key], atol=1e-5) for key in one), part
+    curves = [
+        [line["train/loss"] for line in map(json.loads, (tmp_path / way / "metrics.jsonl").open())]
+        for way in ("one", "two")
+    ]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+
+
+def newest(out, part):
+    """Tensors of the last checkpoint."""
+    path = max((out / "checkpoints").glob("step-*")) / f"{part}.safetensors"
+    return load_file(path) if path.is_file() else {}
+
+
+def session_of(name, tmp_path, **changes):
+    """A session on random images in memory, and its state."""
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
+    split = Arrays(pixels, np.zeros((24, 0), np.float32))
+    model = ViTConfig(image=(16, 16), patch=(4, 4), classes=0, width=32, depth=2, heads=2, hidden=64)
+    run = TOYS[name](model, DatasetInfo(24, (16, 16), 3), None)
+    data = DataOptions("synthetic", (), len(split), "", cache=True)
+    run = replace(run, data=data, preprocess=Preprocess((16, 16)), model=model, **changes)
+    cached = torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
+    session = Session(run, Inputs(split, None, cached), Folder(tmp_path))
+    return session, session.build()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_teacher_moves_in_float32_and_by_its_schedule(tmp_path, precision):
+    session, state = session_of("tiny-dino", tmp_path, precision=precision)
+    objective = state.objective
+    assert {p.dtype for p in objective.teacher.parameters()} == {torch.float32}
+    expected = {name: p.clone() for name, p in objective.teacher.named_parameters()}
+
+    def follow(state):
+        momentum = state.progress.values["momentum"]
+        for name, p in objective.model.named_parameters():
+            expected[name] = expected[name].lerp(p.detach().float(), 1 - momentum)
+
+    fit(state, session.batches(state), [(1, follow)])
+    for name, p in objective.teacher.named_parameters():
+        assert torch.allclose(p, expected[name], atol=1e-6), name
+    assert objective.centre.abs().max() > 0 and state.progress.values["momentum"] == 1.0
+    assert not any(
+        torch.equal(p, q)
+        for p, q in zip(objective.teacher.parameters(), objective.model.parameters(), strict=True)
+        if p.ndim > 1
+    )
+    shipped = dict(state.flat.averaged().named_parameters())
+    assert all(torch.equal(shipped[name], p) for name, p in objective.teacher.named_parameters())
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_the_loss_falls_on_a_batch_that_is_seen_again(name, tmp_path):
+    session, state = session_of(name, tmp_path, epochs=20.0)
+    losses = []
+    batch = next(session.batches(state))
+    fit(state, iter(lambda: batch, None), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))])
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_samples_that_see_each_other_are_not_computed_in_parts(tmp_path):
+    for change in ({"shards": 2}, {"micro_batch": 2}, {"reproducible": True}):
+        with pytest.raises(UsageError, match="see each other"):
+            session_of("tiny-dino", tmp_path, **change)
+
+
+def test_a_part_of_a_batch_gives_a_part_of_the_loss(tmp_path):
+    session, state = session_of("tiny-pixels", tmp_path)
+    batch = next(session.batches(state))
+    objective = state.objective.eval()
+    parts = [objective({name: e[a : a + 2] for name, e in batch.items()})["loss"].item() for a in range(0, 8, 2)]
+    assert np.mean(parts) == pytest.approx(objective(batch)["loss"].item(), rel=1e-5)
+
+
+def test_labels_are_asked_for_where_they_are_learned(flat, tmp_path):
+    with pytest.raises(DataError, match="class"):
+        vitreous.train(str(flat), out=str(tmp_path / "run"), **OPTIONS)

@@ -1,0 +1,149 @@
+"""Two objectives that only the tests have, each with its recipe: what a new family of methods has to write.
+
+`tiny-dino` has a teacher that follows by a schedule, a centre and views of several sizes, and needs no labels;
+`tiny-pixels` predicts a number for every pixel. Importing this module puts both into the tables.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.views import MultiCrop
+from vitreous.evaluation.knn import KNNEvaluator
+from vitreous.models.cost import computed
+from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
+from vitreous.objectives.table import OBJECTIVES
+from vitreous.recipes import names, registry
+from vitreous.recipes.recipe import Recipe, common
+from vitreous.training.run import Optimizer, Ramp, Run
+from vitreous.weights.tasks import Features
+
+
+@dataclass(frozen=True)
+class TinyDINOConfig(ObjectiveConfig):
+    """Views of an image against a teacher's, centred (arXiv:2104.14294, Algorithm 1)."""
+
+    splittable = False
+    name: Literal["tiny-dino"] = "tiny-dino"
+    out: int = 16
+
+    def build(self, model: nn.Module, setting: Setting) -> TinyDINO:
+        return TinyDINO(model, self, setting)
+
+
+class TinyDINO(Objective):
+    logged = ("entropy",)
+
+    def __init__(self, model: nn.Module, config: TinyDINOConfig, setting: Setting) -> None:
+        super().__init__()
+        self.model, self.head, self.setting = model, nn.Linear(model.config.width, config.out), setting
+        self.teacher, self.teacher_head = (copy.deepcopy(part).requires_grad_(False) for part in (model, self.head))
+        self.register_buffer("centre", torch.zeros(config.out))
+        self.register_buffer("seen", torch.zeros(config.out + 1), persistent=False)  # sum of outputs, and their count
+
+    def forward(self, batch):
+        large, local = (batch[name].transpose(0, 1) for name in ("images", "local"))
+        with torch.no_grad(), torch.autocast(large.device.type, large.dtype, enabled=large.dtype != torch.float32):
+            outputs = self.teacher_head(self.teacher(large.flatten(0, 1))).float()
+            self.seen += torch.cat([outputs.sum(0), outputs.new_tensor([float(len(outputs))])])
+            targets = ((outputs - self.centre) / 0.04).softmax(-1).unflatten(0, large.shape[:2])
+        logits = [self.head(self.model(view)).float().log_softmax(-1) for view in (*large, *local)]
+        pairs = [-(t * s).sum(-1).mean() for i, t in enumerate(targets) for j, s in enumerate(logits) if i != j]
+        entropy = -(targets * targets.clamp_min(1e-9).log()).sum(-1).mean()
+        return {"loss": torch.stack(pairs).mean(), "entropy": entropy}
+
+    def after_step(self, progress: Progress) -> None:
+        momentum = progress.values["momentum"]
+        for own, follower in ((self.model, self.teacher), (self.head, self.teacher_head)):
+            for weight, average in zip(own.parameters(), follower.parameters(), strict=True):
+                average.lerp_(weight.float(), 1 - momentum)
+        mean = self.reduce(self.seen)
+        self.centre.lerp_(mean[:-1] / mean[-1], 0.1)
+        self.seen.zero_()
+
+    def deployed(self) -> nn.Module:
+        return self.teacher
+
+    def task(self) -> Features:
+        return Features()
+
+    def evaluators(self, train):
+        return [KNNEvaluator(self.setting.classes, train)] if self.setting.classes else []
+
+    def flops(self, progress: Progress) -> float:
+        return (2 * 8 + 2 * 6 * 2) * computed(self.model.config)
+
+
+def tiny_dino(model, facts, options) -> Run:
+    """Learn from images without labels."""
+    views = MultiCrop(locals=2, local_image=(8, 8))
+    run = Run(**common(model, facts), objective=TinyDINOConfig(), views=views, optimizer=Optimizer(lr=1e-3))
+    return replace(run, schedules={"momentum": Ramp(0.9, 1.0), "weight_decay": Ramp(0.04, 0.4)}, batch_size=8, epochs=3)
+
+
+@dataclass(frozen=True)
+class TinyPixelsConfig(ObjectiveConfig):
+    """The brightness of every pixel, from images under noise."""
+
+    name: Literal["tiny-pixels"] = "tiny-pixels"
+    noise: float = 0.5
+
+    def build(self, model: nn.Module, setting: Setting) -> TinyPixels:
+        return TinyPixels(model, self, setting)
+
+
+class TinyPixels(Objective):
+    logged = ("worst",)
+
+    def __init__(self, model: nn.Module, config: TinyPixelsConfig, setting: Setting) -> None:
+        super().__init__()
+        self.model, self.config, self.setting = model, config, setting
+        self.head = nn.Linear(model.config.width, model.config.patch[0] * model.config.patch[1])
+
+    def prepare(self, batch, progress: Progress):
+        images = batch["images"]
+        noise = torch.stack([self.draw(images[0], int(position)) for position in batch["positions"]])
+        return batch | {"images": images + self.config.noise * noise.to(images), "brightness": images.mean(1)}
+
+    def draw(self, image: Tensor, position: int) -> Tensor:
+        return torch.randn(image.shape, generator=torch.Generator().manual_seed(self.setting.seed * 2**32 + position))
+
+    def forward(self, batch):
+        model, images = self.model, batch["images"]
+        tokens = model.project(images)
+        patches = model.encode(model.place(tokens))[:, model.config.prefix :]
+        cells = self.head(patches).float().unflatten(-1, model.config.patch).unflatten(1, tokens.shape[1:-1])
+        pixels = cells.permute(0, 1, 3, 2, 4).flatten(1, 2).flatten(2, 3)  # (B, h, w, p, q) -> (B, h p, w q)
+        errors = F.mse_loss(pixels, batch["brightness"].float(), reduction="none").flatten(1).mean(1)
+        return {"loss": errors.mean(), "worst": errors.max().detach()}
+
+    def deployed(self) -> nn.Module:
+        return self.model
+
+    def task(self) -> Features:
+        return Features()
+
+    def flops(self, progress: Progress) -> float:
+        return 6 * computed(self.model.config)
+
+
+def tiny_pixels(model, facts, options) -> Run:
+    """Learn from pixels."""
+    run = Run(**common(model, facts), objective=TinyPixelsConfig(), views=Augment(flip=0.5), ema=0.9)
+    return replace(run, optimizer=Optimizer(lr=3e-3), batch_size=8, epochs=3)
+
+
+for recipe in (
+    Recipe("tiny-dino", tiny_dino, "views", "tests", "fixed", objective=TinyDINOConfig),
+    Recipe("tiny-pixels", tiny_pixels, "pixels", "tests", "fixed", objective=TinyPixelsConfig),
+):
+    registry.RECIPES[recipe.name] = recipe
+    names.NAMES = (*names.NAMES, recipe.name)
+    OBJECTIVES[recipe.name] = recipe.objective
