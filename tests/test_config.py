@@ -76,5 +76,5 @@ def test_settings_of_earlier_versions_are_read_at_their_new_paths():
     assert (changed.views.flip, changed.objective.smoothing, changed.objective.loss) == (0.25, 0.2, "binary")
     with pytest.raises(UsageError, match="no 'supervized'"):
         from_plain(Run, to_plain(run) | {"objective": {"name": "supervized"}})
-    with pytest.raises(UsageError, match="objective.smothing"):
+    with pytest.raises(UsageError, match=r"objective\.smothing"):
         from_plain(Run, to_plain(run) | {"objective": {"smothing": 0.1}})
