@@ -25,12 +25,12 @@ from vitreous.cli.main import command
 from vitreous.data.check import alike
 from vitreous.data.check import scan as scanning
 from vitreous.data.check.alike import exact, gathered
-from vitreous.data.check.check import check, looked
+from vitreous.data.check.check import check, run_check
 from vitreous.data.check.facts import by_reason
 from vitreous.data.check.page import page
 from vitreous.data.check.record import RECORD, UNREADABLE, Trait
 from vitreous.data.check.scan import scan
-from vitreous.data.check.subject import subject
+from vitreous.data.check.subject import open_subject
 from vitreous.data.copies.dedup import dedup
 from vitreous.data.copies.windows import LENGTH
 from vitreous.data.decoding.decode import decode
@@ -97,7 +97,7 @@ def test_every_verdict_is_that_of_decode(tmp_path):
     os.symlink("nowhere", root / "bee" / "dangling.png")
     document = check(root, workers=1)
     expected = {}
-    paths = subject(str(root)).splits["train"].paths
+    paths = open_subject(str(root)).splits["train"].paths
     for path in paths:
         try:
             decode(path, 3)
@@ -280,7 +280,7 @@ def test_the_document_and_the_page_are_the_same_for_any_number_of_workers(tmp_pa
     (root / "test/bee/same.png").write_bytes((root / "train/bee/5.png").read_bytes())
     made = []
     for workers in (0, 1, 3):
-        document, what = looked(str(root), None, workers, 224, None, lambda *words: None)
+        document, what = run_check(str(root), None, workers, 224, None, lambda *words: None)
         made.append((json.dumps(document), page(document, what)))
     assert made[0] == made[1] == made[2]
 
@@ -380,7 +380,7 @@ def test_the_page_needs_nothing_and_believes_no_name(tmp_path):
     (root / "test/ant/same.png").write_bytes((root / "train/ant/1.png").read_bytes())
     for index in range(30):
         (root / f"train/ant/copy{index}.png").write_bytes((root / "train/ant/2.png").read_bytes())
-    document, what = looked(str(root), None, 0, 224, None, lambda *words: None)
+    document, what = run_check(str(root), None, 0, 224, None, lambda *words: None)
     text = page(document, what)
     tags = Tags()
     tags.feed(text)
@@ -535,7 +535,7 @@ def test_groups_in_two_splits_of_the_users_own_are_told_and_refused(tmp_path):
 
 def test_digests_are_sha_256(tmp_path):
     root = scenes(tmp_path / "photos", {"": 2})
-    split = subject(str(root)).splits["train"]
+    split = open_subject(str(root)).splits["train"]
     seen = scan(split, 0)
     for sample in range(len(split)):
         assert (

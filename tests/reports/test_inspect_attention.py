@@ -26,7 +26,7 @@ from vitreous.reports.figures.attention import make as make_attention
 from vitreous.reports.figures.distance import make as make_distance
 from vitreous.reports.figures.positions import make as make_positions
 from vitreous.reports.figures.rollout import make as make_rollout
-from vitreous.reports.inspect import Looking, Scene, pictures_of
+from vitreous.reports.inspect import FingerprintReader, Scene, pictures_of
 from vitreous.reports.inspect import inspect as inspect_run
 from vitreous.serving.predict import load
 from vitreous.weights.bundle import Bundle, load_bundle
@@ -180,7 +180,7 @@ def test_what_is_drawn_counts_from_one(home):
     scene = Scene(
         "registers",
         load_bundle(home / "registers"),
-        Looking(device="cpu", precision="fp32"),
+        FingerprintReader(device="cpu", precision="fp32"),
         Preprocess((16, 20)),
         "cpu",
         (),
@@ -199,7 +199,7 @@ def test_what_is_drawn_counts_from_one(home):
 
 def test_the_page_begins_with_the_pictures_asked_about_and_their_answers(home):
     document = inspect_run(
-        home / "registers", [home / "photo 0.png"], home / "asked", Looking(device="cpu", precision="fp32")
+        home / "registers", [home / "photo 0.png"], home / "asked", FingerprintReader(device="cpu", precision="fp32")
     )
     assert [one["name"] for one in document["figures"]] == [
         "rollout",
@@ -222,8 +222,10 @@ def test_the_page_begins_with_the_pictures_asked_about_and_their_answers(home):
         < page.index("Attention rollout")
     )
     plain = inspect_run(
-        home / "registers", [], home / "not-asked", Looking(device="cpu", data=str(home / "data"), count=2)
+        home / "registers", [], home / "not-asked", FingerprintReader(device="cpu", data=str(home / "data"), count=2)
     )
     assert plain["figures"][0]["name"] == "filters" and plain["answers"] == []
-    bare = inspect_run(home / "headless", [home / "photo 0.png"], home / "bare", Looking(("filters",), device="cpu"))
+    bare = inspect_run(
+        home / "headless", [home / "photo 0.png"], home / "bare", FingerprintReader(("filters",), device="cpu")
+    )
     assert bare["answers"][0]["classes"] == [] and "photo 0." in (home / "bare" / "index.html").read_text()

@@ -29,8 +29,8 @@ def grouped(data: Data, group_by: str, source: str | os.PathLike[str], split_see
     if group_by == COLUMN:
         if data.groups is None:
             raise no_column(data.name)
-        if found := next((note for note in data.notes if PARTED in note), None):
-            raise DataError(f"{data.name}: {found}", "mend the splits, or leave out --group-by")
+        if note := next((note for note in data.notes if PARTED in note), None):
+            raise DataError(f"{data.name}: {note}", "mend the splits, or leave out --group-by")
         return data
     pattern = expression(group_by)
     splits = (
@@ -40,7 +40,7 @@ def grouped(data: Data, group_by: str, source: str | os.PathLike[str], split_see
     )
     keys = {name: keys_of(split, pattern, source) for name, split in splits.items()}
     if shared := straddling(keys):
-        raise DataError(f"{data.name}: {told(shared)}", "mend the splits, or leave out --group-by")
+        raise DataError(f"{data.name}: {describe_shared(shared)}", "mend the splits, or leave out --group-by")
     number = {word: index for index, word in enumerate(dict.fromkeys(keys["train"]))}
     groups = np.array([number[word] for word in keys["train"]], dtype=np.int64)
     if data.whole is None:
@@ -65,23 +65,23 @@ def expression(text: str) -> re.Pattern[str]:
             f"--group-by {text} is no regular expression ({error})", "for example --group-by 'patient(\\d+)'"
         ) from None
     if pattern.groups != 1:
-        way = "put what names the group in parentheses, other parts in (?:...): --group-by 'patient(\\d+)'"
-        raise UsageError(f"--group-by {text} has {pattern.groups} groups in parentheses instead of one", way)
+        hint = "put what names the group in parentheses, other parts in (?:...): --group-by 'patient(\\d+)'"
+        raise UsageError(f"--group-by {text} has {pattern.groups} groups in parentheses instead of one", hint)
     return pattern
 
 
 def keys_of(split: Split, pattern: re.Pattern[str], source: str | os.PathLike[str]) -> list[str]:
     """The group of each sample. Raises DataError for one that the pattern does not match."""
     keys: dict[str, str] = {}  # a group's name is kept once
-    found = []
+    groups = []
     for word in words(split, source):
         match = pattern.search(word)
         if match is None or match[1] is None:
             raise DataError(
                 f"--group-by {pattern.pattern} does not match {printable(word)}", "every image needs a group"
             )
-        found.append(keys.setdefault(match[1], match[1]))
-    return found
+        groups.append(keys.setdefault(match[1], match[1]))
+    return groups
 
 
 def words(split: Split, source: str | os.PathLike[str]) -> Iterator[str]:
@@ -112,7 +112,7 @@ def straddling(keys: dict[str, list[str]]) -> dict[tuple[str, str], list[str]]:
     return pairs
 
 
-def told(shared: dict[tuple[str, str], list[str]]) -> str:
+def describe_shared(shared: dict[tuple[str, str], list[str]]) -> str:
     """Groups in two splits, as a sentence without its stop."""
     return "; ".join(
         f"{len(words)} groups are in {one} and in {other} ({listed(words)})" for (one, other), words in shared.items()

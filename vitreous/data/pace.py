@@ -42,7 +42,7 @@ def workers_for(
 
 def decode_seconds(feed: TrainLoader) -> float:
     """Seconds of one core for a picture of the feed, by the median of a few; 0 where none can be read."""
-    threads, began, found = torch.get_num_threads(), time.perf_counter(), []
+    threads, began, seconds_each = torch.get_num_threads(), time.perf_counter(), []
     torch.set_num_threads(1)
     try:
         for sample in np.linspace(0, len(feed.split) - 1, min(TRIED + 1, len(feed.split))).astype(int).tolist():
@@ -51,12 +51,12 @@ def decode_seconds(feed: TrainLoader) -> float:
                 feed.one(sample, 0, 0)
             except DataError:
                 continue
-            found.append(time.perf_counter() - started)
+            seconds_each.append(time.perf_counter() - started)
             if time.perf_counter() - began > SECONDS:
                 break
     finally:
         torch.set_num_threads(threads)
-    return statistics.median(found[1:] or found or [0.0])  # the first one loads libraries
+    return statistics.median(seconds_each[1:] or seconds_each or [0.0])  # the first one loads libraries
 
 
 def balanced(seconds: float, rate: float | None, cores: int, shares_cores: bool, room: int) -> int:

@@ -32,7 +32,7 @@ def open_data(source: str | os.PathLike[str], split_seed: int = 0, group_by: str
     classes (`require_labels` refuses them). Raises DataError for a missing or empty folder, or a class that only a
     held-out split has; UsageError for an unknown name.
     """
-    data = found(os.fspath(source), split_seed)
+    data = detect_layout(os.fspath(source), split_seed)
     return data if group_by is None else grouped(data, group_by, source, split_seed)
 
 
@@ -63,12 +63,12 @@ def open_data_of_run(
     except DataError as error:
         if not is_on_disk(source) or os.path.lexists(source):
             raise
-        way = f"name the data where they are now, as in `vitreous evaluate {printable(run)} DATA`, or put them back"
+        hint = f"name the data where they are now, as in `vitreous evaluate {printable(run)} DATA`, or put them back"
         if not os.path.isabs(source):
             where = f"a relative path that does not exist below {printable(os.getcwd())}"
             raise DataError(
                 f"{printable(run)} was trained on {printable(source)}, {where}",
-                f"go to the folder it starts from, or {way}",
+                f"go to the folder it starts from, or {hint}",
             ) from None
         parent = next(folder for folder in Path(source).parents if folder.exists())
         reason = "" if "{" not in source else f" ({error.message})"
@@ -77,7 +77,7 @@ def open_data_of_run(
             "only "
             f"{printable(parent)} exists"
         )
-        raise DataError(message + reason, way) from None
+        raise DataError(message + reason, hint) from None
 
 
 def open_images(source: str | os.PathLike[str]) -> Data | Files:
@@ -94,7 +94,7 @@ def open_images(source: str | os.PathLike[str]) -> Data | Files:
     return whole if data.unsplit and not data.labelled and isinstance(whole, Files) else data
 
 
-def found(name: str, split_seed: int) -> Data:
+def detect_layout(name: str, split_seed: int) -> Data:
     """The data set of that name, in the layout that it has."""
     if name == "digits":
         return digits(split_seed)

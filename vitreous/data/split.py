@@ -276,9 +276,9 @@ def with_val(
     whole = None
     if "val" not in splits:
         whole = splits["train"]
-        drawn, told = held_out(whole, seed, groups)
+        drawn, note = held_out(whole, seed, groups)
         splits = splits | drawn
-        notes.append(told)
+        notes.append(note)
     return {name: splits[name] for name in ("train", "val", "test") if name in splits}, whole
 
 
@@ -287,5 +287,5 @@ def held_out(whole: Split, seed: int, groups: np.ndarray | None = None) -> tuple
     parts = hold_out(whole.labels, seed, {"val": 0.1}, groups)
     if not len(parts["val"]):
         return {"train": whole}, "too few images to hold any out for validation"
-    told = f"held out {len(parts['val'])} of {len(whole)} training images for validation (split seed {seed})"
-    return {name: whole.take(rows) for name, rows in parts.items()}, told
+    note = f"held out {len(parts['val'])} of {len(whole)} training images for validation (split seed {seed})"
+    return {name: whole.take(rows) for name, rows in parts.items()}, note

@@ -378,8 +378,8 @@ def holes(augment: Augment) -> list:
 
 def noisy(eraser: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
     """(C, H, W) uint8 with normal noise where `eraser` would set 0."""
-    kept = eraser(torch.ones(1, *image.shape[1:], dtype=torch.bool))
-    return image if kept.all() else torch.where(kept, image, static(image.shape).to(torch.uint8))
+    keep = eraser(torch.ones(1, *image.shape[1:], dtype=torch.bool))
+    return image if keep.all() else torch.where(keep, image, static(image.shape).to(torch.uint8))
 
 
 def either(operation: Callable[[Image.Image], Image.Image], image: Image.Image | Tensor) -> Image.Image | Tensor:

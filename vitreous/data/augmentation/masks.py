@@ -47,15 +47,15 @@ def random_masks(keys: np.ndarray, grid: tuple[int, ...], share: float = 0.75) -
     """
     length = math.prod(grid)
     order = shuffled(keys, length)
-    kept = int(length * (1 - share))
-    if not 0 < kept < length:
+    visible = int(length * (1 - share))
+    if not 0 < visible < length:
         raise UsageError(
-            f"hiding {share} of {length} tokens leaves {max(kept, 0)} to see",
+            f"hiding {share} of {length} tokens leaves {max(visible, 0)} to see",
             "use a share between 0 and 1, or smaller patches",
         )
     mask = np.ones((len(keys), length), dtype=bool)
-    np.put_along_axis(mask, order[:, :kept], False, 1)
-    return Hidden(order[:, :kept], mask.reshape(-1, *grid))
+    np.put_along_axis(mask, order[:, :visible], False, 1)
+    return Hidden(order[:, :visible], mask.reshape(-1, *grid))
 
 
 def corruptions(

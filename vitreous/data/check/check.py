@@ -16,7 +16,7 @@ from vitreous.data.check.facts import facts
 from vitreous.data.check.findings import FAILS, findings
 from vitreous.data.check.record import LARGER, READABLE, Form, probe, review, survey
 from vitreous.data.check.scan import Job, ScanResult, scan
-from vitreous.data.check.subject import Subject, parted, subject
+from vitreous.data.check.subject import Subject, open_subject, parted
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
 
@@ -42,10 +42,10 @@ def check(
     of the model's input in pixels, or a function from the first readable image's (height, width) to the (height, width)
     of the input. Raises DataError where there is nothing to look at, UsageError.
     """
-    return looked(os.fspath(source), split, workers, image_size, group_by, progress)[0]
+    return run_check(os.fspath(source), split, workers, image_size, group_by, progress)[0]
 
 
-def looked(
+def run_check(
     source: str,
     split: str | None,
     workers: int | None,
@@ -58,24 +58,26 @@ def looked(
         raise UsageError("--image-size must be at least 1")
     if workers is not None and workers < 0:
         raise UsageError(f"--workers cannot be {workers}")
-    what, workers = subject(source, split), cores() if workers is None else workers
-    groups = {"by": group_by, "parted": parted(what, group_by)}
+    subject, workers = open_subject(source, split), cores() if workers is None else workers
+    groups = {"by": group_by, "parted": parted(subject, group_by)}
     seen: dict[str, ScanResult] = {}
-    form, size = first_form(next(iter(what.splits.values())), workers)
+    form, size = first_form(next(iter(subject.splits.values())), workers)
     side = image_size if isinstance(image_size, int) else min(image_size(size)) if size else None
-    total, before, started = sum(what.lengths), 0, time.perf_counter()
-    for name, part in what.splits.items():
+    total, before, started = sum(subject.lengths), 0, time.perf_counter()
+    for name, part in subject.splits.items():
 
-        def each(done: int, before: int = before) -> None:
+        def report(done: int, before: int = before) -> None:
             rate = (before + done) / (time.perf_counter() - started)
             progress("check", before + done, total, f"{rate:.0f} images/s")
 
-        seen[name] = scan(part, workers, each, partial(survey, form=form))
+        seen[name] = scan(part, workers, report, partial(survey, form=form))
         before += len(part)
-    document = facts(what, seen, near_copies(what, seen, partial(review, form=form), workers, progress), side, groups)
+    document = facts(
+        subject, seen, near_copies(subject, seen, partial(review, form=form), workers, progress), side, groups
+    )
     document["channels"] = {"count": form[0], "numbers": form[1]} if form else None
-    found = findings(document)
-    return {"passed": all(finding["level"] != FAILS for finding in found), "findings": found, **document}, what
+    results = findings(document)
+    return {"passed": all(finding["level"] != FAILS for finding in results), "findings": results, **document}, subject
 
 
 def first_form(split: Split, workers: int) -> tuple[Form, tuple[int, int] | None]:
@@ -90,14 +92,14 @@ def first_form(split: Split, workers: int) -> tuple[Form, tuple[int, int] | None
     return None, None
 
 
-def near_copies(what: Subject, seen: dict[str, ScanResult], job: Job, workers: int, progress: Progress) -> Groups:
+def near_copies(subject: Subject, seen: dict[str, ScanResult], job: Job, workers: int, progress: Progress) -> Groups:
     """Groups of images that look alike: those that the records say may be copies are read again, and compared."""
     pairs = proposed(np.concatenate([part.records for part in seen.values()]))
     rows, places = np.unique(np.concatenate([pairs["sample"], pairs["of"]]), return_inverse=True)
     pairs["sample"], pairs["of"] = places[: len(pairs)], places[len(pairs) :]
     views, done = np.zeros((len(rows), LARGER, LARGER), np.uint8), 0
-    for name, split in what.splits.items():
-        low, high = what.rows(name)
+    for name, split in subject.splits.items():
+        low, high = subject.rows(name)
         first, last = np.searchsorted(rows, (low, high))
         again = split.take(rows[first:last] - low)
         views[first:last] = scan(

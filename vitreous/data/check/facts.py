@@ -63,9 +63,9 @@ def as_dict(error: DataError | None) -> dict[str, str] | None:
 
 def split_facts(subject: Subject, name: str, seen: ScanResult) -> dict[str, Any]:
     """Images, bytes and classes of a split."""
-    found = {"images": len(seen.records), "unreadable": len(seen.reasons), "bytes": int(seen.records["bytes"].sum())}
+    figures = {"images": len(seen.records), "unreadable": len(seen.reasons), "bytes": int(seen.records["bytes"].sum())}
     counts = subject.counts(name) if subject.classes else []
-    return found | {"per_class": {label: int(count) for label, count in zip(subject.classes, counts, strict=True)}}
+    return figures | {"per_class": {label: int(count) for label, count in zip(subject.classes, counts, strict=True)}}
 
 
 def balance(subject: Subject) -> dict[str, Any] | None:
@@ -180,10 +180,10 @@ def named(subject: Subject, split: str, sample: int) -> dict[str, Any]:
 def by_reason(unreadable: list[dict[str, str]]) -> list[tuple[str, list[dict[str, str]]]]:
     """Unreadable images by reason, the most frequent first; reasons that differ in numbers alone are one, with N for
     those numbers."""
-    found: dict[str, list[dict[str, str]]] = {}
+    rows_of: dict[str, list[dict[str, str]]] = {}
     for row in unreadable:
-        found.setdefault(_NUMBER.sub("N", row["reason"]), []).append(row)
-    named = [(common([row["reason"] for row in rows]), rows) for rows in found.values()]
+        rows_of.setdefault(_NUMBER.sub("N", row["reason"]), []).append(row)
+    named = [(common([row["reason"] for row in rows]), rows) for rows in rows_of.values()]
     return sorted(named, key=lambda pair: (-len(pair[1]), pair[0]))
 
 
@@ -191,5 +191,5 @@ def common(reasons: list[str]) -> str:
     """One reason for those that differ in numbers alone."""
     parts = zip(*(_NUMBER.split(reason) for reason in sorted(set(reasons))), strict=True)
     numbers = zip(*(_NUMBER.findall(reason) for reason in sorted(set(reasons))), strict=True)
-    told = [words[0] if len(set(words)) == 1 else "N" for words in numbers]
-    return "".join(f"{part[0]}{number}" for part, number in zip(parts, [*told, ""], strict=True))
+    shared = [words[0] if len(set(words)) == 1 else "N" for words in numbers]
+    return "".join(f"{part[0]}{number}" for part, number in zip(parts, [*shared, ""], strict=True))

@@ -21,13 +21,13 @@ def findings(facts: dict[str, Any]) -> list[Finding]:
     same image in two splits or under two labels, groups in two splits.
     """
     source = shlex.quote(facts["data"])
-    found = [*failures(facts, source), *shares(facts, source), *classes(facts, source), *pictures(facts, source)]
-    return [finding for level in (FAILS, WARNS, TELLS) for finding in found if finding["level"] == level]
+    results = [*failures(facts, source), *shares(facts, source), *classes(facts, source), *pictures(facts, source)]
+    return [finding for level in (FAILS, WARNS, TELLS) for finding in results if finding["level"] == level]
 
 
-def finding(level: str, what: str, text: str, way: str = "") -> Finding:
+def finding(level: str, kind: str, text: str, hint: str = "") -> Finding:
     """One finding: how grave, a word for programs, a sentence, and the way out."""
-    return {"level": level, "what": what, "text": text, "way": way}
+    return {"level": level, "what": kind, "text": text, "way": hint}
 
 
 def images(count: int) -> str:
@@ -37,21 +37,21 @@ def images(count: int) -> str:
 
 def failures(facts: dict[str, Any], source: str) -> list[Finding]:
     """What hinders training."""
-    found = []
+    results = []
     if facts["refused"]:
-        found.append(finding(FAILS, "refused", facts["refused"]["message"], facts["refused"]["hint"]))
+        results.append(finding(FAILS, "refused", facts["refused"]["message"], facts["refused"]["hint"]))
     if facts["unlabelled"]:
-        found.append(finding(WARNS, "unlabelled", facts["unlabelled"]["message"], facts["unlabelled"]["hint"]))
+        results.append(finding(WARNS, "unlabelled", facts["unlabelled"]["message"], facts["unlabelled"]["hint"]))
     if bad := len(facts["unreadable"]):
         total = sum(split["images"] for split in facts["splits"].values())
-        way = f"mend or remove them, or `vitreous train {source} --bad-images skip`"
-        found.append(finding(FAILS, "unreadable", f"{bad:,} of {images(total)} cannot be read", way))
+        hint = f"mend or remove them, or `vitreous train {source} --bad-images skip`"
+        results.append(finding(FAILS, "unreadable", f"{bad:,} of {images(total)} cannot be read", hint))
     for pair, count in facts["copies"]["across"].items():
         one, other = pair.split("/")
-        way = f"`vitreous data dedup {source} --against {source} --against-split {other} --out copies.csv` lists them"
-        found.append(finding(FAILS, "leak", f"{images(count)} of {other} are in {one} too, byte for byte", way))
+        hint = f"`vitreous data dedup {source} --against {source} --against-split {other} --out copies.csv` lists them"
+        results.append(finding(FAILS, "leak", f"{images(count)} of {other} are in {one} too, byte for byte", hint))
     if count := facts["copies"]["contrary"]:
-        found.append(
+        results.append(
             finding(
                 FAILS,
                 "contrary",
@@ -63,22 +63,22 @@ def failures(facts: dict[str, Any], source: str) -> list[Finding]:
         where = " and in ".join(row["splits"]) or "more than one split"
         names = f" ({', '.join(row['names'][:5])}{', …' if len(row['names']) > 5 else ''})" if row["names"] else ""
         level = FAILS if facts["groups"]["by"] else WARNS
-        found.append(
+        results.append(
             finding(level, "groups", f"{row['groups']:,} groups are in {where}{names}", "move each to one of them")
         )
-    return found
+    return results
 
 
 def shares(facts: dict[str, Any], source: str) -> list[Finding]:
     """Copies that are no failure: near ones, and those within a split."""
-    found, near = [], facts["near_copies"]
+    results, near = [], facts["near_copies"]
     for pair, count in near["across"].items():
         one, other = pair.split("/")
         command = f"vitreous data dedup {source} --against {source} --against-split {other} --out copies.csv"
-        way = f"look at them; `{command}` lists them, and compares parts of images too"
-        found.append(finding(WARNS, "near_leak", f"{images(count)} of {other} look like one of {one}", way))
+        hint = f"look at them; `{command}` lists them, and compares parts of images too"
+        results.append(finding(WARNS, "near_leak", f"{images(count)} of {other} look like one of {one}", hint))
     if near["contrary"]:
-        found.append(
+        results.append(
             finding(
                 WARNS,
                 "near_contrary",
@@ -88,19 +88,19 @@ def shares(facts: dict[str, Any], source: str) -> list[Finding]:
         )
     within = {"repeat another": facts["copies"]["extra"], "look like another": near["extra"]}
     if any(within.values()):
-        way = (
+        hint = (
             f"`vitreous data dedup {source} --within --out copies.csv`; frames of one scene are kept together by "
             "--group-by"
         )
-        text = ", ".join(f"{images(count)} {what}" for what, count in within.items() if count)
+        text = ", ".join(f"{images(count)} {kind}" for kind, count in within.items() if count)
         text += " (only whole images were compared; the command below compares parts too)" if near["extra"] else ""
-        found.append(finding(TELLS, "copies", text, way))
-    return found
+        results.append(finding(TELLS, "copies", text, hint))
+    return results
 
 
 def classes(facts: dict[str, Any], source: str) -> list[Finding]:
     """How the images spread over the classes."""
-    spread, found = facts["balance"], []
+    spread, results = facts["balance"], []
     if spread is None:
         return []
     if spread["largest"] >= UNEVEN * max(spread["smallest"], 1):
@@ -109,13 +109,13 @@ def classes(facts: dict[str, Any], source: str) -> list[Finding]:
             "tell apart as"
         )
         text += f" {spread['effective']:.1f} even classes of {len(facts['classes'])}"
-        found.append(
+        results.append(
             finding(
                 WARNS, "imbalance", text, f"`vitreous train {source} --sampling balanced`, or --class-weights balanced"
             )
         )
     if few := spread["few"]:
-        found.append(
+        results.append(
             finding(
                 WARNS,
                 "few",
@@ -124,7 +124,7 @@ def classes(facts: dict[str, Any], source: str) -> list[Finding]:
             )
         )
     for name, missing in spread["missing"].items():
-        found.append(
+        results.append(
             finding(
                 WARNS,
                 "missing",
@@ -132,15 +132,15 @@ def classes(facts: dict[str, Any], source: str) -> list[Finding]:
                 "their figures will be unknown",
             )
         )
-    return found
+    return results
 
 
 def pictures(facts: dict[str, Any], source: str) -> list[Finding]:
     """What the images are like, and what the loader does with them."""
-    traits, size, found = facts["traits"], facts["sizes"], []
+    traits, size, results = facts["traits"], facts["sizes"], []
     deep, found_kinds = facts["depths"].get("16", 0), facts["modes"]
     if traits["one_colour"]:
-        found.append(
+        results.append(
             finding(
                 WARNS,
                 "one_colour",
@@ -149,7 +149,7 @@ def pictures(facts: dict[str, Any], source: str) -> list[Finding]:
             )
         )
     if outside := facts["left_out"].get("images", 0):
-        found.append(
+        results.append(
             finding(
                 WARNS,
                 "outside",
@@ -157,7 +157,7 @@ def pictures(facts: dict[str, Any], source: str) -> list[Finding]:
                 "move them",
             )
         )
-    told = (
+    notes = (
         ("misnamed", traits["misnamed"], "named as another format; the content decides"),
         ("turned", traits["turned"], "turned by EXIF; they are loaded upright"),
         ("alpha", traits["alpha"], "with transparency; they are laid over white"),
@@ -165,10 +165,10 @@ def pictures(facts: dict[str, Any], source: str) -> list[Finding]:
         ("cmyk", found_kinds.get("CMYK", 0), "in CMYK; they become RGB"),
         ("deep", deep, "of 16 bits; they are scaled to 8"),
     )
-    found += [finding(TELLS, what, f"{images(count)} {text}") for what, count, text in told if count]
+    results += [finding(TELLS, kind, f"{images(count)} {text}") for kind, count, text in notes if count]
     if others := sum(count for name, count in facts["left_out"].items() if name != "images"):
         ends = listed([name for name in facts["left_out"] if name != "images"])
-        found.append(
+        results.append(
             finding(TELLS, "others", f"{others:,} files are no images by their names and are left out: {ends}")
         )
     if (
@@ -179,17 +179,17 @@ def pictures(facts: dict[str, Any], source: str) -> list[Finding]:
         text = (
             f"{size['smaller']:.0%} of the images are smaller than the model's {size['input']} pixels and are enlarged"
         )
-        found.append(finding(TELLS, "small", text, "a smaller --image-size costs less and loses nothing"))
+        results.append(finding(TELLS, "small", text, "a smaller --image-size costs less and loses nothing"))
     if size and size["twice"] > 0.5:
         text = (
             f"{size['twice']:.0%} of the images have twice the model's {size['input']} pixels: most of the "
             "decoding "
             "is for nothing"
         )
-        found.append(
+        results.append(
             finding(TELLS, "large", text, f"`vitreous data pack {source} --out PACKED` once, then train on that")
         )
-    return found
+    return results
 
 
 def listed(names: list[str]) -> str:

@@ -172,27 +172,23 @@ def moments(picture: Image.Image) -> tuple[list[float], list[float]]:
     return mean.tolist(), np.sqrt((square - mean**2).clip(0)).tolist()
 
 
-def opened(raw: bytes | np.ndarray, how: Form) -> tuple[Image.Image, Header]:
+def opened(raw: bytes | np.ndarray, form: Form) -> tuple[Image.Image, Header]:
     """What is stored -> the RGB picture, decoded as in training, and what its header says. Raises DataError.
 
     Of pictures that are read channel by channel, the first channel stands for all.
     """
-    if how is not None:
-        picture = stretched(bands(raw, *how, NAMELESS)[0])
+    if form is not None:
+        picture = stretched(bands(raw, *form, NAMELESS)[0])
         kind, mode, _, traits = header(raw, picture)
-        return picture, (kind, mode, 8 * np.dtype(how[1]).itemsize, traits)
-    found = open_picture(raw, 3, NAMELESS)
-    if isinstance(found, Image.Image):
-        return found, header(raw, found)
-    picture = Image.fromarray(found.region((0, 0, *found.size)))
-    if isinstance(found, Jpeg):
-        return picture, (
-            "JPEG",
-            "L" if found.layout.components == 1 else "RGB",
-            8,
-            Trait.TURNED * (found.orientation > 1),
-        )
-    return picture, header(raw, picture)
+        return picture, (kind, mode, 8 * np.dtype(form[1]).itemsize, traits)
+    regions = open_picture(raw, 3, NAMELESS)
+    if isinstance(regions, Image.Image):
+        return regions, header(raw, regions)
+    picture = Image.fromarray(regions.region((0, 0, *regions.size)))
+    if not isinstance(regions, Jpeg):
+        return picture, header(raw, picture)
+    mode = "L" if regions.layout.components == 1 else "RGB"
+    return picture, ("JPEG", mode, 8, Trait.TURNED * (regions.orientation > 1))
 
 
 def header(raw: bytes | np.ndarray, picture: Image.Image) -> Header:

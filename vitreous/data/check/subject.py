@@ -64,7 +64,7 @@ class Subject:
         return labels.sum(0).astype(np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=len(self.classes))
 
 
-def subject(source: str, split: str | None = None) -> Subject:
+def open_subject(source: str, split: str | None = None) -> Subject:
     """What a source holds; a single split of it, if one is named. Raises DataError where there is nothing to look
     at."""
     try:
@@ -100,11 +100,11 @@ def as_made(data: Data) -> dict[str, Split]:
 def parted(subject: Subject, group_by: str | None) -> list[dict[str, object]]:
     """The groups in two splits: the splits, how many groups, and their names. Raises as `vitreous.data.grouping`
     does."""
-    found = [note for note in subject.notes if PARTED in note]
+    notes = [note for note in subject.notes if PARTED in note]
     if group_by == COLUMN and not subject.column:
         raise no_column(subject.name)
     if group_by in (None, COLUMN):
-        return [{"splits": [], "groups": int(note.split()[0]), "names": []} for note in found]
+        return [{"splits": [], "groups": int(note.split()[0]), "names": []} for note in notes]
     pattern = expression(group_by)
     keys = {name: keys_of(split, pattern, subject.source) for name, split in subject.splits.items()}
     return [{"splits": list(pair), "groups": len(names), "names": names} for pair, names in straddling(keys).items()]

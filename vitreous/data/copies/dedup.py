@@ -46,7 +46,7 @@ def dedup(
     within: bool = False,
     threshold: float = THRESHOLD,
     workers: int | None = None,
-    looker: ImageEmbedder | None = None,
+    embedder: ImageEmbedder | None = None,
     progress: Progress = lambda label, done, total: None,
 ) -> dict[str, Any]:
     """Every sample of `data` that is a copy of one in `against`, or, `within`, of an earlier one in `data`.
@@ -61,7 +61,7 @@ def dedup(
         raise UsageError(f"--threshold must be above 0 and at most 1, not {threshold}")
     pool, others = Joined([*against, *data]), sum(map(len, against))
     threads = default_workers() if workers is None else workers
-    looks = look(pool, threads, progress, looker)
+    looks = look(pool, threads, progress, embedder)
     if len(looks.bad) == len(pool):
         raise DataError(
             f"none of {len(pool)} images can be read" + "".join(f"; {e.message}" for e in list(looks.bad.values())[:1])
@@ -100,8 +100,8 @@ class Finder:
 
     def copies(self, threshold: float) -> list[Copy]:
         """All copies, by sample."""
-        found = self.equal()
-        return self.settled(found, self.verified(self.candidates(self.open(found)), threshold))
+        copies = self.equal()
+        return self.settled(copies, self.verified(self.candidates(self.open(copies)), threshold))
 
     @cached_property
     def known(self) -> np.ndarray:
@@ -112,24 +112,24 @@ class Finder:
 
     def equal(self) -> dict[int, Copy]:
         """The copies of the same bytes or, failing that, of the same pixels."""
-        found: dict[int, Copy] = {}
+        copies: dict[int, Copy] = {}
         reasons: list[tuple[Reason, np.ndarray]] = [("bytes", self.looks.content), ("pixels", self.looks.pixels)]
         for reason, digests in reasons:
             first = first_equal(digests)
             for sample in range(self.others, len(first)):
                 of = int(first[sample])
                 if (
-                    sample not in found
+                    sample not in copies
                     and sample not in self.looks.bad
                     and of < (sample if self.within else self.others)
                 ):
-                    found[sample] = Copy(sample, of, reason, 1.0)
-        return found
+                    copies[sample] = Copy(sample, of, reason, 1.0)
+        return copies
 
-    def open(self, found: dict[int, Copy]) -> np.ndarray:
+    def open(self, copies: dict[int, Copy]) -> np.ndarray:
         """The samples that are still to be judged, and can be."""
         samples = np.flatnonzero(self.looks.comparable)
-        return samples[(samples >= self.others) & ~np.isin(samples, list(found))]
+        return samples[(samples >= self.others) & ~np.isin(samples, list(copies))]
 
     def candidates(self, samples: np.ndarray) -> np.ndarray:
         """(p,) CANDIDATE: what the samples may be copies of, by their views, and by a model's features."""
@@ -165,8 +165,8 @@ class Finder:
         """The copies among candidates, from larger views of them; pictures that cannot be read any more are left
         out."""
         larger = closer(self.pool, np.union1d(pairs["sample"], pairs["of"]).tolist(), CLOSE, self.workers)
-        there = np.isin(pairs["sample"], list(larger)) & np.isin(pairs["of"], list(larger))
-        pairs, boxes = pairs[there], boxes[there]
+        readable = np.isin(pairs["sample"], list(larger)) & np.isin(pairs["of"], list(larger))
+        pairs, boxes = pairs[readable], boxes[readable]
         if not len(pairs):
             return []
         numbers = np.array(sorted(larger))

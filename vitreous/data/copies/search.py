@@ -53,9 +53,9 @@ def candidates(
         return best
     centres = centroids(parts, known)
     boxes = parts(known[:1]).shape[1]
-    several, block = boxes > 1, max(PARTS // boxes, 1)
+    multiple, block = boxes > 1, max(PARTS // boxes, 1)
     # whose parts, whose wholes, whether the query is whole
-    sides = [(known, queries, True), (queries, known, False)][: 1 + several]
+    sides = [(known, queries, True), (queries, known, False)][: 1 + multiple]
     total, done = sum(len(listed) for listed, *_ in sides), 0
     for listed, asked, inner in sides:
         for low in range(0, len(listed), block):
@@ -65,7 +65,7 @@ def candidates(
             for first in range(0, len(later), QUERIES):
                 few = later[first : first + QUERIES]
                 pairs = [best, *compared(wholes[few], few, BOXES[0], lists, inner, floor, probed)]
-                if inner and several:
+                if inner and multiple:
                     pairs += compared(parts(few)[:, CENTRE], few, BOXES[CENTRE], lists, inner, floor, probed)
                 best = most_like(np.concatenate(pairs))
             done += len(held)

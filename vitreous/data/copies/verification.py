@@ -22,13 +22,13 @@ LEAST = 6.0  # those that a copy has at least
 EPSILON, LARGEST = 0.008, 0.05  # of a box, in fractions of the view: the difference of a derivative, and a step at most
 
 
-def laid(views: np.ndarray, found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def laid(views: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(n, side, side) views, of which (p,) CANDIDATE have the numbers -> the picture that is whole, mirrored or not,
     and the other."""
-    one, other = views[found["sample"]].astype(np.float32), views[found["of"]].astype(np.float32)
-    inner = found["inner"][:, None, None]
+    one, other = views[pairs["sample"]].astype(np.float32), views[pairs["of"]].astype(np.float32)
+    inner = pairs["inner"][:, None, None]
     a, b = np.where(inner, one, other), np.where(inner, other, one)
-    return np.where(found["mirrored"][:, None, None], a[:, :, ::-1], a), b
+    return np.where(pairs["mirrored"][:, None, None], a[:, :, ::-1], a), b
 
 
 def align(a: np.ndarray, b: np.ndarray, boxes: np.ndarray, count: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -38,7 +38,7 @@ def align(a: np.ndarray, b: np.ndarray, boxes: np.ndarray, count: int, steps: in
     What of `a` lies outside of `b` is left out. Gauss-Newton steps on the difference of both spectra, damped; of all
     boxes on the way the best one is kept.
     """
-    best, kept, boxes = np.full(len(a), -1, np.float32), boxes.copy(), boxes.copy()
+    best, placed, boxes = np.full(len(a), -1, np.float32), boxes.copy(), boxes.copy()
     moves = np.eye(4, dtype=np.float32) * EPSILON
     for step in range(steps + 1):
         shown = overlap(boxes)
@@ -46,7 +46,7 @@ def align(a: np.ndarray, b: np.ndarray, boxes: np.ndarray, count: int, steps: in
         now = spectrum(b, within(boxes, shown), count).reshape(len(a), count * count)
         cosine = (own * now).sum(1)
         better = cosine > best
-        best[better], kept[better] = cosine[better], boxes[better]
+        best[better], placed[better] = cosine[better], boxes[better]
         if step == steps:
             break
         changed = [spectrum(b, within(boxes + move, shown), count).reshape(len(a), count * count) for move in moves]
@@ -57,7 +57,7 @@ def align(a: np.ndarray, b: np.ndarray, boxes: np.ndarray, count: int, steps: in
             normal + damping[:, None, None] * np.eye(4, dtype=np.float32), slopes @ (own - now)[:, :, None]
         )[:, :, 0]
         boxes = limited(boxes + change.clip(-LARGEST, LARGEST))
-    return best, kept
+    return best, placed
 
 
 def limited(boxes: np.ndarray) -> np.ndarray:

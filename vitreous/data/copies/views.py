@@ -70,9 +70,9 @@ class Fingerprints:
     @cached_property
     def comparable(self) -> np.ndarray:
         """(n,) bool: pictures that can be read and show enough to tell them from others."""
-        found = comparable(self.views)
-        found[list(self.bad)] = False
-        return found
+        mask = comparable(self.views)
+        mask[list(self.bad)] = False
+        return mask
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class ImageEmbedder:
 
 
 @dataclass(frozen=True)
-class Looking:
+class FingerprintReader:
     """A reader for the loader: a sample -> one row of bytes, the digests, the view of `side` pixels, and what a model
     takes."""
 
@@ -97,18 +97,18 @@ class Looking:
         raw, name = self.split.raw(sample), self.split.name(sample)
         picture = decode(raw, 3, name)
         row = digest(raw) + digest(np.asarray(picture)) + view(picture, self.side).tobytes()
-        found = torch.frombuffer(bytearray(row), dtype=torch.uint8)
+        pixels = torch.frombuffer(bytearray(row), dtype=torch.uint8)
         if self.preprocess is None:
-            return found
+            return pixels
         fed = picture if self.preprocess.channels == 3 else self.preprocess.decoded(raw, name)
-        return torch.cat([found, self.preprocess.pixels(fed).flatten()])
+        return torch.cat([pixels, self.preprocess.pixels(fed).flatten()])
 
 
 def look(
     pool: Joined,
     workers: int,
     progress: Progress = lambda label, done, total: None,
-    looker: ImageEmbedder | None = None,
+    embedder: ImageEmbedder | None = None,
 ) -> Fingerprints:
     """Read every picture once; `progress` is told how many were."""
     count = len(pool)
@@ -116,19 +116,19 @@ def look(
     views = np.zeros((count, SIDE, SIDE), np.uint8)
     features: np.ndarray | None = None
     bad: dict[int, DataError] = {}
-    reader = Looking(pool, SIDE, looker and looker.preprocess)
+    reader = FingerprintReader(pool, SIDE, embedder and embedder.preprocess)
     done, rest = 0, 2 * DIGEST + SIDE * SIDE
     for samples, rows in rows_of(reader, range(count), workers, bad):
         if len(samples):
             content[samples], pixels[samples] = rows[:, :DIGEST], rows[:, DIGEST : 2 * DIGEST]
             views[samples] = rows[:, 2 * DIGEST : rest].reshape(-1, SIDE, SIDE)
-        if looker is not None and len(samples):
+        if embedder is not None and len(samples):
             images = torch.from_numpy(rows[:, rest:].copy()).view(
-                -1, looker.preprocess.channels, *looker.preprocess.image
+                -1, embedder.preprocess.channels, *embedder.preprocess.image
             )
-            made = looker.embed(images).astype(np.float32)
-            features = np.zeros((count, made.shape[1]), np.float16) if features is None else features
-            features[samples] = made / np.maximum(np.linalg.norm(made, axis=1, keepdims=True), 1e-12)
+            rows = embedder.embed(images).astype(np.float32)
+            features = np.zeros((count, rows.shape[1]), np.float16) if features is None else features
+            features[samples] = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
         done = min(done + BATCH, count)
         progress("look at images", done, count)
     return Fingerprints(content.view(np.uint64), pixels.view(np.uint64), views, bad, features)
@@ -136,14 +136,14 @@ def look(
 
 def closer(pool: Joined, samples: Sequence[int], side: int, workers: int) -> dict[int, np.ndarray]:
     """Larger views, (side, side) uint8, of some samples; those that cannot be read any more are left out."""
-    found: dict[int, np.ndarray] = {}
-    for numbers, rows in rows_of(Looking(pool, side), samples, workers, {}):
-        found |= {int(n): row[2 * DIGEST :].reshape(side, side) for n, row in zip(numbers, rows, strict=True)}
-    return found
+    views: dict[int, np.ndarray] = {}
+    for numbers, rows in rows_of(FingerprintReader(pool, side), samples, workers, {}):
+        views |= {int(n): row[2 * DIGEST :].reshape(side, side) for n, row in zip(numbers, rows, strict=True)}
+    return views
 
 
 def rows_of(
-    reader: Looking, samples: Sequence[int], workers: int, bad: dict[int, DataError]
+    reader: FingerprintReader, samples: Sequence[int], workers: int, bad: dict[int, DataError]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The readable ones of some samples, (B,), and their rows, (B, bytes) uint8; the others go into `bad`.
 
@@ -162,6 +162,6 @@ def digest(raw: bytes | np.ndarray) -> bytes:
     """The beginning of the SHA-256 of bytes, or of pixels with their shape and type."""
     if isinstance(raw, bytes):
         return hashlib.sha256(raw).digest()[:DIGEST]
-    found = hashlib.sha256(f"{raw.shape} {raw.dtype.str}".encode())
-    found.update(np.ascontiguousarray(raw).data)
-    return found.digest()[:DIGEST]
+    sha256 = hashlib.sha256(f"{raw.shape} {raw.dtype.str}".encode())
+    sha256.update(np.ascontiguousarray(raw).data)
+    return sha256.digest()[:DIGEST]

@@ -33,9 +33,9 @@ MIRROR = np.array([1 - 2 * (j % 2) for _, j in FREQUENCIES], np.float32)
 _FACTORS = np.array([np.hypot(i, j) ** RAISED[COARSE] for i, j in FREQUENCIES], np.float32)
 
 
-def dct(side: int, kept: int) -> np.ndarray:
-    """(kept, side) float32: the first rows of the orthonormal discrete cosine transform (DCT-II)."""
-    rows = np.arange(kept)[:, None]
+def dct(side: int, count: int) -> np.ndarray:
+    """(count, side) float32: the first rows of the orthonormal discrete cosine transform (DCT-II)."""
+    rows = np.arange(count)[:, None]
     matrix = np.cos(np.pi * rows * (2 * np.arange(side) + 1) / (2 * side)) * np.sqrt(2 / side)
     matrix[0] /= np.sqrt(2)
     return matrix.astype(np.float32)

@@ -42,8 +42,8 @@ def folder(root: Path, split_seed: int = 0) -> Data:
 def split_folders(root: Path) -> dict[str, Path]:
     """The folders of the splits; the folder itself as `train` where it has none. Raises DataError for splits without
     `train`."""
-    found = {name: next((root / n for n in names if (root / n).is_dir()), None) for name, names in SPLITS.items()}
-    homes = {name: path for name, path in found.items() if path}
+    paths = {name: next((root / n for n in names if (root / n).is_dir()), None) for name, names in SPLITS.items()}
+    homes = {name: path for name, path in paths.items() if path}
     if homes and "train" not in homes:
         raise DataError(f"{printable(root)} has {', '.join(homes)} but no train folder", LAYOUT)
     return homes or {"train": root}
@@ -109,13 +109,13 @@ def files_of(name: str, tree: dict[str, Paths], classes: list[str]) -> Files:
 
 def list_classes(home: Path) -> dict[str, Paths]:
     """Class name -> its image files at any depth, sorted; hidden folders and folders without images are left out."""
-    found = {}
+    paths = {}
     for entry in sorted(entries(os.fspath(home)), key=lambda e: e.name):
         if is_folder(entry):
             files = walk(entry.path)
             if files:
-                found[entry.name] = Paths(files)
-    return found
+                paths[entry.name] = Paths(files)
+    return paths
 
 
 def list_images(home: Path) -> list[Path]:

@@ -45,11 +45,11 @@ def lists(root: Path, split_seed: int = 0) -> Data:
     no image to train on, which is told. Without a list for validation, a tenth of the training images is held out.
     Raises DataError, with file and line, for what cannot be: lines, classes, one image with two answers, missing files.
     """
-    found = {
+    names = {
         split: next((name for name in names if (root / f"{name}.txt").is_file()), "") for split, names in LISTS.items()
     }
-    parts = {split: read(root, name) for split, name in found.items() if name}
-    whole = read(root, ALL) if found["train"] == "train800" and (root / f"{ALL}.txt").is_file() else None
+    parts = {split: read(root, name) for split, name in names.items() if name}
+    whole = read(root, ALL) if names["train"] == "train800" and (root / f"{ALL}.txt").is_file() else None
     if whole is not None:
         agree(root, parts, whole)
     missing = [line for line in chain(*parts.values()) if not os.path.lexists(root / line.path)]
@@ -101,8 +101,8 @@ def agree(root: Path, parts: dict[str, list[Line]], whole: list[Line]) -> None:
     for line in chain(whole, together.values()):
         other = (together if known.get(line.path) is line else known).get(line.path)
         if other is None or other.label != line.label:
-            said = f"of class {other.label} in {other.where}" if other else "not in the others"
-            one = f"{line.where}: {printable(line.path)} is of class {line.label}, but {said}"
+            stated = f"of class {other.label} in {other.where}" if other else "not in the others"
+            one = f"{line.where}: {printable(line.path)} is of class {line.label}, but {stated}"
             raise DataError(
                 one,
                 f"{ALL}.txt lists the images of train800.txt and val200.txt; without it, they are read by themselves",
@@ -118,14 +118,14 @@ def named(root: Path, numbers: list[int], lines: list[Line]) -> tuple[str, ...]:
         return tuple(map(str, numbers))
     names = [name.strip() for name in read_regular(root / "classes.txt").decode("utf-8-sig", "replace").splitlines()]
     if strange := next((line for line in lines if line.label >= len(names)), None):
-        way = "a class is the number of its line there, counted from 0"
-        raise DataError(f"{strange.where}: class {strange.label}, but classes.txt has {len(names)} names", way)
-    found = tuple(names[number] for number in numbers)
-    if not all(found) or len(set(found)) < len(found):
+        hint = "a class is the number of its line there, counted from 0"
+        raise DataError(f"{strange.where}: class {strange.label}, but classes.txt has {len(names)} names", hint)
+    classes = tuple(names[number] for number in numbers)
+    if not all(classes) or len(set(classes)) < len(classes):
         raise DataError(
             f"{printable(root / 'classes.txt')}: a name is empty or there twice", "give every class a name of its own"
         )
-    return found
+    return classes
 
 
 def files(root: Path, lines: list[Line], numbers: list[int]) -> Files:
