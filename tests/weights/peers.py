@@ -41,7 +41,7 @@ class Peer:
     features: Callable[[Tensor], Tensor]
     logits: Callable[[Tensor], Tensor] | None = None
     sizes: tuple[tuple[int, int], ...] = (IMAGE, OBLONG)
-    said: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     save: Callable[[Path], Path] | None = None
 
     def file(self, folder: Path) -> Path:
@@ -54,9 +54,9 @@ class Peer:
         return folder / "peer.safetensors"
 
 
-def opened(path: Path, said: dict[str, Any] | None = None) -> Model:
+def opened(path: Path, settings: dict[str, Any] | None = None) -> Model:
     """Our model of it."""
-    return open_weights(path, said).bundle().model
+    return open_weights(path, settings).bundle().model
 
 
 def images(size: tuple[int, int], count: int = 2, channels: int = 3) -> Tensor:
@@ -88,8 +88,8 @@ def agree(ours: Model, peer: Peer, limit: float = LIMIT) -> float:
 
 def timm_peer(model: nn.Module, heads: int | None = 4, **options: Any) -> Peer:
     """One of timm's ViTs or ResNets."""
-    said = options.pop("said", {}) | ({"heads": heads} if heads else {})
-    return Peer(randomise(model), model.forward_features, model, said=said, **options)  # type: ignore[arg-type]
+    settings = options.pop("said", {}) | ({"heads": heads} if heads else {})
+    return Peer(randomise(model), model.forward_features, model, settings=settings, **options)  # type: ignore[arg-type]
 
 
 def timm_vit(**options: Any) -> Peer:
@@ -139,12 +139,12 @@ def timm_hybrid(
         backbone = ResNetV2(blocks, num_classes=0, global_pool="", **made)
     else:
         backbone = create_resnetv2_stem(3, 32, stem_type="same", preact=False, conv_layer=conv)
-    said = options.pop("said", {})
+    settings = options.pop("said", {})
     small: dict[str, Any] = {"embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 7, "dynamic_img_size": True}
     model = VisionTransformer(
         img_size=image, patch_size=patch, embed_layer=partial(HybridEmbed, backbone=backbone), **(small | options)
     )  # type: ignore[arg-type]
-    return timm_peer(model, sizes=(image, oblong), said=said)
+    return timm_peer(model, sizes=(image, oblong), settings=settings)
 
 
 def timm_bit(blocks: tuple[int, ...] = (2, 1, 1)) -> Peer:

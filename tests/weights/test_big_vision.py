@@ -101,7 +101,7 @@ def test_a_width_that_has_no_fixed_positions_is_refused(tmp_path):
 
 def test_fixed_positions_are_written_and_read_again(tmp_path):
     path = written(tmp_path / "vit.npz", unplaced(golden(token=False)))
-    convert(path, tmp_path / "again.npz", "big-vision-npz", said={"image": (16, 16)})
+    convert(path, tmp_path / "again.npz", "big-vision-npz", settings={"image": (16, 16)})
     with np.load(tmp_path / "again.npz") as again, np.load(path) as first:
         assert {f"params/{name}" for name in again} == set(first)
         assert all(np.array_equal(again[name.removeprefix("params/")], first[name]) for name in first)

@@ -39,7 +39,7 @@ def test_a_plain_vit_goes_anywhere_and_comes_back(to, tmp_path):
     model = bundle(tmp_path / "a", ViTConfig(**SMALL))
     made = convert(tmp_path / "a", tmp_path / "b", to)
     assert made["format"] == "a bundle" and made["to"] == to
-    back = convert(made["out"], tmp_path / "c", said=None if to in ("google-npz", "huggingface") else {"heads": 2})
+    back = convert(made["out"], tmp_path / "c", settings=None if to in ("google-npz", "huggingface") else {"heads": 2})
     again = load_bundle(tmp_path / "c")
     assert back["unused"] == back["new"] == []
     state = again.model.state_dict()

@@ -358,9 +358,9 @@ def test_a_stack_of_more_blocks_than_can_be_is_not_unstacked():
 NEVER = ("attention", oldest)  # the oldest names are of a time before attention pooling
 
 
-def against_timm(model, path, said=None, limit=1e-5, side=16):
+def against_timm(model, path, settings=None, limit=1e-5, side=16):
     randomise(model, 1).load_pretrained(str(path))
-    found = open_weights(path, said)
+    found = open_weights(path, settings)
     batch = images((side, side))
     with torch.inference_mode():
         assert difference(found.bundle().model(batch), model(batch)) <= limit

@@ -45,17 +45,17 @@ def saved(folder, state, name="weights.safetensors"):
     return folder / name
 
 
-def refusal(path, said=None):
+def refusal(path, settings=None):
     """What the refusal says, whose exit code is that of weights."""
     with pytest.raises(WeightsError) as caught:
-        open_weights(path, said).state()
+        open_weights(path, settings).state()
     assert caught.value.code == 4
     return caught.value.message
 
 
-def differences(path, said=None):
+def differences(path, settings=None):
     """The list in a refusal."""
-    first, *lines = refusal(path, said).split("\n")
+    first, *lines = refusal(path, settings).split("\n")
     assert first.endswith("does not fit it:")
     return [line.strip() for line in lines]
 
@@ -422,9 +422,9 @@ def test_nothing_but_a_refusal_comes_of_a_damaged_file(name, tmp_path):
                     }
                     state[key] = shapes[what]
             path = saved(tmp_path, state)
-            said = {"image": config.image} | ({} if isinstance(config, BiTConfig) else {"heads": config.heads})
+            settings = {"image": config.image} | ({} if isinstance(config, BiTConfig) else {"heads": config.heads})
             try:
-                found = open_weights(path, said)
+                found = open_weights(path, settings)
             except WeightsError:
                 pass
             else:
@@ -495,8 +495,8 @@ def channelled(config, channels, tmp_path):
     form = writers(config)["timm"]
     path = saved(tmp_path, form.write(config, source.state_dict()))
     target = build(replace(config, channels=channels)).eval()
-    said = {} if isinstance(config, BiTConfig) else {"heads": config.heads}
-    report = adopt(target, open_weights(path, said))
+    settings = {} if isinstance(config, BiTConfig) else {"heads": config.heads}
+    report = adopt(target, open_weights(path, settings))
     assert f"; channels 3 -> {channels}" in report.text() and not report.new
     return source, target
 

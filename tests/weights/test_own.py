@@ -56,8 +56,10 @@ def stored(config, folder, suffix=".safetensors"):
 def test_a_state_dict_is_the_model_that_it_was(name, tmp_path):
     config = MODELS[name][0]
     path, state = stored(config, tmp_path)
-    said = TOLD.get(name, {}) | ({"heads": config.heads} if isinstance(config, ViTConfig) else {"image": config.image})
-    weights = open_weights(path, said)
+    settings = TOLD.get(name, {}) | (
+        {"heads": config.heads} if isinstance(config, ViTConfig) else {"image": config.image}
+    )
+    weights = open_weights(path, settings)
     assert essence(weights.config) == essence(config)
     assert same(weights.state(), state)
     assert len(weights.notes) == 1 and "vitreous.save keeps" in weights.notes[0]

@@ -43,8 +43,8 @@ def swiglu():
 
 PEERS = {
     "timm ViT": timm_vit,
-    "timm ViT, patches that are not square": lambda: timm_vit(patch_size=(8, 4), said={"image": (32, 32)}),
-    "timm ViT, tanh GELU": lambda: timm_vit(act_layer="gelu_tanh", said={"gelu": "tanh"}),
+    "timm ViT, patches that are not square": lambda: timm_vit(patch_size=(8, 4), settings={"image": (32, 32)}),
+    "timm ViT, tanh GELU": lambda: timm_vit(act_layer="gelu_tanh", settings={"gelu": "tanh"}),
     "timm DeiT, distilled": peers.timm_distilled,
     "timm DeiT-III": lambda: timm_vit(init_values=1e-6, no_embed_class=True),
     "timm DINOv2": lambda: timm_vit(init_values=1e-5),
@@ -84,14 +84,14 @@ PEERS = {
 @pytest.mark.parametrize("name", PEERS)
 def test_the_same_features_and_logits(name, tmp_path):
     peer = PEERS[name]()
-    agree(opened(peer.file(tmp_path), peer.said), peer)
+    agree(opened(peer.file(tmp_path), peer.settings), peer)
 
 
 def test_original_deit_iii(tmp_path):
     peer = timm_vit(init_values=1e-6, no_embed_class=True)
     peer = peers.renamed(peer, (r"\.ls(\d)\.gamma", r".gamma_\1"))
     peer.sizes = peer.sizes[:1]  # at others timm's rule is not the original's: test_resizing
-    agree(opened(peer.file(tmp_path), peer.said), peer)
+    agree(opened(peer.file(tmp_path), peer.settings), peer)
 
 
 @pytest.mark.parametrize("registers", [0, 4])
@@ -114,7 +114,7 @@ def test_original_dinov2(registers, gated, tmp_path):
     save_file(named, tmp_path / "dinov2.safetensors")
     peer.model.load_state_dict(checkpoint_filter_fn(dict(named), peer.model))
     peer.logits, peer.sizes = None, peer.sizes if registers else peer.sizes[:1]
-    found = open_weights(tmp_path / "dinov2.safetensors", peer.said)
+    found = open_weights(tmp_path / "dinov2.safetensors", peer.settings)
     assert (found.title, found.unused) == ("the original DINOv2", ["mask_token"])
     agree(found.bundle().model, peer)
 
@@ -171,7 +171,7 @@ def test_original_sam_with_its_decoder(tmp_path):
     }
     save_file(named, tmp_path / "sam.safetensors")
     peer.model.load_state_dict(checkpoint_filter_fn(named, peer.model))
-    found = open_weights(tmp_path / "sam.safetensors", peer.said)
+    found = open_weights(tmp_path / "sam.safetensors", peer.settings)
     assert len(found.unused) == 2
     agree(found.bundle().model, peer)
 
@@ -219,12 +219,12 @@ def test_a_folder_of_timms_hub_and_one_of_open_clip(tmp_path):
     peer = timm_vit(**CLIP, num_classes=7)
     (tmp_path / "timm").mkdir()
     peer.file(tmp_path / "timm").rename(tmp_path / "timm" / "model.safetensors")
-    said = {
+    settings = {
         "architecture": "vit_base_patch32_clip_quickgelu_224",
         "num_classes": 7,
         "pretrained_cfg": {"input_size": [3, 32, 32]},
     }
-    (tmp_path / "timm" / "config.json").write_text(json.dumps(said))
+    (tmp_path / "timm" / "config.json").write_text(json.dumps(settings))
     agree(opened(tmp_path / "timm", {"heads": 4}), peer)
     for quick in (True, False):
         clip = peers.transformers_clip(
@@ -408,7 +408,7 @@ def test_the_published_sizes(tmp_path, capsys):
         folder.mkdir()
         if name.startswith("transformers"):
             peer.sizes = ((224, 224), (252, 196)) if "14" in name or "DINO" in name else ((224, 224), (256, 192))
-        ours = opened(peer.file(folder), peer.said)
+        ours = opened(peer.file(folder), peer.settings)
         for path in sorted(folder.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         with capsys.disabled():

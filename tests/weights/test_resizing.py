@@ -118,7 +118,7 @@ class Made:
     path: Path
     reference: Callable[[Tensor], Tensor]
     rule: str
-    said: dict[str, Any] = field(default_factory=lambda: {"heads": 4})
+    settings: dict[str, Any] = field(default_factory=lambda: {"heads": 4})
 
 
 def small(**options: Any) -> Any:
@@ -243,7 +243,7 @@ ROWS: dict[str, Callable[[Path], Made]] = {
 @pytest.mark.parametrize("row", ROWS)
 def test_features_at_every_kind_of_size_are_those_of_the_authors_code(row, tmp_path):
     made = ROWS[row](tmp_path)
-    model = open_weights(made.path, made.said).bundle().model
+    model = open_weights(made.path, made.settings).bundle().model
     assert model.config.resize == made.rule
     for size in SIZES:
         batch = images(size)
@@ -281,7 +281,7 @@ def test_sams_encoder_of_timm_is_resized_by_timms_rule(tmp_path):
     from timm.layers import resample_abs_pos_embed_nhwc
 
     peer = peers.timm_sam()
-    model = open_weights(peer.file(tmp_path), peer.said).bundle().model
+    model = open_weights(peer.file(tmp_path), peer.settings).bundle().model
     for grid in ((8, 8), (12, 12), (8, 12), (5, 7)):
         theirs = resample_abs_pos_embed_nhwc(peer.model.pos_embed.detach(), list(grid))[0]
         assert (model.position.read(grid) - theirs).abs().max() <= 1e-5
@@ -326,9 +326,9 @@ DOUBTS = {
 @pytest.mark.parametrize("row", ROWS)
 def test_what_a_file_does_not_tell_is_said(row, tmp_path):
     made = ROWS[row](tmp_path)
-    notes = [note for note in open_weights(made.path, made.said).notes if "resized" in note]
+    notes = [note for note in open_weights(made.path, made.settings).notes if "resized" in note]
     assert len(notes) == (row in DOUBTS) and all(DOUBTS[row] in note for note in notes)
-    told = open_weights(made.path, made.said | {"resize": "bilinear"})
+    told = open_weights(made.path, made.settings | {"resize": "bilinear"})
     assert told.config.resize == "bilinear" and not [note for note in told.notes if "resized" in note]
 
 

@@ -243,7 +243,9 @@ TIMM = {
     "attention": lambda: peers.timm_vit(global_pool="map", class_token=False),
     "registers": lambda: peers.timm_vit(reg_tokens=4, no_embed_class=True, init_values=1e-5),
     "registers with positions": lambda: peers.timm_vit(reg_tokens=4),
-    "oblong": lambda: peers.timm_vit(img_size=(32, 48), patch_size=(8, 4), said={"image": (32, 48)}, sizes=((32, 48),)),
+    "oblong": lambda: peers.timm_vit(
+        img_size=(32, 48), patch_size=(8, 4), settings={"image": (32, 48)}, sizes=((32, 48),)
+    ),
     "distilled": peers.timm_distilled,
     "hybrid": lambda: peers.timm_hybrid((1, 2), 1, (32, 32), (64, 48)),
     "hybrid, root alone": lambda: peers.timm_hybrid((), 2, (32, 32), (48, 40)),
@@ -256,7 +258,7 @@ TIMM = {
 def test_timm_loads_what_is_written_strictly(name, tmp_path):
     pytest.importorskip("timm")
     peer = TIMM[name]()
-    config = opened(peer.file(tmp_path), peer.said).config
+    config = opened(peer.file(tmp_path), peer.settings).config
     model = fresh(config, seed=1)
     peer.model.load_state_dict(writer("timm", config).write(config, model.state_dict()), strict=True)
     peer.logits = peer.logits if config.classes else None
@@ -270,7 +272,7 @@ def test_timm_loads_what_is_written_strictly(name, tmp_path):
 def test_timms_own_loader_reads_the_npz_that_is_written(name, form, tmp_path):
     pytest.importorskip("timm")
     peer = TIMM[name]()
-    config = opened(peer.file(tmp_path), peer.said).config
+    config = opened(peer.file(tmp_path), peer.settings).config
     model = fresh(config, seed=1)
     written = write(writer(form, config), config, model.state_dict())
     peer.model.load_pretrained(str(store(writer(form, config), config, written, tmp_path / "written")))
@@ -280,7 +282,7 @@ def test_timms_own_loader_reads_the_npz_that_is_written(name, form, tmp_path):
 @pytest.mark.parametrize("representation", [None, 20])
 def test_torchvision_loads_what_is_written_strictly(representation, tmp_path):
     peer = peers.torchvision_vit(representation)
-    config = opened(peer.file(tmp_path), peer.said).config
+    config = opened(peer.file(tmp_path), peer.settings).config
     model = fresh(config, seed=1)
     peer.model.load_state_dict(writer("torchvision", config).write(config, model.state_dict()), strict=True)
     agree(model, peer)

@@ -37,9 +37,9 @@ def saved(folder, config=CONFIG, name="timm", without="", beside=None):
     return folder / "model.safetensors"
 
 
-def refusal(path, said=None):
+def refusal(path, settings=None):
     with pytest.raises(WeightsError) as caught:
-        open_weights(path, said)
+        open_weights(path, settings)
     return str(caught.value)
 
 
@@ -157,7 +157,7 @@ def test_a_family_whose_tensors_are_anothers_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("said", [None, True, "no"])
-def test_biases_that_config_json_does_not_deny_are_missing(said, tmp_path):
+def test_biases_that_config_json_does_not_deny_are_missing(settings, tmp_path):
     config = replace(CONFIG, classes=0)
     described = {key: one for key, one in writers(config)["huggingface"].describe(config).items() if key != "qkv_bias"}
     folder = saved(
@@ -165,10 +165,10 @@ def test_biases_that_config_json_does_not_deny_are_missing(said, tmp_path):
         config,
         "huggingface",
         "query.bias key.bias value.bias",
-        described | ({} if said is None else {"qkv_bias": said}),
+        described | ({} if settings is None else {"qkv_bias": settings}),
     )
     assert (
-        "neither true nor false" if said == "no" else "missing encoder.layer.0.attention.attention.query.bias"
+        "neither true nor false" if settings == "no" else "missing encoder.layer.0.attention.attention.query.bias"
     ) in refusal(folder)
     (folder / "config.json").write_text(json.dumps(described | {"qkv_bias": False}))
     assert open_weights(folder).config.qkv_bias is False

@@ -35,14 +35,14 @@ XML_SEAL, XML_END = b"<!-- sha256 ", b" -->\n"
 DIGITS = 64
 
 
-def told(card: Card, quantised: str | None = None) -> str:
+def describe_export(card: Card, quantised: str | None = None) -> str:
     """What an exported file says of itself, as JSON."""
     document = {"format": FORMAT, "vitreous": __version__, "quantised": quantised, "card": card.plain()}
     return json.dumps(document, ensure_ascii=False)
 
 
 def precision_in(text: str | None) -> str:
-    """What a file computes in, of the text that `told` wrote: `int8` where its products were quantised, else `fp32`."""
+    """What a file computes in, by the text of `describe_export`: `int8` where products were quantised, else `fp32`."""
     return json.loads(text or "{}").get("quantised") or "fp32"
 
 
@@ -54,12 +54,12 @@ def card_in(text: str | None, origin: Path) -> Card:
         )
     try:
         document = json.loads(text)
-        found, card = document["format"], document["card"]
+        version, card = document["format"], document["card"]
     except (ValueError, KeyError, TypeError) as error:
         raise WeightsError(f"{origin} has a card that cannot be read ({error})", AGAIN) from None
-    if found != FORMAT:
+    if version != FORMAT:
         raise WeightsError(
-            f"{origin} has export format {found}, this version reads {FORMAT}", "install a newer vitreous"
+            f"{origin} has export format {version}, this version reads {FORMAT}", "install a newer vitreous"
         )
     return read_card(card, str(origin))
 
@@ -141,10 +141,10 @@ def check_xml(raw: bytes, weights: bytes, path: Path) -> None:
 
 def digest(xml: bytes, weights: bytes) -> bytes:
     """The SHA-256 of both, each told from the other by its length."""
-    made = hashlib.sha256(len(xml).to_bytes(8, "little"))
-    made.update(xml)
-    made.update(weights)
-    return made.hexdigest().encode()
+    hasher = hashlib.sha256(len(xml).to_bytes(8, "little"))
+    hasher.update(xml)
+    hasher.update(weights)
+    return hasher.hexdigest().encode()
 
 
 def normalised(pixels: np.ndarray, preprocess: Preprocess) -> np.ndarray:

@@ -24,7 +24,7 @@ from vitreous.nn.grid import resize
 from vitreous.nn.sizes import by
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
-from vitreous.weights.foreign import Found, find, weights_in
+from vitreous.weights.foreign import DetectedCheckpoint, find, weights_in
 from vitreous.weights.options import known_of
 from vitreous.weights.sharded import tensors_in
 from vitreous.weights.sidecar import check_family, class_names, fields, json_in, preprocessing
@@ -71,27 +71,27 @@ class Weights(WithTask):
         return replace(self, config=replace(self.config, resize=rule)) if rule else self
 
 
-def open_weights(source: str | os.PathLike[str], said: dict[str, Any] | None = None) -> Weights:
+def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None = None) -> Weights:
     """Weights from a run folder, a bundle, a file or a folder of a known format, `hf:org/name`, `timm:name` or a pinned
     URL.
 
-    `said`: what the user says of the model beyond what its files tell, fields of its config; a `WeightsSource` says
+    `settings`: what the user says of the model beyond what its files tell, fields of its config; a `WeightsSource` says
     such things too. Raises WeightsError, and UsageError for a source that names nothing, or that is said to be what it
     is not.
     """
-    said = known_of(source) | (said or {})
-    weights = read_weights(source, said)
-    if "resize" in said and getattr(weights.config, "position", "") not in ("learned", "axes"):
+    settings = known_of(source) | (settings or {})
+    weights = read_weights(source, settings)
+    if "resize" in settings and getattr(weights.config, "position", "") not in ("learned", "axes"):
         raise UsageError(
-            f"--resize {said['resize']}: {source} is {name_of(weights.config)}, which has no learned positions",
+            f"--resize {settings['resize']}: {source} is {name_of(weights.config)}, which has no learned positions",
             "leave it out",
         )
-    told = weights.title in (BUNDLE, CHECKPOINT)
-    return weights.resized_by(said.get("resize", ""), said.get("image")) if told else weights
+    own_title = weights.title in (BUNDLE, CHECKPOINT)
+    return weights.resized_by(settings.get("resize", ""), settings.get("image")) if own_title else weights
 
 
-def read_weights(source: str | os.PathLike[str], said: dict[str, Any]) -> Weights:
-    """The same, but for what is `said` of weights that say everything themselves."""
+def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Weights:
+    """The same, but for what is `settings` of weights that say everything themselves."""
     path = fetch(os.fspath(source))
     if not os.path.lexists(path):
         raise nothing_at(os.fspath(source))
@@ -112,15 +112,18 @@ def read_weights(source: str | os.PathLike[str], said: dict[str, Any]) -> Weight
         if path.name.startswith(("model.", "pytorch_model.")):
             beside = json_in(path.parent / "config.json")
     check_family(beside)
-    told = fields(beside)
-    found: Found = find(files, told | said)
-    if found.format.name == "huggingface":
-        check_family(beside, found.format.title)
-    notes = (*found.notes, *(heads_mismatch(found.config) if "heads" in told and "heads" not in said else ()))
-    preprocess = preprocessing(found.format, found.config, path if path.is_dir() else None, beside)
-    names = class_names(found.config, beside)
+    beside_fields = fields(beside)
+    detected: DetectedCheckpoint = find(files, beside_fields | settings)
+    if detected.format.name == "huggingface":
+        check_family(beside, detected.format.title)
+    notes = (
+        *detected.notes,
+        *(heads_mismatch(detected.config) if "heads" in beside_fields and "heads" not in settings else ()),
+    )
+    preprocess = preprocessing(detected.format, detected.config, path if path.is_dir() else None, beside)
+    names = class_names(detected.config, beside)
     task = Classification(names) if names else Features()
-    facts = found.format.title, found.config, preprocess, task, found.state, found.unused
+    facts = detected.format.title, detected.config, preprocess, task, detected.state, detected.unused
     return Weights(os.fspath(source), *facts, notes=notes)
 
 
@@ -157,7 +160,7 @@ class Adoption:
 
     source: str
     title: str
-    kept: list[str]
+    loaded: list[str]
     new: list[str]
     unused: list[str]
     resized: str = ""
@@ -166,7 +169,7 @@ class Adoption:
     def text(self) -> str:
         """One line for people."""
         line = (
-            f"started from {self.source}, {self.title} (kept {len(self.kept)} tensors, new {len(self.new)}, unused "
+            f"started from {self.source}, {self.title} (kept {len(self.loaded)} tensors, new {len(self.new)}, unused "
             f"{len(self.unused)})"
         )
         if any(name.startswith(HEAD) for name in self.new):
@@ -209,9 +212,9 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
         and (name not in state or state[name].shape != own[name].shape or (foreign and name.startswith("head.")))
     ]
     unused = [name for name in state if name.startswith(HEAD) and (name in dropped or name not in own)]
-    kept = [name for name in state if name not in unused]
-    fill(model, {name: state[name] for name in kept} | {name: own[name] for name in dropped}, weights.source)
-    return Adoption(weights.source, weights.title, kept, dropped, unused + weights.unused, resized, channels)
+    loaded = [name for name in state if name not in unused]
+    fill(model, {name: state[name] for name in loaded} | {name: own[name] for name in dropped}, weights.source)
+    return Adoption(weights.source, weights.title, loaded, dropped, unused + weights.unused, resized, channels)
 
 
 def named(classes: tuple[str, ...]) -> bool:
@@ -221,7 +224,7 @@ def named(classes: tuple[str, ...]) -> bool:
 
 def spread(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig) -> bool:
     """Resize tables of positions, in place, to the model's; whether there were any to resize."""
-    found = False
+    resized = False
     for name, tensor in own.items():
         if not TABLES.search(name) or name not in state or state[name].shape == tensor.shape:
             continue
@@ -232,8 +235,8 @@ def spread(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig
             state[name] = resize(
                 flat, tuple(tensor.shape[:axes]), getattr(config, "resize", "bilinear") if absolute else "bilinear"
             ).reshape(tensor.shape)
-            found = True
-    return found
+            resized = True
+    return resized
 
 
 def folded(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
@@ -254,8 +257,8 @@ def rechannelled(weight: Tensor, before: int, after: int) -> Tensor:
     answers differ.
     """
     split = weight.unflatten(1, (before, -1)) if weight.ndim == 2 else weight.flatten(2)  # (O, C, rest)
-    made = split.sum(1, keepdim=True) if after == 1 else split[:, torch.arange(after) % before] * (before / after)
-    return made.flatten(1) if weight.ndim == 2 else made.reshape(len(weight), after, *weight.shape[2:])
+    changed = split.sum(1, keepdim=True) if after == 1 else split[:, torch.arange(after) % before] * (before / after)
+    return changed.flatten(1) if weight.ndim == 2 else changed.reshape(len(weight), after, *weight.shape[2:])
 
 
 @dataclass(frozen=True)

@@ -160,11 +160,11 @@ def set_temperature(folder: Path, temperature: float, fitted_on: dict[str, Any])
 def fill(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> None:
     """Give a model exactly these weights, in float32. Raises WeightsError with every difference in name or shape."""
     own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    other = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    wrong = [f"missing {name}" for name in own.keys() - other.keys()]
-    wrong += [f"unknown {name}" for name in other.keys() - own.keys()]
+    given = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    wrong = [f"missing {name}" for name in own.keys() - given.keys()]
+    wrong += [f"unknown {name}" for name in given.keys() - own.keys()]
     wrong += [
-        f"{name} is {other[name]}, not {own[name]}" for name in own.keys() & other.keys() if own[name] != other[name]
+        f"{name} is {given[name]}, not {own[name]}" for name in own.keys() & given.keys() if own[name] != given[name]
     ]
     if wrong:
         raise WeightsError(

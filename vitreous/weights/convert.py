@@ -38,22 +38,22 @@ def convert(
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
     channels: int | None = None,
-    said: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Read weights, change what is asked for, write them as `to` at `out`, and read them back: bit for bit, or nothing
     is there.
 
     `to`: `bundle`, `huggingface` (folders), `timm`, `google-npz` and others (files). `image_size` (pixels),
-    `num_classes` and `channels` give the model another resolution, a new head of zeros, another first layer. `said`:
-    fields of the model's config that the files do not tell. `tell` hears what was found. Returns a document. Raises
-    WeightsError, UsageError for what the format cannot hold or a place that is taken, ResourceError where it cannot be
-    written.
+    `num_classes` and `channels` give the model another resolution, a new head of zeros, another first layer.
+    `settings`: fields of the model's config that the files do not tell. `tell` receives messages. Returns a document.
+    Raises WeightsError, UsageError for what the format cannot hold or a place that is taken, ResourceError where it
+    cannot be written.
     """
     place = Path(out)
     if place.exists() or place.is_symlink():
         raise UsageError(f"{place} exists already, and is not overwritten", "name another place")
-    weights = open_weights(source, said)
+    weights = open_weights(source, settings)
     config = wanted(weights.config, image_size, num_classes, channels)
     form = None if to == BUNDLE else writer(to, config)
     tell(f"found {weights.title}: {name_of(weights.config)} at {by(weights.config.image)}")
@@ -62,8 +62,8 @@ def convert(
         tell(text)
     state = bundle.model.state_dict()
     place, written = write_verified(bundle, form, place, state)
-    if other := assumed(form, config, state) if form else []:
-        tell(f"who reads {to} takes it for another: {', '.join(other)}; answers differ a little{remedy(other)}")
+    if differs := assumed(form, config, state) if form else []:
+        tell(f"who reads {to} takes it for another: {', '.join(differs)}; answers differ a little{remedy(differs)}")
     return {
         "source": weights.source,
         "format": weights.title,
@@ -72,10 +72,10 @@ def convert(
         "parameters": sum(tensor.numel() for tensor in state.values()),
         "image_size": list(config.image),
         "tensors": written,
-        "kept": len(adoption.kept) if adoption else len(state),
+        "kept": len(adoption.loaded) if adoption else len(state),
         "new": adoption.new if adoption else [],
         "unused": adoption.unused if adoption else weights.unused,
-        "read_there_with": other,
+        "read_there_with": differs,
         "notes": list(weights.notes),
         "resized": adoption.resized if adoption else "",
         "channels": adoption.channels if adoption else "",
@@ -190,15 +190,15 @@ def assumed(form: Format, config: ModelConfig, state: Tensors) -> list[str]:
     """What code that reads the format computes otherwise: `gelu none -> tanh`, and the like. Nothing for most
     conversions."""
     shapes = {name: tuple(tensor.shape) for name, tensor in form.write(config, state).items()}
-    said = fields(form.describe(config)) if form.describe else {}
-    theirs = form.configure(shapes, {"image": config.image} | heads_of(config) | said)
-    found = [
+    settings = fields(form.describe(config)) if form.describe else {}
+    theirs = form.configure(shapes, {"image": config.image} | heads_of(config) | settings)
+    differences = [
         f"{name} {getattr(config, name)} -> {getattr(theirs, name)}"
         for name in ("gelu", "eps", "numerics")
         if hasattr(config, name) and getattr(config, name) != getattr(theirs, name)
     ]
     stems = [c.stem.numerics for c in (config, theirs) if c.family == "vit" and isinstance(c.stem, StemConfig)]
-    return found + ([f"stem {stems[0]} -> {stems[1]}"] if len(set(stems)) == 2 else [])
+    return differences + ([f"stem {stems[0]} -> {stems[1]}"] if len(set(stems)) == 2 else [])
 
 
 def heads_of(config: ModelConfig) -> dict[str, Any]:
@@ -206,9 +206,9 @@ def heads_of(config: ModelConfig) -> dict[str, Any]:
     return {"heads": config.heads} if config.family != "bit" else {}
 
 
-def remedy(other: list[str]) -> str:
+def remedy(differences: list[str]) -> str:
     """How to train a model that is the same there, where the form of GELU is what differs."""
-    gelu = next((words.rpartition(" ")[2] for words in other if words.startswith("gelu ")), "")
+    gelu = next((words.rpartition(" ")[2] for words in differences if words.startswith("gelu ")), "")
     return f" (trained with --model.gelu {gelu} it is the same)" if gelu else ""
 
 

@@ -65,9 +65,9 @@ def regular(path: Path) -> BinaryIO:
     refuse(path, "is not a file of weights but a folder, a pipe or a device", f"name a file: {KINDS}")
 
 
-def refuse(path: Path, what: str, hint: str = "") -> NoReturn:
+def refuse(path: Path, reason: str, hint: str = "") -> NoReturn:
     """Raise WeightsError: this file is not read, and why."""
-    raise WeightsError(f"{path} {what}", hint)
+    raise WeightsError(f"{path} {reason}", hint)
 
 
 def shown(name: str) -> str:

@@ -82,8 +82,8 @@ def nothing_at(source: str) -> WeightsError:
 
 def from_hub(source: str, name: str, listener: Listener | None) -> Path:
     """The snapshot folder of a repository with its weights and descriptions, or the one file that was named."""
-    found = HUB.fullmatch(name)
-    if not found or ".." in name:
+    match = HUB.fullmatch(name)
+    if not match or ".." in name:
         raise UsageError(
             f"{source} names no repository",
             "write hf:org/name, hf:org/name@revision or hf:org/name:file, or timm:name.tag",
@@ -94,15 +94,15 @@ def from_hub(source: str, name: str, listener: Listener | None) -> Path:
         raise UsageError(
             f"{source} needs the Hub's client, which is not installed", "pip install vitreous[hub]"
         ) from None
-    repository = Repository(source, found["repo"], found["revision"], listener)
-    if found["file"]:
-        path = repository.get(found["file"])
+    repository = Repository(source, match["repo"], match["revision"], listener)
+    if match["file"]:
+        path = repository.get(match["file"])
         if path is None:
             raise repository.lost or WeightsError(
-                f"{source}: the repository has no file {found['file']}", f"see {repository.page()}"
+                f"{source}: the repository has no file {match['file']}", f"see {repository.page()}"
             )
     elif not repository.get(WHOLE) and not repository.shards() and not repository.get(PICKLE):
-        hint = f"see {repository.page()}, and name its file: hf:{found['repo']}:FILE"
+        hint = f"see {repository.page()}, and name its file: hf:{match['repo']}:FILE"
         raise repository.lost or WeightsError(f"{source}: the repository has neither {WHOLE} nor {PICKLE}", hint)
     else:
         path = repository.folder
@@ -269,7 +269,7 @@ def download(address: str, file: IO[bytes], listener: Listener | None) -> str:
     """Write what an address serves into a file -> its SHA-256, in hex. Raises WeightsError where it does not come
     whole."""
     request = urllib.request.Request(address, headers={"User-Agent": "vitreous", "Accept-Encoding": "identity"})
-    found, done = hashlib.sha256(), 0
+    match, done = hashlib.sha256(), 0
     try:
         with urllib.request.build_opener(Redirects).open(request, timeout=TIMEOUT) as answer:
             total = int(answer.headers.get("Content-Length") or 0)
@@ -282,7 +282,7 @@ def download(address: str, file: IO[bytes], listener: Listener | None) -> str:
                 if not chunk:
                     break
                 file.write(chunk)
-                found.update(chunk)
+                match.update(chunk)
                 done += len(chunk)
                 if listener:
                     listener.progress("download", done, max(total, done), f"{done / 1e6:.0f} MB")
@@ -295,4 +295,4 @@ def download(address: str, file: IO[bytes], listener: Listener | None) -> str:
         ) from None
     if total and done != total:
         raise WeightsError(f"{address} ended after {done:,} of {total:,} bytes", "try again")
-    return found.hexdigest()
+    return match.hexdigest()

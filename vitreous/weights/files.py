@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PICKLED = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 #: how files begin that are taken for weights, and what they are
-OTHERS = {
+KNOWN_STARTS = {
     b"version https://git-lfs": ("is a Git LFS pointer, not the weights", "fetch them with `git lfs pull`"),
     b"<": ("is a web page, not weights", "download it again, from the link to the file itself"),
     b"\x93NUMPY": ("is a single array", "save the weights by name: numpy.savez('weights.npz', **arrays)"),
@@ -104,9 +104,9 @@ def kind_of(path: Path, head: bytes, size: int) -> str:
         return "safetensors"
     if head[:1] == b"\x80" and head[1] <= 5:  # PROTO, with a protocol there is
         return "pickle"
-    for start, (what, hint) in OTHERS.items():
+    for start, (reason, hint) in KNOWN_STARTS.items():
         if head.startswith(start):
-            refuse(path, what, hint)
+            refuse(path, reason, hint)
     if path.suffix.lower() in PICKLED:
         return "pickle"
     if path.suffix.lower() == ".safetensors":

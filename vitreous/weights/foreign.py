@@ -70,7 +70,7 @@ UNTOLD = ("dropout", "drop_path", "drop_path_rises", "resize", "gelu", "eps")
 
 
 @dataclass(frozen=True)
-class Found:
+class DetectedCheckpoint:
     """A foreign file whose header was understood: no tensor is in memory yet.
 
     `names`: the format's name of a tensor -> where it lies: file, name there, and the row of a scanned tensor or None.
@@ -98,7 +98,7 @@ class Found:
         return self.format.read(self.config, skip_init(self.config).state_dict(), tensors)
 
 
-def find(files: list[Path], beside: dict[str, Any] | None = None) -> Found:
+def find(files: list[Path], beside: dict[str, Any] | None = None) -> DetectedCheckpoint:
     """What weights files, shards of one model, hold; `beside` is what is said of it elsewhere: config.json, the user's
     options.
 
@@ -107,20 +107,20 @@ def find(files: list[Path], beside: dict[str, Any] | None = None) -> Found:
     """
     places: dict[str, tuple[Source, str, int | None]] = {}
     shapes: Shapes = {}
-    told: dict[str, Any] = {}
+    noted_settings: dict[str, Any] = {}
     sections: set[str] = set()
     for path in files:
         source = open_weights(path)
         sections.add(source.section)
         for name, entry in source.entries.items():
-            for number, (one, shape) in enumerate(google.unscanned(name, entry.shape)):
-                if one in places:
+            for number, (plain_name, shape) in enumerate(google.unscanned(name, entry.shape)):
+                if plain_name in places:
                     raise WeightsError(
-                        f"{path} has {shown(one)} a second time", "which of the two is meant cannot be known"
+                        f"{path} has {shown(plain_name)} a second time", "which of the two is meant cannot be known"
                     )
-                places[one] = (source, name, number if one != name else None)
-                shapes[one] = shape
-        told |= noted(path, source.metadata)
+                places[plain_name] = (source, name, number if plain_name != name else None)
+                shapes[plain_name] = shape
+        noted_settings |= noted(path, source.metadata)
     origin = files[0] if len(files) == 1 else files[0].parent
     for form in FORMATS:
         names = stripped(form, list(shapes))
@@ -128,7 +128,7 @@ def find(files: list[Path], beside: dict[str, Any] | None = None) -> Found:
             outside = outsiders(origin, form, names, shapes)
             lying = {name: places[other] for name, other in names.items()}
             sizes = {name: shapes[other] for name, other in names.items()}
-            return fitting(origin, form, lying, sizes, told | (beside or {}), outside)
+            return fitting(origin, form, lying, sizes, noted_settings | (beside or {}), outside)
     for title, pattern in UNREAD.items():
         if any(re.search(pattern, name) for name in shapes):
             raise WeightsError(f"{origin} is {title}, which is not read", READ)
@@ -138,20 +138,20 @@ def find(files: list[Path], beside: dict[str, Any] | None = None) -> Found:
 
 def stripped(form: Format, names: list[str]) -> dict[str, str]:
     """A format's names of tensors -> those in the file, without what stands in front of them."""
-    found: dict[str, str] = {}
+    names_in_file: dict[str, str] = {}
     scope = scope_of(form, names)
     for name in names:
-        if not bare(name).startswith(scope):
+        if not unwrapped(name).startswith(scope):
             continue
-        short = bare(name).removeprefix(scope)
+        short = unwrapped(name).removeprefix(scope)
         start = next((start for start in form.strip if short.startswith(start)), "")
-        found.setdefault(short.removeprefix(start), name)
-    return found
+        names_in_file.setdefault(short.removeprefix(start), name)
+    return names_in_file
 
 
 def scope_of(form: Format, names: Iterable[str]) -> str:
     """How the names of the model's own tensors begin, where others lie beside them; else nothing."""
-    return next((scope for scope in form.scope if any(bare(name).startswith(scope) for name in names)), "")
+    return next((scope for scope in form.scope if any(unwrapped(name).startswith(scope) for name in names)), "")
 
 
 def outsiders(origin: Path, form: Format, names: dict[str, str], shapes: Shapes) -> list[str]:
@@ -160,7 +160,7 @@ def outsiders(origin: Path, form: Format, names: dict[str, str], shapes: Shapes)
     used = set(names.values())
     outside = [name for name in shapes if name not in used]
     scope = scope_of(form, used)
-    twice = [name for name in outside if bare(name).startswith(scope)]
+    twice = [name for name in outside if unwrapped(name).startswith(scope)]
     if twice:
         raise WeightsError(
             f"{origin} has {shown(twice[0])} a second time, under another prefix", "save the one that is meant alone"
@@ -168,7 +168,7 @@ def outsiders(origin: Path, form: Format, names: dict[str, str], shapes: Shapes)
     return outside
 
 
-def bare(name: str) -> str:
+def unwrapped(name: str) -> str:
     """A name without what wrappers put in front of it and in it."""
     while start := next((start for start in WRAPPERS if name.startswith(start)), ""):
         name = name.removeprefix(start)
@@ -184,15 +184,15 @@ def fitting(
     shapes: Shapes,
     beside: dict[str, Any],
     outside: list[str],
-) -> Found:
+) -> DetectedCheckpoint:
     """The config that the shapes tell, and every tensor's shape and type checked against it."""
     try:
         config = form.configure(shapes, beside)
         expected = form.write(config, believable(config).state_dict())
     except (KeyError, ValueError, LookupError, StopIteration, IndexError) as error:
-        what = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        problem = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise WeightsError(
-            f"{origin} looks like {form.title}, but {what}", "the file is damaged, or of a kind that is not read"
+            f"{origin} looks like {form.title}, but {problem}", "the file is damaged, or of a kind that is not read"
         ) from None
     except VitreousError as error:
         raise WeightsError(f"{origin} looks like {form.title}, but {error.message}", error.hint) from None
@@ -200,8 +200,8 @@ def fitting(
     wrong = [f"missing {name}" for name in expected if name not in shapes]
     wrong += [f"unknown {shown(name)}" for name in left if not form.leaves(name)]
     for name in expected.keys() & shapes.keys():
-        source, other, _ = places[name]
-        dtype = source.entries[other].dtype
+        source, theirs, _ = places[name]
+        dtype = source.entries[theirs].dtype
         if shapes[name] != tuple(expected[name].shape):
             wrong.append(f"{name} is {shapes[name]}, not {tuple(expected[name].shape)}")
         elif dtype not in FLOATING:
@@ -217,7 +217,7 @@ def fitting(
     notes = (*conclusions(config, known, VARIANTS.get(form.name, ())), *assumptions(origin, form, config, beside))
     notes = (own.assumed(config, beside),) if form.name == own.NAME else notes
     names = {name: places[name] for name in expected if name not in left}
-    return Found(form, config, names, [*(places[n][1] for n in left), *outside], notes)
+    return DetectedCheckpoint(form, config, names, [*(places[n][1] for n in left), *outside], notes)
 
 
 def hint(wrong: list[str]) -> str:
@@ -265,20 +265,20 @@ def weights_in(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 
     Raises WeightsError for a folder without weights, and for an index that names files elsewhere.
     """
-    said = json_in(folder / "config.json") or json_in(folder / "open_clip_config.json")
+    settings = json_in(folder / "config.json") or json_in(folder / "open_clip_config.json")
     index = json_in(folder / INDEX)
     if index:
         listed = index.get("weight_map")
         names = sorted({str(name) for name in listed.values()}) if isinstance(listed, dict) else []
         if not names or any(Path(name).name != name for name in names):
             raise WeightsError(f"{folder / INDEX} names files outside of its folder", "download the model again")
-        return [folder / name for name in names], said
+        return [folder / name for name in names], settings
     for name in ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin"):
         if (folder / name).is_file():
-            return [folder / name], said
+            return [folder / name], settings
     files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".npz", ".pth", ".pt", ".bin"))
     if len(files) == 1:
-        return files, said
+        return files, settings
     raise WeightsError(
         f"{folder} holds no weights" if not files else f"{folder} holds several weights files", "name one file"
     )
@@ -286,30 +286,30 @@ def weights_in(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 
 def writers(config: ModelConfig) -> dict[str, Format]:
     """The formats that can hold a model, by the name that `--to` takes; none for a stem that nobody else has."""
-    found: dict[str, Format] = {}
+    formats: dict[str, Format] = {}
     if config.front == "conv":
-        return found
+        return formats
     # all elements of every tensor: operations on meta tensors would import a compiler, two seconds
-    one = torch.zeros(())
-    state = {name: one.expand(tensor.shape) for name, tensor in skip_init(config).state_dict().items()}
+    element = torch.zeros(())
+    state = {name: element.expand(tensor.shape) for name, tensor in skip_init(config).state_dict().items()}
     for form in FORMATS:
-        if form.name not in found and form.holds(config) and again(form, config, state):
-            found[form.name] = form
-    return found
+        if form.name not in formats and form.holds(config) and again(form, config, state):
+            formats[form.name] = form
+    return formats
 
 
 def again(form: Format, config: ModelConfig, state: dict[str, Tensor]) -> bool:
     """Whether a model that is written in a format is read as the same model: its shapes tell everything that its config
     does."""
-    said: dict[str, Any] = {"image": config.image, "heads": getattr(config, "heads", 0)}
+    settings: dict[str, Any] = {"image": config.image, "heads": getattr(config, "heads", 0)}
     if form.describe:
-        said = said_by(form.describe(config))
+        settings = said_by(form.describe(config))
     elif form.suffix == ".safetensors":
-        said = noted(Path(), note(config))
+        settings = noted(Path(), note(config))
     try:
         written = form.write(config, state)
         return essence(
-            form.configure({name: tuple(tensor.shape) for name, tensor in written.items()}, said)
+            form.configure({name: tuple(tensor.shape) for name, tensor in written.items()}, settings)
         ) == essence(config)
     except (LookupError, ValueError, VitreousError):
         return False
@@ -322,8 +322,8 @@ def essence(config: ModelConfig) -> dict[str, Any]:
         return {"root": config.width * config.factor} | {
             name: getattr(config, name) for name in ("channels", "classes", "blocks", "axial")
         }
-    found: dict[str, Any] = {
+    structure: dict[str, Any] = {
         name: getattr(config, name) for name in ViTConfig.__dataclass_fields__ if name not in UNTOLD
     }
     stem = (config.stem.blocks, config.stem.width) if isinstance(config.stem, StemConfig) else config.stem
-    return found | {"slots": config.positioned, "stem": stem, "layer_scale": config.layer_scale is None}
+    return structure | {"slots": config.positioned, "stem": stem, "layer_scale": config.layer_scale is None}

@@ -74,12 +74,12 @@ def units() -> tuple[Row, ...]:
     """The ResNet of a hybrid; blocks and units are counted from one."""
     ours, theirs = "stem.stages.{s}.units.{j}.", "block{S}/unit{J}/"
     pairs = [(str(n), str(n)) for n in (1, 2, 3)]
-    found = [row(f"{ours}conv{a}.weight", f"{theirs}conv{b}/kernel", FLAX_CONVOLUTION) for a, b in pairs]
-    found += [one for a, b in pairs for one in group_norm(f"{ours}norm{a}", f"{theirs}gn{b}")]
-    found += [row(f"{ours}shortcut.conv.weight", f"{theirs}conv_proj/kernel", FLAX_CONVOLUTION)]
+    groups = [row(f"{ours}conv{a}.weight", f"{theirs}conv{b}/kernel", FLAX_CONVOLUTION) for a, b in pairs]
+    groups += [one for a, b in pairs for one in group_norm(f"{ours}norm{a}", f"{theirs}gn{b}")]
+    groups += [row(f"{ours}shortcut.conv.weight", f"{theirs}conv_proj/kernel", FLAX_CONVOLUTION)]
     root = row("stem.root.conv.weight", "conv_root/kernel", FLAX_CONVOLUTION)
     return (
-        *found,
+        *groups,
         *group_norm(f"{ours}shortcut.norm", f"{theirs}gn_proj"),
         root,
         *group_norm("stem.root.norm", "gn_root"),
@@ -118,7 +118,7 @@ def rows(attended: str, second: str, mlp: str, place: str) -> tuple[Row, ...]:
     )
 
 
-def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
+def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config that the shapes fit, in any of the ways to count. GELU is the tanh form in all of Google's code."""
     block = "Transformer/encoderblock_0/"
     *cell, channels, width = shapes["embedding/kernel"]
@@ -147,7 +147,7 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     depth = count(shapes, "Transformer/encoderblock_{i}/LayerNorm_0/scale")
     # each layout has it or has it not; no file of Google's varies
     slots = 1 if "cls" in shapes and place == PLACE else 0
-    return vit_config(Size(width, depth, hidden, patch, tokens), fields, said, (slots,))
+    return vit_config(Size(width, depth, hidden, patch, tokens), fields, settings, (slots,))
 
 
 def stem_of(shapes: Shapes) -> StemConfig | None:
@@ -206,7 +206,7 @@ LINEN = layout("linen-npz", "Google's ViT, linen's names", OWN_NAMES, PLACE)
 BIG_VISION = layout("big-vision-npz", "big_vision's ViT", OWN_NAMES, "pos_embedding", (r"txt/.*", r"t", r"b"))
 
 
-def fixed_places(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
+def fixed_places(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of a ViT without positions in its file: `posemb_sincos_2d` of big_vision/models/vit.py, the same at
     any grid.
 
@@ -219,9 +219,9 @@ def fixed_places(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
             f"there are no positions, and a width of {width} has no fixed ones: those take a multiple of 4, from 8"
         )
     patch = tuple(side * (stem.reduction if (stem := stem_of(shapes)) else 1) for side in cell)
-    image = said.get("image") or nearby((224,) * len(patch), patch)
+    image = settings.get("image") or nearby((224,) * len(patch), patch)
     tokens = math.prod(i // p for i, p in zip(image, patch, strict=True))
-    config = configure(shapes | {"pos_embedding": (1, tokens, width)}, said | {"image": image})
+    config = configure(shapes | {"pos_embedding": (1, tokens, width)}, settings | {"image": image})
     return replace(config, position="sincos-big-vision", slots=0)
 
 
@@ -259,18 +259,18 @@ BIT = Format(
         row("head.weight", "resnet/head/conv2d/kernel", FLAX_POINTWISE),
         row("head.bias", "resnet/head/conv2d/bias", COPY),
     ),
-    lambda shapes, said: configure_bit(shapes, said),
+    lambda shapes, settings: configure_bit(shapes, settings),
     holds=lambda config: config.family == "bit" and not config.axial,
     suffix=".npz",
 )
 
 
-def configure_bit(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
+def configure_bit(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
     """The config of a BiT."""
     channels, width = shapes["resnet/root_block/standardized_conv2d/kernel"][2:]
     blocks = units_of(shapes, "resnet/block{}/unit{:02d}/a/standardized_conv2d/kernel")
     classes = shapes["resnet/head/conv2d/kernel"][3] if "resnet/head/conv2d/kernel" in shapes else 0
-    return bit_config((width, channels), blocks, classes, "bit", said)
+    return bit_config((width, channels), blocks, classes, "bit", settings)
 
 
 PAPER_UNIT = "block{S}/unit{JJ}/"
@@ -287,7 +287,7 @@ BIT_BIG_VISION = Format(
         *group_norm("body.norm", "norm-pre-head"),
         *dense("head", "head"),
     ),
-    lambda shapes, said: configure_bit_paper(shapes, said),
+    lambda shapes, settings: configure_bit_paper(shapes, settings),
     scope=SCOPES,
     holds=lambda config: config.family == "bit" and not config.axial,
     suffix=".npz",
@@ -295,12 +295,12 @@ BIT_BIG_VISION = Format(
 )
 
 
-def configure_bit_paper(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
+def configure_bit_paper(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
     """The config of a BiT of big_vision."""
     channels, width = shapes["root_block/conv_root/kernel"][2:]
     classes = shapes["head/kernel"][1] if "head/kernel" in shapes else 0
     return bit_config(
-        (width, channels), units_of(shapes, "block{}/unit{:02d}/conv1/kernel"), classes, "big-vision", said
+        (width, channels), units_of(shapes, "block{}/unit{:02d}/conv1/kernel"), classes, "big-vision", settings
     )
 
 

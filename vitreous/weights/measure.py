@@ -22,9 +22,9 @@ class Size(NamedTuple):
 
 
 def vit_config(
-    size: Size, fields: dict[str, Any], said: dict[str, Any], slots: tuple[int, ...] | None = None
+    size: Size, fields: dict[str, Any], settings: dict[str, Any], slots: tuple[int, ...] | None = None
 ) -> ViTConfig:
-    """The config of these sizes and fields; what is `said` beside the weights (a config.json, the user) goes before
+    """The config of these sizes and fields; what is `settings` beside the weights (a config.json, the user) goes before
     both.
 
     `slots`: how many of the positions may belong to prefix tokens, the likeliest first (default: those of all prefix
@@ -32,26 +32,26 @@ def vit_config(
     one to 64 channels. Raises ValueError where what is said contradicts the shapes, and WeightsError where the
     positions fit no grid.
     """
-    said = {name: value for name, value in said.items() if name in ViTConfig.__dataclass_fields__}
+    settings = {name: value for name, value in settings.items() if name in ViTConfig.__dataclass_fields__}
     for name, value in (
         size._asdict() | {name: fields[name] for name in ("channels", "registers") if name in fields}
     ).items():
-        if said.get(name, value) != value:
-            raise ValueError(f"it is said to have {name} {said[name]}, and its tensors have {value}")
+        if settings.get(name, value) != value:
+            raise ValueError(f"it is said to have {name} {settings[name]}, and its tensors have {value}")
     heads = published_heads(size.width, size.depth, size.hidden) or max(1, size.width // 64)
-    if size.width % heads and not {"heads"} & (fields.keys() | said.keys()):
+    if size.width % heads and not {"heads"} & (fields.keys() | settings.keys()):
         raise ValueError(
             f"the number of heads is not in the file and must divide the width {size.width}; say it: --heads N"
         )
     fields = (
         {"width": size.width, "depth": size.depth, "hidden": size.hidden, "patch": size.patch, "heads": heads}
         | fields
-        | said
+        | settings
     )
     registers = fields.get("registers", 0)
     singles = fields.get("class_token", True) + (fields.get("pool") == "distilled")
     choices = slots if slots is not None else (singles, singles + registers, 0)
-    grid, fields["slots"] = grid_from(size.tokens, choices, said.get("image"), size.patch)
+    grid, fields["slots"] = grid_from(size.tokens, choices, settings.get("image"), size.patch)
     fields["image"] = tuple(g * p for g, p in zip(grid, size.patch, strict=True))
     return ViTConfig(**fields)
 
@@ -90,7 +90,7 @@ def is_ambiguous(grid: tuple[int, ...]) -> bool:
 
 
 def bit_config(
-    root: tuple[int, ...], blocks: tuple[int, ...], classes: int, numerics: Numerics, said: dict[str, Any]
+    root: tuple[int, ...], blocks: tuple[int, ...], classes: int, numerics: Numerics, settings: dict[str, Any]
 ) -> BiTConfig:
     """The config of a BiT whose first convolution has `root`, outputs and inputs; the image is 224 where nobody says.
 
@@ -99,7 +99,7 @@ def bit_config(
     width, channels = root
     factor = width // 64 if width % 64 == 0 else 1
     return BiTConfig(
-        image=said.get("image") or (224, 224),
+        image=settings.get("image") or (224, 224),
         channels=channels,
         classes=classes,
         blocks=blocks,

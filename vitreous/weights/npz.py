@@ -197,20 +197,20 @@ def header(archive: Archive, member: str) -> tuple[Entry, bool, int]:
     begin = 10 if head[6] == 1 else 12
     start = begin + int.from_bytes(head[8:begin], "little")
     text = head[begin:start].decode("utf-8", "replace") if start <= len(head) else ""
-    found = HEADER.fullmatch(text)
+    matches = HEADER.fullmatch(text)
     if "'|O'" in text or "pickle" in text:
         refuse(
             archive.path,
             f"has objects in '{name}', not numbers: they would have to be unpickled",
             "save arrays of numbers only",
         )
-    if not found:
+    if not matches:
         refuse(
             archive.path, f"has a header of '{name}' that is not numpy's", "save the weights again, with numpy.savez"
         )
-    if found[1] not in DTYPES:
-        refuse(archive.path, f"has '{name}' as {found[1]}, which a model does not take", "save it as float32")
-    entry = Entry(tuple(int(number) for number in re.findall(r"\d+", found[3])), DTYPES[found[1]])
+    if matches[1] not in DTYPES:
+        refuse(archive.path, f"has '{name}' as {matches[1]}, which a model does not take", "save it as float32")
+    entry = Entry(tuple(int(number) for number in re.findall(r"\d+", matches[3])), DTYPES[matches[1]])
     size = archive.members[member].file_size
     if start + entry.bytes != size:
         refuse(
@@ -218,7 +218,7 @@ def header(archive: Archive, member: str) -> tuple[Entry, bool, int]:
             f"has {size - start:,} bytes for '{name}', whose shape {entry.shape} needs {entry.bytes:,}",
             "save it again",
         )
-    return entry, found[2] == "True", start
+    return entry, matches[2] == "True", start
 
 
 def read(path: Path, names: list[str]) -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ TORCHVISION = Format(
             "head.{x} = heads.head.{x}",
         ),
     ),
-    lambda shapes, said: configure_torchvision(shapes, said),
+    lambda shapes, settings: configure_torchvision(shapes, settings),
     holds=lambda c: (
         usual(c)
         and square(c)
@@ -62,7 +62,7 @@ TORCHVISION = Format(
 )
 
 
-def configure_torchvision(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
+def configure_torchvision(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of torchvision's ViT."""
     width, channels, *patch = shapes["conv_proj.weight"]
     fields = {
@@ -72,7 +72,9 @@ def configure_torchvision(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
         "resize": "bicubic-aligned",
     }
     depth, hidden = count(shapes, f"{LAYER}.ln_1.weight"), shapes["encoder.layers.encoder_layer_0.mlp.0.weight"][0]
-    return vit_config(Size(width, depth, hidden, tuple(patch), shapes["encoder.pos_embedding"][1]), fields, said, (1,))
+    return vit_config(
+        Size(width, depth, hidden, tuple(patch), shapes["encoder.pos_embedding"][1]), fields, settings, (1,)
+    )
 
 
 PREFIXES = only(("cls_token", "register_tokens"), lambda c: (True, c.registers > 0))
@@ -101,7 +103,7 @@ DINOV2 = Format(
         *table("projection.bias = patch_embed.proj.bias", "encoder.norm.{x} = norm.{x}"),
         *BLOCKS,
     ),
-    lambda shapes, said: configure_dinov2(shapes, said),
+    lambda shapes, settings: configure_dinov2(shapes, settings),
     ignored=(r"mask_token", r"(dino_head|ibot_head)\..*"),
     strip=("backbone.",),
     adds=lambda c: {"mask_token": (1, c.width)},
@@ -115,7 +117,7 @@ DINOV2 = Format(
 )
 
 
-def configure_dinov2(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
+def configure_dinov2(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of DINOv2, whose two ways to resize positions go with its registers.
 
     The released models without registers have `interpolate_offset=0.1`; those with registers have 0.0 and
@@ -135,7 +137,7 @@ def configure_dinov2(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     }
     hidden = shapes["blocks.0.mlp.w3.weight"][1] if swiglu else shapes["blocks.0.mlp.fc1.weight"][0]
     size = Size(width, count(shapes, "blocks.{i}.norm1.weight"), hidden, tuple(patch), shapes["pos_embed"][1])
-    return vit_config(size, fields, said, (1,))
+    return vit_config(size, fields, settings, (1,))
 
 
 RES = "transformer.resblocks.{i}"
@@ -159,7 +161,7 @@ CLIP = Format(
             f"{OURS}.mlp.part.fc2.{{x}} = {RES}.mlp.c_proj.{{x}}",
         ),
     ),
-    lambda shapes, said: configure_clip(shapes, said),
+    lambda shapes, settings: configure_clip(shapes, settings),
     scope=("visual.",),
     holds=clip_like,
     prefix=lambda c: "visual.",
@@ -167,13 +169,13 @@ CLIP = Format(
 )
 
 
-def configure_clip(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
+def configure_clip(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of CLIP's image encoder."""
     width, channels, *patch = shapes["conv1.weight"]
     fields = CLIP_FIELDS | {"channels": channels, "classes": shapes["proj"][1] if "proj" in shapes else 0}
     hidden = shapes["transformer.resblocks.0.mlp.c_fc.weight"][0]
     size = Size(width, count(shapes, f"{RES}.ln_1.weight"), hidden, tuple(patch), shapes["positional_embedding"][0])
-    return vit_config(size, fields, said, (1,))
+    return vit_config(size, fields, settings, (1,))
 
 
 def sam_rows(patches: str, layer: str, mlp: tuple[str, str], neck: tuple[str, str, str, str]) -> tuple[Row, ...]:
@@ -201,7 +203,7 @@ def sam_rows(patches: str, layer: str, mlp: tuple[str, str], neck: tuple[str, st
     )
 
 
-def configure_sam(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
+def configure_sam(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of SAM's image encoder; a block sees windows if its tables are shorter than those of the whole
     grid."""
     projection = next(name for name in shapes if name.startswith("patch_embed.proj") and name.endswith("weight"))
@@ -220,10 +222,10 @@ def configure_sam(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     hidden = next(
         shape[0] for name, shape in shapes.items() if name.startswith(f"{layer}.0.mlp.") and name.endswith("1.weight")
     )
-    if said.get("eps", 1e-6) != 1e-6:
+    if settings.get("eps", 1e-6) != 1e-6:
         raise ValueError("the neck has an epsilon of its own, and only the usual one is read")
-    said = said | {"image": tuple(g * p for g, p in zip(grid, patch, strict=True))}
-    return vit_config(Size(width, depth, hidden, tuple(patch), grid[0] * grid[1]), fields, said, (0,))
+    settings = settings | {"image": tuple(g * p for g, p in zip(grid, patch, strict=True))}
+    return vit_config(Size(width, depth, hidden, tuple(patch), grid[0] * grid[1]), fields, settings, (0,))
 
 
 SAM_FIELDS = {
@@ -265,7 +267,7 @@ SAM_TIMM = Format(
     "timm's SAM image encoder",
     ("patch_embed.proj.weight", "blocks.0.attn.rel_pos_h", "neck.0.weight", "blocks.0.mlp.fc1.weight"),
     sam_rows("patch_embed.proj", "blocks.{i}", ("fc1", "fc2"), ("neck.0", "neck.1", "neck.2", "neck.3")),
-    lambda shapes, said: configure_sam(shapes, {"resize": "bicubic-antialias"} | said),
+    lambda shapes, settings: configure_sam(shapes, {"resize": "bicubic-antialias"} | settings),
     holds=sam_like,
 )
 SAM_TRANSFORMERS = Format(

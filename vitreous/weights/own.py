@@ -44,13 +44,13 @@ class OwnNames(Format):
 
 def refuse_untold(shapes: Shapes) -> None:
     """Raise ValueError for a model whose state dict does not tell how it computes."""
-    for pattern, what in UNTOLD.items():
+    for pattern, option in UNTOLD.items():
         if any(re.match(pattern, name) for name in shapes):
-            raise ValueError(f"it has {what}, which a state dict does not describe; {KEEP}")
+            raise ValueError(f"it has {option}, which a state dict does not describe; {KEEP}")
 
 
-def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
-    """The config of a ViT of these shapes; `said` may have the fields that they do not tell: image (pixels), heads,
+def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+    """The config of a ViT of these shapes; `settings` may have the fields that they do not tell: image (pixels), heads,
     gelu, position.
 
     Raises ValueError where the patch or the kind of positions cannot be told.
@@ -59,11 +59,11 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     width, inputs = shapes["projection.weight"]
     stem = stem_of(shapes)
     grid = shapes["position.table"][:-1] if "position.table" in shapes else None
-    if grid is None and not {"position", "image"} <= said.keys():
+    if grid is None and not {"position", "image"} <= settings.keys():
         raise ValueError(
             f"it has no learned positions, and a state dict does not tell which others, nor its image size; {KEEP}"
         )
-    channels, cell = cell_of(inputs, stem, shapes, grid, said)
+    channels, cell = cell_of(inputs, stem, shapes, grid, settings)
     patch = tuple(side * (stem.reduction if stem else 1) for side in cell)
     tokens = shapes["prefix"][0] if "prefix" in shapes else 0
     distilled = "head.label.weight" in shapes
@@ -73,7 +73,7 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     pooled, head = "pooled_norm.weight" in shapes, "head.label.weight" if distilled else "head.weight"
     fields: dict[str, Any] = {
         **switches(shapes),
-        "image": tuple(g * p for g, p in zip(grid, patch, strict=True)) if grid else said["image"],
+        "image": tuple(g * p for g, p in zip(grid, patch, strict=True)) if grid else settings["image"],
         "patch": patch,
         "channels": channels,
         "classes": shapes[head][0] if head in shapes else 0,
@@ -100,7 +100,7 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     if fields["first_norm"] and pooled:  # CLIP
         fields |= {"gelu": "quick", "eps": 1e-5}
     known = ViTConfig.__dataclass_fields__.keys() - {"image"}
-    return ViTConfig(**(fields | {name: value for name, value in said.items() if name in known}))
+    return ViTConfig(**(fields | {name: value for name, value in settings.items() if name in known}))
 
 
 def switches(shapes: Shapes) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def cell_of(
     stem: StemConfig | ConvStemConfig | None,
     shapes: Shapes,
     grid: tuple[int, ...] | None,
-    said: dict[str, Any],
+    settings: dict[str, Any],
 ) -> tuple[int, tuple[int, ...]]:
     """The channels of the image, and the sides of what a token is cut from: pixels, or places of a stem's map.
 
@@ -132,8 +132,8 @@ def cell_of(
         side = math.isqrt(inputs // last)
         if axes == 2 and side * side * last == inputs:
             return shapes[first][1], (side, side)
-    elif grid and "image" in said and all(i % g == 0 for i, g in zip(said["image"], grid, strict=True)):
-        cell = tuple(i // g for i, g in zip(said["image"], grid, strict=True))
+    elif grid and "image" in settings and all(i % g == 0 for i, g in zip(settings["image"], grid, strict=True)):
+        cell = tuple(i // g for i, g in zip(settings["image"], grid, strict=True))
         if inputs % math.prod(cell) == 0:
             return inputs // math.prod(cell), cell
     elif axes == 2:
@@ -177,11 +177,11 @@ def units_in(shapes: Shapes, ours: str) -> tuple[int, ...]:
     return tuple(blocks)
 
 
-def configure_bit(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
+def configure_bit(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
     """The config of a BiT."""
     refuse_untold(shapes)
     classes = shapes["head.weight"][0] if "head.weight" in shapes else 0
-    return bit_config(shapes["body.root.conv.weight"][:2], units_in(shapes, "body"), classes, "bit", said)
+    return bit_config(shapes["body.root.conv.weight"][:2], units_in(shapes, "body"), classes, "bit", settings)
 
 
 def assumed(config: ModelConfig, known: Iterable[str]) -> str:

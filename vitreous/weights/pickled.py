@@ -185,13 +185,13 @@ class Describer(pickle._Unpickler):
             self.refuse_call("torch._utils._rebuild_tensor_v2")
         if not (sizes(shape) and sizes(stride) and sizes((offset,)) and len(shape) == len(stride) <= MAX_AXES):
             raise ValueError("a tensor with a shape that is none")
-        what = f"has a tensor of shape {' x '.join(map(str, shape)) or '()'}"
+        reason = f"has a tensor of shape {' x '.join(map(str, shape)) or '()'}"
         if any(step == 0 and size > 1 for size, step in zip(shape, stride, strict=True)):
-            refuse(self.path, f"{what} that repeats one number (stride 0)", "save it contiguous")
+            refuse(self.path, f"{reason} that repeats one number (stride 0)", "save it contiguous")
         entry = Entry(shape, storage.dtype)
         last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         if entry.elements and (last >= storage.elements or entry.elements > storage.elements):
-            refuse(self.path, f"{what} in a storage of {storage.elements:,} numbers", "save it again")
+            refuse(self.path, f"{reason} in a storage of {storage.elements:,} numbers", "save it again")
         return Described(entry)
 
     def refuse_call(self, name: str) -> NoReturn:
@@ -249,8 +249,8 @@ def describe(path: Path, file: BinaryIO, storages: dict[str, Storage]) -> Any:
         scan(path, file)
         return Describer(path, file, storages).load()
     except (ValueError, LookupError, TypeError, AttributeError, EOFError, pickle.UnpicklingError) as error:
-        what = f"has a damaged pickle ({type(error).__name__}: {shown(str(error))})"
-        refuse(path, what, "download or save it again")
+        reason = f"has a damaged pickle ({type(error).__name__}: {shown(str(error))})"
+        refuse(path, reason, "download or save it again")
 
 
 def sizes(value: Any) -> bool:
@@ -289,9 +289,9 @@ def look_archive(archive: Archive) -> tuple[dict[str, Entry], str]:
     for storage in storages.values():
         info = archive.members.get(f"{folder}data/{storage.key}")
         if info is None or info.file_size != storage.elements * ITEM[storage.dtype]:
-            found = f"{info.file_size:,} bytes" if info else "none"
+            actual = f"{info.file_size:,} bytes" if info else "none"
             refuse(
-                path, f"has {found} for a storage of {storage.elements:,} {storage.dtype}", "download or save it again"
+                path, f"has {actual} for a storage of {storage.elements:,} {storage.dtype}", "download or save it again"
             )
     return choose(path, content, sum(info.file_size for info in archive.members.values()))
 

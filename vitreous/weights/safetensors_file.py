@@ -69,8 +69,10 @@ def safetensors_header(
             )
         position = end
     if position != size - 8 - length:
-        what = "is cut short" if position > size - 8 - length else "has bytes after its last tensor"
-        refuse(path, f"{what}: {position:,} of tensors, {size - 8 - length:,} in the file", "download or save it again")
+        reason = "is cut short" if position > size - 8 - length else "has bytes after its last tensor"
+        refuse(
+            path, f"{reason}: {position:,} of tensors, {size - 8 - length:,} in the file", "download or save it again"
+        )
     return entries, metadata, {name: 8 + length + begin for name, (_, begin, _) in spans.items()}
 
 
@@ -88,8 +90,8 @@ def parse(path: Path, text: bytes) -> dict[str, Any]:
         refuse(path, f"has a header over {MAX_WIDE:,} bytes that is not plain ASCII", "save it without its metadata")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
             seen: set[str] = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))
             refuse(
@@ -97,7 +99,7 @@ def parse(path: Path, text: bytes) -> dict[str, Any]:
                 f"has '{shown(twice)}' twice in its header",
                 "which of the two is meant cannot be known; save it again",
             )
-        return found
+        return fields
 
     def constant(word: str) -> NoReturn:
         raise ValueError(f"{word} is no number")

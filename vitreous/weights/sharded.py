@@ -35,7 +35,7 @@ def tensors_in(place: Path, part: str) -> dict[str, Tensor]:
                     tensor = file.get_tensor(name)
                     at = offsets.get(name, {}).get(OFFSETS, [0] * tensor.ndim)
                     pieces.setdefault(name.removeprefix(part + "/"), []).append((at, tensor))
-        return {name: joined(name, found) for name, found in pieces.items()}
+        return {name: joined(name, parts) for name, parts in pieces.items()}
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise WeightsError(f"the checkpoint {place} cannot be read ({error})", "use another one") from None
 

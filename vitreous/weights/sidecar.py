@@ -89,11 +89,11 @@ def said_by(config: dict[str, Any]) -> dict[str, Any]:
                     f"config.json says {name} {str(config[name])[:40]}: another ResNet than BiT, which is not read"
                 )
         return {}
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         ours: whole(theirs, config[theirs]) for ours, theirs in WORDS.items() if config.get(theirs) is not None
     }
     if config.get("layer_norm_eps") is not None:
-        eps = said["eps"] = config["layer_norm_eps"]
+        eps = settings["eps"] = config["layer_norm_eps"]
         if not isinstance(eps, float) or not 0 < eps < 1:
             raise WeightsError(
                 f"config.json says layer_norm_eps {str(eps)[:40]}, which is no small number", "download it again"
@@ -103,10 +103,10 @@ def said_by(config: dict[str, Any]) -> dict[str, Any]:
             raise WeightsError(
                 f"config.json says hidden_act {str(config['hidden_act'])[:40]}, which is not computed here"
             )
-        said["gelu"] = GELU[str(config["hidden_act"])]
+        settings["gelu"] = GELU[str(config["hidden_act"])]
     if config.get("qkv_bias") is not None:
-        said["qkv_bias"] = config["qkv_bias"]
-        if not isinstance(said["qkv_bias"], bool):
+        settings["qkv_bias"] = config["qkv_bias"]
+        if not isinstance(settings["qkv_bias"], bool):
             raise WeightsError(
                 f"config.json says qkv_bias {str(config['qkv_bias'])[:40]}, which is neither true nor false",
                 "download it again",
@@ -115,8 +115,8 @@ def said_by(config: dict[str, Any]) -> dict[str, Any]:
         size = config.get(theirs)
         if size is not None:
             sides = size if isinstance(size, list) and len(size) == 2 else [size, size]
-            said[ours] = tuple(whole(theirs, side) for side in sides)
-    return said
+            settings[ours] = tuple(whole(theirs, side) for side in sides)
+    return settings
 
 
 def whole(name: str, value: Any) -> int:
@@ -126,30 +126,30 @@ def whole(name: str, value: Any) -> int:
     return value
 
 
-def fields(said: dict[str, Any]) -> dict[str, Any]:
+def fields(settings: dict[str, Any]) -> dict[str, Any]:
     """What a config.json of transformers, of CLIP's two towers, of open_clip or of timm says of the model, in the words
     of `ViTConfig`."""
-    if "model_cfg" in said:  # open_clip's, which says the form of GELU only where it is that of CLIP's first weights
+    if "model_cfg" in settings:  # open_clip's, which names the form of GELU only if it is that of CLIP's first weights
         return {
-            "gelu": "quick" if dict_in(said, "model_cfg").get("quick_gelu") else "none",
+            "gelu": "quick" if dict_in(settings, "model_cfg").get("quick_gelu") else "none",
             "resize": "bicubic-antialias",
         }
-    said = dict_in(said, "vision_config") or said  # of a model with a text tower, or of all of SAM
-    if "architecture" not in said:
-        return said_by(said)
-    size = dict_in(said, "pretrained_cfg").get("input_size")
-    found: dict[str, Any] = (
+    settings = dict_in(settings, "vision_config") or settings  # of a model with a text tower, or of all of SAM
+    if "architecture" not in settings:
+        return said_by(settings)
+    size = dict_in(settings, "pretrained_cfg").get("input_size")
+    known: dict[str, Any] = (
         {"image": tuple(whole("input_size", side) for side in size[1:])} if isinstance(size, list) else {}
     )
-    found["resize"] = "bicubic-antialias"  # timm's rule for whatever it loads, whoever trained it
-    if "quickgelu" in str(said["architecture"]):
-        found["gelu"] = "quick"
-    return found
+    known["resize"] = "bicubic-antialias"  # timm's rule for whatever it loads, whoever trained it
+    if "quickgelu" in str(settings["architecture"]):
+        known["gelu"] = "quick"
+    return known
 
 
-def dict_in(said: dict[str, Any], name: str) -> dict[str, Any]:
+def dict_in(settings: dict[str, Any], name: str) -> dict[str, Any]:
     """An object inside of another, empty where there is none."""
-    return said[name] if isinstance(said.get(name), dict) else {}
+    return settings[name] if isinstance(settings.get(name), dict) else {}
 
 
 def json_in(path: Path) -> dict[str, Any]:
@@ -159,10 +159,10 @@ def json_in(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > 8 << 20:
             raise ValueError("larger than 8 MiB")
-        found = json.loads(path.read_text("utf-8"))
-        if not isinstance(found, dict):
+        content = json.loads(path.read_text("utf-8"))
+        if not isinstance(content, dict):
             raise ValueError("no object")
-        return found
+        return content
     except (ValueError, OSError, RecursionError) as error:
         raise WeightsError(
             f"{path} is not the JSON that belongs beside weights ({error})", "download it again"
@@ -176,38 +176,40 @@ PIXELS = {"timm": IMAGENET, "dinov2": IMAGENET, "torchvision": IMAGENET, "sam": 
 FILTERS = {"bilinear": "bilinear", "bicubic": "bicubic", 2: "bilinear", 3: "bicubic"}
 
 
-def preprocessing(form: Format, config: ModelConfig, folder: Path | None, said: dict[str, Any]) -> Preprocess:
+def preprocessing(form: Format, config: ModelConfig, folder: Path | None, settings: dict[str, Any]) -> Preprocess:
     """The preprocessing that a preprocessor_config.json or timm's config.json tells, else that of the format's authors.
 
     Raises WeightsError where they tell what cannot be meant.
     """
-    told = json_in(folder / "preprocessor_config.json") if folder else {}
+    processor = json_in(folder / "preprocessor_config.json") if folder else {}
     try:
-        return preprocessed(form, config, told, said)
+        return preprocessed(form, config, processor, settings)
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, VitreousError) as error:
         raise WeightsError(
             f"the preprocessing beside {form.title} cannot be meant ({str(error)[:100]})", "download it again"
         ) from None
 
 
-def preprocessed(form: Format, config: ModelConfig, told: dict[str, Any], said: dict[str, Any]) -> Preprocess:
-    """The preprocessing that what is `told` of the images and `said` of the model make."""
+def preprocessed(form: Format, config: ModelConfig, processor: dict[str, Any], settings: dict[str, Any]) -> Preprocess:
+    """The preprocessing that what is `processor` of the images and `settings` of the model make."""
     mean, std = PIXELS.get(form.name, HALF)
     if form.name == "huggingface":
         dino = config.family == "vit" and config.layer_scale is not None
         mean, std = CLIP if config.family == "vit" and config.first_norm else IMAGENET if dino else HALF
-    trained = dict_in(said, "pretrained_cfg")
+    trained = dict_in(settings, "pretrained_cfg")
     mean, std = (
-        tuple(map(float, told.get(f"image_{word}") or trained.get(word) or own))
+        tuple(map(float, processor.get(f"image_{word}") or trained.get(word) or own))
         for word, own in (("mean", mean), ("std", std))
     )
     share = float(trained.get("crop_pct") or 1.0)
-    crop, size = told.get("crop_size"), told.get("size")
+    crop, size = processor.get("crop_size"), processor.get("size")
     if isinstance(crop, dict) and isinstance(size, dict) and size.get("shortest_edge"):
         share = min(1.0, crop.get("height", size["shortest_edge"]) / size["shortest_edge"])
-    squash = form.suffix == ".npz" or (isinstance(size, dict) and "height" in size and not told.get("do_center_crop"))
+    squash = form.suffix == ".npz" or (
+        isinstance(size, dict) and "height" in size and not processor.get("do_center_crop")
+    )
     filtered = FILTERS.get(
-        told.get("resample") or trained.get("interpolation"), "bilinear" if form.suffix == ".npz" else "bicubic"
+        processor.get("resample") or trained.get("interpolation"), "bilinear" if form.suffix == ".npz" else "bicubic"
     )
     channels = config.channels
     if not all(map(math.isfinite, (*mean, *std, share))) or min(std) <= 0 or not 0 < share <= 1:
@@ -223,9 +225,9 @@ def preprocessed(form: Format, config: ModelConfig, told: dict[str, Any], said: 
     )
 
 
-def class_names(config: ModelConfig, said: dict[str, Any]) -> tuple[str, ...]:
+def class_names(config: ModelConfig, settings: dict[str, Any]) -> tuple[str, ...]:
     """The names in a config.json, if they are as many as the model's classes and all different; else their numbers."""
-    labels = said.get("id2label") or {}
+    labels = settings.get("id2label") or {}
     names = tuple(str(labels.get(str(i), "")) for i in range(config.classes)) if isinstance(labels, dict) else ()
     known = len(names) == config.classes and all(names) and len(set(names)) == len(names)
     return names if known else tuple(map(str, range(config.classes)))
@@ -258,10 +260,10 @@ def noted(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
     if KEY not in metadata:
         return {}
     try:
-        found = json.loads(metadata[KEY])
-        wrong = [name for name in found if name not in FIELDS or not FIELDS[name](found[name])]
-        if wrong or not isinstance(found, dict):
-            raise ValueError(f"of {shown(str(wrong[0] if wrong else found))}")
+        noted_fields = json.loads(metadata[KEY])
+        wrong = [name for name in noted_fields if name not in FIELDS or not FIELDS[name](noted_fields[name])]
+        if wrong or not isinstance(noted_fields, dict):
+            raise ValueError(f"of {shown(str(wrong[0] if wrong else noted_fields))}")
     except (ValueError, TypeError, RecursionError) as error:
         raise WeightsError(f"{path} has a damaged note ({error})", "restore the file from a copy") from None
-    return found | ({"image": tuple(found["image"])} if "image" in found else {})
+    return noted_fields | ({"image": tuple(noted_fields["image"])} if "image" in noted_fields else {})

@@ -93,10 +93,10 @@ class Format:
             if name in done:
                 continue
             row, holes = self.find(name)
-            ours = [one for one in (each.format(**holes) for each in row.ours) if one in known]
+            ours = [name for name in (template.format(**holes) for template in row.ours) if name in known]
             done |= set(ours)
             theirs = row.theirs(config) if callable(row.theirs) else row.theirs
-            yield ours, [each.format(**holes) for each in theirs], row.fold
+            yield ours, [template.format(**holes) for template in theirs], row.fold
 
     def find(self, name: str) -> tuple[Row, dict[str, str]]:
         """The row of one of our names, and what fills its holes."""
@@ -114,11 +114,11 @@ class Format:
     def write(self, config: ModelConfig, state: Tensors) -> Tensors:
         """Our tensors as theirs, on any device, meta too. Raises LookupError for one that the format has no place
         for."""
-        found: Tensors = {}
+        tensors: Tensors = {}
         for ours, theirs, fold in self.placed(config, state):
-            found |= zip(theirs, fold.out([state[name] for name in ours], config), strict=True)
+            tensors |= zip(theirs, fold.out([state[name] for name in ours], config), strict=True)
         like = next(iter(state.values()))
-        return found | {name: like.new_zeros(shape) for name, shape in self.adds(config).items()}
+        return tensors | {name: like.new_zeros(shape) for name, shape in self.adds(config).items()}
 
     def file(self, config: ModelConfig, state: Tensors) -> Tensors:
         """The same under the names that they have in a file, each in memory of its own order."""
@@ -131,11 +131,11 @@ class Format:
 
     def read(self, config: ModelConfig, own: Iterable[str], tensors: Tensors) -> Tensors:
         """Their tensors as ours, in float32."""
-        found: Tensors = {}
+        converted: Tensors = {}
         for ours, theirs, fold in self.placed(config, own):
             parts = fold.into([tensors[name].float() for name in theirs], config)
-            found |= {name: part.contiguous() for name, part in zip(ours, parts, strict=True)}
-        return found
+            converted |= {name: part.contiguous() for name, part in zip(ours, parts, strict=True)}
+        return converted
 
     def fits(self, names: Container[str], sections: Set[str]) -> bool:
         """Whether names of tensors, and the keys that their state dicts lie under, are those of the format."""
@@ -169,15 +169,17 @@ def row(ours: str, theirs: Names | str, fold: TensorTransform) -> Row:
 def count(shapes: Shapes, template: str) -> int:
     """How many blocks there are: the numbers that fill {i} in a name are 0, 1, ... and there are no others, else
     ValueError."""
-    found = {int(match["i"]) for name in shapes if (match := pattern(template).fullmatch(name)) and len(match["i"]) < 6}
-    if found != set(range(len(found))) or not found:
+    numbers = {
+        int(match["i"]) for name in shapes if (match := pattern(template).fullmatch(name)) and len(match["i"]) < 6
+    }
+    if numbers != set(range(len(numbers))) or not numbers:
         raise ValueError(f"{template.format(i='N', x='weight')} is not numbered from 0 on without a gap")
-    return len(found)
+    return len(numbers)
 
 
 def only(names: Sequence[str], wanted: Callable[[Any], Sequence[bool]]) -> Callable[[Any], tuple[str, ...]]:
     """Those of the names whose answer for a config is true."""
-    return lambda config: tuple(name for name, there in zip(names, wanted(config), strict=True) if there)
+    return lambda config: tuple(name for name, applies in zip(names, wanted(config), strict=True) if applies)
 
 
 # The transforms that formats need: how a tensor of theirs lies in memory, against how it lies here.

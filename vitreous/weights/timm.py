@@ -93,8 +93,8 @@ VIT = (
 )
 
 
-def configure(shapes: Shapes, said: dict[str, Any], slots: tuple[int, ...] | None = None) -> ViTConfig:
-    """The config that the shapes fit; `said` may hold fields of `ViTConfig` that they do not tell: image (pixels),
+def configure(shapes: Shapes, settings: dict[str, Any], slots: tuple[int, ...] | None = None) -> ViTConfig:
+    """The config that the shapes fit; `settings` may hold fields of `ViTConfig` that they do not tell: image (pixels),
     heads, gelu.
 
     `slots` is that of `vit_config`. Raises ValueError and WeightsError as it does.
@@ -130,13 +130,13 @@ def configure(shapes: Shapes, said: dict[str, Any], slots: tuple[int, ...] | Non
         width, count(shapes, "blocks.{i}.norm1.weight"), hidden // 2 if gated else hidden, patch, shapes["pos_embed"][1]
     )
     whole = only_published(fields | {"width": width, "depth": size.depth, "patch": patch})
-    return vit_config(size, whole, said, slots)
+    return vit_config(size, whole, settings, slots)
 
 
 def resized_by(rule: str, slots: tuple[int, ...] | None = None) -> Callable[[Shapes, dict[str, Any]], ViTConfig]:
     """`configure` for files whose positions are resized by another rule than timm's, with so many of prefix tokens, if
     that is known."""
-    return lambda shapes, said: configure(shapes, {"resize": rule} | said, slots)
+    return lambda shapes, settings: configure(shapes, {"resize": rule} | settings, slots)
 
 
 def stem_of(shapes: Shapes) -> StemConfig | None:
@@ -163,10 +163,10 @@ BIT = (
 )
 
 
-def configure_bit(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
+def configure_bit(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
     """The config of a BiT."""
     blocks, classes = resnet_blocks(shapes, "stages.", ".blocks."), shapes.get("head.fc.weight", (0,))[0]
-    return bit_config(shapes["stem.conv.weight"][:2], blocks, classes, "timm", said)
+    return bit_config(shapes["stem.conv.weight"][:2], blocks, classes, "timm", settings)
 
 
 def plain(config: ModelConfig) -> bool:

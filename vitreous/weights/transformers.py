@@ -74,7 +74,7 @@ VIT_ROWS = (
 )
 
 
-def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
+def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of a ViT, DeiT, MAE encoder, I-JEPA (the one without a class token) or DINOv2."""
     width, channels, *patch = shapes["embeddings.patch_embeddings.projection.weight"]
     dino = "encoder.layer.0.layer_scale1.lambda1" in shapes
@@ -84,7 +84,7 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     distilled = "embeddings.distillation_token" in shapes and "distillation_classifier.weight" in shapes
     registers = shapes["embeddings.register_tokens"][1] if "embeddings.register_tokens" in shapes else 0
     if "embeddings.distillation_token" in shapes and not distilled:
-        said = said | {"pool": "distilled", "classes": 0}
+        settings = settings | {"pool": "distilled", "classes": 0}
     head = "cls_classifier.weight" if distilled else "classifier.weight"
     known = head in shapes and not dino  # DINOv2's classifier reads class token and mean side by side
     class_token = "embeddings.cls_token" in shapes
@@ -104,7 +104,7 @@ def configure(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
     }
     depth = count(shapes, f"{LAYER}.attention.output.dense.weight")
     size = Size(width, depth, hidden, tuple(patch), shapes["embeddings.position_embeddings"][1])
-    return vit_config(size, fields, said, (class_token + ("embeddings.distillation_token" in shapes),))
+    return vit_config(size, fields, settings, (class_token + ("embeddings.distillation_token" in shapes),))
 
 
 def describe(config: ViTConfig) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def describe(config: ViTConfig) -> dict[str, Any]:
     }
     task = "ForImageClassificationWithTeacher" if kind == "deit" else "ForImageClassification"
     task = task if config.classes else "Model"
-    found = {
+    description = {
         "architectures": [names[kind] + task],
         "model_type": kind,
         **shape(config),
@@ -131,12 +131,12 @@ def describe(config: ViTConfig) -> dict[str, Any]:
         "label2id": {str(i): i for i in range(config.classes)},
     }
     if kind.startswith("dinov2"):
-        found |= {
+        description |= {
             "mlp_ratio": mlp_ratio(config),
             "use_swiglu_ffn": config.mlp == "swiglu",
             "num_register_tokens": config.registers,
         }
-    return found
+    return description
 
 
 def mlp_ratio(config: ViTConfig) -> int:
@@ -278,7 +278,7 @@ CLIP = Format(
             "head.weight = visual_projection.weight",
         ),
     ),
-    lambda shapes, said: configure_clip(shapes, said),
+    lambda shapes, settings: configure_clip(shapes, settings),
     ignored=(r"text_model\..*", r"text_projection\..*", r"logit_scale", r".*position_ids"),
     strip=("vision_model.",),
     holds=lambda c: clip_like(c),
@@ -306,7 +306,7 @@ def clip_like(config: ModelConfig) -> bool:
     )
 
 
-def configure_clip(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
+def configure_clip(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of CLIP's image encoder."""
     width, channels, *patch = shapes["embeddings.patch_embedding.weight"]
     fields = {
@@ -322,7 +322,7 @@ def configure_clip(shapes: Shapes, said: dict[str, Any]) -> ViTConfig:
         tuple(patch),
         shapes["embeddings.position_embedding.weight"][0],
     )
-    return vit_config(size, fields, said, (1,))
+    return vit_config(size, fields, settings, (1,))
 
 
 CLIP_FIELDS = {
@@ -355,7 +355,7 @@ BIT = Format(
             ),
         ),
     ),
-    lambda shapes, said: configure_bit(shapes, said),
+    lambda shapes, settings: configure_bit(shapes, settings),
     strip=("bit.",),
     holds=lambda c: c.family == "bit" and not c.axial,
     prefix=lambda c: "bit." if c.classes else "",
@@ -374,7 +374,7 @@ BIT = Format(
 )
 
 
-def configure_bit(shapes: Shapes, said: dict[str, Any]) -> BiTConfig:
+def configure_bit(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
     """The config of a BiT."""
     blocks, classes = resnet_blocks(shapes, "encoder.stages.", ".layers."), shapes.get("classifier.1.weight", (0,))[0]
-    return bit_config(shapes["embedder.convolution.weight"][:2], blocks, classes, "transformers", said)
+    return bit_config(shapes["embedder.convolution.weight"][:2], blocks, classes, "transformers", settings)

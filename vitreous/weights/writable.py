@@ -42,11 +42,11 @@ def writer(name: str, config: ModelConfig) -> Format:
     able = writers(config)
     if name in able:
         return able[name]
-    others = f"use one of {', '.join([*sorted(able), 'bundle'])}"
+    hint = f"use one of {', '.join([*sorted(able), 'bundle'])}"
     if name not in {form.name for form in FORMATS}:
-        raise UsageError(f"{name} is no format", others)
+        raise UsageError(f"{name} is no format", hint)
     raise UsageError(
-        f"{name} cannot hold {name_of(config)}: {reason(name, config)}", f"{others}; or `vitreous export --to onnx`"
+        f"{name} cannot hold {name_of(config)}: {reason(name, config)}", f"{hint}; or `vitreous export --to onnx`"
     )
 
 
@@ -91,7 +91,7 @@ def blocking_options(name: str, config: ModelConfig) -> list[str]:
 
     needed = next((differing[: end + 1] for end in range(len(differing)) if holds(differing[: end + 1])), [])
     for group in list(needed):
-        rest = [one for one in needed if one != group]
+        rest = [remaining for remaining in needed if remaining != group]
         needed = rest if holds(rest) else needed
     return [spelled(group, config, changes[group](config)) for group in needed]
 

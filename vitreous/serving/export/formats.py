@@ -23,7 +23,7 @@ from vitreous.models.zoo import Model
 from vitreous.serving.card import Card
 from vitreous.serving.export.graph import INPUT, OUTPUTS, program
 from vitreous.serving.export.int8 import quantise_onnx
-from vitreous.serving.export_file import CARD, MOST, content, normalised, seal_onnx, seal_xml, told
+from vitreous.serving.export_file import CARD, MOST, content, describe_export, normalised, seal_onnx, seal_xml
 from vitreous.serving.exported import open_exported
 from vitreous.serving.runtime import Runtime
 
@@ -49,7 +49,7 @@ class Made:
     @property
     def told(self) -> str:
         """The card as the file has it."""
-        return told(self.card, self.quantised)
+        return describe_export(self.card, self.quantised)
 
 
 def write_onnx(made: Made, place: Path) -> None:
