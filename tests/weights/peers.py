@@ -88,7 +88,7 @@ def agree(ours: Model, peer: Peer, limit: float = LIMIT) -> float:
 
 def timm_peer(model: nn.Module, heads: int | None = 4, **options: Any) -> Peer:
     """One of timm's ViTs or ResNets."""
-    settings = options.pop("said", {}) | ({"heads": heads} if heads else {})
+    settings = options.pop("settings", {}) | ({"heads": heads} if heads else {})
     return Peer(randomise(model), model.forward_features, model, settings=settings, **options)  # type: ignore[arg-type]
 
 
@@ -96,7 +96,7 @@ def timm_vit(**options: Any) -> Peer:
     """A ViT of timm, of three blocks."""
     from timm.models.vision_transformer import VisionTransformer
 
-    outside = {key: options.pop(key) for key in ("said", "sizes") if key in options}
+    outside = {key: options.pop(key) for key in ("settings", "sizes") if key in options}
     small: dict[str, Any] = {
         "img_size": IMAGE,
         "patch_size": 8,
@@ -139,7 +139,7 @@ def timm_hybrid(
         backbone = ResNetV2(blocks, num_classes=0, global_pool="", **made)
     else:
         backbone = create_resnetv2_stem(3, 32, stem_type="same", preact=False, conv_layer=conv)
-    settings = options.pop("said", {})
+    settings = options.pop("settings", {})
     small: dict[str, Any] = {"embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 7, "dynamic_img_size": True}
     model = VisionTransformer(
         img_size=image, patch_size=patch, embed_layer=partial(HybridEmbed, backbone=backbone), **(small | options)

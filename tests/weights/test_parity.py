@@ -29,7 +29,7 @@ CLIP = {
     "pre_norm": True,
     "norm_layer": partial(nn.LayerNorm, eps=1e-5),
     "act_layer": "quick_gelu",
-    "said": {"gelu": "quick"},
+    "settings": {"gelu": "quick"},
 }
 
 

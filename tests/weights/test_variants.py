@@ -156,7 +156,7 @@ def test_a_family_whose_tensors_are_anothers_is_refused(tmp_path):
     )
 
 
-@pytest.mark.parametrize("said", [None, True, "no"])
+@pytest.mark.parametrize("settings", [None, True, "no"])
 def test_biases_that_config_json_does_not_deny_are_missing(settings, tmp_path):
     config = replace(CONFIG, classes=0)
     described = {key: one for key, one in writers(config)["huggingface"].describe(config).items() if key != "qkv_bias"}
