@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
+from itertools import islice
 
 
 class VitreousError(Exception):
@@ -71,6 +72,20 @@ def printable(path: str | os.PathLike[str]) -> str:
     """A path as one line of text, whatever bytes it holds."""
     text = os.fspath(path)
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def first_lines(lines: Iterable[str], count: int, most: int = 20) -> str:
+    """The first `most` of `count` lines, for the end of a message: each on an indented line, and how many more there
+    are."""
+    more = [f"and {count - most} more"] if count > most else []
+    return "".join(f"\n    {line}" for line in [*islice(lines, most), *more])
+
+
+def first_names(names: Iterable[str], most: int = 20) -> str:
+    """The first `most` names, for the middle of a message: separated by commas, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(printable, names[:most])) + more
 
 
 def check_path(value: object, argument: str) -> None:

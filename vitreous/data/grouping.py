@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from vitreous.data.split import Data, Files, Paths, Split, held_out
-from vitreous.errors import DataError, UsageError, printable
+from vitreous.errors import DataError, UsageError, first_names, printable
 
 COLUMN = "group"  # of a table
 PARTED = "groups are in more than one split"  # what a table with such groups notes
@@ -115,12 +115,6 @@ def straddling(keys: dict[str, list[str]]) -> dict[tuple[str, str], list[str]]:
 def describe_shared(shared: dict[tuple[str, str], list[str]]) -> str:
     """Groups in two splits, as a sentence without its stop."""
     return "; ".join(
-        f"{len(words)} groups are in {one} and in {other} ({listed(words)})" for (one, other), words in shared.items()
+        f"{len(words)} groups are in {one} and in {other} ({first_names(words, SHOWN)})"
+        for (one, other), words in shared.items()
     )
-
-
-def listed(words: Iterable[str]) -> str:
-    """The first few words, and how many more there are."""
-    words = list(words)
-    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
-    return ", ".join(map(printable, words[:SHOWN])) + more

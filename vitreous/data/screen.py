@@ -9,7 +9,7 @@ from torch import Tensor
 from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
-from vitreous.errors import DataError
+from vitreous.errors import DataError, first_lines
 
 # a data set that is smaller than this at the model's size, and has no larger pictures, stays in memory
 CACHE_BYTES = 2**30
@@ -62,8 +62,7 @@ def readable(split: Split, bad: dict[int, DataError]) -> np.ndarray:
 
 def refuse(bad: dict[int, DataError], total: int) -> DataError:
     """The error that names unreadable pictures: the first twenty, and how many there are."""
-    listing = "".join(f"\n    {error.message}" for error in list(bad.values())[:20])
-    more = f"\n    and {len(bad) - 20} more" if len(bad) > 20 else ""
+    listing = first_lines((error.message for error in bad.values()), len(bad))
     return DataError(
-        f"{len(bad)} of {total} images cannot be read:{listing}{more}", "mend or remove them, or use --bad-images skip"
+        f"{len(bad)} of {total} images cannot be read:{listing}", "mend or remove them, or use --bad-images skip"
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from vitreous.errors import first_names
+
 SHOWN = 20  # names in a sentence's list
 # of the model's input: images up to this side gain by a smaller input; from 28 to 32 pixels is rounding to patches
 SMALLER = 0.75
@@ -119,7 +121,7 @@ def classes(facts: dict[str, Any], source: str) -> list[Finding]:
             finding(
                 WARNS,
                 "few",
-                f"{len(few):,} classes have fewer than 10 images: {listed(list(few))}",
+                f"{len(few):,} classes have fewer than 10 images: {first_names(list(few))}",
                 "find more, or join classes",
             )
         )
@@ -128,7 +130,7 @@ def classes(facts: dict[str, Any], source: str) -> list[Finding]:
             finding(
                 WARNS,
                 "missing",
-                f"{name} has no image of {len(missing):,} classes: {listed(missing)}",
+                f"{name} has no image of {len(missing):,} classes: {first_names(missing)}",
                 "their figures will be unknown",
             )
         )
@@ -167,7 +169,7 @@ def pictures(facts: dict[str, Any], source: str) -> list[Finding]:
     )
     results += [finding(TELLS, kind, f"{images(count)} {text}") for kind, count, text in notes if count]
     if others := sum(count for name, count in facts["left_out"].items() if name != "images"):
-        ends = listed([name for name in facts["left_out"] if name != "images"])
+        ends = first_names([name for name in facts["left_out"] if name != "images"])
         results.append(
             finding(TELLS, "others", f"{others:,} files are no images by their names and are left out: {ends}")
         )
@@ -190,11 +192,3 @@ def pictures(facts: dict[str, Any], source: str) -> list[Finding]:
             finding(TELLS, "large", text, f"`vitreous data pack {source} --out PACKED` once, then train on that")
         )
     return results
-
-
-def listed(names: list[str]) -> str:
-    """The first names, and how many more there are."""
-    from vitreous.errors import printable
-
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return ", ".join(map(printable, names[:SHOWN])) + more

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.split import Data, Files, Paths, Split, with_val
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, first_lines, printable
 
 ALL = "train800val200"  # the 1,000 images that the last training of a task is allowed
 LISTS = {"train": ("train800", "train"), "val": ("val200", "val", "valid", "validation"), "test": ("test",)}
@@ -54,7 +54,8 @@ def lists(root: Path, split_seed: int = 0) -> Data:
         agree(root, parts, whole)
     missing = [line for line in chain(*parts.values()) if not os.path.lexists(root / line.path)]
     if missing:
-        raise DataError(f"{len(missing)} listed files are not there:{listing(missing)}", f"looked in {printable(root)}")
+        listing = first_lines((f"{line.where}: {printable(line.path)}" for line in missing), len(missing), SHOWN)
+        raise DataError(f"{len(missing)} listed files are not there:{listing}", f"looked in {printable(root)}")
     numbers = sorted({line.label for line in chain(*parts.values())})
     classes = named(root, numbers, list(chain(*parts.values())))
     splits: dict[str, Split] = {split: files(root, lines, numbers) for split, lines in parts.items()}
@@ -132,9 +133,3 @@ def files(root: Path, lines: list[Line], numbers: list[int]) -> Files:
     """The images of a list, in its order."""
     labels = np.searchsorted(numbers, [line.label for line in lines]).astype(np.int64)
     return Files(Paths(os.path.join(root, line.path) for line in lines), labels)
-
-
-def listing(lines: list[Line]) -> str:
-    """The first lines by place and path, and how many more there are."""
-    shown = "".join(f"\n    {line.where}: {printable(line.path)}" for line in lines[:SHOWN])
-    return shown + (f"\n    and {len(lines) - SHOWN} more" if len(lines) > SHOWN else "")

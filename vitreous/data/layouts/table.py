@@ -21,7 +21,7 @@ import numpy as np
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.folder import SPLITS, class_order
 from vitreous.data.split import Data, Files, Split, with_val
-from vitreous.errors import DataError, nearest, printable
+from vitreous.errors import DataError, first_lines, nearest, printable
 
 COLUMNS = ("path", "label", "split", "group")
 EXPECTED = "expected a header path,label[,split][,group] and one image a row; several labels as a|b"
@@ -208,8 +208,7 @@ def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
 
 def listing(rows: list[Row]) -> str:
     """The first rows by line and path, and how many more there are."""
-    lines = "".join(f"\n    line {row.line}: {printable(row.path)}" for row in rows[:SHOWN])
-    return lines + (f"\n    and {len(rows) - SHOWN} more" if len(rows) > SHOWN else "")
+    return first_lines((f"line {row.line}: {printable(row.path)}" for row in rows), len(rows), SHOWN)
 
 
 def labelled(rows: list[Row], split: str, classes: list[str], several: bool, name: str) -> np.ndarray:

@@ -23,7 +23,7 @@ from vitreous.data.decoding.decode import is_image, read_regular
 from vitreous.data.layouts.folder import SPLITS, class_order, natural
 from vitreous.data.split import Data, Split, with_val
 from vitreous.data.stores.tarindex import SHOWN, Index, Word, index
-from vitreous.errors import DataError, nearest, printable
+from vitreous.errors import DataError, first_lines, nearest, printable
 
 EXPECTED = "expected DIR/*.tar or DIR/{train,val,test}/*.tar with samples NAME.jpg and NAME.cls, or CLASS/NAME.jpg"
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
@@ -139,9 +139,8 @@ def archives_of(source: Path) -> dict[str, list[Path]]:
         )
     missing = [path for path in paths if not os.path.lexists(path)]
     if missing:
-        names = "".join(f"\n    {printable(path)}" for path in missing[:SHOWN])
-        more = f"\n    and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-        raise DataError(f"{len(missing)} of {len(paths)} archives are not there:{names}{more}", EXPECTED)
+        names = first_lines(map(printable, missing), len(missing), SHOWN)
+        raise DataError(f"{len(missing)} of {len(paths)} archives are not there:{names}", EXPECTED)
     found: dict[str, list[Path]] = {}
     for path in paths:
         found.setdefault(split_in(path.stem), []).append(path)
@@ -200,9 +199,8 @@ def labels_of(whole: Index, name: str) -> tuple[Sequence[tuple[Word, ...]], np.n
         )
     bare = np.flatnonzero(own < 0)
     if len(bare):
-        listing = "".join(f"\n    {whole.called(int(row))}" for row in bare[:SHOWN])
-        more = f"\n    and {len(bare) - SHOWN} more" if len(bare) > SHOWN else ""
-        raise DataError(f"{name}: {len(bare)} of {len(own)} samples have no label:{listing}{more}", EXPECTED)
+        listing = first_lines((whole.called(int(row)) for row in bare), len(bare), SHOWN)
+        raise DataError(f"{name}: {len(bare)} of {len(own)} samples have no label:{listing}", EXPECTED)
     return words, own, inside
 
 
