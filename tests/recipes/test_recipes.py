@@ -24,7 +24,7 @@ from vitreous.jobs.train import train
 from vitreous.models.config import BiTConfig, ViTConfig
 from vitreous.models.names import configure, name_of
 from vitreous.recipes.augreg import augreg_grid
-from vitreous.recipes.derive import derive
+from vitreous.recipes.derive import apply, derive
 from vitreous.recipes.names import LEVELS, NAMES
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo
@@ -710,3 +710,9 @@ if __name__ == "__main__":
         GOLDEN.write_text(
             json.dumps({name: losses(reduced(name, 10), Path(scratch))[0] for name in CURVES}, indent=1) + "\n"
         )
+
+
+@pytest.mark.parametrize("option", [{"drop_path": 0.1}, {"dropout": 0.1}])
+def test_an_option_for_another_family_is_refused(option):
+    with pytest.raises(UsageError, match=f"model.{next(iter(option))} is no setting of BiTConfig"):
+        apply(example("bit-imagenet"), TrainOptions("x", **option))

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import document, say
-from vitreous.cli.jobs import answering
+from vitreous.cli.inference import choose_backend
 from vitreous.cli.predict import Options
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
@@ -97,7 +97,7 @@ def test_without_ray_the_command_that_installs_it_is_told(run, tmp_path, monkeyp
 def test_int8_is_not_for_a_cluster(run):
     options = Options(run=str(run), images=("a.png",), ray="local", precision="int8")
     with pytest.raises(UsageError, match="int8"):
-        answering(options, load(run))
+        choose_backend(options, load(run))
 
 
 def test_what_cannot_be_read_has_its_row_and_features_are_the_same_bits(run, tmp_path):

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vitreous.cli.jobs import Job, answer_settings, answering, images_of, into_file, tell_notes
+from vitreous.cli.inference import (
+    ImageArguments,
+    choose_backend,
+    file_settings,
+    open_images_of,
+    print_notes,
+    write_answers,
+)
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
@@ -15,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Options(Job):
+class Options(ImageArguments):
     """Features of images: what the model's head reads, for search, clustering and models of your own.
 
     Example: vitreous embed runs/pets new/ --out new.npz
@@ -38,20 +45,20 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         return indexed(options, console)
     if options.precision == "int8":
         raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
-    source = images_of(options)
+    source = open_images_of(options)
     predictor = load(options.source(options.run), options.how(), (), options.exact, headless=True)
-    tell_notes(predictor, console)
+    print_notes(predictor, console)
 
     def answers(items: Iterator[Item]) -> Iterator[Sequence[Embedding]]:
-        return answering(options, predictor).embeddings(items, options.bad_images)
+        return choose_backend(options, predictor).embeddings(items, options.bad_images)
 
     made_by = {
         "verb": "embed",
         "model": predictor.card.name,
         "version": predictor.card.version,
-        **answer_settings(options, predictor),
+        **file_settings(options, predictor),
     }
-    return into_file(options, options.out or "embeddings.npz", Embeddings(), made_by, answers, source, console)
+    return write_answers(options, options.out or "embeddings.npz", Embeddings(), made_by, answers, source, console)
 
 
 def indexed(options: Options, console: Console) -> dict[str, Any]:

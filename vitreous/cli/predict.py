@@ -6,7 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vitreous.cli.jobs import Job, Meter, answer_settings, answering, images_of, into_file, tell_bad, tell_notes
+from vitreous.cli.inference import (
+    ImageArguments,
+    Meter,
+    choose_backend,
+    file_settings,
+    open_images_of,
+    print_notes,
+    print_unreadable,
+    write_answers,
+)
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
@@ -17,7 +26,7 @@ EXAMPLES = 512  # images that int8 may be calibrated on
 
 
 @dataclass(frozen=True)
-class Options(Job):
+class Options(ImageArguments):
     """Names and probabilities for images.
 
     Example: vitreous predict runs/pets new/*.jpg --top 3
@@ -41,7 +50,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.errors import UsageError
     from vitreous.serving.predict import load
 
-    source = images_of(options)
+    source = open_images_of(options)
     if options.top is not None and options.top < 1:
         raise UsageError(f"--top must be at least 1, not {options.top}")
     if options.threshold is not None and not 0 <= options.threshold < 1:
@@ -52,19 +61,19 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         raise UsageError("--resume continues the file of --out", "name it")
     warn(options, console)
     predictor = load(options.source(options.run), options.how(), examples(options, source), options.exact)
-    tell_notes(predictor, console)
+    print_notes(predictor, console)
     top = options.top if options.top or predictor.card.multilabel else 3
     asked = predictor.asked(top, options.threshold, options.abstain)
 
     def answers(items: Iterator[Item]) -> Iterator[Sequence[Prediction]]:
-        return answering(options, predictor).predictions(items, asked, options.bad_images)
+        return choose_backend(options, predictor).predictions(items, asked, options.bad_images)
 
     if options.out:
         from vitreous.serving.rows import Predictions
 
         made_by = {"verb": "predict", "model": predictor.card.name, "version": predictor.card.version}
-        made_by |= answer_settings(options, predictor, top=asked.top, threshold=asked.threshold, abstain=asked.abstain)
-        return into_file(options, options.out, Predictions(), made_by, answers, source, console)
+        made_by |= file_settings(options, predictor, top=asked.top, threshold=asked.threshold, abstain=asked.abstain)
+        return write_answers(options, options.out, Predictions(), made_by, answers, source, console)
     return {
         "model": options.run,
         "precision": predictor.runtime.precision,
@@ -90,7 +99,7 @@ def examples(options: Options, source: Source) -> Iterator[str | bytes]:
             yield item.content()
 
 
-def warn(options: Job, console: Console) -> None:
+def warn(options: ImageArguments, console: Console) -> None:
     """Tell of a precision that the device only emulates."""
     if options.precision == "bf16":
         from vitreous.machine import pick_device, warning
@@ -118,5 +127,5 @@ def printed(options: Options, answers: Any, source: Source, console: Console) ->
     if options.csv:
         put(options.csv, as_csv([HEAD, *(row for answer in all_rows for row in cells(answer))]))
     console.table(["image", "classes"], rows)
-    tell_bad(console, meter.bad, meter.unreadable, meter.done)
+    print_unreadable(console, meter.bad, meter.unreadable, meter.done)
     return [Predictions().plain(answer) for answer in all_rows]

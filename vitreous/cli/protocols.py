@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitreous.cli.answering import Answering
+from vitreous.cli.inference import InferenceArguments
 from vitreous.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Protocols(Answering):
+class Protocols(InferenceArguments):
     """How a model is judged: by its head, or by what a simple classifier can do with its features."""
 
     protocol: Literal["top1", "knn", "linear", "fewshot", "vtab", "real", "objectnet"] = "top1"

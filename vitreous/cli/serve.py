@@ -62,7 +62,7 @@ def run(options: Options, console: Console) -> NoReturn:
     import os
     import sys
 
-    from vitreous.cli.jobs import tell_notes
+    from vitreous.cli.inference import print_notes
     from vitreous.errors import Interrupted
     from vitreous.evaluation.inference_options import InferenceOptions
     from vitreous.serving.http.start import serve, settings_of
@@ -72,7 +72,7 @@ def run(options: Options, console: Console) -> NoReturn:
 
     def up(server: Server) -> None:
         card = server.site.served.predictor.card
-        tell_notes(server.site.served.predictor, console)
+        print_notes(server.site.served.predictor, console)
         console.document(
             {
                 "address": server.address,

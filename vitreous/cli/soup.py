@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from vitreous.cli.answering import Answering
+from vitreous.cli.inference import InferenceArguments
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
 
 
 @dataclass(frozen=True)
-class Options(Answering):
+class Options(InferenceArguments):
     """Average the weights of several runs of one model into one bundle (model soup).
 
     Example: vitreous soup runs/pets-1 runs/pets-2 runs/pets-3 --greedy --out runs/pets-soup

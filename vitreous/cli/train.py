@@ -36,7 +36,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     if options.dry_run:
         return plan(options, console)
-    summary = launch(options, console, lambda run, data: tell_header(run, data, console))
+    summary = launch(options, console, lambda run, data: print_header(run, data, console))
     console.say(figures("validation", summary["val"]))
     if "lr_grid" not in summary:
         console.say(figures("test", summary["test"]))
@@ -50,7 +50,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     return summary
 
 
-def tell_header(run: Run, data: Data, console: Console) -> None:
+def print_header(run: Run, data: Data, console: Console) -> None:
     """What is about to be trained on what, a plain line each on stderr."""
     from vitreous.models.cost import macs
     from vitreous.models.names import name_of

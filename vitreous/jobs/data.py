@@ -18,7 +18,7 @@ from vitreous.errors import DataError, UsageError, printable
 from vitreous.machine import pick_device
 from vitreous.models.cost import macs
 from vitreous.progress import Listener
-from vitreous.recipes.channels import channelwise, facts
+from vitreous.recipes.channels import detect_info, measure_channels
 from vitreous.recipes.derive import advise_weights, apply, derive, objective_of
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.batches import Inputs
@@ -79,11 +79,11 @@ def derive_run(opened: Data, options: TrainOptions, split_settings: dict[str, An
     start = starting_point(options.source(options.init)) if options.init else None
     for note in start.notes if start else ():
         listener.note(note)
-    info = facts(opened, options, start)
+    info = detect_info(opened, options, start)
     run = derive(options, opened, info, start, listener.note)
     if warning := advise_weights(run):
         listener.note(warning)
-    run = channelwise(run, info, split, start, options, first_workers(opened, options), listener.note)
+    run = measure_channels(run, info, split, start, options, first_workers(opened, options), listener.note)
     data = replace(run.data, **split_settings, source=resolve_source(opened.name))
     data = replace(
         data, bad_images=options.bad_images, exact=options.exact, cache=fits_in_memory(split, run.preprocess)

@@ -22,7 +22,7 @@ from vitreous.weights.adopt import Start
 PROBED = 100  # pictures of which one must be readable
 
 
-def facts(opened: Data, options: TrainOptions, start: Start | None = None) -> DatasetInfo:
+def detect_info(opened: Data, options: TrainOptions, start: Start | None = None) -> DatasetInfo:
     """What the recipe has to know of the data: its first readable picture stands for all.
 
     `--preprocess.numbers`, or else the weights that the run starts from, say how files are to be read that can be read
@@ -33,14 +33,14 @@ def facts(opened: Data, options: TrainOptions, start: Start | None = None) -> Da
     first = None
     for sample in range(min(len(split), PROBED)):
         try:
-            return facts_of(split, sample, asked(options, start), start.config.channels if start else None)
+            return read_info(split, sample, requested_numbers(options, start), start.config.channels if start else None)
         except DataError as error:
             first = first or error
     why, hint = (f"; {first.message}", first.hint) if first else ("", "")
     raise DataError(f"{opened.name}: none of the first {PROBED} images can be read{why}", hint or "mend or remove them")
 
 
-def asked(options: TrainOptions, start: Start | None) -> str | None:
+def requested_numbers(options: TrainOptions, start: Start | None) -> str | None:
     """How files are to be read; None where nothing says so."""
     if words := options.settings.get("preprocess.numbers"):
         return set_paths(Preprocess((1, 1)), {"numbers": words}, "preprocess.").numbers
@@ -48,7 +48,7 @@ def asked(options: TrainOptions, start: Start | None) -> str | None:
     return None if numbers == "colours" else numbers
 
 
-def facts_of(split: Split, sample: int, numbers: str | None, channels: int | None) -> DatasetInfo:
+def read_info(split: Split, sample: int, numbers: str | None, channels: int | None) -> DatasetInfo:
     """The facts that one picture tells; `channels` are those of the weights. Raises DataError where it cannot be
     read."""
     raw, name = split.raw(sample), split.name(sample)
@@ -66,8 +66,8 @@ def facts_of(split: Split, sample: int, numbers: str | None, channels: int | Non
     return DatasetInfo(len(split), (band.height, band.width), *info)  # type: ignore[arg-type]
 
 
-def channelwise(
-    run: Run, facts: DatasetInfo, split: Split, start: Start | None, options: TrainOptions, workers: int, note: Note
+def measure_channels(
+    run: Run, info: DatasetInfo, split: Split, start: Start | None, options: TrainOptions, workers: int, note: Note
 ) -> Run:
     """The run with its channels measured, and without augmentation that is made for colours, where the pictures ask for
     it.
@@ -75,9 +75,9 @@ def channelwise(
     Mean and deviation that the user gave stay, and those of weights that were trained on as many channels of such
     numbers.
     """
-    if facts.numbers == "colours":
+    if info.numbers == "colours":
         return run
-    seen = replace(run.preprocess, numbers=facts.numbers)
+    seen = replace(run.preprocess, numbers=info.numbers)
     known = start.preprocess if start else None
     if known is None or (known.channels, known.numbers) != (seen.channels, seen.numbers):
         measured = dict(zip(("mean", "std"), statistics(split, seen, workers), strict=True))

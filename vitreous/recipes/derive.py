@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from vitreous.config import set_paths
@@ -53,7 +53,7 @@ def derive(
     device = pick_device(options.device or "auto")
     classes = len(data.classes) if objective_of(options).labelled else 0
     model = architecture(options, facts, classes, start.config if start else None, named)
-    recipe = named or usual(data, model, start)
+    recipe = named or default_recipe(data, model, start)
     base = recipe.make(model, facts, options)
     run = replace(
         base,
@@ -63,9 +63,9 @@ def derive(
         precision=pick_precision(options.precision or "auto", device),  # type: ignore[arg-type]
     )
     if start is not None and start.preprocess is not None:
-        run = replace(run, preprocess=seen(run.preprocess, start.preprocess, recipe))
-    run = apply(resized(run, recipe, options, note), options)
-    run = warmed(run, recipe, own_length(recipe, base), options, note)
+        run = replace(run, preprocess=merge_preprocess(run.preprocess, start.preprocess, recipe))
+    run = apply(scale_batch(run, recipe, options, note), options)
+    run = limit_warmup(run, recipe, own_length(recipe, base), options, note)
     run = replace(run, objective=fitted_to_labels(run.objective, data, options))
     if options.compile is None and device.startswith("cuda") and not run.reproducible:
         run = replace(run, compile=6 * macs(run.model) * run.total > COMPILE_GAIN)
@@ -73,7 +73,7 @@ def derive(
         run = replace(run, shards=CANONICAL)
     elif options.shards is None and run.objective.splittable and not (run.compile or run.draws_in_forward):
         run = replace(run, shards=default_shards(device, run.batch_size))
-    return periods(run, options)
+    return choose_periods(run, options)
 
 
 def objective_of(options: TrainOptions) -> type[ObjectiveConfig]:
@@ -113,14 +113,14 @@ def advise_weights(run: Run) -> str:
     )
 
 
-def usual(data: Data, model: ModelConfig, start: Start | None) -> Recipe:
+def default_recipe(data: Data, model: ModelConfig, start: Start | None) -> Recipe:
     """The recipe where none is named."""
     if start is not None:
         return RECIPES["finetune"]
     return RECIPES["digits" if data.name == "digits" else "small" if max(model.image) <= SMALL else "photos"]
 
 
-def seen(own: Preprocess, weights: Preprocess, recipe: Recipe) -> Preprocess:
+def merge_preprocess(own: Preprocess, weights: Preprocess, recipe: Recipe) -> Preprocess:
     """How pictures become input: as the weights had it, but a recipe with a protocol of its own takes only their mean
     and deviation."""
     if recipe.name in OWN:
@@ -128,7 +128,7 @@ def seen(own: Preprocess, weights: Preprocess, recipe: Recipe) -> Preprocess:
     return replace(own, mean=weights.mean, std=weights.std)
 
 
-def resized(run: Run, recipe: Recipe, options: TrainOptions, note: Note) -> Run:
+def scale_batch(run: Run, recipe: Recipe, options: TrainOptions, note: Note) -> Run:
     """The run with the images of a step that were asked for, or that an epoch has; the learning rate follows by the
     recipe's rule.
 
@@ -163,7 +163,7 @@ def resized(run: Run, recipe: Recipe, options: TrainOptions, note: Note) -> Run:
     return replace(run, optimizer=new)
 
 
-def warmed(run: Run, recipe: Recipe, own: int, options: TrainOptions, note: Note) -> Run:
+def limit_warmup(run: Run, recipe: Recipe, own: int, options: TrainOptions, note: Note) -> Run:
     """The run with a warm-up of at most a tenth, where it has less than half of the steps that the recipe has on its
     own data.
 
@@ -244,11 +244,11 @@ def apply(run: Run, options: TrainOptions) -> Run:
     if options.device is not None:
         plain["device"] = pick_device(options.device)
     if options.micro_batch not in (None, "auto"):
-        plain["micro_batch"] = images(options.micro_batch)
+        plain["micro_batch"] = parse_micro_batch(options.micro_batch)
     if options.precision is not None:
         plain["precision"] = pick_precision(options.precision, plain.get("device", run.device))
     for path in sorted(plain, key=lambda p: p != "batch_size"):
-        run = put(run, path, plain[path])
+        run = set_field(run, path, plain[path])
     if options.steps is not None:
         run = replace(run, epochs=options.steps * run.step_size / run.data.images)
     own = run.recipe in ("", *OWN)  # whose warm-up is a twentieth of the run
@@ -261,23 +261,26 @@ def apply(run: Run, options: TrainOptions) -> Run:
     return set_paths(run, options.settings)
 
 
-def images(words: str | None) -> int:
+def parse_micro_batch(words: str | None) -> int:
     """What --micro-batch says, where that is a number. Raises UsageError."""
     if not (words or "").isdecimal() or int(words or "") < 1:
         raise UsageError(f"--micro-batch cannot be {words}", "give a number of images, or auto")
     return int(words or "")
 
 
-def put(run: Run, path: str, value: Any) -> Run:
-    """A copy of the run with one field, at a dotted path, set. Raises UsageError where the objective or the views have
-    none of that name."""
-    head, _, rest = path.partition(".")
-    if rest and not hasattr(getattr(run, head), rest):
-        raise UsageError(f"{rest.replace('_', '-')} is no setting of {getattr(run, head).name}", "leave it out")
-    return replace(run, **{head: replace(getattr(run, head), **{rest: value}) if rest else value})
+def set_field(run: Run, path: str, value: Any) -> Run:
+    """A copy of the run with one field, at a dotted path, set. Raises UsageError where that part has no such field."""
+    head, _, name = path.partition(".")
+    if not name:
+        return replace(run, **{head: value})
+    part = getattr(run, head)
+    if name not in {field.name for field in fields(part)}:
+        kind = getattr(part, "name", None) or type(part).__name__
+        raise UsageError(f"{head}.{name} is no setting of {kind}", "leave that option out")
+    return replace(run, **{head: replace(part, **{name: value})})
 
 
-def periods(run: Run, options: TrainOptions) -> Run:
+def choose_periods(run: Run, options: TrainOptions) -> Run:
     """How often to log, evaluate and save: by the length of the run, unless said."""
     often = 20 if run.keep_best or run.early_stop else 6  # evaluations of a run, where nothing else is said
     chosen = {

@@ -1,5 +1,5 @@
-"""What `predict` and `embed` have in common: images from anywhere, a file that can be continued, and what is told at
-the end."""
+"""Options of the verbs that run a model, and what `predict` and `embed` share: images from anywhere, a file of answers
+that can be continued, a list of what could not be read."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from vitreous.cli.answering import Answering
+from vitreous.weights.options import WeightsOptions
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
+    from vitreous.evaluation.inference_options import InferenceOptions
     from vitreous.serving.predict import Predictor
     from vitreous.serving.ray_backend import Remote
     from vitreous.serving.rows import Kind
@@ -24,7 +25,31 @@ UNREADABLE = 3  # the exit code where there are some
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(Answering):
+class InferenceArguments(WeightsOptions):
+    """How a model is computed, and what happens to images that cannot be read."""
+
+    bad_images: Literal["stop", "skip"] = "stop"
+    """Stop at images that cannot be read, or name them, count them as wrong, and go on."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps."""
+    precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"
+    """Numbers to compute with; auto is bf16 where the device has it, else fp32; int8 needs --engine openvino."""
+    engine: Literal["auto", "torch", "openvino"] = "auto"
+    """What computes; auto is torch. openvino needs the extra `export`."""
+    merge_tokens: int = 0
+    """Tokens that each block merges with the one most like it (ToMe): faster, and less exact."""
+    seed: int = 0
+    """Accepted for uniformity; nothing here is left to chance."""
+
+    def how(self) -> InferenceOptions:
+        """What of it the engine needs."""
+        from vitreous.evaluation.inference_options import InferenceOptions
+
+        return InferenceOptions(self.device, self.precision, self.engine, self.merge_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageArguments(InferenceArguments):
     """Which images, and what becomes of them."""
 
     run: Annotated[Positional[str], arg(metavar="RUN")]
@@ -46,7 +71,7 @@ class Job(Answering):
     """Compute on a Ray cluster: its address, or `local` for one started here. Needs the extra `ray`."""
 
 
-def images_of(options: Job) -> Source:
+def open_images_of(options: ImageArguments) -> Source:
     """The images that are meant. Raises UsageError for none."""
     from vitreous.errors import UsageError
     from vitreous.serving.sources import WAY, source
@@ -56,7 +81,7 @@ def images_of(options: Job) -> Source:
     return source(options.images, options.column, options.list)
 
 
-def answering(options: Job, predictor: Predictor) -> Predictor | Remote:
+def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor | Remote:
     """What answers: the predictor, or a cluster in its place. Raises UsageError for int8 on a cluster."""
     if options.ray is None:
         return predictor
@@ -70,7 +95,7 @@ def answering(options: Job, predictor: Predictor) -> Predictor | Remote:
     return Remote(options.ray, options.source(options.run), options.how(), options.exact)
 
 
-def answer_settings(options: Job, predictor: Predictor, **more: Any) -> dict[str, Any]:
+def file_settings(options: ImageArguments, predictor: Predictor, **more: Any) -> dict[str, Any]:
     """What a file of answers depends on beside the model and the images. The precision is the one computed in: `auto`
     stands for another on another processor, and one file is not continued in two."""
     asked = {name: getattr(options, name) for name in ("exact", "device", "engine", "merge_tokens")}
@@ -101,8 +126,8 @@ class Meter:
         self.console.progress(self.label, self.done, self.total, f"{self.rate:,.1f} images/s")
 
 
-def into_file(
-    options: Job,
+def write_answers(
+    options: ImageArguments,
     out: str,
     kind: Kind,
     made_by: dict[str, Any],
@@ -111,9 +136,9 @@ def into_file(
     console: Console,
 ) -> dict[str, Any]:
     """Write the answers to a file as they come; the document of the verb. Nothing is kept in memory."""
-    from vitreous.serving.sinks import Job as File
+    from vitreous.serving.sinks import Job as AnswerFile
 
-    job = File(out, kind, made_by, options.resume)
+    job = AnswerFile(out, kind, made_by, options.resume)
     try:
         items = iter(source) if job.finished else job.left(iter(source))
         meter = Meter("images", source.count, console, job.rows)
@@ -129,7 +154,7 @@ def into_file(
             console.note(f"{job.rows:,} images in {out}, {meter.rate:,.1f} a second")
     finally:
         job.close()
-    tell_bad(console, meter.bad, job.bad, job.rows)
+    print_unreadable(console, meter.bad, job.bad, job.rows)
     precision = made_by["precision"]
     return {
         "model": options.run,
@@ -141,13 +166,13 @@ def into_file(
     }
 
 
-def tell_notes(predictor: Predictor, console: Console) -> None:
+def print_notes(predictor: Predictor, console: Console) -> None:
     """Print what was assumed of foreign weights whose files do not tell it."""
     for text in predictor.bundle.notes if predictor.bundle else ():
         console.note(text)
 
 
-def tell_bad(console: Console, messages: Sequence[str], bad: int, total: int) -> None:
+def print_unreadable(console: Console, messages: Sequence[str], bad: int, total: int) -> None:
     """Name images that could not be read, and have the command exit with 3."""
     if bad:
         listing = "".join(f"\n  {message}" for message in messages[:SHOWN])
