@@ -155,7 +155,6 @@ def test_columns_that_have_to_be_said(tmp_path):
 FAULTS = {
     "a null": ({"label": ["a", "b", None] * 4}, "4 of 12 labels of train are missing; the first is in row 2"),
     "a number that is no name": ({"label": [0, 1, 5] * 4}, "labels of train are missing; the first is in row 2"),
-    "one class": ({"label": ["a"] * 12}, "one class only (a)"),
     "case": ({"label": ["Cat", "cat"] * 6}, "differ only in case"),
 }
 
@@ -166,6 +165,23 @@ def test_labels_that_cannot_be(case, tmp_path):
     assert told in refusal(
         write(tmp_path / "x.parquet", {"image": images(12), **columns}, NAMED if "number" in case else None), DataError
     )
+
+
+@pytest.mark.parametrize("case", ["no column", "one class", "one of a list"])
+def test_images_without_labels(case, tmp_path):
+    columns = {"no column": {}, "one class": {"label": ["a"] * 12}, "one of a list": {"label": [["a"]] * 12}}[case]
+    file = write(tmp_path / "train.parquet", {"image": images(12), "score": [0.5] * 12, **columns})
+    write(
+        tmp_path / "test.parquet",
+        {"image": images(3, 50), "score": [0.5] * 3, **{k: v[:3] for k, v in columns.items()}},
+    )
+    for source, sizes in ((file, [11, 1]), (tmp_path, [11, 1, 3])):
+        data = open_data(source)
+        assert not data.labelled and data.classes == () and not data.multilabel and data.unlabelled is not None
+        assert [split.labels.shape for split in data.splits.values()] == [(size, 0) for size in sizes]
+        assert data.whole.raw(2) == png(2) and data.whole.labels.dtype == np.float32
+    assert ("no column of labels" if case == "no column" else "one class only (a)") in str(data.unlabelled)
+    assert data.split("test").raw(1) == png(51)
 
 
 def test_splits_that_do_not_fit(tmp_path):

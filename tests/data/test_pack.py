@@ -500,3 +500,19 @@ def test_a_run_over_a_pack_continues_anywhere(photos, tmp_path, form, workers, s
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_over_a_pack_continues_at_fifty_places_with_workers(photos, tmp_path, form, workers):
     test_a_run_over_a_pack_continues_anywhere(photos, tmp_path, form, workers, STARTS)
+
+
+@pytest.mark.parametrize("form", ["tar", "uint8"])
+def test_images_without_labels_stay_so(tmp_path, form):
+    (tmp_path / "flat").mkdir()
+    for n in range(12):
+        picture(n, (20, 16)).save(tmp_path / "flat" / f"{n}.png")
+    source = open_data(tmp_path / "flat")
+    pack(tmp_path / "flat", tmp_path / "out", Plan(form=form), workers=0)
+    data = open_data(tmp_path / "out")
+    assert not data.labelled and data.classes == () and data.splits["train"].labels.shape == (11, 0)
+    for own, other in ((data, source), (data, open_data(tmp_path / "out"))):
+        assert len(own.splits["val"]) == len(other.splits["val"]) == 1
+    assert np.array_equal(
+        np.asarray(decode(data.splits["val"].raw(0))), np.asarray(decode(source.splits["val"].raw(0)))
+    )

@@ -202,8 +202,6 @@ FAULTS = {
         [("0.png", image(0)), ("1.png", image(1)), ("1.cls", b"0")],
         "1 of 2 samples have no label:\n    x.tar/0.png",
     ),
-    "no label and no folder": ([("0.png", image(0))], "1 of 1 samples have no label"),
-    "one class": (samples(range(3), lambda n: b"5"), "one class only (5)"),
     "twice": ([*samples([1, 2]), *samples([1])], "1 samples stand in two places; the first is 00001.png"),
     "apart": ([("0.png", image(0)), ("1.png", image(1)), ("0.cls", b"0"), ("1.cls", b"1")], "samples have no label"),
     "a name twice": ([("0.png", image(0)), ("0.png", image(1)), ("0.cls", b"0")], "two members 0.png"),
@@ -223,6 +221,23 @@ FAULTS = {
 def test_faults_are_named(tmp_path, fault):
     members, expected = FAULTS[fault]
     assert expected in refusal(write(tmp_path / "x.tar", members))
+
+
+UNLABELLED = {
+    "no label and no folder": ([(f"{n}.png", image(n)) for n in range(12)], "no sample has a label"),
+    "one class": (samples(range(12), lambda n: b"5"), "one class only (5)"),
+    "one folder": ([(f"a/{n}.png", image(n)) for n in range(12)], "one class only (a)"),
+    "lists of nothing": ([m for n in range(12) for m in ((f"{n}.png", image(n)), (f"{n}.json", b'{"label": []}'))], "no labels"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNLABELLED)
+def test_images_without_labels(tmp_path, case):
+    members, why = UNLABELLED[case]
+    data = open_data(write(tmp_path / "x.tar", members))
+    assert not data.labelled and data.classes == () and why in str(data.unlabelled)
+    assert data.whole.labels.shape == (12, 0) and data.whole.labels.dtype == np.float32
+    assert data.splits["val"].labels.shape == (1, 0) and data.whole.raw(3) == image(3)
 
 
 def test_classes_that_training_lacks_and_archives_of_no_split(tmp_path):
@@ -472,7 +487,7 @@ def test_what_was_found_is_kept_and_used_only_while_it_is_true(tmp_path, cache, 
     def same(found):
         return all(
             np.array_equal(getattr(found, name), getattr(first, name))
-            for name in ("start", "size", "said", "ends", "names", "archive")
+            for name in ("start", "size", "labels", "ends", "names", "archive")
         )
 
     again = tarindex.index(paths)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.stores.rows import arrow
+from vitreous.data.stores.rows import require_pyarrow
 from vitreous.disk import atomic_path
 from vitreous.serving.rows import Kind, arrays
 
@@ -92,7 +92,7 @@ class ParquetParts(Parts):
     suffix = ".parquet"
 
     def __init__(self, path: str, kind: Kind) -> None:
-        arrow()
+        require_pyarrow()
         super().__init__(path, kind)
 
     def read(self, part: Path) -> tuple[Sequence[str], int]:

@@ -33,7 +33,7 @@ from vitreous.data.layouts.folder import natural, walk
 from vitreous.data.layouts.tars import COMPRESSED
 from vitreous.data.layouts.tars import expand as braced
 from vitreous.data.preprocess import Preprocess
-from vitreous.data.stores.rows import opened
+from vitreous.data.stores.rows import open_parquet
 from vitreous.data.stores.tar import Archive, read_at, stamp
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.serving.reading import read
@@ -250,7 +250,7 @@ def rowed(path: str, column: str | None) -> Iterator[Item]:
     import pyarrow as pa
 
     home, number, name = os.path.dirname(path), 0, printable(path)
-    with opened(Path(path)) as parquet:
+    with open_parquet(Path(path)) as parquet:
         schema = parquet.schema_arrow
         holds = (
             pa.types.is_binary,

@@ -2,7 +2,8 @@
 
 DIR/*.tar with the split in the file names (`train-000.tar`) or in none of them, DIR/{train,val,test}/*.tar,
 `DIR/shard-{000000..000127}.tar`, or one file. `classes.txt` (a name a line) or `dataset.json` (`{"classes": [...]}`)
-beside the archives, or above the folders of their splits, gives names to labels that are numbers.
+beside the archives, or above the folders of their splits, gives names to labels that are numbers. Where no sample has a
+label, or all have the same one, the images have no labels.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ import numpy as np
 
 from vitreous.data.decoding.decode import is_image, read_regular
 from vitreous.data.layouts.folder import SPLITS, class_order, natural
-from vitreous.data.split import Data, Split, with_val
-from vitreous.data.stores.tarindex import SHOWN, Index, Word, index
+from vitreous.data.split import Data, Split, no_labels, with_val
+from vitreous.data.stores.tarindex import ORPHANS, SHOWN, Index, Word, index
 from vitreous.errors import DataError, first_lines, nearest, printable
 
 EXPECTED = "expected DIR/*.tar or DIR/{train,val,test}/*.tar with samples NAME.jpg and NAME.cls, or CLASS/NAME.jpg"
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 NAMES = ("pack.json", "dataset.json", "classes.txt", "classnames.txt")
-MOST = 100_000  # archives that a pattern may stand for
-MOST_LABELS = 2**33  # bytes of the labels of all images, where images have several
+MAX_ARCHIVES = 100_000  # that a pattern may stand for
+MAX_LABELS = 2**33  # bytes of the labels of all images, (n, K) float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ class Tars:
         return self.index.read(int(self.rows[sample]))
 
     def name(self, sample: int) -> str:
-        return self.index.called(int(self.rows[sample]))
+        return self.index.display_name(int(self.rows[sample]))
 
     def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Tars:
         return Tars(self.index, self.rows[rows], self.labels[rows] if labels is None else labels)
@@ -65,57 +66,82 @@ class Tars:
 def tars(source: Path, split_seed: int = 0) -> Data:
     """The data set in a folder of archives, in the archives that a pattern stands for, or in one.
 
-    Labels are (n,) int64 where every sample has one; else (n, K) float32. A source without `val` gives a tenth of
-    `train` to it. Classes are in the order of the file that names them, else in natural order. Raises DataError for
-    archives that are not there or not whole, samples without a label, and classes that only a held-out split has.
+    Labels are (n,) int64 where every sample has one; else (n, K) float32, K = 0 without labels. A source without `val`
+    gives a tenth of `train` to it. Classes are in the order of the file that names them, else in natural order. Raises
+    DataError for archives that are missing or damaged, samples without a label where others have one, and classes that
+    only a held-out split has.
     """
     name = printable(source)
-    found = archives_of(source)
-    paths = [path for own in found.values() for path in own]
+    archives = archives_of(source)
+    paths = [path for part in archives.values() for path in part]
     whole = index(paths)
     if not len(whole.archive):
         raise DataError(f"no images in {len(paths)} archives of {name}", EXPECTED)
-    bounds = np.cumsum([len(own) for own in found.values()])
-    owner = np.searchsorted(bounds, whole.archive, side="right")
-    words, own, inside = labels_of(whole, name)
-    unsplit = "" in found and not (inside >= 0).any()
-    if "" in found:
+    owner = np.searchsorted(np.cumsum([len(part) for part in archives.values()]), whole.archive, side="right")
+    words, codes, inside = labels_of(whole, name)
+    unsplit = "" in archives and not (inside >= 0).any()
+    if "" in archives:
         owner = np.maximum(inside, 0)
-    rows = {split: np.flatnonzero(owner == number) for number, split in enumerate(SPLITS if "" in found else found)}
+    rows = {split: np.flatnonzero(owner == n) for n, split in enumerate(SPLITS if "" in archives else archives)}
     rows = {split: part for split, part in rows.items() if len(part)}
     if "train" not in rows:
         raise DataError(f"{name} has {', '.join(rows)} but no images to train on", EXPECTED)
-    classes, codes = class_codes(words, np.unique(own[rows["train"]]), names_beside(source))
-    several = any(len(words[label]) != 1 for label in np.unique(own).tolist())
-    if len(classes) < (1 if several else 2):
-        one = f"one class only ({printable(classes[0])}); a classifier needs two" if classes else "no labels"
-        raise DataError(f"{name} has {one}", EXPECTED)
-    splits: dict[str, Split] = {}
+    notes = [f"{count} {what}" for what, count in whole.notes.items()]
+    labels, classes, unlabelled = labels_of_splits(name, words, codes, rows, names_beside(source), notes)
+    splits: dict[str, Split] = {split: Tars(whole, part, labels[split]) for split, part in rows.items()}
+    splits, undrawn = with_val(splits, split_seed, notes)
+    return Data(name, classes, splits, notes, unsplit, undrawn, unlabelled=unlabelled)
+
+
+def labels_of_splits(
+    name: str,
+    words: Sequence[tuple[Word, ...]],
+    codes: np.ndarray,
+    rows: dict[str, np.ndarray],
+    given: Sequence[str],
+    notes: list[str],
+) -> tuple[dict[str, np.ndarray], tuple[str, ...], DataError | None]:
+    """The labels of each split, the classes, and why there are none where all images have one label or none.
+
+    `codes`, (n,): positions in `words`, the distinct labels, or -1; `given`: the class names beside the archives.
+    Raises DataError for classes that training does not have.
+    """
+    unlabelled, classes, numbers = None, (), list[list[int]]()
+    if (codes < 0).all():
+        unlabelled = DataError(f"{name}: no sample has a label", EXPECTED)
+    else:
+        classes, numbers = class_codes(words, np.unique(codes[rows["train"]]), given)
+    multilabel = any(len(words[code]) != 1 for code in np.unique(codes).tolist() if code >= 0)
+    if unlabelled is None and len(classes) < (1 if multilabel else 2):
+        message = f"one class only ({printable(classes[0])}); a classifier needs two" if classes else "no labels"
+        unlabelled = DataError(f"{name} has {message}", EXPECTED)
+        notes += [f"all images are of one class, {printable(classes[0])}: there are no labels"] if classes else []
+    if unlabelled is not None:
+        return {split: no_labels(len(part)) for split, part in rows.items()}, (), unlabelled
+    labels = {}
     for split, part in rows.items():
         where = f"{name}: {split}" if split == "train" else f"{name}: {split}, unlike train,"
-        refuse_unknown(words, codes, own[part], where, classes)
-        splits[split] = Tars(whole, part, coded(codes, own[part], len(classes) if several else 0, where))
-    notes = [f"{count} {what}" for what, count in whole.told.items()]
-    counts = splits["train"].labels.sum(0) if several else np.bincount(splits["train"].labels, minlength=len(classes))
+        refuse_unknown(words, numbers, codes[part], where, classes)
+        labels[split] = label_array(numbers, codes[part], len(classes) if multilabel else 0, where)
+    counts = labels["train"].sum(0) if multilabel else np.bincount(labels["train"], minlength=len(classes))
     if absent := int((counts == 0).sum()):
         notes.append(f"{absent} of {len(classes)} classes have no training image")
-    splits, undrawn = with_val(splits, split_seed, notes)
-    return Data(name, classes, splits, notes, unsplit, undrawn)
+    return labels, classes, None
 
 
 def are_tars(folder: Path) -> bool:
     """Whether a folder has archives, rather than folders of images that an archive lies beside."""
     homes = [folder / name for names in SPLITS.values() for name in names if (folder / name).is_dir()]
     if homes:
-        return any(map(listed, homes))
+        return any(map(list_archives, homes))
     inner = [entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
     packed = [entry for entry in os.scandir(folder) if entry.name.lower().endswith(COMPRESSED)]
-    return bool(listed(folder) or packed) and not any(
+    return bool(list_archives(folder) or packed) and not any(
         is_image(Path(entry.path)) for home in inner for entry in os.scandir(home)
     )
 
 
-def listed(home: Path) -> list[Path]:
+def list_archives(home: Path) -> list[Path]:
     """The archives in a folder, in natural order; compressed ones are none."""
     names = sorted((entry.name for entry in os.scandir(home) if not entry.name.startswith(".")), key=natural)
     return [home / name for name in names if name.lower().endswith(".tar")]
@@ -127,10 +153,10 @@ def archives_of(source: Path) -> dict[str, list[Path]]:
         homes = {
             split: next((source / n for n in names if (source / n).is_dir()), None) for split, names in SPLITS.items()
         }
-        inside = {split: own for split, home in homes.items() if home and (own := listed(home))}
+        inside = {split: own for split, home in homes.items() if home and (own := list_archives(home))}
         if inside:
             return inside
-        paths = listed(source)
+        paths = list_archives(source)
     else:
         paths = [source] if os.path.lexists(source) else expand(os.fspath(source))
     if not paths or any(path.name.lower().endswith(COMPRESSED) for path in paths):
@@ -141,25 +167,25 @@ def archives_of(source: Path) -> dict[str, list[Path]]:
     if missing:
         names = first_lines(map(printable, missing), len(missing), SHOWN)
         raise DataError(f"{len(missing)} of {len(paths)} archives are not there:{names}", EXPECTED)
-    found: dict[str, list[Path]] = {}
+    archives: dict[str, list[Path]] = {}
     for path in paths:
-        found.setdefault(split_in(path.stem), []).append(path)
-    if "" in found and len(found) > 1:
-        stray = printable(found[""][0])
+        archives.setdefault(split_in(path.stem), []).append(path)
+    if "" in archives and len(archives) > 1:
+        stray = printable(archives[""][0])
         raise DataError(f"{stray} names no split, as others do", "name it train-..., val-... or test-...")
-    if "train" not in found and len(paths) > 1 and "" not in found:
-        raise DataError(f"{printable(source)} has {', '.join(found)} but no archives to train on", EXPECTED)
-    return found if "" in found or "train" in found else {"": paths}
+    if "train" not in archives and len(paths) > 1 and "" not in archives:
+        raise DataError(f"{printable(source)} has {', '.join(archives)} but no archives to train on", EXPECTED)
+    return archives if "" in archives or "train" in archives else {"": paths}
 
 
 def split_in(stem: str) -> str:
     """The split that a file name has as a word of its own: `imagenet-train-0001` -> `train`. Raises DataError for
     two."""
     words = set(re.split(r"[^a-z]+", stem.lower()))
-    found = [split for split, names in SPLITS.items() if words & set(names)]
-    if len(found) > 1:
-        raise DataError(f"{printable(stem)}.tar names two splits, {' and '.join(found)}", "rename it")
-    return found[0] if found else ""
+    splits = [split for split, names in SPLITS.items() if words & set(names)]
+    if len(splits) > 1:
+        raise DataError(f"{printable(stem)}.tar names two splits, {' and '.join(splits)}", "rename it")
+    return splits[0] if splits else ""
 
 
 def expand(pattern: str) -> list[Path]:
@@ -171,44 +197,46 @@ def expand(pattern: str) -> list[Path]:
         ends = re.fullmatch(r"(\d+)\.\.(\d+)", piece) if number % 2 else None
         if ends:
             low, high = int(ends[1]), int(ends[2])
-            if not low <= high < low + MOST:
-                raise DataError(f"{printable(pattern)}: {{{piece}}} stands for no archive, or for more than {MOST:,}")
+            if not low <= high < low + MAX_ARCHIVES:
+                raise DataError(
+                    f"{printable(pattern)}: {{{piece}}} stands for no archive, or for more than {MAX_ARCHIVES:,}"
+                )
             choices.append([str(value).zfill(len(ends[1])) for value in range(low, high + 1)])
         else:
             choices.append(piece.split(",") if number % 2 else [piece])
-    if math.prod(map(len, choices)) > MOST:
-        raise DataError(f"{printable(pattern)} stands for more than {MOST:,} archives")
+    if math.prod(map(len, choices)) > MAX_ARCHIVES:
+        raise DataError(f"{printable(pattern)} stands for more than {MAX_ARCHIVES:,} archives")
     return [Path("".join(parts)) for parts in itertools.product(*choices)]
 
 
 def labels_of(whole: Index, name: str) -> tuple[Sequence[tuple[Word, ...]], np.ndarray, np.ndarray]:
-    """Labels, the position of each sample's among them, and of its split in SPLITS by the folder it stands in, or -1:
-    (n,) each.
+    """The distinct labels; the position of each sample's among them, (n,) int64; and of its split in SPLITS by its
+    folder, (n,) int64. -1 stands for none.
 
-    Raises DataError, with the first of them, for samples that say no label where others do, or stand in no folder.
+    Raises DataError, with the first of them, for samples without a label where others have one, or where labels stand
+    apart from the images.
     """
-    split_at, class_at = places(whole.folders)
+    split_at, class_at = split_and_class(whole.folders)
     inside = np.array(split_at, dtype=np.int64)[whole.homes]
-    if (whole.said >= 0).any():
-        words, own = whole.words, whole.said.astype(np.int64)
+    if (whole.labels >= 0).any():
+        words, own = whole.words, whole.labels.astype(np.int64)
     else:
         codes = {word: number for number, word in enumerate(dict.fromkeys(word for word in class_at if word))}
         words, own = (
             [(word,) for word in codes],
             np.array([codes.get(word, -1) for word in class_at], dtype=np.int64)[whole.homes],
         )
-    bare = np.flatnonzero(own < 0)
-    if len(bare):
-        listing = first_lines((whole.called(int(row)) for row in bare), len(bare), SHOWN)
-        raise DataError(f"{name}: {len(bare)} of {len(own)} samples have no label:{listing}", EXPECTED)
+    missing = np.flatnonzero(own < 0)
+    if len(missing) and (len(missing) < len(own) or whole.notes.get(ORPHANS)):
+        listing = first_lines((whole.display_name(int(row)) for row in missing), len(missing), SHOWN)
+        raise DataError(f"{name}: {len(missing)} of {len(own)} samples have no label:{listing}", EXPECTED)
     return words, own, inside
 
 
-def places(folders: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Folders in archives -> the split that each stands for in SPLITS, or -1, and its class, or "".
+def split_and_class(folders: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Folders in archives -> for each the position of its split in SPLITS, or -1, and its class, or "".
 
-    What all folders have in front is no part of it; then comes the split, if all have one; then the class, with folders
-    below.
+    A path is PREFIX/[SPLIT/]CLASS/...: the prefix is what all folders share, and there are splits where all have one.
     """
     parts = [[part for part in folder.split("/") if part not in ("", ".")] for folder in folders]
     levels = zip(*(own[:-1] for own in parts), strict=False)
@@ -233,14 +261,14 @@ def names_beside(source: Path) -> tuple[str, ...]:
             continue
         try:
             text = read_regular(file).decode("utf-8-sig")
-            found: Any = json.loads(text).get("classes") if file.suffix == ".json" else text.splitlines()
+            listed: Any = json.loads(text).get("classes") if file.suffix == ".json" else text.splitlines()
         except (ValueError, AttributeError, RecursionError):
             raise DataError(
                 f"{printable(file)} cannot be read", 'expected UTF-8: a name a line, or {"classes": [...]}'
             ) from None
-        if file.suffix == ".json" and found is None:
+        if file.suffix == ".json" and listed is None:
             continue
-        names = [found[key] for key in sorted(found, key=natural)] if isinstance(found, dict) else found
+        names = [listed[key] for key in sorted(listed, key=natural)] if isinstance(listed, dict) else listed
         if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
             raise DataError(f"{printable(file)} has a class without a name")
         names = [name.strip() for name in names]
@@ -270,7 +298,7 @@ def class_codes(
     return classes, [[code(word) for word in label] for label in words]
 
 
-def coded(codes: list[list[int]], own: np.ndarray, classes: int, where: str) -> np.ndarray:
+def label_array(codes: list[list[int]], own: np.ndarray, classes: int, where: str) -> np.ndarray:
     """The labels of a split, (n,) int64; with several `classes` to an image (n, classes) float32. `own`: (n,) positions
     in `codes`.
 
@@ -278,7 +306,7 @@ def coded(codes: list[list[int]], own: np.ndarray, classes: int, where: str) -> 
     """
     if not classes:
         return np.array([code[0] if code else -1 for code in codes], dtype=np.int64)[own]
-    if 4 * len(own) * classes > MOST_LABELS:
+    if 4 * len(own) * classes > MAX_LABELS:
         raise DataError(
             f"{where}: {len(own):,} images times {classes:,} classes are more than memory holds",
             "are these class names?",

@@ -25,7 +25,7 @@ from vitreous.data.loader import in_workers
 from vitreous.data.packs.shards import Encoder, PixelShard, Stored, TarShard, npy_bytes, record, write_record
 from vitreous.data.screen import refuse
 from vitreous.data.sources import open_data
-from vitreous.data.split import Data, Files, Split, require_labels
+from vitreous.data.split import Data, Files, Split
 from vitreous.disk import publish
 from vitreous.errors import DataError, ResourceError, UsageError, printable
 from vitreous.progress import Listener
@@ -88,7 +88,6 @@ def pack(
     ResourceError where the disk is too small.
     """
     data = open_data(source)
-    require_labels(data)
     plan = replace(plan, source=fingerprint(data))
     out = Path(out)
     if os.path.isdir(source) and out.resolve().is_relative_to(Path(source).resolve()):

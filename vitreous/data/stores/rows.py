@@ -1,9 +1,8 @@
-"""Rows of Arrow tables as samples: Parquet files unpacked once, and what the `datasets` library keeps.
+"""Rows of Arrow tables as samples, any of them at any time.
 
-Parquet gives no single row: a shuffled epoch would unpack a row group, often hundreds of images, for each. So its
-images are written once as an Arrow stream that is mapped into memory. pyarrow does that alone, in a memory of megabytes
-whatever the size of the row groups; the `datasets` library would do the same after two seconds of imports, and is asked
-only for what the Hub has.
+A row of Parquet cannot be read without its row group, often hundreds of images. So a column is written once as an Arrow
+stream, which is mapped into memory: pyarrow does that in megabytes of memory, and imports two seconds faster than
+the `datasets` library, which would do the same.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,10 +33,9 @@ BUFFER = 2**20  # bytes that are read of a Parquet file at a time
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of Arrow streams: `column` has the bytes of an image file, or a struct {bytes, path} of which one is there.
+    """Samples in Arrow streams: `column` has the bytes of an image file, or a struct of {bytes, path}.
 
-    `rows`, (n,) int64: which of all rows of the streams, counted through. `home`: the folder that stored paths start
-    from.
+    `rows`, (n,) int64: row numbers, counted through all streams. `home`: the folder that stored paths start from.
     """
 
     streams: tuple[str, ...]
@@ -55,16 +53,16 @@ class Rows:
 
     @cached_property
     def chunks(self) -> tuple[list[Any], np.ndarray]:
-        """The column in pieces, mapped into memory, and the row at which each of them ends, (pieces,) int64."""
-        pieces = [piece for stream in self.streams for piece in mapped(stream).column(self.column).chunks]
-        return pieces, np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+        """The column's chunks, mapped into memory, and the row at which each of them ends, (chunks,) int64."""
+        chunks = [chunk for stream in self.streams for chunk in map_stream(stream).column(self.column).chunks]
+        return chunks, np.cumsum([len(chunk) for chunk in chunks], dtype=np.int64)
 
     def raw(self, sample: int) -> bytes:
         """The bytes of an image file. Raises DataError where a row has none."""
-        pieces, ends = self.chunks
+        chunks, ends = self.chunks
         row = int(self.rows[sample])
-        piece = int(np.searchsorted(ends, row, side="right"))
-        value = pieces[piece][row - int(ends[piece])].as_py()
+        number = int(np.searchsorted(ends, row, side="right"))
+        value = chunks[number][row - int(ends[number])].as_py()
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         if content is None and path:
             return read_regular(os.path.join(self.home, path))
@@ -81,12 +79,12 @@ class Rows:
         return replace(self, rows=self.rows[rows], labels=self.labels[rows] if labels is None else labels)
 
     def update(self, digest: Any) -> None:
-        """How many bytes each image has, which can be known of all without reading them, and a few images."""
+        """Feed the length of every image, which is known without reading it, and the content of a few."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        pieces, _ = self.chunks
-        contents = [pc.struct_field(piece, "bytes") if pa.types.is_struct(piece.type) else piece for piece in pieces]
+        chunks, _ = self.chunks
+        contents = [pc.struct_field(chunk, "bytes") if pa.types.is_struct(chunk.type) else chunk for chunk in chunks]
         sizes = [np.asarray(pc.fill_null(pc.binary_length(content), -1), dtype=np.int64) for content in contents]
         digest.update(np.concatenate(sizes)[self.rows].tobytes() if sizes else b"")
         for sample in np.linspace(0, len(self) - 1, min(SAMPLED, len(self))).astype(int):
@@ -94,93 +92,67 @@ class Rows:
                 digest.update(self.raw(int(sample)))
 
 
-class Table(Protocol):
-    """The rows of one split, as they are stored."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Names and types of the columns."""
-        ...
-
-    def values(self, column: str) -> pa.ChunkedArray:
-        """A whole column, for those that are small."""
-        ...
-
-    def first(self, column: str) -> Any:
-        """The first value of a column that is not null, as a Python object; None where there is none."""
-        ...
-
-    def streams(self, column: str) -> tuple[str, ...]:
-        """Arrow streams that have the column's values, in order."""
-        ...
-
-
 @dataclass(frozen=True)
 class Streams:
-    """Arrow streams, as the `datasets` library keeps them."""
+    """The rows of one split as Arrow streams, which the `datasets` library keeps."""
 
     files: tuple[str, ...]
 
     @property
     def schema(self) -> pa.Schema:
-        """As the first stream has it."""
-        return mapped(self.files[0]).schema
+        """Names and types of the columns, as the first stream has them. Raises DataError."""
+        return map_stream(self.files[0]).schema
 
     def values(self, column: str) -> pa.ChunkedArray:
-        """A whole column."""
+        """A whole column. Raises DataError."""
         import pyarrow as pa
 
-        return pa.chunked_array(
-            [piece for file in self.files for piece in mapped(file).column(column).chunks],
-            self.schema.field(column).type,
-        )
+        chunks = [chunk for file in self.files for chunk in map_stream(file).column(column).chunks]
+        return pa.chunked_array(chunks, self.schema.field(column).type)
 
     def first(self, column: str) -> Any:
-        """The first value that is not null."""
+        """The first value of a column that is not null, as a Python object; None where there is none."""
         return next((value.as_py() for value in self.values(column) if value.is_valid), None)
 
     def streams(self, column: str) -> tuple[str, ...]:
-        """The files themselves."""
+        """Arrow streams that have the column: the files themselves."""
         return self.files
 
 
 @dataclass(frozen=True)
 class Parquet:
-    """Parquet files of the same columns."""
+    """The rows of one split as Parquet files of the same columns. Every method raises DataError for a damaged file."""
 
     files: tuple[Path, ...]
 
     @property
     def schema(self) -> pa.Schema:
-        """Names and types of the columns. Raises DataError for what is no Parquet file, and for files that differ in
-        them."""
-        found = None
+        """Names and types of the columns. Raises DataError for files that differ in them."""
+        schemas = []
         for file in self.files:
-            with opened(file) as parquet:
-                schema = parquet.schema_arrow
-            if found is not None and not found.equals(schema):
+            with open_parquet(file) as parquet:
+                schemas.append(parquet.schema_arrow)
+            if not schemas[0].equals(schemas[-1]):
                 raise DataError(
                     f"{printable(file)} has other columns than {printable(self.files[0])}",
                     "keep files of the same columns together",
                 )
-            found = schema if found is None else found
-        assert found is not None
-        return found
+        return schemas[0]
 
     def values(self, column: str) -> pa.ChunkedArray:
-        """A whole column."""
+        """A whole column, for those that are small."""
         import pyarrow as pa
 
-        pieces: list[Any] = []
+        chunks: list[Any] = []
         for file in self.files:
-            with opened(file) as parquet:
-                pieces += parquet.read(columns=[column]).column(column).chunks
-        return pa.chunked_array(pieces, self.schema.field(column).type)
+            with open_parquet(file) as parquet:
+                chunks += parquet.read(columns=[column]).column(column).chunks
+        return pa.chunked_array(chunks, self.schema.field(column).type)
 
     def first(self, column: str) -> Any:
-        """The first value that is not null."""
+        """The first value of a column that is not null, as a Python object; None where there is none."""
         for file in self.files:
-            with opened(file) as parquet:
+            with open_parquet(file) as parquet:
                 for batch in parquet.iter_batches(16, columns=[column]):
                     for value in batch.column(0):
                         if value.is_valid:
@@ -188,15 +160,21 @@ class Parquet:
         return None
 
     def streams(self, column: str) -> tuple[str, ...]:
-        """The column of every file as an Arrow stream, written where there is none. Raises DataError, ResourceError."""
-        return tuple(os.fspath(unpacked(file, column)) for file in self.files)
+        """Arrow streams that have the column, written into the cache where missing. Raises ResourceError."""
+        return tuple(os.fspath(unpack_column(file, column)) for file in self.files)
+
+
+Table = Streams | Parquet
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[Any]:
-    """A Parquet file, read a buffer at a time. Raises DataError for what is none, also where that shows only on
-    reading."""
-    arrow()
+def open_parquet(file: Path) -> Iterator[Any]:
+    """A `pyarrow.parquet.ParquetFile`, read a buffer at a time.
+
+    Raises DataError for a file that is no Parquet or damaged, also while the block reads it; UsageError without
+    pyarrow.
+    """
+    require_pyarrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -209,8 +187,8 @@ def opened(file: Path) -> Iterator[Any]:
         ) from None
 
 
-def mapped(stream: str) -> pa.Table:
-    """An Arrow stream as a table whose contents are mapped into memory. Raises DataError for what is none."""
+def map_stream(stream: str) -> pa.Table:
+    """An Arrow stream as a table whose contents are mapped into memory. Raises DataError for a damaged one."""
     import pyarrow as pa
 
     try:
@@ -222,43 +200,52 @@ def mapped(stream: str) -> pa.Table:
         ) from None
 
 
-def unpacked(file: Path, column: str) -> Path:
-    """One column of a Parquet file as an Arrow stream in the cache, kept for as long as the file stays as it is.
+def unpack_column(file: Path, column: str) -> Path:
+    """One column of a Parquet file as an Arrow stream in the cache, made anew when the file changes.
 
     Raises ResourceError where the disk has no room for it; XDG_CACHE_HOME says on which it is.
     """
     import pyarrow as pa
 
-    found = file.stat()
-    words = repr((os.path.abspath(file), found.st_size, found.st_mtime_ns, column)).encode("utf-8", "surrogateescape")
-    place = cache("arrow") / f"{hashlib.sha256(words).hexdigest()[:32]}.arrow"
-    with opened(file) as parquet:
-        if place.is_file():
+    status = file.stat()
+    identity = repr((os.path.abspath(file), status.st_size, status.st_mtime_ns, column))
+    digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()
+    stream = cache("arrow") / f"{digest[:32]}.arrow"
+    with open_parquet(file) as parquet:
+        if stream.is_file():
             with suppress(DataError):
-                if mapped(os.fspath(place)).num_rows == parquet.metadata.num_rows:
-                    return place
-        groups = [parquet.metadata.row_group(group) for group in range(parquet.num_row_groups)]
-        parts = [group.column(part) for group in groups for part in range(group.num_columns)]
-        need = sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] == column)
-        way = "make room, or set XDG_CACHE_HOME to a folder on a larger disk"
+                if map_stream(os.fspath(stream)).num_rows == parquet.metadata.num_rows:
+                    return stream
         with ExitStack() as stack:
-            try:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                if (free := shutil.disk_usage(place.parent).free) < need:
-                    raise ResourceError(
-                        f"{printable(file)} unpacks to {need:,} bytes, {place.parent} has room for {free:,}", way
-                    )
-                sink = stack.enter_context(atomic(place, shared=True))
-            except OSError as error:
-                raise ResourceError(f"nothing can be stored in {place.parent} ({reason(error)})", way) from None
+            sink = stack.enter_context(open_sink(stream, file, unpacked_bytes(parquet, column)))
             schema = pa.schema([parquet.schema_arrow.field(column)])
             writer = stack.enter_context(pa.ipc.new_stream(sink, schema))
             for batch in parquet.iter_batches(ROWS, columns=[column], use_threads=False):
                 writer.write_batch(batch)
-    return place
+    return stream
 
 
-def arrow() -> None:
+def unpacked_bytes(parquet: Any, column: str) -> int:
+    """The bytes that a column of an open Parquet file takes uncompressed."""
+    groups = (parquet.metadata.row_group(number) for number in range(parquet.num_row_groups))
+    parts = (group.column(number) for group in groups for number in range(group.num_columns))
+    return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] == column)
+
+
+def open_sink(stream: Path, file: Path, size: int) -> AbstractContextManager[Any]:
+    """A file of the cache to write `size` bytes of `file` to. Raises ResourceError where that cannot be."""
+    hint = "make room, or set XDG_CACHE_HOME to a folder on a larger disk"
+    try:
+        stream.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(stream.parent).free
+    except OSError as error:
+        raise ResourceError(f"nothing can be stored in {stream.parent} ({reason(error)})", hint) from None
+    if free < size:
+        raise ResourceError(f"{printable(file)} unpacks to {size:,} bytes, {stream.parent} has room for {free:,}", hint)
+    return atomic(stream, shared=True)
+
+
+def require_pyarrow() -> None:
     """Raise UsageError where pyarrow is not installed."""
     try:
         import pyarrow  # noqa: F401

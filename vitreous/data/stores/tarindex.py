@@ -1,4 +1,4 @@
-"""Where the samples of WebDataset archives are: one pass over the headers, and what it found kept for the next time.
+"""The index of WebDataset archives: where each sample is, from one pass over the headers, stored for the next time.
 
 A sample is the members whose names are equal up to the first dot of their last part, one after another: `dog/7.jpg`,
 `dog/7.cls`. Its label is in `.cls` (a number or a word), else in `.json` (`label`, `class` or `cls`), else it is the
@@ -32,17 +32,16 @@ Word = str | int  # a class by its name, or by its number
 MAX_LABEL = 2**20  # bytes of a member that says a label
 FIELDS = ("class_name", "class", "label", "cls")
 SHOWN = 20  # samples that a message names
-FORMAT = 1  # of what is kept
+FORMAT = 2  # of a stored index
+ORPHANS = "samples in archives have a label and no image, and are left out"
 
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """Samples in archives, in order: the archive of each, the first byte of its image and how many, (n,) each; and its
-    labels.
+    """Samples in order: the archive of each, and the first byte and the bytes of its image there, (n,) int64 each.
 
-    `said`: positions in `words`, the labels that a sample itself says, -1 where it says none; `homes`: positions in
-    `folders`. `names` has the names of the images, one after the other, `ends` where each ends. `told`: what is to be
-    said of it all.
+    `labels`: positions in `words`, the labels in `.cls` and `.json` members, -1 without one; `homes`: positions in
+    `folders`. `names`: the images' names, one after the other, and `ends` where each ends. `notes`: message -> count.
     """
 
     archives: tuple[str, ...]
@@ -50,58 +49,60 @@ class Index:
     archive: np.ndarray
     start: np.ndarray
     size: np.ndarray
-    said: np.ndarray
+    labels: np.ndarray
     homes: np.ndarray
     ends: np.ndarray
     names: np.ndarray
     words: tuple[tuple[Word, ...], ...]
     folders: tuple[str, ...]
-    told: dict[str, int]
+    notes: dict[str, int]
 
     def name(self, row: int) -> bytes:
         """The name of an image in its archive."""
         return self.names[self.ends[row - 1] if row else 0 : self.ends[row]].tobytes()
 
-    def called(self, row: int) -> str:
-        """What to call a sample: its archive and its name there, in one printable line."""
+    def display_name(self, row: int) -> str:
+        """ARCHIVE/NAME of a sample, for messages."""
         return printable(f"{os.path.basename(self.archives[self.archive[row]])}/{os.fsdecode(self.name(row))}")
 
     def read(self, row: int) -> bytes:
         """The bytes of an image. Raises DataError."""
         size, number = int(self.size[row]), int(self.archive[row])
         if not 0 < size <= MAX_BYTES:
-            raise DataError(f"{self.called(row)}: " + (f"larger than {MAX_BYTES >> 20} MiB" if size else "empty file"))
+            raise DataError(
+                f"{self.display_name(row)}: " + (f"larger than {MAX_BYTES >> 20} MiB" if size else "empty file")
+            )
         return read_at(self.archives[number], self.stamps[number], int(self.start[row]), size)
 
 
 @dataclass
-class Growing:
-    """An index in the making. Numbers are in arrays, since a million samples as Python's objects take a gigabyte."""
+class IndexBuilder:
+    """Builds an index. Numbers are in arrays, since a million samples as Python objects take a gigabyte."""
 
     archive: array = field(default_factory=lambda: array("q"))
     start: array = field(default_factory=lambda: array("q"))
     size: array = field(default_factory=lambda: array("q"))
-    said: array = field(default_factory=lambda: array("q"))
+    label: array = field(default_factory=lambda: array("q"))
     home: array = field(default_factory=lambda: array("q"))
     end: array = field(default_factory=lambda: array("q"))
     names: bytearray = field(default_factory=bytearray)
     words: dict[tuple[Word, ...], int] = field(default_factory=dict)
     folders: dict[bytes, int] = field(default_factory=dict)
-    known: dict[bytes, int] = field(default_factory=dict)  # the content of a .cls member -> its word
-    told: Counter[str] = field(default_factory=Counter)
+    parsed: dict[bytes, int] = field(default_factory=dict)  # content of a .cls member -> position of its label
+    notes: Counter[str] = field(default_factory=Counter)
 
-    def read(self, number: int, path: Path, known: Stamp) -> None:
+    def add_archive(self, number: int, path: Path, expected: Stamp) -> None:
         """Add the samples of one archive. Raises DataError."""
-        if not known.size:
+        if not expected.size:
             raise DataError(f"{printable(path)}: empty file", "copy it anew, or leave it out")
         group, key, keys = dict[bytes, Member](), b"", array("q")
-        with Archive(path, known, self.told) as archive:
+        with Archive(path, expected, self.notes) as archive:
             for member in archive.members():
                 own, _, kind = split_name(member.name)
                 if not kind:
                     continue
                 if own != key:
-                    self.add(archive, number, key, group, keys)
+                    self.add_sample(archive, number, key, group, keys)
                     group, key = {}, own
                 if kind in group:
                     raise DataError(
@@ -109,7 +110,7 @@ class Growing:
                         "rename or remove one of them",
                     )
                 group[kind] = member
-            self.add(archive, number, key, group, keys)
+            self.add_sample(archive, number, key, group, keys)
         order = np.argsort(keys, kind="stable")
         same = np.flatnonzero(np.diff(np.asarray(keys)[order]) == 0)
         if len(same):
@@ -121,11 +122,11 @@ class Growing:
                 "share it",
             )
 
-    def add(self, archive: Archive, number: int, key: bytes, group: dict[bytes, Member], keys: array) -> None:
+    def add_sample(self, archive: Archive, number: int, key: bytes, group: dict[bytes, Member], keys: array) -> None:
         """Add one sample, if it has an image. Raises DataError for two, and for a label that cannot be read."""
-        images = [kind for kind in group if shown(kind)]
+        images = [kind for kind in group if is_image_kind(kind)]
         if not images:
-            self.told["samples in archives have a label and no image, and are left out"] += b"cls" in group
+            self.notes[ORPHANS] += b"cls" in group
             return
         plain = images if len(images) == 1 else [kind for kind in images if b"." not in kind]
         if len(plain) != 1:
@@ -135,48 +136,48 @@ class Growing:
                 "a name is cut at the first dot of its last part: rename them",
             )
         image = group[plain[0]]
-        said = -1
+        label = -1
         if b"cls" in group:
-            said = self.class_of(archive, group[b"cls"])
-        if said < 0 and b"json" in group:
-            said = self.described(archive, group[b"json"])
+            label = self.parse_cls(archive, group[b"cls"])
+        if label < 0 and b"json" in group:
+            label = self.parse_json(archive, group[b"json"])
         self.names += image.name
         home = key[: key.rfind(b"/") + 1]
         self.archive.append(number)
         self.start.append(image.start)
         self.size.append(image.size)
-        self.said.append(said)
+        self.label.append(label)
         self.home.append(self.folders.setdefault(home, len(self.folders)))
         self.end.append(len(self.names))
         keys.append(hash(key))
 
-    def class_of(self, archive: Archive, member: Member) -> int:
+    def parse_cls(self, archive: Archive, member: Member) -> int:
         """The word in a .cls member, -1 for an empty one. Raises DataError for what is no text."""
-        content = label_bytes(archive, member)
-        if content not in self.known:
+        content = read_label(archive, member)
+        if content not in self.parsed:
             try:
                 text = content.decode("utf-8").strip()
             except UnicodeDecodeError:
                 raise DataError(f"{archive.name}: {printable(os.fsdecode(member.name))} is not UTF-8 text") from None
             word = int(text) if text.isdecimal() and len(text) < 10 else text
-            self.known[content] = self.words.setdefault((word,), len(self.words)) if text else -1
-        return self.known[content]
+            self.parsed[content] = self.words.setdefault((word,), len(self.words)) if text else -1
+        return self.parsed[content]
 
-    def described(self, archive: Archive, member: Member) -> int:
+    def parse_json(self, archive: Archive, member: Member) -> int:
         """The word or words in a .json member, -1 where it says none. Raises DataError for what is not JSON."""
         try:
-            document = json.loads(label_bytes(archive, member))
+            document = json.loads(read_label(archive, member))
         except (ValueError, RecursionError):
             raise DataError(f"{archive.name}: {printable(os.fsdecode(member.name))} is not JSON") from None
         if not isinstance(document, dict):
             return -1
-        found = [words for name in FIELDS if name in document and (words := words_in(document[name])) is not None]
-        named = [words for words in found if not any(isinstance(word, int) for word in words)]
-        return self.words.setdefault((named or found)[0], len(self.words)) if found else -1
+        labels = [words for name in FIELDS if name in document and (words := parse_words(document[name])) is not None]
+        named = [words for words in labels if not any(isinstance(word, int) for word in words)]
+        return self.words.setdefault((named or labels)[0], len(self.words)) if labels else -1
 
-    def done(self, paths: Sequence[Path], stamps: Sequence[Stamp]) -> Index:
+    def build(self, paths: Sequence[Path], stamps: Sequence[Stamp]) -> Index:
         """The index of all that was added."""
-        return finished(
+        return make_index(
             [os.fspath(path) for path in paths],
             stamps,
             {name: np.asarray(getattr(self, name), dtype=np.int64) for name in COLUMNS},
@@ -184,41 +185,41 @@ class Growing:
             {
                 "words": list(self.words),
                 "folders": list(map(os.fsdecode, self.folders)),
-                "told": {what: n for what, n in self.told.items() if n},
+                "notes": {message: n for message, n in self.notes.items() if n},
             },
         )
 
 
-COLUMNS = ("archive", "start", "size", "said", "home", "end")
+COLUMNS = ("archive", "start", "size", "label", "home", "end")
 
 
-def finished(
+def make_index(
     paths: Sequence[str],
     stamps: Sequence[Stamp],
     columns: dict[str, np.ndarray],
     names: np.ndarray,
-    further: dict[str, Any],
+    extra: dict[str, Any],
 ) -> Index:
     """An index of columns of int64, the small numbers made small."""
-    small = {name: columns[name].astype(np.int32) for name in ("archive", "said", "home")}
+    small = {name: columns[name].astype(np.int32) for name in ("archive", "label", "home")}
     return Index(
         tuple(paths),
         tuple(stamps),
         small["archive"],
         columns["start"],
         columns["size"],
-        small["said"],
+        small["label"],
         small["home"],
         columns["end"],
         names,
-        tuple(tuple(words) for words in further["words"]),
-        tuple(further["folders"]),
-        further["told"],
+        tuple(tuple(words) for words in extra["words"]),
+        tuple(extra["folders"]),
+        extra["notes"],
     )
 
 
 @lru_cache(maxsize=1024)
-def shown(kind: bytes) -> bool:
+def is_image_kind(kind: bytes) -> bool:
     """Whether `seg.png` is the end of an image's name."""
     return f".{os.fsdecode(kind.rsplit(b'.', 1)[-1])}" in SUFFIXES
 
@@ -232,7 +233,7 @@ def split_name(name: bytes) -> tuple[bytes, bytes, bytes]:
     return (name[:dot], b".", name[dot + 1 :].lower()) if dot > base else (name, b"", b"")
 
 
-def label_bytes(archive: Archive, member: Member) -> bytes:
+def read_label(archive: Archive, member: Member) -> bytes:
     """The content of a member that says a label. Raises DataError where that is too long for one."""
     if member.size > MAX_LABEL:
         raise DataError(
@@ -241,7 +242,7 @@ def label_bytes(archive: Archive, member: Member) -> bytes:
     return archive.read(member)
 
 
-def words_in(value: Any) -> tuple[Word, ...] | None:
+def parse_words(value: Any) -> tuple[Word, ...] | None:
     """A label in JSON: a word, a number, or a list of those; None for anything else."""
     values = value if isinstance(value, list) else [value]
     if all((type(word) is int and word >= 0) or (isinstance(word, str) and word) for word in values):
@@ -250,56 +251,55 @@ def words_in(value: Any) -> tuple[Word, ...] | None:
 
 
 def index(paths: Sequence[Path]) -> Index:
-    """The samples of these archives: from what an earlier look has kept, if none of them has changed, else by looking.
+    """The index of these archives: the stored one unless an archive has changed, else a new one.
 
-    A million samples take seconds. What is kept lies in `XDG_CACHE_HOME`; if nothing can be kept, that is no error.
-    Raises DataError for what is no tar archive, or a damaged one; for labels that are none, and names that are not told
-    apart.
+    A new index takes about a minute for a million members. It is stored below `XDG_CACHE_HOME`, if that can be written.
+    Raises DataError for a file that is no tar archive or damaged, labels that cannot be read, and ambiguous names.
     """
     stamps = [stamp(path) for path in paths]
-    place = kept_at(paths)
-    found = recall(place, paths, stamps)
-    if found is None:
-        growing = Growing()
-        for number, (path, known) in enumerate(zip(paths, stamps, strict=True)):
-            growing.read(number, path, known)
-        found = growing.done(paths, stamps)
+    path = cache_path(paths)
+    built = load_index(path, paths, stamps)
+    if built is None:
+        builder = IndexBuilder()
+        for number, (archive, expected) in enumerate(zip(paths, stamps, strict=True)):
+            builder.add_archive(number, archive, expected)
+        built = builder.build(paths, stamps)
         with suppress(OSError):
-            keep(place, found)
-    return found
+            store_index(path, built)
+    return built
 
 
-def kept_at(paths: Sequence[Path]) -> Path:
-    """The file that keeps the index of these archives."""
+def cache_path(paths: Sequence[Path]) -> Path:
+    """The file that stores the index of these archives."""
     words = "\n".join(os.path.abspath(path) for path in paths).encode("utf-8", "surrogateescape")
     return cache("tars") / f"{hashlib.sha256(words).hexdigest()}.npz"
 
 
-def keep(place: Path, found: Index) -> None:
+def store_index(path: Path, built: Index) -> None:
     """Write an index, whole or not at all. Raises OSError."""
-    further = {
+    extra = {
         "format": FORMAT,
-        "words": found.words,
-        "folders": found.folders,
-        "told": found.told,
-        "stamps": found.stamps,
+        "words": built.words,
+        "folders": built.folders,
+        "notes": built.notes,
+        "stamps": built.stamps,
     }
-    text = np.frombuffer(json.dumps(further).encode(), dtype=np.uint8)
-    columns = (found.archive, found.start, found.size, found.said, found.homes, found.ends)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with atomic(place, shared=True) as file:
-        np.savez(file, text=text, names=found.names, **dict(zip(COLUMNS, columns, strict=True)))
+    text = np.frombuffer(json.dumps(extra).encode(), dtype=np.uint8)
+    columns = (built.archive, built.start, built.size, built.labels, built.homes, built.ends)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic(path, shared=True) as file:
+        np.savez(file, text=text, names=built.names, **dict(zip(COLUMNS, columns, strict=True)))
 
 
-def recall(place: Path, paths: Sequence[Path], stamps: Sequence[Stamp]) -> Index | None:
-    """The index that was kept, if it is whole and of these very archives."""
+def load_index(path: Path, paths: Sequence[Path], stamps: Sequence[Stamp]) -> Index | None:
+    """The stored index, if it is whole and of these very archives; else None."""
     try:
-        with np.load(io.BytesIO(place.read_bytes()), allow_pickle=False) as stored:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
             held = {name: stored[name] for name in stored.files}
-        further = json.loads(held["text"].tobytes())
-        if further["format"] != FORMAT or [Stamp(*pair) for pair in further["stamps"]] != list(stamps):
+        extra = json.loads(held["text"].tobytes())
+        if extra["format"] != FORMAT or [Stamp(*pair) for pair in extra["stamps"]] != list(stamps):
             return None
         columns = {name: held[name].astype(np.int64) for name in COLUMNS}
-        return finished([os.fspath(path) for path in paths], stamps, columns, held["names"], further)
+        return make_index([os.fspath(path) for path in paths], stamps, columns, held["names"], extra)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None
