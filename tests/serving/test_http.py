@@ -144,7 +144,7 @@ def test_positions_filters_and_neighbours(site, server, predictor, monkeypatch):
         asked.append((features, count))
         return [Neighbour("ant", "a.png", 0.5, b"jpeg"), Neighbour("cat", "c.png", 0.25, b"")]
 
-    monkeypatch.setattr(server.site.served, "index", SimpleNamespace(nearest=nearest))
+    monkeypatch.setattr(server.service.served, "index", SimpleNamespace(nearest=nearest))
     told = site.ask("POST", "/v1/neighbours?count=2", file(1), {"Content-Type": "image/png"})[1]
     assert told["neighbours"] == [
         {"label": "ant", "name": "a.png", "similarity": 0.5, "thumbnail": "data:image/jpeg;base64,anBlZw=="},

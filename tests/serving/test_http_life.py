@@ -88,7 +88,7 @@ def test_a_new_model_answers_what_is_asked_after_it_and_a_bad_one_nothing(tmp_pa
         site = Site(server.address)
         first = site.predict(file(1))[1]
         server.load = lambda: load(home)
-        server.site.log.tell = lambda **fields: log.append(fields)
+        server.service.log.write = lambda **fields: log.append(fields)
         save_bundle(home, seed=1)
         server.loop.call_soon_threadsafe(server.reload)
         until(lambda: site.ask("GET", "/v1/model")[1]["version"] != first["model"]["version"])

@@ -19,8 +19,8 @@ from vitreous.models.zoo import build
 from vitreous.reports.pages.formats import break_name, format_share
 from vitreous.serving.attention_api import AttentionAsked, attention, positions
 from vitreous.serving.http.access import Access
-from vitreous.serving.http.limits import Limits
-from vitreous.serving.http.server import Settings, running
+from vitreous.serving.http.limits import Limits, Settings
+from vitreous.serving.http.server import running
 from vitreous.serving.index import open_index, write_index
 from vitreous.serving.predict import load
 from vitreous.weights.bundle import Bundle

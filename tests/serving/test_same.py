@@ -46,7 +46,7 @@ def test_every_odd_file_has_one_verdict_and_one_answer(tmp_path):
     accepted = refused = 0
     with running(predictor) as server:
         site = Site(server.address)
-        children = {child.process.pid for child in server.site.decoders.children}
+        children = {child.process.pid for child in server.service.decoders.children}
         for case in corpus():
             status, told, _ = site.predict(case.content)
             pixels = predictor.read(case.content)
@@ -61,5 +61,5 @@ def test_every_odd_file_has_one_verdict_and_one_answer(tmp_path):
             found = {row["class"]: row["probability"] for row in told["predictions"][0]["classes"]}
             assert status == 200 and found == dict(zip(expected.names, expected.probabilities, strict=True)), case.name
         # none of them had to be replaced
-        assert {child.process.pid for child in server.site.decoders.children} == children
+        assert {child.process.pid for child in server.service.decoders.children} == children
     assert accepted > 50 and refused > 50

@@ -71,8 +71,8 @@ def run(options: Options, console: Console) -> NoReturn:
     how = InferenceOptions(options.device, options.precision, options.engine)
 
     def up(server: Server) -> None:
-        card = server.site.served.predictor.card
-        print_notes(server.site.served.predictor, console)
+        card = server.service.served.predictor.card
+        print_notes(server.service.served.predictor, console)
         console.document(
             {
                 "address": server.address,

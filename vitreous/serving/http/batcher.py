@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitreous.serving.http.messages import Refusal
+from vitreous.serving.http.refusal import Refusal
 
 SIZE = 8  # pictures of a batch, where the runtime does not say
 COMPANY = 0.1  # of a batch's time, that pictures which are being decoded are waited for
@@ -27,7 +27,7 @@ NICE = 10  # steps that the computing thread stands back: whoever asks how the s
 
 
 @dataclass(eq=False)
-class Job:
+class BatchItem:
     """Work for the computing thread: `work` with all the inputs of one batch, or with one where `alone`.
 
     `work`: inputs -> as many answers. Jobs of the same `work` are computed together.
@@ -45,7 +45,7 @@ class Batcher:
 
     def __init__(self, decoding: Callable[[], int], observe: Callable[[int, float], None], size: int = SIZE) -> None:
         self.decoding, self.observe, self.size = decoding, observe, size
-        self.jobs: deque[Job] = deque()
+        self.jobs: deque[BatchItem] = deque()
         self.arrived = threading.Condition()
         self.usual = self.each = 0.0  # seconds of a batch and of a picture in it, running means
         self.began: float | None = None
@@ -58,7 +58,7 @@ class Batcher:
     async def ask(self, work: Callable[[list[Any]], Any], given: Any, deadline: float, alone: bool = False) -> Any:
         """The answer to one input. Raises Refusal where the deadline (of the event loop's clock) passes first or
         computing fails."""
-        job = Job(work, given, deadline, self.loop.create_future(), alone)
+        job = BatchItem(work, given, deadline, self.loop.create_future(), alone)
         with self.arrived:
             self.jobs.append(job)
             self.arrived.notify()
@@ -85,19 +85,19 @@ class Batcher:
                 continue
             self.began = began = time.monotonic()
             try:
-                found = list(batch[0].work([job.given for job in batch]))
+                answers = list(batch[0].work([job.given for job in batch]))
                 self.failures = 0
             except Exception as error:  # one batch must not end the thread
                 self.failures += 1
-                found = [error] * len(batch)
+                answers = [error] * len(batch)
             self.began = None
             seconds = time.monotonic() - began
             if not batch[0].alone:
                 self.usual = running(self.usual, seconds)
                 self.each = running(self.each, seconds / len(batch))
-            self.tell(self.deliver, batch, found, seconds)
+            self.call_in_loop(self.deliver, batch, answers, seconds)
 
-    def take(self) -> list[Job] | None:
+    def take(self) -> list[BatchItem] | None:
         """The next batch, perhaps empty; None when closed."""
         with self.arrived:
             while not self.jobs and not self.closed:
@@ -108,27 +108,27 @@ class Batcher:
                 until = time.monotonic() + COMPANY * self.usual
                 while len(self.jobs) < self.size and self.decoding() > 0 and (left := until - time.monotonic()) > 0:
                     self.arrived.wait(left)
-            batch, dropped, now = list[Job](), list[Job](), time.monotonic()
-            kept = deque[Job]()
+            batch, dropped, now = list[BatchItem](), list[BatchItem](), time.monotonic()
+            postponed = deque[BatchItem]()
             while self.jobs and len(batch) < (1 if batch and batch[0].alone else self.size):
                 job = self.jobs.popleft()
                 if job.answer.cancelled() or job.deadline <= now:
                     dropped.append(job)
                 elif batch and (job.alone or job.work != batch[0].work):
-                    kept.append(job)
+                    postponed.append(job)
                 else:
                     batch.append(job)
-            self.jobs.extendleft(reversed(kept))
+            self.jobs.extendleft(reversed(postponed))
         if dropped:
-            self.tell(self.give_up, dropped)
+            self.call_in_loop(self.give_up, dropped)
         return batch
 
-    def tell(self, what: Callable[..., None], *parts: Any) -> None:
+    def call_in_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Run something in the event loop, if it still runs."""
         with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(what, *parts)
+            self.loop.call_soon_threadsafe(callback, *arguments)
 
-    def give_up(self, jobs: list[Job]) -> None:
+    def give_up(self, jobs: list[BatchItem]) -> None:
         """Jobs that nobody waits for any more."""
         for job in jobs:
             late = job.deadline <= self.loop.time()
@@ -138,11 +138,11 @@ class Batcher:
                     Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one")
                 )
 
-    def deliver(self, jobs: list[Job], found: list[Any], seconds: float) -> None:
+    def deliver(self, jobs: list[BatchItem], answers: list[Any], seconds: float) -> None:
         """The answers of a batch."""
         if not jobs[0].alone:
             self.observe(len(jobs), seconds)
-        for job, one in zip(jobs, found, strict=True):
+        for job, one in zip(jobs, answers, strict=True):
             if job.answer.done():
                 continue
             if isinstance(one, Exception):

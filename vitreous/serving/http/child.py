@@ -55,26 +55,26 @@ def serve(read: Reader = reader) -> None:
     confine(memory)
     pipe.sendall(b"!")
     while head := receive(pipe, JOB.size):
-        said, size = JOB.unpack(head)
-        settings = json.loads(receive(pipe, said))
+        length, size = JOB.unpack(head)
+        settings = json.loads(receive(pipe, length))
         content = receive(pipe, size)
         # the signal's default is the end of the process, in whatever code it is
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             pixels = np.ascontiguousarray(read(content, preprocess_of(settings["preprocess"]), settings))
             size = upright_size(content, "image") if settings["sized"] else (0, 0)
-            told, data = {"dtype": str(pixels.dtype), "shape": pixels.shape, "size": size}, pixels.data.cast("B")
+            answer, data = {"dtype": str(pixels.dtype), "shape": pixels.shape, "size": size}, pixels.data.cast("B")
             status = PIXELS
         except DataError as error:
-            told, data, status = {"message": error.message, "hint": error.hint}, memoryview(b""), REFUSED
+            answer, data, status = {"message": error.message, "hint": error.hint}, memoryview(b""), REFUSED
         except MemoryError:
-            told, data, status = (
+            answer, data, status = (
                 {"message": "image: takes too much memory", "hint": "scale it down"},
                 memoryview(b""),
                 REFUSED,
             )
         signal.setitimer(signal.ITIMER_PROF, 0)
-        text = json.dumps(told).encode()
+        text = json.dumps(answer).encode()
         pipe.sendall(ANSWER.pack(status, len(text), len(data)) + text)
         pipe.sendall(data)
 

@@ -19,13 +19,13 @@ from vitreous.config import to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.serving.http.child import ANSWER, JOB, PIXELS
 from vitreous.serving.http.limits import Limits
-from vitreous.serving.http.messages import Refusal
+from vitreous.serving.http.refusal import Refusal
 
 COMMAND = (sys.executable, "-m", "vitreous.serving.http.child")
 START_SECONDS = 60.0  # until a new process says that it is ready, on a busy machine
 PATIENCE = 6  # times the limit on computing that a process is waited for, whatever keeps it
 DYING = 0.02  # between the end of a process's socket and its own
-KEPT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "VIRTUAL_ENV", "SYSTEMROOT")
+ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "VIRTUAL_ENV", "SYSTEMROOT")
 
 
 class Child:
@@ -35,13 +35,13 @@ class Child:
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
         words = [*command, str(theirs.fileno()), str(limits.decode_seconds), str(limits.decode_memory)]
-        kept = {name: os.environ[name] for name in KEPT if name in os.environ} | {
+        environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ} | {
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
         }
         with theirs:
             self.process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=2, env=kept, pass_fds=(theirs.fileno(),)
+                words, stdin=subprocess.DEVNULL, stdout=2, env=environment, pass_fds=(theirs.fileno(),)
             )
 
     async def ready(self) -> bool:
@@ -52,20 +52,20 @@ class Child:
         return False
 
     async def ask(self, settings: bytes, content: memoryview) -> tuple[int, Any, np.ndarray | None]:
-        """One job: the status, what was told, and the pixels. Raises ConnectionError where the process died."""
+        """One job: status, JSON of the answer, pixels. Raises ConnectionError where the process died."""
         loop = asyncio.get_running_loop()
         head = JOB.pack(len(settings), len(content)) + settings
         await loop.sock_sendall(self.socket, head)
         await loop.sock_sendall(self.socket, content)
-        status, told, size = ANSWER.unpack(await self.receive(bytearray(ANSWER.size)))
-        said = json.loads(await self.receive(bytearray(told)))
+        status, length, size = ANSWER.unpack(await self.receive(bytearray(ANSWER.size)))
+        answer = json.loads(await self.receive(bytearray(length)))
         if status != PIXELS:
-            return status, said, None
-        pixels = np.empty(said["shape"], said["dtype"])
+            return status, answer, None
+        pixels = np.empty(answer["shape"], answer["dtype"])
         if pixels.nbytes != size:
             raise ConnectionError("a decoder answered something else")
         await self.receive(pixels.data)
-        return status, said, pixels
+        return status, answer, pixels
 
     async def receive(self, into: Any) -> Any:
         """Fill a buffer. Raises ConnectionError where the other end is closed."""
@@ -164,7 +164,7 @@ class Decoders:
         """One job of one process, which goes back to the idle ones or is replaced."""
         try:
             async with asyncio.timeout(self.limits.decode_seconds * PATIENCE):
-                _, told, pixels = await child.ask(settings, content)
+                _, answer, pixels = await child.ask(settings, content)
         except (OSError, ValueError) as error:
             for _ in range(0 if isinstance(error, TimeoutError) else 25):
                 if child.process.poll() is not None:
@@ -185,20 +185,20 @@ class Decoders:
         else:
             self.idle.put_nowait(child)
         if pixels is None:
-            raise Refusal(422, "unreadable_image", told["message"], told["hint"])
-        width, height = told["size"]
+            raise Refusal(422, "unreadable_image", answer["message"], answer["hint"])
+        width, height = answer["size"]
         return pixels, (width, height)
 
     async def pace(self, settings: bytes) -> float:
         """Seconds that an ordinary photograph takes; 0 where the model takes none."""
         loop, content = asyncio.get_running_loop(), memoryview(photograph())
-        found = []
+        seconds = []
         with suppress(Refusal):
             for _ in range(3):
                 began = loop.time()
                 await self.decode(content, settings)
-                found.append(loop.time() - began)
-        return min(found, default=0.0)
+                seconds.append(loop.time() - began)
+        return min(seconds, default=0.0)
 
     def close(self) -> None:
         """End all processes."""
@@ -221,5 +221,5 @@ def photograph() -> bytes:
 def settings_of(preprocess: Preprocess, limits: Limits, exact: bool, sized: bool = False) -> bytes:
     """What a process has to know of the model, as `child.serve` takes it. `sized`: the size of the picture is wanted
     too."""
-    said = {"preprocess": json.dumps(to_plain(preprocess)), "exact": exact, "pixels": limits.pixels, "sized": sized}
-    return json.dumps(said).encode()
+    settings = {"preprocess": json.dumps(to_plain(preprocess)), "exact": exact, "pixels": limits.pixels, "sized": sized}
+    return json.dumps(settings).encode()

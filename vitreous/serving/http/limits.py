@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from vitreous.serving.http.access import Access
 
 PIXELS = 25_000_000
 BYTES = 20 * 2**20
@@ -38,3 +40,16 @@ class Limits:
 
 
 QUEUE = 8  # the least: while one picture is computed others are decoded
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where to listen and what to bear. `decoders`: processes that decode, 0 for one a core and at least two."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    limits: Limits = field(default_factory=Limits)
+    access: Access = field(default_factory=Access)
+    decoders: int = 0
+    quiet: bool = False
+    command: tuple[str, ...] = ()

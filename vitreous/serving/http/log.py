@@ -15,10 +15,9 @@ PERIOD = 0.1
 
 
 class Log:
-    """`asked` costs microseconds, and is for requests, which `quiet` leaves out; `tell` is for what happens to the
-    server.
+    """`write_request` is for requests, which `quiet` leaves out; `write` is for what happens to the server.
 
-    Refusals for want of room are counted and told once a second.
+    Refusals for want of room are counted in `refused` and written once a second.
     """
 
     def __init__(self, quiet: bool = False, out: TextIO | None = None) -> None:
@@ -29,12 +28,12 @@ class Log:
         self.thread = threading.Thread(target=self.run, name="log", daemon=True)
         self.thread.start()
 
-    def asked(self, **fields: Any) -> None:
+    def write_request(self, **fields: Any) -> None:
         """One request."""
         if not self.quiet:
-            self.tell(**fields)
+            self.write(**fields)
 
-    def tell(self, **fields: Any) -> None:
+    def write(self, **fields: Any) -> None:
         """One event."""
         if len(self.lines) >= MOST:
             self.lost += 1
@@ -43,12 +42,12 @@ class Log:
 
     def run(self) -> None:
         """Write what there is, until closed."""
-        told = time.monotonic()
+        written = time.monotonic()
         while not self.closed.wait(PERIOD):
-            if (self.refused or self.lost) and time.monotonic() - told >= 1:
-                told = time.monotonic()
+            if (self.refused or self.lost) and time.monotonic() - written >= 1:
+                written = time.monotonic()
                 refused, lost, self.refused, self.lost = self.refused, self.lost, 0, 0
-                self.asked(event="refused", requests=refused, **({"lines_lost": lost} if lost else {}))
+                self.write_request(event="refused", requests=refused, **({"lines_lost": lost} if lost else {}))
             self.flush()
         self.flush()
 

@@ -55,12 +55,12 @@ class Served:
         from vitreous.serving import attention_api
 
         bundle = self.predictor.bundle
-        told = (
+        parts = (
             attention_api.can(bundle)
             if bundle is not None
             else {"attention": False, "positions": False, "filters": False}
         )
-        return {"embed": self.embeds, **told, "neighbours": self.index is not None}
+        return {"embed": self.embeds, **parts, "neighbours": self.index is not None}
 
     def describe(self) -> dict[str, Any]:
         """What GET /v1/model tells of it, without the server's own."""

@@ -22,7 +22,7 @@ REFUSED = {
 }
 
 
-def document(limits: Limits) -> dict[str, Any]:
+def openapi_document(limits: Limits) -> dict[str, Any]:
     """All addresses, what they take and what they answer."""
     top = query("top", {**WHOLE, "minimum": 1}, "classes to name at most")
     threshold = query(
@@ -50,12 +50,12 @@ def document(limits: Limits) -> dict[str, Any]:
         "/readyz": tells("Whether it answers", "Status"),
         "/metrics": tells("Counters for Prometheus", "text/plain"),
     }
-    told = (
+    description = (
         f"Pictures of up to {limits.bytes:,} bytes and {limits.pixels:,} pixels, up to {limits.images} in one request."
     )
     return {
         "openapi": "3.1.0",
-        "info": {"title": "vitreous", "version": "1", "description": told},
+        "info": {"title": "vitreous", "version": "1", "description": description},
         "paths": paths,
         "components": {"schemas": schemas(), "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"token": []}],
@@ -84,11 +84,11 @@ def responses(kind: str) -> dict[str, Any]:
 
 def tells(summary: str, kind: str) -> dict[str, Any]:
     """An address to read."""
-    found = responses(kind)
-    found["404"] = {"description": "this model has none", "content": {"application/json": {"schema": ref("Error")}}}
+    answers = responses(kind)
+    answers["404"] = {"description": "this model has none", "content": {"application/json": {"schema": ref("Error")}}}
     if kind == "Status":
-        found["503"] = {"description": "not now", "content": {"application/json": {"schema": ref("Status")}}}
-    return {"get": {"summary": summary, "responses": found}}
+        answers["503"] = {"description": "not now", "content": {"application/json": {"schema": ref("Status")}}}
+    return {"get": {"summary": summary, "responses": answers}}
 
 
 def asks(summary: str, kind: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
@@ -111,13 +111,18 @@ def asks(summary: str, kind: str, parameters: list[dict[str, Any]]) -> dict[str,
         "schema": limit,
         "description": "milliseconds to answer in",
     }
-    found = responses(kind)
+    answers = responses(kind)
     if kind == "Attention":
-        found["200"]["content"]["image/png"] = {"schema": picture}
-    found["404"] = {"description": "this model has none", "content": {"application/json": {"schema": ref("Error")}}}
+        answers["200"]["content"]["image/png"] = {"schema": picture}
+    answers["404"] = {"description": "this model has none", "content": {"application/json": {"schema": ref("Error")}}}
     request = {"required": True, "content": body}
     return {
-        "post": {"summary": summary, "parameters": [*parameters, deadline], "requestBody": request, "responses": found}
+        "post": {
+            "summary": summary,
+            "parameters": [*parameters, deadline],
+            "requestBody": request,
+            "responses": answers,
+        }
     }
 
 

@@ -1,305 +1,313 @@
-"""What each address answers. A handler returns a response, or work that becomes one."""
+"""What each address answers."""
 
 from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Awaitable
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
+from urllib.parse import parse_qsl
 
 import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from vitreous.serving.http.messages import Refusal, Request, Response, answer
 from vitreous.serving.http.model import Served
-from vitreous.serving.http.multipart import Upload, uploads
-from vitreous.serving.http.site import Route, Site
+from vitreous.serving.http.openapi import openapi_document
+from vitreous.serving.http.refusal import Refusal, shorten
+from vitreous.serving.http.responses import json_response
+from vitreous.serving.http.service import RequestInfo, Service
+from vitreous.serving.http.uploads import Upload, read_uploads
 
 WEIGHT = 4  # pictures that looking at attention costs as much as, about
-TYPES = {
-    "html": b"text/html; charset=utf-8",
-    "css": b"text/css; charset=utf-8",
-    "js": b"text/javascript; charset=utf-8",
-    "svg": b"image/svg+xml",
-    "png": b"image/png",
-    "ico": b"image/x-icon",
+MEDIA_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+    "png": "image/png",
+    "ico": "image/x-icon",
 }
-FRESH = b"Cache-Control: no-cache\r\n"  # a reload of the page is a reload of its parts
+FREE = frozenset(("healthz", "readyz", "page", "static"))  # routes that need no token
 
 
-def table() -> dict[str, Route]:
-    """Every address: those of the interface, and one for each file of the page."""
-    found = {
-        "/v1/predict": Route("predict", "POST", predict, asks=True),
-        "/v1/embed": Route("embed", "POST", embed, asks=True),
-        "/v1/attention": Route("attention", "POST", attention, asks=True),
-        "/v1/neighbours": Route("neighbours", "POST", neighbours, asks=True),
-        "/v1/positions": Route("positions", "GET", positions),
-        "/v1/filters": Route("filters", "GET", filters),
-        "/v1/model": Route("model", "GET", model),
-        "/healthz": Route("healthz", "GET", healthz, free=True),
-        "/readyz": Route("readyz", "GET", readyz, free=True),
-        "/metrics": Route("metrics", "GET", metrics),
-        "/openapi.json": Route("openapi", "GET", openapi),
-    }
+def page_routes() -> list[Route]:
+    """A route for each file of the page."""
+    routes = []
     for file in files("vitreous.serving.page").iterdir():
         kind = file.name.rpartition(".")[2]
-        if file.is_file() and kind in TYPES:
-            path = "/" if file.name == "index.html" else f"/static/{file.name}"
-            found[path] = Route(
-                "page" if path == "/" else "static", "GET", fixed(file.read_bytes(), TYPES[kind]), free=True
-            )
-    return found
+        if file.is_file() and kind in MEDIA_TYPES:
+            path, name = ("/", "page") if file.name == "index.html" else (f"/static/{file.name}", "static")
+            # a reload of the page is a reload of its parts
+            response = Response(file.read_bytes(), 200, {"cache-control": "no-cache"}, MEDIA_TYPES[kind])
+            routes.append(Route(path, return_always(response), methods=["GET"], name=name))
+    return routes
 
 
-def fixed(content: bytes, kind: bytes):
+def return_always(response: Response) -> Callable[[Request], Any]:
     """A handler that always answers the same."""
-    response = Response(200, content, kind, FRESH)
-    return lambda site, request: response
+
+    async def handler(request: Request) -> Response:
+        return response
+
+    return handler
 
 
-def healthz(site: Site, request: Request) -> Response:
+def context(request: Request) -> tuple[Service, RequestInfo]:
+    """The service, and what it knows of this request."""
+    return request.scope["service"], request.scope["info"]
+
+
+def read_parameters(request: Request, known: tuple[str, ...] = ()) -> dict[str, str]:
+    """The query string as names and values. Raises Refusal, 422, for what is unreadable, unknown or given twice."""
+    text = request.scope["query_string"]
+    try:
+        pairs = parse_qsl(text.decode("ascii"), keep_blank_values=True, strict_parsing=bool(text), max_num_fields=20)
+    except (ValueError, UnicodeDecodeError):
+        message, hint = "the query string cannot be read", "write ?name=value&name=value"
+        raise Refusal(422, "bad_parameter", message, hint) from None
+    parameters: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in known:
+            hint = f"there are {', '.join(known)}" if known else "there are none here"
+            raise Refusal(422, "bad_parameter", f"unknown parameter {shorten(name)}", hint)
+        if name in parameters:
+            raise Refusal(422, "bad_parameter", f"{name} is given twice", "give it once")
+        parameters[name] = value
+    return parameters
+
+
+async def healthz(request: Request) -> Response:
     """The process is alive."""
-    return answer({"status": "alive"})
+    return json_response({"status": "alive"})
 
 
-def readyz(site: Site, request: Request) -> Response:
+async def readyz(request: Request) -> Response:
     """Whether it answers questions."""
-    return answer(
-        {"status": site.state},
-        200 if site.state == "ready" else 503,
-        b"" if site.state == "ready" else b"Retry-After: 5\r\n",
+    state = context(request)[0].state
+    return (
+        json_response({"status": state})
+        if state == "ready"
+        else json_response({"status": state}, 503, {"retry-after": "5"})
     )
 
 
-def metrics(site: Site, request: Request) -> Response:
+async def metrics(request: Request) -> Response:
     """Counters."""
-    return Response(200, site.told().encode(), b"text/plain; version=0.0.4; charset=utf-8")
+    return Response(context(request)[0].metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def openapi(site: Site, request: Request) -> Response:
+async def openapi(request: Request) -> Response:
     """The description of all this."""
-    from vitreous.serving.http.openapi import document
-
-    kept = site.served.cache
-    if "openapi" not in kept:
-        kept["openapi"] = answer(document(site.limits))
-    return kept["openapi"]
-
-
-def model(site: Site, request: Request) -> Response:
-    """What answers. It is put into words once: 30 questions at a time cost as much as a picture otherwise."""
-    request.parameters(())
-    limits, kept = site.limits, site.served.cache
-    if "model" not in kept:
-        told = {
-            "bytes": limits.bytes,
-            "pixels": limits.pixels,
-            "images": limits.images,
-            "queue": site.queue,
-            "flight": limits.flight,
-        }
-        kept["model"] = answer({**site.served.describe(), "limits": told})
-    return kept["model"]
+    service, _ = context(request)
+    cache = service.served.cache
+    if "openapi" not in cache:
+        cache["openapi"] = json_response(openapi_document(service.limits))
+    return cache["openapi"]
 
 
-def named(served: Served) -> dict[str, str]:
+async def model(request: Request) -> Response:
+    """The description of the model, made once: 30 requests at a time cost as much as a picture otherwise."""
+    service, _ = context(request)
+    read_parameters(request)
+    cache = service.served.cache
+    if "model" not in cache:
+        limits = {name: getattr(service.limits, name) for name in ("bytes", "pixels", "images", "flight")}
+        limits["queue"] = service.queue
+        cache["model"] = json_response({**service.served.describe(), "limits": limits})
+    return cache["model"]
+
+
+def model_name(served: Served) -> dict[str, str]:
     """The model, in every answer."""
     return {"name": served.predictor.card.name, "version": served.predictor.card.version}
 
 
-def predict(site: Site, request: Request) -> Awaitable[Response]:
+async def predict(request: Request) -> Response:
     """Names and probabilities."""
-    served, said = site.served, request.parameters(("top", "threshold"))
-    card = served.predictor.card
-    top = whole("top", said["top"], 1, len(card.classes)) if "top" in said else None
-    threshold = share("threshold", said["threshold"]) if "threshold" in said else None
-    asked = served.predictor.asked(top, threshold)
+    service, parameters = context(request)[0], read_parameters(request, ("top", "threshold"))
+    served, card = service.served, service.served.predictor.card
+    top = parse_int("top", parameters["top"], 1, len(card.classes)) if "top" in parameters else None
+    threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else None
+    options = served.predictor.asked(top, threshold)
 
-    def told(name: str | None, p: np.ndarray) -> dict[str, Any]:
-        found = asked.answer(card, p, "")
-        classes = [{"class": n, "probability": v} for n, v in zip(found.names, found.probabilities, strict=True)]
-        return {"name": name, "classes": classes, "unsure": found.unsure, "error": None}
+    def describe(name: str | None, p: np.ndarray) -> dict[str, Any]:
+        answer = options.answer(card, p, "")
+        classes = [{"class": n, "probability": v} for n, v in zip(answer.names, answer.probabilities, strict=True)]
+        return {"name": name, "classes": classes, "unsure": answer.unsure, "error": None}
 
-    return several(site, request, served, served.probabilities, "predictions", told, {"classes": [], "unsure": False})
+    empty = {"classes": [], "unsure": False}
+    return await answer_images(request, served, served.probabilities, "predictions", describe, empty)
 
 
-def embed(site: Site, request: Request) -> Awaitable[Response]:
+async def embed(request: Request) -> Response:
     """Features."""
-    served = site.served
-    request.parameters(())
+    served = context(request)[0].served
+    read_parameters(request)
     if not served.embeds:
         raise Refusal(404, "not_available", "this model tells no features", "serve the run that it was exported from")
 
-    def told(name: str | None, features: np.ndarray) -> dict[str, Any]:
+    def describe(name: str | None, features: np.ndarray) -> dict[str, Any]:
         return {"name": name, "embedding": [float(f"{v:.8g}") for v in features.tolist()], "error": None}
 
-    return several(site, request, served, served.features, "embeddings", told, {"embedding": []})
+    return await answer_images(request, served, served.features, "embeddings", describe, {"embedding": []})
 
 
-async def several(
-    site: Site, request: Request, served: Served, work: Any, key: str, told: Any, empty: dict[str, Any]
+async def answer_images(
+    request: Request,
+    served: Served,
+    work: Callable[[list[np.ndarray]], np.ndarray],
+    key: str,
+    describe: Callable[[str | None, np.ndarray], dict[str, Any]],
+    empty: dict[str, Any],
 ) -> Response:
-    """Decode the pictures of a request, ask about those that can be read, and tell of all of them in their order."""
-    found = uploads(request, site.limits)
-    with site.room(request, len(found)):
-        one = [asyncio.ensure_future(single(site, request, served, work, upload)) for upload in found]
-        upload_names = [upload.name for upload in found]
-        del found
+    """Decode the images of a request, compute those that can be read, and describe all of them in their order.
+
+    Raises Refusal where no image can be read.
+    """
+    service, info = context(request)
+    uploads = await read_uploads(request, service.limits)
+    with service.room(info, len(uploads)):
+        names = [upload.name for upload in uploads]
+        tasks = [asyncio.ensure_future(compute_image(service, info, served, work, upload)) for upload in uploads]
+        del uploads
         try:
-            rows = await asyncio.gather(*one)
+            rows = await asyncio.gather(*tasks)
         except BaseException:
-            for task in one:
+            for task in tasks:
                 task.cancel()
             raise
-        bad = [row for row in rows if isinstance(row, Refusal)]
-        if len(bad) == len(rows):
-            raise bad[0]
-        answers = []
-        for name, row in zip(upload_names, rows, strict=True):
-            if isinstance(row, Refusal):
-                answers.append({"name": name, **empty, "error": {"code": row.name, "message": row.message}})
-            else:
-                answers.append(told(name, row))
-        document = {"request_id": request.id, "model": named(served), key: answers}
-        if key == "embeddings":
-            document["width"] = max(len(each["embedding"]) for each in answers)
-        return answer(document)
+    if all(isinstance(row, Refusal) for row in rows):
+        raise rows[0]
+    answers = [
+        {"name": name, **empty, "error": {"code": row.name, "message": row.message}}
+        if isinstance(row, Refusal)
+        else describe(name, row)
+        for name, row in zip(names, rows, strict=True)
+    ]
+    document = {"request_id": info.id, "model": model_name(served), key: answers}
+    if key == "embeddings":
+        document["width"] = max(len(answer["embedding"]) for answer in answers)
+    return json_response(document)
 
 
-async def single(site: Site, request: Request, served: Served, work: Any, upload: Upload) -> Any:
-    """One picture's answer, or the Refusal of that picture alone."""
+async def compute_image(service: Service, info: RequestInfo, served: Served, work: Any, upload: Upload) -> Any:
+    """One image's row of `work`, or the Refusal of that image alone."""
     try:
-        pixels = await site.decoders.decode(upload.content, served.settings)
+        pixels = await service.decoders.decode(upload.content, served.settings)
     except Refusal as refusal:
         return refusal
-    return await site.batcher.ask(work, pixels, request.deadline)
+    return await service.batcher.ask(work, pixels, info.deadline)
 
 
-def attention(site: Site, request: Request) -> Awaitable[Response]:
-    """What the model looks at."""
+async def attention(request: Request) -> Response:
+    """What the model looks at in one image."""
     from vitreous.serving import attention_api
 
-    served = site.served
-    bundle = with_bundle(served, "attention")
-    said = request.parameters(("kind", "layer", "head", "query", "format"))
-    form = said.get("format", "json")
+    service, info = context(request)
+    served, bundle = service.served, require_bundle(service.served, "attention")
+    parameters = read_parameters(request, ("kind", "layer", "head", "query", "format"))
+    form = parameters.get("format", "json")
     if form not in ("json", "png"):
         raise Refusal(422, "bad_parameter", f"format={form[:40]} cannot be", "format is json or png")
-    asked = attention_api.AttentionAsked.parse(said, bundle.model)
-    if form == "png" and "all" in (asked.layer, asked.head):
+    options = attention_api.AttentionAsked.parse(parameters, bundle.model)
+    if form == "png" and "all" in (options.layer, options.head):
         raise Refusal(422, "bad_parameter", "a PNG of several maps", "ask for one layer and one head, or format=json")
-
-    def look(pixels: np.ndarray) -> Any:
-        return (
-            attention_api.attention_png(bundle, pixels, asked)
-            if form == "png"
-            else attention_api.attention(bundle, pixels, asked)
-        )
-
-    return looked(site, request, served, look)
-
-
-async def looked(site: Site, request: Request, served: Served, look: Any) -> Response:
-    """Ask about one picture by itself."""
-    from vitreous.serving.attention_api import box
-
-    upload = only(uploads(request, site.limits))
-    with site.room(request, min(WEIGHT, site.queue)):
-        pixels, (width, height) = await site.decoders.decode_sized(upload.content, served.sized)
-        found = await site.batcher.ask(alone(look), pixels, request.deadline, alone=True)
-    if isinstance(found, bytes):
-        return Response(200, found, b"image/png")
-    seen = box(served.predictor.card.preprocess, width, height)
-    return answer({"request_id": request.id, "model": named(served), **found, "box": seen})
+    render = attention_api.attention_png if form == "png" else attention_api.attention
+    upload = only_one(await read_uploads(request, service.limits))
+    with service.room(info, min(WEIGHT, service.queue)):
+        pixels, (width, height) = await service.decoders.decode_sized(upload.content, served.sized)
+        work = on_one(lambda image: render(bundle, image, options))
+        result = await service.batcher.ask(work, pixels, info.deadline, alone=True)
+    if isinstance(result, bytes):
+        return Response(result, media_type="image/png")
+    box = attention_api.box(served.predictor.card.preprocess, width, height)
+    return json_response({"request_id": info.id, "model": model_name(served), **result, "box": box})
 
 
-def neighbours(site: Site, request: Request) -> Awaitable[Response]:
-    """The training images most like a picture."""
-    served, said = site.served, request.parameters(("count",))
-    count = whole("count", said["count"], 1, 50) if "count" in said else 8
+async def neighbours(request: Request) -> Response:
+    """The training images most like one image."""
+    (service, info), parameters = context(request), read_parameters(request, ("count",))
+    served = service.served
+    count = parse_int("count", parameters["count"], 1, 50) if "count" in parameters else 8
     index = served.index
     if index is None:
         raise Refusal(404, "not_available", "this run has no index", "vitreous embed RUN --index makes one")
-    return nearest(site, request, served, lambda row: index.nearest(row, count))
+    upload = only_one(await read_uploads(request, service.limits))
+    with service.room(info, 1):
+        pixels = await service.decoders.decode(upload.content, served.settings)
+        features = await service.batcher.ask(served.features, pixels, info.deadline)
+        work = on_one(lambda row: index.nearest(row, count))
+        nearest = await service.batcher.ask(work, features, info.deadline, alone=True)
+    rows = [describe_neighbour(neighbour) for neighbour in nearest]
+    return json_response({"request_id": info.id, "model": model_name(served), "neighbours": rows})
 
 
-async def nearest(site: Site, request: Request, served: Served, search: Any) -> Response:
-    """Features of one picture, and what lies near them."""
-    upload = only(uploads(request, site.limits))
-    with site.room(request, 1):
-        pixels = await site.decoders.decode(upload.content, served.settings)
-        features = await site.batcher.ask(served.features, pixels, request.deadline)
-        found = await site.batcher.ask(alone(search), features, request.deadline, alone=True)
-    return answer({"request_id": request.id, "model": named(served), "neighbours": [shown(each) for each in found]})
-
-
-def shown(found: Any) -> dict[str, Any]:
+def describe_neighbour(neighbour: Any) -> dict[str, Any]:
     """A neighbour as JSON has it."""
-    small = "data:image/jpeg;base64," + b64encode(found.thumbnail).decode() if found.thumbnail else None
+    thumbnail = neighbour.thumbnail and "data:image/jpeg;base64," + b64encode(neighbour.thumbnail).decode()
     return {
-        "label": found.label,
-        "name": found.name,
-        "similarity": round(float(found.similarity), 6),
-        "thumbnail": small,
+        "label": neighbour.label,
+        "name": neighbour.name,
+        "similarity": round(float(neighbour.similarity), 6),
+        "thumbnail": thumbnail or None,
     }
 
 
-async def positions(site: Site, request: Request) -> Response:
+async def positions(request: Request) -> Response:
     """How alike the position embeddings are."""
     from vitreous.serving import attention_api
 
-    request.parameters(())
-    found = await once(site, request, "positions", attention_api.positions)
-    return answer(found)
+    return json_response(await compute_once(request, "positions", attention_api.positions))
 
 
-async def filters(site: Site, request: Request) -> Response:
-    """The filters that read the picture."""
+async def filters(request: Request) -> Response:
+    """The filters that read the image."""
     from vitreous.serving import attention_api
 
-    request.parameters(())
-    found = await once(site, request, "filters", attention_api.filters)
-    return Response(200, found, b"image/png")
+    return Response(await compute_once(request, "filters", attention_api.filters), media_type="image/png")
 
 
-async def once(site: Site, request: Request, name: str, work: Any) -> Any:
+async def compute_once(request: Request, name: str, work: Callable[[Any], Any]) -> Any:
     """What depends on the model alone: computed when it is first asked for."""
-    served = site.served
-    bundle = with_bundle(served, name)
+    service, info = context(request)
+    read_parameters(request)
+    served, bundle = service.served, require_bundle(service.served, name)
     if name not in served.cache:
-        served.cache[name] = await site.batcher.ask(alone(work), bundle, request.deadline, alone=True)
+        served.cache[name] = await service.batcher.ask(on_one(work), bundle, info.deadline, alone=True)
     return served.cache[name]
 
 
-def with_bundle(served: Served, name: str) -> Any:
-    """The bundle of a model that can show something. Raises Refusal."""
+def require_bundle(served: Served, name: str) -> Any:
+    """The bundle of a model that can show `name`. Raises Refusal, 404."""
     if not served.can[name]:
         raise Refusal(404, "not_available", f"this model has no {name} to show", "GET /v1/model tells what it can")
     return served.predictor.bundle
 
 
-def alone(work: Any) -> Any:
+def on_one(work: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
     """Work on one input as the batcher takes it."""
-    return lambda given: [work(given[0])]
+    return lambda inputs: [work(inputs[0])]
 
 
-def only(found: list[Upload]) -> Upload:
-    """The one picture of a request. Raises Refusal."""
-    if len(found) != 1:
-        raise Refusal(400, "bad_request", f"{len(found)} pictures", "send exactly one")
-    return found[0]
+def only_one(uploads: list[Upload]) -> Upload:
+    """The one image of a request. Raises Refusal, 400."""
+    if len(uploads) != 1:
+        raise Refusal(400, "bad_request", f"{len(uploads)} pictures", "send exactly one")
+    return uploads[0]
 
 
-def whole(name: str, text: str, least: int, most: int) -> int:
-    """A whole number in a range. Raises Refusal, naming the parameter, the value and what is allowed."""
+def parse_int(name: str, text: str, least: int, most: int) -> int:
+    """A whole number in a range. Raises Refusal, 422, naming the parameter, the value and what is allowed."""
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
         raise Refusal(422, "bad_parameter", f"{name}={text[:40]!r}", f"{name} is a whole number from {least} to {most}")
     return int(text)
 
 
-def share(name: str, text: str) -> float:
-    """A number from 0 to 1. Raises Refusal likewise."""
+def parse_share(name: str, text: str) -> float:
+    """A number from 0 to 1. Raises Refusal, 422."""
     try:
         value = float(text) if text.isascii() and len(text) < 40 else -1.0
     except ValueError:
@@ -307,3 +315,15 @@ def share(name: str, text: str) -> float:
     if not 0 <= value <= 1:
         raise Refusal(422, "bad_parameter", f"{name}={text[:40]!r}", f"{name} is a number from 0 to 1")
     return value
+
+
+ROUTES = [
+    *(
+        Route(f"/v1/{handler.__name__}", handler, methods=["POST"])
+        for handler in (predict, embed, attention, neighbours)
+    ),
+    *(Route(f"/v1/{handler.__name__}", handler, methods=["GET"]) for handler in (positions, filters, model)),
+    *(Route(f"/{handler.__name__}", handler, methods=["GET"]) for handler in (healthz, readyz, metrics)),
+    Route("/openapi.json", openapi, methods=["GET"]),
+    *page_routes(),
+]

@@ -3,207 +3,230 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import os
 import select
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import uvicorn
 
 from vitreous.cores import default_workers
 from vitreous.errors import ResourceError, UsageError
-from vitreous.serving.http.access import Access
-from vitreous.serving.http.limits import Limits
+from vitreous.serving.http.app import Gate
+from vitreous.serving.http.decoders import COMMAND, Decoders
+from vitreous.serving.http.limits import Limits, Settings
 from vitreous.serving.http.log import Log
+from vitreous.serving.http.model import Served, prepare
+from vitreous.serving.http.protocol import LimitedProtocol
+from vitreous.serving.http.service import Service
 from vitreous.serving.predict import Predictor
 
-if TYPE_CHECKING:
-    from vitreous.serving.http.model import Served
-
 Run = str | os.PathLike[str] | None
-BACKLOG = 32  # connections that are accepted in one turn of the event loop
-WAITING = 1024  # that the system keeps for us
+BACKLOG = 1024  # connections that the system keeps for us
+ACCEPTED = 32  # of them that are accepted in one turn of the event loop
 RESERVE = 32  # open files that are not connections
+SEEN = 0.05  # seconds at least between `readyz` saying no and the listener closing
 TURN = 0.001  # seconds after which the computing thread has to let the event loop run
-SEEN = 0.05  # seconds between `readyz` saying no and the listener closing
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Where to listen and what to bear. `decoders`: processes that decode, 0 for one a core and at least two."""
+class HttpServer(uvicorn.Server):
+    """uvicorn, with this server's signals and end, and a sweep over its connections."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    limits: Limits = field(default_factory=Limits)
-    access: Access = field(default_factory=Access)
-    decoders: int = 0
-    quiet: bool = False
-    command: tuple[str, ...] = ()
+    drain: Callable[[], Awaitable[None]]
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Leave signals to `Server`."""
+        return nullcontext()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; accept few connections in one turn, but let the system keep many."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(BACKLOG)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: end connections that take too long."""
+        if counter % 2 == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                connection.sweep(now)  # type: ignore[union-attr]
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what was accepted, then close."""
+        await self.drain()
 
 
 class Server:
-    """A model behind a socket, which is bound at once. `load` makes the predictor, and again when SIGHUP asks; `home`
-    may have an index."""
+    """A model behind a socket, which is bound at once.
+
+    `load` makes the predictor, and again when SIGHUP asks; `home` may have an index.
+    """
+
+    service: Service
+    loop: asyncio.AbstractEventLoop
 
     def __init__(self, settings: Settings, home: Run, load: Callable[[], Predictor]) -> None:
         self.settings, self.home, self.load = settings, home, load
-        self.socket = bound(settings.host, settings.port)
+        self.socket = bind_socket(settings.host, settings.port)
+        self.limits = limit_connections(settings.limits)
         self.code = 0
         self.reloading: asyncio.Task[None] | None = None
+        self.log = Log(settings.quiet)
+        self.gate = Gate()
+        self.http = HttpServer(
+            uvicorn.Config(
+                self.gate,
+                http=partial(LimitedProtocol, self.limits, self.count_malformed),  # type: ignore[arg-type]
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level=logging.CRITICAL,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=math.ceil(self.limits.idle_seconds),
+                backlog=ACCEPTED,
+            )
+        )
+        self.http.drain = self.drain
 
     @property
     def address(self) -> str:
-        """Where it is."""
+        """The URL."""
         host, port = self.socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    async def run(self, up: Callable[[], None] = lambda: None, signals: bool = True) -> int:
-        """Serve until stopped; `up` is called when it answers. Returns the exit code. Raises VitreousError where it
-        cannot start."""
-        from vitreous.serving.http.connection import Connection
-        from vitreous.serving.http.decoders import Decoders
-        from vitreous.serving.http.routes import table
-        from vitreous.serving.http.site import Site
+    def count_malformed(self, status: int) -> None:
+        """Count what was no request."""
+        if self.gate.service is not None:
+            self.gate.service.metrics.record("none", status, 0.0)
 
+    async def run(self, on_ready: Callable[[], None] = lambda: None, signals: bool = True) -> int:
+        """Serve until stopped; `on_ready` is called when the model answers.
+
+        Returns the exit code. Raises VitreousError where it cannot start.
+        """
         settings, loop = self.settings, asyncio.get_running_loop()
-        limits = fitted(settings.limits)
         count = settings.decoders or max(2, default_workers())
-        decoders = Decoders(count, limits, settings.command) if settings.command else Decoders(count, limits)
-        log = Log(settings.quiet)
-        loop.set_exception_handler(lambda loop, told: log.tell(event="trouble", error=said(told)))
+        decoders, log = Decoders(count, self.limits, settings.command or COMMAND), self.log
+        loop.set_exception_handler(lambda loop, context: log.write(event="trouble", error=describe_context(context)))
         if signals:
             sys.setswitchinterval(TURN)
-            self.hear(lambda number: os._exit(128 + number), lambda: None)  # until there is anything to finish
+            self.handle_signals(
+                lambda number: os._exit(128 + number), lambda: None
+            )  # until there is anything to finish
+        serving = loop.create_task(self.http.serve([self.socket]))
         try:
-            async with self.starting():
-                _, served = await asyncio.gather(decoders.start(), asyncio.to_thread(self.prepared, limits))
-                pace = await decoders.pace(served.settings)
-        except BaseException:
+            _, served = await asyncio.gather(decoders.start(), asyncio.to_thread(self.prepare_model))
+            pace = await decoders.pace(served.settings)
+            connections = self.http.server_state.connections
+            self.service = service = Service(served, self.limits, settings.access, log, decoders, pace, connections)
+            if signals:
+                self.handle_signals(self.stop, self.reload)
+            self.gate.service = service
+            self.log_start()
+            on_ready()
+            await serving
+            service.batcher.close()
+            log.write(event="down", code=self.code)
+        finally:
+            if not serving.done():
+                self.http.should_exit = True
+                await serving
             decoders.close()
             log.close()
-            self.socket.close()
-            raise
-        self.stopping = asyncio.Event()
-        self.site = site = Site(served, limits, settings.access, log, table(), decoders, pace)
-        listener = await loop.create_server(lambda: Connection(site), sock=self.socket, backlog=BACKLOG)
-        self.socket.listen(WAITING)
-        if signals:
-            self.hear(self.stop, self.reload)
-        sweeping = loop.create_task(site.sweep())
-        card = served.predictor.card
-        log.tell(
-            event="up",
-            address=self.address,
-            model=card.name,
-            version=card.version,
-            queue=site.queue,
-            rate=round(site.rate, 1),
-        )
-        if served.note:
-            log.tell(event="no index", error=served.note)
-        up()
-        await self.stopping.wait()
-        await self.drain(listener)
-        sweeping.cancel()
-        site.batcher.close()
-        decoders.close()
-        log.tell(event="down", code=self.code)
-        log.close()
         return self.code
 
-    def hear(self, end: Callable[[int], None], again: Callable[[], None]) -> None:
-        """What happens on SIGTERM and Ctrl-C, and on SIGHUP."""
+    def log_start(self) -> None:
+        """Log that the server answers."""
+        service, card = self.service, self.service.served.predictor.card
+        fields = {"model": card.name, "version": card.version, "queue": service.queue, "rate": round(service.rate, 1)}
+        self.log.write(event="up", address=self.address, **fields)
+        if service.served.note:
+            self.log.write(event="no index", error=service.served.note)
+
+    def handle_signals(self, on_end: Callable[[int], None], on_reload: Callable[[], None]) -> None:
+        """Set what happens on SIGTERM and Ctrl-C, and on SIGHUP."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, end, number)
-        loop.add_signal_handler(signal.SIGHUP, again)
+            loop.add_signal_handler(number, on_end, number)
+        loop.add_signal_handler(signal.SIGHUP, on_reload)
 
-    @asynccontextmanager
-    async def starting(self) -> AsyncIterator[None]:
-        """Say meanwhile that the server is starting."""
-        from vitreous.serving.http.starting import Starting
-
-        open_ = set[asyncio.Transport]()
-        listener = await asyncio.get_running_loop().create_server(
-            lambda: Starting(open_), sock=self.socket.dup(), backlog=BACKLOG
-        )
-        try:
-            yield
-        finally:
-            listener.close()
-            for transport in list(open_):
-                transport.abort()
-
-    def prepared(self, limits: Limits) -> Served:
+    def prepare_model(self) -> Served:
         """Load and warm up. Raises VitreousError."""
-        from vitreous.serving.http.model import prepare
-
-        return prepare(self.load(), limits, self.home)
+        return prepare(self.load(), self.limits, self.home)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Answer what was accepted and end; the second time, end."""
-        if self.stopping.is_set():
+        """Answer what was accepted and end; the second time, end at once."""
+        if self.http.should_exit:
             os._exit(128 + number)
         self.code = 130 if number == signal.SIGINT else 0
-        self.site.draining = True
-        self.site.log.tell(event="draining", images=self.site.taken, connections=len(self.site.connections))
-        self.stopping.set()
+        self.service.draining = self.http.should_exit = True
+        connections = len(self.http.server_state.connections)
+        self.log.write(event="draining", images=self.service.taken, connections=connections)
 
-    async def drain(self, listener: asyncio.Server) -> None:
+    async def drain(self) -> None:
         """Close the listener, answer every request that came whole, and close the connections."""
-        site, loop = self.site, asyncio.get_running_loop()
-        until = loop.time() + (1.5 if self.code else site.limits.drain_seconds)
-        await asyncio.sleep(SEEN)
-        while pending(self.socket) and loop.time() < until:  # closing resets those that nobody has accepted yet
+        loop, connections = asyncio.get_running_loop(), self.http.server_state.connections
+        seconds = 0.0 if self.gate.service is None else 1.5 if self.code else self.limits.drain_seconds
+        end = loop.time() + seconds
+        await asyncio.sleep(min(SEEN, seconds))
+        # closing the listener resets connections that nobody has accepted yet
+        while has_pending(self.socket) and loop.time() < end:
             await asyncio.sleep(0)
-        listener.close()
+        for listener in self.http.servers:
+            listener.close()
+        self.socket.close()
         quiet = loop.time() + 0.5  # a request may be under way on a connection that is kept
-        while loop.time() < until:
-            for connection in list(site.connections):
-                if connection.state == "idle" and loop.time() > quiet:
-                    connection.hang_up()
-            if not site.connections:
-                break
+        while connections and loop.time() < end:
+            for connection in list(connections):
+                if loop.time() > quiet:
+                    connection.shutdown()
             await asyncio.sleep(0.02)
-        for connection in list(site.connections):
+        for connection in list(connections):
             connection.transport.abort()
         await asyncio.sleep(0)
 
     def reload(self) -> None:
-        """Load the model again and put it in place of the old one, which goes on answering until then, and if that
-        fails."""
+        """Load the model again; the old one answers until the new one can, and goes on if loading fails."""
         if self.reloading is None or self.reloading.done():
-            self.reloading = asyncio.get_running_loop().create_task(self.replace())
+            self.reloading = asyncio.get_running_loop().create_task(self.replace_model())
 
-    async def replace(self) -> None:
-        """The work of it. Pictures that were asked of the old model are answered by the old model."""
-        site = self.site
+    async def replace_model(self) -> None:
+        """Put the new model in place. Pictures that were asked of the old model are answered by the old model."""
+        service = self.service
         try:
-            served = await asyncio.to_thread(self.prepared, site.limits)
+            served = await asyncio.to_thread(self.prepare_model)
         except Exception as error:
-            site.log.tell(event="reload refused", error=str(error)[:500])
+            self.log.write(event="reload refused", error=str(error)[:500])
             return
-        site.served, site.reloads, site.batcher.size = served, site.reloads + 1, served.size
-        site.log.tell(event="reloaded", model=served.predictor.card.name, version=served.predictor.card.version)
+        service.served, service.reloads, service.batcher.size = served, service.reloads + 1, served.size
+        card = served.predictor.card
+        self.log.write(event="reloaded", model=card.name, version=card.version)
 
 
-def pending(listening: socket.socket) -> bool:
+def has_pending(listening: socket.socket) -> bool:
     """Whether connections wait to be accepted."""
     poll = select.poll()
     poll.register(listening, select.POLLIN)
     return bool(poll.poll(0))
 
 
-def said(told: dict[str, Any]) -> str:
-    """What the event loop has to tell of, such as too many open files."""
-    return f"{told.get('message', '')}: {told.get('exception') or ''}"[:500]
+def describe_context(context: dict[str, Any]) -> str:
+    """What the event loop reports, such as too many open files."""
+    return f"{context.get('message', '')}: {context.get('exception') or ''}"[:500]
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """A socket at an address. Raises ResourceError where it is taken, UsageError where it cannot be."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
@@ -211,26 +234,24 @@ def bound(host: str, port: int) -> socket.socket:
         )[0]
     except (OSError, UnicodeError, OverflowError) as error:
         raise UsageError(f"no address {host}", str(error)) from None
-    found = socket.socket(family, kind, protocol)
+    listening = socket.socket(family, kind, protocol)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(place)
-        found.listen(WAITING)
-        found.setblocking(False)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
     except OSError as error:
-        found.close()
+        listening.close()
         raise ResourceError(
             f"port {port} of {host} cannot be had ({error.strerror})", "name another with --port; 0 finds a free one"
         ) from None
     except OverflowError:
         raise UsageError(f"no port {port}", "0 to 65535") from None
-    return found
+    return listening
 
 
-def fitted(limits: Limits) -> Limits:
+def limit_connections(limits: Limits) -> Limits:
     """The limits with no more connections than files may be open."""
-    from dataclasses import replace
-
     try:
         import resource
     except ImportError:
@@ -248,33 +269,34 @@ def fitted(limits: Limits) -> Limits:
 
 @contextmanager
 def running(predictor: Predictor, settings: Settings | None = None, run: Run = None) -> Iterator[Server]:
-    """A server in a thread of this process, at a free port, up: `with running(predictor) as server: …
-    server.address`."""
-    from dataclasses import replace
+    """A server in a thread of this process, ready: `with running(predictor) as server: … server.address`.
 
-    server = Server(settings or replace(Settings(), port=0, quiet=True), run, lambda: predictor)
-    up, failed = Event(), list[BaseException]()
+    It listens at a free port unless `settings` say otherwise; `run` may have an index.
+    """
+    server = Server(settings or Settings(port=0, quiet=True), run, lambda: predictor)
+    ready, errors, loops = Event(), list[BaseException](), list[asyncio.AbstractEventLoop]()
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.run(ready.set, signals=False)
 
     def work() -> None:
         try:
-            asyncio.run(hold())
+            asyncio.run(serve())
         except BaseException as error:
-            failed.append(error)
-            up.set()
-
-    async def hold() -> None:
-        server.loop = asyncio.get_running_loop()  # type: ignore[attr-defined]
-        await server.run(up.set, signals=False)
+            errors.append(error)
+            ready.set()
 
     thread = Thread(target=work, name="server")
     thread.start()
-    up.wait()
+    ready.wait()
     try:
-        if failed:
-            raise failed[0]
+        if errors:
+            raise errors[0]
+        server.loop = loops[0]
         yield server
     finally:
-        if not failed:
+        if not errors:
             with suppress(RuntimeError):
-                server.loop.call_soon_threadsafe(lambda: server.stopping.is_set() or server.stop())  # type: ignore[attr-defined]
+                loops[0].call_soon_threadsafe(lambda: server.http.should_exit or server.stop())
         thread.join()

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import ResourceError, UsageError
 from vitreous.serving.http.access import LOCAL, Access
-from vitreous.serving.http.limits import Limits
-from vitreous.serving.http.server import Server, Settings
+from vitreous.serving.http.limits import Limits, Settings
 from vitreous.serving.predict import Predictor, load
 
 if TYPE_CHECKING:
     from vitreous.evaluation.inference_options import InferenceOptions
+    from vitreous.serving.http.server import Server
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SHORTEST = 16  # characters of a token
@@ -40,6 +40,8 @@ def serve(
     ResourceError for a port that is taken.
     """
 
+    from vitreous.serving.http.server import Server
+
     def loaded() -> Predictor:
         return load(run, how, exact=exact, quick=quick)
 
@@ -54,7 +56,7 @@ def settings_of(options: Any) -> tuple[Settings, str]:
         raise UsageError(
             "serving needs processes that can be confined, as on Linux and macOS", "run it in WSL or a container"
         )
-    for name in ("httptools", "python_multipart"):
+    for name in ("starlette", "uvicorn", "httptools", "python_multipart", "prometheus_client"):
         if find_spec(name) is None:
             raise ResourceError(f"{name} is not installed", "pip install 'vitreous[serve]'")
     for name, least in (("queue", 0), ("max_bytes", 1), ("max_pixels", 1), ("decoders", 0)):
