@@ -18,9 +18,8 @@ from vitreous.cli.data_dedup import Options, run
 from vitreous.data.copies import dedup as finder
 from vitreous.data.copies import search
 from vitreous.data.copies.dedup import dedup
-from vitreous.data.copies.hashes import first_equal
 from vitreous.data.copies.listing import excluded, listed, remaining, staying
-from vitreous.data.copies.search import candidates
+from vitreous.data.copies.search import candidates, first_equal
 from vitreous.data.copies.verification import THRESHOLD, fit, local
 from vitreous.data.copies.views import Joined, look
 from vitreous.data.copies.windows import BOXES, CENTRE, FREQUENCIES, MIRROR, describe, describe_whole, spectrum

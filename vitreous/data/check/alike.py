@@ -7,11 +7,12 @@ alike: what was cut, or shifted by more than a little, is for `data dedup`.
 from __future__ import annotations
 
 import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from vitreous.data.check.record import LARGER, READABLE
 from vitreous.data.copies.grey import comparable
-from vitreous.data.copies.hashes import first_equal
-from vitreous.data.copies.search import candidates
+from vitreous.data.copies.search import candidates, first_equal
 from vitreous.data.copies.verification import PROMISING, THRESHOLD, fit, laid, likeness
 from vitreous.data.copies.windows import SIDE
 
@@ -64,18 +65,10 @@ def verified(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
 
 def linked(pairs: np.ndarray) -> Groups:
     """(2, p) rows of pairs -> the groups of those that are alike, directly or by way of others."""
-    leader: dict[int, int] = {}
-
-    def lead(row: int) -> int:
-        while leader.setdefault(row, row) != row:
-            leader[row] = row = leader[leader[row]]
-        return row
-
-    for one, other in pairs.T.tolist():
-        first, second = sorted((lead(one), lead(other)))
-        leader[second] = first
-    rows = np.array(sorted(leader), dtype=np.int64)
-    return gathered(rows, np.array([lead(row) for row in rows.tolist()], dtype=np.int64))
+    rows, places = np.unique(pairs, return_inverse=True)
+    one, other = places.reshape(2, -1)
+    edges = coo_array((np.ones(len(one), bool), (one, other)), (len(rows), len(rows)))
+    return gathered(rows, connected_components(edges, directed=False)[1])
 
 
 def gathered(rows: np.ndarray, number: np.ndarray) -> Groups:

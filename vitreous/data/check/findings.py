@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
 from vitreous.errors import first_names
@@ -14,6 +15,7 @@ UNEVEN = 10.0  # times that the largest class is larger than the smallest, from 
 FAILS, WARNS, TELLS = "fails", "warns", "tells"
 
 Finding = dict[str, str]
+Row = tuple[str, str, str, str]  # level, a word for programs, a sentence, the way out
 
 
 def findings(facts: dict[str, Any]) -> list[Finding]:
@@ -23,13 +25,9 @@ def findings(facts: dict[str, Any]) -> list[Finding]:
     same image in two splits or under two labels, groups in two splits.
     """
     source = shlex.quote(facts["data"])
-    results = [*failures(facts, source), *shares(facts, source), *classes(facts, source), *pictures(facts, source)]
-    return [finding for level in (FAILS, WARNS, TELLS) for finding in results if finding["level"] == level]
-
-
-def finding(level: str, kind: str, text: str, hint: str = "") -> Finding:
-    """One finding: how grave, a word for programs, a sentence, and the way out."""
-    return {"level": level, "what": kind, "text": text, "way": hint}
+    rows = [*failures(facts, source), *copies(facts, source), *classes(facts, source), *pictures(facts, source)]
+    rows = [row for level in (FAILS, WARNS, TELLS) for row in rows if row[0] == level]
+    return [dict(zip(("level", "what", "text", "way"), row, strict=True)) for row in rows]
 
 
 def images(count: int) -> str:
@@ -37,158 +35,99 @@ def images(count: int) -> str:
     return f"{count:,} image" + ("" if count == 1 else "s")
 
 
-def failures(facts: dict[str, Any], source: str) -> list[Finding]:
+def failures(facts: dict[str, Any], source: str) -> Iterator[Row]:
     """What hinders training."""
-    results = []
-    if facts["refused"]:
-        results.append(finding(FAILS, "refused", facts["refused"]["message"], facts["refused"]["hint"]))
-    if facts["unlabelled"]:
-        results.append(finding(WARNS, "unlabelled", facts["unlabelled"]["message"], facts["unlabelled"]["hint"]))
+    for level, kind in ((FAILS, "refused"), (WARNS, "unlabelled")):
+        if error := facts[kind]:
+            yield level, kind, error["message"], error["hint"]
     if bad := len(facts["unreadable"]):
         total = sum(split["images"] for split in facts["splits"].values())
         hint = f"mend or remove them, or `vitreous train {source} --bad-images skip`"
-        results.append(finding(FAILS, "unreadable", f"{bad:,} of {images(total)} cannot be read", hint))
+        yield FAILS, "unreadable", f"{bad:,} of {images(total)} cannot be read", hint
     for pair, count in facts["copies"]["across"].items():
         one, other = pair.split("/")
         hint = f"`vitreous data dedup {source} --against {source} --against-split {other} --out copies.csv` lists them"
-        results.append(finding(FAILS, "leak", f"{images(count)} of {other} are in {one} too, byte for byte", hint))
+        yield FAILS, "leak", f"{images(count)} of {other} are in {one} too, byte for byte", hint
     if count := facts["copies"]["contrary"]:
-        results.append(
-            finding(
-                FAILS,
-                "contrary",
-                f"{images(count)} found under two labels",
-                "keep one of them, or one image with both labels in a table",
-            )
-        )
+        hint = "keep one of them, or one image with both labels in a table"
+        yield FAILS, "contrary", f"{images(count)} found under two labels", hint
     for row in facts["groups"]["parted"]:
         where = " and in ".join(row["splits"]) or "more than one split"
         names = f" ({', '.join(row['names'][:5])}{', …' if len(row['names']) > 5 else ''})" if row["names"] else ""
         level = FAILS if facts["groups"]["by"] else WARNS
-        results.append(
-            finding(level, "groups", f"{row['groups']:,} groups are in {where}{names}", "move each to one of them")
-        )
-    return results
+        yield level, "groups", f"{row['groups']:,} groups are in {where}{names}", "move each to one of them"
 
 
-def shares(facts: dict[str, Any], source: str) -> list[Finding]:
+def copies(facts: dict[str, Any], source: str) -> Iterator[Row]:
     """Copies that are no failure: near ones, and those within a split."""
-    results, near = [], facts["near_copies"]
+    near = facts["near_copies"]
     for pair, count in near["across"].items():
         one, other = pair.split("/")
         command = f"vitreous data dedup {source} --against {source} --against-split {other} --out copies.csv"
         hint = f"look at them; `{command}` lists them, and compares parts of images too"
-        results.append(finding(WARNS, "near_leak", f"{images(count)} of {other} look like one of {one}", hint))
-    if near["contrary"]:
-        results.append(
-            finding(
-                WARNS,
-                "near_contrary",
-                f"{near['contrary']:,} groups of images that look alike have two labels",
-                "look at them",
-            )
-        )
+        yield WARNS, "near_leak", f"{images(count)} of {other} look like one of {one}", hint
+    if count := near["contrary"]:
+        text = f"{count:,} groups of images that look alike have two labels"
+        yield WARNS, "near_contrary", text, "look at them"
     within = {"repeat another": facts["copies"]["extra"], "look like another": near["extra"]}
     if any(within.values()):
-        hint = (
-            f"`vitreous data dedup {source} --within --out copies.csv`; frames of one scene are kept together by "
-            "--group-by"
-        )
-        text = ", ".join(f"{images(count)} {kind}" for kind, count in within.items() if count)
+        command = f"vitreous data dedup {source} --within --out copies.csv"
+        text = ", ".join(f"{images(count)} {verb}" for verb, count in within.items() if count)
         text += " (only whole images were compared; the command below compares parts too)" if near["extra"] else ""
-        results.append(finding(TELLS, "copies", text, hint))
-    return results
+        yield TELLS, "copies", text, f"`{command}`; frames of one scene are kept together by --group-by"
 
 
-def classes(facts: dict[str, Any], source: str) -> list[Finding]:
+def classes(facts: dict[str, Any], source: str) -> Iterator[Row]:
     """How the images spread over the classes."""
-    spread, results = facts["balance"], []
+    spread = facts["balance"]
     if spread is None:
-        return []
+        return
     if spread["largest"] >= UNEVEN * max(spread["smallest"], 1):
         text = (
-            f"the largest class has {spread['largest']:,} images, the smallest {spread['smallest']:,}; as hard to "
-            "tell apart as"
+            f"the largest class has {spread['largest']:,} images, the smallest {spread['smallest']:,}; as hard to tell "
+            f"apart as {spread['effective']:.1f} even classes of {len(facts['classes'])}"
         )
-        text += f" {spread['effective']:.1f} even classes of {len(facts['classes'])}"
-        results.append(
-            finding(
-                WARNS, "imbalance", text, f"`vitreous train {source} --sampling balanced`, or --class-weights balanced"
-            )
-        )
+        hint = f"`vitreous train {source} --sampling balanced`, or --class-weights balanced"
+        yield WARNS, "imbalance", text, hint
     if few := spread["few"]:
-        results.append(
-            finding(
-                WARNS,
-                "few",
-                f"{len(few):,} classes have fewer than 10 images: {first_names(list(few))}",
-                "find more, or join classes",
-            )
-        )
+        text = f"{len(few):,} classes have fewer than 10 images: {first_names(few, SHOWN)}"
+        yield WARNS, "few", text, "find more, or join classes"
     for name, missing in spread["missing"].items():
-        results.append(
-            finding(
-                WARNS,
-                "missing",
-                f"{name} has no image of {len(missing):,} classes: {first_names(missing)}",
-                "their figures will be unknown",
-            )
-        )
-    return results
+        text = f"{name} has no image of {len(missing):,} classes: {first_names(missing, SHOWN)}"
+        yield WARNS, "missing", text, "their figures will be unknown"
 
 
-def pictures(facts: dict[str, Any], source: str) -> list[Finding]:
+def pictures(facts: dict[str, Any], source: str) -> Iterator[Row]:
     """What the images are like, and what the loader does with them."""
-    traits, size, results = facts["traits"], facts["sizes"], []
-    deep, found_kinds = facts["depths"].get("16", 0), facts["modes"]
-    if traits["one_colour"]:
-        results.append(
-            finding(
-                WARNS,
-                "one_colour",
-                f"{images(traits['one_colour'])} of one colour",
-                "are they broken, or placeholders?",
-            )
-        )
-    if outside := facts["left_out"].get("images", 0):
-        results.append(
-            finding(
-                WARNS,
-                "outside",
-                f"{images(outside)} in the folder belong to no split or class and are left out",
-                "move them",
-            )
-        )
-    notes = (
+    traits, size, left_out = facts["traits"], facts["sizes"], facts["left_out"]
+    if count := traits["one_colour"]:
+        yield WARNS, "one_colour", f"{images(count)} of one colour", "are they broken, or placeholders?"
+    if outside := left_out.get("images", 0):
+        text = f"{images(outside)} in the folder belong to no split or class and are left out"
+        yield WARNS, "outside", text, "move them"
+    for kind, count, text in (
         ("misnamed", traits["misnamed"], "named as another format; the content decides"),
         ("turned", traits["turned"], "turned by EXIF; they are loaded upright"),
         ("alpha", traits["alpha"], "with transparency; they are laid over white"),
         ("animated", traits["animated"], "with several frames; the first is taken"),
-        ("cmyk", found_kinds.get("CMYK", 0), "in CMYK; they become RGB"),
-        ("deep", deep, "of 16 bits; they are scaled to 8"),
-    )
-    results += [finding(TELLS, kind, f"{images(count)} {text}") for kind, count, text in notes if count]
-    if others := sum(count for name, count in facts["left_out"].items() if name != "images"):
-        ends = first_names([name for name in facts["left_out"] if name != "images"])
-        results.append(
-            finding(TELLS, "others", f"{others:,} files are no images by their names and are left out: {ends}")
-        )
-    if (
-        size
-        and size["smaller"] > 0.5
-        and min(size["width"]["median"], size["height"]["median"]) <= SMALLER * size["input"]
+        ("cmyk", facts["modes"].get("CMYK", 0), "in CMYK; they become RGB"),
+        ("deep", facts["depths"].get("16", 0), "of 16 bits; they are scaled to 8"),
     ):
-        text = (
-            f"{size['smaller']:.0%} of the images are smaller than the model's {size['input']} pixels and are enlarged"
-        )
-        results.append(finding(TELLS, "small", text, "a smaller --image-size costs less and loses nothing"))
-    if size and size["twice"] > 0.5:
-        text = (
-            f"{size['twice']:.0%} of the images have twice the model's {size['input']} pixels: most of the "
-            "decoding "
-            "is for nothing"
-        )
-        results.append(
-            finding(TELLS, "large", text, f"`vitreous data pack {source} --out PACKED` once, then train on that")
-        )
-    return results
+        if count:
+            yield TELLS, kind, f"{images(count)} {text}", ""
+    others = {name: count for name, count in left_out.items() if name != "images"}
+    if others:
+        ends = first_names(others, SHOWN)
+        text = f"{sum(others.values()):,} files are no images by their names and are left out: {ends}"
+        yield TELLS, "others", text, ""
+    if size is None:
+        return
+    median = min(size["width"]["median"], size["height"]["median"])
+    if size["smaller"] > 0.5 and median <= SMALLER * size["input"]:
+        share, side = f"{size['smaller']:.0%}", size["input"]
+        text = f"{share} of the images are smaller than the model's {side} pixels and are enlarged"
+        yield TELLS, "small", text, "a smaller --image-size costs less and loses nothing"
+    if size["twice"] > 0.5:
+        share, side = f"{size['twice']:.0%}", size["input"]
+        text = f"{share} of the images have twice the model's {side} pixels: most of the decoding is for nothing"
+        yield TELLS, "large", text, f"`vitreous data pack {source} --out PACKED` once, then train on that"

@@ -15,8 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vitreous.cores import default_workers
-from vitreous.data.copies.hashes import first_equal
-from vitreous.data.copies.search import candidates, like_features
+from vitreous.data.copies.search import candidates, first_equal, like_features
 from vitreous.data.copies.verification import PROMISING, THRESHOLD, fit, laid, likeness
 from vitreous.data.copies.views import Fingerprints, ImageEmbedder, Joined, Progress, closer, look
 from vitreous.data.copies.windows import describe, describe_whole
