@@ -84,7 +84,7 @@ def test_models_are_the_loop_within_what_they_see(kind):
                 loop(w[head], places, one.prefix, (4, 4)) for w, places in zip(weights[image], sequences, strict=True)
             ]
             wanted = (torch.tensor(each).double() * shares / shares.sum()).sum().item()
-            assert found.each[image, row, head].item() == pytest.approx(wanted, rel=1e-5)
+            assert found.per_image[image, row, head].item() == pytest.approx(wanted, rel=1e-5)
     expected = {"axial": ["row", "column"] * 2, "windows": ["window", "all"]}.get(kind, ["all"] * 2)
     assert list(found.spans) == expected and found.layers == ((0, 0, 1, 1) if kind == "axial" else (0, 1))
     assert set(found.uniform) == {
@@ -104,18 +104,18 @@ def test_batches_do_not_matter_and_one_image_has_no_deviation(monkeypatch):
     model, x = made("registers"), images(5)
     whole = distances(model, [x])
     parts = distances(model, x.split(2))
-    assert whole.each.shape == (5, 2, 2)
-    assert torch.allclose(whole.each, parts.each, rtol=1e-5)
-    assert torch.allclose(whole.mean, whole.each.mean(0)) and torch.allclose(
-        whole.std, (whole.each - whole.mean).square().mean(0).sqrt()
+    assert whole.per_image.shape == (5, 2, 2)
+    assert torch.allclose(whole.per_image, parts.per_image, rtol=1e-5)
+    assert torch.allclose(whole.mean, whole.per_image.mean(0)) and torch.allclose(
+        whole.std, (whole.per_image - whole.mean).square().mean(0).sqrt()
     )
     assert distances(model, [x[:1]]).std.tolist() == [[0, 0]] * 2
     monkeypatch.setattr(room, "watch", lambda model, x, each: watch(model, x, lambda one: each(Few(**vars(one)))))
     for kind in (*KINDS, "axial", "windows"):
         monkeypatch.undo()
-        wanted = distances(made(kind), [x]).each
+        wanted = distances(made(kind), [x]).per_image
         monkeypatch.setattr(room, "watch", lambda model, x, each: watch(model, x, lambda one: each(Few(**vars(one)))))
-        assert torch.allclose(distances(made(kind), [x]).each, wanted, rtol=1e-5), kind
+        assert torch.allclose(distances(made(kind), [x]).per_image, wanted, rtol=1e-5), kind
 
 
 def test_hybrids_count_pixels_and_video_counts_them_within_the_frame():

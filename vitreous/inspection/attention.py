@@ -24,16 +24,16 @@ def attention(model: Model, images: Tensor, layers: Iterable[int], queries: Tens
     The query is the class token, or the mean of the patches' queries: `start`; or `queries` (T,), a share of each.
     Raises UsageError for a model without attention, and for a block that sees rows, columns or windows.
     """
-    wanted, found = set(layers), {}
+    wanted, weights = set(layers), {}
 
-    def each(look: AttentionCall) -> None:
+    def collect(look: AttentionCall) -> None:
         if look.layer in wanted:
             far_sighted(look, model)
             asked = start(model, look) if queries is None else queries.to(look.x.device)
-            found[look.layer] = row(look, asked.expand(len(look.x), -1))
+            weights[look.layer] = row(look, asked.expand(len(look.x), -1))
 
-    watch(model, images, each)
-    return found
+    watch(model, images, collect)
+    return weights
 
 
 def start(model: Model, look: AttentionCall) -> Tensor:
@@ -68,5 +68,5 @@ def far_sighted(look: AttentionCall, model: Model) -> None:
         return
     seen = {"row": "its row and then its column", "column": "its row and then its column"}.get(look.span, "its window")
     blocks = getattr(model.config, "global_blocks", ())
-    way = f"attention works for blocks {', '.join(map(str, blocks))}, distance for all" if blocks else INSTEAD
-    raise UsageError(f"in block {look.layer} of this model a token sees {seen} only, not the whole image", way)
+    hint = f"attention works for blocks {', '.join(map(str, blocks))}, distance for all" if blocks else INSTEAD
+    raise UsageError(f"in block {look.layer} of this model a token sees {seen} only, not the whole image", hint)

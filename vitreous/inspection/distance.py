@@ -23,24 +23,26 @@ from vitreous.nn.grid import cut
 
 @dataclass(frozen=True)
 class Distances:
-    """Distances in pixels, `each` (images, R, h) float64; a row of R is one attention: its block in `layers`, what a
-    query sees in `spans`, and in `uniform` what a head would have that looks at all of that alike. Axial blocks have
-    two rows."""
+    """Distances in pixels, `per_image` (images, R, h) float64.
+
+    A row of R is one attention: its block in `layers`, what a query sees in `spans`, and in `uniform` what a head would
+    have that looks at all of that alike. Axial blocks have two rows.
+    """
 
     layers: tuple[int, ...]
     spans: tuple[Span, ...]
     uniform: tuple[float, ...]
-    each: Tensor
+    per_image: Tensor
 
     @property
     def mean(self) -> Tensor:
         """(R, h): over the images."""
-        return self.each.mean(0)
+        return self.per_image.mean(0)
 
     @property
     def std(self) -> Tensor:
         """(R, h): over the images, zero for a single one."""
-        return self.each.std(0, correction=0)
+        return self.per_image.std(0, correction=0)
 
 
 def distances(model: Model, batches: Iterable[Tensor]) -> Distances:
@@ -56,54 +58,54 @@ def distances(model: Model, batches: Iterable[Tensor]) -> Distances:
 
     Raises UsageError for a model without attention, and DataError where there are no images.
     """
-    found: list[Tensor] = []
+    values: list[Tensor] = []
     rows: list[tuple[int, Span, float]] = []
     for images in batches:
         grid = tuple(i // p for i, p in zip(images.shape[2:], model.config.patch, strict=True))
-        these: list[tuple[int, Span, float]] = []
+        attentions: list[tuple[int, Span, float]] = []
         batch: list[Tensor] = []
 
-        def each(look: AttentionCall, grid=grid, these=these, batch=batch) -> None:
+        def collect(look: AttentionCall, grid=grid, attentions=attentions, batch=batch) -> None:
             patch = model.config.patch
-            these.append(
+            attentions.append(
                 (look.layer, look.span, uniform(grid if look.span == "window" else look.grid, patch, look.grid))
             )
             batch.append(distance(look, patch, grid))
 
-        watch(model, images, each)
-        if rows and rows != these:
+        watch(model, images, collect)
+        if rows and rows != attentions:
             raise DataError("the images are not all of one size", "take them batch by batch")
-        rows = these
-        found.append(torch.stack(batch, 1).cpu())
-    if not found:
+        rows = attentions
+        values.append(torch.stack(batch, 1).cpu())
+    if not values:
         raise DataError("there are no images to look at")
     layers, spans, reference = zip(*rows, strict=True)
-    return Distances(layers, spans, reference, torch.cat(found))
+    return Distances(layers, spans, reference, torch.cat(values))
 
 
 def distance(look: AttentionCall, patch: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
     """(B, h) float64: the mean distance of one attention, in pixels of `patch`, where the patches of the image lie in
     `grid`."""
-    there = existing(look, grid)
+    present = existing(look, grid)
     places = torch.nonzero(torch.ones(look.grid))[:, -2:].float() * torch.tensor(patch[-2:])
     places = F.pad(places, (2 - places.shape[1], 0, look.prefix, 0)).to(look.x.device)  # (T, 2)
     total = torch.zeros((), dtype=torch.float64)
     for queries, weights in look.chunks():
         rows, columns = (places[queries, None] - places).unbind(-1)
-        counted = torch.hypot(rows, columns) * there[:, queries, None] * there[:, None]  # (S, Q, T)
-        weights = weights.reshape(len(look.x), len(there), *weights.shape[-3:])
+        counted = torch.hypot(rows, columns) * present[:, queries, None] * present[:, None]  # (S, Q, T)
+        weights = weights.reshape(len(look.x), len(present), *weights.shape[-3:])
         total = total + torch.einsum("bshqt,sqt->bh", weights, counted).double().cpu()
-    return total / there.sum().cpu()
+    return total / present.sum().cpu()
 
 
 def existing(look: AttentionCall, grid: tuple[int, ...]) -> Tensor:
     """(S, T) float32: one for patches of the image, zero for prefix tokens and for what fills a window up."""
     if look.span == "window":
-        there = cut(torch.ones(1, *grid, 1), look.grid).reshape(-1, look.tokens)
+        present = cut(torch.ones(1, *grid, 1), look.grid).reshape(-1, look.tokens)
     else:
         patches = look.tokens - look.prefix
-        there = F.pad(torch.ones(math.prod(grid) // patches, patches), (look.prefix, 0))
-    return there.to(look.x.device)
+        present = F.pad(torch.ones(math.prod(grid) // patches, patches), (look.prefix, 0))
+    return present.to(look.x.device)
 
 
 def uniform(grid: tuple[int, ...], patch: tuple[int, ...], window: tuple[int, ...] = ()) -> float:
@@ -119,11 +121,11 @@ def uniform(grid: tuple[int, ...], patch: tuple[int, ...], window: tuple[int, ..
             (torch.arange(n).double() * p, (n - torch.arange(n)) * (1 + (torch.arange(n) > 0)))
             for n, p in zip(sides, patch[-2:], strict=True)
         ]
-        far, times = offsets[0]
+        distance, times = offsets[0]
         for more, again in offsets[1:]:
-            far, times = torch.hypot(far[:, None], more), times[:, None] * again
+            distance, times = torch.hypot(distance[:, None], more), times[:, None] * again
         patches = math.prod(sides)
-        total += (far * times).sum().item() / patches  # the sum over its queries of each query's mean
+        total += (distance * times).sum().item() / patches  # the sum over its queries of each query's mean
         count += patches
     return total / count
 

@@ -53,8 +53,8 @@ def colours(maps: Tensor) -> Colours:
     smaller share of the grids' borders. Then the components are found anew within it.
     """
     rows = maps.flatten(0, -2)
-    found = principal(rows, 3)
-    scores = found.scores(rows)
+    components = principal(rows, 3)
+    scores = components.scores(rows)
     above = (scores[:, 0] > 0).view(maps.shape[:-1])
     edge = border(tuple(maps.shape[1:-1]))
     foreground = above if above[:, edge].float().mean() <= above[:, ~edge].float().mean() or edge.all() else ~above
@@ -62,7 +62,7 @@ def colours(maps: Tensor) -> Colours:
     if foreground.sum() > 3:
         own = rows[foreground.flatten()]
         inside[foreground] = stretched(principal(own, 3).scores(own))
-    return Colours(stretched(scores).view(*maps.shape[:-1], 3), padded(found.share), foreground, inside)
+    return Colours(stretched(scores).view(*maps.shape[:-1], 3), padded(components.share), foreground, inside)
 
 
 def border(grid: tuple[int, ...]) -> Tensor:

@@ -30,8 +30,8 @@ def filters(model: Model, most: int = SHOWN) -> Filters:
     """The first principal components of the filters of the layer that reads the image: one row to a filter, columns
     centred."""
     layer, kernels = first_layer(model)
-    found = principal(kernels.flatten(1), most)
-    return Filters(layer, len(kernels), found.directions.unflatten(1, kernels.shape[1:]), found.share)
+    components = principal(kernels.flatten(1), most)
+    return Filters(layer, len(kernels), components.directions.unflatten(1, kernels.shape[1:]), components.share)
 
 
 def first_layer(model: Model) -> tuple[str, Tensor]:

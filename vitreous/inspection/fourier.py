@@ -45,12 +45,12 @@ class Spectra:
         rows: list[np.ndarray] = []
         places: list[Place] = []
 
-        def each(state: State) -> None:
+        def collect(state: State) -> None:
             places.append(Place(state.layer, state.after))
             rows.append(amplitudes(state.patches).sum(0).cpu().numpy())
             self.frequency = frequencies(state.grid)
 
-        states(self.model, images, each)
+        states(self.model, images, collect)
         self._sums = [a + b for a, b in zip(self._sums, rows, strict=True)] if self._sums else rows
         self.places, self.images = places, self.images + len(images)
 
@@ -75,8 +75,8 @@ def amplitudes(maps: Tensor) -> Tensor:
     """
     height, width = maps.shape[-3:-1]
     rows, columns = diagonal((height, width))
-    found = torch.fft.fft2(maps.float(), dim=(-3, -2))[..., rows, columns, :].abs()
-    logs = (found + LEAST).log().double().mean(-1)  # (B, ..., K)
+    spectrum = torch.fft.fft2(maps.float(), dim=(-3, -2))[..., rows, columns, :].abs()
+    logs = (spectrum + LEAST).log().double().mean(-1)  # (B, ..., K)
     return logs.mean(tuple(range(1, logs.ndim - 1))) if logs.ndim > 2 else logs
 
 

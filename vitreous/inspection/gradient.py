@@ -86,7 +86,7 @@ def differentiated(
     grid = tuple(i // p for i, p in zip(images.shape[2:], model.config.patch, strict=True))
     inside = True
 
-    def each(look: AttentionCall) -> None:
+    def collect(look: AttentionCall) -> None:
         if inside:  # blocks are computed once more on the way back
             far_sighted(look, model)
             looks.append(look)
@@ -104,7 +104,7 @@ def differentiated(
         stack.enter_context(removing(attentive[0][1].register_forward_pre_hook(leaf)))
         for name, branch in attentive:
             last: Any = branch.last if isinstance(branch, FrozenBranch) else core(branch).out
-            look = ungraded(looker(name, branch, grid, model.config.prefix, each))
+            look = ungraded(looker(name, branch, grid, model.config.prefix, collect))
             stack.enter_context(removing(branch.register_forward_pre_hook(look)))
             stack.enter_context(removing(last.register_forward_pre_hook(output)))
         answers = model.classify(model.pool(run(model, images)))

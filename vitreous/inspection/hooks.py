@@ -112,8 +112,8 @@ def has_attention(model: Model) -> None:
         )
 
 
-def watch(model: Model, images: Tensor, each: Callable[[AttentionCall], None]) -> None:
-    """Run the model once on (B, C, *image), its input, and hand every attention's look to `each`, from the first block
+def watch(model: Model, images: Tensor, visit: Callable[[AttentionCall], None]) -> None:
+    """Run the model once on (B, C, *image), its input, and hand every attention's look to `visit`, from the first block
     on.
 
     A look may be used after the call, but keeps its x in memory. Raises UsageError for a model without attention.
@@ -124,35 +124,35 @@ def watch(model: Model, images: Tensor, each: Callable[[AttentionCall], None]) -
         for name, branch in branches(model):
             if hasattr(core(branch), "weights"):
                 stack.enter_context(
-                    removing(branch.register_forward_pre_hook(looker(name, branch, grid, model.config.prefix, each)))
+                    removing(branch.register_forward_pre_hook(looker(name, branch, grid, model.config.prefix, visit)))
                 )
         run(model, images)
 
 
-def states(model: Model, images: Tensor, each: Callable[[State], None]) -> Tensor:
-    """Run the model once on (B, C, *image), hand its running sum to `each`, after the embedding and every branch, and
+def states(model: Model, images: Tensor, visit: Callable[[State], None]) -> Tensor:
+    """Run the model once on (B, C, *image), hand its running sum to `visit`, after the embedding and every branch, and
     return the (B, P + N, D) tokens after the last norm. Of axial blocks the attention and the MLP along columns
     count."""
     has_attention(model)
     c = model.config
     grid = tuple(i // p for i, p in zip(images.shape[2:], c.patch, strict=True))
 
-    def told(layer: int, after: Any) -> Callable[..., None]:
+    def make_hook(layer: int, after: Any) -> Callable[..., None]:
         def hook(module: nn.Module, given: tuple[Any, ...], out: Tensor | None = None) -> None:
             tokens = (given[0] if out is None else out).detach()
             tokens = tokens.transpose(1, 2) if ".column." in name_of[module] else tokens
-            each(State(layer, after, grid, c.prefix, tokens.flatten(1, -2)))
+            visit(State(layer, after, grid, c.prefix, tokens.flatten(1, -2)))
 
         return hook
 
     name_of = {branch: name for name, branch in branches(model)}
     with eval_mode(model) as stack:
         first = next(iter(name_of))
-        stack.enter_context(removing(first.register_forward_pre_hook(told(-1, "embedding"))))
+        stack.enter_context(removing(first.register_forward_pre_hook(make_hook(-1, "embedding"))))
         for branch, name in name_of.items():
             if ".row." not in name:
                 after = "attention" if hasattr(core(branch), "weights") else "mlp"
-                stack.enter_context(removing(branch.register_forward_hook(told(layer_of(name), after))))
+                stack.enter_context(removing(branch.register_forward_hook(make_hook(layer_of(name), after))))
         return run(model, images)
 
 
@@ -199,7 +199,7 @@ def core(branch: nn.Module) -> nn.Module:
 
 
 def looker(
-    name: str, branch: nn.Module, grid: tuple[int, ...], prefix: int, each: Callable[[AttentionCall], None]
+    name: str, branch: nn.Module, grid: tuple[int, ...], prefix: int, visit: Callable[[AttentionCall], None]
 ) -> Callable[..., None]:
     """The hook that makes a branch's look from what the branch is given."""
     part = exact(core(branch))
@@ -209,16 +209,16 @@ def looker(
         x = module.norm(given[0]).float()
         span: Span = "row" if ".row." in name else "column" if ".column." in name else "window" if windows else "all"
         own = {"row": (1, grid[-1]), "column": (grid[0], 1), "window": windows.size if windows else ()}.get(span, grid)
-        each(AttentionCall(layer_of(name), span, own, prefix, part, cut(x, windows.size) if windows else x, given[1:]))
+        visit(AttentionCall(layer_of(name), span, own, prefix, part, cut(x, windows.size) if windows else x, given[1:]))
 
     return hook
 
 
 def layer_of(name: str) -> int:
     """`encoder.blocks.3.attention` -> 3."""
-    found = re.search(r"blocks\.(\d+)\.", name)
-    assert found is not None, name
-    return int(found[1])
+    match = re.search(r"blocks\.(\d+)\.", name)
+    assert match is not None, name
+    return int(match[1])
 
 
 def exact(part: nn.Module) -> nn.Module:

@@ -60,11 +60,11 @@ def embeddings(model: Model, grid: tuple[int, ...] | None = None) -> dict[str, T
     grid = grid or model.config.grid
     part: Any = model
     if model.config.position_at == "each":
-        found = {f"block {index}": block.position for index, block in enumerate(part.encoder.blocks)}
+        positions = {f"block {index}": block.position for index, block in enumerate(part.encoder.blocks)}
     else:
-        found = {"input": part.position}
+        positions = {"input": part.position}
     with torch.no_grad():
-        return {name: position.read(grid).detach().float().cpu() for name, position in found.items()}
+        return {name: position.read(grid).detach().float().cpu() for name, position in positions.items()}
 
 
 def similarity(table: Tensor, step: int = 1) -> Tensor:
@@ -115,14 +115,14 @@ def structure(similar: Tensor) -> Structure:
 def tables(model: Model) -> list[Table]:
     """The tables of relative positions, by head, or decomposed into rows and columns and shared by the heads, from the
     first block on."""
-    found: list[Table] = []
+    relative: list[Table] = []
     for layer, part in attentions(model):
         if isinstance(part, RelativeAttention):
-            found.append(Table(layer, "tokens", part.table.detach().float().cpu().transpose(0, 1)))
+            relative.append(Table(layer, "tokens", part.table.detach().float().cpu().transpose(0, 1)))
         elif isinstance(part, GridAttention):
-            found.append(Table(layer, "rows", part.rows.detach().float().cpu()[None]))
-            found.append(Table(layer, "columns", part.columns.detach().float().cpu()[None]))
-    return found
+            relative.append(Table(layer, "rows", part.rows.detach().float().cpu()[None]))
+            relative.append(Table(layer, "columns", part.columns.detach().float().cpu()[None]))
+    return relative
 
 
 def kernel(model: Model, grid: tuple[int, ...] | None = None) -> Tensor | None:

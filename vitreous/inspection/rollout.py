@@ -98,11 +98,11 @@ def looks_of(model: Model, images: Tensor) -> list[AttentionCall]:
     """The attention of every block on a batch. Raises UsageError where it is not over all tokens."""
     looks: list[AttentionCall] = []
 
-    def each(look: AttentionCall) -> None:
+    def collect(look: AttentionCall) -> None:
         far_sighted(look, model)
         looks.append(look)
 
-    watch(model, images, each)
+    watch(model, images, collect)
     return looks
 
 

@@ -24,7 +24,7 @@ def layers(model: Model, images: Tensor) -> dict[str, Tensor]:
     A ViT's are the running sum after the `embedding` and after `attention 0`, `mlp 0`, ...; a BiT's the mean of its
     maps after the `root` and the units of its stages, `stage 0 unit 0`, ...
     """
-    found: dict[str, Tensor] = {}
+    by_layer: dict[str, Tensor] = {}
     if not model.config.has_attention:
         body: Any = model.body
         parts = {body.root: "root"}
@@ -33,20 +33,20 @@ def layers(model: Model, images: Tensor) -> dict[str, Tensor]:
         }
 
         def hook(module: Any, given: Any, out: Tensor) -> None:
-            found[parts[module]] = out.float().mean((2, 3)).cpu()
+            by_layer[parts[module]] = out.float().mean((2, 3)).cpu()
 
         with eval_mode(model) as stack:
             for part in parts:
                 stack.enter_context(removing(part.register_forward_hook(hook)))
             run(model, images)
-        return found
+        return by_layer
 
-    def each(state: State) -> None:
+    def collect(state: State) -> None:
         name = state.after if state.layer < 0 else f"{state.after} {state.layer}"
-        found[name] = state.patches.flatten(1, -2).mean(1).cpu()
+        by_layer[name] = state.patches.flatten(1, -2).mean(1).cpu()
 
-    states(model, images, each)
-    return found
+    states(model, images, collect)
+    return by_layer
 
 
 def cka(one: list[Tensor], other: list[Tensor], unbiased: bool = True) -> Tensor:

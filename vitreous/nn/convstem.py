@@ -27,9 +27,9 @@ class ChannelNorm(nn.Module):
 
 def convolution(inputs: int, outputs: int, gain: float = 1.0) -> nn.Conv2d:
     """3x3 without bias, drawn from N(0, 2 gain^2 / (9 inputs)) (arXiv:1502.01852, Eq. 10)."""
-    made = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-    nn.init.normal_(made.weight, std=gain * (2 / (9 * inputs)) ** 0.5)
-    return made
+    conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    nn.init.normal_(conv.weight, std=gain * (2 / (9 * inputs)) ** 0.5)
+    return conv
 
 
 class Unit(nn.Module):

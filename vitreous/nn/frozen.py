@@ -192,12 +192,12 @@ def can_pack(dtype: torch.dtype) -> bool:
     linear, x, residual = nn.Linear(32, 48), torch.linspace(-2, 2, 5 * 32).view(1, 5, 32), torch.ones(1, 5, 48)
     try:
         with torch.inference_mode():
-            made = Packed(linear, dtype, gelu="none")(x), Packed(linear, dtype).onto(x, residual.to(dtype))
+            outputs = Packed(linear, dtype, gelu="none")(x), Packed(linear, dtype).onto(x, residual.to(dtype))
             y = linear(x)
     except (AttributeError, RuntimeError, TypeError, NotImplementedError):
         return False
     wanted = F.gelu(y), residual + y
     return all(
         torch.allclose(a.float(), b, atol=1e-5 if dtype == torch.float32 else 0.05)
-        for a, b in zip(made, wanted, strict=True)
+        for a, b in zip(outputs, wanted, strict=True)
     )

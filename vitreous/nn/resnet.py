@@ -314,7 +314,7 @@ def stages(blocks: tuple[int, ...], width: int, unit: Callable[[int, int, int, i
 
     Each is made by unit(inputs, width, stride, scale), where `scale` is how many pixels a place of its input spans.
     """
-    made, inputs = [], width
+    stages, inputs = [], width
     for number, depth in enumerate(blocks):
         inner, units = width * 2**number, []
         for index in range(depth):
@@ -322,8 +322,8 @@ def stages(blocks: tuple[int, ...], width: int, unit: Callable[[int, int, int, i
             scale = 4 * 2 ** (number - 1 if stride == 2 else number)
             units.append(unit(inputs, inner, stride, scale))
             inputs = 4 * inner
-        made.append(Stage(units))
-    return nn.ModuleList(made)
+        stages.append(Stage(units))
+    return nn.ModuleList(stages)
 
 
 class Stem(nn.Module):
