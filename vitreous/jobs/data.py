@@ -111,7 +111,7 @@ def screen_inputs(opened: Data, run: Run, workers: int, listener: Listener) -> t
 
 
 def exclude_images(opened: Data, names: frozenset[str], exclude: str, listener: Listener) -> Data:
-    """The data less the training images of these names. Raises DataError where none is left."""
+    """The data without the training images of these names. Raises DataError where none is left, or none is excluded."""
     split = opened.split("train")
     rows = staying(split, names)
     if not len(rows):

@@ -49,7 +49,7 @@ def with_data(options: TrainOptions) -> TrainOptions:
 
 
 def plan(options: TrainOptions, listener: Listener, folder: Folder | None = None) -> tuple[Folder, Run, Inputs, Data]:
-    """Everything that is decided before the first step: the folder, the run, its images and the data set.
+    """Decide everything before the first step: the folder, the run, its images and the data set.
 
     `folder` is that of a run to continue, if `open_resumed` was asked already.
     """
@@ -78,9 +78,9 @@ def plan(options: TrainOptions, listener: Listener, folder: Folder | None = None
 
 
 def open_resumed(options: TrainOptions, listener: Listener | None = None) -> Folder:
-    """The folder of the run to continue. Raises UsageError for options that its settings contradict, listing them.
+    """The folder of the run to continue. Raises UsageError listing the options that contradict its settings.
 
-    With `--override` they are noted instead, but for those that say what the model, its data and their order are.
+    With `--override` a contradiction is noted instead, unless it changes the model, the data or their order.
     """
     folder = Folder(Path(options.out or LATEST))
     stored = folder.run()
@@ -101,13 +101,13 @@ def open_resumed(options: TrainOptions, listener: Listener | None = None) -> Fol
 
 
 def is_moved(source: str, stored: str) -> bool:
-    """Whether `source` may be a run's data at another place: what the run has `stored` is gone. Their fingerprint then
+    """Whether `source` may be the data of a run that was at `stored`, where nothing exists now; the fingerprint then
     decides."""
     return resolve_source(source) != resolve_source(stored) and not os.path.lexists(stored) and os.path.exists(source)
 
 
 def contradictions(run: Run, options: TrainOptions) -> list[str]:
-    """Where options that say what the model or the recipe is disagree with a run that is already made."""
+    """Options for model, sizes or recipe that differ from those of `run`, one line each."""
     own = {
         "model": name_of(run.model),
         "image_size": run.model.image[0],
@@ -124,7 +124,7 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
 
 
 def run_name(run: Run, opened: Data) -> str:
-    """What to call a run: model and data, fit for a file name."""
+    """The name of a run, of model and data, usable as a file name."""
     words = f"{name_of(run.model)}-{Path(opened.name).name}"
     return "".join(c if c.isalnum() or c in "-+._" else "-" for c in words)
 

@@ -99,15 +99,17 @@ def refuse_modules(options: dict[str, Any]) -> None:
 
 
 def launch(options: TrainOptions, listener: Listener, announce: Announce = lambda run, data: None) -> dict[str, Any]:
-    """The same from an options object; by every process that `torchrun` started, of which the leading one speaks and
-    writes."""
+    """Train as the options say, in every process that `torchrun` started; the main one reports and writes.
+
+    `announce` is called with the run and its data before the first step. Raises what `train` raises.
+    """
     options = with_data(options)
     with together(pick_device(options.device or "auto"), options.timeout or Run.timeout) as ranks:
         return run_training(options, listener if ranks.leads else NullListener(), ranks, announce)
 
 
 def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announce: Announce) -> dict[str, Any]:
-    """The same by one process among `ranks`."""
+    """Plan the run, train it and evaluate it, as one process among `ranks`; returns the summary."""
     resumed = None
     if options.resume:
         options = replace(options, out=ranks.share(options.out or str(Path(LATEST).resolve())))
@@ -152,7 +154,7 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
 
 
 def evaluate_run(folder: Folder, run: Run, opened: Data, summary: dict[str, Any], listener: Listener) -> None:
-    """Judge the model that was trained, write the summary, to which figures of the test split are added, and the page.
+    """Evaluate the trained model on the test split, add the figures to `summary`, write it and the page.
 
     Where there is no test split, or a grid left it unread, the page shows the validation images.
     """
@@ -173,7 +175,7 @@ def evaluate_run(folder: Folder, run: Run, opened: Data, summary: dict[str, Any]
 
 
 def create_folder(folder: Folder, run: Run, documents: dict[str, Any], resumed: Folder | None) -> None:
-    """Make the folder of a new run, or note in an old one what it goes on with."""
+    """Create the folder of a new run, or record changed settings in that of a resumed one."""
     command = shlex.join(["vitreous", *sys.argv[1:]])
     if resumed is None:
         folder.create(run, command, {"environment": environment(), **documents})
@@ -182,7 +184,7 @@ def create_folder(folder: Folder, run: Run, documents: dict[str, Any], resumed: 
 
 
 def describe_data(run: Run, opened: Data) -> dict[str, Any]:
-    """`data.json`: what the run was trained on."""
+    """The content of `data.json`: source, classes, splits and notes of the data the run was trained on."""
     return {
         "source": run.data.source,
         "fingerprint": run.data.fingerprint,

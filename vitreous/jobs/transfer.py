@@ -42,7 +42,7 @@ TRIALS = "trials.json"
 
 @dataclass(frozen=True)
 class Protocol:
-    """What is tried: the rates, ascending, and how many images train and judge each. `lr` and `matrix_lr` are the
+    """The learning rates to try, ascending, and how many images train and evaluate each. `lr` and `matrix_lr` are the
     recipe's: Muon's rate keeps its proportion to the other."""
 
     grid: tuple[float, ...]
@@ -77,7 +77,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Choice:
-    """The rate, why it was chosen, and what to mind."""
+    """The chosen rate, the reason, and a warning where the grid may be too narrow."""
 
     lr: float
     why: str
@@ -138,13 +138,13 @@ def initial_document(protocol: Protocol) -> dict[str, Any]:
 
 
 def read_protocol(folder: Folder) -> tuple[Protocol, dict[str, Any]]:
-    """What `trials.json` says, and the whole of it."""
+    """The protocol in `trials.json`, and the whole document."""
     document = json.loads((folder.path / TRIALS).read_text("utf-8"))
     return from_plain(Protocol, document["protocol"]), document
 
 
 def hold_out_inputs(opened: Data, inputs: Inputs, share: float, split_seed: int) -> Inputs:
-    """The pictures of a trial: those of the run less a share of each class, and that share as `val`.
+    """The images of a trial: those of the run less a share of each class, and that share as `val`.
 
     The share is drawn from all training images. One that cannot be read is not trained on, and counts as wrong where it
     judges.
@@ -274,7 +274,7 @@ def choose_rate(rows: list[Trial], protocol: Protocol) -> Choice:
 
 
 def interruption(folder: Folder, code: int, where: str) -> Interrupted:
-    """What a stopped protocol says."""
+    """The error of a protocol stopped by a signal."""
     return Interrupted(f"stopped {where}, saved", f"continue with --resume --out {folder.path}", code)
 
 
