@@ -40,9 +40,9 @@ ENTRY = ("stem.root.conv.weight", "stem.stages.0.conv.weight", "body.root.conv.w
 
 @dataclass(frozen=True)
 class Weights(WithTask):
-    """Weights that were found and understood: `state` reads them, in our names, float32.
+    """Weights that were recognised; `state` reads them under this project's names, in float32.
 
-    `notes`: what was assumed since the files do not tell it, a sentence each.
+    `notes`: assumptions that the files do not settle, a sentence each.
     """
 
     source: str
@@ -72,12 +72,10 @@ class Weights(WithTask):
 
 
 def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None = None) -> Weights:
-    """Weights from a run folder, a bundle, a file or a folder of a known format, `hf:org/name`, `timm:name` or a pinned
-    URL.
+    """Open a run folder, bundle, file or folder of a known format, `hf:org/name`, `timm:name` or pinned URL.
 
-    `settings`: what the user says of the model beyond what its files tell, fields of its config; a `WeightsSource` says
-    such things too. Raises WeightsError, and UsageError for a source that names nothing, or that is said to be what it
-    is not.
+    `settings`: fields of the model's config that its files do not tell; a `WeightsSource` has such too. Raises
+    WeightsError for weights that are not read, UsageError for a source or a setting that cannot apply.
     """
     settings = known_of(source) | (settings or {})
     weights = read_weights(source, settings)
@@ -91,7 +89,7 @@ def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None
 
 
 def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Weights:
-    """The same, but for what is `settings` of weights that say everything themselves."""
+    """`open_weights` but for the rule of resizing in `settings` for bundles and checkpoints, which have their own."""
     path = fetch(os.fspath(source))
     if not os.path.lexists(path):
         raise nothing_at(os.fspath(source))
@@ -128,8 +126,7 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> We
 
 
 def checkpoint(place: Path) -> Weights:
-    """The averaged weights of a training checkpoint, whoever wrote it, described by the config of the run that it lies
-    in.
+    """The averaged weights of a training checkpoint, described by its run's config.yaml.
 
     Raises WeightsError where there is no such config, or the run trains adapters, whose weights are no model's.
     """
@@ -179,14 +176,12 @@ class Adoption:
 
 
 def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple[str, ...] = ()) -> Adoption:
-    """Give a model, in place, the weights of a source: everything but a head of another shape or for other classes.
+    """Load the weights of a source into a model, in place: all but a head of another shape or for other classes.
 
-    `classes` names the model's; where the source names its own too, a head for the same ones is put into their order,
-    and one for others is left out, however many they are.
-
-    Positions are resized to the model's grid by the rule in its config (arXiv:2010.11929, section 3.2), other channels
-    are made as `rechannelled` says, and a representation layer or a head that does not fit is left as it was
-    initialised: at zero. Raises WeightsError where anything else differs, listing it.
+    `classes` names the model's; where the source names its own too, a head for the same ones is reordered, and one for
+    others is left out. Positions are resized to the model's grid by the rule in its config (arXiv:2010.11929, section
+    3.2), channels are changed as by `rechannelled`, and a representation layer or head that does not fit keeps its
+    initial zeros. Raises WeightsError, listing them, for other differences.
     """
     weights = source if isinstance(source, Weights) else open_weights(source)
     own, state = model.state_dict(), dict(weights.state())
@@ -223,7 +218,7 @@ def named(classes: tuple[str, ...]) -> bool:
 
 
 def spread(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig) -> bool:
-    """Resize tables of positions, in place, to the model's; whether there were any to resize."""
+    """Resize tables of positions in `state`, in place, to the model's shapes; returns whether any changed."""
     resized = False
     for name, tensor in own.items():
         if not TABLES.search(name) or name not in state or state[name].shape == tensor.shape:
@@ -240,7 +235,7 @@ def spread(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig
 
 
 def folded(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Positions of prefix tokens, in place, as the model has them: only their sum with the tokens matters."""
+    """Fold positions of prefix tokens into the tokens in `state`, or add zeros, in place, as the model has them."""
     if "slots" in state and ("slots" not in own or own["slots"].shape != state["slots"].shape):
         slots = state.pop("slots")
         state["prefix"] = torch.cat([state["prefix"][: len(slots)] + slots, state["prefix"][len(slots) :]])

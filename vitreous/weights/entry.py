@@ -29,6 +29,9 @@ ITEM = {
     "bool": 1,
 }
 FLOATING = ("float32", "float16", "bfloat16", "float64")
+AGAIN = "download or save it again"
+SAVE = "save it again"
+SMALLER = "save the model without its optimizer"
 KINDS = "safetensors, npz and PyTorch files (.pt, .pth, .bin) are read"
 
 
@@ -80,9 +83,7 @@ def check(path: Path, entries: dict[str, Entry]) -> dict[str, Entry]:
     if not entries:
         refuse(path, "holds no tensors", "save a model's state dict")
     if len(entries) > MAX_TENSORS:
-        refuse(
-            path, f"holds {len(entries):,} tensors, more than {MAX_TENSORS:,}", "save the model without its optimizer"
-        )
+        refuse(path, f"holds {len(entries):,} tensors, more than {MAX_TENSORS:,}", SMALLER)
     for name, entry in entries.items():
         if (
             not name

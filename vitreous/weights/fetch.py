@@ -44,12 +44,11 @@ MAX_INDEX = 8 << 20  # bytes
 
 
 def fetch(source: str, listener: Listener | None = None) -> Path:
-    """Weights named by a source, as a path on this machine: a folder for a repository of the Hub, else a file.
+    """Download weights if need be; returns their local path: a folder for a repository of the Hub, else a file.
 
     `hf:org/name[@revision][:file]` and `timm:name.tag` come from the Hugging Face Hub through its own cache,
     `https://...#sha256=HEX` once from there and then from the cache of this package; anything else is a path already.
-    Raises UsageError for a source that cannot be meant, WeightsError for what cannot be had or is not what was asked
-    for.
+    Raises UsageError for a malformed source, WeightsError for a download that fails or has another hash.
     """
     kind, _, rest = source.partition(":")
     if kind == "timm":
@@ -62,12 +61,12 @@ def fetch(source: str, listener: Listener | None = None) -> Path:
 
 
 def published_weights(model: str) -> str:
-    """Where weights of a model are published, by its name here, as a source; an empty string where none is known."""
+    """The source of published weights of a model, by its name here; "" where none is known."""
     return PUBLISHED.get(model, "")
 
 
 def nothing_at(source: str) -> WeightsError:
-    """The refusal of a source that is neither a path here nor of a known form; a model's name is told as one."""
+    """The error for a source that is neither a local path nor of a known form; says so of a model's name."""
     forms = "timm:NAME.TAG or hf:ORG/NAME (needs vitreous[hub])"
     try:
         name = name_of(configure(source))
@@ -158,7 +157,7 @@ class Repository:
                 self.lost = self.missing(error)
 
     def shards(self) -> bool:
-        """Bring the files that an index lists; whether there is one. Raises WeightsError for an index that is none."""
+        """Download the files that an index lists; returns whether there is one. Raises WeightsError for a bad index."""
         index = self.get(INDEX)
         if not index:
             return False
@@ -184,7 +183,7 @@ class Repository:
         return f"{constants.ENDPOINT}/{self.name}"
 
     def missing(self, error: Exception) -> WeightsError:
-        """What to tell about a file that the client could not bring."""
+        """The error for a file that the client could not download."""
         from huggingface_hub import errors
 
         where, token = self.source, "set HF_TOKEN to a token of an account that has access (`hf auth login` stores one)"
@@ -250,7 +249,7 @@ def from_web(source: str, listener: Listener | None) -> Path:
 
 
 def refuse_address(address: str) -> None:
-    """Raise WeightsError for an address that others on the way could answer for."""
+    """Raise WeightsError unless an address is https, or of this machine."""
     parts = urllib.parse.urlsplit(address)
     if not parts.hostname or (parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in LOCAL)):
         raise WeightsError(f"{address} is not https", "name an https:// address")
@@ -266,8 +265,7 @@ class Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def download(address: str, file: IO[bytes], listener: Listener | None) -> str:
-    """Write what an address serves into a file -> its SHA-256, in hex. Raises WeightsError where it does not come
-    whole."""
+    """Write what an address serves into a file; returns its SHA-256 in hex. Raises WeightsError."""
     request = urllib.request.Request(address, headers={"User-Agent": "vitreous", "Accept-Encoding": "identity"})
     match, done = hashlib.sha256(), 0
     try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from vitreous.errors import WeightsError, nearest
 from vitreous.weights import npz, pickled
-from vitreous.weights.entry import FLOATING, KINDS, Entry, check, refuse, regular, shown
+from vitreous.weights.entry import AGAIN, FLOATING, KINDS, Entry, check, refuse, regular, shown
 from vitreous.weights.safetensors_file import read_safetensors, safetensors_header
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def open_weights(path: str | os.PathLike[str]) -> Source:
 def kind_of(path: Path, head: bytes, size: int) -> str:
     """`safetensors`, `zip` or `pickle`, from the first bytes; the suffix only chooses between refusals."""
     if not size:
-        refuse(path, "is empty", "download or save it again")
+        refuse(path, "is empty", AGAIN)
     if head[:2] == b"PK":
         return "zip"
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:

@@ -99,11 +99,10 @@ class DetectedCheckpoint:
 
 
 def find(files: list[Path], beside: dict[str, Any] | None = None) -> DetectedCheckpoint:
-    """What weights files, shards of one model, hold; `beside` is what is said of it elsewhere: config.json, the user's
-    options.
+    """Detect format and model of weights files, shards of one model; `beside`: settings of config.json and the user.
 
-    Raises WeightsError for files that are none, of a layout that is not known, or that do not fit the model they
-    describe, listing the differences.
+    Raises WeightsError for files that are no weights, of an unknown layout, or that do not fit the model they describe,
+    listing the differences.
     """
     places: dict[str, tuple[Source, str, int | None]] = {}
     shapes: Shapes = {}
@@ -155,8 +154,7 @@ def scope_of(form: Format, names: Iterable[str]) -> str:
 
 
 def outsiders(origin: Path, form: Format, names: dict[str, str], shapes: Shapes) -> list[str]:
-    """The tensors of other towers and optimisers. Raises WeightsError for two tensors of one name but for what stands
-    in front."""
+    """The tensors of other towers and optimisers. Raises WeightsError for two names that differ by prefix alone."""
     used = set(names.values())
     outside = [name for name in shapes if name not in used]
     scope = scope_of(form, used)
@@ -221,7 +219,7 @@ def fitting(
 
 
 def hint(wrong: list[str]) -> str:
-    """The way out of differences, where there is a usual one: tensors that no published model of the family lacks."""
+    """A hint for tensors that no published model of the family lacks, or ""."""
     lacking = any(
         re.fullmatch(r"missing (.*\.qkv\.bias|norm\.(weight|bias)|head\.bias|patch_embed\.proj\.bias)", line)
         for line in wrong
@@ -248,8 +246,7 @@ def assumptions(origin: Path, form: Format, config: ModelConfig, beside: dict[st
 
 
 def believable(config: ModelConfig) -> torch.nn.Module:
-    """The model of a config, without weights. Raises WeightsError for one that no computer holds, before it is
-    built."""
+    """The model of a config, without weights. Raises WeightsError for an absurdly large one, before it is built."""
     stem = getattr(config, "stem", None)
     depth = config.depth + sum(stem.blocks if stem else ())
     if config.width > 100_000 or depth > google.DEPTH or math.prod(config.image) > 1 << 28:
@@ -299,8 +296,7 @@ def writers(config: ModelConfig) -> dict[str, Format]:
 
 
 def again(form: Format, config: ModelConfig, state: dict[str, Tensor]) -> bool:
-    """Whether a model that is written in a format is read as the same model: its shapes tell everything that its config
-    does."""
+    """Whether a model written in a format is detected as the same model."""
     settings: dict[str, Any] = {"image": config.image, "heads": getattr(config, "heads", 0)}
     if form.describe:
         settings = said_by(form.describe(config))
@@ -316,8 +312,7 @@ def again(form: Format, config: ModelConfig, state: dict[str, Tensor]) -> bool:
 
 
 def essence(config: ModelConfig) -> dict[str, Any]:
-    """What a config says of its model's structure, without what belongs to training and what is the same in other
-    words."""
+    """The fields of a config that its model's structure depends on, synonyms unified, without those of training."""
     if config.family == "bit":
         return {"root": config.width * config.factor} | {
             name: getattr(config, name) for name in ("channels", "classes", "blocks", "axial")

@@ -24,13 +24,11 @@ class Size(NamedTuple):
 def vit_config(
     size: Size, fields: dict[str, Any], settings: dict[str, Any], slots: tuple[int, ...] | None = None
 ) -> ViTConfig:
-    """The config of these sizes and fields; what is `settings` beside the weights (a config.json, the user) goes before
-    both.
+    """The config of these sizes and fields; `settings` (of a config.json or the user) take precedence.
 
-    `slots`: how many of the positions may belong to prefix tokens, the likeliest first (default: those of all prefix
-    tokens but registers, of all, or none). Heads that nobody tells are those of the published model of that size, else
-    one to 64 channels. Raises ValueError where what is said contradicts the shapes, and WeightsError where the
-    positions fit no grid.
+    `slots`: how many positions may belong to prefix tokens, the likeliest first (default: those of all prefix tokens
+    but registers, of all, or none). An unknown number of heads is that of the published model of that size, else one
+    per 64 channels. Raises ValueError where settings contradict the shapes, WeightsError where positions fit no grid.
     """
     settings = {name: value for name, value in settings.items() if name in ViTConfig.__dataclass_fields__}
     for name, value in (

@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from vitreous.weights.entry import Entry, refuse, regular, shown
+from vitreous.weights.entry import AGAIN, SAVE, SMALLER, Entry, refuse, regular, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +57,7 @@ class Archive:
         try:
             infos = zipfile.ZipFile(file).infolist()
         except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OSError) as error:
-            refuse(path, f"is a damaged zip ({error})", "download or save it again")
+            refuse(path, f"is a damaged zip ({error})", AGAIN)
         self.members: dict[str, zipfile.ZipInfo] = {}
         for info in infos:
             self.admit(info)
@@ -76,19 +76,19 @@ class Archive:
         self.file.seek(max(0, size - 98))
         tail = self.file.read(98)
         if size < 22 or tail[-22:-18] != b"PK\5\6" or tail[-2:] != b"\0\0":
-            refuse(self.path, "is a zip that is cut short, or has something after its end", "download or save it again")
+            refuse(self.path, "is a zip that is cut short, or has something after its end", AGAIN)
         length, begin = struct.unpack("<2I", tail[-10:-2])
         end = size - 22
         if tail[-42:-38] == b"PK\6\7":  # zip64: the same two numbers, longer, in a record before
             end = size - 98
             if tail[:4] != b"PK\6\6":
-                refuse(self.path, "is a zip with a damaged directory", "download or save it again")
+                refuse(self.path, "is a zip with a damaged directory", AGAIN)
             length, begin = struct.unpack("<2Q", tail[40:56])
         if begin + length != end:
-            refuse(self.path, "is a zip with something before or inside its directory", "download or save it again")
+            refuse(self.path, "is a zip with something before or inside its directory", AGAIN)
         self.file.seek(begin)
         if length > MAX_DIRECTORY or self.file.read(length).count(b"PK\1\2") > MAX_MEMBERS:
-            refuse(self.path, f"is a zip of more than {MAX_MEMBERS:,} members", "save the model without its optimizer")
+            refuse(self.path, f"is a zip of more than {MAX_MEMBERS:,} members", SMALLER)
         return begin
 
     def admit(self, info: zipfile.ZipInfo) -> None:
@@ -105,7 +105,7 @@ class Archive:
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             refuse(self.path, f"{member} packed by method {info.compress_type}", "save it stored or deflated")
         if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
-            refuse(self.path, f"{member} with two sizes", "download or save it again")
+            refuse(self.path, f"{member} with two sizes", AGAIN)
         self.members[name] = info
 
     def start(self, info: zipfile.ZipInfo) -> int:
@@ -121,16 +121,10 @@ class Archive:
             name
         ) != text:
             refuse(
-                self.path,
-                f"has a member '{shown(info.orig_filename)}' that its directory describes otherwise",
-                "save it again",
+                self.path, f"has a member '{shown(info.orig_filename)}' that its directory describes otherwise", SAVE
             )
         if begin + info.compress_size > self.end:
-            refuse(
-                self.path,
-                f"has a member '{shown(info.orig_filename)}' that runs into the directory",
-                "download or save it again",
-            )
+            refuse(self.path, f"has a member '{shown(info.orig_filename)}' that runs into the directory", AGAIN)
         self.file.seek(begin)
         return begin
 
@@ -144,7 +138,7 @@ class Archive:
         try:
             return zlib.decompressobj(-15).decompress(packed, count)
         except zlib.error as error:
-            refuse(self.path, f"has a damaged member '{shown(name)}' ({error})", "download or save it again")
+            refuse(self.path, f"has a damaged member '{shown(name)}' ({error})", AGAIN)
 
     def read(self, name: str) -> bytearray:
         """A whole member, unpacked. Raises WeightsError where its size or its checksum is not the directory's."""
@@ -157,9 +151,9 @@ class Archive:
             try:
                 content = bytearray(unpacker.decompress(content, info.file_size + 1))
             except zlib.error as error:
-                refuse(self.path, f"has a damaged member '{shown(name)}' ({error})", "download or save it again")
+                refuse(self.path, f"has a damaged member '{shown(name)}' ({error})", AGAIN)
         if len(content) != info.file_size or zlib.crc32(content) != info.CRC:
-            refuse(self.path, f"is damaged: the checksum of '{shown(name)}' is wrong", "download or save it again")
+            refuse(self.path, f"is damaged: the checksum of '{shown(name)}' is wrong", AGAIN)
         return content
 
 
@@ -178,11 +172,7 @@ def look(archive: Archive, budget: int = BUDGET) -> dict[str, Entry]:
         entries[name] = header(archive, member)[0]
     total = sum(entry.bytes for entry in entries.values())
     if total > budget:
-        refuse(
-            archive.path,
-            f"would take {total:,} bytes of memory, more than {budget:,}",
-            "save the model without its optimizer",
-        )
+        refuse(archive.path, f"would take {total:,} bytes of memory, more than {budget:,}", SMALLER)
     return entries
 
 
@@ -216,7 +206,7 @@ def header(archive: Archive, member: str) -> tuple[Entry, bool, int]:
         refuse(
             archive.path,
             f"has {size - start:,} bytes for '{name}', whose shape {entry.shape} needs {entry.bytes:,}",
-            "save it again",
+            SAVE,
         )
     return entry, matches[2] == "True", start
 

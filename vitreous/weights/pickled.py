@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, NoReturn
 
 from vitreous.errors import WeightsError
-from vitreous.weights.entry import ITEM, KINDS, Entry, refuse, shown
+from vitreous.weights.entry import AGAIN, ITEM, KINDS, SAVE, SMALLER, Entry, refuse, shown
 from vitreous.weights.npz import SLACK, Archive
 from vitreous.weights.safetensors_file import read_safetensors
 
@@ -107,7 +107,7 @@ def scan(path: Path, file: BinaryIO) -> None:
     for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
         code, name = opcode.name, None
         if count > MAX_STEPS:
-            hint = "save the model without its optimizer"
+            hint = SMALLER
             refuse(path, f"has a pickle of more than {MAX_STEPS:,} instructions", hint)
         if code in ("GLOBAL", "INST"):
             name = argument
@@ -168,7 +168,7 @@ class Describer(pickle._Unpickler):
             raise ValueError("a storage of no size")
         storage = Storage(key, kind.dtype, elements)
         if self.storages.setdefault(key, storage) != storage:
-            refuse(self.path, f"has the storage {shown(key)} in two sizes or dtypes", "save it again")
+            refuse(self.path, f"has the storage {shown(key)} in two sizes or dtypes", SAVE)
         return storage
 
     def make_size(self, value: Any) -> tuple[int, ...]:
@@ -191,12 +191,12 @@ class Describer(pickle._Unpickler):
         entry = Entry(shape, storage.dtype)
         last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         if entry.elements and (last >= storage.elements or entry.elements > storage.elements):
-            refuse(self.path, f"{reason} in a storage of {storage.elements:,} numbers", "save it again")
+            refuse(self.path, f"{reason} in a storage of {storage.elements:,} numbers", SAVE)
         return Described(entry)
 
     def refuse_call(self, name: str) -> NoReturn:
         """Refuse a call with other arguments than torch.save writes."""
-        refuse(self.path, f"makes {name} from what it is not made of", "save it again")
+        refuse(self.path, f"makes {name} from what it is not made of", SAVE)
 
     def load_build(self) -> None:
         """The versions of the modules' formats, which an OrderedDict of a module's tensors has as an attribute."""
@@ -250,7 +250,7 @@ def describe(path: Path, file: BinaryIO, storages: dict[str, Storage]) -> Any:
         return Describer(path, file, storages).load()
     except (ValueError, LookupError, TypeError, AttributeError, EOFError, pickle.UnpicklingError) as error:
         reason = f"has a damaged pickle ({type(error).__name__}: {shown(str(error))})"
-        refuse(path, reason, "download or save it again")
+        refuse(path, reason, AGAIN)
 
 
 def sizes(value: Any) -> bool:
@@ -280,19 +280,17 @@ def look_archive(archive: Archive) -> tuple[dict[str, Entry], str]:
     if f"{folder}byteorder" in archive.members and archive.head(f"{folder}byteorder", 16) != b"little":
         refuse(path, "was written on a machine of the other byte order", HINT)
     if archive.members[pickles[0]].file_size > MAX_PICKLE:
-        refuse(path, f"has a pickle over {MAX_PICKLE:,} bytes", "save the model without its optimizer")
+        refuse(path, f"has a pickle over {MAX_PICKLE:,} bytes", SMALLER)
     storages: dict[str, Storage] = {}
     stream = io.BytesIO(archive.read(pickles[0]))
     content = describe(path, stream, storages)
     if stream.read(1):
-        refuse(path, "has something after its pickle", "download or save it again")
+        refuse(path, "has something after its pickle", AGAIN)
     for storage in storages.values():
         info = archive.members.get(f"{folder}data/{storage.key}")
         if info is None or info.file_size != storage.elements * ITEM[storage.dtype]:
             actual = f"{info.file_size:,} bytes" if info else "none"
-            refuse(
-                path, f"has {actual} for a storage of {storage.elements:,} {storage.dtype}", "download or save it again"
-            )
+            refuse(path, f"has {actual} for a storage of {storage.elements:,} {storage.dtype}", AGAIN)
     return choose(path, content, sum(info.file_size for info in archive.members.values()))
 
 
@@ -313,20 +311,16 @@ def look_stream(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Entry]
         refuse(path, "was written by another version of PyTorch, or on a machine of the other byte order", HINT)
     content, keys = describe(path, stream, storages), describe(path, stream, storages)
     if type(keys) is not list or not all(type(key) is str for key in keys) or sorted(keys) != sorted(storages):
-        refuse(path, "lists other storages than its tensors need", "download or save it again")
+        refuse(path, "lists other storages than its tensors need", AGAIN)
     position = stream.tell()
     for key in keys:
         storage = storages[key]
         file.seek(position)
         if int.from_bytes(file.read(8), "little") != storage.elements:
-            refuse(
-                path,
-                f"has another size for a storage of {storage.elements:,} {storage.dtype}",
-                "download or save it again",
-            )
+            refuse(path, f"has another size for a storage of {storage.elements:,} {storage.dtype}", AGAIN)
         position += 8 + storage.elements * ITEM[storage.dtype]
     if position != size:
-        refuse(path, f"has {size:,} bytes where its tensors need {position:,}", "download or save it again")
+        refuse(path, f"has {size:,} bytes where its tensors need {position:,}", AGAIN)
     return choose(path, content, size)
 
 

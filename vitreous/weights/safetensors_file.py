@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
-from vitreous.weights.entry import FLOATING, MAX_TENSORS, Entry, check, refuse, regular, shown
+from vitreous.weights.entry import AGAIN, FLOATING, MAX_TENSORS, SAVE, SMALLER, Entry, check, refuse, regular, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,9 +42,7 @@ def safetensors_header(
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length < 2 or length > size - 8:
-        refuse(
-            path, "is cut short, or no safetensors file: its header does not fit into it", "download or save it again"
-        )
+        refuse(path, "is cut short, or no safetensors file: its header does not fit into it", AGAIN)
     if length > MAX_HEADER:
         refuse(path, f"has a header of {length:,} bytes, more than {MAX_HEADER:,}", "save it without its metadata")
     header = parse(path, file.read(length))
@@ -59,27 +57,25 @@ def safetensors_header(
             refuse(
                 path,
                 f"has {'a hole before' if begin > position else 'other tensors in the place of'} {shown(name)}",
-                "save it again",
+                SAVE,
             )
         if end - begin != entry.bytes:
             refuse(
                 path,
                 f"has {end - begin:,} bytes for {shown(name)}, whose shape {entry.shape} needs {entry.bytes:,}",
-                "save it again",
+                SAVE,
             )
         position = end
     if position != size - 8 - length:
         reason = "is cut short" if position > size - 8 - length else "has bytes after its last tensor"
-        refuse(
-            path, f"{reason}: {position:,} of tensors, {size - 8 - length:,} in the file", "download or save it again"
-        )
+        refuse(path, f"{reason}: {position:,} of tensors, {size - 8 - length:,} in the file", AGAIN)
     return entries, metadata, {name: 8 + length + begin for name, (_, begin, _) in spans.items()}
 
 
 def parse(path: Path, text: bytes) -> dict[str, Any]:
     """The JSON object of a header: no key twice, no NaN, and never more objects than a header of tensors needs."""
     if text.count(b'"data_offsets"') > MAX_TENSORS:
-        refuse(path, f"holds more than {MAX_TENSORS:,} tensors", "save the model without its optimizer")
+        refuse(path, f"holds more than {MAX_TENSORS:,} tensors", SMALLER)
     if text.count(b",") > MAX_FIELDS:
         refuse(
             path,
@@ -108,16 +104,16 @@ def parse(path: Path, text: bytes) -> dict[str, Any]:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=constant)
     # ValueError: not UTF-8, not JSON, or an integer of thousands of digits
     except (ValueError, RecursionError) as error:
-        refuse(path, f"has a header that is not JSON ({str(error)[:100]})", "download or save it again")
+        refuse(path, f"has a header that is not JSON ({str(error)[:100]})", AGAIN)
     if not isinstance(header, dict):
-        refuse(path, "has a header that is no JSON object", "download or save it again")
+        refuse(path, "has a header that is no JSON object", AGAIN)
     return header
 
 
 def span(path: Path, name: str, value: Any) -> tuple[Entry, int, int]:
     """One line of a safetensors header -> the tensor, and where it begins and ends (bytes after the header)."""
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-        refuse(path, f"describes {shown(name)} by other words than dtype, shape and data_offsets", "save it again")
+        refuse(path, f"describes {shown(name)} by other words than dtype, shape and data_offsets", SAVE)
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in SAFETENSORS:
         known = ", ".join(key for key, torch in SAFETENSORS.items() if torch in FLOATING)
@@ -126,13 +122,9 @@ def span(path: Path, name: str, value: Any) -> tuple[Entry, int, int]:
         )
     for numbers in (shape, offsets):
         if type(numbers) is not list or any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
-            refuse(
-                path,
-                f"has a shape or an offset of {shown(name)} that is no list of whole numbers from 0",
-                "save it again",
-            )
+            refuse(path, f"has a shape or an offset of {shown(name)} that is no list of whole numbers from 0", SAVE)
     if len(offsets) != 2 or offsets[1] < offsets[0]:
-        refuse(path, f"has {shown(name)} end before it begins", "save it again")
+        refuse(path, f"has {shown(name)} end before it begins", SAVE)
     return Entry(tuple(shape), SAFETENSORS[dtype]), offsets[0], offsets[1]
 
 

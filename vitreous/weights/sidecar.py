@@ -80,8 +80,7 @@ def check_family(config: dict[str, Any], title: str = "") -> None:
 
 
 def said_by(config: dict[str, Any]) -> dict[str, Any]:
-    """What a config.json says of a model, in our words. Raises WeightsError for what cannot be meant or is not known
-    here."""
+    """The fields of a config that transformers' config.json sets. Raises WeightsError for values that are not read."""
     if config.get("model_type") == "bit":
         for name, usual in BIT_SAID.items():
             if config.get(name, usual) != usual:
@@ -127,8 +126,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def fields(settings: dict[str, Any]) -> dict[str, Any]:
-    """What a config.json of transformers, of CLIP's two towers, of open_clip or of timm says of the model, in the words
-    of `ViTConfig`."""
+    """The fields of `ViTConfig` that a config.json of transformers, CLIP's two towers, open_clip or timm sets."""
     if "model_cfg" in settings:  # open_clip's, which names the form of GELU only if it is that of CLIP's first weights
         return {
             "gelu": "quick" if dict_in(settings, "model_cfg").get("quick_gelu") else "none",
@@ -177,9 +175,9 @@ FILTERS = {"bilinear": "bilinear", "bicubic": "bicubic", 2: "bilinear", 3: "bicu
 
 
 def preprocessing(form: Format, config: ModelConfig, folder: Path | None, settings: dict[str, Any]) -> Preprocess:
-    """The preprocessing that a preprocessor_config.json or timm's config.json tells, else that of the format's authors.
+    """The preprocessing in preprocessor_config.json or timm's config.json, else that of the format's authors.
 
-    Raises WeightsError where they tell what cannot be meant.
+    Raises WeightsError for values that make no sense.
     """
     processor = json_in(folder / "preprocessor_config.json") if folder else {}
     try:
@@ -191,7 +189,7 @@ def preprocessing(form: Format, config: ModelConfig, folder: Path | None, settin
 
 
 def preprocessed(form: Format, config: ModelConfig, processor: dict[str, Any], settings: dict[str, Any]) -> Preprocess:
-    """The preprocessing that what is `processor` of the images and `settings` of the model make."""
+    """The preprocessing by `processor` (preprocessor_config.json) and `settings` (config.json). Raises ValueError."""
     mean, std = PIXELS.get(form.name, HALF)
     if form.name == "huggingface":
         dino = config.family == "vit" and config.layer_scale is not None
@@ -255,8 +253,7 @@ def note(config: ModelConfig) -> dict[str, str]:
 
 
 def noted(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
-    """What a file's metadata says, in fields of the config. Raises WeightsError where that is not what this project
-    writes."""
+    """The fields of the config in a file's metadata. Raises WeightsError for metadata that `note` does not write."""
     if KEY not in metadata:
         return {}
     try:
