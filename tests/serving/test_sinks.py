@@ -23,7 +23,7 @@ from vitreous.errors import UsageError
 from vitreous.serving import parts, pipeline
 from vitreous.serving.predict import Embedding, Prediction, Predictor, load
 from vitreous.serving.rows import Embeddings, Predictions
-from vitreous.serving.sinks import Job
+from vitreous.serving.sinks import AnswerFile
 from vitreous.serving.sources import Item, source
 
 ODD = [
@@ -54,7 +54,7 @@ def rows_of(kind: Any) -> list[Any]:
 
 def write(path: str, kind: Any, rows: list[Any], resume: bool = False, stop: int | None = None) -> None:
     """A job over the rows, three at a time; stopped after `stop` of them."""
-    job = Job(path, kind, MADE_BY, resume)
+    job = AnswerFile(path, kind, MADE_BY, resume)
     try:
         names = [Item(row.path, b"") for row in rows]
         left = len(list(job.left(iter(names))))
@@ -133,7 +133,7 @@ def test_other_models_options_and_images_are_refused(small):
     write("x.jsonl", kind, rows, stop=4)
     before = Path("x.jsonl").read_bytes()
     with pytest.raises(UsageError, match="top 2, now 3"):
-        Job("x.jsonl", kind, {**MADE_BY, "top": 3}, True)
+        AnswerFile("x.jsonl", kind, {**MADE_BY, "top": 3}, True)
     for others, match in (
         (rows[1:], "image 1, is a.png; now comes"),
         ([rows[0], *rows[2:]], "image 2, is new"),
@@ -143,13 +143,13 @@ def test_other_models_options_and_images_are_refused(small):
             write("x.jsonl", kind, others, resume=True)
         assert Path("x.jsonl").read_bytes() == before
     with pytest.raises(UsageError, match="cannot tell the format"):
-        Job("x.txt", kind, MADE_BY)
+        AnswerFile("x.txt", kind, MADE_BY)
     Path("y.jsonl").write_text("mine")
     with pytest.raises(UsageError, match="nobody knows"):
-        Job("y.jsonl", kind, MADE_BY, True)
+        AnswerFile("y.jsonl", kind, MADE_BY, True)
     Path("x.jsonl.job.json").write_text("junk")
     with pytest.raises(UsageError, match="describes no job"):
-        Job("x.jsonl", kind, MADE_BY, True)
+        AnswerFile("x.jsonl", kind, MADE_BY, True)
 
 
 def test_names_and_numbers_come_back_exactly(small):
@@ -265,7 +265,7 @@ def test_memory_does_not_grow_with_the_number_of_images(home, tmp_path):
                 archive.addfile(member, out)
         predictor = load(home)
         asked = predictor.asked(4)
-        job = Job(f"{place}.jsonl", Predictions(), MADE_BY)
+        job = AnswerFile(f"{place}.jsonl", Predictions(), MADE_BY)
         tracemalloc.start()
         for rows in predictor.predictions(job.left(iter(source([place]))), asked):
             job.add(rows)

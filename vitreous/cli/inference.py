@@ -136,7 +136,7 @@ def write_answers(
     console: Console,
 ) -> dict[str, Any]:
     """Write the answers to a file as they come; the document of the verb. Nothing is kept in memory."""
-    from vitreous.serving.sinks import Job as AnswerFile
+    from vitreous.serving.sinks import AnswerFile
 
     job = AnswerFile(out, kind, made_by, options.resume)
     try:

@@ -49,7 +49,7 @@ class Sink(Protocol):
         ...
 
 
-class Job:
+class AnswerFile:
     """One file, what made it, and its rows so far. `told`: model and options, as JSON has them.
 
     Raises UsageError for a suffix that is none of `kind.formats`, for a file that was begun unless `resume`, and for

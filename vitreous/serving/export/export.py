@@ -56,16 +56,8 @@ def export(
     check_path(run, "export(run)")
     if to not in FORMS:
         more = bool(images or data or quantize or dynamic_size or max_loss is not None)
-        return written(run, to, out, more, overwrite, listener or NullListener())
-    if quantize not in (None, *KINDS):
-        raise UsageError(f"--quantize {quantize} is not known", f"use {', '.join(KINDS)}")
-    if quantize and to == "torch":
-        raise UsageError("int8 is for --to onnx and --to openvino", "leave --quantize out")
-    if images and data is not None:
-        raise UsageError("--images and --data are two answers to one question", "name one of them")
-    allowed = None if max_loss == "any" else max_loss
-    if allowed is not None and not 0 <= allowed <= 1:
-        raise UsageError(f"--max-loss {max_loss} is no share of answers", "it is a number from 0 to 1")
+        return export_weights(run, to, out, more, overwrite, listener or NullListener())
+    allowed = check_options(to, images, data, quantize, max_loss)
     check_installed(FORMS[to].libraries + FORMS[to].for_int8 * (quantize is not None))
     listener = listener or NullListener()
     place = choose_place(run, out, "model" + (f"-{quantize}" if quantize else ""), FORMS[to].suffix, overwrite)
@@ -78,28 +70,46 @@ def export(
     with scratch_beside(place) as scratch:
         file = Path(scratch) / place.name
         FORMS[to].write(made, file)
-        export = open_made(file, made)
-        proof = judge(bundle, export, pictures, made, listener)
+        proof = judge(bundle, open_made(file, made), pictures, made, listener)
         if (reason := lost(proof, quantize, allowed)) and max_loss != "any":
             raise VitreousError(f"the export was not kept: {reason}", "--accept-loss keeps it all the same")
         if reason:
             listener.note(f"kept all the same: {reason}")
-        # the .bin comes first
-        parts = sorted(Path(scratch).glob(f"{place.stem}.*"), key=lambda part: part.suffix == place.suffix)
-        size, digest = sum(part.stat().st_size for part in parts), sha256(file)
-        for part in parts:
-            publish(part, place.parent / part.name)
+        size, digest = publish_parts(Path(scratch), place)
     original = sum(tensor.numel() * tensor.element_size() for tensor in bundle.model.state_dict().values())
-    figures = {
-        "format": to,
-        "file": str(place),
-        "bytes": size,
-        **proof.plain(),
-        "original_bytes": original,
-        "sha256": digest,
-    }
-    told = {"quantised": quantize, "dynamic_size": dynamic_size, "judged_on": pictures.name, "loss": reason or None}
-    return {"run": os.fspath(run), "exports": [figures | told]}
+    figures = {"format": to, "file": str(place), "bytes": size, **proof.plain(), "original_bytes": original}
+    figures |= {"sha256": digest, "quantised": quantize, "dynamic_size": dynamic_size}
+    figures |= {"judged_on": pictures.name, "loss": reason or None}
+    return {"run": os.fspath(run), "exports": [figures]}
+
+
+def check_options(
+    to: str,
+    images: Sequence[str],
+    data: str | os.PathLike[str] | None,
+    quantize: str | None,
+    max_loss: float | Literal["any"] | None,
+) -> float | None:
+    """The share of answers that may be lost, None for the usual bounds. Raises UsageError for options that clash."""
+    if quantize not in (None, *KINDS):
+        raise UsageError(f"--quantize {quantize} is not known", f"use {', '.join(KINDS)}")
+    if quantize and to == "torch":
+        raise UsageError("int8 is for --to onnx and --to openvino", "leave --quantize out")
+    if images and data is not None:
+        raise UsageError("--images and --data are two answers to one question", "name one of them")
+    allowed = None if max_loss == "any" else max_loss
+    if allowed is not None and not 0 <= allowed <= 1:
+        raise UsageError(f"--max-loss {max_loss} is no share of answers", "it is a number from 0 to 1")
+    return allowed
+
+
+def publish_parts(scratch: Path, place: Path) -> tuple[int, str]:
+    """Move the files of an export to its place, the one with the place's own suffix last. Returns bytes and digest."""
+    parts = sorted(scratch.glob(f"{place.stem}.*"), key=lambda part: part.suffix == place.suffix)
+    size, digest = sum(part.stat().st_size for part in parts), sha256(scratch / place.name)
+    for part in parts:
+        publish(part, place.parent / part.name)
+    return size, digest
 
 
 def judge(bundle: Bundle, export: Runtime, pictures: Pictures, made: Made, listener: Listener) -> Proof:
@@ -110,14 +120,14 @@ def judge(bundle: Bundle, export: Runtime, pictures: Pictures, made: Made, liste
     for pixels in sizes(pictures, bundle.model.config.patch) if made.dynamic else ():
         with torch.inference_mode():
             expected = bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()
-        found = export.logits(pixels)
-        finite = bool(np.isfinite(found).all())
-        furthest = float(np.abs(found - expected).max()) if finite else float("inf")
+        logits = export.logits(pixels)
+        finite = bool(np.isfinite(logits).all())
+        furthest = float(np.abs(logits - expected).max()) if finite else float("inf")
         proof = replace(proof, furthest=max(proof.furthest, furthest), finite=proof.finite and finite)
     return proof
 
 
-def written(
+def export_weights(
     run: str | os.PathLike[str],
     to: str,
     out: str | os.PathLike[str] | None,
