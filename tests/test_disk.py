@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.killing import changes
-from vitreous.disk import atomic, atomic_path, publish, put, sha256, write_text
+from vitreous.disk import atomic, atomic_path, publish, sha256, write_output, write_text
 from vitreous.errors import ResourceError
 
 OLD, NEW = "old " * 1000, "new " * 3000
@@ -95,7 +95,7 @@ def test_two_writers_of_a_shared_file_do_not_meet_and_old_leftovers_go(tmp_path)
 
 def test_a_file_that_cannot_be_written_is_told_by_name(tmp_path):
     with pytest.raises(ResourceError, match=r"cannot write .*nowhere"):
-        put(tmp_path / "nowhere" / "file", NEW)
+        write_output(tmp_path / "nowhere" / "file", NEW)
 
 
 def test_what_is_finished_is_published_and_its_digest_told(tmp_path):

@@ -95,15 +95,15 @@ def write_text(path: Path, text: str, errors: str = "strict") -> None:
         file.write(text)
 
 
-def put(path: str | os.PathLike[str], text: str) -> None:
+def write_output(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file that the user named; names in it that are not UTF-8 keep their bytes. Raises ResourceError."""
     try:
         write_text(Path(path), text, "surrogateescape")
     except OSError as error:
-        raise cannot(path, error) from None
+        raise write_error(path, error) from None
 
 
-def cannot(path: str | os.PathLike[str], error: OSError) -> ResourceError:
+def write_error(path: str | os.PathLike[str], error: OSError) -> ResourceError:
     """The refusal of a file that cannot be written."""
     return ResourceError(
         f"cannot write {printable(path)}: {error.strerror or error}", "make room, or choose another file"
@@ -116,7 +116,7 @@ def sha256(path: str | os.PathLike[str]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def encodes(text: str) -> bool:
+def is_utf8(text: str) -> bool:
     """Whether a text can be written as UTF-8."""
     try:
         text.encode()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from vitreous.disk import put
+from vitreous.disk import write_output
 
 MARKED = tuple("=+-@'\t\r")
 
@@ -29,7 +29,7 @@ def marked(name: str) -> str:
 def write_table(path: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A CSV file that is there whole or not at all, its cells marked but for numbers. Raises ResourceError."""
     table = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    put(path, as_csv([head, *([cell if number(cell) else marked(cell) for cell in row] for row in table)]))
+    write_output(path, as_csv([head, *([cell if number(cell) else marked(cell) for cell in row] for row in table)]))
 
 
 def number(cell: str) -> bool:

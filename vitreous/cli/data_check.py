@@ -45,7 +45,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     from vitreous.data.check.check import run_check
     from vitreous.data.check.page import page
-    from vitreous.disk import put
+    from vitreous.disk import write_output
     from vitreous.errors import UsageError
     from vitreous.models.defaults import default_image
 
@@ -59,7 +59,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         options.data, options.split, options.workers, size, options.group_by, console.progress
     )
     if out:
-        put(out, page(document, subject))
+        write_output(out, page(document, subject))
     tell(document, console)
     if out:
         console.say(f"\n{out} shows it")

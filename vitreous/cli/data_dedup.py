@@ -51,7 +51,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.data.copies.listing import excluded, listed, remaining
     from vitreous.data.sources import open_images
     from vitreous.data.split import Data
-    from vitreous.disk import put
+    from vitreous.disk import write_output
     from vitreous.errors import UsageError
     from vitreous.machine import pick_device
 
@@ -71,10 +71,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     ]
     embedder = load_embedder(options.model, pick_device(options.device)) if options.model else None
     document = dedup(own, others, options.within, options.threshold, options.workers, embedder, console.progress)
-    put(out, listed(document["copies"]))
+    write_output(out, listed(document["copies"]))
     if options.apply_to and isinstance(data, Data):
         table = Path(options.apply_to)
-        put(table, remaining(data, excluded(out), table.absolute().parent))
+        write_output(table, remaining(data, excluded(out), table.absolute().parent))
     for line in document["unreadable"][:20]:
         console.note(f"cannot be read: {line}")
     rows = [[reason, str(document["counts"].get(reason, 0))] for reason in ("bytes", "pixels", "near")]

@@ -111,7 +111,7 @@ def warn(options: ImageArguments, console: Console) -> None:
 def printed(options: Options, answers: Any, source: Source, console: Console) -> list[dict[str, Any]]:
     """The file of --csv first, since the reader of stdout may go away; then a table on stdout; returns its rows for the
     document."""
-    from vitreous.disk import put
+    from vitreous.disk import write_output
     from vitreous.errors import printable
     from vitreous.serving.rows import HEAD, Predictions, cells
     from vitreous.tables import as_csv
@@ -125,7 +125,7 @@ def printed(options: Options, answers: Any, source: Source, console: Console) ->
         answer_text = f"unsure ({best[0] if best else 'none'})" if answer.unsure else "  ".join(best) or "none"
         rows.append([printable(answer.path), f"cannot be read: {answer.error}" if answer.error else answer_text])
     if options.csv:
-        put(options.csv, as_csv([HEAD, *(row for answer in all_rows for row in cells(answer))]))
+        write_output(options.csv, as_csv([HEAD, *(row for answer in all_rows for row in cells(answer))]))
     console.table(["image", "classes"], rows)
     print_unreadable(console, meter.bad, meter.unreadable, meter.done)
     return [Predictions().plain(answer) for answer in all_rows]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from vitreous.disk import encodes
+from vitreous.disk import is_utf8
 from vitreous.errors import printable
 from vitreous.serving.predict import Embedding, Prediction
 from vitreous.tables import marked
@@ -95,7 +95,7 @@ def paths(rows: Sequence[Prediction | Embedding]) -> dict[str, pa.Array]:
     """The columns `path` and `path_bytes`."""
     import pyarrow as pa
 
-    odd = [not encodes(row.path) for row in rows]
+    odd = [not is_utf8(row.path) for row in rows]
     return {
         "path": pa.array(
             [printable(row.path) if o else row.path for row, o in zip(rows, odd, strict=True)], pa.string()
@@ -109,7 +109,7 @@ def paths(rows: Sequence[Prediction | Embedding]) -> dict[str, pa.Array]:
 def line(document: dict[str, Any]) -> bytes:
     """One line of JSON; in ASCII where a path is no UTF-8."""
     text = json.dumps(document, ensure_ascii=False)
-    return (text if encodes(text) else json.dumps(document)).encode() + b"\n"
+    return (text if is_utf8(text) else json.dumps(document)).encode() + b"\n"
 
 
 def cells(row: Prediction) -> list[list[str]]:

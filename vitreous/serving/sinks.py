@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from vitreous.disk import cannot, write_text
+from vitreous.disk import write_error, write_text
 from vitreous.errors import UsageError, printable
 from vitreous.serving.parts import NpzParts, ParquetParts
 from vitreous.serving.rows import HEAD, Kind, cells, line
@@ -82,7 +82,7 @@ class AnswerFile:
                 write_text(self.described, self.document(False))
                 self.sink: Sink = SINKS[suffix](path, kind)
         except OSError as error:
-            raise cannot(path, error) from None
+            raise write_error(path, error) from None
 
     def before(self) -> dict[str, Any] | None:
         """What lies beside the file; None where there is nothing. Raises UsageError for what is no such description."""
@@ -116,7 +116,7 @@ class AnswerFile:
         try:
             self.sink.add(rows)
         except OSError as error:
-            raise cannot(self.path, error) from None
+            raise write_error(self.path, error) from None
         self.rows += len(rows)
 
     def finish(self) -> None:
@@ -125,7 +125,7 @@ class AnswerFile:
             self.bad = self.sink.finish()
             write_text(self.described, self.document(True))
         except OSError as error:
-            raise cannot(self.path, error) from None
+            raise write_error(self.path, error) from None
 
     def close(self) -> None:
         """Leave what was written as it is."""

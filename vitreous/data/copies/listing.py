@@ -17,7 +17,7 @@ import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.split import Data, Files, Split
-from vitreous.disk import encodes
+from vitreous.disk import is_utf8
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.tables import MARKED, as_csv, marked
 
@@ -68,7 +68,7 @@ def remaining(data: Data, names: frozenset[str], home: Path) -> str:
         parts = {"train": data.whole} | {
             name: split for name, split in data.splits.items() if name not in ("train", "val")
         }
-    wrong = [name for name in data.classes if "|" in name or name != name.strip() or not encodes(name)]
+    wrong = [name for name in data.classes if "|" in name or name != name.strip() or not is_utf8(name)]
     if wrong:
         raise DataError(
             f"the class {printable(wrong[0])} cannot be written to a CSV file",
@@ -84,7 +84,7 @@ def remaining(data: Data, names: frozenset[str], home: Path) -> str:
                 )
             for sample in staying(split, names):
                 path = os.path.relpath(split.paths[sample], home)
-                if not encodes(path):
+                if not is_utf8(path):
                     raise DataError(
                         f"{split.name(int(sample))}: a name that is not UTF-8 cannot be written to a CSV file",
                         "rename it",
