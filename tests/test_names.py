@@ -106,7 +106,7 @@ LEFT: dict[str, str] = {
     "reports/protocols/vtab": "found told",
     "reports/seen": "found said told",
     "serving/attention_api": "each found",
-    "serving/export/export": "found made told",
+    "serving/export/export": "made",
     "serving/export/formats": "made told",
     "serving/export/graph": "grown made",
     "serving/export/int8": "made",
