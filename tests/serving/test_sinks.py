@@ -57,7 +57,7 @@ def write(path: str, kind: Any, rows: list[Any], resume: bool = False, stop: int
     job = AnswerFile(path, kind, MADE_BY, resume)
     try:
         names = [Item(row.path, b"") for row in rows]
-        left = len(list(job.left(iter(names))))
+        left = len(list(job.remaining(iter(names))))
         todo = rows[len(rows) - left : stop]
         for low in range(0, len(todo), 3):
             job.add(todo[low : low + 3])
@@ -267,7 +267,7 @@ def test_memory_does_not_grow_with_the_number_of_images(home, tmp_path):
         asked = predictor.asked(4)
         job = AnswerFile(f"{place}.jsonl", Predictions(), MADE_BY)
         tracemalloc.start()
-        for rows in predictor.predictions(job.left(iter(source([place]))), asked):
+        for rows in predictor.predictions(job.remaining(iter(source([place]))), asked):
             job.add(rows)
         job.finish()
         peaks.append(tracemalloc.get_traced_memory()[1])

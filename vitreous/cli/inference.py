@@ -140,7 +140,7 @@ def write_answers(
 
     job = AnswerFile(out, kind, made_by, options.resume)
     try:
-        items = iter(source) if job.finished else job.left(iter(source))
+        items = iter(source) if job.finished else job.remaining(iter(source))
         meter = Meter("images", source.count, console, job.rows)
         if job.finished:
             console.note(f"{out} is finished: {job.rows:,} images")

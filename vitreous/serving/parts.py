@@ -99,9 +99,9 @@ class ParquetParts(Parts):
         """From its columns."""
         import pyarrow.parquet as pq
 
-        found = pq.read_table(part, columns=["path", "path_bytes", "error"]).to_pylist()
-        names = [row["path"] if row["path_bytes"] is None else os.fsdecode(row["path_bytes"]) for row in found]
-        return names, sum(row["error"] is not None for row in found)
+        rows = pq.read_table(part, columns=["path", "path_bytes", "error"]).to_pylist()
+        names = [row["path"] if row["path_bytes"] is None else os.fsdecode(row["path_bytes"]) for row in rows]
+        return names, sum(row["error"] is not None for row in rows)
 
     def write(self, path: Path, rows: Sequence[Any]) -> None:
         """One row group."""
@@ -126,8 +126,8 @@ class NpzParts(Parts):
 
     def read(self, part: Path) -> tuple[Sequence[str], int]:
         """From its arrays."""
-        with np.load(part, allow_pickle=False) as found:
-            return found["paths"].tolist(), int((found["errors"] != "").sum())
+        with np.load(part, allow_pickle=False) as archive:
+            return archive["paths"].tolist(), int((archive["errors"] != "").sum())
 
     def write(self, path: Path, rows: Sequence[Any]) -> None:
         """The arrays of these rows."""
@@ -139,7 +139,7 @@ class NpzParts(Parts):
         parts = self.parts()
         with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
             for name in ("embeddings", "paths", "errors"):
-                kinds = [(array.shape, array.dtype) for array in (one(part, name) for part in parts)]
+                kinds = [(array.shape, array.dtype) for array in (load_array(part, name) for part in parts)]
                 shape = (
                     sum(shape[0] for shape, _ in kinds),
                     *np.max([shape[1:] for shape, _ in kinds], axis=0).astype(int).tolist(),
@@ -149,13 +149,13 @@ class NpzParts(Parts):
                     described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
                     np.lib.format.write_array_header_1_0(file, described)  # type: ignore[arg-type]
                     for part in parts:
-                        found = one(part, name)
-                        if found.shape[1:] != shape[1:]:  # a part of which no image could be read
-                            found = np.full((len(found), *shape[1:]), np.nan, dtype)
-                        file.write(found.astype(dtype, copy=False).tobytes())
+                        array = load_array(part, name)
+                        if array.shape[1:] != shape[1:]:  # a part of which no image could be read
+                            array = np.full((len(array), *shape[1:]), np.nan, dtype)
+                        file.write(array.astype(dtype, copy=False).tobytes())
 
 
-def one(part: Path, name: str) -> np.ndarray:
+def load_array(part: Path, name: str) -> np.ndarray:
     """An array of a part."""
-    with np.load(part, allow_pickle=False) as found:
-        return found[name]
+    with np.load(part, allow_pickle=False) as archive:
+        return archive[name]

@@ -50,64 +50,66 @@ class Sink(Protocol):
 
 
 class AnswerFile:
-    """One file, what made it, and its rows so far. `told`: model and options, as JSON has them.
+    """One file, what made it, and its rows so far. `made_by`: model and options, as JSON has them.
 
     Raises UsageError for a suffix that is none of `kind.formats`, for a file that was begun unless `resume`, and for
     one that was begun by another model or with other options; ResourceError where it cannot be written. `finished`:
     there is nothing left to do.
     """
 
-    def __init__(self, path: str, kind: Kind, told: dict[str, Any], resume: bool = False) -> None:
+    def __init__(self, path: str, kind: Kind, made_by: dict[str, Any], resume: bool = False) -> None:
         suffix = os.path.splitext(path)[1].lower()
         if suffix not in kind.formats:
             raise UsageError(f"--out {printable(path)}: cannot tell the format", f"end it in {', '.join(kind.formats)}")
-        self.path, self.told, self.described = path, told, Path(f"{path}.job.json")
-        before = self.before()
-        begun = before is not None and not before.get("finished")
-        if begun and not resume:
+        self.path, self.made_by, self.described = path, made_by, Path(f"{path}.job.json")
+        before = self.read_description()
+        unfinished = before is not None and not before.get("finished")
+        if unfinished and not resume:
             raise UsageError(
                 f"{printable(path)} was begun and is not finished", f"continue it with --resume, or {ANEW}"
             )
         if resume and before is None and os.path.lexists(path):
             raise UsageError(f"{self.described.name} is not there: nobody knows what made {printable(path)}", ANEW)
         resume = resume and before is not None
-        if resume and before and (other := differing(before.get("made_by", {}), told)):
+        if resume and before and (other := differing(before.get("made_by", {}), made_by)):
             raise UsageError(f"{printable(path)} was begun otherwise: {other}", ANEW)
-        self.finished = resume and not begun
+        self.finished = resume and not unfinished
         self.rows, self.bad = (int(before["rows"]), int(before["unreadable"])) if before and self.finished else (0, 0)
         try:
             if not self.finished:
                 if not resume:
-                    forget(path)
+                    remove_answers(path)
                 write_text(self.described, self.document(False))
                 self.sink: Sink = SINKS[suffix](path, kind)
         except OSError as error:
             raise write_error(path, error) from None
 
-    def before(self) -> dict[str, Any] | None:
+    def read_description(self) -> dict[str, Any] | None:
         """What lies beside the file; None where there is nothing. Raises UsageError for what is no such description."""
         try:
-            found = json.loads(self.described.read_text("utf-8"))
-            if not isinstance(found, dict) or not {"made_by", "rows", "unreadable", "finished"} <= set(found):
+            document = json.loads(self.described.read_text("utf-8"))
+            if not isinstance(document, dict) or not {"made_by", "rows", "unreadable", "finished"} <= set(document):
                 raise ValueError
         except FileNotFoundError:
             return None
         except (OSError, ValueError):
             raise UsageError(f"{printable(self.described)} describes no job", ANEW) from None
-        return found
+        return document
 
     def document(self, finished: bool) -> str:
         """The description."""
-        found = {"finished": finished, "rows": self.rows, "unreadable": self.bad, "made_by": self.told}
-        return json.dumps(found, indent=1) + "\n"
+        fields = {"finished": finished, "rows": self.rows, "unreadable": self.bad, "made_by": self.made_by}
+        return json.dumps(fields, indent=1) + "\n"
 
-    def left(self, items: Iterator[Any]) -> Iterator[Any]:
+    def remaining(self, items: Iterator[Any]) -> Iterator[Any]:
         """Items without those that were written. Raises UsageError where those were others."""
         for name in () if self.finished else self.sink.names():
             item = next(items, None)
             if item is None or item.name != name:
-                there = "the images end before" if item is None else f"now comes {printable(item.name)}"
-                raise UsageError(f"{printable(self.path)}, image {self.rows + 1}, is {printable(name)}; {there}", ANEW)
+                position = "the images end before" if item is None else f"now comes {printable(item.name)}"
+                raise UsageError(
+                    f"{printable(self.path)}, image {self.rows + 1}, is {printable(name)}; {position}", ANEW
+                )
             self.rows += 1
         return items
 
@@ -133,33 +135,30 @@ class AnswerFile:
             self.sink.close()
 
 
-def differing(before: dict[str, Any], told: dict[str, Any]) -> str:
-    """What a job was told otherwise, in words; an empty string where there is no difference."""
-    told = json.loads(json.dumps(told))
-    return ", ".join(
-        f"{name} {before.get(name)}, now {told.get(name)}"
-        for name in {**before, **told}
-        if before.get(name) != told.get(name)
-    )
+def differing(before: dict[str, Any], made_by: dict[str, Any]) -> str:
+    """The options of which a file was begun with other values, in words; an empty string where there are none."""
+    made_by = json.loads(json.dumps(made_by))
+    names = (name for name in {**before, **made_by} if before.get(name) != made_by.get(name))
+    return ", ".join(f"{name} {before.get(name)}, now {made_by.get(name)}" for name in names)
 
 
-def forget(path: str) -> None:
+def remove_answers(path: str) -> None:
     """Remove a file of answers and its parts."""
     shutil.rmtree(f"{path}.parts", ignore_errors=True)
     Path(path).unlink(missing_ok=True)
 
 
-def grown(path: str) -> BinaryIO:
+def open_to_append(path: str) -> BinaryIO:
     """A file to read and to write on; a new one where there is none."""
     return open(path, "r+b" if os.path.lexists(path) else "w+b")
 
 
-class Growing:
+class AppendedFile:
     """A file that grows in place: whole rows only are in it, but for a full disk. `bad` counts images that could not be
     read."""
 
     def __init__(self, path: str, kind: Kind) -> None:
-        self.file, self.kind, self.bad = grown(path), kind, 0
+        self.file, self.kind, self.bad = open_to_append(path), kind, 0
 
     def finish(self) -> int:
         """How many could not be read."""
@@ -172,7 +171,7 @@ class Growing:
         self.file.close()
 
 
-class Lines(Growing):
+class Lines(AppendedFile):
     """JSONL, in place."""
 
     def names(self) -> Iterator[str]:
@@ -198,7 +197,7 @@ class Lines(Growing):
         self.bad += sum(row.error is not None for row in rows)
 
 
-class Csv(Growing):
+class Csv(AppendedFile):
     """CSV, in place."""
 
     def names(self) -> Iterator[str]:

@@ -208,17 +208,17 @@ def tabled(path: str, column: str | None) -> Iterator[Item]:
 
 def chosen(name: str, columns: Sequence[str], column: str | None, known: Sequence[str]) -> str:
     """The column that was said, or that is called as such columns are. Raises UsageError with those that there are."""
-    there = ", ".join(map(printable, columns)) or "none"
+    listed = ", ".join(map(printable, columns)) or "none"
     if column is not None:
         if column not in columns:
             raise UsageError(
-                f"{name} has no column {printable(column)}; there are {there}", "name one of them with --column"
+                f"{name} has no column {printable(column)}; there are {listed}", "name one of them with --column"
             )
         return column
     by_name = {one.strip().lower(): one for one in reversed(columns)}
     if (best := next((by_name[word] for word in known if word in by_name), None)) is None:
         raise UsageError(
-            f"{name}: which column has the images? There are {there}", "name it with --column, below a header line"
+            f"{name}: which column has the images? There are {listed}", "name it with --column, below a header line"
         )
     return best
 
