@@ -132,11 +132,11 @@ def test_a_temperature_survives_conversion_but_not_another_head(run, tmp_path):
 def test_nothing_to_calibrate_is_said(run, photos, tmp_path):
     shutil.copytree(run / "model", tmp_path / "bundle")
     with pytest.raises(UsageError, match="no val split"):
-        evaluate(tmp_path / "bundle", photos / "test", further=EvaluateOptions(calibrate=True), workers=0)
+        evaluate(tmp_path / "bundle", photos / "test", settings=EvaluateOptions(calibrate=True), workers=0)
     make_folder(tmp_path / "easy", {"train": 2, "val": 2, "test": 2})
     before = (tmp_path / "bundle" / "model.json").read_bytes()
     with pytest.raises(DataError, match="all answered right"):
-        evaluate(tmp_path / "bundle", tmp_path / "easy", further=EvaluateOptions(calibrate=True), workers=0)
+        evaluate(tmp_path / "bundle", tmp_path / "easy", settings=EvaluateOptions(calibrate=True), workers=0)
     assert (tmp_path / "bundle" / "model.json").read_bytes() == before
 
 

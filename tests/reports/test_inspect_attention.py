@@ -26,8 +26,8 @@ from vitreous.reports.figures.attention import make as make_attention
 from vitreous.reports.figures.distance import make as make_distance
 from vitreous.reports.figures.positions import make as make_positions
 from vitreous.reports.figures.rollout import make as make_rollout
-from vitreous.reports.inspect import FingerprintReader, Scene, pictures_of
 from vitreous.reports.inspect import inspect as inspect_run
+from vitreous.reports.scene import InspectOptions, Scene, open_pictures
 from vitreous.serving.predict import load
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.tasks import Classification, Features
@@ -180,13 +180,13 @@ def test_what_is_drawn_counts_from_one(home):
     scene = Scene(
         "registers",
         load_bundle(home / "registers"),
-        FingerprintReader(device="cpu", precision="fp32"),
+        InspectOptions(device="cpu", precision="fp32"),
         Preprocess((16, 20)),
         "cpu",
         (),
         NullListener(),
     )
-    scene = replace(scene, pictures=tuple(pictures_of([home / "photo 0.png"], scene.preprocess)))
+    scene = replace(scene, pictures=tuple(open_pictures([home / "photo 0.png"], scene.preprocess)))
     heads = labels(make_attention(scene)[0].figure)
     assert {"head 1", "head 2", "mean"} <= set(heads) and "head 0" not in heads
     blocks = labels(make_rollout(scene)[1].figure)
@@ -199,7 +199,7 @@ def test_what_is_drawn_counts_from_one(home):
 
 def test_the_page_begins_with_the_pictures_asked_about_and_their_answers(home):
     document = inspect_run(
-        home / "registers", [home / "photo 0.png"], home / "asked", FingerprintReader(device="cpu", precision="fp32")
+        home / "registers", [home / "photo 0.png"], home / "asked", InspectOptions(device="cpu", precision="fp32")
     )
     assert [one["name"] for one in document["figures"]] == [
         "rollout",
@@ -222,10 +222,10 @@ def test_the_page_begins_with_the_pictures_asked_about_and_their_answers(home):
         < page.index("Attention rollout")
     )
     plain = inspect_run(
-        home / "registers", [], home / "not-asked", FingerprintReader(device="cpu", data=str(home / "data"), count=2)
+        home / "registers", [], home / "not-asked", InspectOptions(device="cpu", data=str(home / "data"), count=2)
     )
     assert plain["figures"][0]["name"] == "filters" and plain["answers"] == []
     bare = inspect_run(
-        home / "headless", [home / "photo 0.png"], home / "bare", FingerprintReader(("filters",), device="cpu")
+        home / "headless", [home / "photo 0.png"], home / "bare", InspectOptions(("filters",), device="cpu")
     )
     assert bare["answers"][0]["classes"] == [] and "photo 0." in (home / "bare" / "index.html").read_text()

@@ -16,7 +16,8 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.models.zoo import create
 from vitreous.reports.figures.style import count_from_one
-from vitreous.reports.inspect import FingerprintReader, inspect
+from vitreous.reports.inspect import inspect
+from vitreous.reports.scene import InspectOptions
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Classification
 
@@ -61,7 +62,7 @@ def place(tmp_path_factory):
 def looked(place, model, *figures, images=(), **words):
     """What `inspect` made, after a look at every file of it."""
     out = place / "out" / f"{model}-{'-'.join(figures)}-{len(list(place.glob('out/*')))}"
-    looking = FingerprintReader(
+    looking = InspectOptions(
         figures,
         **{"data": str(place / "photos"), "device": "cpu", "precision": "fp32", "count": 5, "batch_size": 2} | words,
     )
@@ -229,7 +230,7 @@ def test_all_of_a_model_without_tokens_says_what_it_has_not(place):
     named = [place / "photos" / "val" / name / f"{number}.png" for name in CLASSES for number in range(2)]
     for figure in ("positions", "fourier"):
         with pytest.raises(UsageError, match="BiT") as refused:
-            inspect(place / "bit", named, out, FingerprintReader((figure,), device="cpu"))
+            inspect(place / "bit", named, out, InspectOptions((figure,), device="cpu"))
         assert "filters" in refused.value.hint
     with pytest.raises(UsageError, match="no positions"):
         looked(place, "placeless", "positions")

@@ -23,8 +23,9 @@ from vitreous.evaluation.intervals import wilson
 from vitreous.models.zoo import create
 from vitreous.reports.answers import Computing
 from vitreous.reports.opening import open_bundle
-from vitreous.reports.protocols.protocols import JUDGES, Case, ProtocolOptions
-from vitreous.reports.protocols.sets import imagenet_order, plain
+from vitreous.reports.protocols.answer_sets import imagenet_order, plain
+from vitreous.reports.protocols.probes import PROBES
+from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Classification, Features
 
@@ -222,14 +223,16 @@ def test_refusals(run, tmp_path):
         vitreous.evaluate(run, protocol="liner")
 
 
-@pytest.mark.parametrize("protocol", JUDGES)
+@pytest.mark.parametrize("protocol", PROBES)
 def test_data_that_cannot_be_learnt_from(run, protocol):
     pixels, labels = np.zeros((4, 16, 16, 3), np.uint8), np.zeros(4, np.int64)
     for splits, why in (({"test"}, "no training images"), ({"train", "test"}, "of one class")):
         data = Data("made", ("a", "b"), {name: Arrays(pixels, labels) for name in splits})
-        case = Case("run", "made", data, "test", open_bundle(run), ProtocolOptions(protocol), Computing(workers=0))
+        task = ProtocolTask(
+            "run", "made", data, "test", open_bundle(run), ProtocolOptions(protocol), Computing(workers=0)
+        )
         with pytest.raises(DataError, match=why):
-            JUDGES[protocol](case)
+            PROBES[protocol](task)
 
 
 # ImageNet's other labels

@@ -136,7 +136,7 @@ def test_a_page_that_cannot_be_written_costs_no_figure(run, tmp_path):
     shutil.copytree(run, out, ignore=shutil.ignore_patterns("checkpoints"))
     heard = Heard()
     document = evaluate(
-        out, further=EvaluateOptions(report=str(tmp_path / "no" / "page.html")), workers=0, listener=heard
+        out, settings=EvaluateOptions(report=str(tmp_path / "no" / "page.html")), workers=0, listener=heard
     )
     assert document["report"] is None and document["test"]["images"] == 12
     assert any("no page at" in note for note in heard.notes)

@@ -17,7 +17,7 @@ from vitreous.errors import DataError
 from vitreous.evaluation.vtab import GROUPS, TASKS, classes_of, means
 from vitreous.models.zoo import create
 from vitreous.reports.protocols import vtab as module
-from vitreous.reports.protocols.vtab import as_task, found_in
+from vitreous.reports.protocols.vtab import task_data, task_folders
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Features
 
@@ -83,7 +83,7 @@ def test_folders_are_found_by_the_names_of_copies(tmp_path):
     for name in ("cifar", "Oxford_Flowers102", "wds_vtab-clevr_closest_object_distance", "smallnorb_azi", "other"):
         (tmp_path / name).mkdir()
     (tmp_path / "dtd").touch()
-    assert list(found_in(tmp_path)) == ["cifar100", "flowers102", "clevr_distance", "smallnorb_azimuth"]
+    assert list(task_folders(tmp_path)) == ["cifar100", "flowers102", "clevr_distance", "smallnorb_azimuth"]
 
 
 def data(images, classes=3, val=0, name="made"):
@@ -98,25 +98,25 @@ def data(images, classes=3, val=0, name="made"):
 
 def test_the_thousand_images_of_a_whole_data_set_are_drawn_and_told():
     task = TASKS["svhn"]
-    found, note = as_task(task, data({"train": 3000, "val": 100, "test": 30}, 10), 0)
+    found, note = task_data(task, data({"train": 3000, "val": 100, "test": 30}, 10), 0)
     assert {name: len(split) for name, split in found.splits.items()} == {"train": 800, "val": 200, "test": 30}
     assert "1000 of 3000 training images drawn here (seed 0)" in note
     again, other = (
-        as_task(task, data({"train": 3000, "test": 30}, 10), seed)[0].split("train").labels for seed in (0, 1)
+        task_data(task, data({"train": 3000, "test": 30}, 10), seed)[0].split("train").labels for seed in (0, 1)
     )
     assert np.array_equal(found.split("train").labels, again) and not np.array_equal(again, other)
-    whole, note = as_task(task, data({"train": 800, "val": 200, "test": 30}, 10), 0)
+    whole, note = task_data(task, data({"train": 800, "val": 200, "test": 30}, 10), 0)
     assert len(whole.split("train")) == 800 and note == ""
-    assert as_task(task, data({"train": 8, "val": 2, "test": 3}, 3), 0)[1] == "3 classes where the task has 10"
+    assert task_data(task, data({"train": 8, "val": 2, "test": 3}, 3), 0)[1] == "3 classes where the task has 10"
     with pytest.raises(DataError, match="has no test split"):
-        as_task(task, data({"train": 8}), 0)
+        task_data(task, data({"train": 8}), 0)
 
 
 def test_raw_labels_of_a_data_set_become_the_task_s():
-    found, _ = as_task(TASKS["dsprites_orientation"], data({"train": 400, "val": 80, "test": 80}, 40), 0)
+    found, _ = task_data(TASKS["dsprites_orientation"], data({"train": 400, "val": 80, "test": 80}, 40), 0)
     assert len(found.classes) == 16 and found.split("test").labels.tolist() == [n % 40 * 2 // 5 for n in range(80)]
     with pytest.raises(DataError, match="labels 0 to 62 are not those"):
-        as_task(TASKS["dsprites_location"], data({"train": 400, "val": 80, "test": 80}, 64), 0)
+        task_data(TASKS["dsprites_location"], data({"train": 400, "val": 80, "test": 80}, 64), 0)
 
 
 def task_folder(home, seed):
@@ -145,8 +145,8 @@ def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
     for seed, name in enumerate(("dtd", "pets", "kitti")):
         task_folder(root / name, 100 * seed)
     (root / "kitti" / "test.txt").write_text("missing.png 0\n")
-    computed, judged = [], module.judged
-    monkeypatch.setattr(module, "judged", lambda name, *rest: (computed.append(name), judged(name, *rest))[1])
+    computed, judged = [], module.judge_task
+    monkeypatch.setattr(module, "judge_task", lambda name, *rest: (computed.append(name), judged(name, *rest))[1])
 
     def again(*words):
         computed.clear()

@@ -66,7 +66,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         options.how(),
         options.bad_images,
         console,
-        further=EvaluateOptions(
+        settings=EvaluateOptions(
             options.calibrate,
             options.abstain,
             options.outliers,

@@ -73,11 +73,12 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Make the figures, and say where they are."""
     from dataclasses import asdict
 
-    from vitreous.reports.inspect import Looking, inspect
+    from vitreous.reports.inspect import inspect
+    from vitreous.reports.scene import InspectOptions
 
     words = asdict(options)
     run, images, out, _, _ = (words.pop(name) for name in ("run", "images", "out", "resize", "source_size"))
-    document = inspect(options.source(run), images, out, Looking(**words), console)
+    document = inspect(options.source(run), images, out, InspectOptions(**words), console)
     console.table(
         ["figure", "file"], [[one["title"], f"{document['out']}/{one['png']}"] for one in document["figures"]]
     )

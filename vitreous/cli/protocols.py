@@ -12,7 +12,7 @@ from vitreous.errors import UsageError
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
-    from vitreous.reports.protocols.protocols import ProtocolOptions
+    from vitreous.reports.protocols.task import ProtocolOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Protocols(InferenceArguments):
 
     def terms(self) -> ProtocolOptions:
         """What of it the protocols need."""
-        from vitreous.reports.protocols.protocols import ProtocolOptions
+        from vitreous.reports.protocols.task import ProtocolOptions
 
         return ProtocolOptions(
             self.protocol, self.k, self.temperature, self.shots, self.seeds, self.l2, self.labels, self.cache, self.seed

@@ -27,7 +27,7 @@ from vitreous.machine import environment, pick_device, warning
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.reports.answers import Computing, answered
-from vitreous.reports.evaluate import record, write_page
+from vitreous.reports.readings import record, write_page
 from vitreous.training import best, parts
 from vitreous.training.folder import Folder
 from vitreous.training.probe import fitted

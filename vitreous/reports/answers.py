@@ -1,9 +1,10 @@
-"""A model's answers to the images of a split: what every judgement starts from."""
+"""A model's logits and features for the images of a split: what every judgement starts from."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,9 +14,10 @@ from vitreous.cores import default_workers
 from vitreous.data.loader import EvalLoader
 from vitreous.data.screen import readable, refuse
 from vitreous.data.split import Data, Split
-from vitreous.errors import UsageError
+from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.calibration import probabilities
 from vitreous.evaluation.engine import CHUNK, InferenceOptions, logits_of, make_engine
+from vitreous.evaluation.features import Features, features_of
 from vitreous.machine import pick_device, warning
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.opening import calibrating, choose_split, data_for, examples, matched, open_bundle
@@ -100,18 +102,36 @@ def answers_to(
         computing.listener.note(slow)
     p = bundle.preprocess
     engine = make_engine(bundle.model, p, computing.how, lambda: calibrating(run, p, lambda: examples(opened, p)))
-    started, done = time.perf_counter(), 0
-
-    def each(images: int) -> None:
-        nonlocal done
-        done += images
-        computing.listener.progress(
-            "evaluate", done, len(chosen), f"{done / (time.perf_counter() - started):.0f} images/s"
-        )
-
+    started, each = time.perf_counter(), progress_counter(computing.listener, "evaluate", len(chosen))
     workers = default_workers() if computing.workers is None else computing.workers
     logits, bad = logits_of(engine, EvalLoader(chosen, p, workers), computing.batch_size, each)
     if bad and computing.bad_images == "stop":
         raise refuse(bad, len(chosen))
     readable(chosen, bad)  # there must be some
     return Answered(os.fspath(run), bundle, source, opened, split, chosen, logits, frozenset(bad), started)
+
+
+def split_features(bundle: Bundle, split: Split, name: str, computing: Computing) -> Features:
+    """The features of a split, computed once; `name` is what the images are called in messages.
+
+    Raises DataError for unreadable images, with bad_images `skip` only where none can be read.
+    """
+    c, each = computing, progress_counter(computing.listener, f"features of {name}", len(split))
+    features = features_of(bundle.model, bundle.preprocess, split, c.how, c.batch_size, c.workers, c.cache, each)
+    if features.bad and c.bad_images == "stop":
+        raise refuse({sample: DataError(reason) for sample, reason in features.bad.items()}, len(split))
+    if not features.good.any():
+        raise DataError(f"none of the {len(split)} {name} can be read; the first: {next(iter(features.bad.values()))}")
+    return features
+
+
+def progress_counter(listener: Listener, label: str, total: int) -> Callable[[int], None]:
+    """A function of the number of images of each step, which shows the progress and the speed."""
+    started, done = time.perf_counter(), 0
+
+    def count(images: int) -> None:
+        nonlocal done
+        done += images
+        listener.progress(label, done, total, f"{done / (time.perf_counter() - started):.0f} images/s")
+
+    return count

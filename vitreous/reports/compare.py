@@ -16,8 +16,8 @@ from vitreous.evaluation.comparison import compare as compared
 from vitreous.evaluation.report import Report
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered, Computing, answers_to
-from vitreous.reports.evaluate import record
 from vitreous.reports.opening import choose_split, data_for, open_bundle, places
+from vitreous.reports.readings import record
 from vitreous.reports.seen import seen, told
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitreous.data.screen import refuse
 from vitreous.data.sources import open_images
 from vitreous.data.split import Files, Split
-from vitreous.errors import DataError, UsageError
+from vitreous.errors import UsageError
 from vitreous.evaluation.calibration import probabilities
 from vitreous.evaluation.familiarity import CONFIDENT, K, find_suspects, fit_detector, neighbour_shares, separation
-from vitreous.evaluation.features import Features, features_of
-from vitreous.reports.answers import Answered, Computing
+from vitreous.reports.answers import Answered, Computing, split_features
 from vitreous.reports.opening import data_for, everything, matched
 from vitreous.reports.seen import identities, without_excluded
 from vitreous.tables import write_table
@@ -60,28 +57,8 @@ def memory(found: Answered, computing: Computing, alone: bool = False) -> Memory
         raise UsageError(f"{source} has no training images to compare with", "name a run, or data with a train split")
     split = opened.splits.get("train")
     chosen = found.split if split is None else matched(split, opened, found.bundle.classes, found.bundle.multilabel)
-    features = rows_of(found, chosen, "training images", computing)
+    features = split_features(found.bundle, chosen, "training images", computing)
     return Memory(source, chosen, features.rows, np.flatnonzero(features.good))
-
-
-def rows_of(found: Answered, split: Split, name: str, computing: Computing) -> Features:
-    """The features of a split, computed once. Raises DataError for unreadable images, unless they are skipped."""
-    started, done = time.perf_counter(), 0
-
-    def each(images: int) -> None:
-        nonlocal done
-        done += images
-        computing.listener.progress(
-            f"features of {name}", done, len(split), f"{done / (time.perf_counter() - started):.0f} images/s"
-        )
-
-    c, bundle = computing, found.bundle
-    features = features_of(bundle.model, bundle.preprocess, split, c.how, c.batch_size, c.workers, c.cache, each)
-    if features.bad and computing.bad_images == "stop":
-        raise refuse({sample: DataError(why) for sample, why in features.bad.items()}, len(split))
-    if not features.good.any():
-        raise DataError(f"none of the {len(split)} {name} can be read; the first: {next(iter(features.bad.values()))}")
-    return features
 
 
 def outliers(found: Answered, computing: Computing, file: str | None, against: str | None) -> dict[str, Any]:
@@ -93,7 +70,7 @@ def outliers(found: Answered, computing: Computing, file: str | None, against: s
     """
     known = memory(found, computing)
     kinds = fit_detector(known.usable, known.labels, len(found.bundle.classes))
-    features = rows_of(found, found.split, "the judged images", computing)
+    features = split_features(found.bundle, found.split, "the judged images", computing)
     usual, rows = np.sort(kinds.scores(known.usable)), np.flatnonzero(features.good)
     scores = kinds.scores(features.rows[rows])
     shares = np.searchsorted(usual, scores) / len(usual)
@@ -121,7 +98,7 @@ def outliers(found: Answered, computing: Computing, file: str | None, against: s
 def told_apart(found: Answered, computing: Computing, usual: np.ndarray, kinds: Any, against: str) -> dict[str, Any]:
     """How well the judged images are told from all those of other data, whatever their classes."""
     split = images_of(against)
-    features = rows_of(found, split, "the other data", computing)
+    features = split_features(found.bundle, split, "the other data", computing)
     return {"data": against, "images": int(features.good.sum())} | separation(
         usual, kinds.scores(features.rows[features.good])
     )
@@ -150,7 +127,7 @@ def suspected(found: Answered, computing: Computing, file: str) -> dict[str, Any
     features = (
         known.features
         if known.split is found.split
-        else rows_of(found, found.split, "the judged images", computing).rows
+        else split_features(found.bundle, found.split, "the judged images", computing).rows
     )
     rows = np.flatnonzero(found.readable)
     place = {identity: index for index, identity in enumerate(identities(known.split, known.source))}

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vitreous.inspection.attention import attention
 from vitreous.reports.figures.overlay import asked, block_of, chosen, heat, last, named, panels, reader, scale, show
-from vitreous.reports.inspect import Made, Picture, Scene
+from vitreous.reports.scene import FigureResult, Picture, Scene
 
 
-def make(scene: Scene) -> list[Made]:
+def make(scene: Scene) -> list[FigureResult]:
     """A figure for each block of --layers (default: the last): a row for each picture, a column for each head, and
     their mean."""
     layers, pictures = last(scene), asked(scene)
@@ -23,7 +23,7 @@ def make(scene: Scene) -> list[Made]:
     made = []
     for layer in layers:
         rows = torch.cat([one[layer] for one in found]).cpu()  # (n, h, T)
-        heads = chosen(scene.looking.heads, rows.shape[1])
+        heads = chosen(scene.options.heads, rows.shape[1])
         maps = rows[..., prefix:].unflatten(-1, grid)
         caption = (
             f"Attention of {block_of(layer, scene)} from {reader(scene)} to the patches, head by head, and the mean "
@@ -39,7 +39,7 @@ def make(scene: Scene) -> list[Made]:
         }
         name = "attention" if len(layers) == 1 else f"attention-{layer}"
         made.append(
-            Made(name, f"Attention of block {layer + 1}", caption, drawn(scene, pictures, maps, heads), numbers)
+            FigureResult(name, f"Attention of block {layer + 1}", caption, drawn(scene, pictures, maps, heads), numbers)
         )
     return made
 

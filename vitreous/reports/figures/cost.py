@@ -10,7 +10,7 @@ from vitreous.inspection.cost import MOST, SIZES, SPARE, Cost, costs, sizes
 from vitreous.machine import DTYPES, processor
 from vitreous.models.names import name_of
 from vitreous.reports.figures.style import BLUE, ORANGE, styled, times
-from vitreous.reports.inspect import Made, Scene
+from vitreous.reports.scene import FigureResult, Scene
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,13 +19,13 @@ SECONDS = 45.0
 
 
 @styled
-def make(scene: Scene) -> list[Made]:
+def make(scene: Scene) -> list[FigureResult]:
     """Images a second, the largest batch, memory and operations against the size of the input."""
     from matplotlib.figure import Figure
 
     model, device = scene.model, scene.device
     wanted, found = sizes(model, (*SIZES, max(scene.preprocess.image))), []
-    for cost in costs(model, wanted, scene.looking.batch_sizes, SECONDS):
+    for cost in costs(model, wanted, scene.options.batch_sizes, SECONDS):
         found.append(cost)
         scene.listener.progress("cost", len(found), len(wanted))
     side, tokens = [cost.image[0] for cost in found], [cost.tokens for cost in found]
@@ -64,7 +64,9 @@ def make(scene: Scene) -> list[Made]:
         for size, rate in cost.rate.items()
     ]
     head = ["image", "tokens", "flops", "memory_bytes", "batch", "images_per_second", "largest_batch"]
-    return [Made("cost", "Cost by input size", caption(scene, found, wanted, device), figure, numbers, (head, rows))]
+    return [
+        FigureResult("cost", "Cost by input size", caption(scene, found, wanted, device), figure, numbers, (head, rows))
+    ]
 
 
 def curve(axes: Axes, x: list[int], y: list[float], across: str, up: str, colour: str) -> None:

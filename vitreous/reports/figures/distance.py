@@ -8,8 +8,8 @@ import numpy as np
 
 from vitreous.inspection.distance import Distances, distances
 from vitreous.reports.figures.overlay import SIZE, depth_of
-from vitreous.reports.inspect import Made, Scene
 from vitreous.reports.pages.formats import format_count
+from vitreous.reports.scene import FigureResult, Scene
 
 #: what a query sees -> how it is called, the colour and the shape of its dots: told apart without colours too
 KINDS = {
@@ -20,10 +20,10 @@ KINDS = {
 }
 
 
-def make(scene: Scene) -> list[Made]:
+def make(scene: Scene) -> list[FigureResult]:
     """Dots by head against depth, over --count images of the data, or those named."""
     layers = scene.layers(depth_of(scene))
-    pictures = scene.some(scene.looking.count)
+    pictures = scene.some(scene.options.count)
     found = distances(scene.model, scene.batches(pictures, "attention distance"))
     shown = [row for row, layer in enumerate(found.layers) if layer in layers]
     mean, std = found.mean.numpy()[shown], found.std.numpy()[shown]
@@ -51,7 +51,7 @@ def make(scene: Scene) -> list[Made]:
         "std": std,
     }
     numbers |= {"uniform": uniform, "images": np.array([one.name for one in pictures])}
-    return [Made("distance", "Mean attention distance", caption, drawn(found, shown), numbers, (head, rows))]
+    return [FigureResult("distance", "Mean attention distance", caption, drawn(found, shown), numbers, (head, rows))]
 
 
 def drawn(found: Distances, shown: list[int]) -> Any:

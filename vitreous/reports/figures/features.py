@@ -6,12 +6,12 @@ import torch
 
 from vitreous.inspection.features import colours, patches
 from vitreous.reports.figures.style import bare, styled
-from vitreous.reports.inspect import SEEN, Made, Scene
 from vitreous.reports.pages.formats import format_share
+from vitreous.reports.scene import SEEN, FigureResult, Scene
 
 
 @styled
-def make(scene: Scene) -> list[Made]:
+def make(scene: Scene) -> list[FigureResult]:
     """Pictures, their patch tokens' first three principal components as colours, and those of the foreground alone."""
     from matplotlib.figure import Figure
 
@@ -45,4 +45,4 @@ def make(scene: Scene) -> list[Made]:
         "inside": found.inside.numpy(),
         "share": found.share.numpy(),
     }
-    return [Made("features", "Features as colours", caption, figure, numbers)]
+    return [FigureResult("features", "Features as colours", caption, figure, numbers)]

@@ -6,14 +6,14 @@ import numpy as np
 
 from vitreous.inspection.filters import filters
 from vitreous.reports.figures.style import BLUE, bare, mosaic, styled, times
-from vitreous.reports.inspect import Made, Scene
 from vitreous.reports.pages.formats import format_share
+from vitreous.reports.scene import FigureResult, Scene
 
 COLUMNS, GAP = 7, 0.85
 
 
 @styled
-def make(scene: Scene) -> list[Made]:
+def make(scene: Scene) -> list[FigureResult]:
     """The first principal components of the filters, and how much of their variance each explains."""
     from matplotlib.figure import Figure
 
@@ -40,7 +40,7 @@ def make(scene: Scene) -> list[Made]:
         f"stretched to its own range, and its sign is arbitrary. {together} As in arXiv:2010.11929, Fig. 7 left."
     )
     table = ["component", "share"], [[number + 1, f"{value:.6f}"] for number, value in enumerate(share)]
-    return [Made("filters", "Filters", caption, figure, {"components": components, "share": share}, table)]
+    return [FigureResult("filters", "Filters", caption, figure, {"components": components, "share": share}, table)]
 
 
 def together_of(pictures: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from vitreous.inspection.fourier import Spectra
 from vitreous.reports.figures.style import BLUE, ORANGE, styled, times
-from vitreous.reports.inspect import Made, Scene
+from vitreous.reports.scene import FigureResult, Scene
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 @styled
-def make(scene: Scene) -> list[Made]:
+def make(scene: Scene) -> list[FigureResult]:
     """Relative log amplitudes against frequency, and the highest of them against depth."""
     from matplotlib.figure import Figure
 
     spectra = Spectra(scene.model)
-    for images in scene.batches(scene.some(scene.looking.count), "fourier"):
+    for images in scene.batches(scene.some(scene.options.count), "fourier"):
         spectra.add(images)
     relative, frequency = spectra.relative, spectra.frequency
     figure = Figure(figsize=(7.2, 2.9), layout="constrained")
@@ -53,7 +53,7 @@ def make(scene: Scene) -> list[Made]:
         "layer": np.array([place.layer for place in spectra.places]),
         "after": np.array([place.after for place in spectra.places]),
     }
-    return [Made("fourier", "Fourier spectra of features", caption, figure, numbers, (head, rows))]
+    return [FigureResult("fourier", "Fourier spectra of features", caption, figure, numbers, (head, rows))]
 
 
 def by_frequency(figure: Figure, axes: Axes, lines: np.ndarray, frequency: np.ndarray) -> None:

@@ -11,14 +11,14 @@ from torch import Tensor
 from vitreous.errors import UsageError, nearest
 from vitreous.inspection.gradient import gradient
 from vitreous.reports.figures.overlay import asked, depth_of, heat, lit, named, panels, reader, scale, show
-from vitreous.reports.inspect import Made, Picture, Scene
+from vitreous.reports.scene import FigureResult, Picture, Scene
 
 
-def make(scene: Scene) -> list[Made]:
+def make(scene: Scene) -> list[FigureResult]:
     """A row for each picture: gradient-weighted rollout for --of-class, or for what the model says."""
     depth_of(scene)
     known = scene.bundle.classes
-    number = None if scene.looking.of_class is None else torch.tensor([place_of(scene.looking.of_class, known)])
+    number = None if scene.options.of_class is None else torch.tensor([place_of(scene.options.of_class, known)])
     pictures = asked(scene)
     found = [gradient(scene.model, scene.input(one.pixels[None]), number) for one in pictures]
     maps = torch.cat([one.maps for one in found]).cpu()
@@ -34,7 +34,9 @@ def make(scene: Scene) -> list[Made]:
         "logits": torch.cat([one.logits for one in found]).cpu().numpy(),
         "images": np.array([one.name for one in pictures]),
     }
-    return [Made("gradient", "Gradient-weighted rollout", caption, drawn(scene, pictures, maps, words), numbers)]
+    return [
+        FigureResult("gradient", "Gradient-weighted rollout", caption, drawn(scene, pictures, maps, words), numbers)
+    ]
 
 
 def place_of(name: str, known: tuple[str, ...]) -> int:

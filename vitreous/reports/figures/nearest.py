@@ -17,7 +17,7 @@ from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError
 from vitreous.inspection.features import nearest, pooled
 from vitreous.reports.figures.style import bare, styled
-from vitreous.reports.inspect import SEEN, Made, Picture, Scene, picture
+from vitreous.reports.scene import SEEN, FigureResult, Picture, Scene, see_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +27,7 @@ LETTERS = 18  # of a class that fit over a picture
 
 
 @styled
-def make(scene: Scene) -> list[Made]:
+def make(scene: Scene) -> list[FigureResult]:
     """Pictures, each with the training images whose features point most nearly the same way."""
     data = scene.data[1]
     if "train" not in data.splits:
@@ -52,7 +52,7 @@ def make(scene: Scene) -> list[Made]:
     rows = [[(shown, title)] for shown, title in zip(queries, titles, strict=True)]
     for row, line in zip(rows, lines, strict=True):
         for _, sample, value, name in line:
-            row.append((picture(train.raw(sample), train.name(sample), scene.preprocess), f"{value:.2f} {name}"))
+            row.append((see_picture(train.raw(sample), train.name(sample), scene.preprocess), f"{value:.2f} {name}"))
     caption = (
         f"Pictures (first column), each with the most similar of {len(samples)} training images of {data.name}, drawn "
         "at random: cosine "
@@ -65,25 +65,25 @@ def make(scene: Scene) -> list[Made]:
     ]
     numbers = {"similarity": values.numpy(), "sample": np.array(found), "features": asked.numpy()}
     head = ["picture", "rank", "similarity", "training_image", "class"]
-    return [Made("nearest", "Nearest training images", caption, strip(rows), numbers, (head, table))]
+    return [FigureResult("nearest", "Nearest training images", caption, strip(rows), numbers, (head, table))]
 
 
 def drawn(scene: Scene, split: Split) -> Iterator[tuple[int, Picture]]:
     """The samples of a split that can be read, in an order that is always the same: their numbers, and how the model
     sees them."""
-    for sample in permutation(len(split), scene.looking.seed, 0).tolist():
+    for sample in permutation(len(split), scene.options.seed, 0).tolist():
         try:
-            yield sample, picture(split.raw(sample), split.name(sample), scene.preprocess)
+            yield sample, see_picture(split.raw(sample), split.name(sample), scene.preprocess)
         except DataError:
             continue
 
 
 def known_of(scene: Scene, train: Split, skipped: int) -> tuple[list[int], Tensor]:
     """The training images that are looked at, without the first few: their numbers, and their (n, D) features."""
-    count, samples, rows = scene.looking.count * POOL, [], []
+    count, samples, rows = scene.options.count * POOL, [], []
     count = min(count, len(train) - skipped)
     pool = islice(drawn(scene, train), skipped, skipped + count)
-    while part := list(islice(pool, scene.looking.batch_size)):
+    while part := list(islice(pool, scene.options.batch_size)):
         samples += [sample for sample, _ in part]
         rows.append(pooled(scene.model, scene.input(torch.stack([shown.pixels for _, shown in part]))).cpu())
         scene.listener.progress("training images", len(samples), count)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.errors import UsageError
 from vitreous.inspection.hooks import has_attention
-from vitreous.reports.inspect import Picture, Scene
+from vitreous.reports.scene import Picture, Scene
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,7 +109,7 @@ def chosen(numbers: Sequence[int], heads: int) -> list[int]:
 def last(scene: Scene) -> list[int]:
     """The blocks asked for with --layers, or the last one. Raises UsageError for a model without attention."""
     depth = depth_of(scene)
-    return scene.layers(depth) if scene.looking.layers else [depth - 1]
+    return scene.layers(depth) if scene.options.layers else [depth - 1]
 
 
 def depth_of(scene: Scene) -> int:

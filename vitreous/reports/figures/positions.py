@@ -24,7 +24,7 @@ from vitreous.inspection.positions import (
 )
 from vitreous.reports.figures.overlay import chosen
 from vitreous.reports.figures.style import count_from_one, mosaic, styled, times
-from vitreous.reports.inspect import Made, Scene
+from vitreous.reports.scene import FigureResult, Scene
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,7 @@ HEAD = ["positions", "grid", "same_row", "same_column", "other", "contrast"]
 
 
 @styled
-def make(scene: Scene) -> list[Made]:
+def make(scene: Scene) -> list[FigureResult]:
     """A figure of what is added to tokens, one of it at --image-size, and one of what attention itself knows of
     places."""
     model = scene.model
@@ -61,7 +61,7 @@ def make(scene: Scene) -> list[Made]:
     return made
 
 
-def added(found: dict[str, Tensor], grid: tuple[int, ...], name: str, title: str, how: str) -> Made:
+def added(found: dict[str, Tensor], grid: tuple[int, ...], name: str, title: str, how: str) -> FigureResult:
     """Tiles of cosine similarity, a panel for each place where positions are added."""
     from matplotlib.figure import Figure
 
@@ -104,7 +104,7 @@ def added(found: dict[str, Tensor], grid: tuple[int, ...], name: str, title: str
         "grid": np.array(grid),
         "step": np.array(step),
     }
-    return Made(name, title, caption, figure, numbers, (HEAD, rows))
+    return FigureResult(name, title, caption, figure, numbers, (HEAD, rows))
 
 
 def common_range(similarities: Iterable[Tensor]) -> tuple[float, float]:
@@ -154,7 +154,7 @@ def tiles(axes: Axes, similar: np.ndarray, step: int, ends: tuple[float, float],
     axes.set(xlabel="column of the patch", ylabel="row of the patch")
 
 
-def relative(scene: Scene) -> Made:
+def relative(scene: Scene) -> FigureResult:
     """Similarity of offsets, a panel for each table of the blocks asked for: the mean over heads, or the heads asked
     for."""
     from matplotlib.figure import Figure
@@ -168,7 +168,7 @@ def relative(scene: Scene) -> Made:
         unit = F.normalize(table.vectors, dim=-1)
         similar = unit @ unit.transpose(1, 2)  # (heads, 2 L - 1, 2 L - 1)
         name = f"block {table.layer}" + ("" if table.axis == "tokens" else f", {table.axis}")
-        heads = chosen(scene.looking.heads, len(similar)) if scene.looking.heads and table.axis == "tokens" else []
+        heads = chosen(scene.options.heads, len(similar)) if scene.options.heads and table.axis == "tokens" else []
         shown += [(f"{name}, head {head}", similar[head], table.zero) for head in heads] or [
             (name, similar.mean(0), table.zero)
         ]
@@ -191,7 +191,7 @@ def relative(scene: Scene) -> Made:
     one_d = scene.model.config.attention == "relative"  # type: ignore[union-attr]
     kind = (
         "1-D offsets, of tokens numbered in raster order, prefix tokens first"
-        + ("" if scene.looking.heads else ", mean over heads")
+        + ("" if scene.options.heads else ", mean over heads")
         if one_d
         else "offsets in rows and in columns, shared by the heads"
     )
@@ -202,10 +202,10 @@ def relative(scene: Scene) -> Made:
         "Vectors of length zero, as before training, have 0 with all. arXiv:2010.11929, D.4."
     )
     numbers = {f"similarity_{name.replace(', ', '_').replace(' ', '_')}": similar.numpy() for name, similar, _ in shown}
-    return Made("positions-relative", "Relative positions", caption, figure, numbers)
+    return FigureResult("positions-relative", "Relative positions", caption, figure, numbers)
 
 
-def rotary(scene: Scene, grid: tuple[int, ...]) -> Made:
+def rotary(scene: Scene, grid: tuple[int, ...]) -> FigureResult:
     """What turning by position leaves of a logit, by offset."""
     from matplotlib.figure import Figure
 
@@ -231,7 +231,7 @@ def rotary(scene: Scene, grid: tuple[int, ...]) -> Made:
         f"Structure on the {times(grid)} grid: {summed(score)}. arXiv:2104.09864."
     )
     numbers = {"kernel": found.numpy(), "structure": np.array([*score, score.contrast])}
-    return Made(
+    return FigureResult(
         "positions-rotary",
         "Rotary positions",
         caption,

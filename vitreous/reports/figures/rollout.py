@@ -11,16 +11,16 @@ from torch import Tensor
 
 from vitreous.inspection.rollout import Mixing, rollout
 from vitreous.reports.figures.overlay import HEAT, SIZE, asked, depth_of, heat, lit, named, panels, reader, scale, show
-from vitreous.reports.inspect import Made, Picture, Scene
+from vitreous.reports.scene import FigureResult, Picture, Scene
 
 COLUMNS = 12  # blocks shown side by side
 
 
-def make(scene: Scene) -> list[Made]:
+def make(scene: Scene) -> list[FigureResult]:
     """One figure with a row for each picture, and one of the first picture with a column for each block."""
-    looking, pictures = scene.looking, asked(scene)
+    options, pictures = scene.options, asked(scene)
     layers = scene.layers(depth_of(scene))
-    mixing = Mixing(looking.residual, looking.fusion, looking.discard)
+    mixing = Mixing(options.residual, options.fusion, options.discard)
     # one by one: a picture can be large
     found = [rollout(scene.model, scene.input(one.pixels[None]), mixing) for one in pictures]
     maps = torch.cat([one.maps for one in found]).cpu()
@@ -52,8 +52,8 @@ def make(scene: Scene) -> list[Made]:
         else [layers[round(i * (len(layers) - 1) / (COLUMNS - 1))] for i in range(COLUMNS)]
     )
     return [
-        Made("rollout", "Attention rollout", caption, drawn(scene, pictures, maps[:, -1]), numbers),
-        Made(
+        FigureResult("rollout", "Attention rollout", caption, drawn(scene, pictures, maps[:, -1]), numbers),
+        FigureResult(
             "rollout-blocks",
             "Attention rollout by depth",
             below,

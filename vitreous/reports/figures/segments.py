@@ -11,22 +11,22 @@ from torch import Tensor
 from vitreous.inspection.attention import attention
 from vitreous.inspection.segments import segments
 from vitreous.reports.figures.overlay import asked, block_of, chosen, last, named, panels, reader, show
-from vitreous.reports.inspect import Made, Picture, Scene
+from vitreous.reports.scene import FigureResult, Picture, Scene
 
 TINT, DIM = np.array([214, 84, 32]), 0.35  # of patches that are kept, and of the light that the others are left
 FINE = 320  # pixels along a side that an edge is drawn with
 
 
-def make(scene: Scene) -> list[Made]:
+def make(scene: Scene) -> list[FigureResult]:
     """A figure for each block of --layers (default: the last): a row for each picture, a column for each head."""
     layers, pictures = last(scene), asked(scene)
-    prefix, mass = scene.model.config.prefix, scene.looking.mass
+    prefix, mass = scene.model.config.prefix, scene.options.mass
     found = [attention(scene.model, scene.input(one.pixels[None]), layers) for one in pictures]
     grid = tuple(i // p for i, p in zip(scene.preprocess.image, scene.model.config.patch, strict=True))
     made = []
     for layer in layers:
         rows = torch.cat([one[layer] for one in found]).cpu()[..., prefix:]
-        heads = chosen(scene.looking.heads, rows.shape[1])
+        heads = chosen(scene.options.heads, rows.shape[1])
         kept = segments(rows[:, heads], mass).unflatten(-1, grid)
         caption = (
             f"The fewest patches that hold {mass:.0%} of the attention of {reader(scene)} to patches, in each head of "
@@ -40,7 +40,9 @@ def make(scene: Scene) -> list[Made]:
             "images": np.array([one.name for one in pictures]),
         }
         name = "segments" if len(layers) == 1 else f"segments-{layer}"
-        made.append(Made(name, f"Segments of block {layer + 1}", caption, drawn(scene, pictures, kept, heads), numbers))
+        made.append(
+            FigureResult(name, f"Segments of block {layer + 1}", caption, drawn(scene, pictures, kept, heads), numbers)
+        )
     return made
 
 

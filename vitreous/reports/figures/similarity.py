@@ -13,18 +13,18 @@ from vitreous.errors import UsageError
 from vitreous.inspection.similarity import LEAST, cka, layers
 from vitreous.models.names import name_of
 from vitreous.reports.figures.style import count_from_one, styled
-from vitreous.reports.inspect import Made, Picture, Scene, picture
 from vitreous.reports.opening import open_bundle
+from vitreous.reports.scene import FigureResult, Picture, Scene, see_picture
 
 TICKS = 12  # layers that are named along an axis
 
 
 @styled
-def make(scene: Scene) -> list[Made]:
+def make(scene: Scene) -> list[FigureResult]:
     """Linear CKA of all layers with all, of the model or of it and --other, on the same images."""
     from matplotlib.figure import Figure
 
-    pictures = scene.some(scene.looking.count)
+    pictures = scene.some(scene.options.count)
     if len(pictures) < LEAST:
         raise UsageError(
             f"too few images to compare layers: {len(pictures)}",
@@ -32,11 +32,11 @@ def make(scene: Scene) -> list[Made]:
         )
     one = gathered(scene, pictures)
     other, name = one, None
-    if scene.looking.other is not None:
-        bundle = open_bundle(scene.looking.other, headless=True)
+    if scene.options.other is not None:
+        bundle = open_bundle(scene.options.other, headless=True)
         second = replace(scene, bundle=bundle, preprocess=bundle.preprocess)
-        other = gathered(second, [picture(shown.raw, shown.name, bundle.preprocess) for shown in pictures])
-        name = scene.looking.other
+        other = gathered(second, [see_picture(shown.raw, shown.name, bundle.preprocess) for shown in pictures])
+        name = scene.options.other
     found = cka(list(one.values()), list(other.values())).numpy()
     biased = cka(list(one.values()), list(other.values()), unbiased=False).numpy()
     figure = Figure(figsize=(4.6, 3.9), layout="constrained")
@@ -64,7 +64,7 @@ def make(scene: Scene) -> list[Made]:
     )
     numbers = {"cka": found, "cka_biased": biased, "layers": np.array(list(one)), "other_layers": np.array(list(other))}
     rows = [[row, *(f"{value:.5f}" for value in line)] for row, line in zip(one, found, strict=True)]
-    return [Made("similarity", "Similarity of layers", caption, figure, numbers, (["layer", *other], rows))]
+    return [FigureResult("similarity", "Similarity of layers", caption, figure, numbers, (["layer", *other], rows))]
 
 
 def gathered(scene: Scene, pictures: list[Picture]) -> dict[str, Tensor]:

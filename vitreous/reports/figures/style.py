@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from vitreous.reports.inspect import Made, Scene
+    from vitreous.reports.scene import FigureResult, Scene
 
 LOOK: dict[Any, Any] = {
     "font.size": 9,
@@ -27,14 +27,14 @@ LOOK: dict[Any, Any] = {
 }
 BLUE, ORANGE = "#1f5a96", "#c2571a"  # apart in grey too
 
-Making = TypeVar("Making", bound="Callable[[Scene], list[Made]]")
+Making = TypeVar("Making", bound="Callable[[Scene], list[FigureResult]]")
 
 
 def styled(make: Making) -> Making:
     """A `make` whose figures are drawn in the common style."""
 
     @wraps(make)
-    def drawn(scene: Scene) -> list[Made]:
+    def drawn(scene: Scene) -> list[FigureResult]:
         from matplotlib import rc_context
 
         with rc_context(LOOK):

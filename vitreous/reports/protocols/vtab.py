@@ -16,7 +16,7 @@ import numpy as np
 
 from vitreous.data.keys import permutation
 from vitreous.data.sources import open_data
-from vitreous.data.split import Data, Split, require_labels
+from vitreous.data.split import Data, Split
 from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.evaluation.classification import judge
@@ -24,10 +24,10 @@ from vitreous.evaluation.features import of_images, of_model
 from vitreous.evaluation.linear import LabelledFeatures, fit
 from vitreous.evaluation.vtab import DEV, TASKS, TRAIN, Task, classes_of, means
 from vitreous.reports.answers import Computing
-from vitreous.reports.evaluate import describe, record
-from vitreous.reports.inspect import stem
-from vitreous.reports.protocols.protocols import Case, ProtocolOptions, bare, sweep
-from vitreous.reports.protocols.sets import plain
+from vitreous.reports.protocols.answer_sets import plain
+from vitreous.reports.protocols.probes import sweep_penalties
+from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask, mean_report
+from vitreous.reports.readings import describe, record, slug
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Features
 
@@ -36,13 +36,13 @@ PREFIX = re.compile(r"^(wds_)?(vtab_)?(1k_)?")
 
 
 def vtab(
-    run: str, data: str | os.PathLike[str] | None, bundle: Bundle, terms: ProtocolOptions, computing: Computing
+    run: str, data: str | os.PathLike[str] | None, bundle: Bundle, options: ProtocolOptions, computing: Computing
 ) -> dict[str, Any]:
     """Judge a model on the tasks whose data lie in DATA/TASK, in any layout; the document names those that do not.
 
     A task: 800 images to learn from, 200 that choose the penalty (unless --l2 says it), then all 1,000, and top-1 on
     the test split. Pictures are scaled whole, as the benchmark does, so that places and distances stay in sight.
-    Finished tasks are kept in RUN/vtab.json, and not computed again while model, data and terms are the same. Raises
+    Finished tasks are kept in RUN/vtab.json, and not computed again while model, data and options are the same. Raises
     UsageError without a folder, DataError where none of the tasks is there or can be judged.
     """
     if data is None or not os.path.isdir(data):
@@ -50,15 +50,15 @@ def vtab(
             "--protocol vtab needs a folder with a folder for each task", f"they are called {', '.join(TASKS)}"
         )
     began, root, listener = time.perf_counter(), Path(data), computing.listener
-    homes = found_in(root)
+    homes = task_folders(root)
     missing = [name for name in TASKS if name not in homes]
     if not homes:
         raise DataError(f"{printable(root)} has no task of VTAB", f"its folders are called {', '.join(TASKS)}")
     if missing:
         listener.note(f"{len(missing)} of {len(TASKS)} tasks are not there: {', '.join(missing)}")
     squashed = replace(bundle, preprocess=replace(bundle.preprocess, fit="squash"))
-    notebook = Path(run) / "vtab.json" if os.path.isdir(run) else Path(f"vtab-{stem(run)}.json")
-    tasks, failed = carried_out(run, squashed, homes, notebook, terms, computing)
+    notebook = Path(run) / "vtab.json" if os.path.isdir(run) else Path(f"vtab-{slug(Path(run).stem)[:60]}.json")
+    tasks, failed = judge_tasks(run, squashed, homes, notebook, options, computing)
     if not tasks:
         raise DataError(
             f"none of the tasks in {printable(root)} can be judged: "
@@ -66,7 +66,7 @@ def vtab(
         )
     averages = means({name: row["top1"] for name, row in tasks.items()})
     images, unreadable = (sum(row[key] for row in tasks.values()) for key in ("images", "unreadable"))
-    report = bare(images, unreadable, averages["mean"])
+    report = mean_report(images, unreadable, averages["mean"])
     told = {
         "protocol": "vtab",
         **averages,
@@ -82,29 +82,28 @@ def vtab(
     )
 
 
-def found_in(root: Path) -> dict[str, Path]:
+def task_folders(root: Path) -> dict[str, Path]:
     """Task -> its folder below the root, by any of its names, in the order of the tasks."""
     folders = {PREFIX.sub("", plain(entry.name)): Path(entry.path) for entry in os.scandir(root) if entry.is_dir()}
     called = {name: next((n for n in (name, *task.names) if n in folders), "") for name, task in TASKS.items()}
     return {name: folders[found] for name, found in called.items() if found}
 
 
-def carried_out(
-    run: str, bundle: Bundle, homes: dict[str, Path], notebook: Path, terms: ProtocolOptions, computing: Computing
+def judge_tasks(
+    run: str, bundle: Bundle, homes: dict[str, Path], notebook: Path, options: ProtocolOptions, computing: Computing
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """What each task gave, from the notebook where it is finished, and why others could not be judged."""
-    known, done, failed = read(notebook), {}, {}
+    known, done, failed = read_notebook(notebook), {}, {}
     about = of_model(bundle.model, bundle.preprocess, computing.how)
     for name, home in homes.items():
         try:
-            require_labels(opened := open_data(home))
-            data, note = as_task(TASKS[name], opened, terms.seed)
-            case = Case(run, os.fspath(home), data, "test", bundle, terms, computing)
-            key = key_of(about, case)
+            data, note = task_data(TASKS[name], open_data(home), options.seed)
+            task = ProtocolTask(run, os.fspath(home), data, "test", bundle, options, computing)
+            key = task_key(about, task)
             if known.get(name, {}).get("key") == key:
                 computing.listener.note(f"{name}: {known[name]['top1']:.1%}, finished before")
             else:
-                known[name] = {"task": name, "key": key, **judged(name, case, note)}
+                known[name] = {"task": name, "key": key, **judge_task(name, task, note)}
                 write_text(notebook, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
                 computing.listener.note(f"{name}: {known[name]['top1']:.1%}")
             done[name] = known[name]
@@ -114,7 +113,7 @@ def carried_out(
     return done, failed
 
 
-def read(notebook: Path) -> dict[str, Any]:
+def read_notebook(notebook: Path) -> dict[str, Any]:
     """The tasks that a notebook has; none where it cannot be read."""
     try:
         found = json.loads(notebook.read_text("utf-8"))
@@ -123,15 +122,15 @@ def read(notebook: Path) -> dict[str, Any]:
     return {name: row for name, row in found.items() if isinstance(row, dict)} if isinstance(found, dict) else {}
 
 
-def key_of(about: dict[str, Any], case: Case) -> str:
+def task_key(about: dict[str, Any], task: ProtocolTask) -> str:
     """Everything that the figure of a task depends on, as a digest."""
-    parts: list[Any] = [FORMAT, about, case.terms.l2, case.terms.seed, case.computing.bad_images]
-    for split in case.data.splits.values():
+    parts: list[Any] = [FORMAT, about, task.options.l2, task.options.seed, task.computing.bad_images]
+    for split in task.data.splits.values():
         parts += [of_images(split), hashlib.sha256(split.labels.tobytes()).hexdigest()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def as_task(task: Task, data: Data, seed: int) -> tuple[Data, str]:
+def task_data(task: Task, data: Data, seed: int) -> tuple[Data, str]:
     """The data with the task's own splits `train`, `val` and `test`, and its classes; and what to say of it.
 
     Raw labels become classes by the task's rule. The published 1,000 images come as lists; of a whole data set 1,000
@@ -154,7 +153,7 @@ def as_task(task: Task, data: Data, seed: int) -> tuple[Data, str]:
                 f"labels {classes[int(place.argmin())]} to {classes[int(place.argmax())]} are not those of the task"
             )
         classes = tuple(map(str, range(task.classes)))
-        train, dev, test = (labelled(split, place) for split in (train, dev, test))
+        train, dev, test = (relabel(split, place) for split in (train, dev, test))
     if len(classes) != task.classes:
         notes.append(f"{len(classes)} classes where the task has {task.classes}")
     return replace(
@@ -162,32 +161,34 @@ def as_task(task: Task, data: Data, seed: int) -> tuple[Data, str]:
     ), "; ".join(notes)
 
 
-def labelled(split: Split, place: np.ndarray) -> Split:
+def relabel(split: Split, place: np.ndarray) -> Split:
     """The split with every class in another's place."""
     return split.take(np.arange(len(split)), place[split.labels])
 
 
-def judged(name: str, case: Case, note: str) -> dict[str, Any]:
+def judge_task(name: str, task: ProtocolTask, note: str) -> dict[str, Any]:
     """Top-1 of a task, with its interval, and how it came about."""
     began = time.perf_counter()
     if note:
-        case.computing.listener.note(f"{name}: {note}")
-    train, dev, test = (case.features(f"{name} {split}", case.data.split(split)) for split in ("train", "val", "test"))
-    labels = np.concatenate([case.data.split("train").labels, case.data.split("val").labels])
+        task.computing.listener.note(f"{name}: {note}")
+    train, dev, test = (task.features(f"{name} {split}", task.data.split(split)) for split in ("train", "val", "test"))
+    labels = np.concatenate([task.data.split("train").labels, task.data.split("val").labels])
     good = np.concatenate([train.good, dev.good])
     known = LabelledFeatures(
-        np.concatenate([train.rows, dev.rows]), labels, np.flatnonzero(good), case.classes, case.device
+        np.concatenate([train.rows, dev.rows]), labels, np.flatnonzero(good), task.classes, task.device
     )
     of_dev = known.rows >= len(train.rows)
-    if case.terms.l2:
-        l2, chosen = case.terms.l2, None
+    if task.options.l2:
+        l2, chosen = task.options.l2, None
     else:
-        l2, chosen = sweep(case, known.taking(known.rows[~of_dev]), known.taking(known.rows[of_dev]), f"{name} penalty")
-    report = judge(fit(known, l2).logits(test.rows), case.judged.labels, case.data.classes, test.good)
+        l2, chosen = sweep_penalties(
+            task, known.taking(known.rows[~of_dev]), known.taking(known.rows[of_dev]), f"{name} penalty"
+        )
+    report = judge(fit(known, l2).logits(test.rows), task.judged.labels, task.data.classes, test.good)
     return {
         "group": TASKS[name].group,
-        "data": case.source,
-        "classes": case.classes,
+        "data": task.source,
+        "classes": task.classes,
         "train_images": len(known.rows),
         "l2": l2,
         "dev": chosen,

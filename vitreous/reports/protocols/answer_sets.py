@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +23,9 @@ from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.evaluation.classification import judge_answer_sets
 from vitreous.evaluation.engine import logits_of, make_engine
-from vitreous.evaluation.report import Report
-
-if TYPE_CHECKING:
-    from vitreous.reports.protocols.protocols import Case, Found
+from vitreous.evaluation.evaluator import readable_mask
+from vitreous.reports.answers import progress_counter
+from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask
 
 IMAGENET = 1_000
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
@@ -39,11 +38,11 @@ MAP = (
 )
 
 
-def real(case: Case) -> Found:
+def real(task: ProtocolTask) -> ProtocolResult:
     """ImageNet ReaL: right is what several people agreed on, one or more of the 1,000 classes; images without any are
     left out."""
-    path, order = named(case), imagenet_order(case.run, case.bundle.classes)
-    answers, split = read_real(path), case.judged
+    path, order = named(task), imagenet_order(task.run, task.bundle.classes)
+    answers, split = read_real(path), task.judged
     found = [NUMBER.search(os.path.basename(split.name(sample))) for sample in range(len(split))]
     if not all(found):
         way = "ReaL's labels are in the order of ILSVRC2012_val_00000001.JPEG, …: judge images with those names"
@@ -55,31 +54,31 @@ def real(case: Case) -> Found:
         )
     right = table([answers[number - 1] for number in numbers], order)
     if not right.any():
-        raise DataError(f"no image of {case.source} has a label in {printable(path)}", REAL)
-    scores, right, good = answered(case, split, right)
+        raise DataError(f"no image of {task.source} has a label in {printable(path)}", REAL)
+    scores, right, good = answered(task, split, right)
     report = judge_answer_sets(scores, right, good)
-    return found_by(
+    return ProtocolResult(
         report, [report.summary()], {"labels": os.fspath(path), "images_without_label": len(split) - len(right)}
     )
 
 
-def objectnet(case: Case) -> Found:
+def objectnet(task: ProtocolTask) -> ProtocolResult:
     """ObjectNet (Barbu et al., 2019): its classes that ImageNet has too, each as one or several of the 1,000.
 
     The headline takes the model's answer among all 1,000 classes, as the data set's authors do, and BiT and the paper
     after them; the figures `mapped` choose among the classes alone that the map names. The red frame around the
     published images is cut off.
     """
-    path, order = named(case), imagenet_order(case.run, case.bundle.classes)
-    if case.data.multilabel:
-        raise UsageError(f"{case.source} has several labels an image", "ObjectNet has one")
+    path, order = named(task), imagenet_order(task.run, task.bundle.classes)
+    if task.data.multilabel:
+        raise UsageError(f"{task.source} has several labels an image", "ObjectNet has one")
     known = {plain(name): numbers for name, numbers in read_map(path).items()}
-    of_class = [known.get(plain(name), []) for name in case.data.classes]
-    right = table(of_class, order)[case.judged.labels]
+    of_class = [known.get(plain(name), []) for name in task.data.classes]
+    right = table(of_class, order)[task.judged.labels]
     if not right.any():
-        way = f"they are called {', '.join(case.data.classes[:5])}, …"
-        raise DataError(f"{printable(path)} names none of the classes of {case.source} that have images", way)
-    scores, right, good = answered(case, Unframed(case.judged), right)
+        way = f"they are called {', '.join(task.data.classes[:5])}, …"
+        raise DataError(f"{printable(path)} names none of the classes of {task.source} that have images", way)
+    scores, right, good = answered(task, Unframed(task.judged), right)
     report = judge_answer_sets(scores, right, good)
     chosen = np.where(table(of_class, order).any(0), scores, -np.inf)
     figures = [
@@ -89,39 +88,27 @@ def objectnet(case: Case) -> Found:
     further = {
         "labels": os.fspath(path),
         "classes_mapped": sum(map(bool, of_class)),
-        "images_not_mapped": len(case.judged) - len(right),
+        "images_not_mapped": len(task.judged) - len(right),
     }
-    return found_by(report, figures, further)
+    return ProtocolResult(report, figures, further)
 
 
-SETS = {"real": real, "objectnet": objectnet}
+ANSWER_SETS = {"real": real, "objectnet": objectnet}
 
 
-def found_by(report: Report, figures: list[dict[str, Any]], further: dict[str, Any]) -> Found:
-    """What a protocol found."""
-    from vitreous.reports.protocols.protocols import Found
-
-    return Found(report, figures, further)
-
-
-def answered(case: Case, split: Split, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def answered(task: ProtocolTask, split: Split, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logits (m, 1000) of the images with a right answer, those answers (m, 1000), and which images are readable
     (m,)."""
-    rows, s, done = np.flatnonzero(right.any(1)), case.computing, 0
+    rows, s = np.flatnonzero(right.any(1)), task.computing
     judged = split.take(rows)
-    engine = make_engine(case.bundle.model, case.bundle.preprocess, s.how)
-    reader = EvalLoader(judged, case.bundle.preprocess, default_workers() if s.workers is None else s.workers)
+    engine = make_engine(task.bundle.model, task.bundle.preprocess, s.how)
+    reader = EvalLoader(judged, task.bundle.preprocess, default_workers() if s.workers is None else s.workers)
 
-    def each(images: int) -> None:
-        nonlocal done
-        done += images
-        s.listener.progress("evaluate", done, len(rows))
-
-    logits, bad = logits_of(engine, reader, s.batch_size, each)
+    logits, bad = logits_of(engine, reader, s.batch_size, progress_counter(s.listener, "evaluate", len(rows)))
     if bad and s.bad_images == "stop":
         raise refuse(bad, len(rows))
     readable(judged, bad)  # there must be some
-    return logits, right[rows], np.array([sample not in bad for sample in range(len(rows))])
+    return logits, right[rows], readable_mask(len(rows), bad)
 
 
 def table(sets: Sequence[Sequence[int]], order: np.ndarray) -> np.ndarray:
@@ -162,12 +149,12 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.casefold()).strip("_")
 
 
-def named(case: Case) -> Path:
+def named(task: ProtocolTask) -> Path:
     """The file of --labels. Raises UsageError where none is named."""
-    if not case.terms.labels:
-        way = REAL if case.terms.protocol == "real" else MAP
-        raise UsageError(f"--protocol {case.terms.protocol} needs --labels FILE", way)
-    return Path(case.terms.labels)
+    if not task.options.labels:
+        way = REAL if task.options.protocol == "real" else MAP
+        raise UsageError(f"--protocol {task.options.protocol} needs --labels FILE", way)
+    return Path(task.options.labels)
 
 
 def read_real(path: Path) -> list[list[int]]:

@@ -1,0 +1,156 @@
+"""The protocols `knn`, `linear` and `fewshot`: what a simple classifier can do with a model's features."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.holdout import hold_out
+from vitreous.errors import DataError, UsageError
+from vitreous.evaluation import fewshot as few
+from vitreous.evaluation import knn
+from vitreous.evaluation.classification import judge
+from vitreous.evaluation.features import Features
+from vitreous.evaluation.intervals import wilson
+from vitreous.evaluation.linear import TRIES, LabelledFeatures, fit, swept
+from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask, mean_report
+
+NEIGHBOURS, HEADLINE = (10, 20, 100, 200), 20  # DINO's list; nothing is chosen by what is judged
+SHOTS = 5  # the paper's "linear 5-shot"
+HELD_OUT, AT_MOST = 0.2, 20_000  # share and number of training images that choose linear's penalty
+
+
+def describe_features(train: Features, judged: Features, split: str) -> dict[str, Any]:
+    """What a document says of features."""
+    return {
+        name: {
+            "images": len(one.rows),
+            "width": one.rows.shape[1],
+            "file": one.file and os.fspath(one.file),
+            "reused": one.reused,
+        }
+        for name, one in (("train", train), (split, judged))
+    }
+
+
+def judge_by_neighbours(task: ProtocolTask) -> ProtocolResult:
+    """kNN: weighted votes of the nearest training images, for several k. The headline is k = 20, or the first k asked
+    for without it."""
+    train, judged = task.pair()
+    rows = np.flatnonzero(train.good)
+    if task.options.k and max(task.options.k) > len(rows):
+        raise UsageError(
+            f"--k {max(task.options.k)} neighbours of {len(rows)} training images", f"use at most --k {len(rows)}"
+        )
+    ks = sorted(set(task.options.k)) or [k for k in NEIGHBOURS if k <= len(rows)] or [len(rows)]
+    memory = train.rows if train.good.all() else train.rows[rows]
+    labels, several = task.training.labels[rows], task.data.multilabel
+    cosines, near = knn.neighbours(memory, judged.rows, max(ks), task.device)
+    head = HEADLINE if HEADLINE in ks else ks[0]
+    figures, headline = [], None
+    for k in ks:
+        shares = knn.votes(cosines[:, :k], near[:, :k], labels, task.classes, task.options.temperature)
+        report = judge(knn.logits_of(shares, several), task.judged.labels, task.data.classes, judged.good)
+        report.figures["nll"] = report.intervals["nll"] = None  # a class without a vote has no finite one
+        figures.append({"k": k, **report.summary()})
+        headline = report if k == head else headline
+    assert headline is not None
+    extra = {
+        "k": head,
+        "temperature": task.options.temperature,
+        "features": describe_features(train, judged, task.split),
+    }
+    return ProtocolResult(headline, figures, extra)
+
+
+def judge_by_regression(task: ProtocolTask) -> ProtocolResult:
+    """Logistic regression; its penalty from --l2, or from a sweep on training images held out, and then all of them are
+    used."""
+    train, judged = task.pair()
+    known = LabelledFeatures(train.rows, task.training.labels, np.flatnonzero(train.good), task.classes, task.device)
+    l2, dev = (task.options.l2, None) if task.options.l2 else choose_penalty(task, known)
+    report = judge(fit(known, l2).logits(judged.rows), task.judged.labels, task.data.classes, judged.good)
+    figures = [{"l2": l2, "dev": dev, **report.summary()}]
+    return ProtocolResult(
+        report, figures, {"l2": l2, "dev": dev, "features": describe_features(train, judged, task.split)}
+    )
+
+
+def choose_penalty(task: ProtocolTask, known: LabelledFeatures) -> tuple[float, dict[str, Any]]:
+    """The penalty of a sweep on a share of the training images, drawn by the seed; and what it scored there."""
+    labels, groups = known.labels[known.rows], task.data.groups
+    share = min(HELD_OUT, AT_MOST / len(labels))
+    apart = groups[known.rows] if groups is not None and len(groups) == len(known.labels) else None
+    parts = hold_out(labels, task.options.seed, {"dev": share}, apart)
+    if not len(parts["dev"]):
+        raise DataError("too few training images to choose a penalty on some of them", "say it: --l2 0.01")
+    return sweep_penalties(task, known.taking(known.rows[parts["train"]]), known.taking(known.rows[parts["dev"]]))
+
+
+def sweep_penalties(
+    task: ProtocolTask, train: LabelledFeatures, dev: LabelledFeatures, label: str = "penalty"
+) -> tuple[float, dict[str, Any]]:
+    """The best penalty for images held out, and what a document says of it."""
+    tried: list[dict[str, float]] = []
+    name = "map" if train.several else "top1"
+
+    def each(l2: float, score: float) -> None:
+        tried.append({"l2": l2, name: score})
+        task.computing.listener.progress(label, len(tried), TRIES, f"l2 {l2:.2g}: {score:.1%} held out")
+
+    l2, score = swept(train, dev, each)
+    return l2, {name: score, "images": len(dev.rows), "tried": tried}
+
+
+def judge_by_few_shots(task: ProtocolTask) -> ProtocolResult:
+    """The paper's few-shot regression: each number of shots for several draws of the training images."""
+    if task.data.multilabel:
+        raise UsageError(f"{task.source} has several labels an image: few-shot has one", "use --protocol linear or knn")
+    train, judged = task.pair()
+    rows = np.flatnonzero(train.good)
+    labels, wanted = task.training.labels[rows], task.judged.labels
+    counts = np.bincount(labels, minlength=task.classes)
+    shots = sorted(set(task.options.shots)) or [shots for shots in few.SHOTS if shots <= counts.max()]
+    if lacking := int((counts < max(shots)).sum()):
+        task.computing.listener.note(
+            f"{lacking} of {task.classes} classes have less than {max(shots)} training images: all of theirs are used"
+        )
+    l2, total = task.options.l2 or few.L2, task.options.seeds
+    hits: dict[int, list[int]] = {shot: [] for shot in shots}
+    for seed in range(task.options.seed, task.options.seed + total):
+        order = few.draws(labels, task.classes, seed)
+        for shot in shots:
+            drawn = np.concatenate([of_class[:shot] for of_class in order])
+            found = few.ridge(train.rows[rows[drawn]], labels[drawn], task.classes, l2)
+            hits[shot].append(int(((found.scores(judged.rows).argmax(1) == wanted) & judged.good).sum()))
+            task.computing.listener.progress(
+                "few-shot", sum(map(len, hits.values())), total * len(shots), f"{shot} a class"
+            )
+    figures = [
+        draw_figures(shot, hits[shot], len(wanted), task.options.seed, int((counts < shot).sum())) for shot in shots
+    ]
+    head = next((row for row in figures if row["shots"] == SHOTS), figures[-1])
+    report = mean_report(len(wanted), int((~judged.good).sum()), head["top1"])
+    return ProtocolResult(
+        report, figures, {"shots": head["shots"], "l2": l2, "features": describe_features(train, judged, task.split)}
+    )
+
+
+def draw_figures(shots: int, hits: list[int], images: int, seed: int, short: int) -> dict[str, Any]:
+    """The figures of a number of shots: mean and (sample) standard deviation over draws, and each draw with its
+    interval."""
+    top1 = [hit / images for hit in hits]
+    return {
+        "shots": shots,
+        "top1": float(np.mean(top1)),
+        "std": float(np.std(top1, ddof=1)) if len(top1) > 1 else None,
+        "per_seed": [
+            {"seed": seed + n, "top1": value, "interval": list(wilson(hits[n], images))} for n, value in enumerate(top1)
+        ],
+        "classes_with_fewer": short,
+    }
+
+
+PROBES = {"knn": judge_by_neighbours, "linear": judge_by_regression, "fewshot": judge_by_few_shots}

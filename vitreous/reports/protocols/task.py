@@ -1,0 +1,138 @@
+"""What every protocol of the verb `evaluate` is given, and what it gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.split import Data, Split
+from vitreous.errors import DataError, UsageError
+from vitreous.evaluation import knn
+from vitreous.evaluation.features import Features
+from vitreous.evaluation.report import Report
+from vitreous.machine import pick_device
+from vitreous.reports.answers import Computing, split_features
+from vitreous.weights.bundle import Bundle
+
+
+@dataclass(frozen=True)
+class ProtocolOptions:
+    """How to judge, in the words of the command line; `cli.protocols` explains each."""
+
+    protocol: str
+    k: tuple[int, ...] = ()
+    temperature: float = knn.TEMPERATURE
+    shots: tuple[int, ...] = ()
+    seeds: int = 3
+    l2: float | None = None
+    labels: str | None = None
+    cache: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0 or (self.l2 is not None and self.l2 <= 0):
+            raise UsageError("--temperature and --l2 are above 0")
+        if min((*self.k, *self.shots, self.seeds)) < 1:
+            raise UsageError("--k, --shots and --seeds are at least 1")
+
+
+@dataclass(frozen=True)
+class ProtocolTask:
+    """A model, the data that it is judged on, and the options."""
+
+    run: str
+    source: str
+    data: Data
+    split: str
+    bundle: Bundle
+    options: ProtocolOptions
+    computing: Computing
+
+    @cached_property
+    def training(self) -> Split:
+        """The images that a classifier learns from: all but those judged and, where `val` is judged, all but `test`.
+        Raises DataError."""
+        if self.split == "train":
+            raise UsageError(f"--protocol {self.options.protocol} learns from the train split", "judge val or test")
+        found = (
+            self.data.whole if self.split == "test" and self.data.whole is not None else self.data.splits.get("train")
+        )
+        if found is None:
+            raise DataError(
+                f"{self.source} has no training images",
+                f"--protocol {self.options.protocol} needs a train split beside the one judged",
+            )
+        return found
+
+    @property
+    def judged(self) -> Split:
+        """The images that are judged."""
+        return self.data.split(self.split)
+
+    @property
+    def classes(self) -> int:
+        """How many present are."""
+        return len(self.data.classes)
+
+    @property
+    def device(self) -> str:
+        """What computes."""
+        return pick_device(self.computing.how.device)
+
+    def features(self, name: str, split: Split) -> Features:
+        """The features of a split of that name. Raises DataError for unreadable images, unless they are skipped."""
+        features = split_features(
+            self.bundle, split, f"{name} images", replace(self.computing, cache=self.options.cache)
+        )
+        if features.file:
+            state = "found" if features.reused else "kept"
+            self.computing.listener.note(f"features of {name} {state} in {features.file}")
+        return features
+
+    def pair(self) -> tuple[Features, Features]:
+        """The features of the training images, and of those judged; says which they are.
+
+        Raises DataError where training has less than two classes.
+        """
+        labels = self.training.labels
+        present = int((labels.sum(0) > 0).sum()) if labels.ndim == 2 else len(np.unique(labels))
+        if present < 2 and labels.ndim == 1:
+            raise DataError(f"all training images of {self.source} are of one class", "a classifier needs two")
+        if present < self.classes:
+            self.computing.listener.note(f"{self.classes - present} of {self.classes} classes have no training image")
+        parts = self.parts
+        bank = (
+            f"learns from {parts['bank']['images']} images of {self.source} ({' and '.join(parts['bank']['splits'])})"
+        )
+        self.computing.listener.note(
+            f"{self.options.protocol} {bank}, is judged on {len(self.judged)} others of it ({self.split})"
+        )
+        return self.features("train", self.training), self.features(self.split, self.judged)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Which images a classifier learns from (`bank`), and which are judged, as the document has them."""
+        whole = self.split == "test" and self.data.whole is not None
+        splits = [name for name in ("train", "val") if name == "train" or (whole and name in self.data.splits)]
+        return {
+            "bank": {"data": self.source, "splits": splits, "images": len(self.training)},
+            "judged": {"data": self.source, "split": self.split, "images": len(self.judged)},
+        }
+
+
+@dataclass(frozen=True)
+class ProtocolResult:
+    """A report of the headline, the figures of every setting, and further keys of the document."""
+
+    report: Report
+    figures: list[dict[str, Any]]
+    extra: dict[str, Any]
+
+
+def mean_report(images: int, unreadable: int, top1: float | None) -> Report:
+    """A report of a mean: it has no interval of its own."""
+    names = ("top1", "top5", "macro_f1", "nll", "ece")
+    return Report(images, unreadable, {**dict.fromkeys(names), "top1": top1}, dict.fromkeys(names), [], None)

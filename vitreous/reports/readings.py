@@ -1,0 +1,74 @@
+"""What an evaluation leaves behind: its document, a line in its run's `evaluations.jsonl`, and its page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from vitreous.errors import VitreousError
+from vitreous.evaluation.report import Report
+from vitreous.models.names import name_of
+from vitreous.progress import Listener
+from vitreous.reports.answers import Answered
+from vitreous.reports.pages import report as pages
+from vitreous.training.folder import Folder
+from vitreous.weights.bundle import Bundle
+
+READINGS = "evaluations.jsonl"
+
+
+def slug(text: str, dots: bool = False) -> str:
+    """A text as part of a file name: letters and digits, and `dots` where they may stay, with dashes between."""
+    return re.sub(r"[^A-Za-z0-9.]+" if dots else r"[^A-Za-z0-9]+", "-", text).strip("-.")
+
+
+def record(run: str | os.PathLike[str], source: str, split: str, figures: dict[str, Any]) -> None:
+    """Add a line to a run's `evaluations.jsonl`; weights that are no run have no such file."""
+    folder = Folder(Path(run))
+    if folder.config.is_file():
+        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": source, "split": split, **figures}
+        with open(folder.path / READINGS, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def describe(bundle: Bundle, report: Report, split: str, source: str, run: str, seconds: float) -> dict[str, Any]:
+    """The document of an evaluation, with the keys of a run's `summary.json`."""
+    keys = ["steps", "epochs", "seed", "exaflops", "flops_utilisation", "peak_memory_bytes", "train", "val", "test"]
+    return {
+        "model": name_of(bundle.model.config),
+        "parameters": sum(p.numel() for p in bundle.model.parameters()),
+        "data": source,
+        **dict.fromkeys(keys),
+        "wall_seconds": seconds,
+        "images_per_second": report.images / seconds,
+        split: report.summary(),
+        "run": run,
+        "bundle": run,
+        "split": split,
+        "classes": list(bundle.classes),
+        "per_class": report.per_class,
+        "confusion": None if report.confusion is None else report.confusion.tolist(),
+    }
+
+
+def page_path(run: Path, data: str | os.PathLike[str] | None, split: str) -> Path:
+    """Where the page of an evaluation goes: into the run's folder, or the current one for weights that are no run."""
+    names = ([] if run.is_dir() else [run.name]) + ([] if data is None else [Path(data).name])
+    words = ["report", *(slug(name, dots=True) or "data" for name in names), *([] if split == "test" else [split])]
+    return (run if (run / "config.yaml").is_file() else Path()) / f"{'-'.join(words)}.html"
+
+
+def write_page(
+    path: Path, folder: Folder, answers: Answered | None, report: Report | None, listener: Listener, command: str = ""
+) -> bool:
+    """Write the page; a failure is noted and raises nothing. Returns whether the page was written."""
+    try:
+        pages.write_report(path, folder, answers, report, command or None)
+    except (OSError, VitreousError) as error:
+        listener.note(f"no page at {path}: {error}")
+        return False
+    return True

@@ -1,0 +1,171 @@
+"""The scene that figures are made from: a model, the pictures named, and the data that it can be shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitreous.data.decoding.decode import is_image
+from vitreous.data.keys import permutation
+from vitreous.data.layouts.folder import list_images
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.split import Data, Split
+from vitreous.errors import DataError, UsageError, printable
+from vitreous.machine import DTYPES, pick_precision
+from vitreous.models.zoo import Model
+from vitreous.progress import Listener
+from vitreous.reports.opening import data_for
+from vitreous.reports.pages.thumbnails import rgb_image
+from vitreous.weights.bundle import Bundle
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SEEN = 8  # images shown where only some of a data set can be
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """What to look at and how, in the words of the command line; `cli.inspect` says what each means."""
+
+    figures: tuple[str, ...] = ()
+    all: bool = False
+    data: str | None = None
+    split: str | None = None
+    count: int = 128
+    image_size: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    fusion: Literal["mean", "max", "min"] = "mean"
+    residual: float = 0.5
+    discard: float = 0.0
+    mass: float = 0.6
+    of_class: str | None = None
+    other: str | None = None
+    batch_sizes: tuple[int, ...] = ()
+    device: str = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    batch_size: int = 8
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image as the model sees it: `shown` (H, W) RGB, and `pixels` (C, *image) as they are before they are
+    normalised; `raw` is what is stored of it, for a model that sees it otherwise."""
+
+    name: str
+    shown: Image.Image
+    pixels: Tensor
+    raw: bytes | np.ndarray | Path = b""
+
+
+@dataclass(frozen=True)
+class FigureResult:
+    """A figure with what it is made of. `name` is the stem of its files; the caption says what is seen, in which units,
+    and where it comes from. `table`: a head and rows, for a CSV, where numbers read better so."""
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+    numbers: dict[str, np.ndarray]
+    table: tuple[Sequence[str], Sequence[Sequence[Any]]] | None = None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A model, the pictures named and the data it can be shown: what the figures are made from."""
+
+    run: str
+    bundle: Bundle
+    options: InspectOptions
+    preprocess: Preprocess  # the bundle's, at --image-size
+    device: str
+    pictures: tuple[Picture, ...]
+    listener: Listener
+
+    @cached_property
+    def model(self) -> Model:
+        """The model on its device, in the precision asked for, in evaluation mode."""
+        return self.bundle.model.to(self.device, DTYPES[pick_precision(self.options.precision, self.device)]).eval()
+
+    @cached_property
+    def data(self) -> tuple[str, Data]:
+        """The data set, and its name: --data, or the run's own. Raises UsageError where there is none."""
+        return data_for(self.run, self.options.data, self.options.split or "val")
+
+    @cached_property
+    def split(self) -> Split:
+        """The images to look at: those of --split; else of `val`, or what there is."""
+        splits = self.data[1].splits
+        if self.options.split is not None:
+            return self.data[1].split(self.options.split)
+        return splits.get("val") or splits.get("test") or splits["train"]
+
+    def input(self, pixels: Tensor) -> Tensor:
+        """(B, C, *image) pixels -> the model's input, on its device."""
+        own = next(self.model.parameters())
+        return self.preprocess.normalise(pixels.to(self.device)).to(own.dtype)
+
+    def some(self, count: int, split: Split | None = None) -> list[Picture]:
+        """The pictures that were named; where none were, `count` of the split, always the same ones. Unreadable ones
+        are passed over."""
+        if self.pictures and split is None:
+            return list(self.pictures)
+        split = self.split if split is None else split
+        found: list[Picture] = []
+        for sample in permutation(len(split), self.options.seed, 0):
+            if len(found) == count:
+                break
+            try:
+                found.append(see_picture(split.raw(int(sample)), split.name(int(sample)), self.preprocess))
+            except DataError:
+                continue
+        if not found:
+            raise DataError("no image can be read", "`vitreous data check` tells why")
+        return found
+
+    def batches(self, pictures: Sequence[Picture], label: str = "look") -> Iterator[Tensor]:
+        """The model's input of pictures, `batch_size` at a time."""
+        for low in range(0, len(pictures), self.options.batch_size):
+            part = pictures[low : low + self.options.batch_size]
+            yield self.input(torch.stack([one.pixels for one in part]))
+            self.listener.progress(label, low + len(part), len(pictures))
+
+    def layers(self, depth: int) -> list[int]:
+        """Numbers of the blocks asked for, from 0, all of `depth` where none were; -1 is the last. Raises
+        UsageError."""
+        wrong = [layer for layer in self.options.layers if not -depth <= layer < depth]
+        if wrong:
+            hint = f"--layers counts from 0 to {depth - 1}, or from -1 backwards; figures count from 1 to {depth}"
+            raise UsageError(f"--layers {wrong[0]}: the model has {depth} blocks", hint)
+        return sorted({layer % depth for layer in self.options.layers}) or list(range(depth))
+
+
+def open_pictures(images: Sequence[str | os.PathLike[str]], preprocess: Preprocess) -> Iterator[Picture]:
+    """The images named, folders as what is below them. Raises DataError for what cannot be read."""
+    for name in images:
+        path = Path(name)
+        if path.is_dir():
+            found = [p for p in list_images(path) if is_image(p)]
+            if not found:
+                raise DataError(f"no images in {printable(path)}")
+            yield from (see_picture(p, printable(p), preprocess) for p in found)
+        else:
+            yield see_picture(path, printable(path), preprocess)
+
+
+def see_picture(raw: bytes | np.ndarray | Path, name: str, preprocess: Preprocess) -> Picture:
+    """What is stored -> what the model sees of it. Raises DataError."""
+    pixels = preprocess.pixels(preprocess.decoded(raw, name))
+    return Picture(name, rgb_image(pixels), pixels, raw)
