@@ -128,20 +128,12 @@ def without_neighbours():
     Neighbours.SECONDS = math.inf
 
 
-@pytest.fixture(autouse=True, scope="session")
-def without_pages():
-    """Drawing a page takes longer than most runs here: they are written where a test asks for `pages`."""
-    written, report.write_report = report.write_report, lambda *parts, **named: None
-    yield written
-    report.write_report = written
-
-
 @pytest.fixture(scope="module")
-def pages(without_pages):
-    """Every `train` and `evaluate` of this module writes its page."""
-    quiet, report.write_report = report.write_report, without_pages
+def without_pages():
+    """No `train` or `evaluate` of this module writes its page: for modules that repeat them many times."""
+    write_report, report.write_report = report.write_report, lambda *parts, **named: None
     yield
-    report.write_report = quiet
+    report.write_report = write_report
 
 
 def picture(seed: int, size: tuple[int, int] = (16, 16), tint: int = 0) -> Image.Image:

@@ -16,6 +16,8 @@ from vitreous.data.decoding.decode import decode, upright_size
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 
+pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
+
 pytest.importorskip("pillow_heif")
 KINDS = {"AVIF": ".avif", "HEIF": ".heic"}
 # (64, 96, 3)

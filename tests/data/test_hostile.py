@@ -33,6 +33,8 @@ from vitreous.progress import NullListener
 from vitreous.reports.evaluate import evaluate
 from vitreous.serving.predict import Predictor, load
 
+pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
+
 NO_FILES = {"pipe.jpg": "not a regular file", "folder.jpg": "not a regular file", "device.jpg": "not a regular file",
             "memory.jpg": "empty file", "dangling.jpg": "No such file", "loop.jpg": "symbolic links"}  # fmt: skip
 

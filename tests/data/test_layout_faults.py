@@ -32,6 +32,8 @@ from vitreous.jobs.train import train
 from vitreous.reports.evaluate import evaluate
 from vitreous.serving.predict import load
 
+pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
+
 SMALL = Preprocess((16, 16))
 QUICK = {**TINY, "epochs": 1, "accumulate": 1, "workers": 0}
 

@@ -13,13 +13,13 @@ from vitreous.evaluation import linear
 from vitreous.evaluation.linear import COARSE, UNKNOWN, LabelledFeatures, fit, score, swept
 
 
-def known(classes=4, images=240, width=5, seed=0, several=False):
+def known(classes=4, images=240, width=5, seed=0, multilabel=False):
     """Features of uneven scale that overlap between classes."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, classes, images)
     centres = np.random.default_rng(7).normal(size=(classes, width))
     scale, shift = np.array([1, 10, 0.1, 3, 1])[:width], np.array([0, 50, -1, 2, 0])[:width]
-    if several:
+    if multilabel:
         labels = (generator.random((images, classes)) < 0.3).astype(np.float32)
         features = labels @ centres + generator.normal(size=(images, width))
     else:
@@ -61,7 +61,7 @@ def test_the_optimum_is_that_of_scikit_learn(way, classes, l2):
 
 
 def test_several_labels_are_a_question_each():
-    data = known(several=True)
+    data = known(multilabel=True)
     scaler = StandardScaler().fit(data.features.astype(np.float64))
     found = fit(data, 0.05)
     for label in range(4):

@@ -38,6 +38,8 @@ def test_progress_is_shown_and_can_be_silenced(photos, tmp_path, capsys):
     vitreous.train(str(photos), out=str(tmp_path / "silent"), progress=False, **TINY)
     silent = capsys.readouterr()
     assert (silent.out, silent.err) == ("", "")
+    for out in ("shown", "silent"):
+        assert "<svg" in (tmp_path / out / "report.html").read_text()
 
 
 def test_a_terminal_has_a_bar(monkeypatch, capsys):

@@ -57,7 +57,7 @@ def judged(classes: int, images: int, several: bool = False, names=None, bad=fro
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, pages):
+def run(tmp_path_factory):
     """A run of seconds, judged on its test split, with its page."""
     root = tmp_path_factory.mktemp("report")
     photos = make_folder(root / "photos", {"train": 12, "val": 4, "test": 4})

@@ -39,6 +39,8 @@ from vitreous.serving.predict import load
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.tasks import Classification
 
+pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
+
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 

@@ -26,6 +26,8 @@ from vitreous.serving.rows import Embeddings, Predictions
 from vitreous.serving.sinks import AnswerFile
 from vitreous.serving.sources import Item, source
 
+pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
+
 ODD = [
     "a.png",
     "new\nline.png",

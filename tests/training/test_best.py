@@ -18,6 +18,8 @@ from vitreous.jobs.train import train
 from vitreous.training.best import Best
 from vitreous.training.session import Session
 
+pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
+
 #: top-1 of the evaluations of a run, of which the third is the best
 SCORES = (0.3, 0.5, 0.8, 0.8, 0.6, 0.7, 0.2, 0.9)
 NLLS = (1.0, 0.9, 0.8, 0.8, 0.9, 0.9, 1.2, 0.1)

@@ -14,6 +14,8 @@ import pytest
 from tests.conftest import TINY, say
 from vitreous.jobs.train import train
 
+pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
+
 
 @pytest.mark.parametrize(
     "number,code", [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]

@@ -128,7 +128,7 @@ def votes(
     return shares
 
 
-def logits_of(shares: np.ndarray, several: bool = False) -> np.ndarray:
-    """Shares of votes -> logits whose softmax they are, or whose sigmoid for `several` labels an image."""
+def logits_of(shares: np.ndarray, multilabel: bool = False) -> np.ndarray:
+    """Shares of votes -> logits whose softmax they are, or whose sigmoid for `multilabel` labels an image."""
     shares = np.clip(shares, LEAST, 1.0)
-    return np.log(shares) - (np.log(np.clip(1 - shares, LEAST, 1.0)) if several else 0.0)
+    return np.log(shares) - (np.log(np.clip(1 - shares, LEAST, 1.0)) if multilabel else 0.0)

@@ -63,7 +63,7 @@ class LabelledFeatures:
     device: str = "cpu"
 
     @property
-    def several(self) -> bool:
+    def multilabel(self) -> bool:
         """Whether an image has several labels, or none."""
         return self.labels.ndim == 2
 
@@ -89,11 +89,11 @@ def fit(known: LabelledFeatures, l2: float, start: Linear | None = None) -> Line
     Raises DataError where all images are of one class.
     """
     labels = known.labels[known.rows]
-    there = np.flatnonzero(labels.sum(0) if known.several else np.bincount(labels, minlength=known.classes))
-    if len(there) < 2 and not known.several:
+    there = np.flatnonzero(labels.sum(0) if known.multilabel else np.bincount(labels, minlength=known.classes))
+    if len(there) < 2 and not known.multilabel:
         raise DataError("all training images are of one class", "a classifier needs two")
     mean, spread = known.moments()
-    small = len(known.rows) * known.features.shape[1] <= SMALL and not known.several
+    small = len(known.rows) * known.features.shape[1] <= SMALL and not known.multilabel
     begin = None if start is None else (start.weight[there] * spread, start.bias[there] + start.weight[there] @ mean)
     weight, bias = (library if small else streamed)(known, there, l2, (mean, spread), begin)
     whole = np.zeros((known.classes, len(mean)))
@@ -145,7 +145,7 @@ def streamed(
     def chunk(rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Standardised features with a 1 for the bias, and labels."""
         x = (torch.from_numpy(np.asarray(known.features[rows], dtype=np.float32)).to(known.device) - mean) / spread
-        y = known.labels[rows][:, there].astype(np.float32) if known.several else place[known.labels[rows]]
+        y = known.labels[rows][:, there].astype(np.float32) if known.multilabel else place[known.labels[rows]]
         return F.pad(x, (0, 1), value=1.0), torch.from_numpy(y).to(known.device)
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:

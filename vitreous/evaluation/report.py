@@ -34,7 +34,7 @@ class Report:
     better: Better = "higher"
 
     @property
-    def several(self) -> bool:
+    def multilabel(self) -> bool:
         """Whether images have several labels."""
         return self.cells is None
 

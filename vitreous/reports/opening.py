@@ -150,8 +150,8 @@ def places(data: Data, classes: tuple[str, ...]) -> np.ndarray:
     return np.array(found, dtype=np.int64)
 
 
-def matched(split: Split, data: Data, classes: tuple[str, ...], several: bool = False) -> Split:
-    """The split with labels in the model's order, by class name: (n, K) where images have several labels, or `several`
+def matched(split: Split, data: Data, classes: tuple[str, ...], multilabel: bool = False) -> Split:
+    """The split with labels in the model's order, by class name: (n, K) where images have several labels, or `multilabel`
     says so.
 
     Raises DataError for a class the model does not know.
@@ -160,7 +160,7 @@ def matched(split: Split, data: Data, classes: tuple[str, ...], several: bool = 
     labels = np.zeros((len(split), len(classes)), dtype=np.float32)
     if split.labels.ndim == 2:
         labels[:, order] = split.labels
-    elif several:
+    elif multilabel:
         labels[np.arange(len(split)), order[split.labels]] = 1
     else:
         labels = order[split.labels]

@@ -17,7 +17,7 @@ import numpy as np
 
 from vitreous.disk import write_text
 from vitreous.evaluation.calibration import BINS, confidence_bins
-from vitreous.evaluation.report import Report
+from vitreous.evaluation.report import LABELS, Report, leading_of
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered
 from vitreous.reports.pages.cards import cards
@@ -39,15 +39,7 @@ from vitreous.training.run import Run
 ROWS = 60  # classes shown in full; of more, the worst and the best
 CELLS = 40  # classes in the confusion matrix; of more, those most often wrong
 READ = 50  # readings shown, the latest
-NAMES = {
-    "top1": "top-1",
-    "top5": "top-5",
-    "map": "mAP",
-    "macro_f1": "macro F1",
-    "micro_f1": "micro F1",
-    "nll": "NLL",
-    "ece": "ECE",
-}
+NAMES = LABELS | {"top5": "top-5", "macro_f1": "macro F1", "micro_f1": "micro F1", "nll": "NLL", "ece": "ECE"}
 
 
 def write_report(
@@ -85,7 +77,7 @@ def trained(folder: Folder) -> dict[str, Any]:
     """What the files of a run's folder say of its training."""
     run, summary = folder.run(), document(folder.summary)
     table, lines = document(folder.path / "trials.json"), metrics(folder.metrics)
-    measure = "map" if any("val/map" in line for line in lines) else "top1"
+    measure = validation_figure(lines)
     panels: list[tuple[str, str, list[Curve]]] = [
         ("training loss", "train/loss", [("", COLOURS[0], lines)]),
         ("validation loss (NLL)", "val/nll", [("", COLOURS[3], lines)]),
@@ -103,6 +95,11 @@ def trained(folder: Folder) -> dict[str, Any]:
         "environment": {name: value for name, value in document(folder.path / "environment.json").items() if value},
         "commands": commands(folder, run, table),
     }
+
+
+def validation_figure(lines: list[dict[str, Any]]) -> str:
+    """The leading figure of the evaluations in lines of metrics."""
+    return next((name for name in LABELS if has(lines, f"val/{name}")), "top1")
 
 
 def has(lines: list[dict[str, Any]], key: str) -> bool:
@@ -132,8 +129,7 @@ def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any
         for count, row in enumerate(table["trials"])
     ]
     last: list[Curve] = [(f"{run.optimizer.lr:g}, all images", INK, metrics(folder.metrics))] if summary else []
-    several = any(line.get("val/map") is not None for _, _, lines in [*trials, *last] for line in lines)
-    measure = "map" if several else "top1"
+    measure = validation_figure([line for _, _, lines in [*trials, *last] for line in lines])
     panels = [
         ("training loss", "train/loss", [*trials, *last]),
         ("held-out loss (NLL)", "val/nll", trials),
@@ -148,7 +144,7 @@ def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any
 
 def evaluated(found: Answered, report: Report) -> dict[str, Any]:
     """What an evaluation found, for the page."""
-    rank = "ap" if report.several else "f1"
+    rank = "ap" if report.multilabel else "f1"
     rows = sorted(report.per_class, key=lambda row: row[rank] if row[rank] is not None else 2.0)
     worst, best = (
         (rows, [])
@@ -166,9 +162,9 @@ def evaluated(found: Answered, report: Report) -> dict[str, Any]:
         "worst": worst,
         "best": best,
         "left": len(rows) - len(worst) - len(best),
-        "rank": "AP" if report.several else "F1",
+        "rank": "AP" if report.multilabel else "F1",
         **matrix(report, found.bundle.classes),
-        "reliability": None if report.several else diagram(found),
+        "reliability": None if report.multilabel else diagram(found),
         "cards": cards(found.bundle, found.split, found.logits, found.bad),
     }
 
@@ -207,7 +203,7 @@ def diagram(found: Answered) -> Any:
 
 def reading(line: dict[str, Any]) -> dict[str, str]:
     """One line of `evaluations.jsonl` for the page: when, on what, by which protocol, and the figure that leads."""
-    name = "map" if line.get("map") is not None else "top1"
+    name = leading_of(line)
     value, how = line.get(name), line.get("protocol", "head")
     settings = [f"{key} {line[key]}" for key in ("k", "shots", "l2") if line.get(key) is not None]
     return {

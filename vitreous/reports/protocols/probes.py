@@ -46,13 +46,13 @@ def judge_by_neighbours(task: ProtocolTask) -> ProtocolResult:
         )
     ks = sorted(set(task.options.k)) or [k for k in NEIGHBOURS if k <= len(rows)] or [len(rows)]
     memory = train.rows if train.good.all() else train.rows[rows]
-    labels, several = task.training.labels[rows], task.data.multilabel
+    labels, multilabel = task.training.labels[rows], task.data.multilabel
     cosines, near = knn.neighbours(memory, judged.rows, max(ks), task.device)
     head = HEADLINE if HEADLINE in ks else ks[0]
     figures, headline = [], None
     for k in ks:
         shares = knn.votes(cosines[:, :k], near[:, :k], labels, task.classes, task.options.temperature)
-        report = judge(knn.logits_of(shares, several), task.judged.labels, task.data.classes, judged.good)
+        report = judge(knn.logits_of(shares, multilabel), task.judged.labels, task.data.classes, judged.good)
         report.figures["nll"] = report.intervals["nll"] = None  # a class without a vote has no finite one
         figures.append({"k": k, **report.summary()})
         headline = report if k == head else headline
@@ -94,7 +94,7 @@ def sweep_penalties(
 ) -> tuple[float, dict[str, Any]]:
     """The best penalty for images held out, and what a document says of it."""
     tried: list[dict[str, float]] = []
-    name = "map" if train.several else "top1"
+    name = "map" if train.multilabel else "top1"
 
     def each(l2: float, score: float) -> None:
         tried.append({"l2": l2, name: score})
