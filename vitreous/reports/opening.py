@@ -151,7 +151,7 @@ def places(data: Data, classes: tuple[str, ...]) -> np.ndarray:
 
 
 def matched(split: Split, data: Data, classes: tuple[str, ...], multilabel: bool = False) -> Split:
-    """The split with labels in the model's order, by class name: (n, K) where images have several labels, or `multilabel`
+    """The split with labels in the model's class order: (n, K) where images have several labels, or `multilabel`
     says so.
 
     Raises DataError for a class the model does not know.
