@@ -113,8 +113,10 @@ def test_errors_of_a_difference_are_the_loop_over_bins_and_draws():
                 moved = star[draw, b] - g[b]
                 signed = moved if g[b] >= 0 else -moved
                 away = np.abs(values[:, b])
-                far = abs(g[b]) > np.sqrt(np.log(300) / 300 * max(values[:, b].var(), (away * (1 - away)).mean()))
-                bounds.append((signed, signed if far else abs(moved)))
+                uncalibrated = abs(g[b]) > np.sqrt(
+                    np.log(300) / 300 * max(values[:, b].var(), (away * (1 - away)).mean())
+                )
+                bounds.append((signed, signed if uncalibrated else abs(moved)))
             apart = gaps[1][b] - gaps[0][b]
             cap = 2 * abs(apart) + abs(drawn[1][draw, b] - drawn[0][draw, b] - apart)
             low += max(bounds[1][0] - bounds[0][1], -cap)

@@ -86,7 +86,7 @@ def test_int8_keeps_a_bit_free_where_sums_would_overflow(processor, anywhere, mo
     from vitreous.evaluation import openvino
 
     asked = []
-    monkeypatch.setattr(openvino, "left", lambda graph: [])
+    monkeypatch.setattr(openvino, "float_operations", lambda graph: [])
     monkeypatch.setattr(
         nncf, "quantize", lambda graph, data, **options: asked.append(options["advanced_parameters"].overflow_fix)
     )
@@ -187,7 +187,7 @@ def test_openvino_int8_leaves_convolutions_and_first_and_last_products_as_they_a
     """They are little work and most of the error: 0.26 for a trained model with a convolutional stem, 0.018 without
     them."""
     ov = pytest.importorskip("openvino")
-    from vitreous.evaluation.openvino import convert, left
+    from vitreous.evaluation.openvino import convert, float_operations
 
     model = build(MODELS[name]).eval()
     graph = convert(ov, model, Preprocess(model.config.image))
@@ -195,19 +195,19 @@ def test_openvino_int8_leaves_convolutions_and_first_and_last_products_as_they_a
     products = [place for kind, place in placed if kind == "MatMul"]
     convolutions = [place for kind, place in placed if kind == "Convolution"]
     assert bool(convolutions) == (not first)
-    assert set(left(graph)) == {*products[:first], *products[-last:], *convolutions}
+    assert set(float_operations(graph)) == {*products[:first], *products[-last:], *convolutions}
 
 
 def test_openvino_int8_leaves_the_first_convolution_and_the_head_of_what_is_made_of_convolutions():
     ov = pytest.importorskip("openvino")
-    from vitreous.evaluation.openvino import convert, left
+    from vitreous.evaluation.openvino import convert, float_operations
 
     model = create("BiT-R50x1", blocks=(1, 1), width=8, image_size=32, num_classes=3).eval()
     graph = convert(ov, model, Preprocess((32, 32)))
     placed = [
         op.get_friendly_name() for op in graph.get_ordered_ops() if op.get_type_name() in ("Convolution", "MatMul")
     ]
-    assert len(placed) > 4 and set(left(graph)) == {placed[0], placed[-1]}
+    assert len(placed) > 4 and set(float_operations(graph)) == {placed[0], placed[-1]}
 
 
 def test_without_openvino_the_way_out_is_named(monkeypatch):

@@ -23,7 +23,7 @@ from vitreous.evaluation.intervals import wilson
 from vitreous.models.zoo import create
 from vitreous.reports.answers import Computing
 from vitreous.reports.opening import open_bundle
-from vitreous.reports.protocols.answer_sets import imagenet_order, plain
+from vitreous.reports.protocols.answer_sets import imagenet_order, normalise_name
 from vitreous.reports.protocols.probes import PROBES
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask
 from vitreous.weights.bundle import Bundle
@@ -359,4 +359,4 @@ def test_which_heads_are_those_of_imagenet():
         imagenet_order("m", tuple(reversed(torchvision_names())))
     with pytest.raises(UsageError, match="1,000 classes"):
         imagenet_order("m", ("cat", "dog"))
-    assert plain("Wine-bottle (red)") == "wine_bottle_red"
+    assert normalise_name("Wine-bottle (red)") == "wine_bottle_red"

@@ -58,12 +58,12 @@ def inference(work: Work, precision: str = "auto", engine: str = "auto") -> Turn
     if engine == "openvino":
         from vitreous.evaluation.openvino import OpenVinoEngine
 
-        made = OpenVinoEngine(*answering(work), precision, lambda: noise(work, 32, 1), keep=False)
+        computing = OpenVinoEngine(*answering(work), precision, lambda: noise(work, 32, 1), keep=False)
     else:
-        made = make_engine(*answering(work), InferenceOptions(work.device, precision, engine))  # type: ignore[arg-type]
+        computing = make_engine(*answering(work), InferenceOptions(work.device, precision, engine))  # type: ignore[arg-type]
 
     def turn() -> float:
-        made(pixels)
+        computing(pixels)
         return work.batch_size
 
     @torch.inference_mode()
@@ -71,7 +71,7 @@ def inference(work: Work, precision: str = "auto", engine: str = "auto") -> Turn
         model, preprocess = answering(work)
         return model.eval()(preprocess.normalise(pixels)).numpy()
 
-    return Answering(turn, lambda: made(pixels).numpy(), exact)
+    return Answering(turn, lambda: computing(pixels).numpy(), exact)
 
 
 def train(work: Work, precision: str = "auto", shards: int | None = None) -> Turn:
@@ -122,7 +122,7 @@ def loader(work: Work, exact: bool = False, form: Literal["tar", "uint8"] | None
     feed = TrainLoader(split, preprocess, Augment(crop=(0.08, 1.0), flip=0.5), 0, default_workers(), exact=exact)
     batches = feed.batches(0, 20_000 * work.batch_size, work.batch_size)
 
-    def turn(kept: object = keep) -> float:
+    def turn(keep_alive: object = keep) -> float:
         return len(preprocess.normalise(next(batches)["images"]))
 
     return turn
@@ -166,8 +166,8 @@ def decoding(work: Work) -> Turn:
 def shape_of(content: bytes) -> tuple[int, int, int] | None:
     """Height, width and components of a plain JPEG; None for any other file."""
     with Image.open(io.BytesIO(content)) as image:
-        found = layout(content)
-        return None if found is None else (image.height, image.width, found.components)
+        header = layout(content)
+        return None if header is None else (image.height, image.width, header.components)
 
 
 def memory(work: Work) -> Turn:

@@ -13,11 +13,11 @@ SIZE = {"cpu": 2048, "cuda": 8192}
 def peak(work: Work, precision: str) -> Turn:
     """Turns that multiply square matrices by the fastest way there is and return operations, a multiply-add counted as
     two."""
-    way, operations = fastest(work.device, precision, SIZE.get(work.device.split(":")[0], 2048))
+    run, operations = fastest(work.device, precision, SIZE.get(work.device.split(":")[0], 2048))
 
     @torch.inference_mode()
     def turn() -> float:
-        way()
+        run()
         synchronise(work.device)
         return operations
 

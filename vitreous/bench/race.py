@@ -45,13 +45,13 @@ def race(
     contenders: Sequence[Contender],
     rounds: int,
     seconds: float,
-    each: Callable[[int, str], None] = lambda done, label: None,
+    on_round: Callable[[int, str], None] = lambda done, label: None,
 ) -> list[Lane]:
     """Let the contenders that are installed do the work in turn: one round to warm up, then `rounds` that count.
 
     In a round a contender works for at least `seconds` and one turn; where work is done ahead, half as long before
     that, to use up what it has in stock. One that fails keeps its reason and the rest go on.
-    `each` is told how many rounds are done, and by whom.
+    `on_round` is told how many rounds are done, and by whom.
     """
     lanes = [Lane(contender) for contender in contenders if importlib.util.find_spec(contender.needs)]
     context, pipes, processes = mp.get_context("spawn"), [], []
@@ -71,7 +71,7 @@ def race(
                 if answer and round_:
                     units, elapsed, lane.memory = answer
                     lane.rates.append(units / elapsed)
-                each(round_, lane.contender.label)
+                on_round(round_, lane.contender.label)
                 time.sleep(PAUSE)
         for lane, pipe in zip(lanes, pipes, strict=True):  # at the end, for it takes memory
             lane.error = ask(lane, pipe, EXACTLY) if lane.failure is None else None

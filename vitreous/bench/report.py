@@ -64,18 +64,18 @@ def document(races: list[Race]) -> dict[str, Any]:
     for race in races:
         for lane in race.peaks:
             peaks.setdefault(lane.contender.settings, []).extend(lane.rates)
-    found = {name: statistics.median(rates) for name, rates in peaks.items() if rates}
+    medians = {name: statistics.median(rates) for name, rates in peaks.items() if rates}
     return {
         "hardware": hardware(),
         "packages": packages(),
-        "peak": found,
+        "peak": medians,
         "rows": [row for race in races for row in rows(race)],
     }
 
 
 def rows(race: Race) -> list[dict[str, Any]]:
     """One row a contender; one that failed has its reason and no figures."""
-    base, found = race.base(), []
+    base, table = race.base(), []
     for lane in race.lanes:
         row: dict[str, Any] = {
             "task": race.work.task,
@@ -95,8 +95,8 @@ def rows(race: Race) -> list[dict[str, Any]]:
             "seconds_of_first_turn": lane.first,
             "failure": lane.failure,
         }
-        found.append(row)
-    return found
+        table.append(row)
+    return table
 
 
 HEAD = ["contender", "images/s (lowest to highest)", "ratio", "of peak", "peak MiB", "build + first turn, s"]
@@ -116,28 +116,28 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 def table(race: Race) -> tuple[list[str], list[list[str]]]:
     """Head and rows for people, with errors of logits where there are any."""
-    found = rows(race)
-    if all(row["logit_error"] is None for row in found):
-        return HEAD, [cells(row) for row in found]
-    errors = ["" if row["logit_error"] is None else f"{row['logit_error']:.1g}" for row in found]
-    return [*HEAD, "logit error"], [[*cells(row), error] for row, error in zip(found, errors, strict=True)]
+    table = rows(race)
+    if all(row["logit_error"] is None for row in table):
+        return HEAD, [cells(row) for row in table]
+    errors = ["" if row["logit_error"] is None else f"{row['logit_error']:.1g}" for row in table]
+    return [*HEAD, "logit error"], [[*cells(row), error] for row, error in zip(table, errors, strict=True)]
 
 
-def said(peaks: dict[str, float]) -> str:
+def peak_text(peaks: dict[str, float]) -> str:
     """The peaks in a sentence: products, or what decodes alone; an empty string without any."""
     products = [f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peaks.items() if name != DECODING]
-    found = [f"Product peak: {', '.join(products)}."] if products else []
-    return " ".join(found + ([f"Peak: {DECODING}, {peaks[DECODING]:.0f} images/s."] if DECODING in peaks else []))
+    sentences = [f"Product peak: {', '.join(products)}."] if products else []
+    return " ".join(sentences + ([f"Peak: {DECODING}, {peaks[DECODING]:.0f} images/s."] if DECODING in peaks else []))
 
 
 def markdown(races: list[Race], command: str, rounds: int) -> str:
     """The page that `--out` writes."""
-    found = document(races)
+    facts = document(races)
     tasks = ", ".join(dict.fromkeys(race.work.task for race in races))
     lines = [
         f"# {tasks.capitalize()}, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{found['hardware']}; {found['packages']}.",
+        f"{facts['hardware']}; {facts['packages']}.",
         "",
     ]
     lines += [
@@ -146,7 +146,10 @@ def markdown(races: list[Race], command: str, rounds: int) -> str:
         " ".join(
             filter(
                 None,
-                [f"Medians of {rounds} rounds in turn, every contender in a process of its own.", said(found["peak"])],
+                [
+                    f"Medians of {rounds} rounds in turn, every contender in a process of its own.",
+                    peak_text(facts["peak"]),
+                ],
             )
         ),
         "",
@@ -185,13 +188,13 @@ def hardware() -> str:
 
 def packages() -> str:
     """The versions of everything that may have taken part."""
-    found = []
+    versions = []
     for name in PACKAGES:
         try:
-            found.append(f"{name} {version(name)}")
+            versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
-    return ", ".join(found)
+    return ", ".join(versions)
 
 
 def file_name(races: list[Race]) -> str:

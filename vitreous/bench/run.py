@@ -28,7 +28,7 @@ def bench(
     rounds: int = 5,
     seconds: float = 1.0,
     device: str = "auto",
-    each: Callable[[str, int, int, str], None] = lambda title, done, total, label: None,
+    on_round: Callable[[str, int, int, str], None] = lambda title, done, total, label: None,
 ) -> list[Race]:
     """Race whoever is installed and matches a pattern of `only` (`vitreous*`, `timm, best*`) at every task, model and
     batch size.
@@ -57,7 +57,7 @@ def bench(
         for model in models
         for batch_size in (batch_sizes[:1] if task == "predict" else batch_sizes)
     ]
-    found = []
+    races = []
     for work in works:
         chosen = [c for c in contenders(work.task, device) if any(fnmatchcase(c.label, f"{p}*") for p in only)]
         if not chosen:
@@ -68,11 +68,11 @@ def bench(
         bounds = limits(work.task, device)
 
         def tell(done: int, label: str, work: Work = work) -> None:
-            each(work.title(), done, rounds, label)
+            on_round(work.title(), done, rounds, label)
 
         lanes = race(work, [*bounds, *chosen], rounds, seconds, tell)
-        found.append(Race(work, lanes[len(bounds) :], lanes[: len(bounds)]))
-    return found
+        races.append(Race(work, lanes[len(bounds) :], lanes[: len(bounds)]))
+    return races
 
 
 def size_of(model: str, image_size: int | None) -> int:

@@ -82,11 +82,10 @@ def image_gaps(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Gaps:
-    """What g is for one set of images, (BINS,), and `far`: which of them are too far from 0 to be of a calibrated
-    bin."""
+    """The means g of one set of images, (BINS,), and `uncalibrated`: which are too far from 0 for a calibrated bin."""
 
     values: np.ndarray
-    far: np.ndarray
+    uncalibrated: np.ndarray
 
     @classmethod
     def of_images(cls, gaps: np.ndarray) -> Gaps:
@@ -104,7 +103,7 @@ class Gaps:
         (D, BINS)."""
         moved = draws - self.values
         signed = moved * np.where(self.values < 0, -1, 1)
-        return signed, np.where(self.far, signed, np.abs(moved))
+        return signed, np.where(self.uncalibrated, signed, np.abs(moved))
 
     def interval(self, draws: np.ndarray) -> Interval:
         """The 95 % interval of the calibration error, from (D, BINS) gaps of images drawn with replacement; it contains

@@ -52,8 +52,8 @@ class MahalanobisDetector:
         """(n, d) -> (n,) float64: the score of the file's head; without classes, the squared distance from the mean of
         all."""
         parts = [features[start : start + CHUNK].astype(np.float64) for start in range(0, len(features), CHUNK)]
-        found = [self.whole.distances(part) if self.classes is None else self.relative(part) for part in parts]
-        return np.concatenate(found) if found else np.zeros(0)
+        scores = [self.whole.distances(part) if self.classes is None else self.relative(part) for part in parts]
+        return np.concatenate(scores) if scores else np.zeros(0)
 
     def relative(self, features: np.ndarray) -> np.ndarray:
         """(n, d) float64 -> (n,)."""
@@ -138,9 +138,9 @@ def find_suspects(p: np.ndarray, shares: np.ndarray, labels: np.ndarray) -> list
     rows = np.arange(len(labels))
     answer, neighbour = p.argmax(1), shares.argmax(1)
     probability, share = p[rows, answer], shares[rows, neighbour]
-    found = (answer != labels) & (neighbour != labels) & (probability >= CONFIDENT) & (share >= CONFIDENT)
+    suspicious = (answer != labels) & (neighbour != labels) & (probability >= CONFIDENT) & (share >= CONFIDENT)
     score = (probability - p[rows, labels] + share - shares[rows, labels]) / 2
-    order = [int(sample) for sample in np.argsort(-score, kind="stable") if found[sample]]
+    order = [int(sample) for sample in np.argsort(-score, kind="stable") if suspicious[sample]]
     return [
         Suspect(
             s,

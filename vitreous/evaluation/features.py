@@ -80,10 +80,10 @@ def features_of(
     how = how or InferenceOptions()
     if how.precision == "int8":
         raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
-    told = {**of_model(model, preprocess, how), "images": of_images(split)}
-    place = cache("features") / f"{cache_key(told)}.npy"
-    if keep and (found := kept(place)):
-        return found
+    facts = {**of_model(model, preprocess, how), "images": of_images(split)}
+    place = cache("features") / f"{cache_key(facts)}.npy"
+    if keep and (cached := load_features(place)):
+        return cached
     engine = make_engine(headless(model), preprocess, how)
     reader = EvalLoader(split, preprocess, default_workers() if workers is None else workers)
     batches = Stream(engine, reader, batch_size, each)
@@ -97,7 +97,7 @@ def features_of(
         with atomic(place, shared=True) as file:
             shape, bad = batches.into(file)
         with atomic(place.with_suffix(".json"), "w", shared=True, encoding="utf-8") as file:
-            json.dump({"shape": shape, "unreadable": bad, "of": told}, file, ensure_ascii=False)
+            json.dump({"shape": shape, "unreadable": bad, "of": facts}, file, ensure_ascii=False)
     except OSError as error:
         raise ResourceError(f"features cannot be stored in {place.parent} ({reason(error)})", WAY) from None
     return Features(np.load(place, mmap_mode="r", allow_pickle=False), bad, place)
@@ -167,7 +167,7 @@ def of_images(split: Split) -> str:
     return f"{len(split)} {digest.hexdigest()}"
 
 
-def kept(place: Path) -> Features | None:
+def load_features(place: Path) -> Features | None:
     """The features in a file, if it is whole: its description is written last."""
     try:
         document = json.loads(place.with_suffix(".json").read_text("utf-8"))

@@ -33,8 +33,8 @@ HALVINGS = 3  # of the step between the powers, around the best
 TRIES = len(COARSE) + 2 * HALVINGS
 UNKNOWN = 20.0  # how far below the others, for a mean image, the logit of a class lies that has no training image
 
-#: told after every fit: its penalty, and what it scored
-Each = Callable[[float, float], None]
+#: called after every fit with its penalty and its score
+OnFit = Callable[[float, float], None]
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,18 @@ def fit(known: LabelledFeatures, l2: float, start: Linear | None = None) -> Line
     Raises DataError where all images are of one class.
     """
     labels = known.labels[known.rows]
-    there = np.flatnonzero(labels.sum(0) if known.multilabel else np.bincount(labels, minlength=known.classes))
-    if len(there) < 2 and not known.multilabel:
+    present = np.flatnonzero(labels.sum(0) if known.multilabel else np.bincount(labels, minlength=known.classes))
+    if len(present) < 2 and not known.multilabel:
         raise DataError("all training images are of one class", "a classifier needs two")
     mean, spread = known.moments()
     small = len(known.rows) * known.features.shape[1] <= SMALL and not known.multilabel
-    begin = None if start is None else (start.weight[there] * spread, start.bias[there] + start.weight[there] @ mean)
-    weight, bias = (library if small else streamed)(known, there, l2, (mean, spread), begin)
+    begin = (
+        None if start is None else (start.weight[present] * spread, start.bias[present] + start.weight[present] @ mean)
+    )
+    weight, bias = (library if small else streamed)(known, present, l2, (mean, spread), begin)
     whole = np.zeros((known.classes, len(mean)))
     low = np.full(known.classes, bias.min() - UNKNOWN)
-    whole[there], low[there] = weight / spread, bias - (weight / spread) @ mean
+    whole[present], low[present] = weight / spread, bias - (weight / spread) @ mean
     return Linear(whole, low, l2)
 
 
@@ -108,44 +110,44 @@ Solution = tuple[np.ndarray, np.ndarray]
 
 
 def library(
-    known: LabelledFeatures, there: np.ndarray, l2: float, moments: Moments, begin: Solution | None
+    known: LabelledFeatures, present: np.ndarray, l2: float, moments: Moments, begin: Solution | None
 ) -> Solution:
     """By scikit-learn, which has one row for two classes, w = w1 - w0, and the penalty of it."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
     x = (known.features[known.rows] - moments[0]) / moments[1]
-    y = np.searchsorted(there, known.labels[known.rows])
-    two = len(there) == 2
-    found = LogisticRegression(
+    y = np.searchsorted(present, known.labels[known.rows])
+    two = len(present) == 2
+    model = LogisticRegression(
         C=(2 if two else 1) / (l2 * len(x)), tol=TOLERANCE, max_iter=STEPS, warm_start=begin is not None
     )
     if begin is not None:
         weight, bias = (begin[0][1:] - begin[0][:1], begin[1][1:] - begin[1][:1]) if two else begin
-        found.coef_, found.intercept_ = weight.copy(), bias.copy()
+        model.coef_, model.intercept_ = weight.copy(), bias.copy()
     with warnings.catch_warnings():
         # a penalty so weak that it takes longer is not the one chosen
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found.fit(x, y)
-    weight, bias = np.asarray(found.coef_), np.asarray(found.intercept_)
+        model.fit(x, y)
+    weight, bias = np.asarray(model.coef_), np.asarray(model.intercept_)
     return (np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2) if two else (weight, bias)
 
 
 def streamed(
-    known: LabelledFeatures, there: np.ndarray, l2: float, moments: Moments, begin: Solution | None
+    known: LabelledFeatures, present: np.ndarray, l2: float, moments: Moments, begin: Solution | None
 ) -> Solution:
     """By L-BFGS, each loss and gradient a sum over chunks."""
     from scipy.optimize import minimize
 
-    shape = len(there), known.features.shape[1] + 1
+    shape = len(present), known.features.shape[1] + 1
     mean, spread = (torch.from_numpy(moment).float().to(known.device) for moment in moments)
     place = np.full(known.classes, -1)
-    place[there] = np.arange(len(there))
+    place[present] = np.arange(len(present))
 
     def chunk(rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Standardised features with a 1 for the bias, and labels."""
         x = (torch.from_numpy(np.asarray(known.features[rows], dtype=np.float32)).to(known.device) - mean) / spread
-        y = known.labels[rows][:, there].astype(np.float32) if known.multilabel else place[known.labels[rows]]
+        y = known.labels[rows][:, present].astype(np.float32) if known.multilabel else place[known.labels[rows]]
         return F.pad(x, (0, 1), value=1.0), torch.from_numpy(y).to(known.device)
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -164,8 +166,8 @@ def streamed(
 
     at = np.zeros(shape) if begin is None else np.concatenate([begin[0], begin[1][:, None]], 1)
     options = {"maxiter": STEPS, "gtol": TOLERANCE, "ftol": 1e-12, "maxls": 50}
-    found = minimize(objective, at.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(shape)
-    return found[:, :-1], found[:, -1]
+    solution = minimize(objective, at.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(shape)
+    return solution[:, :-1], solution[:, -1]
 
 
 def losses(logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
@@ -178,7 +180,7 @@ def losses(logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
 
 
 def swept(
-    train: LabelledFeatures, held_out: LabelledFeatures, each: Each = lambda l2, score: None
+    train: LabelledFeatures, held_out: LabelledFeatures, on_fit: OnFit = lambda l2, score: None
 ) -> tuple[float, float]:
     """The penalty that is best on images held out, and its top-1 or mAP there.
 
@@ -194,7 +196,7 @@ def swept(
         nonlocal last
         last = fit(train, l2, last)
         tried[l2] = score(last.logits(features), labels)
-        each(l2, tried[l2])
+        on_fit(l2, tried[l2])
 
     for l2 in COARSE:
         attempt(l2)

@@ -52,9 +52,9 @@ class OpenVinoEngine:
         with unobserved():
             ov = needed("openvino", NEEDS)
             if self.precision == "int8":
-                found = examples(pictures)
-                make = partial(calibrate, ov, model, preprocess, found)
-                graph = get_or_build(ov, graph_facts(model, preprocess, found), make) if keep else make()
+                samples = examples(pictures)
+                make = partial(calibrate, ov, model, preprocess, samples)
+                graph = get_or_build(ov, graph_facts(model, preprocess, samples), make) if keep else make()
             else:
                 graph = convert(ov, model, preprocess)
         hints = {"INFERENCE_PRECISION_HINT": HINTS[self.precision], "PERFORMANCE_HINT": "LATENCY"}
@@ -85,12 +85,13 @@ class Whole(nn.Module):
 
 def examples(pictures: Pictures | None) -> list[np.ndarray]:
     """What int8 is calibrated on. Raises UsageError for too few."""
-    found = [picture[None].numpy() for picture in islice(pictures() if pictures else (), PICTURES)]
-    if len(found) < FEWEST:
+    samples = [picture[None].numpy() for picture in islice(pictures() if pictures else (), PICTURES)]
+    if len(samples) < FEWEST:
         raise UsageError(
-            f"int8 is calibrated on pictures, at least {FEWEST}; there are {len(found)}", "use --precision bf16 or fp32"
+            f"int8 is calibrated on pictures, at least {FEWEST}; there are {len(samples)}",
+            "use --precision bf16 or fp32",
         )
-    return found
+    return samples
 
 
 def calibrate(ov: Any, model: Model, preprocess: Preprocess, pictures: list[np.ndarray]) -> Any:
@@ -113,9 +114,9 @@ def convert(ov: Any, model: Model, preprocess: Preprocess) -> Any:
 def quantize(graph: Any, pictures: list[np.ndarray], anywhere: bool = False) -> Any:
     """The graph with its products in int8, by nncf's rules for transformers, calibrated on inputs of one picture each.
 
-    Without VNNI instructions sums of two products overflow 16 bits unless a bit is kept free: it is, where this
-    processor has none, and where the graph is to run `anywhere`. What is `left` in float32 is little work, and most of
-    the error.
+    Without VNNI instructions sums of two products overflow 16 bits unless a bit stays free: it does where this
+    processor has none, and where the graph is to run `anywhere`. `float_operations` stay in float32: little work, and
+    most of the error.
     """
     nncf = needed("nncf", NEEDS)
     nncf.set_log_level(logging.ERROR)
@@ -127,33 +128,33 @@ def quantize(graph: Any, pictures: list[np.ndarray], anywhere: bool = False) -> 
             nncf.Dataset(pictures),
             model_type=nncf.ModelType.TRANSFORMER,
             subset_size=len(pictures),
-            ignored_scope=nncf.IgnoredScope(names=left(graph)),
+            ignored_scope=nncf.IgnoredScope(names=float_operations(graph)),
             advanced_parameters=options,
         )
 
 
-def left(graph: Any) -> list[str]:
+def float_operations(graph: Any) -> list[str]:
     """What is left in float32, by name: the first products on the way from pixels, the last on the way to logits, and,
     in models that are not made of them, convolutions."""
-    first = met(
+    first = first_products(
         graph.get_parameters(),
         lambda op: [port.get_node() for value in op.outputs() for port in value.get_target_inputs()],
     )
-    last = met(graph.get_results()[:1], lambda op: [value.get_node() for value in op.input_values()])
+    last = first_products(graph.get_results()[:1], lambda op: [value.get_node() for value in op.input_values()])
     stem = {op.get_friendly_name() for op in graph.get_ops() if op.get_type_name() == "Convolution"}
     blocks = {op.get_friendly_name() for op in graph.get_ops() if op.get_type_name() == "MatMul"} - first - last
     return sorted(first | last | (stem if blocks else set()))
 
 
-def met(starts: list[Any], beyond: Callable[[Any], list[Any]]) -> set[str]:
+def first_products(starts: list[Any], beyond: Callable[[Any], list[Any]]) -> set[str]:
     """The names of the products that are met first from some operations on, going from each to those `beyond` it."""
-    found, seen, waiting = set(), set(), list(starts)
+    products, seen, waiting = set(), set(), list(starts)
     while waiting:
         op = waiting.pop()
         name = op.get_friendly_name()
         if op.get_type_name() in ("MatMul", "Convolution"):
-            found.add(name)
+            products.add(name)
         elif name not in seen and op.get_type_name() != "ShapeOf":  # the number of images goes everywhere
             seen.add(name)
             waiting += beyond(op)
-    return found
+    return products

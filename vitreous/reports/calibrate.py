@@ -38,42 +38,42 @@ def calibrate(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, 
             f"{source} has no val split, and a temperature is fitted on no other",
             "name a run, or data with a val split",
         )
-    found = answers_to(run, open_bundle(run), source, opened, HELD_OUT, computing)
-    targets, rows = of_loss(found), found.readable
-    temperature = fit_temperature(found.raw[rows], targets[rows])
-    fitted_on = {"data": found.source, "split": HELD_OUT, "images": int(rows.sum())}
+    answers = answers_to(run, open_bundle(run), source, opened, HELD_OUT, computing)
+    targets, rows = of_loss(answers), answers.readable
+    temperature = fit_temperature(answers.raw[rows], targets[rows])
+    fitted_on = {"data": answers.source, "split": HELD_OUT, "images": int(rows.sum())}
     set_temperature(folder, temperature, fitted_on)
     return {
         "temperature": temperature,
         "fitted_on": fitted_on,
-        "val": {"before": soft(found, 1.0), "after": soft(found, temperature)},
+        "val": {"before": soft(answers, 1.0), "after": soft(answers, temperature)},
     }
 
 
-def effect(found: Answered) -> dict[str, Any] | None:
+def effect(answers: Answered) -> dict[str, Any] | None:
     """What the bundle's temperature changes on the judged images; None where there is none."""
-    if found.bundle.temperature == 1:
+    if answers.bundle.temperature == 1:
         return None
     return {
-        "temperature": found.bundle.temperature,
-        "fitted_on": found.bundle.provenance.get("temperature"),
-        found.name: {"before": soft(found, 1.0), "after": soft(found, found.bundle.temperature)},
+        "temperature": answers.bundle.temperature,
+        "fitted_on": answers.bundle.provenance.get("temperature"),
+        answers.name: {"before": soft(answers, 1.0), "after": soft(answers, answers.bundle.temperature)},
     }
 
 
-def soft(found: Answered, temperature: float) -> dict[str, float | None]:
+def soft(answers: Answered, temperature: float) -> dict[str, float | None]:
     """NLL in nats and ECE of the images that could be read, at a temperature, by the probabilities that `predict` says;
     ECE is None where images have several labels."""
-    rows = found.readable
-    logits, targets = found.raw[rows].astype(np.float64) / temperature, of_loss(found)[rows]
-    right = logits.argmax(1) == found.split.labels[rows] if found.split.labels.ndim == 1 else None
-    ece = None if right is None else calibration_error(probabilities(logits, found.bundle.loss).max(1), right)
+    rows = answers.readable
+    logits, targets = answers.raw[rows].astype(np.float64) / temperature, of_loss(answers)[rows]
+    right = logits.argmax(1) == answers.split.labels[rows] if answers.split.labels.ndim == 1 else None
+    ece = None if right is None else calibration_error(probabilities(logits, answers.bundle.loss).max(1), right)
     return {"nll": float(losses(logits, targets).mean()), "ece": ece}
 
 
-def of_loss(found: Answered) -> np.ndarray:
+def of_loss(answers: Answered) -> np.ndarray:
     """The labels as the bundle's loss has them: (n,) for softmax, else (n, K) in {0, 1}."""
-    labels = found.split.labels
-    if labels.ndim == 2 or found.bundle.loss == "softmax":
+    labels = answers.split.labels
+    if labels.ndim == 2 or answers.bundle.loss == "softmax":
         return labels
-    return np.eye(len(found.bundle.classes), dtype=np.float32)[labels]
+    return np.eye(len(answers.bundle.classes), dtype=np.float32)[labels]

@@ -18,7 +18,7 @@ from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered, Computing, answers_to
 from vitreous.reports.opening import choose_split, data_for, open_bundle, places
 from vitreous.reports.readings import record
-from vitreous.reports.seen import seen, told
+from vitreous.reports.seen import exposure_notes, seen
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import Bundle
@@ -57,20 +57,20 @@ def compare(
         known_to(run, bundle, source, opened)
     if set(bundles[0].classes) != set(bundles[1].classes):
         computing.listener.note("the runs do not know the same classes; they are compared on those of the data")
-    found = [
+    both = [
         answers_to(run, bundle, source, opened, split, computing) for run, bundle in zip(runs, bundles, strict=True)
     ]
-    judged, made = [], []
-    for one in found:
+    exposures, reports = [], []
+    for one in both:
         own = None if data is None and one.run == home else source
         facts, report = seen(one, own), judge(one.logits, one.split.labels, one.bundle.classes, one.readable)
-        for line in told(facts, one):
+        for line in exposure_notes(facts, one):
             computing.listener.note(line)
         record(one.run, source, split, report.summary())
-        judged.append(facts)
-        made.append(report)
-    comparison = compared(*(answers_of(one) for one in found))
-    return described(found, made, judged, comparison)
+        exposures.append(facts)
+        reports.append(report)
+    comparison = compared(*(answers_of(one) for one in both))
+    return describe_comparison(both, reports, exposures, comparison)
 
 
 def known_to(run: str, bundle: Bundle, source: str, opened: Data) -> None:
@@ -81,22 +81,22 @@ def known_to(run: str, bundle: Bundle, source: str, opened: Data) -> None:
         raise DataError(f"{run}, on {source}: {error.message}", error.hint) from None
 
 
-def answers_of(found: Answered) -> Answers:
+def answers_of(answers: Answered) -> Answers:
     """Logits and labels that two models can be compared by: where images have several labels, in the order of the
     data's classes."""
-    logits, labels = found.logits.astype(np.float64), found.split.labels
+    logits, labels = answers.logits.astype(np.float64), answers.split.labels
     if labels.ndim == 2:
-        order = places(found.opened, found.bundle.classes)
-        return Answers(logits[:, order], labels[:, order], found.readable)
-    return Answers(logits, labels, found.readable)
+        order = places(answers.opened, answers.bundle.classes)
+        return Answers(logits[:, order], labels[:, order], answers.readable)
+    return Answers(logits, labels, answers.readable)
 
 
-def described(
-    found: list[Answered], reports: list[Report], facts: list[dict[str, Any]], comparison: Comparison
+def describe_comparison(
+    both: list[Answered], reports: list[Report], facts: list[dict[str, Any]], comparison: Comparison
 ) -> dict[str, Any]:
     """The document of a comparison. `a` and `b` are the runs in the order in which they were named; differences are b
     less a."""
-    a, b = found
+    a, b = both
     sides = [
         {
             "run": one.run,
@@ -105,9 +105,9 @@ def described(
             **seen_by,
             **report.summary(),
         }
-        for one, report, seen_by in zip(found, reports, facts, strict=True)
+        for one, report, seen_by in zip(both, reports, facts, strict=True)
     ]
-    names = [os.path.basename(one.run.rstrip("/")) for one in found]
+    names = [os.path.basename(one.run.rstrip("/")) for one in both]
     names = names if names[0] != names[1] and all(names) else [a.run, b.run]
     return {
         "data": a.source,

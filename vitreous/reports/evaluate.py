@@ -22,7 +22,7 @@ from vitreous.reports.answers import Answered, Computing, answered
 from vitreous.reports.calibrate import calibrate, effect
 from vitreous.reports.familiarity import outliers, suspected
 from vitreous.reports.readings import describe, page_path, record, write_page
-from vitreous.reports.seen import seen, told
+from vitreous.reports.seen import exposure_notes, seen
 from vitreous.training.folder import Folder
 from vitreous.weights.options import words_of
 
@@ -119,7 +119,7 @@ def head_document(
     seconds = time.perf_counter() - answers.started
     document = describe(answers.bundle, report, answers.name, answers.source, str(run), seconds)
     facts = seen(answers, data)
-    for line in told(facts, answers):
+    for line in exposure_notes(facts, answers):
         computing.listener.note(line)
     labels, classes = answers.split.labels, answers.bundle.classes
     pairs = None

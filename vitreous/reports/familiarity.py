@@ -43,39 +43,41 @@ class Memory:
         return self.features if len(self.rows) == len(self.features) else self.features[self.rows]
 
 
-def memory(found: Answered, computing: Computing, alone: bool = False) -> Memory:
+def memory(answers: Answered, computing: Computing, alone: bool = False) -> Memory:
     """The training images of the run, or of the judged data where there is no run.
 
     Data without a training split stand in for it themselves if `alone`. Raises UsageError where there is nothing to
     compare with.
     """
-    source, opened = found.source, found.opened
-    if Folder(Path(found.run)).config.is_file():
-        source, opened = data_for(found.run, None, "train")
-        opened = replace(opened, splits={"train": without_excluded(opened.split("train"), Folder(Path(found.run)))})
+    source, opened = answers.source, answers.opened
+    if Folder(Path(answers.run)).config.is_file():
+        source, opened = data_for(answers.run, None, "train")
+        opened = replace(opened, splits={"train": without_excluded(opened.split("train"), Folder(Path(answers.run)))})
     elif "train" not in opened.splits and not alone:
         raise UsageError(f"{source} has no training images to compare with", "name a run, or data with a train split")
     split = opened.splits.get("train")
-    chosen = found.split if split is None else matched(split, opened, found.bundle.classes, found.bundle.multilabel)
-    features = split_features(found.bundle, chosen, "training images", computing)
+    chosen = (
+        answers.split if split is None else matched(split, opened, answers.bundle.classes, answers.bundle.multilabel)
+    )
+    features = split_features(answers.bundle, chosen, "training images", computing)
     return Memory(source, chosen, features.rows, np.flatnonzero(features.good))
 
 
-def outliers(found: Answered, computing: Computing, file: str | None, against: str | None) -> dict[str, Any]:
+def outliers(answers: Answered, computing: Computing, file: str | None, against: str | None) -> dict[str, Any]:
     """How unlike the training images the judged ones are: `score`, relative Mahalanobis distance in squared standard
     deviations of the features, higher is less familiar.
 
     `file` gets path, score, and the share of training images that score lower. `against`: other data, whose images are
     told from the judged ones by AUROC and the false-positive rate at 95 % true positives (of judged images let pass).
     """
-    known = memory(found, computing)
-    kinds = fit_detector(known.usable, known.labels, len(found.bundle.classes))
-    features = split_features(found.bundle, found.split, "the judged images", computing)
+    known = memory(answers, computing)
+    kinds = fit_detector(known.usable, known.labels, len(answers.bundle.classes))
+    features = split_features(answers.bundle, answers.split, "the judged images", computing)
     usual, rows = np.sort(kinds.scores(known.usable)), np.flatnonzero(features.good)
     scores = kinds.scores(features.rows[rows])
     shares = np.searchsorted(usual, scores) / len(usual)
     order = np.argsort(-scores, kind="stable")
-    table = [(found.split.name(int(rows[i])), float(scores[i]), float(shares[i])) for i in order]
+    table = [(answers.split.name(int(rows[i])), float(scores[i]), float(shares[i])) for i in order]
     if file:
         write_table(
             file,
@@ -91,14 +93,14 @@ def outliers(found: Answered, computing: Computing, file: str | None, against: s
         "training_median": float(np.median(usual)),
         "above_training_99": float((scores > np.percentile(usual, 99)).mean()),
         "top": [{"path": name, "score": score, "training_below": share} for name, score, share in table[:SHOWN]],
-        "against": None if against is None else told_apart(found, computing, scores, kinds, against),
+        "against": None if against is None else told_apart(answers, computing, scores, kinds, against),
     }
 
 
-def told_apart(found: Answered, computing: Computing, usual: np.ndarray, kinds: Any, against: str) -> dict[str, Any]:
+def told_apart(answers: Answered, computing: Computing, usual: np.ndarray, kinds: Any, against: str) -> dict[str, Any]:
     """How well the judged images are told from all those of other data, whatever their classes."""
     split = images_of(against)
-    features = split_features(found.bundle, split, "the other data", computing)
+    features = split_features(answers.bundle, split, "the other data", computing)
     return {"data": against, "images": int(features.good.sum())} | separation(
         usual, kinds.scores(features.rows[features.good])
     )
@@ -112,7 +114,7 @@ def images_of(source: str) -> Split:
     return opened.split("test") if "test" in opened.splits and not opened.unsplit else everything(opened).split("test")
 
 
-def suspected(found: Answered, computing: Computing, file: str) -> dict[str, Any]:
+def suspected(answers: Answered, computing: Computing, file: str) -> dict[str, Any]:
     """Images whose label is probably wrong: the model and the nearest training images both say otherwise, with
     confidence.
 
@@ -121,24 +123,24 @@ def suspected(found: Answered, computing: Computing, file: str) -> dict[str, Any
     by heart it does not doubt: labels of training images are best judged by a run that did not train on them. Raises
     UsageError for several labels.
     """
-    if found.split.labels.ndim == 2:
+    if answers.split.labels.ndim == 2:
         raise UsageError("--suspects is for data with one label an image", "leave it out")
-    known, classes = memory(found, computing, alone=True), found.bundle.classes
+    known, classes = memory(answers, computing, alone=True), answers.bundle.classes
     features = (
         known.features
-        if known.split is found.split
-        else split_features(found.bundle, found.split, "the judged images", computing).rows
+        if known.split is answers.split
+        else split_features(answers.bundle, answers.split, "the judged images", computing).rows
     )
-    rows = np.flatnonzero(found.readable)
+    rows = np.flatnonzero(answers.readable)
     place = {identity: index for index, identity in enumerate(identities(known.split, known.source))}
     at = {int(row): index for index, row in enumerate(known.rows)}
-    names = identities(found.split, found.source)
+    names = identities(answers.split, answers.source)
     own = np.array([at.get(place.get(names[row], -1), -1) for row in rows], dtype=np.int64)
     shares = neighbour_shares(features[rows], known.usable, known.labels, len(classes), own)
-    listed = find_suspects(probabilities(found.logits[rows], found.bundle.loss), shares, found.split.labels[rows])
+    listed = find_suspects(probabilities(answers.logits[rows], answers.bundle.loss), shares, answers.split.labels[rows])
     table = [
         {
-            "path": found.split.name(int(rows[one.sample])),
+            "path": answers.split.name(int(rows[one.sample])),
             "label": classes[one.label],
             "class": classes[one.answer],
             "probability": one.probability,

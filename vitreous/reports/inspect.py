@@ -89,14 +89,14 @@ def inspect(
     )
     folder = Path(out) if out is not None else default_folder(Path(run))
     started, answers = time.perf_counter(), likeliest_classes(scene)
-    made, refused = make_figures(scene, names, folder)
+    figures, refused = make_figures(scene, names, folder)
     document = {
         "run": os.fspath(run),
         "model": name_of(bundle.model.config),
         "image_size": list(preprocess.image),
         "images": [one.name for one in scene.pictures],
         "answers": answers,
-        "figures": made,
+        "figures": figures,
         "refused": refused,
         "out": os.fspath(folder),
         "page": os.fspath(folder / "index.html"),
@@ -108,24 +108,24 @@ def inspect(
 
 
 def make_figures(scene: Scene, names: Sequence[str], folder: Path) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Make and write figures: what is where, and why others could not be made, which is allowed with `all` alone.
+    """Make and write figures: what is where, and why others could not be written, which is allowed with `all` alone.
 
-    Raises UsageError where none can be made.
+    Raises UsageError where none can be written.
     """
-    made, refused = [], {}
+    written, refused = [], {}
     for name in names:
         try:
             for one in import_module(FIGURES[name].module).make(scene):
-                made.append(write_figure(one, folder))
+                written.append(write_figure(one, folder))
                 scene.listener.note(f"{one.title}: {folder / one.name}.png")
         except UsageError as error:
             if not scene.options.all:
                 raise
             refused[name] = error.message
             scene.listener.note(f"no {name}: {error.message}")
-    if not made:
-        raise UsageError(f"no figure can be made of {scene.run}: " + "; ".join(refused.values()))
-    return made, refused
+    if not written:
+        raise UsageError(f"no figure can be written of {scene.run}: " + "; ".join(refused.values()))
+    return written, refused
 
 
 def choose_figures(settings: InspectOptions, pictures: bool = False) -> list[str]:

@@ -137,17 +137,17 @@ def places(data: Data, classes: tuple[str, ...]) -> np.ndarray:
     short = Counter(name.split(",")[0] for name in classes)
     called = {name.split(",")[0]: index for index, name in enumerate(classes) if short[name.split(",")[0]] == 1}
     once = {title for title, times in Counter(titles).items() if title and times == 1}
-    found = [
+    indices = [
         place.get(name, called.get(title, -1) if title in once else -1)
         for name, title in zip(data.classes, titles, strict=True)
     ]
-    times = Counter(found)
-    unknown = [name for name, index in zip(data.classes, found, strict=True) if index < 0 or times[index] > 1]
+    times = Counter(indices)
+    unknown = [name for name, index in zip(data.classes, indices, strict=True) if index < 0 or times[index] > 1]
     if unknown:
         raise DataError(
             f"the model does not know the classes {', '.join(unknown[:20])}", f"it knows {', '.join(classes[:20])}"
         )
-    return np.array(found, dtype=np.int64)
+    return np.array(indices, dtype=np.int64)
 
 
 def matched(split: Split, data: Data, classes: tuple[str, ...], multilabel: bool = False) -> Split:

@@ -123,17 +123,17 @@ class Scene:
         if self.pictures and split is None:
             return list(self.pictures)
         split = self.split if split is None else split
-        found: list[Picture] = []
+        pictures: list[Picture] = []
         for sample in permutation(len(split), self.options.seed, 0):
-            if len(found) == count:
+            if len(pictures) == count:
                 break
             try:
-                found.append(see_picture(split.raw(int(sample)), split.name(int(sample)), self.preprocess))
+                pictures.append(see_picture(split.raw(int(sample)), split.name(int(sample)), self.preprocess))
             except DataError:
                 continue
-        if not found:
+        if not pictures:
             raise DataError("no image can be read", "`vitreous data check` tells why")
-        return found
+        return pictures
 
     def batches(self, pictures: Sequence[Picture], label: str = "look") -> Iterator[Tensor]:
         """The model's input of pictures, `batch_size` at a time."""
@@ -157,10 +157,10 @@ def open_pictures(images: Sequence[str | os.PathLike[str]], preprocess: Preproce
     for name in images:
         path = Path(name)
         if path.is_dir():
-            found = [p for p in list_images(path) if is_image(p)]
-            if not found:
+            paths = [p for p in list_images(path) if is_image(p)]
+            if not paths:
                 raise DataError(f"no images in {printable(path)}")
-            yield from (see_picture(p, printable(p), preprocess) for p in found)
+            yield from (see_picture(p, printable(p), preprocess) for p in paths)
         else:
             yield see_picture(path, printable(path), preprocess)
 

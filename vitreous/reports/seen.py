@@ -23,7 +23,7 @@ from vitreous.training.folder import Folder
 FAR = 8  # runs that a run may have started from, one after the other
 
 
-def seen(found: Answered, data: str | os.PathLike[str] | None) -> dict[str, Any]:
+def seen(answers: Answered, data: str | os.PathLike[str] | None) -> dict[str, Any]:
     """`trained_on`: whether any judged image is one that the model was trained on, None where that cannot be told; how
     many are; and `chosen_on`: what was chosen or fitted on the split.
 
@@ -31,9 +31,9 @@ def seen(found: Answered, data: str | os.PathLike[str] | None) -> dict[str, Any]
     wherever they lie by their fingerprint. The runs that a run started from, and those in a soup, count too. `data`:
     what the user named.
     """
-    own, hit, known = identities(found.split, found.source), np.zeros(len(found.split), dtype=bool), False
-    for folder in homes(Path(found.run), found.bundle.provenance):
-        for source, split in trained_on(folder, found, data):
+    own, hit, known = identities(answers.split, answers.source), np.zeros(len(answers.split), dtype=bool), False
+    for folder in homes(Path(answers.run), answers.bundle.provenance):
+        for source, split in trained_on(folder, answers, data):
             known = True
             images = set(identities(split, source))
             hit |= np.array([image in images for image in own], dtype=bool)
@@ -41,21 +41,22 @@ def seen(found: Answered, data: str | os.PathLike[str] | None) -> dict[str, Any]
     return {
         "trained_on": count > 0 if known else None,
         "trained_on_images": count if known else None,
-        "chosen_on": chosen_on(found),
+        "chosen_on": chosen_on(answers),
     }
 
 
-def told(facts: dict[str, Any], found: Answered) -> list[str]:
+def exposure_notes(facts: dict[str, Any], answers: Answered) -> list[str]:
     """What to say of it: a sentence each."""
-    count, total = facts["trained_on_images"], len(found.split)
-    said = []
+    count, total = facts["trained_on_images"], len(answers.split)
+    notes = []
     if count:
         which = "these images" if count == total else f"{count} of these {total} images"
-        said.append(
-            f"{found.run} was trained on {which}: the figures say how well it remembers, not how well it does on others"
+        notes.append(
+            f"{answers.run} was trained on {which}: "
+            "the figures say how well it remembers, not how well it does on others"
         )
-    said += [f"these images were used to {reason}: the figures flatter it" for reason in facts["chosen_on"]]
-    return said
+    notes += [f"these images were used to {reason}: the figures flatter it" for reason in facts["chosen_on"]]
+    return notes
 
 
 def homes(run: Path, provenance: dict[str, Any]) -> Iterator[Folder]:
@@ -72,14 +73,14 @@ def homes(run: Path, provenance: dict[str, Any]) -> Iterator[Folder]:
             waiting += [Path(init)] if init else []
 
 
-def trained_on(folder: Folder, found: Answered, data: str | os.PathLike[str] | None) -> Iterator[tuple[str, Split]]:
-    """The training images of a run, where they can be found, and what holds them."""
+def trained_on(folder: Folder, answers: Answered, data: str | os.PathLike[str] | None) -> Iterator[tuple[str, Split]]:
+    """The training images of a run, where they can be answers, and what holds them."""
     run = folder.run().data
-    mine = data is None and folder.path == Path(found.run)
-    for source in dict.fromkeys([run.source, found.source]):
+    mine = data is None and folder.path == Path(answers.run)
+    for source in dict.fromkeys([run.source, answers.source]):
         try:
             opened = (
-                found.opened
+                answers.opened
                 if mine
                 else open_data(source, run.split_seed, run.group_by).holding_out(run.hold_out, run.split_seed)
             )
@@ -95,19 +96,23 @@ def without_excluded(split: Split, folder: Folder) -> Split:
     return split.take(staying(split, frozenset(json.loads(listed.read_text("utf-8"))))) if listed.is_file() else split
 
 
-def chosen_on(found: Answered) -> list[str]:
+def chosen_on(answers: Answered) -> list[str]:
     """What was chosen on the split that is judged, in words that follow `used to`."""
-    folder, told, reasons = Folder(Path(found.run)), found.bundle.provenance, []
-    if folder.config.is_file() and found.name == "val" and same(folder.run().data.source, found.source):
+    folder, provenance, reasons = Folder(Path(answers.run)), answers.bundle.provenance, []
+    if folder.config.is_file() and answers.name == "val" and same(folder.run().data.source, answers.source):
         trials = folder.path.parent
         if trials.name == "trials" and (trials.parent / "trials.json").is_file():
             reasons.append("choose the learning rate")
         if folder.run().keep_best or folder.run().early_stop:
             reasons.append("choose which weights of the run are kept")
-    if told.get("soup") == "greedy" and told.get("split") == found.name and same(told.get("data"), found.source):
+    if (
+        provenance.get("soup") == "greedy"
+        and provenance.get("split") == answers.name
+        and same(provenance.get("data"), answers.source)
+    ):
         reasons.append("choose what is in the soup")
-    fitted = told.get("temperature")
-    if fitted and fitted.get("split") == found.name and same(fitted.get("data"), found.source):
+    fitted = provenance.get("temperature")
+    if fitted and fitted.get("split") == answers.name and same(fitted.get("data"), answers.source):
         reasons.append("fit the temperature")
     return reasons
 
@@ -122,13 +127,13 @@ def identities(split: Split, source: str) -> list[bytes]:
     pixels."""
     if isinstance(split, Files):
         real: dict[bytes, bytes] = {}
-        found = []
+        names = []
         for sample in range(len(split)):
             home, _, name = os.fsencode(split.path(sample)).rpartition(b"/")
             if home not in real:  # links are mostly to folders, and to look up each file takes seconds
                 real[home] = os.path.realpath(home or b".")
-            found.append(real[home] + b"/" + name)
-        return found
+            names.append(real[home] + b"/" + name)
+        return names
     if isinstance(split, Arrays):
         return [hashlib.sha1(np.ascontiguousarray(split.raw(s)).tobytes()).digest() for s in range(len(split))]
     if isinstance(split, Pixels):

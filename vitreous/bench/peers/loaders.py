@@ -67,7 +67,7 @@ def turns(batches: Iterable[Any], keep: Any = None) -> Turn:
     """A turn is a batch, its images first; `keep` lives as long."""
     stream = iter(batches)
 
-    def turn(kept: Any = keep) -> float:
+    def turn(batches: Any = keep) -> float:
         return len(next(stream)[0])
 
     return turn
@@ -171,8 +171,8 @@ def datasets(work: Work, best: bool = False) -> Turn:
         pictures = pictures.cast_column("image", Image(decode=False))
 
     def changed(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        found = [change(read(image["path"]) if best else image.convert("RGB")) for image in rows["image"]]
-        return {"image": found, "label": rows["label"]}
+        images = [change(read(image["path"]) if best else image.convert("RGB")) for image in rows["image"]]
+        return {"image": images, "label": rows["label"]}
 
     pictures = pictures.with_transform(changed)
     endless = RandomSampler(pictures, replacement=True, num_samples=ENDLESS)

@@ -98,9 +98,9 @@ def inference(work: Work, peer: str, precision: str = "fp32", compiled: bool = F
     @torch.inference_mode(not compiled)
     @torch.no_grad()
     def answer() -> Any:
-        found = model(images)
+        logits = model(images)
         synchronise(work.device)
-        return found
+        return logits
 
     def turn() -> float:
         answer()

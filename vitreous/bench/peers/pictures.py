@@ -57,8 +57,8 @@ def timm(work: Work, best: bool = False, compiled: bool = False) -> Turn:
     def turn() -> float:
         rows = []
         for images in data:
-            found = model(images.to(work.device, dtype)).float().softmax(-1).topk(5)
-            rows += zip(found.indices.tolist(), found.values.tolist(), strict=True)
+            best_classes = model(images.to(work.device, dtype)).float().softmax(-1).topk(5)
+            rows += zip(best_classes.indices.tolist(), best_classes.values.tolist(), strict=True)
         return len(rows)
 
     return turn

@@ -18,11 +18,11 @@ def make(scene: Scene) -> list[FigureResult]:
     their mean."""
     layers, pictures = last(scene), asked(scene)
     prefix = scene.model.config.prefix
-    found = [attention(scene.model, scene.input(one.pixels[None]), layers) for one in pictures]
+    results = [attention(scene.model, scene.input(one.pixels[None]), layers) for one in pictures]
     grid = tuple(i // p for i, p in zip(scene.preprocess.image, scene.model.config.patch, strict=True))
-    made = []
+    figures = []
     for layer in layers:
-        rows = torch.cat([one[layer] for one in found]).cpu()  # (n, h, T)
+        rows = torch.cat([one[layer] for one in results]).cpu()  # (n, h, T)
         heads = chosen(scene.options.heads, rows.shape[1])
         maps = rows[..., prefix:].unflatten(-1, grid)
         caption = (
@@ -38,20 +38,20 @@ def make(scene: Scene) -> list[FigureResult]:
             "images": np.array([one.name for one in pictures]),
         }
         name = "attention" if len(layers) == 1 else f"attention-{layer}"
-        made.append(
+        figures.append(
             FigureResult(name, f"Attention of block {layer + 1}", caption, drawn(scene, pictures, maps, heads), numbers)
         )
-    return made
+    return figures
 
 
 def drawn(scene: Scene, pictures: list[Picture], maps: Tensor, heads: list[int]) -> Any:
     """(n, h, *grid) maps: a row for each picture; many heads make the panels smaller."""
     words = ["input", *(f"head {head + 1}" for head in heads), "mean"]
     figure, axes = panels(scene, len(pictures), len(words), words, side=1.4 if len(words) <= 6 else 1.0)
-    for row, picture, those in zip(axes, pictures, maps, strict=True):
+    for row, picture, head_maps in zip(axes, pictures, maps, strict=True):
         show(row[0], picture)
         named(row[0], picture.name)
-        for place, values in zip(row[1:], [*those[heads], those.mean(0)], strict=True):
+        for place, values in zip(row[1:], [*head_maps[heads], head_maps.mean(0)], strict=True):
             image = heat(place, picture, values)
     scale(figure, image, axes, "attention")
     return figure

@@ -24,18 +24,25 @@ def make(scene: Scene) -> list[FigureResult]:
     from matplotlib.figure import Figure
 
     model, device = scene.model, scene.device
-    wanted, found = sizes(model, (*SIZES, max(scene.preprocess.image))), []
+    wanted, measured = sizes(model, (*SIZES, max(scene.preprocess.image))), []
     for cost in costs(model, wanted, scene.options.batch_sizes, SECONDS):
-        found.append(cost)
-        scene.listener.progress("cost", len(found), len(wanted))
-    side, tokens = [cost.image[0] for cost in found], [cost.tokens for cost in found]
+        measured.append(cost)
+        scene.listener.progress("cost", len(measured), len(wanted))
+    side, tokens = [cost.image[0] for cost in measured], [cost.tokens for cost in measured]
     figure = Figure(figsize=(7.2, 5.2), layout="constrained")
     (speed, batch), (memory, operations) = figure.subplots(2, 2)
-    curve(speed, side, [cost.best[1] for cost in found], "input size (pixels a side)", "images per second", BLUE)
-    curve(batch, side, [cost.largest for cost in found], "input size (pixels a side)", "largest batch (images)", BLUE)
-    curve(memory, tokens, [cost.memory / 2**20 for cost in found], "tokens", "memory of an image (MiB)", ORANGE)
+    curve(speed, side, [cost.best[1] for cost in measured], "input size (pixels a side)", "images per second", BLUE)
     curve(
-        operations, tokens, [2 * cost.macs / 1e9 for cost in found], "tokens", "operations of an image (GFLOP)", ORANGE
+        batch, side, [cost.largest for cost in measured], "input size (pixels a side)", "largest batch (images)", BLUE
+    )
+    curve(memory, tokens, [cost.memory / 2**20 for cost in measured], "tokens", "memory of an image (MiB)", ORANGE)
+    curve(
+        operations,
+        tokens,
+        [2 * cost.macs / 1e9 for cost in measured],
+        "tokens",
+        "operations of an image (GFLOP)",
+        ORANGE,
     )
     for axes in (memory, operations):
         low, high = axes.get_lines()[0].get_ydata()[0], axes.get_ylim()[1]  # type: ignore[index]
@@ -50,22 +57,24 @@ def make(scene: Scene) -> list[FigureResult]:
         axes.set_ylim(top=high)
         axes.legend(loc="upper left")
     numbers = {
-        "image": np.array([cost.image for cost in found]),
+        "image": np.array([cost.image for cost in measured]),
         "tokens": np.array(tokens),
-        "macs": np.array([cost.macs for cost in found]),
-        "memory_bytes": np.array([cost.memory for cost in found]),
-        "images_per_second": np.array([cost.best[1] for cost in found]),
-        "batch": np.array([cost.best[0] for cost in found]),
-        "largest_batch": np.array([cost.largest for cost in found]),
+        "macs": np.array([cost.macs for cost in measured]),
+        "memory_bytes": np.array([cost.memory for cost in measured]),
+        "images_per_second": np.array([cost.best[1] for cost in measured]),
+        "batch": np.array([cost.best[0] for cost in measured]),
+        "largest_batch": np.array([cost.largest for cost in measured]),
     }
     rows = [
         [times(cost.image), cost.tokens, 2 * cost.macs, cost.memory, size, f"{rate:.2f}", cost.largest]
-        for cost in found
+        for cost in measured
         for size, rate in cost.rate.items()
     ]
     head = ["image", "tokens", "flops", "memory_bytes", "batch", "images_per_second", "largest_batch"]
     return [
-        FigureResult("cost", "Cost by input size", caption(scene, found, wanted, device), figure, numbers, (head, rows))
+        FigureResult(
+            "cost", "Cost by input size", caption(scene, measured, wanted, device), figure, numbers, (head, rows)
+        )
     ]
 
 
@@ -86,7 +95,7 @@ def curve(axes: Axes, x: list[int], y: list[float], across: str, up: str, colour
     axes.grid(alpha=0.25, linewidth=0.5)
 
 
-def caption(scene: Scene, found: list[Cost], wanted: list[tuple[int, int]], device: str) -> str:
+def caption(scene: Scene, measured: list[Cost], wanted: list[tuple[int, int]], device: str) -> str:
     """What is seen, and what of it is an estimate."""
     import torch
 
@@ -98,20 +107,19 @@ def caption(scene: Scene, found: list[Cost], wanted: list[tuple[int, int]], devi
         if device.startswith("cuda")
         else f"{processor()}, {threads} thread{'s' * (threads > 1)}"
     )
-    if found[0].tried:
+    if measured[0].tried:
         batches = f"The largest batch is the largest that ran, of those named or of the powers of two up to {MOST}"
     else:
         batches = (
             f"The largest batch is an estimate, {100 * SPARE:.0f} % of the memory now free over that of an "
             f"image, at most {MOST}"
         )
-    left = [times(image) for image in wanted[len(found) :]]
+    left = [times(image) for image in wanted[len(measured) :]]
     out = f" Left out, for the time they would take: {', '.join(left)}." if left else ""
     return (
         f"Forward passes of {name_of(scene.model.config)} in {precision} on {where}: images per second of the fastest "
-        "batch of "
-        f"{', '.join(map(str, sorted({size for cost in found for size in cost.rate})))}. {batches}. Memory is what the "
-        "tensors of one "
+        f"batch of {', '.join(map(str, sorted({size for cost in measured for size in cost.rate})))}. {batches}. "
+        "Memory is what the tensors of one "
         f"image hold at the same time, beyond the model; operations count a multiply-add as two.{out} As in "
         "arXiv:2010.11929, Fig. 12."
     )

@@ -24,11 +24,11 @@ def make(scene: Scene) -> list[FigureResult]:
     """Dots by head against depth, over --count images of the data, or those named."""
     layers = scene.layers(depth_of(scene))
     pictures = scene.some(scene.options.count)
-    found = distances(scene.model, scene.batches(pictures, "attention distance"))
-    shown = [row for row, layer in enumerate(found.layers) if layer in layers]
-    mean, std = found.mean.numpy()[shown], found.std.numpy()[shown]
-    blocks, spans = np.array(found.layers)[shown], [found.spans[row] for row in shown]
-    uniform = np.array(found.uniform)[shown]
+    measured = distances(scene.model, scene.batches(pictures, "attention distance"))
+    shown = [row for row, layer in enumerate(measured.layers) if layer in layers]
+    mean, std = measured.mean.numpy()[shown], measured.std.numpy()[shown]
+    blocks, spans = np.array(measured.layers)[shown], [measured.spans[row] for row in shown]
+    uniform = np.array(measured.uniform)[shown]
     caption = (
         f"Mean attention distance of each head over {format_count(len(pictures), 'image')}, in pixels of an image of "
         f"{' × '.join(map(str, scene.preprocess.image))} (arXiv:2010.11929, Fig. 7 right): from the query's patch to "
@@ -51,23 +51,23 @@ def make(scene: Scene) -> list[FigureResult]:
         "std": std,
     }
     numbers |= {"uniform": uniform, "images": np.array([one.name for one in pictures])}
-    return [FigureResult("distance", "Mean attention distance", caption, drawn(found, shown), numbers, (head, rows))]
+    return [FigureResult("distance", "Mean attention distance", caption, drawn(measured, shown), numbers, (head, rows))]
 
 
-def drawn(found: Distances, shown: list[int]) -> Any:
+def drawn(measured: Distances, shown: list[int]) -> Any:
     """The figure: a dot for each head, a line through their mean, and what uniform attention would have."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(5.2, 3.4), layout="constrained")
     axes = figure.subplots()
-    mean = found.mean.numpy()
+    mean = measured.mean.numpy()
     lines: dict[float, str] = {}
-    for span in dict.fromkeys(found.spans[row] for row in shown):
+    for span in dict.fromkeys(measured.spans[row] for row in shown):
         word, colour, marker = KINDS[span]
-        rows = [row for row in shown if found.spans[row] == span]
-        depth = [found.layers[row] + 1 for row in rows]
-        pixels = found.uniform[rows[0]]
+        rows = [row for row in shown if measured.spans[row] == span]
+        depth = [measured.layers[row] + 1 for row in rows]
+        pixels = measured.uniform[rows[0]]
         lines[pixels] = "#555555" if pixels in lines else colour
         axes.plot(depth, mean[rows].mean(1), color=colour, linewidth=1, alpha=0.5)
         places = np.repeat(depth, mean.shape[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from vitreous.inspection.filters import filters
-from vitreous.reports.figures.style import BLUE, bare, mosaic, styled, times
+from vitreous.reports.figures.style import BLUE, hide_axes, mosaic, styled, times
 from vitreous.reports.pages.formats import format_share
 from vitreous.reports.scene import FigureResult, Scene
 
@@ -17,13 +17,13 @@ def make(scene: Scene) -> list[FigureResult]:
     """The first principal components of the filters, and how much of their variance each explains."""
     from matplotlib.figure import Figure
 
-    found = filters(scene.model)
-    components, share = found.components.numpy(), found.share.numpy()
+    result = filters(scene.model)
+    components, share = result.components.numpy(), result.share.numpy()
     count = len(components)
-    pictures, how = shown(components)
+    pictures, description = shown(components)
     figure = Figure(figsize=(7.2, 2.5), layout="constrained")
     tiles, axes = figure.subplots(1, 2, width_ratios=(1.8, 1))
-    bare(tiles)
+    hide_axes(tiles)
     tiles.set_anchor("N")
     tiles.imshow(together_of(pictures), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.plot(np.arange(1, count + 1), 100 * share.cumsum(), color=BLUE, marker="o", markersize=2.5, linewidth=1)
@@ -35,8 +35,8 @@ def make(scene: Scene) -> list[FigureResult]:
         f"first {format_share(share[0])}."
     )
     caption = (
-        f"The first {count} principal components of the {found.count} filters of the {found.layer}, {size} pixels, "
-        f"{how}; each is "
+        f"The first {count} principal components of the {result.count} filters of the {result.layer}, {size} pixels, "
+        f"{description}; each is "
         f"stretched to its own range, and its sign is arbitrary. {together} As in arXiv:2010.11929, Fig. 7 left."
     )
     table = ["component", "share"], [[number + 1, f"{value:.6f}"] for number, value in enumerate(share)]
@@ -63,6 +63,6 @@ def shown(components: np.ndarray) -> tuple[np.ndarray, str]:
     low, high = (f(visible, axis=(1, 2, 3), keepdims=True) for f in (np.min, np.max))
     even = (visible - low) / np.maximum(high - low, 1e-12)
     if channels >= 3:
-        how = "in colour" if channels == 3 else f"the first three of {channels} channels as red, green and blue"
-        return even.transpose(0, 2, 3, 1), how
+        description = "in colour" if channels == 3 else f"the first three of {channels} channels as red, green and blue"
+        return even.transpose(0, 2, 3, 1), description
     return even[:, 0], "in grey" if channels == 1 else f"the first of {channels} channels in grey"

@@ -20,9 +20,9 @@ def make(scene: Scene) -> list[FigureResult]:
     known = scene.bundle.classes
     number = None if scene.options.of_class is None else torch.tensor([place_of(scene.options.of_class, known)])
     pictures = asked(scene)
-    found = [gradient(scene.model, scene.input(one.pixels[None]), number) for one in pictures]
-    maps = torch.cat([one.maps for one in found]).cpu()
-    words = [known[int(one.classes[0])] for one in found]
+    gradients = [gradient(scene.model, scene.input(one.pixels[None]), number) for one in pictures]
+    maps = torch.cat([one.maps for one in gradients]).cpu()
+    words = [known[int(one.classes[0])] for one in gradients]
     caption = (
         f"Gradient-weighted rollout (arXiv:2103.15679), seen from {reader(scene)}: attention that raises the logit of "
         + ("the predicted class" if number is None else f"the class {words[0]}")
@@ -31,7 +31,7 @@ def make(scene: Scene) -> list[FigureResult]:
     numbers = {
         "maps": maps.numpy(),
         "classes": np.array(words),
-        "logits": torch.cat([one.logits for one in found]).cpu().numpy(),
+        "logits": torch.cat([one.logits for one in gradients]).cpu().numpy(),
         "images": np.array([one.name for one in pictures]),
     }
     return [

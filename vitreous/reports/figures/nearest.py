@@ -16,7 +16,7 @@ from vitreous.data.keys import permutation
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError
 from vitreous.inspection.features import nearest, pooled
-from vitreous.reports.figures.style import bare, styled
+from vitreous.reports.figures.style import hide_axes, styled
 from vitreous.reports.scene import SEEN, FigureResult, Picture, Scene, see_picture
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ def make(scene: Scene) -> list[FigureResult]:
     samples, known = known_of(scene, train, len(queries) if overlap else 0)
     asked = torch.cat([pooled(scene.model, images).cpu() for images in scene.batches(queries, "pictures")])
     values, places = nearest(asked, known, NEIGHBOURS)
-    found = [[samples[place] for place in line] for line in places.tolist()]
+    nearest_samples = [[samples[place] for place in line] for line in places.tolist()]
     lines = [
         [(query.name, sample, value, called(data, train, sample)) for sample, value in zip(row, similar, strict=True)]
-        for query, row, similar in zip(queries, found, values.tolist(), strict=True)
+        for query, row, similar in zip(queries, nearest_samples, values.tolist(), strict=True)
     ]
     rows = [[(shown, title)] for shown, title in zip(queries, titles, strict=True)]
     for row, line in zip(rows, lines, strict=True):
@@ -63,7 +63,7 @@ def make(scene: Scene) -> list[FigureResult]:
         for line in lines
         for rank, (query, sample, value, name) in enumerate(line)
     ]
-    numbers = {"similarity": values.numpy(), "sample": np.array(found), "features": asked.numpy()}
+    numbers = {"similarity": values.numpy(), "sample": np.array(nearest_samples), "features": asked.numpy()}
     head = ["picture", "rank", "similarity", "training_image", "class"]
     return [FigureResult("nearest", "Nearest training images", caption, strip(rows), numbers, (head, table))]
 
@@ -112,7 +112,7 @@ def strip(rows: list[list[tuple[Picture, str]]]) -> Figure:
         for column, (shown, words) in enumerate(row):
             left, top = column * (side + 0.06) + apart * (column > 0), down - number * (tall + letters) - letters
             place = figure.add_axes((left / across, (top - tall) / down, side / across, tall / down))
-            bare(place)
+            hide_axes(place)
             place.imshow(shown.shown, interpolation="nearest")
             place.set_title(textwrap.shorten(words, LETTERS, placeholder="…") or words[:LETTERS], fontsize=7.5, pad=2)
     return figure

@@ -43,60 +43,60 @@ def make(scene: Scene) -> list[FigureResult]:
     native = model.config.grid
     grid = tuple(i // p for i, p in zip(scene.preprocess.image, model.config.patch, strict=True))
     own = embeddings(model, native)
-    made = [added(own, native, "positions", "Position embeddings", "")] if own else []
+    figures = [added(own, native, "positions", "Position embeddings", "")] if own else []
     if own and grid != native:
         learned = model.config.position in ("learned", "axes")  # type: ignore[union-attr]
-        how = (
+        note = (
             f", read from those of {times(native)} as the model resizes them"
             if learned
             else ", of the same formula as at any other"
         )
-        made.append(
-            added(embeddings(model, grid), grid, "positions-resized", f"Position embeddings at {times(grid)}", how)
+        figures.append(
+            added(embeddings(model, grid), grid, "positions-resized", f"Position embeddings at {times(grid)}", note)
         )
     if tables(model):
-        made.append(relative(scene))
+        figures.append(relative(scene))
     if kernel(model, grid) is not None:
-        made.append(rotary(scene, grid))
-    return made
+        figures.append(rotary(scene, grid))
+    return figures
 
 
-def added(found: dict[str, Tensor], grid: tuple[int, ...], name: str, title: str, how: str) -> FigureResult:
+def added(tables: dict[str, Tensor], grid: tuple[int, ...], name: str, title: str, note: str) -> FigureResult:
     """Tiles of cosine similarity, a panel for each place where positions are added."""
     from matplotlib.figure import Figure
 
     step = stride(grid)
-    across = min(ACROSS, len(found))
-    down = -(-len(found) // across)
-    side = 4.6 if len(found) == 1 else 8.0 / across
+    across = min(ACROSS, len(tables))
+    down = -(-len(tables) // across)
+    side = 4.6 if len(tables) == 1 else 8.0 / across
     figure = Figure(
         figsize=(side * across + 0.6, down * (0.88 * side * grid[0] / grid[1] + 0.25) + 0.4), layout="constrained"
     )
     panels = figure.subplots(down, across, squeeze=False)
     numbers, rows, scores = {}, [], []
-    similarities = {where: similarity(table) for where, table in found.items()}
+    similarities = {where: similarity(table) for where, table in tables.items()}
     ends = common_range(similarities.values())
     for axes, (where, similar) in zip(panels.flat, similarities.items(), strict=False):
         score = structure(similar)
         some = similar[::step, ::step].contiguous()
-        tiles(axes, some.numpy(), step, ends, labels=len(found) == 1)
-        axes.set_title(count_from_one(where) if len(found) > 1 else "")
+        tiles(axes, some.numpy(), step, ends, labels=len(tables) == 1)
+        axes.set_title(count_from_one(where) if len(tables) > 1 else "")
         scores.append(score)
-        rows.append([where, times(grid), *told(score)])
+        rows.append([where, times(grid), *format_structure(score)])
         numbers[f"similarity_{where.replace(' ', '_')}"] = some.numpy()
-    for axes in list(panels.flat)[len(found) :]:
+    for axes in list(panels.flat)[len(tables) :]:
         axes.set_axis_off()
     bar(figure, panels, ends, "cosine similarity")
     every = "" if step == 1 else f" Every {ordinal(step)} row and column of positions has a tile."
     words = (
         summed(scores[0])
-        if len(found) == 1
+        if len(tables) == 1
         else f"in the first block, {summed(scores[0])}; in the last, {summed(scores[-1])}"
     )
     caption = (
         f"Cosine similarity of each position of the {times(grid)} grid (its place among the tiles) with all others "
         "(within the tile)"
-        f"{how}; prefix tokens left out.{every} Colours span {spanned(ends)}, "
+        f"{note}; prefix tokens left out.{every} Colours span {spanned(ends)}, "
         f"the range of two different positions. Structure: {words}. As in arXiv:2010.11929, Figs. 7 and 10."
     )
     numbers |= {
@@ -209,18 +209,20 @@ def rotary(scene: Scene, grid: tuple[int, ...]) -> FigureResult:
     """What turning by position leaves of a logit, by offset."""
     from matplotlib.figure import Figure
 
-    found = kernel(scene.model, grid)
-    assert found is not None
+    similar = kernel(scene.model, grid)
+    assert similar is not None
     height, width = grid
     places = torch.cartesian_prod(torch.arange(height), torch.arange(width))
     offsets = places[:, None] - places + torch.tensor([height - 1, width - 1])
-    score = structure(found[offsets[..., 0], offsets[..., 1]].view(*grid, *grid))
+    score = structure(similar[offsets[..., 0], offsets[..., 1]].view(*grid, *grid))
     figure = Figure(figsize=(4.4, 3.2 * height / width + 0.5), layout="constrained")
     axes = figure.subplots()
     extent = (0.5 - width, width - 0.5, height - 0.5, 0.5 - height)
-    others = found.flatten()[torch.arange(found.numel()) != found.numel() // 2]  # without the offset of 0, which has 1
+    others = similar.flatten()[
+        torch.arange(similar.numel()) != similar.numel() // 2
+    ]  # without the offset of 0, which has 1
     ends = (float(others.min()), float(others.max())) if len(others) else (-1.0, 1.0)
-    axes.imshow(found.numpy(), cmap="viridis", vmin=ends[0], vmax=ends[1], extent=extent, interpolation="nearest")
+    axes.imshow(similar.numpy(), cmap="viridis", vmin=ends[0], vmax=ends[1], extent=extent, interpolation="nearest")
     bar(figure, axes, ends, "share of the logit")
     axes.set(xlabel="offset in columns (patches)", ylabel="offset in rows (patches)")
     caption = (
@@ -230,18 +232,18 @@ def rotary(scene: Scene, grid: tuple[int, ...]) -> FigureResult:
         f"{spanned(ends)}. "
         f"Structure on the {times(grid)} grid: {summed(score)}. arXiv:2104.09864."
     )
-    numbers = {"kernel": found.numpy(), "structure": np.array([*score, score.contrast])}
+    numbers = {"kernel": similar.numpy(), "structure": np.array([*score, score.contrast])}
     return FigureResult(
         "positions-rotary",
         "Rotary positions",
         caption,
         figure,
         numbers,
-        (HEAD, [["rotary", times(grid), *told(score)]]),
+        (HEAD, [["rotary", times(grid), *format_structure(score)]]),
     )
 
 
-def told(score: Structure) -> list[str]:
+def format_structure(score: Structure) -> list[str]:
     """Numbers of a structure for a table; nothing where there are no such pairs."""
     return ["" if math.isnan(value) else f"{value:.4f}" for value in (*score, score.contrast)]
 

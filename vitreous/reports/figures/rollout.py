@@ -22,24 +22,22 @@ def make(scene: Scene) -> list[FigureResult]:
     layers = scene.layers(depth_of(scene))
     mixing = Mixing(options.residual, options.fusion, options.discard)
     # one by one: a picture can be large
-    found = [rollout(scene.model, scene.input(one.pixels[None]), mixing) for one in pictures]
-    maps = torch.cat([one.maps for one in found]).cpu()
-    alone = torch.cat([one.single_maps for one in found]).cpu()
-    how = f"{mixing.fusion} over heads, residual {mixing.residual:g}" + (
+    rollouts = [rollout(scene.model, scene.input(one.pixels[None]), mixing) for one in pictures]
+    maps = torch.cat([one.maps for one in rollouts]).cpu()
+    alone = torch.cat([one.single_maps for one in rollouts]).cpu()
+    mixing_text = f"{mixing.fusion} over heads, residual {mixing.residual:g}" + (
         f", {mixing.discard:.0%} discarded" if mixing.discard else ""
     )
     numbers: dict[str, np.ndarray] = {
         "maps": maps.numpy(),
         "single": alone.numpy(),
-        "prefix": torch.cat([one.joint[..., : one.prefix] for one in found]).cpu().numpy(),
+        "prefix": torch.cat([one.joint[..., : one.prefix] for one in rollouts]).cpu().numpy(),
         "images": np.array([one.name for one in pictures]),
     }
     caption = (
-        f"Attention rollout through all {maps.shape[1]} blocks, seen from {reader(scene)} ({how}; arXiv:2005.00928, "
-        "arXiv:2010.11929 "
-        "Fig. 6): the share of each patch in the answer as far as attention mixes tokens. Prefix tokens are left out; "
-        "each map is "
-        "shown relative to its largest value. Right: the picture times the map, as in the paper."
+        f"Attention rollout through all {maps.shape[1]} blocks, seen from {reader(scene)} ({mixing_text}; "
+        "arXiv:2005.00928, arXiv:2010.11929 Fig. 6): the share of each patch in the answer as far as attention "
+        "mixes tokens. Prefix tokens are left out; each map is shown relative to its largest value. Right: the picture times the map, as in the paper."
     )
     below = (
         f"The same for {pictures[0].name}, block by block. Upper row: through all blocks up to this one; lower row: "

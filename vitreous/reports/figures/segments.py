@@ -21,40 +21,40 @@ def make(scene: Scene) -> list[FigureResult]:
     """A figure for each block of --layers (default: the last): a row for each picture, a column for each head."""
     layers, pictures = last(scene), asked(scene)
     prefix, mass = scene.model.config.prefix, scene.options.mass
-    found = [attention(scene.model, scene.input(one.pixels[None]), layers) for one in pictures]
+    results = [attention(scene.model, scene.input(one.pixels[None]), layers) for one in pictures]
     grid = tuple(i // p for i, p in zip(scene.preprocess.image, scene.model.config.patch, strict=True))
-    made = []
+    figures = []
     for layer in layers:
-        rows = torch.cat([one[layer] for one in found]).cpu()[..., prefix:]
+        rows = torch.cat([one[layer] for one in results]).cpu()[..., prefix:]
         heads = chosen(scene.options.heads, rows.shape[1])
-        kept = segments(rows[:, heads], mass).unflatten(-1, grid)
+        masks = segments(rows[:, heads], mass).unflatten(-1, grid)
         caption = (
             f"The fewest patches that hold {mass:.0%} of the attention of {reader(scene)} to patches, in each head of "
             f"{block_of(layer, scene)} (arXiv:2104.14294, Fig. 3). Prefix tokens are left out before the share is "
             "taken."
         )
         numbers = {
-            "kept": kept.numpy(),
+            "kept": masks.numpy(),
             "heads": np.array(heads),
             "mass": np.array(mass),
             "images": np.array([one.name for one in pictures]),
         }
         name = "segments" if len(layers) == 1 else f"segments-{layer}"
-        made.append(
-            FigureResult(name, f"Segments of block {layer + 1}", caption, drawn(scene, pictures, kept, heads), numbers)
+        figures.append(
+            FigureResult(name, f"Segments of block {layer + 1}", caption, drawn(scene, pictures, masks, heads), numbers)
         )
-    return made
+    return figures
 
 
-def drawn(scene: Scene, pictures: list[Picture], kept: Tensor, heads: list[int]) -> Any:
+def drawn(scene: Scene, pictures: list[Picture], masks: Tensor, heads: list[int]) -> Any:
     """(n, k, *grid) bool: a row for each picture; patches that are not kept lie in the dark, the others have an
     edge."""
     words = ["input", *(f"head {head + 1}" for head in heads)]
     figure, axes = panels(scene, len(pictures), len(words), words, side=1.4 if len(words) <= 6 else 1.0)
-    for row, picture, those in zip(axes, pictures, kept, strict=True):
+    for row, picture, head_masks in zip(axes, pictures, masks, strict=True):
         show(row[0], picture)
         named(row[0], picture.name)
-        for place, mask in zip(row[1:], those.numpy(), strict=True):
+        for place, mask in zip(row[1:], head_masks.numpy(), strict=True):
             place.imshow(masked(np.asarray(picture.shown), mask), interpolation="nearest")
     return figure
 

@@ -37,12 +37,18 @@ def make(scene: Scene) -> list[FigureResult]:
         second = replace(scene, bundle=bundle, preprocess=bundle.preprocess)
         other = gathered(second, [see_picture(shown.raw, shown.name, bundle.preprocess) for shown in pictures])
         name = scene.options.other
-    found = cka(list(one.values()), list(other.values())).numpy()
+    similarities = cka(list(one.values()), list(other.values())).numpy()
     biased = cka(list(one.values()), list(other.values()), unbiased=False).numpy()
     figure = Figure(figsize=(4.6, 3.9), layout="constrained")
     axes = figure.subplots()
     drawn = axes.imshow(
-        found, cmap="magma", vmin=0, vmax=1, origin="lower", interpolation="nearest", aspect="auto" if name else "equal"
+        similarities,
+        cmap="magma",
+        vmin=0,
+        vmax=1,
+        origin="lower",
+        interpolation="nearest",
+        aspect="auto" if name else "equal",
     )
     figure.colorbar(drawn, ax=axes, label="linear CKA", pad=0.02)
     label(axes.set_xticks, [count_from_one(name) for name in other])
@@ -62,8 +68,13 @@ def make(scene: Scene) -> list[FigureResult]:
         "are named by the part before them, its block counted from 1; 1 is the same up to rotation and scale. "
         "arXiv:1905.00414."
     )
-    numbers = {"cka": found, "cka_biased": biased, "layers": np.array(list(one)), "other_layers": np.array(list(other))}
-    rows = [[row, *(f"{value:.5f}" for value in line)] for row, line in zip(one, found, strict=True)]
+    numbers = {
+        "cka": similarities,
+        "cka_biased": biased,
+        "layers": np.array(list(one)),
+        "other_layers": np.array(list(other)),
+    }
+    rows = [[row, *(f"{value:.5f}" for value in line)] for row, line in zip(one, similarities, strict=True)]
     return [FigureResult("similarity", "Similarity of layers", caption, figure, numbers, (["layer", *other], rows))]
 
 

@@ -55,7 +55,7 @@ def mosaic(tiles: np.ndarray, gap: int = 1, between: float = np.nan) -> np.ndarr
     return whole
 
 
-def bare(axes: Axes) -> None:
+def hide_axes(axes: Axes) -> None:
     """No ticks and no frame, for pictures."""
     axes.set_xticks([])
     axes.set_yticks([])

@@ -76,14 +76,14 @@ def pictures(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict
     if not pixels:
         return {}
     maps = attention(bundle, torch.stack(list(pixels.values())))
-    found = {}
+    uris = {}
     for place, (sample, own) in enumerate(pixels.items()):
         image = shrink(rgb_image(own))
-        found[sample] = {
+        uris[sample] = {
             "picture": data_uri(image),
             "attention": data_uri(multiply_map(image, maps[place])) if maps is not None else None,
         }
-    return found
+    return uris
 
 
 def attention(bundle: Bundle, pixels: Tensor) -> np.ndarray | None:
@@ -93,11 +93,11 @@ def attention(bundle: Bundle, pixels: Tensor) -> np.ndarray | None:
 
     model, device = bundle.model, next(bundle.model.parameters()).device
     try:
-        found = [rollout(model, bundle.preprocess.normalise(part.to(device))) for part in pixels.split(4)]
+        rollouts = [rollout(model, bundle.preprocess.normalise(part.to(device))) for part in pixels.split(4)]
     except UsageError:
         return None
-    grid, prefix = found[0].grid, found[0].prefix
+    grid, prefix = rollouts[0].grid, rollouts[0].prefix
     if len(grid) != 2:
         return None
-    maps = torch.cat([one.joint[:, -1, prefix:] for one in found])
+    maps = torch.cat([one.joint[:, -1, prefix:] for one in rollouts])
     return (maps / maps.amax(1, keepdim=True).clamp(min=1e-12)).unflatten(1, grid).cpu().numpy()

@@ -43,7 +43,7 @@ def markup(figure: Figure, label: str) -> Any:
 
 
 def curves(
-    title: str, key: str, found: Sequence[Curve], legend: str | None = None, limits: tuple[float, float] | None = None
+    title: str, key: str, series: Sequence[Curve], legend: str | None = None, limits: tuple[float, float] | None = None
 ) -> Any:
     """One panel: a key of the metrics against epochs; `legend` is its heading where names tell curves apart, `limits`
     the y axis."""
@@ -54,7 +54,7 @@ def curves(
         # finding the room takes as long as drawing
         figure.subplots_adjust(left=0.12, right=0.98, bottom=0.14, top=0.91)
         axes = figure.subplots()
-        for name, colour, lines in found:
+        for name, colour, lines in series:
             points = [(line["epoch"], line[key]) for line in lines if line.get(key) is not None]
             if points:
                 axes.plot(
@@ -69,7 +69,7 @@ def curves(
         if limits is not None:
             axes.set_ylim(*limits)
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=False)
-        bare(axes)
+        strip_axes(axes)
         if axes.lines and legend is not None:
             axes.legend(frameon=False, title=legend)
         return markup(figure, title)
@@ -95,7 +95,7 @@ def reliability(edges: np.ndarray, accuracy: np.ndarray, confidence: np.ndarray,
         lower.set_ylabel("images")
         lower.set_xlabel("probability of the class predicted")
         for axes in (upper, lower):
-            bare(axes)
+            strip_axes(axes)
         return markup(figure, "reliability diagram")
 
 
@@ -142,7 +142,7 @@ def confusion(matrix: np.ndarray, names: Sequence[str]) -> Any:
         return markup(figure, "confusion matrix")
 
 
-def bare(axes: Any) -> None:
+def strip_axes(axes: Any) -> None:
     """Axes with no more lines than are needed."""
     axes.grid(alpha=0.2, color=INK)
     axes.spines[["top", "right"]].set_visible(False)

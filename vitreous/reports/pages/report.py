@@ -45,7 +45,7 @@ NAMES = LABELS | {"top5": "top-5", "macro_f1": "macro F1", "micro_f1": "micro F1
 def write_report(
     path: Path,
     folder: Folder | None = None,
-    found: Answered | None = None,
+    answers: Answered | None = None,
     report: Report | None = None,
     command: str | None = None,
 ) -> None:
@@ -66,9 +66,9 @@ def write_report(
     parts: dict[str, Any] = {"trained": None, "grid": None, "judged": None}
     if folder is not None and folder.config.is_file():
         parts |= trained(folder)
-    if found is not None and report is not None:
-        parts |= {"judged": evaluated(found, report), "model": name_of(found.bundle.model.config)}
-        parts.setdefault("data", Path(found.source).name or found.source)
+    if answers is not None and report is not None:
+        parts |= {"judged": evaluated(answers, report), "model": name_of(answers.bundle.model.config)}
+        parts.setdefault("data", Path(answers.source).name or answers.source)
     parts["commands"] = list(dict.fromkeys([*parts.get("commands", []), *([command] if command else [])]))
     write_text(path, environment.get_template("report.html").render(**parts))
 
@@ -142,7 +142,7 @@ def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any
     }
 
 
-def evaluated(found: Answered, report: Report) -> dict[str, Any]:
+def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
     """What an evaluation found, for the page."""
     rank = "ap" if report.multilabel else "f1"
     rows = sorted(report.per_class, key=lambda row: row[rank] if row[rank] is not None else 2.0)
@@ -154,8 +154,8 @@ def evaluated(found: Answered, report: Report) -> dict[str, Any]:
     figures = [(NAMES[name], format_figure(name, value), format_interval(name, report.ends.get(name)))
                for name, value in report.figures.items() if name in NAMES and value is not None]  # fmt: skip
     return {
-        "source": found.source,
-        "name": found.name,
+        "source": answers.source,
+        "name": answers.name,
         "images": report.images,
         "unreadable": report.unreadable,
         "figures": figures,
@@ -163,9 +163,9 @@ def evaluated(found: Answered, report: Report) -> dict[str, Any]:
         "best": best,
         "left": len(rows) - len(worst) - len(best),
         "rank": "AP" if report.multilabel else "F1",
-        **matrix(report, found.bundle.classes),
-        "reliability": None if report.multilabel else diagram(found),
-        "cards": cards(found.bundle, found.split, found.logits, found.bad),
+        **matrix(report, answers.bundle.classes),
+        "reliability": None if report.multilabel else diagram(answers),
+        "cards": cards(answers.bundle, answers.split, answers.logits, answers.bad),
     }
 
 
@@ -181,16 +181,16 @@ def matrix(report: Report, classes: tuple[str, ...]) -> dict[str, Any]:
         )
         chosen = np.sort(np.argsort(-wrong, kind="stable")[:CELLS])
     places = [np.searchsorted(chosen, side).clip(max=len(chosen) - 1) for side in (label, answer)]
-    kept = (chosen[places[0]] == label) & (chosen[places[1]] == answer)
+    shown = (chosen[places[0]] == label) & (chosen[places[1]] == answer)
     counts = np.zeros((len(chosen), len(chosen)), np.int64)
-    counts[places[0][kept], places[1][kept]] = count[kept]
+    counts[places[0][shown], places[1][shown]] = count[shown]
     drawn = confusion(counts, [classes[place] for place in chosen])
     return {"confusion": drawn, "chosen": len(chosen) if len(chosen) < len(classes) else 0}
 
 
-def diagram(found: Answered) -> Any:
+def diagram(answers: Answered) -> Any:
     """The reliability diagram over the images that could be read."""
-    confidence, right = found.confidence[found.readable], found.right[found.readable]
+    confidence, right = answers.confidence[answers.readable], answers.right[answers.readable]
     if not len(confidence):
         return None
     bins = confidence_bins(confidence)
@@ -222,11 +222,11 @@ def data_facts(folder: Folder, run: Run) -> list[tuple[str, Any]]:
     if not facts:
         return []
     splits = ", ".join(f"{name} {count:,}" for name, count in facts.get("splits", {}).items())
-    found = [("source", facts["source"]), ("images", splits), ("trained on", f"{run.data.images:,}")]
-    found += [("classes", f"{len(facts['classes']):,}")]
-    found += [("left out by", facts["left_out_by"])] if facts.get("left_out_by") else []
-    found += [("note", note) for note in facts.get("notes", [])]
-    return [*found, ("fingerprint", facts["fingerprint"])]
+    answers = [("source", facts["source"]), ("images", splits), ("trained on", f"{run.data.images:,}")]
+    answers += [("classes", f"{len(facts['classes']):,}")]
+    answers += [("left out by", facts["left_out_by"])] if facts.get("left_out_by") else []
+    answers += [("note", note) for note in facts.get("notes", [])]
+    return [*answers, ("fingerprint", facts["fingerprint"])]
 
 
 def commands(folder: Folder, run: Run, table: dict[str, Any]) -> list[str]:

@@ -41,21 +41,21 @@ MAP = (
 def real(task: ProtocolTask) -> ProtocolResult:
     """ImageNet ReaL: right is what several people agreed on, one or more of the 1,000 classes; images without any are
     left out."""
-    path, order = named(task), imagenet_order(task.run, task.bundle.classes)
+    path, order = labels_file(task), imagenet_order(task.run, task.bundle.classes)
     answers, split = read_real(path), task.judged
-    found = [NUMBER.search(os.path.basename(split.name(sample))) for sample in range(len(split))]
-    if not all(found):
-        way = "ReaL's labels are in the order of ILSVRC2012_val_00000001.JPEG, …: judge images with those names"
-        raise DataError(f"{split.name(found.index(None))} is no validation image of ImageNet", way)
-    numbers = [int(match[1]) for match in found if match]
+    matches = [NUMBER.search(os.path.basename(split.name(sample))) for sample in range(len(split))]
+    if not all(matches):
+        hint = "ReaL's labels are in the order of ILSVRC2012_val_00000001.JPEG, …: judge images with those names"
+        raise DataError(f"{split.name(matches.index(None))} is no validation image of ImageNet", hint)
+    numbers = [int(match[1]) for match in matches if match]
     if not 0 < min(numbers) <= max(numbers) <= len(answers):
         raise DataError(
             f"images {min(numbers)} to {max(numbers)} are not all among the {len(answers)} of {printable(path)}", REAL
         )
-    right = table([answers[number - 1] for number in numbers], order)
+    right = answer_table([answers[number - 1] for number in numbers], order)
     if not right.any():
         raise DataError(f"no image of {task.source} has a label in {printable(path)}", REAL)
-    scores, right, good = answered(task, split, right)
+    scores, right, good = answer_images(task, split, right)
     report = judge_answer_sets(scores, right, good)
     return ProtocolResult(
         report, [report.summary()], {"labels": os.fspath(path), "images_without_label": len(split) - len(right)}
@@ -69,34 +69,34 @@ def objectnet(task: ProtocolTask) -> ProtocolResult:
     after them; the figures `mapped` choose among the classes alone that the map names. The red frame around the
     published images is cut off.
     """
-    path, order = named(task), imagenet_order(task.run, task.bundle.classes)
+    path, order = labels_file(task), imagenet_order(task.run, task.bundle.classes)
     if task.data.multilabel:
         raise UsageError(f"{task.source} has several labels an image", "ObjectNet has one")
-    known = {plain(name): numbers for name, numbers in read_map(path).items()}
-    of_class = [known.get(plain(name), []) for name in task.data.classes]
-    right = table(of_class, order)[task.judged.labels]
+    known = {normalise_name(name): numbers for name, numbers in read_map(path).items()}
+    of_class = [known.get(normalise_name(name), []) for name in task.data.classes]
+    right = answer_table(of_class, order)[task.judged.labels]
     if not right.any():
-        way = f"they are called {', '.join(task.data.classes[:5])}, …"
-        raise DataError(f"{printable(path)} names none of the classes of {task.source} that have images", way)
-    scores, right, good = answered(task, Unframed(task.judged), right)
+        hint = f"they are called {', '.join(task.data.classes[:5])}, …"
+        raise DataError(f"{printable(path)} names none of the classes of {task.source} that have images", hint)
+    scores, right, good = answer_images(task, Unframed(task.judged), right)
     report = judge_answer_sets(scores, right, good)
-    chosen = np.where(table(of_class, order).any(0), scores, -np.inf)
+    chosen = np.where(answer_table(of_class, order).any(0), scores, -np.inf)
     figures = [
         {"among": "all", **report.summary()},
         {"among": "mapped", **judge_answer_sets(chosen, right, good).summary()},
     ]
-    further = {
+    extra = {
         "labels": os.fspath(path),
         "classes_mapped": sum(map(bool, of_class)),
         "images_not_mapped": len(task.judged) - len(right),
     }
-    return ProtocolResult(report, figures, further)
+    return ProtocolResult(report, figures, extra)
 
 
 ANSWER_SETS = {"real": real, "objectnet": objectnet}
 
 
-def answered(task: ProtocolTask, split: Split, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def answer_images(task: ProtocolTask, split: Split, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logits (m, 1000) of the images with a right answer, those answers (m, 1000), and which images are readable
     (m,)."""
     rows, s = np.flatnonzero(right.any(1)), task.computing
@@ -111,7 +111,7 @@ def answered(task: ProtocolTask, split: Split, right: np.ndarray) -> tuple[np.nd
     return logits, right[rows], readable_mask(len(rows), bad)
 
 
-def table(sets: Sequence[Sequence[int]], order: np.ndarray) -> np.ndarray:
+def answer_table(sets: Sequence[Sequence[int]], order: np.ndarray) -> np.ndarray:
     """Sets of ImageNet's numbers -> (n, 1000) bool at the model's places of them."""
     right = np.zeros((len(sets), IMAGENET), dtype=bool)
     for row, numbers in enumerate(sets):
@@ -131,7 +131,7 @@ def imagenet_order(run: str, classes: tuple[str, ...]) -> np.ndarray:
             return np.arange(IMAGENET)
         if is_ilsvrc2012(tuple(sorted(classes))):
             return np.argsort(np.array(classes), kind="stable")
-        same = [first(own) == first(name) for own, name in zip(classes, torchvision_names(), strict=True)]
+        same = [first_name(own) == first_name(name) for own, name in zip(classes, torchvision_names(), strict=True)]
         if np.mean(same) >= AGREE:
             return np.arange(IMAGENET)
     raise UsageError(
@@ -139,55 +139,55 @@ def imagenet_order(run: str, classes: tuple[str, ...]) -> np.ndarray:
     )
 
 
-def first(title: str) -> str:
+def first_name(title: str) -> str:
     """The first name of a class: `tench` of `tench, Tinca tinca`."""
     return title.split(",")[0].strip().casefold()
 
 
-def plain(name: str) -> str:
+def normalise_name(name: str) -> str:
     """A class's name without what folders write in other ways: `Alarm clock` and `alarm_clock` are the same."""
     return re.sub(r"[^a-z0-9]+", "_", name.casefold()).strip("_")
 
 
-def named(task: ProtocolTask) -> Path:
+def labels_file(task: ProtocolTask) -> Path:
     """The file of --labels. Raises UsageError where none is named."""
     if not task.options.labels:
-        way = REAL if task.options.protocol == "real" else MAP
-        raise UsageError(f"--protocol {task.options.protocol} needs --labels FILE", way)
+        hint = REAL if task.options.protocol == "real" else MAP
+        raise UsageError(f"--protocol {task.options.protocol} needs --labels FILE", hint)
     return Path(task.options.labels)
 
 
 def read_real(path: Path) -> list[list[int]]:
     """The label sets of ReaL, in the order of the validation images. Raises DataError."""
-    found = parsed(path, REAL)
-    if not isinstance(found, list) or not found:
+    answers = read_json(path, REAL)
+    if not isinstance(answers, list) or not answers:
         raise DataError(f"{printable(path)} is no list of lists", REAL)
-    for number, labels in enumerate(found, 1):
+    for number, labels in enumerate(answers, 1):
         if not isinstance(labels, list) or not all(is_class(label) for label in labels):
             raise DataError(f"{printable(path)}: the labels of image {number} are {str(labels)[:80]}", REAL)
-    return found
+    return answers
 
 
 def read_map(path: Path) -> dict[str, list[int]]:
     """Class -> ImageNet's numbers, of JSON or CSV; the rows of a CSV may name a class several times. Raises
     DataError."""
-    found: dict[str, list[int]] = {}
+    numbers_of: dict[str, list[int]] = {}
     if path.suffix.lower() == ".json":
-        document = parsed(path, MAP)
+        document = read_json(path, MAP)
         if not isinstance(document, dict):
             raise DataError(f"{printable(path)} has no classes", MAP)
         for name, numbers in document.items():
-            found[name] = numbers if isinstance(numbers, list) else [numbers]
-            if not all(is_class(number) for number in found[name]):
+            numbers_of[name] = numbers if isinstance(numbers, list) else [numbers]
+            if not all(is_class(number) for number in numbers_of[name]):
                 raise DataError(f"{printable(path)}: {printable(name)} is {str(numbers)[:80]}", MAP)
-        return found
-    for line, row in enumerate(csv.reader(io.StringIO(text(path))), 1):
+        return numbers_of
+    for line, row in enumerate(csv.reader(io.StringIO(read_utf8(path))), 1):
         if not row or (line == 1 and len(row) == 2 and not row[1].strip().isdecimal()):  # a head
             continue
         if len(row) != 2 or not row[1].strip().isdecimal() or not is_class(int(row[1])):
             raise DataError(f"{printable(path)}, line {line}: {printable(','.join(row)[:80])}", MAP)
-        found.setdefault(row[0], []).append(int(row[1]))
-    return found
+        numbers_of.setdefault(row[0], []).append(int(row[1]))
+    return numbers_of
 
 
 def is_class(number: Any) -> bool:
@@ -195,15 +195,15 @@ def is_class(number: Any) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < IMAGENET
 
 
-def parsed(path: Path, way: str) -> Any:
+def read_json(path: Path, hint: str) -> Any:
     """What a JSON file says. Raises DataError."""
     try:
-        return json.loads(text(path))
+        return json.loads(read_utf8(path))
     except ValueError as error:
-        raise DataError(f"{printable(path)} is no JSON ({error})", way) from None
+        raise DataError(f"{printable(path)} is no JSON ({error})", hint) from None
 
 
-def text(path: Path) -> str:
+def read_utf8(path: Path) -> str:
     """A file's text. Raises DataError."""
     try:
         return read_regular(path).decode("utf-8-sig")

@@ -123,8 +123,8 @@ def judge_by_few_shots(task: ProtocolTask) -> ProtocolResult:
         order = few.draws(labels, task.classes, seed)
         for shot in shots:
             drawn = np.concatenate([of_class[:shot] for of_class in order])
-            found = few.ridge(train.rows[rows[drawn]], labels[drawn], task.classes, l2)
-            hits[shot].append(int(((found.scores(judged.rows).argmax(1) == wanted) & judged.good).sum()))
+            ridge = few.ridge(train.rows[rows[drawn]], labels[drawn], task.classes, l2)
+            hits[shot].append(int(((ridge.scores(judged.rows).argmax(1) == wanted) & judged.good).sum()))
             task.computing.listener.progress(
                 "few-shot", sum(map(len, hits.values())), total * len(shots), f"{shot} a class"
             )

@@ -57,15 +57,15 @@ class ProtocolTask:
         Raises DataError."""
         if self.split == "train":
             raise UsageError(f"--protocol {self.options.protocol} learns from the train split", "judge val or test")
-        found = (
+        training = (
             self.data.whole if self.split == "test" and self.data.whole is not None else self.data.splits.get("train")
         )
-        if found is None:
+        if training is None:
             raise DataError(
                 f"{self.source} has no training images",
                 f"--protocol {self.options.protocol} needs a train split beside the one judged",
             )
-        return found
+        return training
 
     @property
     def judged(self) -> Split:

@@ -24,7 +24,7 @@ from vitreous.evaluation.features import of_images, of_model
 from vitreous.evaluation.linear import LabelledFeatures, fit
 from vitreous.evaluation.vtab import DEV, TASKS, TRAIN, Task, classes_of, means
 from vitreous.reports.answers import Computing
-from vitreous.reports.protocols.answer_sets import plain
+from vitreous.reports.protocols.answer_sets import normalise_name
 from vitreous.reports.protocols.probes import sweep_penalties
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask, mean_report
 from vitreous.reports.readings import describe, record, slug
@@ -67,7 +67,7 @@ def vtab(
     averages = means({name: row["top1"] for name, row in tasks.items()})
     images, unreadable = (sum(row[key] for row in tasks.values()) for key in ("images", "unreadable"))
     report = mean_report(images, unreadable, averages["mean"])
-    told = {
+    extra = {
         "protocol": "vtab",
         **averages,
         "figures": list(tasks.values()),
@@ -78,15 +78,17 @@ def vtab(
     record(run, os.fspath(data), "test", {"protocol": "vtab", **averages, "tasks": len(tasks), **report.summary()})
     return (
         describe(replace(squashed, task=Features()), report, "test", os.fspath(data), run, time.perf_counter() - began)
-        | told
+        | extra
     )
 
 
 def task_folders(root: Path) -> dict[str, Path]:
     """Task -> its folder below the root, by any of its names, in the order of the tasks."""
-    folders = {PREFIX.sub("", plain(entry.name)): Path(entry.path) for entry in os.scandir(root) if entry.is_dir()}
+    folders = {
+        PREFIX.sub("", normalise_name(entry.name)): Path(entry.path) for entry in os.scandir(root) if entry.is_dir()
+    }
     called = {name: next((n for n in (name, *task.names) if n in folders), "") for name, task in TASKS.items()}
-    return {name: folders[found] for name, found in called.items() if found}
+    return {name: folders[folder] for name, folder in called.items() if folder}
 
 
 def judge_tasks(
@@ -116,10 +118,10 @@ def judge_tasks(
 def read_notebook(notebook: Path) -> dict[str, Any]:
     """The tasks that a notebook has; none where it cannot be read."""
     try:
-        found = json.loads(notebook.read_text("utf-8"))
+        document = json.loads(notebook.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return {name: row for name, row in found.items() if isinstance(row, dict)} if isinstance(found, dict) else {}
+    return {name: row for name, row in document.items() if isinstance(row, dict)} if isinstance(document, dict) else {}
 
 
 def task_key(about: dict[str, Any], task: ProtocolTask) -> str:
