@@ -64,7 +64,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         except OSError as error:
             raise ResourceError(f"cannot write {file}: {error.strerror}") from None
     console.say(document["hardware"])
-    console.say(report.said(document["peak"]))
+    console.say(report.peak_text(document["peak"]))
     for race in races:
         console.say()
         head, rows = report.table(race)

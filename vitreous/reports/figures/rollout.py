@@ -37,7 +37,8 @@ def make(scene: Scene) -> list[FigureResult]:
     caption = (
         f"Attention rollout through all {maps.shape[1]} blocks, seen from {reader(scene)} ({mixing_text}; "
         "arXiv:2005.00928, arXiv:2010.11929 Fig. 6): the share of each patch in the answer as far as attention "
-        "mixes tokens. Prefix tokens are left out; each map is shown relative to its largest value. Right: the picture times the map, as in the paper."
+        "mixes tokens. Prefix tokens are left out; each map is shown relative to its largest value. "
+        "Right: the picture times the map, as in the paper."
     )
     below = (
         f"The same for {pictures[0].name}, block by block. Upper row: through all blocks up to this one; lower row: "
