@@ -161,6 +161,6 @@ def test_bench_writes_its_page_before_it_prints(tmp_path, monkeypatch):
     def gone(peak):
         raise BrokenPipeError
 
-    monkeypatch.setattr(report, "said", gone)
+    monkeypatch.setattr(report, "peak_text", gone)
     say("bench", "--out", str(tmp_path))
     assert (tmp_path / "page.md").read_text() == "text"
