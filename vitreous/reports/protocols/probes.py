@@ -96,11 +96,11 @@ def sweep_penalties(
     tried: list[dict[str, float]] = []
     name = "map" if train.multilabel else "top1"
 
-    def each(l2: float, score: float) -> None:
+    def on_fit(l2: float, score: float) -> None:
         tried.append({"l2": l2, name: score})
         task.computing.listener.progress(label, len(tried), TRIES, f"l2 {l2:.2g}: {score:.1%} held out")
 
-    l2, score = swept(train, dev, each)
+    l2, score = swept(train, dev, on_fit)
     return l2, {name: score, "images": len(dev.rows), "tried": tried}
 
 
