@@ -142,7 +142,7 @@ def test_both_decoders_shrink_alike():
 
 
 def test_what_is_not_shrunk_far_is_not_decoded_small():
-    assert [jpeg.reduction((side, 4000), (224, 224)) for side in (447, 895, 896, 1792, 3583, 3584)] == [
+    assert [jpeg.reduction_factor((side, 4000), (224, 224)) for side in (447, 895, 896, 1792, 3583, 3584)] == [
         1,
         1,
         2,
@@ -201,7 +201,7 @@ def test_a_damaged_file_has_one_verdict(seed):
             return as_array(picture) if isinstance(picture, Image.Image) else picture.region((0, 0, *picture.size))
 
         assert verdict(lazily) == expected, number
-        taken += isinstance(jpeg.plain(raw, 3, "x", True), Jpeg)
+        taken += isinstance(jpeg.parse_plain(raw, 3, "x", True), Jpeg)
         if expected[0] != "pixels":  # and a crop of it is refused too
             with pytest.raises(DataError):
                 Augment(crop=(0.1, 0.2)).picture(open_picture(raw, 3, "x"), Preprocess((16, 16)), 0)

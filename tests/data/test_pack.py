@@ -20,7 +20,7 @@ from PIL import Image
 from tests.conftest import document, make_folder, picture, say
 from tests.data.resume import STARTS, assert_continues
 from vitreous.data.decoding.decode import decode
-from vitreous.data.layouts.packed import mapped
+from vitreous.data.layouts.packed import map_pixels
 from vitreous.data.packs import pack as packing
 from vitreous.data.packs.pack import HOW, Plan, pack
 from vitreous.data.sources import open_data
@@ -36,7 +36,7 @@ def cache(tmp_path, monkeypatch):
     """A cache of its own for every test, and no file of another test open."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
-    mapped.cache_clear()
+    map_pixels.cache_clear()
     open_cached.cache_clear()
 
 
@@ -276,7 +276,7 @@ def test_a_pack_that_was_killed_anywhere_goes_on_to_the_same_bytes(photos, tmp_p
         replace(*paths)
 
     monkeypatch.setattr(os, "replace", counted)
-    monkeypatch.setattr(packing, "need", lambda *words: None)
+    monkeypatch.setattr(packing, "require_space", lambda *words: None)
     decoded, one = [], packing.Encoder.one
     count, stopped = 1, 0
     while True:
@@ -291,7 +291,7 @@ def test_a_pack_that_was_killed_anywhere_goes_on_to_the_same_bytes(photos, tmp_p
             break
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", replace)
-            patch.setattr(packing, "need", lambda *words: None)
+            patch.setattr(packing, "require_space", lambda *words: None)
             patch.setattr(packing.Encoder, "one", lambda self, sample: decoded.append(sample) or one(self, sample))
             if (out / ".unfinished" / "plan.json").exists():
                 (out / "shard.part").write_bytes(b"torn")
@@ -370,7 +370,7 @@ def test_an_unfinished_pack_keeps_only_shards_that_are_whole_and_of_this_source(
     out, plan = tmp_path / "out", Plan("uint8", 24, shard_size=9000)
     pack(photos, tmp_path / "whole", plan, workers=0)
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(packing, "finish", lambda *words: (_ for _ in ()).throw(Killed()))
+        patch.setattr(packing, "write_index", lambda *words: (_ for _ in ()).throw(Killed()))
         pack(photos, out, plan, workers=0)
     second = out / "train-000001.npy"
     second.write_bytes(second.read_bytes()[:-1] + b"\0\0")
@@ -380,7 +380,7 @@ def test_an_unfinished_pack_keeps_only_shards_that_are_whole_and_of_this_source(
     assert files(out) == files(tmp_path / "whole")
     shutil.rmtree(out)
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(packing, "finish", lambda *words: (_ for _ in ()).throw(Killed()))
+        patch.setattr(packing, "write_index", lambda *words: (_ for _ in ()).throw(Killed()))
         pack(photos, out, plan, workers=0)
     (photos / "train" / "ant" / "0.png").unlink()
     with pytest.raises(UsageError, match="begun with another source"):

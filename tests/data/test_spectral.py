@@ -17,7 +17,7 @@ from tests.conftest import TINY, picture
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding import npy
 from vitreous.data.decoding.decode import decode
-from vitreous.data.decoding.spectral import bands, form, values
+from vitreous.data.decoding.spectral import channel_form, read_bands, read_channels
 from vitreous.data.keys import key
 from vitreous.data.layouts.folder import folder
 from vitreous.data.preprocess import Preprocess, to_tensor
@@ -71,10 +71,12 @@ def test_npy_is_read_whichever_way_it_lies(dtype, order):
     array = numbers((5, 7, 9), dtype)
     for stored in (array, np.moveaxis(array, 0, -1), np.asfortranarray(array), np.moveaxis(array, 0, -1).copy()):
         raw = as_npy(stored.astype(np.dtype(dtype).newbyteorder(order)))
-        assert form(raw, "x") == (5, dtype)
-        assert np.array_equal(values(raw, "x"), array) and values(raw, "x").dtype == np.dtype(dtype)
-        assert all(np.array_equal(np.asarray(band), one) for band, one in zip(bands(raw, 5, dtype), array, strict=True))
-    assert np.array_equal(values(as_npy(array[0]), "x"), array[:1])
+        assert channel_form(raw, "x") == (5, dtype)
+        assert np.array_equal(read_channels(raw, "x"), array) and read_channels(raw, "x").dtype == np.dtype(dtype)
+        assert all(
+            np.array_equal(np.asarray(band), one) for band, one in zip(read_bands(raw, 5, dtype), array, strict=True)
+        )
+    assert np.array_equal(read_channels(as_npy(array[0]), "x"), array[:1])
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "int16"])
@@ -95,34 +97,39 @@ def test_a_tiff_of_many_samples_is_read_whichever_way_it_lies(dtype, options):
     if dtype == "float32" and "predictor" in options:
         options = {"compression": "zlib"}  # tifffile writes floating-point differences with imagecodecs alone
     raw = as_tiff(array if options.get("planarconfig") else np.moveaxis(array, 0, -1), **options)
-    assert form(raw, "x") == (6, dtype) and np.array_equal(values(raw, "x"), array)
+    assert channel_form(raw, "x") == (6, dtype) and np.array_equal(read_channels(raw, "x"), array)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
 def test_alike_pages_are_channels(dtype):
     array = numbers((4, 9, 7), dtype)
-    assert form(as_pages(array), "x") == (4, dtype) and np.array_equal(values(as_pages(array), "x"), array)
-    assert form(as_pages(array[:1]), "x") is None
+    assert channel_form(as_pages(array), "x") == (4, dtype)
+    assert np.array_equal(read_channels(as_pages(array), "x"), array)
+    assert channel_form(as_pages(array[:1]), "x") is None
     signed = as_tiff(numbers((3, 9, 7), "int16"), planarconfig=None)
-    assert form(signed, "x") == (3, "int16") and np.array_equal(values(signed, "x"), numbers((3, 9, 7), "int16"))
+    assert channel_form(signed, "x") == (3, "int16") and np.array_equal(
+        read_channels(signed, "x"), numbers((3, 9, 7), "int16")
+    )
     thumbnail = io.BytesIO()
     Image.new("L", (9, 7)).save(thumbnail, "TIFF", save_all=True, append_images=[Image.new("L", (3, 2))])
-    assert form(thumbnail.getvalue(), "x") is None
+    assert channel_form(thumbnail.getvalue(), "x") is None
 
 
 def test_what_are_colours_stays_a_picture_like_any_other():
     for mode in ("RGB", "L", "RGBA", "CMYK", "P", "1", "LA", "I;16"):
         file = io.BytesIO()
         (Image.new("I;16", (8, 6)) if mode == "I;16" else picture(0, (8, 6)).convert(mode)).save(file, "TIFF")
-        assert form(file.getvalue(), "x") is None and decode(file.getvalue()).mode == "RGB", mode
+        assert channel_form(file.getvalue(), "x") is None and decode(file.getvalue()).mode == "RGB", mode
     rgb = numbers((9, 8, 3), "uint8")
     for raw in (as_npy(rgb), as_npy(np.moveaxis(rgb, -1, 0).copy()), as_tiff(rgb, photometric="rgb"), rgb):
-        assert form(raw, "x") is None and np.array_equal(np.asarray(decode(raw)), rgb)
+        assert channel_form(raw, "x") is None and np.array_equal(np.asarray(decode(raw)), rgb)
     assert np.array_equal(np.asarray(decode(as_npy(rgb[..., 0]), 1)), rgb[..., 0])
     infrared = as_tiff(numbers((9, 8, 4), "uint8"), photometric="rgb", extrasamples=["unspecified"])
-    assert form(infrared, "x") == (4, "uint8")
-    assert form(as_tiff(numbers((9, 8, 4), "uint8"), photometric="rgb", extrasamples=["unassalpha"]), "x") is None
-    assert form(numbers((9, 8, 4), "uint8"), "x") == (4, "uint8")
+    assert channel_form(infrared, "x") == (4, "uint8")
+    assert (
+        channel_form(as_tiff(numbers((9, 8, 4), "uint8"), photometric="rgb", extrasamples=["unassalpha"]), "x") is None
+    )
+    assert channel_form(numbers((9, 8, 4), "uint8"), "x") == (4, "uint8")
 
 
 def test_16_bits_are_kept_when_asked_for():
@@ -130,10 +137,10 @@ def test_16_bits_are_kept_when_asked_for():
     for format in ("PNG", "TIFF"):
         file = io.BytesIO()
         Image.fromarray(array).save(file, format)
-        assert form(file.getvalue(), "x") is None
-        assert np.array_equal(np.asarray(bands(file.getvalue(), 1, "uint16")[0]), array.astype(np.float32))
+        assert channel_form(file.getvalue(), "x") is None
+        assert np.array_equal(np.asarray(read_bands(file.getvalue(), 1, "uint16")[0]), array.astype(np.float32))
     rgb = numbers((9, 7, 3), "uint16")
-    assert np.array_equal(values(as_tiff(rgb, photometric="rgb"), "x"), np.moveaxis(rgb, -1, 0))
+    assert np.array_equal(read_channels(as_tiff(rgb, photometric="rgb"), "x"), np.moveaxis(rgb, -1, 0))
 
 
 def header(text: str, rest: bytes = b"", version: bytes = b"\1\0", length: int | None = None) -> bytes:
@@ -173,11 +180,11 @@ BAD = {
 def test_a_bad_npy_is_refused_with_the_reason(name):
     raw, why = BAD[name]
     with pytest.raises(DataError, match=why) as caught:
-        bands(raw, 5, "uint16", "shot.npy")
+        read_bands(raw, 5, "uint16", "shot.npy")
     assert caught.value.message.startswith("shot.npy: ")
     if raw.startswith(npy.MAGIC):
         with pytest.raises(DataError):
-            form(raw, "shot.npy")
+            channel_form(raw, "shot.npy")
         with pytest.raises(DataError, match=r"shot\.npy"):
             decode(raw, 3, "shot.npy")
 
@@ -187,14 +194,14 @@ def test_values_that_are_no_numbers_are_refused_by_name(value):
     array = numbers((5, 8, 8), "float32")
     array[3, 2, 1] = value
     with pytest.raises(DataError, match=r"field/7.npy: 1 of its values are NaN or infinite"):
-        bands(as_npy(array), 5, "float32", "field/7.npy")
+        read_bands(as_npy(array), 5, "float32", "field/7.npy")
 
 
 def test_other_channels_and_other_numbers_than_the_models_are_refused():
     raw = as_npy(numbers((5, 8, 8), "uint16"))
     for channels, kind in ((4, "uint16"), (5, "int16")):
         with pytest.raises(DataError, match=f"x: 5 channels of uint16, the model takes {channels} of {kind}"):
-            bands(raw, channels, kind, "x")
+            read_bands(raw, channels, kind, "x")
     with pytest.raises(DataError, match="5 channels of uint16, not a grey or RGB picture"):
         decode(raw, 3, "x")
 
@@ -202,9 +209,9 @@ def test_other_channels_and_other_numbers_than_the_models_are_refused():
 def test_a_missing_tifffile_is_named(monkeypatch):
     raw = as_tiff(numbers((8, 8, 5), "uint16"))
     monkeypatch.setitem(sys.modules, "tifffile", None)
-    assert form(raw, "x") == (5, "uint16")
+    assert channel_form(raw, "x") == (5, "uint16")
     with pytest.raises(DataError, match="needs tifffile") as caught:
-        values(raw, "x")
+        read_channels(raw, "x")
     assert "pip install" in caught.value.hint
 
 
@@ -227,7 +234,7 @@ def test_a_bad_tiff_of_samples_is_refused_with_the_reason(change, why):
     raw = as_tiff(numbers((8, 8, 5), "uint16"), metadata=None)
     assert change(raw) != raw
     with pytest.raises(DataError, match=why):
-        values(change(raw), "x")
+        read_channels(change(raw), "x")
 
 
 def test_a_deflated_strip_cannot_be_longer_than_the_picture():
@@ -236,7 +243,7 @@ def test_a_deflated_strip_cannot_be_longer_than_the_picture():
     small = small.replace(struct.pack("<HHII", 278, 3, 1, 3000), struct.pack("<HHII", 278, 3, 1, 8))
     assert small != bomb
     with pytest.raises(DataError, match="longer than the picture"):
-        values(small, "x")
+        read_channels(small, "x")
 
 
 def test_damaged_files_are_refused_and_nothing_else():
@@ -257,7 +264,7 @@ def test_damaged_files_are_refused_and_nothing_else():
             place = chance.randrange(min(len(raw), 600)) if chance.random() < 0.8 else chance.randrange(len(raw))
             raw[place] = chance.choice((0, 1, 2, 255, chance.randrange(256)))
         raw = bytes(raw[: chance.randrange(len(raw))]) if chance.random() < 0.1 else bytes(raw)
-        for look in (lambda raw: form(raw, "x"), lambda raw: bands(raw, 5, "uint16", "x")):
+        for look in (lambda raw: channel_form(raw, "x"), lambda raw: read_bands(raw, 5, "uint16", "x")):
             try:
                 look(raw)
             except DataError:

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.decoding.decode import decode
-from vitreous.data.decoding.spectral import Picture, bands
+from vitreous.data.decoding.spectral import Picture, read_bands
 
 # a process that only decodes pictures starts in a tenth of a second without torch, and in seconds with it
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Preprocess:
         be."""
         if self.numbers == "colours":
             return decode(raw, self.channels, name)
-        return bands(np.asarray(raw) if isinstance(raw, Image.Image) else raw, self.channels, self.numbers, name)
+        return read_bands(np.asarray(raw) if isinstance(raw, Image.Image) else raw, self.channels, self.numbers, name)
 
     def pixels(self, picture: Picture) -> Tensor:
         """A decoded picture -> (C, *image) of `dtype`."""

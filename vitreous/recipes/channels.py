@@ -8,7 +8,7 @@ from dataclasses import replace
 from vitreous.config import set_paths
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.decode import decode
-from vitreous.data.decoding.spectral import bands, form, values
+from vitreous.data.decoding.spectral import channel_form, read_bands, read_channels
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Data, Split
 from vitreous.data.statistics import statistics
@@ -52,9 +52,9 @@ def read_info(split: Split, sample: int, numbers: str | None, channels: int | No
     """The facts that one picture tells; `channels` are those of the weights. Raises DataError where it cannot be
     read."""
     raw, name = split.raw(sample), split.name(sample)
-    info = form(raw, name) if numbers is None else None
+    info = channel_form(raw, name) if numbers is None else None
     if numbers not in (None, "colours"):
-        info = len(values(raw, name)), numbers
+        info = len(read_channels(raw, name)), numbers
     if info is None:
         picture = decode(raw, 3, name)
         grey = isinstance(split, Arrays) and split.pixels.ndim == 3
@@ -62,7 +62,7 @@ def read_info(split: Split, sample: int, numbers: str | None, channels: int | No
     if channels not in (None, info[0]):
         hint = f"vitreous convert ... --channels {info[0]} makes weights that do"
         raise UsageError(f"the images have {info[0]} channels, the weights take {channels}", hint)
-    band = bands(raw, *info, name)[0]
+    band = read_bands(raw, *info, name)[0]
     return DatasetInfo(len(split), (band.height, band.width), *info)  # type: ignore[arg-type]
 
 

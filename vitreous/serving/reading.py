@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitreous.data.decoding.decode import MODES, read_regular
 from vitreous.data.decoding.gate import refuse_costly
-from vitreous.data.decoding.jpeg import FLIPPED, MIRRORED, Jpeg, plain, reduction
+from vitreous.data.decoding.jpeg import FLIPPED, MIRRORED, Jpeg, parse_plain, reduction_factor
 from vitreous.data.preprocess import Preprocess, to_array
 from vitreous.errors import printable
 
@@ -42,7 +42,7 @@ def read(
     name = name or ("image" if isinstance(raw, bytes) else printable(raw))
     content = raw if isinstance(raw, bytes) else read_regular(raw)
     refuse_costly(content, name)
-    if content.startswith(b"\xff\xd8") and (found := plain(content, preprocess.channels, name, exact=False)):
+    if content.startswith(b"\xff\xd8") and (found := parse_plain(content, preprocess.channels, name, exact=False)):
         small = shrunk(found, preprocess)
         if small is not None:
             return small
@@ -52,7 +52,7 @@ def read(
 def shrunk(jpeg: Jpeg, preprocess: Preprocess) -> np.ndarray | None:
     """The pixels from a smaller decoding; None where it would save nothing, or the decoder objects."""
     left, top, right, bottom = preprocess.box(jpeg.size)
-    factor = reduction((int(bottom - top), int(right - left)), preprocess.image)
+    factor = reduction_factor((int(bottom - top), int(right - left)), preprocess.image)
     pixels = jpeg.read(jpeg.stored[1], factor) if factor > 1 else None
     if pixels is None:
         return None

@@ -18,8 +18,7 @@ from vitreous.data.decoding.heif import open_formats
 from vitreous.data.decoding.jpeg import Jpeg
 from vitreous.data.decoding.npy import MAGIC
 from vitreous.data.decoding.regions import open_picture
-from vitreous.data.decoding.spectral import bands
-from vitreous.data.decoding.spectral import form as form_of
+from vitreous.data.decoding.spectral import channel_form, read_bands
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 
@@ -53,7 +52,7 @@ SUFFIX_OF = {
 }  # fmt: skip
 
 
-# channels and numbers where pictures are read channel by channel, as `spectral.form` has it
+# channels and numbers where pictures are read channel by channel, as `channel_form` has it
 Form = tuple[int, str] | None
 Header = tuple[str, str, int, int]  # format, mode, bits of a channel, traits
 NAMELESS = "image"  # what an image is called until it cannot be read
@@ -144,8 +143,8 @@ def probe(split: Split, samples: range) -> tuple[np.ndarray, dict[int, str]]:
         name = split.name(sample)
         try:
             raw = split.raw(sample)
-            form = form_of(raw, name)
-            picture = decode(raw, 3, name) if form is None else bands(raw, *form, name)[0]
+            form = channel_form(raw, name)
+            picture = decode(raw, 3, name) if form is None else read_bands(raw, *form, name)[0]
         except Exception:  # the survey says why
             continue
         records[row] = (*(form or (0, "")), picture.height, picture.width, READABLE)
@@ -178,7 +177,7 @@ def opened(raw: bytes | np.ndarray, form: Form) -> tuple[Image.Image, Header]:
     Of pictures that are read channel by channel, the first channel stands for all.
     """
     if form is not None:
-        picture = stretched(bands(raw, *form, NAMELESS)[0])
+        picture = stretched(read_bands(raw, *form, NAMELESS)[0])
         kind, mode, _, traits = header(raw, picture)
         return picture, (kind, mode, 8 * np.dtype(form[1]).itemsize, traits)
     regions = open_picture(raw, 3, NAMELESS)

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.decoding.decode import MODES, decode
-from vitreous.data.decoding.jpeg import Box, plain
+from vitreous.data.decoding.jpeg import Box, parse_plain
 
 
 class Regions(Protocol):
@@ -60,7 +60,7 @@ def open_picture(raw: bytes | np.ndarray, channels: int, name: str, exact: bool 
         if channels in MODES and grey.dtype == np.uint8 and grey.ndim == 3 and grey.shape[2] == channels and grey.size:
             return Pixels(grey)
     elif raw.startswith(b"\xff\xd8") and channels in MODES:
-        found = plain(raw, channels, name, exact)
-        if found is not None:
-            return found
+        jpeg = parse_plain(raw, channels, name, exact)
+        if jpeg is not None:
+            return jpeg
     return decode(raw, channels, name)

@@ -58,7 +58,7 @@ def imagenet(root: Path, split_seed: int = 0) -> Data:
         listed[name] = list_classes(place)
         loose = [] if listed[name] or name == "train" else walk(os.fspath(place))
         if loose and name == "val":
-            listed[name] = sorted_out(loose, places)
+            listed[name] = classify_files(loose, places)
         elif not listed[name]:
             del listed[name]
             notes.append(f"{name} has {len(loose)} images without labels, which are left out")
@@ -66,7 +66,7 @@ def imagenet(root: Path, split_seed: int = 0) -> Data:
     return replace(data, name=printable(root), notes=notes + data.notes, titles=titles_of(data.classes, places))
 
 
-def sorted_out(files: list[str], places: list[Path]) -> dict[str, Paths]:
+def classify_files(files: list[str], places: list[Path]) -> dict[str, Paths]:
     """Flat images to validate on -> those of each synset. Raises DataError where their ground truth is lacking."""
     truth = solution(places) or devkit(places)
     if not truth:
@@ -134,16 +134,16 @@ def synsets_of(meta: Path) -> list[tuple[int, str, str]]:
 def titles_of(classes: tuple[str, ...], places: list[Path]) -> dict[str, str]:
     """What people call the classes, as far as it is known: from a list beside the data, or torchvision's for
     ILSVRC2012's 1,000."""
-    file, found = find(places, TITLES), {}
+    file, titles = find(places, TITLES), {}
     if file:
         for line in read_regular(file).decode("utf-8", "replace").splitlines():
             synset, *rest = line.split(None, 1)[:2] if line.strip() else ("",)
-            found[synset] = rest[0].strip() if rest else ""
+            titles[synset] = rest[0].strip() if rest else ""
     elif meta := find([place / part for place in places for part in ("", DEVKIT, "data")], ("meta.mat",)):
-        found = {synset: words for _, synset, words in synsets_of(meta)}
+        titles = {synset: words for _, synset, words in synsets_of(meta)}
     elif is_ilsvrc2012(classes):
-        found = dict(zip(classes, torchvision_names(), strict=True))
-    return {name: found[name] for name in classes if found.get(name)}
+        titles = dict(zip(classes, torchvision_names(), strict=True))
+    return {name: titles[name] for name in classes if titles.get(name)}
 
 
 def torchvision_names() -> list[str]:

@@ -51,16 +51,16 @@ def lists(root: Path, split_seed: int = 0) -> Data:
     parts = {split: read(root, name) for split, name in names.items() if name}
     whole = read(root, ALL) if names["train"] == "train800" and (root / f"{ALL}.txt").is_file() else None
     if whole is not None:
-        agree(root, parts, whole)
+        check_agreement(root, parts, whole)
     missing = [line for line in chain(*parts.values()) if not os.path.lexists(root / line.path)]
     if missing:
         listing = first_lines((f"{line.where}: {printable(line.path)}" for line in missing), len(missing), SHOWN)
         raise DataError(f"{len(missing)} listed files are not there:{listing}", f"looked in {printable(root)}")
     numbers = sorted({line.label for line in chain(*parts.values())})
-    classes = named(root, numbers, list(chain(*parts.values())))
+    classes = class_names(root, numbers, list(chain(*parts.values())))
     splits: dict[str, Split] = {split: files(root, lines, numbers) for split, lines in parts.items()}
-    lacking = len(numbers) - len(np.unique(splits["train"].labels))
-    notes = [f"{lacking} of {len(numbers)} classes have no image to train on"] if lacking else []
+    unseen = len(numbers) - len(np.unique(splits["train"].labels))
+    notes = [f"{unseen} of {len(numbers)} classes have no image to train on"] if unseen else []
     everything: Split | None = files(root, whole, numbers) if whole else None
     splits, undrawn = with_val(splits, split_seed, notes)
     return Data(printable(root), classes, splits, notes, whole=everything if undrawn is None else undrawn)
@@ -95,7 +95,7 @@ def read(root: Path, name: str) -> list[Line]:
     return list(lines.values())
 
 
-def agree(root: Path, parts: dict[str, list[Line]], whole: list[Line]) -> None:
+def check_agreement(root: Path, parts: dict[str, list[Line]], whole: list[Line]) -> None:
     """Raise DataError where the list of all training images is not what the lists of its parts are together."""
     together = {line.path: line for split in ("train", "val") for line in parts.get(split, [])}
     known = {line.path: line for line in whole}
@@ -110,7 +110,7 @@ def agree(root: Path, parts: dict[str, list[Line]], whole: list[Line]) -> None:
             )
 
 
-def named(root: Path, numbers: list[int], lines: list[Line]) -> tuple[str, ...]:
+def class_names(root: Path, numbers: list[int], lines: list[Line]) -> tuple[str, ...]:
     """The names of the classes: their lines in `classes.txt`, counted from 0, or their numbers. Raises DataError, with
     the line."""
     if len(numbers) < 2:

@@ -44,80 +44,82 @@ def numbers(labels: Any) -> np.ndarray:
     return np.array([-1 if label is None else int(label) for label in labels], dtype=np.int64)
 
 
-def arrays(found: Any) -> Split:
+def arrays(dataset: Any) -> Split:
     """Pixels (n, H, W[, C]) in memory."""
-    return Arrays(np.asarray(found.data), numbers(found.targets if hasattr(found, "targets") else found.labels))
+    return Arrays(np.asarray(dataset.data), numbers(dataset.targets if hasattr(dataset, "targets") else dataset.labels))
 
 
-def channels_first(found: Any) -> Split:
+def channels_first(dataset: Any) -> Split:
     """Pixels (n, C, H, W) in memory."""
-    return Arrays(np.asarray(found.data).transpose(0, 2, 3, 1), numbers(found.labels))
+    return Arrays(np.asarray(dataset.data).transpose(0, 2, 3, 1), numbers(dataset.labels))
 
 
-def first_of_several(found: Any) -> Split:
+def first_column(dataset: Any) -> Split:
     """QMNIST: the class stands first in a row of what is known of a digit."""
-    return Arrays(np.asarray(found.data), np.asarray(found.targets)[:, 0].astype(np.int64))
+    return Arrays(np.asarray(dataset.data), np.asarray(dataset.targets)[:, 0].astype(np.int64))
 
 
-def tensors(found: Any) -> Split:
+def tensors(dataset: Any) -> Split:
     """FER2013: pairs of a picture and a label."""
-    pictures, labels = zip(*found._samples, strict=True)
+    pictures, labels = zip(*dataset._samples, strict=True)
     return Arrays(np.stack([np.asarray(picture) for picture in pictures]), numbers(labels))
 
 
-def lists(found: Any) -> Split:
+def lists(dataset: Any) -> Split:
     """Paths and labels in two lists."""
-    return Files(found._images if hasattr(found, "_images") else found._image_files, numbers(found._labels))
+    return Files(dataset._images if hasattr(dataset, "_images") else dataset._image_files, numbers(dataset._labels))
 
 
-def pairs(found: Any) -> Split:
+def pairs(dataset: Any) -> Split:
     """Pairs of a path and a label in one list."""
-    samples = next(getattr(found, name) for name in ("_samples", "samples", "imgs") if hasattr(found, name))
+    samples = next(getattr(dataset, name) for name in ("_samples", "samples", "imgs") if hasattr(dataset, name))
     return Files(Paths(path for path, _ in samples), numbers(label for _, label in samples))
 
 
-def portable(found: Any) -> Split:
+def portable(dataset: Any) -> Split:
     """The same, of files that are plain pixels behind a header."""
-    return Portables(pairs(found).paths, numbers(label for _, label in found._samples))  # type: ignore[attr-defined]
+    return Portables(pairs(dataset).paths, numbers(label for _, label in dataset._samples))  # type: ignore[attr-defined]
 
 
-def scattered(found: Any) -> Split:
+def scattered(dataset: Any) -> Split:
     """SUN397: lists in the order of the file system, which is no order."""
-    files = sorted(zip(map(os.fspath, found._image_files), found._labels, strict=True))
+    files = sorted(zip(map(os.fspath, dataset._image_files), dataset._labels, strict=True))
     return Files(Paths(path for path, _ in files), numbers(label for _, label in files))
 
 
-def caltech101(found: Any) -> Split:
+def caltech101(dataset: Any) -> Split:
     """Names made of the number of an image in its category."""
-    home, rows = os.path.join(found.root, "101_ObjectCategories"), zip(found.y, found.index, strict=True)
+    home, rows = os.path.join(dataset.root, "101_ObjectCategories"), zip(dataset.y, dataset.index, strict=True)
     return Files(
-        Paths(os.path.join(home, found.categories[y], f"image_{index:04d}.jpg") for y, index in rows), numbers(found.y)
+        Paths(os.path.join(home, dataset.categories[y], f"image_{index:04d}.jpg") for y, index in rows),
+        numbers(dataset.y),
     )
 
 
-def caltech256(found: Any) -> Split:
+def caltech256(dataset: Any) -> Split:
     """Names made of the numbers of the category and of an image in it."""
-    home, rows = os.path.join(found.root, "256_ObjectCategories"), zip(found.y, found.index, strict=True)
+    home, rows = os.path.join(dataset.root, "256_ObjectCategories"), zip(dataset.y, dataset.index, strict=True)
     return Files(
-        Paths(os.path.join(home, found.categories[y], f"{y + 1:03d}_{index:04d}.jpg") for y, index in rows),
-        numbers(found.y),
+        Paths(os.path.join(home, dataset.categories[y], f"{y + 1:03d}_{index:04d}.jpg") for y, index in rows),
+        numbers(dataset.y),
     )
 
 
-def inaturalist(found: Any) -> Split:
+def inaturalist(dataset: Any) -> Split:
     """Pairs of a category and a file name, in the order of the file system, which is no order."""
-    rows = sorted(found.index)
+    rows = sorted(dataset.index)
     return Files(
-        Paths(os.path.join(found.root, found.all_categories[y], file) for y, file in rows), numbers(y for y, _ in rows)
+        Paths(os.path.join(dataset.root, dataset.all_categories[y], file) for y, file in rows),
+        numbers(y for y, _ in rows),
     )
 
 
-def patches(found: Any) -> Split:
+def patches(dataset: Any) -> Split:
     """PCAM: pixels and labels in HDF5 files."""
     images, labels = (
-        os.fspath(found._base_folder / found._FILES[found._split][kind][0]) for kind in ("images", "targets")
+        os.fspath(dataset._base_folder / dataset._FILES[dataset._split][kind][0]) for kind in ("images", "targets")
     )
-    with found.h5py.File(labels) as file:
+    with dataset.h5py.File(labels) as file:
         return Patches(images, "x", np.asarray(file["y"]).reshape(-1).astype(np.int64), np.arange(len(file["y"])))
 
 
@@ -154,7 +156,7 @@ SETS = {
     "Places365": Named(
         {"train": {"split": "train-standard"}, "val": {"split": "val"}}, pairs, words={"small": ("False", "True")}
     ),
-    "QMNIST": Named(BY_TRAIN, first_of_several, DIGITS),
+    "QMNIST": Named(BY_TRAIN, first_column, DIGITS),
     "RenderedSST2": Named(THREE, pairs),
     "SEMEION": Named(ONCE, arrays, DIGITS),
     "StanfordCars": Named(TWO, pairs),
@@ -173,7 +175,7 @@ def named(source: str, split_seed: int = 0) -> Data:
     `$XDG_CACHE_HOME/vitreous/torchvision` if not said. Raises UsageError for an unknown set or word, DataError where a
     set cannot be had or read.
     """
-    name, known, root, words = asked(source)
+    name, known, root, words = parse_source(source)
     parts: dict[str, Split] = {}
     notes = [f"{name} in {printable(root)}"]
     classes: tuple[str, ...] = ()
@@ -181,10 +183,10 @@ def named(source: str, split_seed: int = 0) -> Data:
     for split, further in known.splits.items():
         if split != "train" and words.get("version", "").isdigit():
             continue  # INaturalist before 2021 has one part only
-        found = obtained(name, root, {**words, **further})
-        part = known.read(found)
+        dataset = load_dataset(name, root, {**words, **further})
+        part = known.read(dataset)
         if split == "train":
-            classes, titles = named_classes(known, found, part)
+            classes, titles = named_classes(known, dataset, part)
         if len(part) and (part.labels < 0).all():
             notes.append(f"{split} has no labels and is left out")
             continue
@@ -208,7 +210,7 @@ def named(source: str, split_seed: int = 0) -> Data:
     return Data(source, classes, parts, notes, len(known.splits) == 1, whole, titles)
 
 
-def asked(source: str) -> tuple[str, Named, Path, dict[str, Any]]:
+def parse_source(source: str) -> tuple[str, Named, Path, dict[str, Any]]:
     """A source -> the set's name, how to ask for it, its root, and the words for its class. Raises UsageError."""
     name, _, query = source.removeprefix("torchvision:").partition("?")
     same = {known.lower(): known for known in SETS}
@@ -239,13 +241,13 @@ def asked(source: str) -> tuple[str, Named, Path, dict[str, Any]]:
     return name, known, root, {w: int(v) if w == "partition" else plain.get(v, v) for w, v in words.items()}
 
 
-def obtained(name: str, root: Path, words: dict[str, Any]) -> Any:
+def load_dataset(name: str, root: Path, words: dict[str, Any]) -> Any:
     """torchvision's own object of one part of a set, fetched if need be. Raises DataError where it cannot be."""
     import torchvision.datasets
 
     make = getattr(torchvision.datasets, name)
     quiet = {"download": False} if name == "SEMEION" else {}
-    told = ""
+    problem = ""
     try:
         return make(os.fspath(root), **words, **quiet)
     except ImportError as error:
@@ -253,11 +255,11 @@ def obtained(name: str, root: Path, words: dict[str, Any]) -> Any:
     except (RuntimeError, OSError) as error:
         if "h5py" in str(error):
             raise UsageError(f"torchvision:{name} needs h5py, which is not installed", "pip install h5py") from None
-        lacking, told = f"torchvision:{name} is not whole in {printable(root)}", str(error)
+        lacking, problem = f"torchvision:{name} is not whole in {printable(root)}", str(error)
         if name in BY_HAND:
-            told = re.sub(r"\s+", " ", told)[:200]
+            problem = re.sub(r"\s+", " ", problem)[:200]
             raise DataError(
-                f"{lacking} ({told})", f"fetch it by hand, and say where: torchvision:{name}?root=DIR"
+                f"{lacking} ({problem})", f"fetch it by hand, and say where: torchvision:{name}?root=DIR"
             ) from None
     except Exception as error:  # what damaged files raise depends on the set
         raise damaged(name, root, error) from None
@@ -266,30 +268,32 @@ def obtained(name: str, root: Path, words: dict[str, Any]) -> Any:
         with contextlib.redirect_stdout(sys.stderr):  # a command's stdout is for its document
             return make(os.fspath(root), **words, download=True)
     except (RuntimeError, OSError, ValueError, EOFError) as error:
-        if str(error) == told:  # nothing was lacking, so nothing was fetched
+        if str(error) == problem:  # nothing was lacking, so nothing was fetched
             raise damaged(name, root, error) from None
-        told = re.sub(r"\s+", " ", str(error))[:200]
+        problem = re.sub(r"\s+", " ", str(error))[:200]
         way = f"check the network and the disk, or fetch it elsewhere and say where it is: torchvision:{name}?root=DIR"
-        raise DataError(f"{lacking} and could not be downloaded ({told})", way) from None
+        raise DataError(f"{lacking} and could not be downloaded ({problem})", way) from None
     except Exception as error:
         raise damaged(name, root, error) from None
 
 
 def damaged(name: str, root: Path, error: Exception) -> DataError:
     """What to tell of files that are there and cannot be read."""
-    told = re.sub(r"\s+", " ", f"{type(error).__name__}: {error}")[:200]
+    problem = re.sub(r"\s+", " ", f"{type(error).__name__}: {error}")[:200]
     return DataError(
-        f"torchvision:{name}: its files in {printable(root)} cannot be read ({told})",
+        f"torchvision:{name}: its files in {printable(root)} cannot be read ({problem})",
         "remove them, and they are fetched again",
     )
 
 
-def named_classes(known: Named, found: Any, part: Split) -> tuple[tuple[str, ...], dict[str, str]]:
+def named_classes(known: Named, dataset: Any, part: Split) -> tuple[tuple[str, ...], dict[str, str]]:
     """The classes of a set in the order of its labels, and their titles where the classes are synsets."""
-    if hasattr(found, "wnids"):
-        names: Sequence[Any] = found.classes
-        return tuple(found.wnids), {synset: ", ".join(title) for synset, title in zip(found.wnids, names, strict=True)}
+    if hasattr(dataset, "wnids"):
+        names: Sequence[Any] = dataset.classes
+        return tuple(dataset.wnids), {
+            synset: ", ".join(title) for synset, title in zip(dataset.wnids, names, strict=True)
+        }
     own = next(
-        (getattr(found, name) for name in ("classes", "categories", "all_categories") if hasattr(found, name)), ()
+        (getattr(dataset, name) for name in ("classes", "categories", "all_categories") if hasattr(dataset, name)), ()
     )
     return known.classes or tuple(map(str, own)) or tuple(map(str, range(int(part.labels.max(initial=-1)) + 1))), {}

@@ -49,7 +49,7 @@ class Pixels:
         """A view of the pixels, (H, W) or (H, W, 3) uint8, read as they are touched. Raises DataError."""
         shard, offset, height, width, channels, _ = self.rows[sample].tolist()
         shape = (height, width) if channels == 1 else (height, width, channels)
-        flat = mapped(self.shards[shard])
+        flat = map_pixels(self.shards[shard])
         if offset + height * width * channels > len(flat):
             raise DataError(f"{printable(self.shards[shard])}: has changed since it was packed", ANEW)
         return flat[offset : offset + height * width * channels].reshape(shape)
@@ -77,15 +77,15 @@ class Pixels:
 
 
 @lru_cache(maxsize=MAPPED)
-def mapped(path: str) -> np.ndarray:
+def map_pixels(path: str) -> np.ndarray:
     """All numbers of a .npy file of uint8, flat, mapped into memory. Raises DataError where it cannot be."""
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{printable(path)}: cannot be mapped ({error})", ANEW) from None
-    if not isinstance(found, np.ndarray) or found.dtype != np.uint8:
+    if not isinstance(array, np.ndarray) or array.dtype != np.uint8:
         raise DataError(f"{printable(path)}: not pixels of uint8", ANEW)
-    return found.reshape(-1)
+    return array.reshape(-1)
 
 
 def is_pack(folder: Path) -> bool:
@@ -140,7 +140,7 @@ def packed(folder: Path, split_seed: int = 0) -> Data:
         data = tars(folder, split_seed)
     else:
         splits: dict[str, Split] = {
-            n: pixels(folder, document["splits"][n], classes) for n in SPLITS if n in document["splits"]
+            n: read_pixels(folder, document["splits"][n], classes) for n in SPLITS if n in document["splits"]
         }
         if "train" not in splits:
             raise DataError(
@@ -155,7 +155,7 @@ def packed(folder: Path, split_seed: int = 0) -> Data:
     return replace(data, titles=titles)
 
 
-def pixels(folder: Path, record: dict[str, Any], classes: Sequence[str]) -> Pixels:
+def read_pixels(folder: Path, record: dict[str, Any], classes: Sequence[str]) -> Pixels:
     """One split of a pack of pixels. Raises DataError for an index that does not fit its shards."""
     file = folder / record["files"]["index"]["file"]
     try:

@@ -74,16 +74,16 @@ def table(source: Path, split_seed: int = 0) -> Data:
         one = f"one class only ({printable(classes[0])}); a classifier needs two" if classes else "no labels"
         raise DataError(f"{name} has {one}", EXPECTED)
     splits: dict[str, Split] = {
-        split: Files([home / row.path for row in part], labelled(part, split, classes, bool(several or none), name))
+        split: Files([home / row.path for row in part], label_array(part, split, classes, bool(several or none), name))
         for split, part in parts.items()
     }
-    groups, told = grouped(parts)
-    notes += told
+    groups, group_notes = read_groups(parts)
+    notes += group_notes
     splits, whole = with_val(splits, split_seed, notes, groups)
     return Data(name, tuple(classes), splits, notes, unsplit, whole, groups=groups)
 
 
-def grouped(parts: dict[str, list[Row]]) -> tuple[np.ndarray | None, list[str]]:
+def read_groups(parts: dict[str, list[Row]]) -> tuple[np.ndarray | None, list[str]]:
     """The groups of the training images, (n,) int64 or None, and what there is to say of those that the file's own
     splits part."""
     if not parts["train"][0].group:
@@ -162,12 +162,12 @@ def row_of(cells: list[str], columns: list[str], name: str, line: int) -> Row:
         )
     split = ""
     if "split" in row:
-        said = row["split"].strip()
-        split = next((own for own, names in SPLITS.items() if said in names), "")
+        word = row["split"].strip()
+        split = next((own for own, names in SPLITS.items() if word in names), "")
         known = [word for names in SPLITS.values() for word in names]
         if not split:
-            what = f"unknown split {printable(said)}" if said else "no split"
-            raise DataError(f"{where}: {what}", nearest(said, known) or f"use {', '.join(known)}")
+            what = f"unknown split {printable(word)}" if word else "no split"
+            raise DataError(f"{where}: {what}", nearest(word, known) or f"use {', '.join(known)}")
     group = row.get("group", "").strip()
     if "group" in row and not group:
         raise DataError(f"{where}: no group", "give an image that belongs to no other a name of its own")
@@ -181,7 +181,7 @@ def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
     groups.
     """
     first: dict[str, Row] = {}
-    kept: dict[tuple[str, str], Row] = {}
+    unique: dict[tuple[str, str], Row] = {}
     contrary: dict[str, list[Row]] = {"labels": [], "groups": []}
     shared = set()
     for row in rows:
@@ -193,17 +193,17 @@ def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
             contrary["groups"].append(row)
         if known.split != row.split:
             shared.add(path)
-        kept.setdefault((path, row.split), row)
-    for what, found in contrary.items():
-        if found:
+        unique.setdefault((path, row.split), row)
+    for field, faults in contrary.items():
+        if faults:
             raise DataError(
-                f"{name}: {len(found)} rows give an image other {what} than an earlier row:{listing(found)}",
+                f"{name}: {len(faults)} rows give an image other {field} than an earlier row:{listing(faults)}",
                 "keep one of them",
             )
-    notes = [f"{len(rows) - len(kept)} rows repeat another and are left out"] if len(kept) < len(rows) else []
+    notes = [f"{len(rows) - len(unique)} rows repeat another and are left out"] if len(unique) < len(rows) else []
     if shared:
         notes.append(f"{len(shared)} images are in more than one split; the first is {printable(min(shared))}")
-    return list(kept.values()), notes
+    return list(unique.values()), notes
 
 
 def listing(rows: list[Row]) -> str:
@@ -211,9 +211,8 @@ def listing(rows: list[Row]) -> str:
     return first_lines((f"line {row.line}: {printable(row.path)}" for row in rows), len(rows), SHOWN)
 
 
-def labelled(rows: list[Row], split: str, classes: list[str], several: bool, name: str) -> np.ndarray:
-    """Rows -> their (n,) int64 classes, or (n, K) float32 if `several`. Raises DataError for a class that training does
-    not have."""
+def label_array(rows: list[Row], split: str, classes: list[str], multilabel: bool, name: str) -> np.ndarray:
+    """Rows -> (n,) int64 classes, or (n, K) float32 if `multilabel`. Raises DataError for classes that train lacks."""
     place = {label: index for index, label in enumerate(classes)}
     unknown = [(row.line, label) for row in rows for label in row.labels if label not in place]
     if unknown:
@@ -223,7 +222,7 @@ def labelled(rows: list[Row], split: str, classes: list[str], several: bool, nam
             f"{name}, line {line}: {split} has classes that train lacks: {names}",
             nearest(label, classes) or "rename or remove them",
         )
-    if not several:
+    if not multilabel:
         return np.array([place[row.labels[0]] for row in rows], dtype=np.int64)
     if 4 * len(rows) * len(classes) > MOST:
         raise DataError(

@@ -95,11 +95,11 @@ def pack(
     if is_pack(out) and (out / DOCUMENT).exists():  # it is written last
         shutil.rmtree(out / UNFINISHED, ignore_errors=True)
         return finished_before(out, plan)
-    begin(out, plan)
+    prepare_folder(out, plan)
     if data.groups is not None and listener:
         listener.note("the groups of images are not kept, only the splits that were drawn by them")
     count = default_workers() if workers is None else workers
-    need(out, data, plan)
+    require_space(out, data, plan)
     records, bad = {}, {}
     for name in data.splits:
         records[name], unreadable = pack_split(out, name, data, plan, count, listener)
@@ -141,7 +141,7 @@ def stamp(split: Split, digest: Any) -> None:
                 digest.update(b"none\n")
 
 
-def begin(out: Path, plan: Plan) -> None:
+def prepare_folder(out: Path, plan: Plan) -> None:
     """Prepare the folder of a pack, or find that it was begun with the same plan. Raises UsageError for any other
     folder."""
     state, text = out / UNFINISHED, json.dumps(asdict(plan))
@@ -181,7 +181,7 @@ def finished_before(out: Path, plan: Plan) -> dict[str, Any]:
     return {"out": os.fspath(out), **document}
 
 
-def need(out: Path, data: Data, plan: Plan) -> None:
+def require_space(out: Path, data: Data, plan: Plan) -> None:
     """Raise ResourceError where the disk has not the space that a pack will take, as some of its pictures tell."""
     total = 0
     for split in data.splits.values():
@@ -197,7 +197,7 @@ def need(out: Path, data: Data, plan: Plan) -> None:
         )
 
 
-def called(data: Data, name: str) -> str:
+def portable_name(data: Data, name: str) -> str:
     """What a sample is called, without the folder that the data are in: a pack may go to another machine."""
     for home in (data.name, os.path.dirname(data.name)):
         if home and name.startswith(f"{home}/"):
@@ -215,12 +215,12 @@ def pack_split(
 ) -> tuple[dict[str, Any], dict[int, str]]:
     """Write one split. Returns what `pack.json` says of it, and why samples cannot be read."""
     split = data.splits[name]
-    shards, rows, bad, at = resumed(out, name)
+    shards, rows, bad, at = load_finished_shards(out, name)
     kind = TarShard if plan.form == "tar" else PixelShard
     shard, first, temporary, read = None, at, out / "shard.part", at
     unread: dict[int, str] = {}
 
-    def end(stop: int) -> None:
+    def close_shard(stop: int) -> None:
         """Publish the open shard, which has the samples [first, stop)."""
         assert shard is not None
         rows.append(shard.close())
@@ -232,12 +232,12 @@ def pack_split(
         write_record(out / UNFINISHED / f"{path.name}.json", json.dumps(state).encode())
         shards.append(held)
 
-    with closing(encoded(encoder(split, plan), at, len(split), workers)) as stream:
+    with closing(encode_samples(encoder(split, plan), at, len(split), workers)) as stream:
         for sample, stored in stream:
             if isinstance(stored, Stored):
-                words = split.labels[sample], called(data, split.name(sample))
+                words = split.labels[sample], portable_name(data, split.name(sample))
                 if shard and shard.size + shard.room(sample, stored, *words) > plan.shard_size:
-                    end(sample)
+                    close_shard(sample)
                     bad |= unread
                     shard, first, unread = None, sample, {}
                 if not shard:
@@ -249,14 +249,14 @@ def pack_split(
             if listener and (read % 64 == 0 or read == len(split)):
                 listener.progress(f"packing {name}", read, len(split), f"{len(shards) + 1} shards")
     if shard:
-        end(len(split))
+        close_shard(len(split))
     bad |= unread
     if not shards:
         raise DataError(f"none of {len(split)} images of {name} can be read; the first: {next(iter(bad.values()), '')}")
-    return finish(out, name, data, plan, shards, rows, bad), bad
+    return write_index(out, name, data, plan, shards, rows, bad), bad
 
 
-def encoded(reader: Encoder, start: int, stop: int, workers: int) -> Generator[tuple[int, Stored | DataError]]:
+def encode_samples(reader: Encoder, start: int, stop: int, workers: int) -> Generator[tuple[int, Stored | DataError]]:
     """Samples [start, stop) in order, each with what is stored of it or why there is none. Raises ResourceError for a
     lost worker."""
     places = (range(low, min(low + CHUNK, stop)) for low in range(start, stop, CHUNK))
@@ -264,18 +264,18 @@ def encoded(reader: Encoder, start: int, stop: int, workers: int) -> Generator[t
         yield from rows
 
 
-def resumed(out: Path, name: str) -> tuple[list[dict[str, Any]], list[np.ndarray], dict[int, str], int]:
+def load_finished_shards(out: Path, name: str) -> tuple[list[dict[str, Any]], list[np.ndarray], dict[int, str], int]:
     """The whole shards of a split that are there, their rows, what could not be read, and the sample to go on with."""
     shards: list[dict[str, Any]] = []
     rows: list[np.ndarray] = []
     bad: dict[int, str] = {}
     at = 0
     while True:
-        found = sorted((out / UNFINISHED).glob(f"{name}-{len(shards):06d}.*.json"))
+        records = sorted((out / UNFINISHED).glob(f"{name}-{len(shards):06d}.*.json"))
         try:
-            state = json.loads(found[0].read_text("utf-8"))
-            held = np.load(found[0].with_suffix(".npy"), allow_pickle=False)
-            same = record(out / found[0].stem)["sha256"] == state["record"]["sha256"]
+            state = json.loads(records[0].read_text("utf-8"))
+            held = np.load(records[0].with_suffix(".npy"), allow_pickle=False)
+            same = record(out / records[0].stem)["sha256"] == state["record"]["sha256"]
         except (IndexError, OSError, ValueError, KeyError):
             return shards, rows, bad, at
         if not same or state["first"] != at or held.dtype != ROW:
@@ -286,7 +286,7 @@ def resumed(out: Path, name: str) -> tuple[list[dict[str, Any]], list[np.ndarray
         at = state["stop"]
 
 
-def finish(
+def write_index(
     out: Path,
     name: str,
     data: Data,
@@ -312,11 +312,13 @@ def finish(
         else:
             index["label"] = labels
         files["index"] = write_record(out / f"{name}.index.npy", npy_bytes(index))
-        ids = "".join(f"{printable(called(data, split.name(sample)))}\n" for sample in samples.tolist())
+        ids = "".join(f"{printable(portable_name(data, split.name(sample)))}\n" for sample in samples.tolist())
         files["ids"] = write_record(out / f"{name}.ids.txt", ids.encode("utf-8", "replace"))
     return {
         "images": sum(shard["images"] for shard in shards),
-        "unreadable": [{"id": called(data, split.name(row)), "why": called(data, bad[row])} for row in sorted(bad)],
+        "unreadable": [
+            {"id": portable_name(data, split.name(row)), "why": portable_name(data, bad[row])} for row in sorted(bad)
+        ],
         "shards": shards,
         "files": files,
     }

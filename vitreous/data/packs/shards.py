@@ -63,7 +63,7 @@ class Encoder:
         """Raises DataError for a picture that cannot be read."""
         raw = self.split.raw(sample)
         picture = decode(raw, 3, self.split.name(sample))
-        kept, coded, grey = kind_of(raw)
+        unchanged, coded, grey = kind_of(raw)
         scaled = min(picture.size) > self.short_side
         if grey:
             picture = picture.convert("L")  # exact: all three channels are the same
@@ -75,7 +75,7 @@ class Encoder:
         size = picture.height, picture.width, len(picture.getbands())
         if self.form == "uint8":
             return Stored("raw", picture.tobytes(), *size)
-        if kept and not scaled:
+        if unchanged and not scaled:
             assert isinstance(raw, bytes)
             return Stored(coded, raw, *size)
         buffer = io.BytesIO()
@@ -95,13 +95,13 @@ def kind_of(raw: bytes | np.ndarray) -> tuple[bool, str, bool]:
         return False, "", False
     with silence(), Image.open(io.BytesIO(raw), formats=open_formats(raw, "image", FORMATS)) as image:
         coded = {"JPEG": "jpg", "PNG": "png"}.get(image.format or "", "")
-        kept = (
+        unchanged = (
             image.mode in ("L", "RGB")
             and orientation(image) == 1
             and not image.has_transparency_data
             and getattr(image, "n_frames", 1) == 1
         )
-        return bool(coded) and kept, coded, image.mode in GREY
+        return bool(coded) and unchanged, coded, image.mode in GREY
 
 
 class TarShard:
@@ -117,16 +117,16 @@ class TarShard:
 
     def members(self, sample: int, stored: Stored, label: np.ndarray, name: str) -> list[tuple[str, bytes]]:
         """The members of one sample: names and contents."""
-        several = label.ndim == 1
-        words = [self.classes[number] for number in (np.flatnonzero(label).tolist() if several else [int(label)])]
-        told = {"id": name, "label": words if several else words[0]}
+        multilabel = label.ndim == 1
+        words = [self.classes[number] for number in (np.flatnonzero(label).tolist() if multilabel else [int(label)])]
+        metadata = {"id": name, "label": words if multilabel else words[0]}
         members = [
             (stored.kind, stored.content),
-            ("json", json.dumps(told, ensure_ascii=False).encode("utf-8", "replace")),
+            ("json", json.dumps(metadata, ensure_ascii=False).encode("utf-8", "replace")),
         ]
         return [
             (f"{sample:09d}.{kind}", content)
-            for kind, content in ([] if several else [("cls", b"%d" % int(label))]) + members
+            for kind, content in ([] if multilabel else [("cls", b"%d" % int(label))]) + members
         ]
 
     def room(self, sample: int, stored: Stored, label: np.ndarray, name: str) -> int:
@@ -183,8 +183,8 @@ class PixelShard:
 
 def npy_header(shape: tuple[int, ...]) -> bytes:
     """The head of a .npy file of uint8 (format 1.0), as long whatever the shape is, since it is written last."""
-    told = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
-    return b"\x93NUMPY\1\0" + (HEADER - 10).to_bytes(2, "little") + told.ljust(HEADER - 11) + b"\n"
+    metadata = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\1\0" + (HEADER - 10).to_bytes(2, "little") + metadata.ljust(HEADER - 11) + b"\n"
 
 
 def write_record(path: Path, content: bytes) -> dict[str, Any]:
