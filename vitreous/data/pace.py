@@ -1,4 +1,4 @@
-"""How many processes decode: as many as the model's appetite, the cost of a picture and the machine ask for."""
+"""Choose the number of decoding processes from the model's speed, the cost of an image and the machine."""
 
 from __future__ import annotations
 

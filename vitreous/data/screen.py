@@ -1,4 +1,4 @@
-"""Find the pictures that cannot be read before an hour is spent on them, and keep small data sets in memory."""
+"""Decode all images once before training: find those that cannot be read, and cache small data sets in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user names as data, and the layout that reads it."""
+"""Open a data set by its name or path, in whichever layout it has."""
 
 from __future__ import annotations
 

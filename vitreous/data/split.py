@@ -1,4 +1,4 @@
-"""Labelled samples, and the data sets that they make up.
+"""Samples with or without labels, and the data sets that they make up.
 
 A `Split` gives any of its samples at any time, as it is stored, and knows nothing of batches or tensors.
 """
@@ -21,7 +21,7 @@ from vitreous.errors import DataError, printable
 
 
 class Split(Protocol):
-    """Samples with labels, in a fixed order."""
+    """Samples and their labels, if any, in a fixed order."""
 
     @property
     def labels(self) -> np.ndarray:
@@ -32,12 +32,11 @@ class Split(Protocol):
     def __len__(self) -> int: ...
 
     def raw(self, sample: int) -> bytes | np.ndarray:
-        """What is stored of one sample: the bytes of an image file, or pixels (H, W[, C]). Raises DataError where it
-        cannot be read."""
+        """The stored bytes of an image file, or pixels (H, W[, C]). Raises DataError where they cannot be read."""
         ...
 
     def name(self, sample: int) -> str:
-        """What to call a sample when speaking to a person: its path, or its number."""
+        """Human-readable name of a sample for messages: its path, or its number."""
         ...
 
     def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Split:
@@ -45,7 +44,7 @@ class Split(Protocol):
         ...
 
     def update(self, digest: Any) -> None:
-        """Feed a digest of hashlib with what tells these samples from others, but for their labels."""
+        """Update a hashlib digest with the identities of the samples, labels excluded."""
         ...
 
 
@@ -60,8 +59,7 @@ def picture_of(split: Split, sample: int, channels: int) -> Image.Image:
 
 
 class Paths(Sequence[Path]):
-    """Paths as one array of bytes, which neither grows with use nor is copied by a process that is forked: a million
-    take 100 MB."""
+    """Paths in one byte string, which forked processes share without copying: a million take 100 MB."""
 
     def __init__(self, paths: Iterable[str | bytes | os.PathLike[str]]) -> None:
         words = [os.fsencode(path) for path in paths]
@@ -70,7 +68,7 @@ class Paths(Sequence[Path]):
 
     @classmethod
     def joined(cls, parts: Iterable[Paths]) -> Paths:
-        """All paths of several, one after the other."""
+        """Concatenate sequences of paths."""
         parts = list(parts)
         whole = cls(())
         starts = np.cumsum([0, *(len(part._bytes) for part in parts)])
@@ -145,7 +143,7 @@ class Files:
         return printable(self.path(sample))
 
     def path(self, sample: int) -> str:
-        """Where a file is, as text: to make a `Path` of it takes as long as to open it."""
+        """The path as text; making a `Path` takes as long as opening the file."""
         assert isinstance(self.paths, Paths)
         return os.fsdecode(self.paths.word(sample))
 
@@ -268,11 +266,7 @@ def require_labels(data: Data) -> None:
 def with_val(
     splits: dict[str, Split], seed: int, notes: list[str], groups: np.ndarray | None = None
 ) -> tuple[dict[str, Split], Split | None]:
-    """The splits in the order `train`, `val`, `test`; and, where `val` was lacking and is drawn from it here, the whole
-    of `train`.
-
-    What is to be said of that is added to the notes.
-    """
+    """Order splits; draw a missing `val` from `train`, with a note, and then return that whole `train` too."""
     whole = None
     if "val" not in splits:
         whole = splits["train"]
@@ -283,7 +277,7 @@ def with_val(
 
 
 def held_out(whole: Split, seed: int, groups: np.ndarray | None = None) -> tuple[dict[str, Split], str]:
-    """Training images without a split for validation -> `train` and `val`, a tenth of them, and what to say of it."""
+    """Hold out a tenth of the training images -> `train` and `val`, and a note for the user."""
     parts = hold_out(whole.labels, seed, {"val": 0.1}, groups)
     if not len(parts["val"]):
         return {"train": whole}, "too few images to hold any out for validation"

@@ -1,4 +1,4 @@
-"""What is checked: the splits of a data set, or the images of a folder that is none."""
+"""The images to check: the splits of a data set, or the images of a folder that is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered of each picture while copies are looked for: two digests and a small grey view of it, 1 KB in all.
+"""Fingerprints of images for the search of copies: two digests and a small grey view of each, 1 KB in all.
 
 Pictures are read once, in workers, and none is kept. n pictures; views are (n, SIDE, SIDE) uint8.
 """
@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Joined:
-    """Several splits one after the other, as far as reading goes."""
+    """Splits concatenated, for reading."""
 
     def __init__(self, splits: Sequence[Split]) -> None:
         self.splits = list(splits)
@@ -77,7 +77,7 @@ class Fingerprints:
 
 @dataclass(frozen=True)
 class ImageEmbedder:
-    """A model that looks too: what it takes, and the features it makes, (B, C, *image) uint8 -> (B, D)."""
+    """A model whose features are compared too: its preprocessing, and (B, C, *image) uint8 -> (B, D) float32."""
 
     preprocess: Preprocess
     embed: Callable[[Tensor], np.ndarray]
@@ -110,7 +110,7 @@ def look(
     progress: Progress = lambda label, done, total: None,
     embedder: ImageEmbedder | None = None,
 ) -> Fingerprints:
-    """Read every picture once; `progress` is told how many were."""
+    """Fingerprint every image, reading it once. Raises ResourceError where a worker dies or hangs."""
     count = len(pool)
     content, pixels = np.zeros((count, DIGEST), np.uint8), np.zeros((count, DIGEST), np.uint8)
     views = np.zeros((count, SIDE, SIDE), np.uint8)
