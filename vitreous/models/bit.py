@@ -11,7 +11,7 @@ import math
 
 from torch import Tensor, nn
 
-from vitreous.models.config import BiTConfig
+from vitreous.models.configs.bit import BiTConfig
 from vitreous.nn.resnet import ResNet
 
 

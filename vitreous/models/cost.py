@@ -62,15 +62,15 @@ def computed(config: ModelConfig, image: tuple[int, ...] | None = None, patches:
 def unread(config: ModelConfig, tokens: int) -> int:
     """Of the `macs` of an image of so many tokens, prefix included, those that `ViT.forward` need not carry out.
 
-    Where `read` tokens are all that is pooled, nothing of the last block is computed for the others but their keys and
+    Where `pooled_prefix` tokens are all that is pooled, nothing of the last block is computed for the others but their keys and
     values, and with plain attention not even these (`nn.attention.attend_few`).
     """
-    if isinstance(config, BiTConfig) or not config.read:
+    if isinstance(config, BiTConfig) or not config.pooled_prefix:
         return 0
     width, mlp = config.width, (3 if config.mlp == "swiglu" else 2) * config.width * config.hidden
-    others = tokens - config.read
+    others = tokens - config.pooled_prefix
     if config.attention == "plain":
-        attention = tokens * (4 * width**2 + 2 * tokens * width) - config.read * (
+        attention = tokens * (4 * width**2 + 2 * tokens * width) - config.pooled_prefix * (
             4 * width**2 + 2 * config.heads * tokens * width
         )
     else:
@@ -115,5 +115,5 @@ def activations(config: ModelConfig, image: tuple[int, ...] | None = None) -> in
         return None
     tokens = math.prod(grid_of(image or config.image, config.patch)) + config.prefix
     hidden = (4 if config.mlp == "swiglu" else 2) * config.hidden
-    last = tokens * 2 * config.width if config.read else tokens * (9 * config.width + hidden)
+    last = tokens * 2 * config.width if config.pooled_prefix else tokens * (9 * config.width + hidden)
     return (config.depth - 1) * tokens * (9 * config.width + hidden) + last

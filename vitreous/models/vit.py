@@ -19,14 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.models.config import ConvStemConfig, ViTConfig
+from vitreous.models.configs.vit import ViTConfig
+from vitreous.models.families import family_of
 from vitreous.nn.attention import Attention
 from vitreous.nn.block import Block, Mlp, SwiGLU
-from vitreous.nn.convstem import ConvStem
 from vitreous.nn.encoder import Encoder, stack
 from vitreous.nn.grid import patchify, take
-from vitreous.nn.layout import Axial, Windows
-from vitreous.nn.neck import Neck
 from vitreous.nn.pool import AttentionPool, Heads
 from vitreous.nn.position import (
     BlockWithPosition,
@@ -37,8 +35,7 @@ from vitreous.nn.position import (
     TokenPositions,
     everywhere,
 )
-from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
-from vitreous.nn.resnet import Stem
+from vitreous.nn.relative import RelativeAttention, RotaryAttention
 
 
 class ViT(nn.Module):
@@ -53,28 +50,31 @@ class ViT(nn.Module):
     | head | 0 |
     """
 
+    def __new__(cls, config: ViTConfig | None = None) -> ViT:
+        """`ViT(config)` is of the family that the config is of."""
+        return super().__new__(family_of(config).model_class() if cls is ViT and config is not None else cls)
+
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = c = config
         self.any_size = False  # images of other sizes than the config's are meant: no warning
         self.dropout = c.dropout  # of patch and prefix tokens; blocks have their own
-        self.stem = stem(c)
-        # what is cut out, of image or map
-        self.cell = tuple(p // c.stem.reduction for p in c.patch) if c.stem else c.patch
-        channels = self.stem.width_out if self.stem is not None else c.channels
+        self.stem = self.build_stem()
+        self.cell = c.cell  # what is cut out, of image or map
+        channels = c.channels if self.stem is None else self.stem.width_out
         self.projection = nn.Linear(channels * math.prod(self.cell), c.width, bias=c.projection_bias)
         self.position = position(c) if c.position_at != "each" else None
         self.prefix = nn.Parameter(torch.empty(c.prefix, c.width).normal_(std=0.02)) if c.prefix else None
         if self.prefix is not None and c.class_token:
             nn.init.zeros_(self.prefix.data[0])
         self.slots = own_positions(c) if c.position_at != "each" else None
-        self.first_norm = nn.LayerNorm(c.width, eps=c.eps) if c.first_norm else nn.Identity()
+        self.first_norm = self.build_first_norm()
         blocks = stack(c.depth, self.block, c.drop_path, c.drop_path_rises)
-        self.encoder = Encoder(c.width, blocks, c.eps, c.norm == "tokens", c.read)
-        self.neck = Neck(c.width, c.neck, c.eps) if c.neck else None
+        self.encoder = Encoder(c.width, blocks, c.eps, c.norm == "tokens", c.pooled_prefix)
+        self.neck = self.build_neck()
         self.pooling = AttentionPool(c.width, c.heads, c.hidden, c.eps, c.gelu) if c.pool == "attention" else None
-        self.pooled_norm = nn.LayerNorm(c.neck or c.width, eps=c.eps) if c.norm == "pooled" else nn.Identity()
-        self.representation = nn.Linear(c.neck or c.width, c.representation) if c.representation else None
+        self.pooled_norm = nn.LayerNorm(c.width_out, eps=c.eps) if c.norm == "pooled" else nn.Identity()
+        self.representation = nn.Linear(c.width_out, c.representation) if c.representation else None
         self.head = head(c)
         for linear in filter(None, (self.projection, self.representation)):
             deviation = linear.in_features**-0.5 / 0.87962566103423978  # what cutting at two deviations takes away
@@ -88,20 +88,30 @@ class ViT(nn.Module):
         """One block of the stack, with its own stochastic depth rate, and where it looks."""
         c = self.config
 
-        def plain() -> Block:
-            attention = self.attention(index)
-            mlp = (
-                SwiGLU(c.width, c.hidden, c.dropout) if c.mlp == "swiglu" else Mlp(c.width, c.hidden, c.dropout, c.gelu)
-            )
-            return Block(c.width, attention, mlp, c.dropout, drop_path, c.layer_scale, c.eps)
-
-        if c.axial:
-            return Axial(plain(), plain())
         if c.position_at == "each":
             own = position(c)
             assert own is not None
-            return BlockWithPosition(plain(), own, own_positions(c))
-        return BlockWithSharedPosition(plain()) if c.position_at == "shared" else plain()
+            return BlockWithPosition(self.plain_block(index, drop_path), own, own_positions(c))
+        block = self.plain_block(index, drop_path)
+        return BlockWithSharedPosition(block) if c.position_at == "shared" else block
+
+    def plain_block(self, index: int, drop_path: float) -> Block:
+        """Attention and MLP, without regard to where the block looks."""
+        c, attention = self.config, self.attention(index)
+        mlp = SwiGLU(c.width, c.hidden, c.dropout) if c.mlp == "swiglu" else Mlp(c.width, c.hidden, c.dropout, c.gelu)
+        return Block(c.width, attention, mlp, c.dropout, drop_path, c.layer_scale, c.eps)
+
+    def build_stem(self) -> Any:
+        """What comes before the projection: nothing, or (B, C, *image) -> (B, *map, channels)."""
+        return None
+
+    def build_first_norm(self) -> nn.Module:
+        """What comes between prefix tokens and the first block."""
+        return nn.Identity()
+
+    def build_neck(self) -> nn.Module | None:
+        """What comes after the encoder of a model on a grid, (B, *grid, D) -> (B, *grid, width_out)."""
+        return None
 
     def attention(self, index: int) -> nn.Module:
         """The attention of a block."""
@@ -110,12 +120,7 @@ class ViT(nn.Module):
             return RelativeAttention(c.width, c.heads, c.prefix + math.prod(c.grid), c.qkv_bias)
         if c.attention == "rotary":
             return RotaryAttention(c.width, c.heads, len(c.grid), c.qkv_bias)
-        if c.attention == "plain":
-            return Attention(c.width, c.heads, c.qkv_bias)
-        if not c.window or index in c.global_blocks:
-            return GridAttention(c.width, c.heads, (c.grid[0], c.grid[1]), c.qkv_bias)
-        size = (c.window, c.window)
-        return Windows(GridAttention(c.width, c.heads, size, c.qkv_bias), size, pad="zeros")
+        return Attention(c.width, c.heads, c.qkv_bias)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, classes): logits."""
@@ -265,13 +270,6 @@ class ViT(nn.Module):
         if self.representation is not None:
             pooled = self.representation(pooled).tanh()
         return self.head(pooled)
-
-
-def stem(config: ViTConfig) -> ConvStem | Stem | None:
-    """The convolutions of a hybrid: (B, C, H, W) -> (B, *map, channels)."""
-    if isinstance(config.stem, ConvStemConfig):
-        return ConvStem(config.stem.widths, config.stem.blocks, config.channels)
-    return Stem(config.stem.blocks, config.stem.width, config.channels, config.stem.numerics) if config.stem else None
 
 
 def position(config: ViTConfig) -> nn.Module | None:

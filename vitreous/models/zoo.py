@@ -7,7 +7,8 @@ from typing import Any
 
 from vitreous.errors import UsageError, nearest
 from vitreous.models.bit import BiT
-from vitreous.models.config import BiTConfig, ModelConfig
+from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig
+from vitreous.models.families import family_of
 from vitreous.models.names import configure
 from vitreous.models.vit import ViT
 
@@ -16,7 +17,7 @@ Model = ViT | BiT
 
 def build(config: ModelConfig) -> Model:
     """The model of a config, freshly initialised."""
-    return BiT(config) if isinstance(config, BiTConfig) else ViT(config)
+    return family_of(config).build(config)
 
 
 def create(
@@ -33,7 +34,7 @@ def create(
     a size that the patch does not divide.
     """
     config = configure(name, image_size)
-    known = [field.name for field in fields(config)]
+    known = [*(field.name for field in fields(config)), *(TRANSFORMER_FIELDS if config.kind == "vit" else ())]
     unknown = set(changes) - set(known)
     if unknown:
         word = min(unknown)

@@ -1,0 +1,215 @@
+"""The plain Vision Transformer (arXiv:2010.11929), and the fields that its kin share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from vitreous.errors import UsageError
+from vitreous.nn.sizes import by, grid_of, nearby
+
+#: how positions are resized to another grid: the rows of nn.grid.RESIZE
+Resize = Literal["bicubic-antialias", "bicubic", "bicubic-offset", "bicubic-aligned", "bilinear", "zoom", "zoom-scipy"]
+
+
+#: option that not all families have -> the family that has it
+FAMILY_OF = {
+    "stem": "hybrid",
+    "axial": "axial",
+    "window": "sam",
+    "global_blocks": "sam",
+    "neck": "sam",
+    "first_norm": "clip",
+}
+KINDS: dict[str, type[ViTConfig]] = {}  # family -> its config; `models.config` imports them all
+
+
+def resolve(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a transformer with the `family` that has them all, and without those that are not used: what a plain
+    ViT is with `first_norm=True`, or what was saved when one config had the options of all. Raises UsageError where no
+    family has all of them."""
+    used = {name: family for name, family in FAMILY_OF.items() if settings.get(name)}
+    if settings.get("attention") == "decomposed":
+        used["attention=decomposed"] = "sam"
+    families = set(used.values())
+    if len(families) > 1:
+        raise UsageError(f"no model has {' and '.join(used)}", "use the options of one family")
+    own = settings.get("family", "vit")
+    # a family stays what it is until what makes it one is taken away
+    makes = {"hybrid": "stem", "axial": "axial", "clip": "first_norm"}.get(own)
+    stays = settings.get("attention", "decomposed") == "decomposed" if own == "sam" else settings.get(makes, True)
+    family = families.pop() if families else own if stays else "vit"
+    known = {field.name for field in fields(KINDS[family])}
+    return {name: value for name, value in settings.items() if name in known or name not in FAMILY_OF} | {
+        "family": family
+    }
+
+
+class ByOptions(type):
+    """A call makes the config of the family that has the options: `ViTConfig(stem=…)` is a `HybridConfig`."""
+
+    def __call__(cls: Any, *arguments: Any, **settings: Any) -> Any:
+        settings = resolve({"family": cls.family} | settings)
+        return type.__call__(KINDS[settings["family"]], *arguments, **settings)
+
+
+@dataclass(frozen=True)
+class ViTConfig(metaclass=ByOptions):
+    """A Vision Transformer (arXiv:2010.11929, section 3.1 and Table 1) or one of its kin.
+
+    `image` and `patch` hold one length per axis, in pixels; any number of axes. Raises UsageError where a patch does
+    not divide the image, heads do not divide the width, or options ask for tokens or a grid that are not there.
+    """
+
+    # answers of a plain ViT to what other families have fields for
+    kind: ClassVar[Literal["vit", "bit"]] = "vit"  # whose training recipes fit
+    stem = None
+    axial = first_norm = False
+    window = neck = 0
+    global_blocks = ()
+
+    family: Literal["vit"] = "vit"
+    image: tuple[int, ...] = (224, 224)
+    patch: tuple[int, ...] = (16, 16)  # pixels that a token covers, the stem's reduction included
+    channels: int = 3
+    classes: int = 1000  # 0: no head, the pooled representation is the output
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    hidden: int = 3072  # of the MLP
+    class_token: bool = True
+    slots: int = 1  # of the learned positions, for the first prefix tokens: slot 0 of E_pos in Eq. 1
+    registers: int = 0  # further prefix tokens, without positions (arXiv:2309.16588)
+    position: Literal["learned", "axes", "sincos", "sincos-big-vision", "none"] = "learned"  # axes: learned 2-D
+    # added once, or before each block: its own or shared (Table 8)
+    position_at: Literal["input", "each", "shared"] = "input"
+    attention: Literal["plain", "relative", "rotary"] = "plain"  # what attention itself knows of places
+    # distilled: class and distillation token, a head each
+    pool: Literal["class", "mean", "attention", "distilled"] = "class"
+    norm: Literal["tokens", "pooled", "none"] = "tokens"  # the last LayerNorm: on every token, or once, after pooling
+    representation: int | None = None  # width of the tanh layer before the head, for pre-training
+    layer_scale: float | None = None
+    dropout: float = 0.0
+    drop_path: float = 0.0
+    drop_path_rises: bool = True  # from 0 in the first block; else it is the same in each (DeiT-III)
+    qkv_bias: bool = True
+    projection_bias: bool = True
+    head_bias: bool = True
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    gelu: Literal["none", "tanh", "quick"] = "none"  # torch's names: none is the exact form (erf)
+    eps: float = 1e-6
+    resize: Resize = "bicubic-antialias"
+
+    def __init_subclass__(cls) -> None:
+        KINDS[cls.family] = cls
+
+    def __post_init__(self) -> None:
+        if min(self.channels, self.width, self.depth, self.heads, self.hidden) < 1:
+            raise UsageError("channels, width, depth, heads and hidden must be at least 1")
+        if min(self.classes, self.registers, self.slots) < 0:
+            raise UsageError("classes, registers and slots must be at least 0")
+        if self.width % self.heads:
+            raise UsageError(f"width {self.width} is not a multiple of {self.heads} heads", "change heads or width")
+        if self.pool in ("class", "distilled") and not self.class_token:
+            raise UsageError(
+                f"pool={self.pool} needs a class token", "use pool=mean or pool=attention, or class_token=True"
+            )
+        self.check_image(self.image)
+        if self.on_grid and (self.prefix or len(self.image) != 2):
+            raise UsageError(
+                "axial and windowed blocks take a grid of patches without prefix tokens",
+                "use class_token=False, pool=mean",
+            )
+        if self.position_at != "input" and (self.on_grid or self.attention != "plain" or self.position == "none"):
+            raise UsageError(
+                "positions before each block need a position, attention=plain and no axial blocks",
+                "use position_at=input",
+            )
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Tokens per axis at the native image size."""
+        return grid_of(self.image, self.patch)
+
+    @property
+    def prefix(self) -> int:
+        """Tokens in front of the patches: class token, distillation token, registers."""
+        return int(self.class_token) + (self.pool == "distilled") + self.registers
+
+    @property
+    def pooled_prefix(self) -> int | None:
+        """Tokens in front that are all that is pooled; None where patches are pooled too."""
+        return {"class": 1, "distilled": 2}.get(self.pool)
+
+    @property
+    def positioned(self) -> int:
+        """Prefix tokens with a learned position of their own: at most `slots`, and none where there is no class
+        token."""
+        return min(self.slots, self.prefix) if self.class_token and self.position in ("learned", "axes") else 0
+
+    @property
+    def on_grid(self) -> bool:
+        """Whether the blocks take tokens as a grid, (B, *grid, D)."""
+        return False
+
+    def check_image(self, image: tuple[int, ...]) -> None:
+        """Raise UsageError for an image size (pixels per axis) that the patch does not divide, naming sizes that
+        would do."""
+        try:
+            grid_of(image, self.patch)
+        except ValueError as error:
+            ways = [f"--image-size {by(nearby(image, self.patch))}"]
+            dividing = [p for p in range(2, min(image) + 1) if all(i % p == 0 for i in image)]
+            patch = min(dividing, key=lambda p: abs(p - max(self.patch)), default=1)
+            if self.front == "patches":
+                ways.append(f"--patch-size {patch}")
+            raise UsageError(str(error), "use " + ", or ".join(ways)) from None
+
+    @property
+    def front(self) -> Literal["patches", "conv", "resnet"]:
+        """What reads the image: a projection of its patches, a few convolutions, or a ResNet."""
+        return "patches"
+
+    @property
+    def cell(self) -> tuple[int, ...]:
+        """What a token is cut from: pixels, or places of a stem's map, along each axis."""
+        return self.patch
+
+    @property
+    def width_out(self) -> int:
+        """Channels of a token after the encoder."""
+        return self.width
+
+    @property
+    def drops_patches(self) -> bool:
+        """Whether patches may be left out in training: every block attends to all tokens there are."""
+        return not self.on_grid
+
+    @property
+    def merges_tokens(self) -> bool:
+        """Whether tokens may be merged in inference (`nn.merge`)."""
+        return not self.needs_positions and self.pool != "attention"
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether blocks attend from token to token."""
+        return True
+
+    @property
+    def sees_whole_image(self) -> bool:
+        """Whether every block attends over the whole image at once, not over rows, columns or windows."""
+        return True
+
+    @property
+    def needs_positions(self) -> bool:
+        """Whether blocks need token coordinates (relative or rotary positions, windows, positions in each block)."""
+        return self.on_grid or self.position_at != "input" or self.attention != "plain"
+
+    @property
+    def features(self) -> int:
+        """Channels of what the head reads."""
+        return self.representation or (2 if self.pool == "distilled" else 1) * self.width_out
+
+
+KINDS["vit"] = ViTConfig

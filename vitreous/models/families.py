@@ -1,0 +1,83 @@
+"""The one table of model families: what each is called, how it is built, what it costs, how its layers are counted.
+
+Needs no PyTorch until a model is built. A new family is a file of `configs`, a file of its module, and a row here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from vitreous.models import presets
+from vitreous.models.config import AxialConfig, BiTConfig, CLIPConfig, HybridConfig, ModelConfig, SAMConfig, ViTConfig
+
+
+@dataclass(frozen=True)
+class Family:
+    """A row: `config` is the type of its frozen configs, which say what can be asked of a model (`has_attention`,
+    `drops_patches`, `merges_tokens`, `sees_whole_image`, `position`); `model` names its module.
+
+    `parse` reads a name, None for one of another family, and `name` writes it. `block` finds the numbers of a block in
+    the name of its parameter; `entry` are the parts before the first block.
+    """
+
+    config: type[Any]
+    model: str
+    parse: Callable[[str, presets.Image], ModelConfig | None]
+    name: Callable[[Any], str]
+    block: str = r"\bencoder\.blocks\.(\d+)\."
+    entry: tuple[str, ...] = ("projection", "position", "prefix", "slots", "stem", "first_norm")
+
+    def build(self, config: ModelConfig) -> Any:
+        """The model of a config, freshly initialised."""
+        return self.model_class()(config)
+
+    def model_class(self) -> Any:
+        """The class of its models, imported when it is asked for."""
+        module, _, name = self.model.partition(":")
+        return getattr(import_module(module), name)
+
+    def layer_of(self, parameter: str, config: ModelConfig) -> int:
+        """The layer of a parameter, for layer decay (arXiv:2106.08254): 0 for what comes before the blocks, 1 to L for
+        the blocks, L + 1 for what follows them."""
+        match = re.search(self.block, parameter)
+        if match:
+            return 1 + self.block_number(config, *map(int, match.groups()))
+        return (
+            0
+            if parameter.startswith(tuple(f"{part}." for part in self.entry)) or parameter in self.entry
+            else (config.depth + 1)
+        )
+
+    def block_number(self, config: ModelConfig, *numbers: int) -> int:
+        """The number of a block from those in its name: those of a ResNet are stage and unit."""
+        if len(numbers) == 1:
+            return numbers[0]
+        stage, unit = numbers
+        return sum(config.blocks[:stage]) + unit
+
+
+#: tried in this order to read a name; the plain ViT is last, and refuses what is none
+FAMILIES: dict[str, Family] = {
+    "bit": Family(
+        BiTConfig,
+        "vitreous.models.bit:BiT",
+        presets.parse_bit,
+        presets.bit_name,
+        r"\bbody\.stages\.(\d+)\.units\.(\d+)\.",
+        ("body.root",),
+    ),
+    "hybrid": Family(HybridConfig, "vitreous.models.hybrid:Hybrid", presets.parse_hybrid, presets.hybrid_name),
+    "axial": Family(AxialConfig, "vitreous.models.axial:AxialViT", presets.parse_axial, presets.axial_name),
+    "sam": Family(SAMConfig, "vitreous.models.sam:SAM", presets.parse_kin, presets.vit_name),
+    "clip": Family(CLIPConfig, "vitreous.models.clip:CLIP", presets.parse_kin, presets.vit_name),
+    "vit": Family(ViTConfig, "vitreous.models.vit:ViT", presets.parse_vit, presets.vit_name),
+}
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The row of a config."""
+    return FAMILIES[config.family]
