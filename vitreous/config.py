@@ -56,8 +56,8 @@ def from_plain(kind: type[T] | Any, value: Any) -> T:
     """
     from pydantic import TypeAdapter, ValidationError
 
+    value = upgrade(member(kind, value), value)
     kind = member(kind, value)
-    value = upgrade(kind, value)
     unknown = unknown_keys(kind, value)
     if unknown:
         path, hint = unknown[0]
@@ -92,8 +92,16 @@ def tagged(kind: Any) -> Tagged | None:
 
 
 def upgrade(kind: Any, value: Any) -> Any:
-    """A dict with the settings at their new paths that were elsewhere in earlier versions, as `kind.MOVED` has them."""
-    moved = {old: new for old, new in getattr(kind, "MOVED", {}).items() if isinstance(value, dict) and old in value}
+    """A dict with the settings at their new paths that were elsewhere in earlier versions, as `kind.MOVED` has them and
+    `kind.upgraded` makes them, those of its fields too."""
+    if not dataclasses.is_dataclass(kind) or not isinstance(value, dict):
+        return value
+    if change := getattr(kind, "upgraded", None):
+        value = change(value)
+    for key, hint in typing.get_type_hints(kind, include_extras=True).items():
+        if isinstance(value.get(key), dict) and hasattr(inner := member(hint, value[key]), "upgraded"):
+            value = value | {key: upgrade(inner, value[key])}
+    moved = {old: new for old, new in getattr(kind, "MOVED", {}).items() if old in value}
     if not moved:
         return value
     value = {key: dict(item) if isinstance(item, dict) else item for key, item in value.items()}
@@ -178,6 +186,7 @@ def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
     from pydantic import TypeAdapter, ValidationError
 
     hints = typing.get_type_hints(type(value)) if dataclasses.is_dataclass(value) else {}
+    hints |= getattr(value, "SETTABLE", {})
     changes: dict[str, Any] = {}
     deeper: dict[str, dict[str, list[str]]] = {}
     moved = getattr(value, "MOVED", {})

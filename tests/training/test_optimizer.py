@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.training.test_flat import batch, objective, train
+from vitreous.models.config import ViTConfig
 from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers, factor_of
 from vitreous.training.run import Optimizer
@@ -70,7 +71,7 @@ def test_a_rate_of_its_own_moves_a_parameter_so_much_further(name):
         name, lr=1e-3, matrix_lr=1e-3, weight_decay=0.0, rates=(("projection", 0.2), ("qkv.weight", 0.5))
     )
     before = dict(objective().named_parameters())
-    whole, own = ours(options, 1), ours(options, 1, partial(factor_of, options, 1))
+    whole, own = ours(options, 1), ours(options, 1, partial(factor_of, options, objective().model.config))
     for key in before:
         moved, expected = own[key] - before[key], whole[key] - before[key]
         share = 0.2 if "projection" in key else 0.5 if "qkv.weight" in key else 1.0
@@ -78,7 +79,8 @@ def test_a_rate_of_its_own_moves_a_parameter_so_much_further(name):
 
 
 def test_layer_decay_falls_from_the_head_to_the_patches():
-    options, depth = Optimizer(layer_decay=0.5, rates=(("norm.bias", 3.0),)), 2
+    options = Optimizer(layer_decay=0.5, rates=(("norm.bias", 3.0),))
+    model = ViTConfig(image=(8, 8), patch=(4, 4), width=8, heads=2, depth=2)
     expected = {
         "model.head.weight": 1.0,
         "model.encoder.norm.weight": 1.0,
@@ -90,13 +92,13 @@ def test_layer_decay_falls_from_the_head_to_the_patches():
         "model.prefix": 0.125,
         "model.slots": 0.125,
     }
-    assert {name: factor_of(options, depth, name) for name in expected} == expected
+    assert {name: factor_of(options, model, name) for name in expected} == expected
 
 
 def test_the_state_of_every_group_comes_back():
     options = Optimizer("adamw", lr=1e-2, layer_decay=0.5)
     module = objective()
-    flat = Flat(module, torch.float32, CPU, factor=partial(factor_of, options, 1))
+    flat = Flat(module, torch.float32, CPU, factor=partial(factor_of, options, objective().model.config))
     optimizers = Optimizers(options, flat)
     train(module, flat, optimizers, 2)
     assert len(flat.groups) > 4

@@ -62,8 +62,8 @@ def computed(config: ModelConfig, image: tuple[int, ...] | None = None, patches:
 def unread(config: ModelConfig, tokens: int) -> int:
     """Of the `macs` of an image of so many tokens, prefix included, those that `ViT.forward` need not carry out.
 
-    Where `pooled_prefix` tokens are all that is pooled, nothing of the last block is computed for the others but their keys and
-    values, and with plain attention not even these (`nn.attention.attend_few`).
+    Where `pooled_prefix` tokens are all that is pooled, nothing of the last block is computed for the others but their
+    keys and values, and with plain attention not even these (`nn.attention.attend_few`).
     """
     if isinstance(config, BiTConfig) or not config.pooled_prefix:
         return 0

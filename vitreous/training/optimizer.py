@@ -7,7 +7,6 @@ seconds that a run without it would wait for nothing.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 
 import torch
@@ -15,6 +14,8 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from vitreous.models.config import ModelConfig
+from vitreous.models.families import family_of
 from vitreous.training.flat import Flat, Group, copy_into
 from vitreous.training.lamb import direction, trust
 from vitreous.training.muon import muon
@@ -135,7 +136,7 @@ class Optimizers:
             count.copy_(tensors[name].reshape(()))
 
 
-def factor_of(options: Optimizer, depth: int, name: str) -> float:
+def factor_of(options: Optimizer, model: ModelConfig, name: str) -> float:
     """What the learning rate of a parameter is multiplied by: layer decay (arXiv:2106.08254), times every rate whose
     text is in the name.
 
@@ -144,6 +145,5 @@ def factor_of(options: Optimizer, depth: int, name: str) -> float:
     factor = math.prod(rate for text, rate in options.rates if text in name)
     if options.layer_decay == 1:
         return factor
-    block = re.search(r"\.blocks\.(\d+)\.", name)
-    before = re.match(r"model\.(projection|position|prefix|slots|stem|first_norm)\b", name)
-    return factor * options.layer_decay ** (depth - int(block[1]) if block else depth + 1 if before else 0)
+    layer = family_of(model).layer_of(name.removeprefix("model."), model)
+    return factor * options.layer_decay ** (model.depth + 1 - layer)

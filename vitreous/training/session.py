@@ -119,7 +119,7 @@ class Session:
         setting = Setting(run.seed, run.data.classes, multilabel, run.views, run.data.repeats, DTYPES[run.precision])
         objective = run.objective.build(model, setting)
         objective.reduce = self.ranks.mean
-        factor = partial(factor_of, run.optimizer, getattr(run.model, "depth", 0))
+        factor = partial(factor_of, run.optimizer, run.model)
         if self.ranks.joined and run.parallel == "fsdp":
             flat = Sharded(objective, DTYPES[run.precision], device, self.ranks, run.ema, factor)
         else:

@@ -197,7 +197,7 @@ def assumed(form: Format, config: ModelConfig, state: Tensors) -> list[str]:
         for name in ("gelu", "eps", "numerics")
         if hasattr(config, name) and getattr(config, name) != getattr(theirs, name)
     ]
-    stems = [c.stem.numerics for c in (config, theirs) if c.family == "vit" and isinstance(c.stem, StemConfig)]
+    stems = [c.stem.numerics for c in (config, theirs) if c.kind == "vit" and isinstance(c.stem, StemConfig)]
     return differences + ([f"stem {stems[0]} -> {stems[1]}"] if len(set(stems)) == 2 else [])
 
 

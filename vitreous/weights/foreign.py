@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError, WeightsError
-from vitreous.models.config import ModelConfig, StemConfig, ViTConfig
+from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig, StemConfig
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
 from vitreous.weights import google, others, own, timm, transformers
@@ -318,7 +318,7 @@ def essence(config: ModelConfig) -> dict[str, Any]:
             name: getattr(config, name) for name in ("channels", "classes", "blocks", "axial")
         }
     structure: dict[str, Any] = {
-        name: getattr(config, name) for name in ViTConfig.__dataclass_fields__ if name not in UNTOLD
+        name: getattr(config, name) for name in TRANSFORMER_FIELDS if name not in (*UNTOLD, "family")
     }
     stem = (config.stem.blocks, config.stem.width) if isinstance(config.stem, StemConfig) else config.stem
     return structure | {"slots": config.positioned, "stem": stem, "layer_scale": config.layer_scale is None}

@@ -160,7 +160,7 @@ def stem_of(shapes: Shapes) -> StemConfig | None:
 def holds(config: Any) -> bool:
     """Whether Google's code has such a ViT: class token, mean or attention pooling, no registers and nothing newer."""
     return (
-        config.family == "vit"
+        config.kind == "vit"
         and len(config.image) == 2
         and not config.needs_positions
         and config.position == "learned"

@@ -7,7 +7,7 @@ from collections.abc import Container
 from typing import Any, NamedTuple
 
 from vitreous.errors import WeightsError
-from vitreous.models.config import BiTConfig, Numerics, ViTConfig
+from vitreous.models.config import TRANSFORMER_FIELDS, BiTConfig, Numerics, ViTConfig
 from vitreous.models.names import SIZES
 
 
@@ -30,7 +30,7 @@ def vit_config(
     but registers, of all, or none). An unknown number of heads is that of the published model of that size, else one
     per 64 channels. Raises ValueError where settings contradict the shapes, WeightsError where positions fit no grid.
     """
-    settings = {name: value for name, value in settings.items() if name in ViTConfig.__dataclass_fields__}
+    settings = {name: value for name, value in settings.items() if name in TRANSFORMER_FIELDS}
     for name, value in (
         size._asdict() | {name: fields[name] for name in ("channels", "registers") if name in fields}
     ).items():

@@ -243,7 +243,7 @@ SAM_FIELDS = {
 def sam_like(config: ModelConfig) -> bool:
     """Whether it is SAM's image encoder."""
     return (
-        config.family == "vit"
+        config.kind == "vit"
         and square(config)
         and config.attention == "decomposed"
         and config.neck > 0

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vitreous.models.config import BiTConfig, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
+from vitreous.models.config import TRANSFORMER_FIELDS, BiTConfig, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
 from vitreous.models.names import NO_TOKENS
 from vitreous.weights.measure import bit_config, published_heads
 from vitreous.weights.table import Format, Shapes, Tensors, count
@@ -99,7 +99,7 @@ def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
         fields |= {"gelu": "tanh", "resize": "zoom"}
     if fields["first_norm"] and pooled:  # CLIP
         fields |= {"gelu": "quick", "eps": 1e-5}
-    known = ViTConfig.__dataclass_fields__.keys() - {"image"}
+    known = {*TRANSFORMER_FIELDS} - {"image"}
     return ViTConfig(**(fields | {name: value for name, value in settings.items() if name in known}))
 
 
@@ -186,7 +186,7 @@ def configure_bit(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
 
 def assumed(config: ModelConfig, known: Iterable[str]) -> str:
     """A note on what was taken since a state dict does not tell it."""
-    if config.family != "vit":
+    if config.kind != "vit":
         return (
             f"a state dict does not tell everything: image size {config.image[0]}, numerics {config.numerics} "
             "taken; vitreous.save keeps it"

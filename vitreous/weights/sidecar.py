@@ -192,8 +192,8 @@ def preprocessed(form: Format, config: ModelConfig, processor: dict[str, Any], s
     """The preprocessing by `processor` (preprocessor_config.json) and `settings` (config.json). Raises ValueError."""
     mean, std = PIXELS.get(form.name, HALF)
     if form.name == "huggingface":
-        dino = config.family == "vit" and config.layer_scale is not None
-        mean, std = CLIP if config.family == "vit" and config.first_norm else IMAGENET if dino else HALF
+        dino = config.kind == "vit" and config.layer_scale is not None
+        mean, std = CLIP if config.kind == "vit" and config.first_norm else IMAGENET if dino else HALF
     trained = dict_in(settings, "pretrained_cfg")
     mean, std = (
         tuple(map(float, processor.get(f"image_{word}") or trained.get(word) or own))

@@ -176,7 +176,7 @@ def plain(config: ModelConfig) -> bool:
     Its patch projection has a bias where no norm follows it.
     """
     return (
-        config.family == "vit"
+        config.kind == "vit"
         and len(config.image) == 2
         and not config.needs_positions
         and config.position == "learned"

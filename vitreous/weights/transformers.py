@@ -168,7 +168,7 @@ def shape(config: ViTConfig) -> dict[str, Any]:
 def ordinary(config: Any) -> bool:
     """Whether it is a ViT with learned positions, whatever it pools, and nothing else that changes the names."""
     return (
-        config.family == "vit"
+        config.kind == "vit"
         and len(config.image) == 2
         and not config.needs_positions
         and config.position == "learned"
@@ -296,7 +296,7 @@ CLIP = Format(
 def clip_like(config: ModelConfig) -> bool:
     """Whether it is CLIP's image encoder."""
     return (
-        config.family == "vit"
+        config.kind == "vit"
         and square(config)
         and config.first_norm
         and config.qkv_bias

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.errors import UsageError
-from vitreous.models.config import ConvStemConfig, ModelConfig, StemConfig, ViTConfig
+from vitreous.models.config import TRANSFORMER_FIELDS, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
 from vitreous.models.names import name_of
 from vitreous.weights.foreign import FORMATS, writers
 from vitreous.weights.table import Format
 
-PLAIN = {field.name: field.default for field in ViTConfig.__dataclass_fields__.values()}
+PLAIN = {name: getattr(ViTConfig, name) for name in TRANSFORMER_FIELDS}
 #: options that make sense together -> the fields of `ViTConfig` that are set back at once
 OPTIONS: dict[str, tuple[str, ...]] = {
     "stem": ("stem",),
@@ -66,7 +66,7 @@ def blocking_options(name: str, config: ModelConfig) -> list[str]:
     Options are set back to those of a plain ViT one by one, and those that the format can hold all the same are
     restored.
     """
-    if config.family != "vit":
+    if config.kind != "vit":
         return []
     changes: dict[str, Callable[[ViTConfig], dict[str, Any]]] = {
         group: lambda c, fields=fields: {field: PLAIN[field] for field in fields} for group, fields in OPTIONS.items()

@@ -36,10 +36,14 @@ def resolve(settings: Mapping[str, Any]) -> dict[str, Any]:
     if len(families) > 1:
         raise UsageError(f"no model has {' and '.join(used)}", "use the options of one family")
     own = settings.get("family", "vit")
+    if not isinstance(own, str) or own not in KINDS:
+        return dict(settings)
     # a family stays what it is until what makes it one is taken away
     makes = {"hybrid": "stem", "axial": "axial", "clip": "first_norm"}.get(own)
     stays = settings.get("attention", "decomposed") == "decomposed" if own == "sam" else settings.get(makes, True)
     family = families.pop() if families else own if stays else "vit"
+    if family == "sam" != own:
+        settings = {"attention": "plain"} | dict(settings)  # which a SAM refuses: it has to be said
     known = {field.name for field in fields(KINDS[family])}
     return {name: value for name, value in settings.items() if name in known or name not in FAMILY_OF} | {
         "family": family
@@ -64,6 +68,15 @@ class ViTConfig(metaclass=ByOptions):
 
     # answers of a plain ViT to what other families have fields for
     kind: ClassVar[Literal["vit", "bit"]] = "vit"  # whose training recipes fit
+    upgraded = staticmethod(resolve)  # settings as they were saved when one config had the options of all families
+    SETTABLE: ClassVar[dict[str, Any]] = {  # options that change the family
+        "attention": Literal["plain", "relative", "rotary", "decomposed"],
+        "axial": bool,
+        "window": int,
+        "global_blocks": tuple[int, ...],
+        "neck": int,
+        "first_norm": bool,
+    }
     stem = None
     axial = first_norm = False
     window = neck = 0
