@@ -75,13 +75,13 @@ def check(run: Run, val: Split | None) -> None:
         )
 
 
-def describe(run: Run, best: Best, kept: int, step: int) -> dict[str, Any] | None:
-    """What the summary says: `kept` is the step whose weights the bundle has, `step` the last one. None for a run that
+def describe(run: Run, best: Best, shipped_step: int, step: int) -> dict[str, Any] | None:
+    """What the summary says: `shipped_step` is the step whose weights the bundle has, `step` the last one. None for a run that
     chooses nothing."""
     if not (run.keep_best or run.early_stop):
         return None
     return {
-        "kept": "best" if run.keep_best and kept == best.step else "last",
-        "kept_step": kept,
+        "kept": "best" if run.keep_best and shipped_step == best.step else "last",
+        "kept_step": shipped_step,
         "stopped_early": step < run.steps,
     } | {"best": best.plain()}

@@ -105,8 +105,8 @@ class Store:
 
     def places(self) -> Iterator[Path]:
         """Every published checkpoint, newest first."""
-        found = [p for p in self.folder.glob("step-*") if p.name[5:].isdecimal()] if self.folder.is_dir() else []
-        return iter(sorted(found, key=lambda p: int(p.name[5:]), reverse=True))
+        places = [p for p in self.folder.glob("step-*") if p.name[5:].isdecimal()] if self.folder.is_dir() else []
+        return iter(sorted(places, key=lambda p: int(p.name[5:]), reverse=True))
 
     def prune(self, pinned: int | None = None) -> None:
         """Remove what is older than the newest `keep` valid ones, but for that of a `pinned` step."""

@@ -156,10 +156,10 @@ class Flat:
         for a in range(0, self.length, CHUNK):
             mine = torch.stack([grad[a : a + CHUNK] for grad in self.grads])
             first, *others = torch.cat(ranks.gather(mine))
-            found = first.float()
+            summed = first.float()
             for other in others:
-                found += other
-            total[a : a + CHUNK] = found
+                summed += other
+            total[a : a + CHUNK] = summed
         if self.total is self.grad:
             self.grad.copy_(total)
         else:

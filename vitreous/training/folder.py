@@ -126,8 +126,8 @@ class Folder:
         goes too."""
         if self.metrics.exists():
             lines = [line for line in self.metrics.read_text("utf-8").splitlines(keepends=True) if whole(line)]
-            kept = [line for line in lines if json.loads(line)["step"] <= step and not (but and but in line)]
-            write_text(self.metrics, "".join(kept))
+            remaining = [line for line in lines if json.loads(line)["step"] <= step and not (but and but in line)]
+            write_text(self.metrics, "".join(remaining))
 
 
 def whole(line: str) -> bool:

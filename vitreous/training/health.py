@@ -22,14 +22,14 @@ class Health:
     """Watches a run. `tell` is given each warning."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        self.tell, self.told = tell, set()
+        self.tell, self.warned = tell, set()
         self.norms: deque[float] = deque(maxlen=REMEMBERED)
         self.slow = 0
 
     def once(self, name: str, text: str) -> None:
         """Tell a warning, the first time."""
-        if name not in self.told:
-            self.told.add(name)
+        if name not in self.warned:
+            self.warned.add(name)
             self.tell(text)
 
     def data(self, train: Split, val: Split | None) -> None:
@@ -37,9 +37,9 @@ class Health:
         if val is None or not len(val):
             return
         rows = np.linspace(0, len(val) - 1, min(PROBED, len(val))).astype(int)
-        found = shared(train, val, rows)
-        if found:
-            share = "all" if found == len(rows) else f"{found} of {len(rows)}"
+        copies = shared(train, val, rows)
+        if copies:
+            share = "all" if copies == len(rows) else f"{copies} of {len(rows)}"
             self.once(
                 "data",
                 f"{share} validation images looked at are training images too: accuracy on them says little; separate "
@@ -63,12 +63,12 @@ class Health:
         self.slow = self.slow + 1 if waiting > WAITING else 0
         if self.slow == LINES:
             workers = state.run.data.workers
-            way = (
+            advice = (
                 "augmentation in memory is the bottleneck: lighten it"
                 if cached
                 else f"raise --workers ({workers} now) or use smaller files"
             )
-            self.once("waiting", f"{waiting:.0%} of the time the model waits for images; {way}")
+            self.once("waiting", f"{waiting:.0%} of the time the model waits for images; {advice}")
 
     def report(self, report: Report, classes: tuple[str, ...]) -> None:
         """After an evaluation: one answer for everything."""
@@ -97,14 +97,14 @@ def shared(train: Split, val: Split, rows: np.ndarray) -> int:
         for path in train.paths:
             sizes.setdefault(path.stat().st_size, []).append(path)
         known = {}
-        found = 0
+        copies = 0
         for row in rows:
             path = val.paths[row]
             size = path.stat().st_size
             if size in sizes and size not in known:
                 known[size] = {digest(other.read_bytes()) for other in sizes[size]}
-            found += size in sizes and digest(path.read_bytes()) in known[size]
-        return found
+            copies += size in sizes and digest(path.read_bytes()) in known[size]
+        return copies
     except OSError:
         return 0
 

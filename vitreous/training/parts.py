@@ -43,12 +43,12 @@ def parts(run: Run, ranks: Ranks, start: int) -> list[Part]:
         mine = run.shards // ranks.world
         cuts = ends(start, size, run.shards)[ranks.rank * mine : (ranks.rank + 1) * mine + 1]
         return [Part(a, b, (b - a) / size) for a, b in pairwise(cuts)]
-    found = []
+    computed = []
     for low in range(start, stop, run.batch_size):
         count = min(run.batch_size, stop - low)
         a, b = ends(low, count, ranks.world)[ranks.rank : ranks.rank + 2]
-        found.append(Part(a, b, (b - a) / size) if b > a else Part(low, low + 1, 0.0))
-    return found
+        computed.append(Part(a, b, (b - a) / size) if b > a else Part(low, low + 1, 0.0))
+    return computed
 
 
 def spans(run: Run, ranks: Ranks, start: int) -> Iterator[tuple[int, int]]:

@@ -19,8 +19,8 @@ EMULATED = 128  # where bfloat16 is: a thousandth of the speed
 def quick_peak(device: str, precision: str) -> float:
     """Operations a second, a multiply-add counted as two; measured once a process, in a fraction of a second."""
     emulated = precision == "bf16" and not has_bf16(device)
-    way, operations = fastest(device, precision, EMULATED if emulated else QUICK.get(device.split(":")[0], 1024))
-    return operations / best_of(way, device)
+    product, operations = fastest(device, precision, EMULATED if emulated else QUICK.get(device.split(":")[0], 1024))
+    return operations / best_of(product, device)
 
 
 def fastest(device: str, precision: str, size: int) -> tuple[Callable[[], object], float]:
@@ -40,16 +40,16 @@ def fastest(device: str, precision: str, size: int) -> tuple[Callable[[], object
         ways.append(
             (lambda: list(thread_pool(threads).map(torch.matmul, [a] * threads, [b] * threads)), threads * once)
         )
-    return min(ways, key=lambda way: best_of(way[0], device) / way[1])
+    return min(ways, key=lambda product: best_of(product[0], device) / product[1])
 
 
-def best_of(way: Callable[[], object], device: str, times: int = 3) -> float:
+def best_of(product: Callable[[], object], device: str, times: int = 3) -> float:
     """The shortest of some runs, in seconds, after one to warm up."""
     seconds = []
     with torch.inference_mode():
         for _ in range(times + 1):
             started = time.perf_counter()
-            way()
+            product()
             synchronise(device)
             seconds.append(time.perf_counter() - started)
     return min(seconds[1:])

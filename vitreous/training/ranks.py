@@ -59,9 +59,9 @@ class Ranks:
         """The largest of each value over all processes."""
         if self.world == 1:
             return list(values)
-        found = torch.tensor(values, dtype=torch.float64, device=device)
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
-        return found.tolist()
+        largest = torch.tensor(values, dtype=torch.float64, device=device)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return largest.tolist()
 
     def gather(self, rows: Tensor) -> list[Tensor]:
         """Every process's tensor, in order; they may differ in their first length."""
@@ -72,9 +72,9 @@ class Ranks:
         dist.all_reduce(lengths)
         padded = rows.new_zeros((int(lengths.max()), *rows.shape[1:]))
         padded[: len(rows)] = rows
-        found = [torch.empty_like(padded) for _ in range(self.world)]
-        dist.all_gather(found, padded)
-        return [part[: int(length)] for part, length in zip(found, lengths, strict=True)]
+        gathered = [torch.empty_like(padded) for _ in range(self.world)]
+        dist.all_gather(gathered, padded)
+        return [part[: int(length)] for part, length in zip(gathered, lengths, strict=True)]
 
     def share(self, text: str) -> str:
         """The leading process's text."""

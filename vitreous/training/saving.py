@@ -48,11 +48,11 @@ class Checkpointer:
         self.group: Any = None
         self.writing: tuple[Future, int, Path] | None = None
 
-    def save(self, state: State, further: dict[str, Any]) -> None:
+    def save(self, state: State, extra: dict[str, Any]) -> None:
         """A checkpoint of now, unless there is one. A failure is told and the run goes on; after three in a row
         ResourceError ends it.
 
-        `further` goes into state.json beside the numbers.
+        `extra` goes into state.json beside the numbers.
         """
         if self.saved == state.images:
             return  # to replace it would leave a moment without it
@@ -60,7 +60,7 @@ class Checkpointer:
             {
                 "format": FORMAT,
                 **numbers(state),
-                **further,
+                **extra,
                 "threads": torch.get_num_threads(),
                 "world": state.ranks.world,
             }
@@ -103,12 +103,12 @@ class Checkpointer:
         flat, ranks = state.flat, state.ranks
         assert isinstance(flat, Sharded)
         self.group = self.group or group_on_cpu()
-        made, refused = "", ResourceError("the leading process could not begin a checkpoint", "free some disk space")
+        started, refused = "", ResourceError("the leading process could not begin a checkpoint", "free some disk space")
         try:
-            made = str(self.store.begin(state.step, 16 * flat.length * ranks.world)) if ranks.leads else ""
+            started = str(self.store.begin(state.step, 16 * flat.length * ranks.world)) if ranks.leads else ""
         except ResourceError as error:
             refused = error
-        if not (shared := ranks.share(made)):
+        if not (shared := ranks.share(started)):
             raise refused
         temporary = Path(shared)
         held: dict[str, Tensor] = {}
@@ -190,12 +190,12 @@ def tensors(state: State) -> dict[str, dict[str, Tensor]]:
     """Everything that a checkpoint keeps as tensors, by part: this process's share of it, where the model is shared
     out."""
     flat = state.flat
-    found = {"model": flat.views(flat.master), "optimizer": state.optimizers.state()}
+    parts = {"model": flat.views(flat.master), "optimizer": state.optimizers.state()}
     if flat.ema is not None:
-        found["ema"] = flat.views(flat.average)
+        parts["ema"] = flat.views(flat.average)
     if held := flat.held_state():
-        found["frozen"] = held
-    return found
+        parts["frozen"] = held
+    return parts
 
 
 def write_tensors(held: dict[str, Tensor], path: Path) -> None:

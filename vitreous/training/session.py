@@ -111,8 +111,8 @@ class Session:
         if run.init:
             classes = run.data.classes if run.objective.labelled else ()
             self.tell(adopt(model, WeightsSource(run.init, source_size=run.init_source_size), classes).text())
-        if said := prepare(model, run.tune):
-            self.tell(said)
+        if notes := prepare(model, run.tune):
+            self.tell(notes)
         if run.recompute:
             recompute(model)
         multilabel = self.inputs.train.labels.ndim == 2 and bool(run.data.classes)
@@ -273,9 +273,9 @@ class Session:
     def interrupted(self, state: State) -> Interrupted:
         """What a stopped run says."""
         code = 128 + int(self.signals.received or 0)
-        kept = "saved" if self.keeper.saved == state.images else "not saved: the newest checkpoint is an older one"
+        step = "saved" if self.keeper.saved == state.images else "not saved: the newest checkpoint is an older one"
         return Interrupted(
-            f"stopped at step {state.step} of {self.run.steps}, {kept}",
+            f"stopped at step {state.step} of {self.run.steps}, {step}",
             f"continue with --resume --out {self.folder.path}",
             code,
         )
@@ -285,9 +285,9 @@ class Session:
         run = self.run
         if self.ranks.leads and not self.folder.path.is_dir():
             raise ResourceError(f"the run folder {self.folder.path} is gone", "start again, and leave it in place")
-        epoch, kept = self.epoch(state), self.take_best(state)
+        epoch, step = self.epoch(state), self.take_best(state)
         model = merged(state.flat.averaged())
-        seen = self.best.epoch if kept != state.step else epoch
+        seen = self.best.epoch if step != state.step else epoch
         provenance = {
             "init": run.init,
             "recipe": run.recipe,
@@ -304,7 +304,7 @@ class Session:
             except Interrupted:
                 raise self.interrupted(state) from None
             val = self.last.summary()
-            if self.ranks.leads and kept == state.step:
+            if self.ranks.leads and step == state.step:
                 self.folder.rewind(state.step, but=judgement(state.step, epoch))
                 self.folder.append({"step": state.step, "epoch": epoch, **figures, "seconds": self.meter.seconds})
         loss = last_of(self.folder.metrics, "train/loss") if self.ranks.leads else None
@@ -320,7 +320,7 @@ class Session:
             "train": {"loss": loss},
             "val": val,
             "test": None,
-            "selection": best.describe(run, self.best, kept, state.step),
+            "selection": best.describe(run, self.best, step, state.step),
             "run": str(self.folder.path),
             "bundle": str(self.folder.bundle),
         }

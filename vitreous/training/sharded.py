@@ -114,13 +114,13 @@ class Sharded(Flat):
         slash before it."""
         from torch.distributed.tensor import DTensor, Shard
 
-        found = {}
+        distributed = {}
         for name, view in views.items():
             whole = self.moving[name.rpartition("/")[2]]
-            found[name] = DTensor.from_local(
+            distributed[name] = DTensor.from_local(
                 view, self.mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
             )
-        return found
+        return distributed
 
     @torch.no_grad()
     def averaged(self) -> Model:

@@ -50,13 +50,13 @@ def prepare(model: Model, tune: FineTune) -> str:
     """
     check(model.config, tune)
     if tune.lora_rank:
-        what = adapt(model, tune)
+        parts = adapt(model, tune)
     elif tune.last_blocks is not None:
-        what = freeze(model, tune.last_blocks)
+        parts = freeze(model, tune.last_blocks)
     else:
         return ""
     moving = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return f"training {moving:,} of {sum(p.numel() for p in model.parameters()):,} parameters: {what}"
+    return f"training {moving:,} of {sum(p.numel() for p in model.parameters()):,} parameters: {parts}"
 
 
 def freeze(model: Model, last: int) -> str:
@@ -66,11 +66,11 @@ def freeze(model: Model, last: int) -> str:
     `frozen_stages` do: noise in what cannot learn from it only blurs the features.
     """
     parts, stack = dict(model.named_modules()), model.blocks()
-    kept = stack[: len(stack) - last]
+    frozen = stack[: len(stack) - last]
     model.requires_grad_(False)
-    for part in [parts[name] for name in HEAD + AFTER * (last > 0) if name in parts] + stack[len(kept) :]:
+    for part in [parts[name] for name in HEAD + AFTER * (last > 0) if name in parts] + stack[len(frozen) :]:
         part.requires_grad_(True)
-    for part in [model, *(part for block in kept for part in block.modules())]:
+    for part in [model, *(part for block in frozen for part in block.modules())]:
         for noise in ("dropout", "drop_path"):
             if hasattr(part, noise):
                 setattr(part, noise, 0.0)
@@ -102,13 +102,13 @@ def targets(model: Model, endings: tuple[str, ...]) -> list[str]:
     known = ", ".join(sorted({name.rpartition(".")[2] for name in linear})) or "no linear layers before its head"
     chosen: list[str] = []
     for ending in endings:
-        found = [name for name in before if f".{name}".endswith(f".{ending}")]
-        if not found or set(found) - set(linear):
+        matches = [name for name in before if f".{name}".endswith(f".{ending}")]
+        if not matches or set(matches) - set(linear):
             raise UsageError(
-                f"lora_targets: {ending} names {'other than linear' if found else 'no'} layers",
+                f"lora_targets: {ending} names {'other than linear' if matches else 'no'} layers",
                 f"the model has {known}",
             )
-        chosen += [name for name in found if name not in chosen]
+        chosen += [name for name in matches if name not in chosen]
     return chosen
 
 
