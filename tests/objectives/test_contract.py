@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ from vitreous.training.session import Session
 from vitreous.weights.bundle import load_bundle
 from vitreous.weights.tasks import Features
 
+GOLDEN = Path(__file__).with_name("golden.json")
 TOYS = {"tiny-dino": toys.tiny_dino, "tiny-pixels": toys.tiny_pixels}
 OPTIONS = {"model": "ViT-32x2/4", "image_size": 16, "precision": "fp32", "seed": 3, "save_every": 1, "log_every": 1}
 
@@ -146,6 +149,23 @@ def test_a_teacher_moves_in_float32_and_by_its_schedule(tmp_path, precision):
     assert all(torch.equal(shipped[name], p) for name, p in objective.teacher.named_parameters())
 
 
+def curve_of(name, precision, tmp_path):
+    """The loss of every step of a short run."""
+    session, state = session_of(name, tmp_path, precision=precision)
+    losses = []
+    fit(state, session.batches(state), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))])
+    return losses
+
+
+@pytest.mark.processor
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", TOYS)
+def test_golden_curve(name, precision, tmp_path):
+    """Equal after any refactoring. `python -m tests.objectives.test_contract` writes them anew."""
+    golden = json.loads(GOLDEN.read_text())[f"{name} {precision}"]
+    assert curve_of(name, precision, tmp_path) == pytest.approx(golden, abs={"fp32": 2e-5, "bf16": 2e-2}[precision])
+
+
 @pytest.mark.parametrize("name", TOYS)
 def test_the_loss_falls_on_a_batch_that_is_seen_again(name, tmp_path):
     session, state = session_of(name, tmp_path, epochs=20.0)
@@ -172,3 +192,10 @@ def test_a_part_of_a_batch_gives_a_part_of_the_loss(tmp_path):
 def test_labels_are_asked_for_where_they_are_learned(flat, tmp_path):
     with pytest.raises(DataError, match="class"):
         vitreous.train(str(flat), out=str(tmp_path / "run"), **OPTIONS)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        curves = {f"{name} {p}": curve_of(name, p, Path(scratch)) for name in TOYS for p in ("fp32", "bf16")}
+    GOLDEN.write_text(json.dumps(curves, indent=1) + "\n")

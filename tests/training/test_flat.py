@@ -30,7 +30,7 @@ def train(ours, flat, optimizers, steps=5, limit=1.0):
         flat.collect()
         flat.clip(limit)
         optimizers.step(1.0)
-        flat.publish(step + 1)
+        flat.sync(step + 1)
 
 
 def plain(options, reference, steps=5, limit=1.0):
@@ -82,7 +82,7 @@ def test_the_working_copy_follows_the_masters_and_the_twin_the_average():
     flat = Flat(ours, torch.bfloat16, torch.device("cpu"), ema=0.5)
     train(ours, flat, Optimizers(Optimizer(lr=1e-2), flat), steps=3)
     master, average = flat.views(flat.master), flat.views(flat.average)
-    twin = dict(flat.twin.named_parameters())
+    twin = dict(flat.eval_module.named_parameters())
     for name, parameter in ours.named_parameters():
         assert parameter.dtype == torch.bfloat16
         assert torch.equal(parameter, master[name].bfloat16())
@@ -97,7 +97,7 @@ def test_the_average_is_polyak_s_with_a_warm_up():
     expected = flat.master.clone()
     for step in range(1, 20):
         flat.master.add_(1.0)
-        flat.publish(step)
+        flat.sync(step)
         decay = min(0.5, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * flat.master
     assert torch.allclose(flat.average, expected, atol=1e-5)

@@ -72,6 +72,9 @@ def losses(session, state):
     return found
 
 
+#: what kinds of processor (AVX2, AVX512-BF16) and numbers of threads differ by, times four: 3e-7 in float32, 6e-4 in
+#: bf16, 1.3e-4 for Muon, whose products are in bf16 where the processor has it
+TOLERANCE = {"bf16": 2.5e-3, "muon": 5e-4}
 CURVES = {
     "adamw": {},
     "sgd": {"optimizer": Optimizer("sgd", lr=0.05)},
@@ -90,7 +93,7 @@ def test_golden_curve(name, tmp_path):
     curve = losses(*make(tmp_path, **CURVES[name]))
     golden = json.loads(GOLDEN.read_text())[name]
     assert len(curve) == len(golden) == 21
-    assert curve == pytest.approx(golden, abs=2e-2 if name in ("bf16", "muon") else 1e-4)
+    assert curve == pytest.approx(golden, abs=TOLERANCE.get(name, 5e-6))
     assert curve[-1] < curve[0]
 
 
@@ -190,7 +193,7 @@ def test_checkpoints_that_fail_do_not_stop_a_run_at_once(tmp_path, monkeypatch):
         session.save(state)
     monkeypatch.undo()
     session.save(state)
-    assert session.keeper.failures == 0
+    assert session.checkpointer.failures == 0
 
 
 def test_accumulation_beyond_an_epoch_is_refused(tmp_path):

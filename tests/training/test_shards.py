@@ -41,7 +41,7 @@ def test_shards_see_the_weights_move():
     flat = Flat(whole, torch.bfloat16, torch.device("cpu"), shards=2)
     shards = Shards(whole, flat)
     flat.master.mul_(0.5)
-    flat.publish(1)
+    flat.sync(1)
     for forward in shards.forwards:
         assert all(torch.equal(p, flat.views(flat.work)[name]) for name, p in forward.named_parameters())
 

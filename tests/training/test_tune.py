@@ -225,13 +225,13 @@ def test_adapters_are_those_of_peft():
 def test_a_trained_twin_with_adapters_becomes_the_model_that_the_run_was_for():
     state = begun(MODELS["plain"][0], FineTune(lora_rank=2), ema=0.9)
     trained(state)
-    twin = state.flat.twin
+    twin = state.flat.eval_module
     again = build(MODELS["plain"][0]).eval()
     again.load_state_dict(merged(twin).state_dict())
     assert torch.allclose(again(images()), twin(images()), atol=1e-5)
     assert not torch.equal(again(images()), model(MODELS["plain"][0]).eval()(images()))
     for name, view in state.flat.views(state.flat.average).items():  # the twin itself still computes with the average
-        assert torch.equal(dict(state.flat.twin.named_parameters())[name.removeprefix("model.")], view)
+        assert torch.equal(dict(state.flat.eval_module.named_parameters())[name.removeprefix("model.")], view)
 
 
 @pytest.mark.parametrize(

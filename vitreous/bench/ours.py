@@ -91,7 +91,7 @@ def train(work: Work, precision: str = "auto", shards: int | None = None) -> Tur
         flat.collect()
         flat.clip(1.0)
         optimizers.step(1.0)
-        flat.publish(1)
+        flat.sync(1)
         synchronise(work.device)
         return work.batch_size
 

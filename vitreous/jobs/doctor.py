@@ -46,7 +46,7 @@ def examine(device: str = "auto") -> dict[str, Any]:
         shards.backward(batch, 1.0)
         flat.collect()
         optimizers.step(0.0)
-        flat.publish(len(times))
+        flat.sync(len(times))
         if device.startswith("cuda"):
             torch.cuda.synchronize()
         times.append(time.perf_counter())

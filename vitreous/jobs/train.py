@@ -105,14 +105,14 @@ def launch(options: TrainOptions, listener: Listener, announce: Announce = lambd
     """
     options = with_data(options)
     with together(pick_device(options.device or "auto"), options.timeout or Run.timeout) as ranks:
-        return run_training(options, listener if ranks.leads else NullListener(), ranks, announce)
+        return run_training(options, listener if ranks.is_main else NullListener(), ranks, announce)
 
 
 def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announce: Announce) -> dict[str, Any]:
     """Plan the run, train it and evaluate it, as one process among `ranks`; returns the summary."""
     resumed = None
     if options.resume:
-        options = replace(options, out=ranks.share(options.out or str(Path(LATEST).resolve())))
+        options = replace(options, out=ranks.broadcast_text(options.out or str(Path(LATEST).resolve())))
         resumed = open_resumed(options, listener)
         check_options(options, resumed)
         if resumed.summary.is_file():
@@ -120,16 +120,16 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
             return json.loads(resumed.summary.read_text("utf-8"))
     else:
         check_options(options)
-        if options.out and ranks.leads:
+        if options.out and ranks.is_main:
             Folder(Path(options.out)).refuse_existing()
     folder, run, inputs, opened = plan(options, listener, resumed)
-    folder = Folder(Path(ranks.share(str(folder.path))))
+    folder = Folder(Path(ranks.broadcast_text(str(folder.path))))
     if options.micro_batch == "auto":
         run = fitted(run, inputs, folder, ranks, listener.note)
     parts.check(run, ranks)
     if options.lr_grid is None:  # whose protocol refuses it
         best.check(run, inputs.val)
-    if ranks.leads:
+    if ranks.is_main:
         trials = (
             {}
             if options.lr_grid is None or resumed
@@ -143,12 +143,12 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
         listener.note(slow)
     if resumed is None:
         listener.note(exports_note(run.model))
-    with folder.locked() if ranks.leads else nullcontext():
+    with folder.locked() if ranks.is_main else nullcontext():
         if (folder.path / TRIALS).is_file():
             summary = transfer(folder, run, inputs, opened, listener, ranks, options.ray)
         else:
             summary = Session(run, inputs, folder, listener, ranks).train()
-        if ranks.leads:
+        if ranks.is_main:
             evaluate_run(folder, run, opened, summary, listener)
     return summary
 

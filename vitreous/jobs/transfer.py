@@ -195,10 +195,12 @@ def transfer(
             except Interrupted as error:
                 raise interruption(folder, error.code, f"in trial {number} of {len(trials)}") from None
         del held_out  # a second copy of what is kept in memory
-        table = json.loads(ranks.share(json.dumps(choose_from_trials(folder, trials, protocol)) if ranks.leads else ""))
+        table = json.loads(
+            ranks.broadcast_text(json.dumps(choose_from_trials(folder, trials, protocol)) if ranks.is_main else "")
+        )
         choice = Choice(**table["choice"])
         final = with_rate(run, protocol, choice.lr)
-        if ranks.leads:
+        if ranks.is_main:
             for text in filter(None, (f"lr {choice.lr:g} is chosen: {choice.why}", choice.caution)):
                 listener.note(text)
             if table != document:
@@ -208,7 +210,7 @@ def transfer(
             report.write_report(folder.path / "report.html", folder)
         raise_if_stopped(signals, ranks, lambda code: interruption(folder, code, "before the run on all images"))
         summary = Session(final, inputs, folder, listener, ranks).train() | {"lr_grid": table}
-    if "test" in opened.splits and ranks.leads:
+    if "test" in opened.splits and ranks.is_main:
         listener.note(f"the test split was not read; `vitreous evaluate {folder.path}` reads it")
     return summary
 

@@ -36,14 +36,14 @@ def run_trial(
     `signals`.
     """
     raise_if_stopped(signals or Signals(), ranks)
-    if ranks.share(str(folder.summary.is_file())) == "True":
+    if ranks.broadcast_text(str(folder.summary.is_file())) == "True":
         remove_checkpoints(folder, ranks)
         return
-    if ranks.leads and not folder.config.is_file():
+    if ranks.is_main and not folder.config.is_file():
         shutil.rmtree(folder.path, ignore_errors=True)  # begun, and killed before it had its settings
         folder.path.mkdir(parents=True)
         write_text(folder.config, to_yaml(run))
-    with folder.locked() if ranks.leads else nullcontext():
+    with folder.locked() if ranks.is_main else nullcontext():
         session = Session(run, inputs, folder, listener, ranks)
         watch(session)
         try:
@@ -58,7 +58,7 @@ def run_trial(
                 "test": None,
             }
             summary |= {"run": str(folder.path), "failure": error.message}
-        if ranks.leads:
+        if ranks.is_main:
             write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
     remove_checkpoints(folder, ranks)
     raise_if_stopped(session.signals, ranks)  # it came too late for the session to stop
@@ -66,7 +66,7 @@ def run_trial(
 
 def remove_checkpoints(folder: Folder, ranks: Ranks) -> None:
     """Remove the checkpoints of a complete trial."""
-    if ranks.leads:
+    if ranks.is_main:
         shutil.rmtree(folder.path / "checkpoints", ignore_errors=True)
     ranks.wait()
 
@@ -75,6 +75,6 @@ def raise_if_stopped(
     signals: Signals, ranks: Ranks, error: Callable[[int], Interrupted] = lambda code: Interrupted("stopped", code=code)
 ) -> None:
     """Raise Interrupted, with the exit code, if a signal came to any process."""
-    received = int(ranks.most([signals.received or 0], "cpu")[0])
+    received = int(ranks.all_reduce_max([signals.received or 0], "cpu")[0])
     if received:
         raise error(128 + received)

@@ -76,8 +76,8 @@ def check(run: Run, val: Split | None) -> None:
 
 
 def describe(run: Run, best: Best, shipped_step: int, step: int) -> dict[str, Any] | None:
-    """What the summary says: `shipped_step` is the step whose weights the bundle has, `step` the last one. None for a run that
-    chooses nothing."""
+    """What the summary says: `shipped_step` is the step whose weights the bundle has, `step` the last one. None for a
+    run that chooses nothing."""
     if not (run.keep_best or run.early_stop):
         return None
     return {

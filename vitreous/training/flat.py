@@ -86,12 +86,12 @@ class Flat:
         originals of the model's parameters that require no gradient, by the objective's name.
         """
         deployed = self.module.deployed()
-        self.twin: Model = copy.deepcopy(deployed).to(device).eval().requires_grad_(False)
+        self.eval_module: Model = copy.deepcopy(deployed).to(device).eval().requires_grad_(False)
         names = {id(tensor): name for name, tensor in named_tensors(self.module)}
         self.shipped = {name: names[id(tensor)] for name, tensor in named_tensors(deployed)}
         static = {id(p) for p in self.module.frozen_parameters()}
         self.frozen = {name: p.detach() for name, p in self.module.named_parameters() if id(p) in static}
-        copied = dict(named_tensors(self.twin))
+        copied = dict(named_tensors(self.eval_module))
         for name, own in self.shipped.items():
             if own in self.frozen:
                 self.frozen[own] = copied[name].data
@@ -116,7 +116,7 @@ class Flat:
         work, grad, average = self.views(self.work), self.views(self.grad), self.views(self.average)
         for name, parameter in self.parameters.items():
             parameter.data, parameter.grad = work[name], grad[name]
-        for name, parameter in self.twin.named_parameters():
+        for name, parameter in self.eval_module.named_parameters():
             if self.shipped[name] in average:
                 parameter.data = average[self.shipped[name]]
 
@@ -189,7 +189,7 @@ class Flat:
             self.master_grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
-    def publish(self, step: int, decay: float | None = None) -> None:
+    def sync(self, step: int, decay: float | None = None) -> None:
         """After the masters moved for the `step`-th time (from 1): renew the working copy, and the average, which
         keeps the share `decay` of itself (None: by `warm`)."""
         if self.work is not self.master:
@@ -201,13 +201,13 @@ class Flat:
     def averaged(self) -> Model:
         """The deployed module with the averaged weights, in float32, and whatever else it holds as it is now."""
         live = dict(named_tensors(self.module))
-        for name, tensor in named_tensors(self.twin):
+        for name, tensor in named_tensors(self.eval_module):
             own = self.shipped[name]
             if own not in self.parameters and own not in self.frozen:
                 tensor.copy_(live[own])
-        return self.twin
+        return self.eval_module
 
-    def take(self, model: dict[str, Tensor], average: dict[str, Tensor] | None) -> None:
+    def load(self, model: dict[str, Tensor], average: dict[str, Tensor] | None) -> None:
         """Give masters, working copy and average the values of whole tensors by name."""
         self.scatter(self.views(self.master), model)
         if average is not None:

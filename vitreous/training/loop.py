@@ -106,7 +106,7 @@ def fit(state: State, batches: Iterator[Batch], hooks: Sequence[tuple[int, Hook]
 def all_scalars(state: State, scalars: dict[str, float]) -> dict[str, float]:
     """What a step logs, its loss first, summed over all processes."""
     device, names = str(state.flat.master.device), ("loss", *state.objective.logged)
-    return {name: state.ranks.total(scalars.get(name, 0.0), device) for name in names}
+    return {name: state.ranks.sum_number(scalars.get(name, 0.0), device) for name in names}
 
 
 def move(state: State, scalars: dict[str, float], rate: float) -> None:
@@ -120,7 +120,7 @@ def move(state: State, scalars: dict[str, float], rate: float) -> None:
         return
     state.optimizers.step(rate, values.get("weight_decay"))
     state.updates += 1
-    flat.publish(state.updates, values.get("ema"))
+    flat.sync(state.updates, values.get("ema"))
     with torch.no_grad():
         state.objective.after_step(progress_at(state.run, state.step + 1))
     state.losses, state.counted, state.good = state.losses + loss, state.counted + 1, state.good + 1

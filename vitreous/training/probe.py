@@ -45,7 +45,7 @@ def fitted(run: Run, inputs: Inputs, folder: Folder, ranks: Ranks, tell: Callabl
                 "a single image does not fit into memory", "use a smaller model or --image-size, or --recompute"
             )
         size = -(-size // 2)
-    size = -int(ranks.most([-size], session.device)[0])  # the least of all
+    size = -int(ranks.all_reduce_max([-size], session.device)[0])  # the least of all
     del session, state, shards
     gc.collect()
     if size < whole:

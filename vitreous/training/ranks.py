@@ -33,7 +33,7 @@ class Ranks:
     joined: bool = False
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that writes files and speaks."""
         return self.rank == 0
 
@@ -51,11 +51,11 @@ class Ranks:
         """The mean over all processes, of each number of a tensor; without gradient."""
         return values if self.world == 1 else self.sum(values.detach().clone()) / self.world
 
-    def total(self, value: float, device: str) -> float:
+    def sum_number(self, value: float, device: str) -> float:
         """The sum of a number over all processes."""
         return value if self.world == 1 else float(self.sum(torch.tensor(value, dtype=torch.float64, device=device)))
 
-    def most(self, values: Sequence[float], device: str) -> list[float]:
+    def all_reduce_max(self, values: Sequence[float], device: str) -> list[float]:
         """The largest of each value over all processes."""
         if self.world == 1:
             return list(values)
@@ -76,7 +76,7 @@ class Ranks:
         dist.all_gather(gathered, padded)
         return [part[: int(length)] for part, length in zip(gathered, lengths, strict=True)]
 
-    def share(self, text: str) -> str:
+    def broadcast_text(self, text: str) -> str:
         """The leading process's text."""
         if self.world == 1:
             return text
@@ -84,7 +84,7 @@ class Ranks:
         dist.broadcast_object_list(held)
         return held[0]
 
-    def align(self, vector: Tensor) -> None:
+    def broadcast_(self, vector: Tensor) -> None:
         """Give every process the leading one's numbers, in place."""
         if self.world > 1:
             dist.broadcast(vector, 0)

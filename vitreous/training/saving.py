@@ -66,11 +66,11 @@ class Checkpointer:
             }
         )
         if isinstance(state.flat, Sharded):
-            self.settle(state.ranks.leads)
+            self.settle(state.ranks.is_main)
         with self.trying():
             if isinstance(state.flat, Sharded):
                 self.begin(state, text)
-            elif state.ranks.leads:
+            elif state.ranks.is_main:
                 self.write(state, text)
             self.saved = state.images
 
@@ -105,10 +105,10 @@ class Checkpointer:
         self.group = self.group or group_on_cpu()
         started, refused = "", ResourceError("the leading process could not begin a checkpoint", "free some disk space")
         try:
-            started = str(self.store.begin(state.step, 16 * flat.length * ranks.world)) if ranks.leads else ""
+            started = str(self.store.begin(state.step, 16 * flat.length * ranks.world)) if ranks.is_main else ""
         except ResourceError as error:
             refused = error
-        if not (shared := ranks.share(started)):
+        if not (shared := ranks.broadcast_text(started)):
             raise refused
         temporary = Path(shared)
         held: dict[str, Tensor] = {}
@@ -116,7 +116,7 @@ class Checkpointer:
             copies = {name: view.detach().cpu().clone() for name, view in views.items()}
             cut = {name: copied for name, copied in copies.items() if part != "frozen" and not name.startswith("step/")}
             held |= {f"{part}/{name}": piece for name, piece in (copies | flat.pieces(cut)).items()}
-        if ranks.leads:
+        if ranks.is_main:
             write_text(temporary / STATE, text)
         writer = HuggingFaceStorageWriter(str(temporary), save_distributed=True)
         self.writing = (async_save(held, storage_writer=writer, process_group=self.group), state.step, temporary)  # type: ignore[assignment]
@@ -124,7 +124,7 @@ class Checkpointer:
     def poll(self, state: State) -> None:
         """Publish what was written in the background, if it is complete."""
         if self.writing and self.writing[0].done():
-            self.settle(state.ranks.leads)
+            self.settle(state.ranks.is_main)
 
     def settle(self, leads: bool) -> None:
         """Wait for what is written in the background, and publish it."""
@@ -151,7 +151,7 @@ class Checkpointer:
         Raises WeightsError where none is valid, or the newest is of a later version of vitreous.
         """
         ranks = state.ranks
-        place = ranks.share(str(self.store.newest(self.tell) or "") if ranks.leads else "")
+        place = ranks.broadcast_text(str(self.store.newest(self.tell) or "") if ranks.is_main else "")
         if not place:
             return None
         stored = json.loads((Path(place) / STATE).read_text("utf-8"))
@@ -164,7 +164,7 @@ class Checkpointer:
             if name in stored:
                 setattr(state, name, stored[name])
         self.saved = state.images
-        state.flat.take(tensors_in(Path(place), "model"), tensors_in(Path(place), "ema") or None)
+        state.flat.load(tensors_in(Path(place), "model"), tensors_in(Path(place), "ema") or None)
         state.optimizers.load(tensors_in(Path(place), "optimizer"), state.flat.scatter)
         state.flat.load_held(tensors_in(Path(place), "frozen"))
         return stored
@@ -174,9 +174,9 @@ def take_weights(state: State, store: Store, step: int) -> bool:
     """Give the state the weights, the averaged weights and what else moves of a checkpoint; whether that was there and
     whole."""
     place, ranks = store.place(step), state.ranks
-    if not ranks.share("whole" if ranks.leads and flaw(place) is None else ""):
+    if not ranks.broadcast_text("whole" if ranks.is_main and flaw(place) is None else ""):
         return False
-    state.flat.take(tensors_in(place, "model"), tensors_in(place, "ema") or None)
+    state.flat.load(tensors_in(place, "model"), tensors_in(place, "ema") or None)
     state.flat.load_held(tensors_in(place, "frozen"))
     return True
 

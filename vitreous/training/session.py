@@ -59,7 +59,7 @@ class Session:
         self.listener = listener or NullListener()
         self.device = ranks.device(run.device)
         self.signals = Signals()
-        self.keeper = Checkpointer(folder.store(run.keep), self.tell)
+        self.checkpointer = Checkpointer(folder.store(run.keep), self.tell)
         self.health = Health(self.tell)
         self.meter = ThroughputMeter(ranks, self.device, run.precision)
         self.pending = False  # an evaluation was cut short and has to be made after resuming
@@ -68,7 +68,7 @@ class Session:
 
     def tell(self, text: str) -> None:
         """A note, from the process that speaks."""
-        if self.ranks.leads:
+        if self.ranks.is_main:
             self.listener.note(text)
 
     def train(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Session:
             try:
                 fit(state, self.batches(state), hooks)
             finally:
-                self.keeper.settle(self.ranks.leads)
+                self.checkpointer.settle(self.ranks.is_main)
             if state.halt and self.signals.received:
                 raise self.interrupted(state)
             return self.finish(state)
@@ -142,7 +142,7 @@ class Session:
 
     def watch(self, state: State) -> None:
         """After every step: what was written in the background, and what looks wrong."""
-        self.keeper.poll(state)
+        self.checkpointer.poll(state)
         self.health.step(state)
 
     def log(self, state: State) -> None:
@@ -168,13 +168,13 @@ class Session:
         text = (
             f"epoch {epoch:.1f}/{self.run.epochs:g}  loss {loss:.3f}  {figures['images_per_second']:.0f} images/s{val}"
         )
-        if self.ranks.leads:
+        if self.ranks.is_main:
             self.listener.progress("train", state.images, self.run.total, text)
 
     def record(self, line: dict[str, Any]) -> None:
         """A line of metrics. One that cannot be written is told, and does not stop the run."""
         try:
-            if self.ranks.leads:
+            if self.ranks.is_main:
                 self.folder.append(line)
         except OSError as error:
             self.tell(f"metrics of step {line['step']} not written ({error.strerror}); training goes on")
@@ -211,11 +211,11 @@ class Session:
             return
         self.best = before.after(report, state.step, self.epoch(state))
         if run.keep_best and self.best.step == state.step:
-            self.keeper.pinned = state.step
+            self.checkpointer.pinned = state.step
             self.save(state)
             # the disk is full, which was told
-            if not self.ranks.share("saved" if self.keeper.saved == state.images else ""):
-                self.best, self.keeper.pinned = replace(before, evaluations=before.evaluations + 1), before.step
+            if not self.ranks.broadcast_text("saved" if self.checkpointer.saved == state.images else ""):
+                self.best, self.checkpointer.pinned = replace(before, evaluations=before.evaluations + 1), before.step
         if self.best.exhausted(run) and not state.done:
             state.halt = True
             self.save(state)
@@ -240,15 +240,17 @@ class Session:
 
     def save(self, state: State) -> None:
         """A checkpoint."""
-        self.keeper.save(state, {"pending": self.pending, "seconds": self.meter.seconds, "best": self.best.plain()})
+        self.checkpointer.save(
+            state, {"pending": self.pending, "seconds": self.meter.seconds, "best": self.best.plain()}
+        )
 
     def restore(self, state: State) -> None:
         """Continue from the newest valid checkpoint, if there is one."""
-        stored = self.keeper.restore(state)
+        stored = self.checkpointer.restore(state)
         if stored is not None:
             self.pending, self.meter.before = stored["pending"], stored["seconds"]
             self.best = best.Best.from_plain(stored.get("best"))
-            self.keeper.pinned = self.best.step or None
+            self.checkpointer.pinned = self.best.step or None
             self.tell(f"resumed at step {state.step} of {self.run.steps}")
             now = {"threads": torch.get_num_threads(), "world": self.ranks.world}
             changed = [
@@ -258,13 +260,13 @@ class Session:
             ]
             if changed and not self.run.reproducible:
                 self.tell(f"{'; '.join(changed)}: results may differ in the last bits")
-        if self.ranks.leads:
+        if self.ranks.is_main:
             again = judgement(state.step, self.epoch(state)) if self.pending else None
             self.folder.rewind(state.step, but=again)
 
     def stop(self, state: State) -> None:
         """After a signal to any process: save, and end the loop."""
-        received = int(self.ranks.most([self.signals.received or 0], self.device)[0])
+        received = int(self.ranks.all_reduce_max([self.signals.received or 0], self.device)[0])
         if received and not state.done:
             self.signals.received = received
             self.save(state)
@@ -273,9 +275,11 @@ class Session:
     def interrupted(self, state: State) -> Interrupted:
         """What a stopped run says."""
         code = 128 + int(self.signals.received or 0)
-        step = "saved" if self.keeper.saved == state.images else "not saved: the newest checkpoint is an older one"
+        saved = (
+            "saved" if self.checkpointer.saved == state.images else "not saved: the newest checkpoint is an older one"
+        )
         return Interrupted(
-            f"stopped at step {state.step} of {self.run.steps}, {step}",
+            f"stopped at step {state.step} of {self.run.steps}, {saved}",
             f"continue with --resume --out {self.folder.path}",
             code,
         )
@@ -283,7 +287,7 @@ class Session:
     def finish(self, state: State) -> dict[str, Any]:
         """Write the bundle, judge it as `evaluate` would, and sum the run up."""
         run = self.run
-        if self.ranks.leads and not self.folder.path.is_dir():
+        if self.ranks.is_main and not self.folder.path.is_dir():
             raise ResourceError(f"the run folder {self.folder.path} is gone", "start again, and leave it in place")
         epoch, step = self.epoch(state), self.take_best(state)
         model = merged(state.flat.averaged())
@@ -295,7 +299,7 @@ class Session:
             "epochs": seen,
             "seed": run.seed,
         }
-        if self.ranks.leads:
+        if self.ranks.is_main:
             Bundle(model, state.objective.task(), run.preprocess, provenance).save(self.folder.bundle)
         val = None
         if self.judges:
@@ -304,10 +308,10 @@ class Session:
             except Interrupted:
                 raise self.interrupted(state) from None
             val = self.last.summary()
-            if self.ranks.leads and step == state.step:
+            if self.ranks.is_main and step == state.step:
                 self.folder.rewind(state.step, but=judgement(state.step, epoch))
                 self.folder.append({"step": state.step, "epoch": epoch, **figures, "seconds": self.meter.seconds})
-        loss = last_of(self.folder.metrics, "train/loss") if self.ranks.leads else None
+        loss = last_of(self.folder.metrics, "train/loss") if self.ranks.is_main else None
         return {
             "model": name_of(run.model),
             "parameters": sum(p.numel() for p in model.parameters()),
@@ -329,7 +333,7 @@ class Session:
         """Give the state the weights that the bundle is to have; returns the step that they are of."""
         if not self.run.keep_best or self.best.step in (0, state.step):
             return state.step
-        if take_weights(state, self.keeper.store, self.best.step):
+        if take_weights(state, self.checkpointer.store, self.best.step):
             return self.best.step
         self.tell(
             f"the checkpoint of step {self.best.step}, the best, is not there or damaged: the last weights are kept "

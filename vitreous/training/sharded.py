@@ -56,7 +56,7 @@ class Sharded(Flat):
         self.arrange({name: Group(kind_of(name, p), factor(name)) for name, p in self.parameters.items()})
         self.master = torch.zeros(self.length, device=device)
         self.average = self.master if ema is None else torch.zeros_like(self.master)
-        self.take(whole, whole if ema else None)
+        self.load(whole, whole if ema else None)
         self.grads, self.total = [], None
 
     def local(self) -> dict[str, Tensor]:
@@ -85,7 +85,7 @@ class Sharded(Flat):
         """The norms of whole parameters' parts of a vector."""
         return self.ranks.sum(super().norms(vector, names).square()).sqrt()
 
-    def publish(self, step: int, decay: float | None = None) -> None:
+    def sync(self, step: int, decay: float | None = None) -> None:
         """After the masters moved for the `step`-th time (from 1): renew the module's parameters and the average."""
         master = self.views(self.master)
         for name, share in self.local().items():
@@ -93,7 +93,7 @@ class Sharded(Flat):
         if self.ema is not None:
             self.average.lerp_(self.master, 1 - (warm(self.ema, step) if decay is None else decay))
 
-    def take(self, model: dict[str, Tensor], average: dict[str, Tensor] | None) -> None:
+    def load(self, model: dict[str, Tensor], average: dict[str, Tensor] | None) -> None:
         """Give masters, parameters and average this process's share of whole tensors by name."""
         self.scatter(self.views(self.master), model)
         if average is not None:
@@ -126,10 +126,10 @@ class Sharded(Flat):
     def averaged(self) -> Model:
         """The deployed module with the average, put together on the CPU. Every process has to call this."""
         average = self.pieces(self.views(self.average))
-        for name, tensor in named_tensors(self.twin):
+        for name, tensor in named_tensors(self.eval_module):
             if self.shipped[name] in average:
                 tensor.copy_(average[self.shipped[name]].full_tensor())  # type: ignore[attr-defined]
-        return self.twin
+        return self.eval_module
 
 
 def refuse_moving_state(module: Objective) -> None:

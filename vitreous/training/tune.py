@@ -50,13 +50,13 @@ def prepare(model: Model, tune: FineTune) -> str:
     """
     check(model.config, tune)
     if tune.lora_rank:
-        parts = adapt(model, tune)
+        description = adapt(model, tune)
     elif tune.last_blocks is not None:
-        parts = freeze(model, tune.last_blocks)
+        description = freeze(model, tune.last_blocks)
     else:
         return ""
     moving = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return f"training {moving:,} of {sum(p.numel() for p in model.parameters()):,} parameters: {parts}"
+    return f"training {moving:,} of {sum(p.numel() for p in model.parameters()):,} parameters: {description}"
 
 
 def freeze(model: Model, last: int) -> str:

@@ -36,7 +36,7 @@ def shared_outputs(
         readable = readable_mask(len(mine), bad)
     except Interrupted:
         cut = 1.0
-    if ranks.most([cut], device)[0]:
+    if ranks.all_reduce_max([cut], device)[0]:
         raise Interrupted("evaluation cut short")
     if ranks.world > 1:
         gathered = [ranks.gather(torch.from_numpy(part).to(device)) for part in (mine, rows, readable)]
