@@ -33,7 +33,7 @@ from vitreous.serving.card import card_of
 from vitreous.serving.export import export as verb
 from vitreous.serving.export import positions, proof
 from vitreous.serving.export.export import export
-from vitreous.serving.export.formats import FORMS, Form, Made
+from vitreous.serving.export.formats import FORMS, ExportTarget, Form
 from vitreous.serving.onnx import OnnxRuntime
 from vitreous.serving.predict import load
 from vitreous.weights.bundle import Bundle, load_bundle
@@ -238,7 +238,7 @@ def test_files_of_others_and_torch_s_own_are_refused(file, tmp_path):
 def test_what_answers_otherwise_is_not_kept_unless_it_may_be(home, file, tmp_path, monkeypatch):
     made(tmp_path / "other", ViTConfig(**SMALL), seed=1)
 
-    def another(made: Made, place: Path) -> None:
+    def another(made: ExportTarget, place: Path) -> None:
         shutil.copy(file, place)
 
     monkeypatch.setitem(FORMS, "onnx", Form(".onnx", another))

@@ -74,8 +74,8 @@ def unread(config: ModelConfig, tokens: int) -> int:
             4 * width**2 + 2 * config.heads * tokens * width
         )
     else:
-        told = (2 * tokens - 1) * width * (config.attention == "relative")
-        attention = others * (width**2 + 2 * tokens * width + told)
+        bias = (2 * tokens - 1) * width * (config.attention == "relative")
+        attention = others * (width**2 + 2 * tokens * width + bias)
     return attention + others * mlp
 
 
@@ -100,8 +100,8 @@ def attention_macs(config: ViTConfig, grid: tuple[int, ...], index: int) -> int:
         size = config.window
         seen, tokens = size**2, math.prod(math.ceil(length / size) * size for length in grid)
         return tokens * (4 * width**2 + 2 * seen * width + 2 * size * width)
-    told = {"relative": (2 * tokens - 1) * width, "decomposed": sum(grid) * width}.get(config.attention, 0)
-    return tokens * (4 * width**2 + 2 * tokens * width + told)
+    bias = {"relative": (2 * tokens - 1) * width, "decomposed": sum(grid) * width}.get(config.attention, 0)
+    return tokens * (4 * width**2 + 2 * tokens * width + bias)
 
 
 def activations(config: ModelConfig, image: tuple[int, ...] | None = None) -> int | None:

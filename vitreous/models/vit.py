@@ -52,7 +52,7 @@ class ViT(nn.Module):
 
     def __new__(cls, config: ViTConfig | None = None) -> ViT:
         """`ViT(config)` is of the family that the config is of."""
-        return super().__new__(family_of(config).model_class() if cls is ViT and config is not None else cls)
+        return super().__new__(family_of(config).model_class() if cls is ViT and config is not None else cls)  # type: ignore[arg-type]
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -170,9 +170,9 @@ class ViT(nn.Module):
         ):
             return
         self.any_size = True
-        given, made = (" x ".join(map(str, sides)) for sides in (size, own))
+        given, native = (" x ".join(map(str, sides)) for sides in (size, own))
         text = (
-            f"images of {given} pixels, but the model was created for {made}: positions are resized to their grid "
+            f"images of {given} pixels, but the model was created for {native}: positions are resized to their grid "
             "of patches, and answers"
         )
         text += (

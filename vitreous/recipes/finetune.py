@@ -265,7 +265,7 @@ def recipe(
     )
 
 
-PAPER, HOW = "arXiv:2010.11929, Table 4", "arXiv:2106.10270, Table 4"
+PAPER, AUGREG_TABLE = "arXiv:2010.11929, Table 4", "arXiv:2106.10270, Table 4"
 MODELS = ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14", "R50+ViT-B/16", "R50+ViT-L/32")
 ROWS = [recipe(row, paper(row), PAPER, MODELS) for row in TABLE4]
 FINETUNING = (
@@ -298,5 +298,5 @@ FINETUNING = (
     ),
 )
 AUGREG_FINETUNING = tuple(
-    recipe(row, augreg(row), HOW, ("ViT-B/16", "ViT-S/16", "ViT-L/16", "R26+ViT-S/32")) for row in AUGREG
+    recipe(row, augreg(row), AUGREG_TABLE, ("ViT-B/16", "ViT-S/16", "ViT-L/16", "R26+ViT-S/32")) for row in AUGREG
 )

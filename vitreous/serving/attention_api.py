@@ -69,10 +69,13 @@ class AttentionAsked:
         if query != "answer":
             rows, columns = c.grid
             allowed = f"answer, or ROW,COLUMN of a patch, from 0,0 to {rows - 1},{columns - 1}"
-            found = query.split(",")
-            if len(found) != 2:
+            selected = query.split(",")
+            if len(selected) != 2:
                 raise wrong("query", query, allowed)
-            place = number("query", found[0], rows, allowed, query), number("query", found[1], columns, allowed, query)
+            place = (
+                number("query", selected[0], rows, allowed, query),
+                number("query", selected[1], columns, allowed, query),
+            )
         return AttentionAsked(kind, layer, head, place)  # type: ignore[arg-type]
 
 
@@ -117,7 +120,7 @@ def attention(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> dict
     likewise. A token's weights and prefix weights together sum to one, but for `max` and `min` of heads. Raises
     UsageError where a model has none.
     """
-    found, grid, prefix = rows(bundle, pixels, asked)
+    selected, grid, prefix = rows(bundle, pixels, asked)
     c = visible(bundle.model.config)
     return {
         "kind": asked.kind,
@@ -128,8 +131,8 @@ def attention(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> dict
         "layers": c.depth,
         "heads": c.heads,
         "prefix": prefix,
-        "weights": short(found[..., prefix:].reshape(*found.shape[:-1], *grid)).tolist(),
-        "prefix_weights": short(found[..., :prefix]).tolist(),
+        "weights": short(selected[..., prefix:].reshape(*selected.shape[:-1], *grid)).tolist(),
+        "prefix_weights": short(selected[..., :prefix]).tolist(),
     }
 
 
@@ -152,15 +155,15 @@ def rows(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> tuple[np.
     with ONE_AT_A_TIME:
         if asked.kind == "rollout":
             through = rollout(model, images, Mixing(fusion=asked.head), queries).joint[0]  # type: ignore[arg-type]
-            found = through[list(layers)]
+            selected = through[list(layers)]
         else:
-            each = raw(model, images, layers, queries)
-            found = torch.stack([each[layer][0] for layer in layers])  # (L, h, T)
+            weights = raw(model, images, layers, queries)
+            selected = torch.stack([weights[layer][0] for layer in layers])  # (L, h, T)
             if isinstance(asked.head, int):
-                found = found[:, asked.head]
+                selected = selected[:, asked.head]
             elif asked.head != "all":
-                found = {"mean": found.mean, "max": found.amax, "min": found.amin}[asked.head](1)
-    return (found if asked.layer == "all" else found[0]).float().cpu().numpy(), grid, c.prefix
+                selected = {"mean": selected.mean, "max": selected.amax, "min": selected.amin}[asked.head](1)
+    return (selected if asked.layer == "all" else selected[0]).float().cpu().numpy(), grid, c.prefix
 
 
 def short(values: np.ndarray) -> np.ndarray:
@@ -182,8 +185,8 @@ def attention_png(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> 
     if "all" in (asked.layer, asked.head):
         name = "layer" if asked.layer == "all" else "head"
         raise wrong(name, "all", "one for a PNG; format=json has them all")
-    found, grid, prefix = rows(bundle, pixels, asked)
-    weights = found[prefix:].reshape(grid)
+    selected, grid, prefix = rows(bundle, pixels, asked)
+    weights = selected[prefix:].reshape(grid)
     picture = rgb_image(torch.from_numpy(pixels))
     times = -(-SIDE // max(picture.size))
     picture = picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)

@@ -124,11 +124,11 @@ def write_index(
     images = opened.split(split)
     if len(images) > limit:
         images = images.take(np.sort(permutation(len(images), 0, 0)[:limit]))
-    found = features_of(bundle.model, bundle.preprocess, images, how, workers=None if len(images) > FEW else 0)
-    good = np.flatnonzero(found.good)
+    features = features_of(bundle.model, bundle.preprocess, images, how, workers=None if len(images) > FEW else 0)
+    good = np.flatnonzero(features.good)
     if not len(good):
         raise DataError("no image can be read", "`vitreous data check` tells why")
-    arrays: dict[str, np.ndarray] = {"features": halved(found.rows, good)}
+    arrays: dict[str, np.ndarray] = {"features": halved(features.rows, good)}
     texts = {
         "labels": Texts.of(label.encode() for label in labels_of(opened, images, good)),
         "names": Texts.of(Path(images.name(int(row))).name.encode("utf-8", "replace") for row in good),
@@ -152,13 +152,13 @@ def open_index(run: str | os.PathLike[str]) -> Index | None:
         return None
     try:
         with np.load(place, allow_pickle=False) as stored:
-            told = json.loads(str(stored["told"]))
+            record = json.loads(str(stored["told"]))
             rows = stored["features"]
             texts = [Texts(stored[name], stored[f"{name}_ends"]) for name in ("labels", "names", "thumbnails")]
         whole = rows.ndim == 2 and all(len(text.ends) == len(rows) and text.ends[-1] == len(text.all) for text in texts)
     except Exception as error:  # numpy and zipfile leave a broken file with whatever they stumbled over
         raise WeightsError(f"{place} cannot be read ({error})", AGAIN) from None
-    if told != {"format": FORMAT, **of_bundle(place.parent)}:
+    if record != {"format": FORMAT, **of_bundle(place.parent)}:
         raise WeightsError(f"{place} is of another model than lies beside it", AGAIN)
     if not whole:
         raise WeightsError(f"{place} is damaged", AGAIN)

@@ -89,8 +89,8 @@ def read_pixels(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
         or 0 in shape
         or (len(shape) == 3 and shape[channels] not in wanted)
     ):
-        what = f"{name}: {'a tensor' if tensor else 'an array'} of {' x '.join(map(str, shape))} is not {axes}"
-        raise DataError(what, f"with {' or '.join(map(str, wanted))} channels")
+        problem = f"{name}: {'a tensor' if tensor else 'an array'} of {' x '.join(map(str, shape))} is not {axes}"
+        raise DataError(problem, f"with {' or '.join(map(str, wanted))} channels")
     if tensor:
         image = image.detach().cpu()
         image = (image.float() if image.dtype.is_floating_point else image).numpy().transpose(1, 2, 0)

@@ -145,10 +145,10 @@ class Predictor:
             each(len(rows))
         width = next((row.values.shape for row in rows if row.values is not None), (0,))
         lacking = np.full(width, np.nan, np.float32)
-        found = np.array([lacking if row.values is None else row.values for row in rows], np.float32).reshape(
+        vectors = np.array([lacking if row.values is None else row.values for row in rows], np.float32).reshape(
             len(rows), *width
         )
-        return found[0] if is_image(images) else found
+        return vectors[0] if is_image(images) else vectors
 
     def predictions(self, items: Iterable[Item], asked: Asked, bad_images: str = "skip") -> Iterator[list[Prediction]]:
         """Items -> answers in order, some at a time; of a million images no more than a few hundred are ever in
@@ -190,15 +190,15 @@ class Predictor:
 
     def asked(self, top: int | None = None, threshold: float | None = None, abstain: float | None = None) -> Asked:
         """What is asked of the probabilities, with what the model decides where it is not said. Raises UsageError."""
-        several = self.card.multilabel
+        multilabel = self.card.multilabel
         check_abstain(abstain)
-        if abstain is not None and several:
+        if abstain is not None and multilabel:
             raise UsageError(
                 "--abstain is for models that name one class an image", "use --threshold where there may be several"
             )
         if threshold is None:
-            threshold = THRESHOLD if several and top is None else -1.0
-        return Asked(top or (len(self.card.classes) if several else 5), threshold, abstain or 0.0)
+            threshold = THRESHOLD if multilabel and top is None else -1.0
+        return Asked(top or (len(self.card.classes) if multilabel else 5), threshold, abstain or 0.0)
 
     def read(self, path: str | os.PathLike[str]) -> np.ndarray | DataError:
         """A file as (C, *image) pixels, or why it cannot be read."""

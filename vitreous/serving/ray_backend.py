@@ -90,11 +90,11 @@ class Remote:
         ray = connect_ray(self.address) if wave else None
         try:
             while wave:
-                for told, raw in computed(ray, task, wave):
-                    found = json.loads(told)
-                    if "kind" in found:
-                        raise getattr(errors, found["kind"])(found["message"], found["hint"])
-                    yield found["answers"], raw
+                for records, raw in computed(ray, task, wave):
+                    answers = json.loads(records)
+                    if "kind" in answers:
+                        raise getattr(errors, answers["kind"])(answers["message"], answers["hint"])
+                    yield answers["answers"], raw
                 wave = list(a_wave(packed))
         finally:
             if ray is not None:
@@ -104,7 +104,7 @@ class Remote:
 def chunks(items: Iterable[Item]) -> Iterator[dict[str, Any]]:
     """Chunks as rows for Ray: JSON, which keeps names that are no text as Python has them, and the bytes that belong to
     it."""
-    told: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     contents: list[bytes] = []
     weight = 0
     for item in items:
@@ -119,12 +119,12 @@ def chunks(items: Iterable[Item]) -> Iterator[dict[str, Any]]:
                 contents.append(content)
         except DataError as error:
             one["message"] = error.message
-        told.append(one)
-        if len(told) == CHUNK or weight >= SENT:
-            yield {"told": json.dumps(told).encode(), "raw": b"".join(contents), "images": len(told)}
-            told, contents, weight = [], [], 0
-    if told:
-        yield {"told": json.dumps(told).encode(), "raw": b"".join(contents), "images": len(told)}
+        records.append(one)
+        if len(records) == CHUNK or weight >= SENT:
+            yield {"told": json.dumps(records).encode(), "raw": b"".join(contents), "images": len(records)}
+            records, contents, weight = [], [], 0
+    if records:
+        yield {"told": json.dumps(records).encode(), "raw": b"".join(contents), "images": len(records)}
 
 
 def a_wave(packed: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -137,10 +137,10 @@ def a_wave(packed: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             return
 
 
-def unpacked(told: bytes, raw: bytes) -> Iterator[Item]:
+def unpacked(records: bytes, raw: bytes) -> Iterator[Item]:
     """The items of a chunk."""
     start = 0
-    for one in json.loads(told):
+    for one in json.loads(records):
         if "message" in one:
             yield Item(one["name"], partial(unreadable, one["message"]))
         elif "path" in one:
@@ -186,9 +186,9 @@ class Worker:
         return packed({"answers": [{"path": row.path, "error": row.error} for row in rows]}, raw)
 
 
-def packed(told: dict[str, Any], raw: bytes = b"") -> dict[str, list[bytes]]:
+def packed(records: dict[str, Any], raw: bytes = b"") -> dict[str, list[bytes]]:
     """A row that a worker gives back."""
-    return {"told": [json.dumps(told).encode()], "raw": [raw]}
+    return {"told": [json.dumps(records).encode()], "raw": [raw]}
 
 
 def computed(ray: Any, task: Task, wave: Sequence[dict[str, Any]]) -> Iterator[tuple[bytes, bytes]]:
@@ -199,10 +199,10 @@ def computed(ray: Any, task: Task, wave: Sequence[dict[str, Any]]) -> Iterator[t
     context = DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True
-    found = ray.cluster_resources()
-    gpus = 0 if task.how.device == "cpu" else int(found.get("GPU", 0))
+    answers = ray.cluster_resources()
+    gpus = 0 if task.how.device == "cpu" else int(answers.get("GPU", 0))
     needs = {"num_gpus": 1} if gpus else {"num_cpus": 1}
-    workers = max(1, min(gpus or int(found.get("CPU", 1)), len(wave)))
+    workers = max(1, min(gpus or int(answers.get("CPU", 1)), len(wave)))
     try:
         rows = ray.data.from_items(list(wave), override_num_blocks=len(wave)).map_batches(
             Worker, fn_constructor_args=(task,), batch_size=1, compute=ActorPoolStrategy(size=workers), **needs

@@ -42,8 +42,8 @@ def read(
     name = name or ("image" if isinstance(raw, bytes) else printable(raw))
     content = raw if isinstance(raw, bytes) else read_regular(raw)
     refuse_costly(content, name)
-    if content.startswith(b"\xff\xd8") and (found := parse_plain(content, preprocess.channels, name, exact=False)):
-        small = shrunk(found, preprocess)
+    if content.startswith(b"\xff\xd8") and (header := parse_plain(content, preprocess.channels, name, exact=False)):
+        small = shrunk(header, preprocess)
         if small is not None:
             return small
     return preprocess.array(preprocess.decoded(content, name))

@@ -118,20 +118,20 @@ def cells(row: Prediction) -> list[list[str]]:
     where, unsure = marked(row.path), "unsure" * row.unsure
     if not row.names:
         return [[where, "", "", "", marked(row.error or ""), unsure]]
-    found = zip(row.names, row.probabilities, strict=True)
-    return [[where, str(rank), marked(name), f"{p:.6f}", "", unsure] for rank, (name, p) in enumerate(found, 1)]
+    table = zip(row.names, row.probabilities, strict=True)
+    return [[where, str(rank), marked(name), f"{p:.6f}", "", unsure] for rank, (name, p) in enumerate(table, 1)]
 
 
 def arrays(rows: Sequence[Embedding]) -> dict[str, np.ndarray]:
     """Embeddings as npz has them: `embeddings` (n, D) float32, NaN where there is none, `paths` and `errors` as
     text."""
     width = next((len(row.values) for row in rows if row.values is not None), 0)
-    found = np.full((len(rows), width), np.nan, np.float32)
+    table = np.full((len(rows), width), np.nan, np.float32)
     for number, row in enumerate(rows):
         if row.values is not None:
-            found[number] = row.values
+            table[number] = row.values
     return {
-        "embeddings": found,
+        "embeddings": table,
         "paths": np.array([row.path for row in rows]),
         "errors": np.array([row.error or "" for row in rows]),
     }

@@ -180,8 +180,8 @@ class Lines(AppendedFile):
         self.file.seek(0)
         for one in self.file:
             try:
-                found = json.loads(one if one.endswith(b"\n") else b"")
-                name, failed = found["path"], found["error"] is not None
+                record = json.loads(one if one.endswith(b"\n") else b"")
+                name, failed = record["path"], record["error"] is not None
             except (ValueError, TypeError, KeyError):
                 break
             end += len(one)

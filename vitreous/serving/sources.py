@@ -44,7 +44,7 @@ PATHS = ("path", "image", "file", "filename", "file_name", "image_path", "filepa
 IMAGES = (*PATHS, "img", "jpg", "png", "bytes")  # and those of Parquet that may hold the image itself
 BLOCK = 2**16  # bytes of a list that are read at a time
 BATCH = 16  # rows of Parquet
-WAY = "name image files, folders, 'patterns/**/*.jpg', @list.txt, .csv, .tar or .parquet"
+ADVICE = "name image files, folders, 'patterns/**/*.jpg', @list.txt, .csv, .tar or .parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +88,13 @@ def source(words: Sequence[str], column: str | None = None, lists: Sequence[str]
     parts: list[Callable[[], Iterator[Item]]] = []
     count: int | None = 0
     for word in [*words, *(f"@{name}" for name in lists)]:
-        for part, number in found(word, column):
+        for part, number in resolve_word(word, column):
             parts.append(part)
             count = None if count is None or number is None else count + number
     return Source(tuple(parts), count)
 
 
-def found(word: str, column: str | None) -> Iterator[tuple[Callable[[], Iterator[Item]], int | None]]:
+def resolve_word(word: str, column: str | None) -> Iterator[tuple[Callable[[], Iterator[Item]], int | None]]:
     """What a word stands for, and how many images that is where it can be known."""
     if word == "-":
         yield partial(listed, "-"), None
@@ -102,9 +102,9 @@ def found(word: str, column: str | None) -> Iterator[tuple[Callable[[], Iterator
         files = walk(word) or walk(word, frozenset((*TARS[:1], *ROWS)))
         if not files:
             raise DataError(f"no images in {printable(word)}")
-        yield from several(files, column)
+        yield from resolve_files(files, column)
     elif os.path.lexists(word):
-        yield from several([word], column)
+        yield from resolve_files([word], column)
     elif word.startswith("@"):
         if word != "@-" and not os.path.lexists(word[1:]):
             raise DataError(f"no such file: {printable(word[1:])}")
@@ -115,7 +115,7 @@ def found(word: str, column: str | None) -> Iterator[tuple[Callable[[], Iterator
             raise DataError(
                 f"{len(missing)} of {len(paths)} archives are not there; the first is {printable(missing[0])}"
             )
-        yield from several(paths, column)
+        yield from resolve_files(paths, column)
     elif glob.has_magic(word):
         known = (*SUFFIXES, *TABLES, *TARS, *ROWS)
         files = [
@@ -124,13 +124,13 @@ def found(word: str, column: str | None) -> Iterator[tuple[Callable[[], Iterator
             if name.lower().endswith(known) and not os.path.isdir(name)
         ]
         if not files:
-            raise DataError(f"nothing matches {printable(word)}", WAY)
-        yield from several(sorted(files, key=natural), column)
+            raise DataError(f"nothing matches {printable(word)}", ADVICE)
+        yield from resolve_files(sorted(files, key=natural), column)
     else:
-        raise DataError(f"no such file: {printable(word)}", WAY)
+        raise DataError(f"no such file: {printable(word)}", ADVICE)
 
 
-def several(files: list[str], column: str | None) -> Iterator[tuple[Callable[[], Iterator[Item]], int | None]]:
+def resolve_files(files: list[str], column: str | None) -> Iterator[tuple[Callable[[], Iterator[Item]], int | None]]:
     """Files of any kind, those of the same kind together."""
     plain: list[str] = []
     for file in files:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from vitreous.errors import UsageError
 from vitreous.models.config import TRANSFORMER_FIELDS, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
@@ -68,6 +68,7 @@ def blocking_options(name: str, config: ModelConfig) -> list[str]:
     """
     if config.kind != "vit":
         return []
+    config = cast(ViTConfig, config)
     changes: dict[str, Callable[[ViTConfig], dict[str, Any]]] = {
         group: lambda c, fields=fields: {field: PLAIN[field] for field in fields} for group, fields in OPTIONS.items()
     }

@@ -56,8 +56,10 @@ def decode(
         try:
             image = Image.fromarray(raw)
         except (TypeError, ValueError):
-            what = f"pixels of {raw.dtype}, {' x '.join(map(str, raw.shape))}"
-            raise DataError(f"{name or 'pixels'}: {what}, are no picture", "uint8 of 1, 3 or 4 channels is") from None
+            problem = f"pixels of {raw.dtype}, {' x '.join(map(str, raw.shape))}"
+            raise DataError(
+                f"{name or 'pixels'}: {problem}, are no picture", "uint8 of 1, 3 or 4 channels is"
+            ) from None
         return flatten(image, MODES[channels], name or "pixels")
     if isinstance(raw, Image.Image):
         return decode_picture(raw, MODES[channels], name or "image")
@@ -79,8 +81,11 @@ def decode(
             raise DataError(
                 f"{name}: cannot be read as an image (damaged, or cut short)", "mend or remove the file"
             ) from None
-        what, known = f", but {found}" if (found := kind(content)) else "", ", ".join((*FORMATS, *readable_formats()))
-        raise DataError(f"{name}: not an image of a known format{what}", f"known are {known}") from None
+        problem, known = (
+            f", but {format_name}" if (format_name := kind(content)) else "",
+            ", ".join((*FORMATS, *readable_formats())),
+        )
+        raise DataError(f"{name}: not an image of a known format{problem}", f"known are {known}") from None
     except Image.DecompressionBombError:
         raise DataError(f"{name}: more than {MAX_PIXELS:,} pixels", "scale it down") from None
     except Exception as error:  # Pillow's readers leave a broken file with whatever they stumbled over
@@ -182,8 +187,8 @@ def upright(image: Image.Image) -> Image.Image:
 def orientation(image: Image.Image) -> int:
     """EXIF's orientation, 1 to 8; 1 where there is none that can be read."""
     try:
-        found = image.getexif().get(0x0112, 1)
-        return found if found in _TURNS else 1
+        orientation = image.getexif().get(0x0112, 1)
+        return orientation if orientation in _TURNS else 1
     except Exception:  # a tag is not worth a picture
         return 1
 

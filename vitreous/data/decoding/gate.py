@@ -49,7 +49,7 @@ def kind(content: bytes) -> str:
         return "an SVG drawing"
     if text.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
         return "an HTML page"
-    return next((what for offset, mark, what in SIGNATURES if content.startswith(mark, offset)), "")
+    return next((reason for offset, mark, reason in SIGNATURES if content.startswith(mark, offset)), "")
 
 
 def refuse_costly(content: bytes, name: str, most: int = MAX_PIXELS) -> None:
@@ -63,8 +63,8 @@ def refuse_costly(content: bytes, name: str, most: int = MAX_PIXELS) -> None:
     if not content:
         raise DataError(f"{name}: empty file")
     if content.startswith(b"\xff\xd8"):
-        if what := unusual_jpeg(content):
-            raise DataError(f"{name}: a JPEG {what}", SAVE)
+        if reason := unusual_jpeg(content):
+            raise DataError(f"{name}: a JPEG {reason}", SAVE)
     elif content.startswith(PNG):
         width, height = struct.unpack_from(">II", content.ljust(24), 16)
         if width * height > most and content[12:16] == b"IHDR":
@@ -127,8 +127,8 @@ def lacks_rows(content: bytes) -> bool:
 def unusual_jpeg(content: bytes) -> str:
     """Why a JPEG is refused by its markers; an empty string where it is not, or where it is too broken to tell."""
     crowded, at, scans = content.count(b"\xff\xda") > MAX_SCANS, 2, 0
-    while found := _MARKER.search(content, at):
-        marker, at = found[1][0], found.end()
+    while match := _MARKER.search(content, at):
+        marker, at = match[1][0], match.end()
         if marker == 0xD9:
             break
         if marker == 0x01 or 0xD0 <= marker <= 0xD8:

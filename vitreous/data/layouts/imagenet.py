@@ -70,9 +70,10 @@ def classify_files(files: list[str], places: list[Path]) -> dict[str, Paths]:
     """Flat images to validate on -> those of each synset. Raises DataError where their ground truth is lacking."""
     truth = solution(places) or devkit(places)
     if not truth:
-        way = f"put {SOLUTION}, or {TRUTH} and meta.mat of the development kit, beside them"
+        advice = f"put {SOLUTION}, or {TRUTH} and meta.mat of the development kit, beside them"
         raise DataError(
-            f"{printable(os.path.dirname(files[0]))} has {len(files)} images without classes and no ground truth", way
+            f"{printable(os.path.dirname(files[0]))} has {len(files)} images without classes and no ground truth",
+            advice,
         )
     unknown = [path for path in files if os.path.splitext(os.path.basename(path))[0] not in truth]
     if unknown:

@@ -180,10 +180,10 @@ def named(source: str, split_seed: int = 0) -> Data:
     notes = [f"{name} in {printable(root)}"]
     classes: tuple[str, ...] = ()
     titles: dict[str, str] = {}
-    for split, further in known.splits.items():
+    for split, part in known.splits.items():
         if split != "train" and words.get("version", "").isdigit():
             continue  # INaturalist before 2021 has one part only
-        dataset = load_dataset(name, root, {**words, **further})
+        dataset = load_dataset(name, root, {**words, **part})
         part = known.read(dataset)
         if split == "train":
             classes, titles = named_classes(known, dataset, part)
@@ -215,10 +215,10 @@ def parse_source(source: str) -> tuple[str, Named, Path, dict[str, Any]]:
     name, _, query = source.removeprefix("torchvision:").partition("?")
     same = {known.lower(): known for known in SETS}
     if name.lower() not in same:
-        way = nearest(name.lower(), same)
+        advice = nearest(name.lower(), same)
         raise UsageError(
             f"torchvision has no classification data set {printable(name)}",
-            f"did you mean torchvision:{same[way[13:-1]]}?" if way else f"there are {', '.join(SETS)}",
+            f"did you mean torchvision:{same[advice[13:-1]]}?" if advice else f"there are {', '.join(SETS)}",
         )
     name = same[name.lower()]
     known = SETS[name]
@@ -271,8 +271,10 @@ def load_dataset(name: str, root: Path, words: dict[str, Any]) -> Any:
         if str(error) == problem:  # nothing was lacking, so nothing was fetched
             raise damaged(name, root, error) from None
         problem = re.sub(r"\s+", " ", str(error))[:200]
-        way = f"check the network and the disk, or fetch it elsewhere and say where it is: torchvision:{name}?root=DIR"
-        raise DataError(f"{lacking} and could not be downloaded ({problem})", way) from None
+        advice = (
+            f"check the network and the disk, or fetch it elsewhere and say where it is: torchvision:{name}?root=DIR"
+        )
+        raise DataError(f"{lacking} and could not be downloaded ({problem})", advice) from None
     except Exception as error:
         raise damaged(name, root, error) from None
 

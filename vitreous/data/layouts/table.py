@@ -66,15 +66,15 @@ def table(source: Path, split_seed: int = 0) -> Data:
             f"{name} has " + (f"{', '.join(parts)} but no row of the split train" if rows else "no rows"), EXPECTED
         )
     classes = class_order(list({label for row in parts["train"] for label in row.labels}))
-    several = sum(len(row.labels) > 1 for row in rows)
+    multiple = sum(len(row.labels) > 1 for row in rows)
     none = sum(not row.labels for row in rows)
-    if several or none:
-        notes.append(f"multi-label: {several} of {len(rows)} images have several labels, {none} have none")
-    if len(classes) < (1 if several or none else 2):
+    if multiple or none:
+        notes.append(f"multi-label: {multiple} of {len(rows)} images have several labels, {none} have none")
+    if len(classes) < (1 if multiple or none else 2):
         one = f"one class only ({printable(classes[0])}); a classifier needs two" if classes else "no labels"
         raise DataError(f"{name} has {one}", EXPECTED)
     splits: dict[str, Split] = {
-        split: Files([home / row.path for row in part], label_array(part, split, classes, bool(several or none), name))
+        split: Files([home / row.path for row in part], label_array(part, split, classes, bool(multiple or none), name))
         for split, part in parts.items()
     }
     groups, group_notes = read_groups(parts)
@@ -166,8 +166,8 @@ def row_of(cells: list[str], columns: list[str], name: str, line: int) -> Row:
         split = next((own for own, names in SPLITS.items() if word in names), "")
         known = [word for names in SPLITS.values() for word in names]
         if not split:
-            what = f"unknown split {printable(word)}" if word else "no split"
-            raise DataError(f"{where}: {what}", nearest(word, known) or f"use {', '.join(known)}")
+            problem = f"unknown split {printable(word)}" if word else "no split"
+            raise DataError(f"{where}: {problem}", nearest(word, known) or f"use {', '.join(known)}")
     group = row.get("group", "").strip()
     if "group" in row and not group:
         raise DataError(f"{where}: no group", "give an image that belongs to no other a name of its own")

@@ -86,7 +86,7 @@ def tars(source: Path, split_seed: int = 0) -> Data:
     rows = {split: part for split, part in rows.items() if len(part)}
     if "train" not in rows:
         raise DataError(f"{name} has {', '.join(rows)} but no images to train on", EXPECTED)
-    notes = [f"{count} {what}" for what, count in whole.notes.items()]
+    notes = [f"{count} {kind}" for kind, count in whole.notes.items()]
     labels, classes, unlabelled = labels_of_splits(name, words, codes, rows, names_beside(source), notes)
     splits: dict[str, Split] = {split: Tars(whole, part, labels[split]) for split, part in rows.items()}
     splits, undrawn = with_val(splits, split_seed, notes)

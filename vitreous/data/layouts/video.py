@@ -74,9 +74,9 @@ def clips(root: Path, frames: int = 16, split_seed: int = 0) -> Data:
     if not data.whole:
         return replace(data, splits=splits)
     whole = splits["train"]
-    drawn, told = held_out(whole, split_seed)
+    drawn, note = held_out(whole, split_seed)
     tests = {name: split for name, split in splits.items() if name == "test"}
-    return replace(data, splits={**drawn, **tests}, notes=[told], whole=whole)
+    return replace(data, splits={**drawn, **tests}, notes=[note], whole=whole)
 
 
 def clips_of(split: Files, frames: int) -> Clips:

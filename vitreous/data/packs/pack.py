@@ -34,7 +34,7 @@ CHUNK = 16  # pictures that a worker sends at a time
 PROBED = 64  # pictures whose size stands for all, before any is written
 SPARE = 1.1  # of the bytes that they promise
 SHARD = 256 * 2**20
-HOW = {
+INSTRUCTIONS = {
     "tar": "WebDataset archives. Of each sample: NUMBER.jpg or NUMBER.png, the picture; NUMBER.cls, the position of "
     "its class in "
     "`classes` (none where images have several); NUMBER.json, its id in the source and the name or names of its "
@@ -64,8 +64,8 @@ class Plan:
     source: str = ""
 
     def __post_init__(self) -> None:
-        if self.form not in HOW:
-            raise UsageError(f"no pack of the form {self.form}", f"there are {', '.join(HOW)}")
+        if self.form not in INSTRUCTIONS:
+            raise UsageError(f"no pack of the form {self.form}", f"there are {', '.join(INSTRUCTIONS)}")
         if not 1 <= self.quality <= 100:
             raise UsageError(f"a quality of {self.quality} cannot be", "JPEG has 1 to 100")
         if self.short_side < 1 or self.shard_size < 1:
@@ -110,7 +110,7 @@ def pack(
     document = {
         "vitreous_pack": VERSION,
         **asdict(plan),
-        "how_to_read": HOW[plan.form],
+        "how_to_read": INSTRUCTIONS[plan.form],
         "several": data.multilabel,
         "drawn": data.whole is not None,
         "splits": records,

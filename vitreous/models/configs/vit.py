@@ -40,7 +40,7 @@ def resolve(settings: Mapping[str, Any]) -> dict[str, Any]:
         return dict(settings)
     # a family stays what it is until what makes it one is taken away
     makes = {"hybrid": "stem", "axial": "axial", "clip": "first_norm"}.get(own)
-    stays = settings.get("attention", "decomposed") == "decomposed" if own == "sam" else settings.get(makes, True)
+    stays = settings.get("attention", "decomposed") == "decomposed" if own == "sam" else settings.get(makes or "", True)
     family = families.pop() if families else own if stays else "vit"
     if family == "sam" != own:
         settings = {"attention": "plain"} | dict(settings)  # which a SAM refuses: it has to be said

@@ -19,7 +19,7 @@ from vitreous.evaluation.libraries import check_installed
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.opening import open_bundle
 from vitreous.serving.card import card_of
-from vitreous.serving.export.formats import FORMS, Made, open_made
+from vitreous.serving.export.formats import FORMS, ExportTarget, open_export
 from vitreous.serving.export.graph import check_dynamic
 from vitreous.serving.export.pictures import gather, sizes
 from vitreous.serving.export.proof import Pictures, Proof, compare, lost
@@ -65,12 +65,12 @@ def export(
     if dynamic_size:
         check_dynamic(bundle.model.config)
     pictures, calibration = gather(run, bundle, images, data, quantize is not None)
-    made = Made(bundle.model, card_of(bundle), dynamic_size, calibration)
+    target = ExportTarget(bundle.model, card_of(bundle), dynamic_size, calibration)
     listener.note(f"judged on {len(pictures)} pictures: {pictures.name}")
     with scratch_beside(place) as scratch:
         file = Path(scratch) / place.name
-        FORMS[to].write(made, file)
-        proof = judge(bundle, open_made(file, made), pictures, made, listener)
+        FORMS[to].write(target, file)
+        proof = judge(bundle, open_export(file, target), pictures, target, listener)
         if (reason := lost(proof, quantize, allowed)) and max_loss != "any":
             raise VitreousError(f"the export was not kept: {reason}", "--accept-loss keeps it all the same")
         if reason:
@@ -112,12 +112,12 @@ def publish_parts(scratch: Path, place: Path) -> tuple[int, str]:
     return size, digest
 
 
-def judge(bundle: Bundle, export: Runtime, pictures: Pictures, made: Made, listener: Listener) -> Proof:
+def judge(bundle: Bundle, export: Runtime, pictures: Pictures, target: ExportTarget, listener: Listener) -> Proof:
     """The export beside the original: at the model's own size and, where others are free, at two of them."""
     original = TorchRuntime(bundle, InferenceOptions("cpu", "fp32"))
     total, bundle.model.any_size = len(pictures), True
-    proof = compare(original, export, pictures, made.card, lambda done: listener.progress("judge", done, total))
-    for pixels in sizes(pictures, bundle.model.config.patch) if made.dynamic else ():
+    proof = compare(original, export, pictures, target.card, lambda done: listener.progress("judge", done, total))
+    for pixels in sizes(pictures, bundle.model.config.patch) if target.dynamic else ():
         with torch.inference_mode():
             expected = bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()
         logits = export.logits(pixels)

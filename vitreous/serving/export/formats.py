@@ -32,7 +32,7 @@ WHOLE = 1.9e9  # bytes of weights that fit into an ONNX file, of 2 GiB with ever
 
 
 @dataclass(frozen=True)
-class Made:
+class ExportTarget:
     """What is exported: a model, what is told of it, whether its height and width are free, and, for int8, normalised
     pictures (1, C, *image) to calibrate on."""
 
@@ -47,19 +47,19 @@ class Made:
         return None if self.calibration is None else "int8"
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """The card as the file has it."""
         return describe_export(self.card, self.quantised)
 
 
-def write_onnx(made: Made, place: Path) -> None:
+def write_onnx(target: ExportTarget, place: Path) -> None:
     """An ONNX file. Raises UsageError for a model that is larger than such files can be."""
     needed("onnxscript")
     onnx = needed("onnx")
-    if sum(p.numel() * p.element_size() for p in made.model.parameters()) > WHOLE:
+    if sum(p.numel() * p.element_size() for p in target.model.parameters()) > WHOLE:
         raise UsageError("the model is larger than one ONNX file can be, 2 GiB", "use --to openvino or --to torch")
     with quietly():
-        exported = program(made.model, made.dynamic)
+        exported = program(target.model, target.dynamic)
         written = torch.onnx.export(
             exported,
             (),
@@ -71,10 +71,10 @@ def write_onnx(made: Made, place: Path) -> None:
         )
         assert written is not None
         graph = written.model_proto
-        plain(graph, made)
-        if made.calibration is not None:
-            graph = quantise_onnx(graph, made.calibration, place.parent)
-    for name, text in {CARD: made.told, **plain_words(made.card)}.items():
+        plain(graph, target)
+        if target.calibration is not None:
+            graph = quantise_onnx(graph, target.calibration, place.parent)
+    for name, text in {CARD: target.label, **plain_words(target.card)}.items():
         graph.metadata_props.add(key=name, value=text)
     onnx.checker.check_model(graph)
     raw = graph.SerializeToString()
@@ -83,7 +83,7 @@ def write_onnx(made: Made, place: Path) -> None:
     place.write_bytes(seal_onnx(raw))
 
 
-def plain(graph: Any, made: Made) -> None:
+def plain(graph: Any, target: ExportTarget) -> None:
     """Leave out of an ONNX graph what tells of the machine that made it, and name its free axes."""
     del graph.metadata_props[:], graph.graph.metadata_props[:], graph.graph.value_info[:]
     graph.graph.doc_string, graph.producer_name = "", "vitreous"
@@ -95,7 +95,7 @@ def plain(graph: Any, made: Made) -> None:
     for value in (*graph.graph.input, *graph.graph.output):
         axes = value.type.tensor_type.shape.dim
         axes[0].dim_param = "batch"
-        if made.dynamic and value.name == INPUT:
+        if target.dynamic and value.name == INPUT:
             axes[2].dim_param, axes[3].dim_param = "height", "width"
 
 
@@ -112,27 +112,27 @@ def plain_words(card: Card) -> dict[str, str]:
     }
 
 
-def write_torch(made: Made, place: Path) -> None:
+def write_torch(target: ExportTarget, place: Path) -> None:
     """A torch.export file."""
-    if made.calibration is not None:
+    if target.calibration is not None:
         raise UsageError("int8 is for --to onnx and --to openvino", "leave --quantize out")
     with quietly():
-        torch.export.save(program(made.model, made.dynamic), place, extra_files={f"{CARD}.json": made.told})
+        torch.export.save(program(target.model, target.dynamic), place, extra_files={f"{CARD}.json": target.label})
 
 
-def write_openvino(made: Made, place: Path) -> None:
+def write_openvino(target: ExportTarget, place: Path) -> None:
     """An OpenVINO file, and its .bin beside it."""
     with unobserved(), quietly():
         ov = needed("openvino")
-        graph = ov.convert_model(program(made.model, made.dynamic))
+        graph = ov.convert_model(program(target.model, target.dynamic))
         for value, name in zip((*graph.inputs, *graph.outputs), (INPUT, *OUTPUTS), strict=True):
             value.get_tensor().set_names({name})
-        config = made.card.preprocess
-        graph.reshape([-1, config.channels, *([-1, -1] if made.dynamic else config.image)])
-        if made.calibration is not None:
-            graph = quantize(graph, made.calibration, anywhere=True)
-        graph.set_rt_info(made.told, CARD)
-        for name, text in plain_words(made.card).items():
+        config = target.card.preprocess
+        graph.reshape([-1, config.channels, *([-1, -1] if target.dynamic else config.image)])
+        if target.calibration is not None:
+            graph = quantize(graph, target.calibration, anywhere=True)
+        graph.set_rt_info(target.label, CARD)
+        for name, text in plain_words(target.card).items():
             graph.set_rt_info(text, [f"{CARD}_told", name])
         ov.save_model(graph, place, compress_to_fp16=False)
     weights = content(place.with_suffix(".bin"))
@@ -160,9 +160,9 @@ class ProgramRuntime:
             return self.module(torch.from_numpy(normalised(pixels, self.preprocess)))[1].numpy()
 
 
-def open_made(path: Path, made: Made) -> Runtime:
+def open_export(path: Path, target: ExportTarget) -> Runtime:
     """What runs a file that was just written: the same way as everybody's, but for .pt2."""
-    return ProgramRuntime(path, made.card.preprocess) if path.suffix == ".pt2" else open_exported(path)
+    return ProgramRuntime(path, target.card.preprocess) if path.suffix == ".pt2" else open_exported(path)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Form:
     """A format: how its files end, what writes one, and the libraries that it takes, for int8 further ones."""
 
     suffix: str
-    write: Callable[[Made, Path], None]
+    write: Callable[[ExportTarget, Path], None]
     libraries: tuple[str, ...] = ()
     for_int8: tuple[str, ...] = ()
 

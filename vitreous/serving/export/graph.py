@@ -131,8 +131,8 @@ def check_dynamic(config: ModelConfig) -> None:
 def example(config: ModelConfig, dynamic: bool = False) -> Tensor:
     """(2, C, *image) zeros: what a graph is made with. A dynamic one is made at another size than the native, and not a
     square."""
-    grown = [(2 + axis) * side for axis, side in enumerate(config.patch)] if dynamic else [0] * len(config.image)
-    return torch.zeros(2, config.channels, *(side + more for side, more in zip(config.image, grown, strict=True)))
+    axes = [(2 + axis) * side for axis, side in enumerate(config.patch)] if dynamic else [0] * len(config.image)
+    return torch.zeros(2, config.channels, *(side + more for side, more in zip(config.image, axes, strict=True)))
 
 
 def shapes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, Any], ...]:
@@ -154,9 +154,9 @@ def program(model: Model, dynamic: bool = False) -> Any:
         check_dynamic(model.config)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        made = torch.export.export(
+        program = torch.export.export(
             answers(model, dynamic), (example(model.config, dynamic),), dynamic_shapes=shapes(model.config, dynamic)
         )
-    for node in made.graph.nodes:
+    for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of the machine that made it
-    return made
+    return program

@@ -48,6 +48,6 @@ def quantise_onnx(graph: Any, pictures: list[np.ndarray], scratch: Path) -> Any:
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QUInt8,
         )
-        made = onnx.load(place)
-    del made.metadata_props[:], made.graph.value_info[:]
-    return made
+        model = onnx.load(place)
+    del model.metadata_props[:], model.graph.value_info[:]
+    return model

@@ -50,8 +50,8 @@ def kernel(x: Tensor, a: float | None) -> Tensor:
     if a is None:
         return (1 - x).clamp(min=0)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    return torch.where(x <= 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
+    outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return torch.where(x <= 1, near, torch.where(x < 2, outer, torch.zeros_like(x)))
 
 
 def resize(table: Tensor, grid: tuple[int, ...], how: str) -> Tensor:

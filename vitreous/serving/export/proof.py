@@ -64,10 +64,12 @@ class Proof:
         }
 
 
-def compare(original: Runtime, export: Runtime, pictures: Pictures, card: Card, each: Callable[[int], None]) -> Proof:
+def compare(
+    original: Runtime, export: Runtime, pictures: Pictures, card: Card, progress: Callable[[int], None]
+) -> Proof:
     """Ask both about every picture, chunk by chunk in turn. Speed is of all chunks but the first, which warms both
     up."""
-    found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    outputs: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     seconds, counted = [0.0, 0.0], 0
     starts = list(range(0, len(pictures), CHUNK))
     rounds: list[int] = starts * 2 if len(starts) == 1 else starts
@@ -78,10 +80,10 @@ def compare(original: Runtime, export: Runtime, pictures: Pictures, card: Card, 
             logits = runtime.logits(pixels)
             seconds[side] += (time.perf_counter() - began) * bool(number)
             if number < len(starts):
-                found[side].append(logits)
+                outputs[side].append(logits)
         counted += len(pixels) * bool(number)
-        each(min(start + CHUNK, len(pictures)))
-    ours, theirs = (np.concatenate(side).astype(np.float64) for side in found)
+        progress(min(start + CHUNK, len(pictures)))
+    ours, theirs = (np.concatenate(side).astype(np.float64) for side in outputs)
     labels = pictures.labels
     right = (
         None

@@ -47,7 +47,7 @@ class Batcher:
         self.decoding, self.observe, self.size = decoding, observe, size
         self.jobs: deque[BatchItem] = deque()
         self.arrived = threading.Condition()
-        self.usual = self.each = 0.0  # seconds of a batch and of a picture in it, running means
+        self.usual = self.per_image = 0.0  # seconds of a batch and of a picture in it, running means
         self.began: float | None = None
         self.expired = self.cancelled = self.failures = 0
         self.closed = False
@@ -94,7 +94,7 @@ class Batcher:
             seconds = time.monotonic() - began
             if not batch[0].alone:
                 self.usual = running(self.usual, seconds)
-                self.each = running(self.each, seconds / len(batch))
+                self.per_image = running(self.per_image, seconds / len(batch))
             self.call_in_loop(self.deliver, batch, answers, seconds)
 
     def take(self) -> list[BatchItem] | None:

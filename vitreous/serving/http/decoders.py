@@ -176,9 +176,9 @@ class Decoders:
                 raise Refusal(
                     503, "decoder_lost", "the process that decoded the picture was killed", "ask again", 1
                 ) from None
-            way = "save it as an ordinary JPEG or PNG"
+            advice = "save it as an ordinary JPEG or PNG"
             raise Refusal(
-                422, "unreadable_image", "image: decoding it took too much time or memory, or failed", way
+                422, "unreadable_image", "image: decoding it took too much time or memory, or failed", advice
             ) from None
         if self.closed:
             self.drop(child)

@@ -123,8 +123,10 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
             f"{card.name} cannot answer: {str(error).splitlines()[0][:200]}", "see whether `vitreous predict` can"
         ) from error
     if golden.shape != (1, len(card.classes)) or not np.isfinite(golden).all() or not np.array_equal(golden, again):
-        what = "another answer the second time" if np.isfinite(golden).all() else "numbers that are not finite"
-        raise WeightsError(f"{card.name} {card.version} gives {what}, shape {golden.shape}", "train or export it again")
+        symptom = "another answer the second time" if np.isfinite(golden).all() else "numbers that are not finite"
+        raise WeightsError(
+            f"{card.name} {card.version} gives {symptom}, shape {golden.shape}", "train or export it again"
+        )
     many = noise(predictor, size)
     best = min(timed(predictor, many) for _ in range(2))
     settings = [settings_of(card.preprocess, limits, predictor.exact, sized) for sized in (False, True)]

@@ -74,7 +74,7 @@ class Service:
         hint = "ask again after Retry-After seconds"
         # a form of many pictures gets its turn when nobody else waits
         if self.taken and self.taken + count > self.queue:
-            retry = max(1, math.ceil(self.taken * (self.batcher.each or 1 / self.rate)))
+            retry = max(1, math.ceil(self.taken * (self.batcher.per_image or 1 / self.rate)))
             raise Refusal(429, "queue_full", f"{self.taken} pictures are waiting", hint, retry)
         if self.held > self.limits.flight:
             raise Refusal(429, "queue_full", f"{self.held >> 20} MiB of pictures are waiting", hint, 1)

@@ -68,11 +68,11 @@ def settings_of(options: Any) -> tuple[Settings, str]:
         raise UsageError(
             f"--host {options.host} lets other machines in", "say so with --public; they will need a token"
         )
-    made = ""
+    generated = ""
     token = read_token(options.token_file) if options.token_file else b""
     if options.public and not token:
-        made = secrets.token_urlsafe(24)
-        token = made.encode()
+        generated = secrets.token_urlsafe(24)
+        token = generated.encode()
     hosts = {*LOCAL, options.host.lower(), f"[{options.host.lower()}]", *(name.lower() for name in options.host_name)}
     limits = Limits(
         bytes=options.max_bytes,
@@ -81,7 +81,7 @@ def settings_of(options: Any) -> tuple[Settings, str]:
         flight=max(4 * options.max_bytes, 2**26),
     )
     access = Access(frozenset(hosts), token or None)
-    return Settings(options.host, options.port, limits, access, options.decoders, options.quiet), made
+    return Settings(options.host, options.port, limits, access, options.decoders, options.quiet), generated
 
 
 def read_token(path: str) -> bytes:
