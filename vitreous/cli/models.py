@@ -36,7 +36,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.models.cost import activations, macs
     from vitreous.models.names import NAMES, configure
     from vitreous.models.skip_init import skip_init
-    from vitreous.nn.sizes import by
+    from vitreous.nn.sizes import format_size
 
     names = [name for name in NAMES if fnmatchcase(name.lower(), options.pattern.lower())]
     if not names:
@@ -59,7 +59,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         rows.append(
             {
                 "name": name,
-                "image": by(config.image),
+                "image": format_size(config.image),
                 "parameters": count,
                 "tokens": config.prefix + math.prod(config.grid),
                 "gflops": round(2 * macs(config) / 1e9, 3),

@@ -77,7 +77,7 @@ def tell(name: str, console: Console) -> dict[str, Any]:
     """One recipe."""
     from vitreous.config import to_plain
     from vitreous.models.names import name_of
-    from vitreous.nn.sizes import by
+    from vitreous.nn.sizes import format_size
     from vitreous.recipes.registry import RECIPES, example
 
     recipe, run = RECIPES[name], example(name)
@@ -89,7 +89,7 @@ def tell(name: str, console: Console) -> dict[str, Any]:
         [
             [
                 model,
-                by(r.model.image),
+                format_size(r.model.image),
                 f"{r.epochs:.4g}",
                 str(r.steps),
                 f"{r.optimizer.lr:g}",
@@ -114,7 +114,7 @@ def tell(name: str, console: Console) -> dict[str, Any]:
         console.table(["model", "data", "top-1"], recipe.published)
     published = [{"model": model, "data": data, "figure": figure} for model, data, figure in recipe.published]
     variants = [
-        {"model": m, "image": by(r.model.image), "epochs": r.epochs, "steps": r.steps, "lr": r.optimizer.lr}
+        {"model": m, "image": format_size(r.model.image), "epochs": r.epochs, "steps": r.steps, "lr": r.optimizer.lr}
         for m, r in models
     ]
     return {"recipe": row, "text": recipe.text, "models": variants, "run": to_plain(run), "published": published}

@@ -54,11 +54,11 @@ def print_header(run: Run, data: Data, console: Console) -> None:
     """What is about to be trained on what, a plain line each on stderr."""
     from vitreous.models.cost import macs
     from vitreous.models.names import name_of
-    from vitreous.nn.sizes import by
+    from vitreous.nn.sizes import format_size
 
     counts = {name: len(split) for name, split in data.splits.items()} | {"train": run.data.images}
     names = list(run.data.classes[:SHOWN]) + ["…"] * (len(run.data.classes) > SHOWN)
-    pixels = "x".join([by(run.model.image)] * (1 + (len(set(run.model.image)) == 1)))
+    pixels = "x".join([format_size(run.model.image)] * (1 + (len(set(run.model.image)) == 1)))
     batch = f"{run.batch_size}" + (f" x {run.accumulate}" if run.accumulate > 1 else "")
     rows = {
         "data": f"{run.data.source}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()) + " images",

@@ -15,7 +15,7 @@ from vitreous.jobs.transfer import check_options, forecast, plan_protocol
 from vitreous.machine import settle_process
 from vitreous.models.cost import macs
 from vitreous.models.names import name_of
-from vitreous.nn.sizes import by
+from vitreous.nn.sizes import format_size
 from vitreous.progress import Listener
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.folder import Folder
@@ -50,7 +50,7 @@ def preview(options: TrainOptions, listener: Listener) -> tuple[Run, dict[str, A
     document = {
         "model": name_of(run.model),
         "recipe": run.recipe,
-        "resolution": by(run.model.image),
+        "resolution": format_size(run.model.image),
         "tokens": run.model.prefix + math.prod(run.model.grid),
         "parameters": sum(p.numel() for p in state.objective.parameters()),
         "gflops_per_image": round(2 * macs(run.model) / 1e9, 4),

@@ -26,7 +26,7 @@ from vitreous.jobs.transfer import TRIALS, check_options, initial_document, plan
 from vitreous.machine import environment, pick_device, warning
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.recipes.options import TrainOptions
-from vitreous.reports.answers import Computing, answered
+from vitreous.reports.answers import Computing, compute_answers
 from vitreous.reports.readings import record, write_page
 from vitreous.training import best, parts
 from vitreous.training.folder import Folder
@@ -165,7 +165,7 @@ def evaluate_run(folder: Folder, run: Run, opened: Data, summary: dict[str, Any]
     )
     if run.model.classes and (read or ("val" in opened.splits and len(opened.splits["val"]))):
         with nullcontext() if read else suppress(DataError):  # the page can do without
-            answers = answered(folder.path, None, "test" if read else "val", computing)
+            answers = compute_answers(folder.path, None, "test" if read else "val", computing)
             report = judge(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
     if read and answers is not None and report is not None:
         summary["test"] = report.summary()

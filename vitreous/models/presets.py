@@ -11,7 +11,7 @@ from vitreous.models.configs.axial import AxialConfig
 from vitreous.models.configs.bit import BiTConfig
 from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig, StemConfig
 from vitreous.models.configs.vit import ViTConfig
-from vitreous.nn.sizes import by, nearby
+from vitreous.nn.sizes import format_size, nearby
 
 Image = tuple[int, ...] | None
 
@@ -252,7 +252,7 @@ def plain_name(config: ViTConfig) -> str:
     """`B/16`, or `128x6/4`."""
     shape = (config.width, config.depth, config.heads, config.hidden)
     size = next((key for key, row in SIZES.items() if row == shape), f"{config.width}x{config.depth}")
-    return f"{size}/{by(config.patch)}"
+    return f"{size}/{format_size(config.patch)}"
 
 
 #: what tells families apart; everything else (classes, image, resizing, regularisation) is the user's

@@ -9,11 +9,11 @@ def grid_of(image: tuple[int, ...], patch: tuple[int, ...]) -> tuple[int, ...]:
     Raises ValueError where a patch does not divide its axis: a remainder is never dropped in silence.
     """
     if len(image) != len(patch) or any(i <= 0 or i % p for i, p in zip(image, patch, strict=True)):
-        raise ValueError(f"image size {by(image)} is not a multiple of patch {by(patch)}")
+        raise ValueError(f"image size {format_size(image)} is not a multiple of patch {format_size(patch)}")
     return tuple(i // p for i, p in zip(image, patch, strict=True))
 
 
-def by(sizes: tuple[int, ...]) -> str:
+def format_size(sizes: tuple[int, ...]) -> str:
     """`224` for a square, `224x192` otherwise: how sizes are written for people."""
     return str(sizes[0]) if len(set(sizes)) == 1 else "x".join(map(str, sizes))
 

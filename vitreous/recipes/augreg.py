@@ -11,7 +11,16 @@ from vitreous.models.names import name_of
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.names import LEVELS
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import INCEPTION, DatasetInfo, Published, Recipe, as_paper, at, google, sigmoid_bias
+from vitreous.recipes.recipe import (
+    INCEPTION,
+    DatasetInfo,
+    Published,
+    Recipe,
+    as_paper,
+    fixed_side,
+    google,
+    sigmoid_bias,
+)
 from vitreous.training.run import Optimizer, Run, Schedule
 
 DECAYS, RATES = (0.1, 0.03), (0.0, 0.1)  # weight decay; dropout and stochastic depth alike
@@ -156,7 +165,7 @@ def recipes(data: str, title: str) -> list[Recipe]:
         "linear",
         data=title,
         models=MODELS,
-        image=at(224),
+        image=fixed_side(224),
         family="vit",
         hold_out=0.01,
     )
@@ -180,7 +189,7 @@ PLAIN = tuple(
         "linear",
         (("ViT-S/16", "ImageNet", figure),),
         models=("ViT-S/16",),
-        image=at(224),
+        image=fixed_side(224),
         family="vit",
         hold_out=0.01,
     )

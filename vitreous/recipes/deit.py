@@ -11,7 +11,7 @@ from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import name_of
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import DatasetInfo, Recipe, at, common
+from vitreous.recipes.recipe import DatasetInfo, Recipe, common, fixed_side
 from vitreous.training.run import Optimizer, Run, Schedule
 
 CROP = Augment(crop=(0.08, 1.0), crop_filter="bicubic", flip=0.5, mixup=0.8, cutmix=1.0)
@@ -140,7 +140,7 @@ DEITS = (
         "linear",
         (("ViT-Ti/16", "ImageNet", "72.2 %"), ("ViT-S/16", "ImageNet", "79.9 %"), ("ViT-B/16", "ImageNet", "81.8 %")),
         models=("ViT-S/16", "ViT-Ti/16", "ViT-B/16"),
-        image=at(224),
+        image=fixed_side(224),
         family="vit",
         warmup_in_epochs=True,
         hold_out=0.01,
@@ -153,7 +153,7 @@ DEITS = (
         "linear",
         (("ViT-B/16", "ImageNet at 384 pixels", "82.9 %"),),
         models=("ViT-B/16",),
-        image=at(384),
+        image=fixed_side(384),
         family="vit",
         from_weights=True,
         warmup_in_epochs=True,
@@ -189,7 +189,7 @@ DEITS = (
             ("DeiT-III-H/14", "ImageNet", "85.2 %"),
         ),
         models=("DeiT-III-B/16", "DeiT-III-L/16", "DeiT-III-H/14"),
-        image=at(224),
+        image=fixed_side(224),
         family="vit",
         from_weights=True,
         warmup_in_epochs=True,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import name_of
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import INCEPTION, DatasetInfo, Published, Recipe, at, google
+from vitreous.recipes.recipe import INCEPTION, DatasetInfo, Published, Recipe, fixed_side, google
 from vitreous.training.run import Optimizer, Run, Schedule
 
 BATCH = 512
@@ -257,7 +257,7 @@ def recipe(
         row.published,
         data=row.data,
         models=models,
-        image=at(384),
+        image=fixed_side(384),
         from_weights=True,
         by_steps=True,
         grid=row.grid,
@@ -280,7 +280,7 @@ FINETUNING = (
             "ImageNet", ("ViT-H/14", "JFT-300M", "88.55 ± 0.04 %"), ("ViT-L/16", "JFT-300M", "87.76 ± 0.03 %")
         ),
         models=("ViT-L/16", "ViT-H/14"),
-        image=at(512),
+        image=fixed_side(512),
     ),
     *ROWS[1:],
     Recipe(

@@ -8,7 +8,16 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import INCEPTION, DatasetInfo, Published, Recipe, as_paper, at, google, sigmoid_bias
+from vitreous.recipes.recipe import (
+    INCEPTION,
+    DatasetInfo,
+    Published,
+    Recipe,
+    as_paper,
+    fixed_side,
+    google,
+    sigmoid_bias,
+)
 from vitreous.training.run import Optimizer, Run, Schedule
 
 BATCH, WARMUP = 4096, 10_000
@@ -173,7 +182,7 @@ PRETRAINING = (
         "linear",
         table5("ImageNet", B16=77.91, B32=73.38, L16=76.53, L32=71.16),
         models=VITS,
-        image=at(224),
+        image=fixed_side(224),
         family="vit",
         hold_out=0.01,
     ),
@@ -186,7 +195,7 @@ PRETRAINING = (
         table5("ImageNet-21k", B16=83.97, B32=81.28, L16=85.15, L32=80.99),
         data="ImageNet-21k",
         models=VITS,
-        image=at(224),
+        image=fixed_side(224),
         family="vit",
         hold_out=0.01,
     ),
@@ -200,7 +209,7 @@ PRETRAINING = (
         + table6(B16=85.58, B32=84.90, L16=87.12, L32=85.68),
         data="JFT-300M",
         models=tuple(JFT),
-        image=at(224),
+        image=fixed_side(224),
         family="vit",
         hold_out=0.01,
     ),
@@ -213,7 +222,7 @@ PRETRAINING = (
         table7(77.54, 84.97),
         data="JFT-300M",
         models=tuple(JFT_RESNETS),
-        image=at(224),
+        image=fixed_side(224),
         family="bit",
         hold_out=0.01,
     ),
@@ -226,7 +235,7 @@ PRETRAINING = (
         table7(78.24, 84.37),
         data="JFT-300M",
         models=("BiT-R50x1", "BiT-R152x2"),
-        image=at(224),
+        image=fixed_side(224),
         family="bit",
         hold_out=0.01,
     ),
@@ -238,7 +247,7 @@ PRETRAINING = (
         "linear",
         (("BiT-R152x4", "ImageNet, fine-tuned on it", "81.30 %"),),
         models=("BiT-R50x1", "BiT-R152x4"),
-        image=at(224),
+        image=fixed_side(224),
         family="bit",
         hold_out=0.01,
     ),
@@ -251,7 +260,7 @@ PRETRAINING = (
         (("BiT-R152x4", "ImageNet-21k, fine-tuned on ImageNet", "85.39 %"),),
         data="ImageNet-21k",
         models=("BiT-R50x1", "BiT-R152x4"),
-        image=at(224),
+        image=fixed_side(224),
         family="bit",
         hold_out=0.01,
     ),

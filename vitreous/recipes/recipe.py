@@ -111,7 +111,7 @@ class Recipe:
         return (getdoc(self.make) or "").replace("NAME", self.name)
 
 
-def at(pixels: int) -> Callable[[str, DatasetInfo], int]:
+def fixed_side(pixels: int) -> Callable[[str, DatasetInfo], int]:
     """An image side that is the same for every model."""
     return lambda name, facts: pixels
 

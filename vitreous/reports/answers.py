@@ -75,7 +75,7 @@ class Answered:
         return self.readable & (self.logits.argmax(1) == self.split.labels)
 
 
-def answered(
+def compute_answers(
     run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, computing: Computing
 ) -> Answered:
     """Answer the images of a split of `data`, by default of the run's own data set; without a split, those of test, or

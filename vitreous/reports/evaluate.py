@@ -18,7 +18,7 @@ from vitreous.evaluation.classification import judge, most_confused
 from vitreous.evaluation.engine import CHUNK, InferenceOptions
 from vitreous.evaluation.report import Report
 from vitreous.progress import Listener, NullListener
-from vitreous.reports.answers import Answered, Computing, answered
+from vitreous.reports.answers import Answered, Computing, compute_answers
 from vitreous.reports.calibrate import calibrate, effect
 from vitreous.reports.familiarity import outliers, suspected
 from vitreous.reports.readings import describe, page_path, record, write_page
@@ -87,7 +87,7 @@ def evaluate(
     computing = replace(computing, how=how, cache=chosen.cache)
     check_abstain(chosen.abstain)
     fitted = calibrate(run, data, computing) if chosen.calibrate else {}
-    answers = answered(run, data, split, computing)
+    answers = compute_answers(run, data, split, computing)
     if chosen.abstain is not None and answers.split.labels.ndim == 2:
         raise UsageError(
             "--abstain is for data with one label an image", "use predict --threshold where there may be several"

@@ -45,10 +45,10 @@ class Parts:
         self.waiting += rows
         self.bad += sum(row.error is not None for row in rows)
         while len(self.waiting) >= PART:
-            self.put(self.waiting[:PART])
+            self.write_rows(self.waiting[:PART])
             del self.waiting[:PART]
 
-    def put(self, rows: Sequence[Any]) -> None:
+    def write_rows(self, rows: Sequence[Any]) -> None:
         """Write a part, so that it is there whole or not at all."""
         place = self.home / f"{len(self.parts()):06}{self.suffix}"
         with atomic_path(place) as temporary:
@@ -65,7 +65,7 @@ class Parts:
     def flush(self) -> None:
         """Write what waits, and a part where there is none."""
         if self.waiting or not self.parts():
-            self.put(self.waiting)
+            self.write_rows(self.waiting)
             self.waiting = []
 
     def close(self) -> None:

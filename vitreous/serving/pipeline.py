@@ -65,7 +65,7 @@ def flow(
         fill()
         while waiting:
             pictures = [(item, future.result()) for item, future in waiting.popleft()]
-            running.append(computing.submit(answered, pictures, compute))
+            running.append(computing.submit(answer_items, pictures, compute))
             fill()
             while len(running) > bool(waiting):
                 yield running.popleft().result()
@@ -76,7 +76,7 @@ def flow(
             pool.shutdown(cancel_futures=True)
 
 
-def answered(pictures: list[Answer], compute: Callable[[np.ndarray], np.ndarray]) -> list[Answer]:
+def answer_items(pictures: list[Answer], compute: Callable[[np.ndarray], np.ndarray]) -> list[Answer]:
     """The rows of the pictures that there are."""
     good = [picture for _, picture in pictures if isinstance(picture, np.ndarray)]
     rows = iter(compute(np.stack(good)) if good else ())

@@ -21,7 +21,7 @@ from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
 from vitreous.models.zoo import Model
 from vitreous.nn.grid import resize
-from vitreous.nn.sizes import by
+from vitreous.nn.sizes import format_size
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
 from vitreous.weights.foreign import DetectedCheckpoint, find, weights_in
@@ -66,8 +66,8 @@ class Weights(WithTask):
         """These weights, which tell all of their positions, with another rule to resize them. Raises UsageError for
         another size."""
         if sides is not None and sides != self.config.image:
-            own = f"{self.title} for images of {by(self.config.image)} pixels"
-            raise UsageError(f"--source-size {by(sides)}: {self.source} is {own}", "leave it out")
+            own = f"{self.title} for images of {format_size(self.config.image)} pixels"
+            raise UsageError(f"--source-size {format_size(sides)}: {self.source} is {own}", "leave it out")
         return replace(self, config=replace(self.config, resize=rule)) if rule else self
 
 
@@ -186,7 +186,11 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
     weights = source if isinstance(source, Weights) else open_weights(source)
     own, state = model.state_dict(), dict(weights.state())
     folded(state, own)
-    resized = f"{by(weights.config.grid)} -> {by(model.config.grid)}" if spread(state, own, model.config) else ""
+    resized = (
+        f"{format_size(weights.config.grid)} -> {format_size(model.config.grid)}"
+        if spread(state, own, model.config)
+        else ""
+    )
     channels = ""
     for name in ENTRY:
         before, after = weights.config.channels, model.config.channels

@@ -19,7 +19,7 @@ from vitreous.errors import ResourceError, UsageError, WeightsError
 from vitreous.models.config import ModelConfig, StemConfig, replace_fields
 from vitreous.models.names import name_of
 from vitreous.models.zoo import build
-from vitreous.nn.sizes import by
+from vitreous.nn.sizes import format_size
 from vitreous.weights.adopt import Adoption, Weights, adopt, open_weights
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import find
@@ -56,7 +56,7 @@ def convert(
     weights = open_weights(source, settings)
     config = wanted(weights.config, image_size, num_classes, channels)
     form = None if to == BUNDLE else writer(to, config)
-    tell(f"found {weights.title}: {name_of(weights.config)} at {by(weights.config.image)}")
+    tell(f"found {weights.title}: {name_of(weights.config)} at {format_size(weights.config.image)}")
     bundle, adoption = changed(weights, config)
     for text in (*weights.notes, *([adoption.text()] if adoption else ())):
         tell(text)

@@ -8,7 +8,7 @@ from typing import Literal
 from vitreous.errors import UsageError
 from vitreous.models.configs.bit import Numerics
 from vitreous.models.configs.vit import ViTConfig
-from vitreous.nn.sizes import by
+from vitreous.nn.sizes import format_size
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class HybridConfig(ViTConfig):
         super().__post_init__()
         if any(p % self.stem.reduction for p in self.patch):
             raise UsageError(
-                f"patch {by(self.patch)} is not a multiple of {self.stem.reduction}, by which the stem shrinks the "
+                f"patch {format_size(self.patch)} is not a multiple of {self.stem.reduction}, by which the stem "
+                "shrinks the "
                 "image"
             )
 

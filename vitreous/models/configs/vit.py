@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from vitreous.errors import UsageError
-from vitreous.nn.sizes import by, grid_of, nearby
+from vitreous.nn.sizes import format_size, grid_of, nearby
 
 #: how positions are resized to another grid: the rows of nn.grid.RESIZE
 Resize = Literal["bicubic-antialias", "bicubic", "bicubic-offset", "bicubic-aligned", "bilinear", "zoom", "zoom-scipy"]
@@ -172,7 +172,7 @@ class ViTConfig(metaclass=ByOptions):
         try:
             grid_of(image, self.patch)
         except ValueError as error:
-            ways = [f"--image-size {by(nearby(image, self.patch))}"]
+            ways = [f"--image-size {format_size(nearby(image, self.patch))}"]
             dividing = [p for p in range(2, min(image) + 1) if all(i % p == 0 for i in image)]
             patch = min(dividing, key=lambda p: abs(p - max(self.patch)), default=1)
             if self.front == "patches":

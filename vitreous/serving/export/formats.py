@@ -58,7 +58,7 @@ def write_onnx(target: ExportTarget, place: Path) -> None:
     onnx = needed("onnx")
     if sum(p.numel() * p.element_size() for p in target.model.parameters()) > WHOLE:
         raise UsageError("the model is larger than one ONNX file can be, 2 GiB", "use --to openvino or --to torch")
-    with quietly():
+    with silence_warnings():
         exported = program(target.model, target.dynamic)
         written = torch.onnx.export(
             exported,
@@ -116,13 +116,13 @@ def write_torch(target: ExportTarget, place: Path) -> None:
     """A torch.export file."""
     if target.calibration is not None:
         raise UsageError("int8 is for --to onnx and --to openvino", "leave --quantize out")
-    with quietly():
+    with silence_warnings():
         torch.export.save(program(target.model, target.dynamic), place, extra_files={f"{CARD}.json": target.label})
 
 
 def write_openvino(target: ExportTarget, place: Path) -> None:
     """An OpenVINO file, and its .bin beside it."""
-    with unobserved(), quietly():
+    with unobserved(), silence_warnings():
         ov = needed("openvino")
         graph = ov.convert_model(program(target.model, target.dynamic))
         for value, name in zip((*graph.inputs, *graph.outputs), (INPUT, *OUTPUTS), strict=True):
@@ -145,7 +145,7 @@ class ProgramRuntime:
     precision = "fp32"
 
     def __init__(self, path: Path, preprocess: Preprocess) -> None:
-        with quietly():
+        with silence_warnings():
             self.module = torch.export.load(path).module()
         self.preprocess = preprocess
 
@@ -183,7 +183,7 @@ FORMS = {
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def silence_warnings() -> Iterator[None]:
     """Exporters print, log and warn of their own inner life, where a document may be expected."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
