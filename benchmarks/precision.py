@@ -63,7 +63,7 @@ def photographs(run: str, folder: str, most: int) -> tuple[Split, np.ndarray | N
     """At most so many of the folder, always the same choice, and their labels in the model's order where it has
     classes."""
     bundle = open_bundle(run)
-    if bundle.several:
+    if bundle.multilabel:
         raise SystemExit("agreement of first classes is for models that name one class an image")
     try:
         data = data_for(run, folder, "test")[1]

@@ -22,7 +22,7 @@ from tests.data.resume import STARTS, assert_continues
 from vitreous.data.decoding.decode import decode
 from vitreous.data.layouts.packed import map_pixels
 from vitreous.data.packs import pack as packing
-from vitreous.data.packs.pack import HOW, Plan, pack
+from vitreous.data.packs.pack import INSTRUCTIONS, Plan, pack
 from vitreous.data.sources import open_data
 from vitreous.data.split import picture_of
 from vitreous.data.stores.tar import open_cached
@@ -182,7 +182,7 @@ def test_how_to_read_it_is_true(photos, tmp_path, monkeypatch):
         and found["label"] == "ant"
         and found["name"] == first.name(0)
     )
-    assert told(tmp_path / "out")["how_to_read"] == HOW["uint8"]
+    assert told(tmp_path / "out")["how_to_read"] == INSTRUCTIONS["uint8"]
 
 
 def test_archives_are_those_of_webdataset(photos, tmp_path):

@@ -36,6 +36,14 @@ TOYS = {"tiny-dino": toys.tiny_dino, "tiny-pixels": toys.tiny_pixels}
 OPTIONS = {"model": "ViT-32x2/4", "image_size": 16, "precision": "fp32", "seed": 3, "save_every": 1, "log_every": 1}
 
 
+@pytest.fixture(autouse=True)
+def tables(monkeypatch):
+    """The objectives and recipes of the tests beside the usual ones."""
+    toys.install(monkeypatch.setattr)
+    yield
+    toys.uninstall()
+
+
 @pytest.fixture
 def flat(tmp_path):
     """32 images in one folder, without classes."""

@@ -1,14 +1,15 @@
 """Two objectives that only the tests have, each with its recipe: what a new family of methods has to write.
 
 `tiny-dino` has a teacher that follows by a schedule, a centre and views of several sizes, and needs no labels;
-`tiny-pixels` predicts a number for every pixel. Importing this module puts both into the tables.
+`tiny-pixels` predicts a number for every pixel. `install` puts both into the tables.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -140,10 +141,19 @@ def tiny_pixels(model, facts, options) -> Run:
     return replace(run, optimizer=Optimizer(lr=3e-3), batch_size=8, epochs=3)
 
 
-for recipe in (
-    Recipe("tiny-dino", tiny_dino, "views", "tests", "fixed", objective=TinyDINOConfig),
-    Recipe("tiny-pixels", tiny_pixels, "pixels", "tests", "fixed", objective=TinyPixelsConfig),
-):
-    registry.RECIPES[recipe.name] = recipe
-    names.NAMES = (*names.NAMES, recipe.name)
-    OBJECTIVES[recipe.name] = recipe.objective
+def install(patch: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Put both into the tables, by `setattr` or by a monkeypatch's."""
+    recipes = [
+        Recipe("tiny-dino", tiny_dino, "views", "tests", "fixed", objective=TinyDINOConfig),
+        Recipe("tiny-pixels", tiny_pixels, "pixels", "tests", "fixed", objective=TinyPixelsConfig),
+    ]
+    patch(names, "NAMES", (*names.NAMES, *(recipe.name for recipe in recipes)))
+    for recipe in recipes:
+        registry.RECIPES[recipe.name], OBJECTIVES[recipe.name] = recipe, recipe.objective
+
+
+def uninstall() -> None:
+    """Take both out of the tables again."""
+    for name in ("tiny-dino", "tiny-pixels"):
+        registry.RECIPES.pop(name, None)
+        OBJECTIVES.pop(name, None)

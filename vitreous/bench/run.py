@@ -12,8 +12,8 @@ from vitreous.bench.work import SIDE, Work
 from vitreous.data.layouts.folder import list_images
 from vitreous.errors import DataError, UsageError
 from vitreous.machine import pick_device
-from vitreous.models.config import nearby
 from vitreous.models.names import configure_vit
+from vitreous.nn.sizes import nearby
 
 FILES = ("loader", "predict")  # tasks that read photographs
 

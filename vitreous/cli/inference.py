@@ -74,10 +74,10 @@ class ImageArguments(InferenceArguments):
 def open_images_of(options: ImageArguments) -> Source:
     """The images that are meant. Raises UsageError for none."""
     from vitreous.errors import UsageError
-    from vitreous.serving.sources import WAY, source
+    from vitreous.serving.sources import ADVICE, source
 
     if not options.images and not options.list:
-        raise UsageError("no images", WAY)
+        raise UsageError("no images", ADVICE)
     return source(options.images, options.column, options.list)
 
 
