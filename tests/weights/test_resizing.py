@@ -476,7 +476,7 @@ def test_every_verb_says_what_it_assumed_and_is_told_better(verb, home, monkeypa
     def serve(run, settings, how, exact, quick, up):
         up(
             SimpleNamespace(
-                site=SimpleNamespace(served=SimpleNamespace(predictor=load(run, how))), address="http://127.0.0.1"
+                service=SimpleNamespace(served=SimpleNamespace(predictor=load(run, how))), address="http://127.0.0.1"
             )
         )
         return 1  # as if it were interrupted: 0 ends the process
