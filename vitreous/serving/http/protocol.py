@@ -196,13 +196,23 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 class LingeringTransport:
-    """A transport whose `close` lets a client that is still sending read its answer before a reset could."""
+    """A transport that sends the head of a response together with its body, in one system call, and whose `close` lets
+    a client that is still sending read the response before a reset could."""
 
     def __init__(self, transport: asyncio.Transport, protocol: LimitedProtocol) -> None:
         self.transport, self.protocol, self.lingering = transport, protocol, False
+        self.head = b""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send; hold back a head until the piece that follows it."""
+        if data.endswith(b"\r\n\r\n") and data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 100 "):
+            self.head = data
+        else:
+            data, self.head = self.head + data, b""
+            self.transport.write(data)
 
     def is_closing(self) -> bool:
         """Whether no more is sent."""
@@ -213,6 +223,8 @@ class LingeringTransport:
         protocol = self.protocol
         if self.is_closing():
             return
+        if self.head:
+            self.write(b"")
         if (protocol.deaf or protocol.phase == BODY) and self.transport.can_write_eof():
             self.lingering = protocol.deaf = True
             protocol.since, protocol.discarded = protocol.loop.time(), 0

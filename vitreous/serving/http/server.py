@@ -93,6 +93,7 @@ class Server:
                 log_level=logging.CRITICAL,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 timeout_keep_alive=math.ceil(self.limits.idle_seconds),
                 backlog=ACCEPTED,
             )
