@@ -14,10 +14,9 @@ from PIL import Image
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.crops import AreaCrop, shown
-from vitreous.data.decoding import jpeg
+from vitreous.data.decoding import regions as jpeg
 from vitreous.data.decoding.decode import decode
-from vitreous.data.decoding.jpeg import Jpeg, by_pillow, decoder
-from vitreous.data.decoding.regions import Pixels, open_picture
+from vitreous.data.decoding.regions import Jpeg, Pixels, by_pillow, decoder, open_picture
 from vitreous.data.keys import seeded
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError

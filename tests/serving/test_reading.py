@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.hostile import corpus
 from tests.serving.made import jpeg, photograph
-from vitreous.data.decoding.jpeg import Jpeg
+from vitreous.data.decoding.regions import Jpeg
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError
 from vitreous.serving.reading import read

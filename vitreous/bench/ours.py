@@ -17,7 +17,7 @@ from vitreous.bench.work import CIFAR, Answering, Turn, Work
 from vitreous.cores import default_workers
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.decode import decode, read_regular
-from vitreous.data.decoding.jpeg import decoder, layout
+from vitreous.data.decoding.regions import decoder, layout
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import IMAGENET, Preprocess

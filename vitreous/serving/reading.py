@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitreous.data.decoding.decode import MODES, read_regular
 from vitreous.data.decoding.gate import refuse_costly
-from vitreous.data.decoding.jpeg import FLIPPED, MIRRORED, Jpeg, parse_plain, reduction_factor
+from vitreous.data.decoding.regions import FLIPPED, MIRRORED, Jpeg, parse_plain, reduction_factor
 from vitreous.data.preprocess import Preprocess, to_array
 from vitreous.errors import printable
 
@@ -53,7 +53,7 @@ def shrunk(jpeg: Jpeg, preprocess: Preprocess) -> np.ndarray | None:
     """The pixels from a smaller decoding; None where it would save nothing, or the decoder objects."""
     left, top, right, bottom = preprocess.box(jpeg.size)
     factor = reduction_factor((int(bottom - top), int(right - left)), preprocess.image)
-    pixels = jpeg.read(jpeg.stored[1], factor) if factor > 1 else None
+    pixels = jpeg.read(jpeg.layout.size[1], factor) if factor > 1 else None
     if pixels is None:
         return None
     pixels = jpeg.coloured(np.ascontiguousarray(jpeg.upright(pixels)))

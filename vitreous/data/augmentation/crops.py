@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitreous.data.decoding.jpeg import Box
-from vitreous.data.decoding.regions import Regions
+from vitreous.data.decoding.regions import Box, Regions
 
 ATTEMPTS = {"torchvision": 10, "inception": 100}  # of drawing a box that fits
 BORDER = 4  # pixels that a simple crop reflects at every side

@@ -15,9 +15,8 @@ from vitreous.data.copies.grey import view
 from vitreous.data.copies.windows import LENGTH, SIDE, describe_whole
 from vitreous.data.decoding.decode import FORMATS, SUFFIXES, decode, orientation, silence
 from vitreous.data.decoding.heif import open_formats
-from vitreous.data.decoding.jpeg import Jpeg
 from vitreous.data.decoding.npy import MAGIC
-from vitreous.data.decoding.regions import open_picture
+from vitreous.data.decoding.regions import Jpeg, open_picture
 from vitreous.data.decoding.spectral import channel_form, read_bands
 from vitreous.data.split import Split
 from vitreous.errors import DataError

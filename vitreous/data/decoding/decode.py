@@ -1,7 +1,7 @@
-"""The one way from a file to pixels, used by training, evaluation and prediction alike.
+"""Decode image files for training, evaluation and prediction.
 
-A file passes two gates before a pixel is decoded: it must be a regular file of a known format, and its header must not
-promise more pixels than `MAX_PIXELS`. Then it comes out upright (EXIF), at 8 bits, over a stated background.
+Before a pixel is decoded, a file must be a regular file of a known format whose header gives at most `MAX_PIXELS`. The
+result is upright (EXIF), at 8 bits, composited over white.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 
 from vitreous.data.decoding.gate import MAX_PIXELS, kind, lacks_rows, refuse_costly, too_large
 from vitreous.data.decoding.heif import heif_format, open_formats, readable_formats
-from vitreous.data.decoding.npy import MAGIC, read_npy_colours
+from vitreous.data.decoding.npy import MAGIC, read_npy
 from vitreous.errors import DataError, printable
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # read everywhere; AVIF and HEIF where `heif.is_readable`
@@ -28,19 +28,18 @@ SUFFIXES = frozenset(
     [".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".avif", ".heic", ".heif", ".hif"]
 )
 MAX_BYTES = 512 * 2**20
-BACKGROUND = 255  # white: what shows where a picture is transparent
-MODES = {1: "L", 3: "RGB"}  # channels of the model -> mode of the decoded picture
+BACKGROUND = 255  # white: shows where an image is transparent
+MODES = {1: "L", 3: "RGB"}  # channels of the model -> mode of the decoded image
 
 
 def decode(
     raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str], channels: int = 3, name: str | None = None
 ) -> Image.Image:
-    """A file, its bytes, a picture of Pillow, or pixels (H, W[, C]) uint8, as an upright 8-bit picture.
+    """Decode a path, a file's bytes, a Pillow image, or pixels (H, W[, C]) uint8 to an upright 8-bit Pillow image.
 
-    Its mode is `RGB` for 3 channels and `L` for 1.
-
-    EXIF orientation is applied; 16-bit greys are scaled by 1/257; palette and alpha are laid over white; CMYK becomes
-    RGB; of an animation the first frame is taken. The content decides the format, not the name.
+    Its mode is `RGB` for 3 channels and `L` for 1. EXIF orientation is applied; 16-bit greys are scaled by 1/257;
+    palette and alpha are composited over white; CMYK becomes RGB; of an animation the first frame is taken. The content
+    decides the format, not the name.
     Raises DataError, with `name` or the path and the reason, for anything else: not a regular file, not an image, a
     format outside `FORMATS`, AVIF and HEIF (HEIF with the extra `heif`), truncated or corrupt data, more than
     `MAX_PIXELS`, floating-point pixels, LAB.
@@ -48,27 +47,17 @@ def decode(
     if channels not in MODES:
         raise DataError(f"files decode to 1 or 3 channels, the model takes {channels}")
     if isinstance(raw, np.ndarray):
-        if raw.ndim not in (2, 3):
-            raise DataError(
-                f"{name or 'pixels'}: pixels of {raw.ndim} axes are no picture, perhaps a clip",
-                "use a model that takes clips",
-            )
-        try:
-            image = Image.fromarray(raw)
-        except (TypeError, ValueError):
-            problem = f"pixels of {raw.dtype}, {' x '.join(map(str, raw.shape))}"
-            raise DataError(
-                f"{name or 'pixels'}: {problem}, are no picture", "uint8 of 1, 3 or 4 channels is"
-            ) from None
-        return flatten(image, MODES[channels], name or "pixels")
-    if isinstance(raw, Image.Image):
-        return decode_picture(raw, MODES[channels], name or "image")
-    name = name or ("image" if isinstance(raw, bytes) else printable(raw))
+        name = name or "pixels"
+        return flatten(from_pixels(raw, name), MODES[channels], name)
+    name = name or ("image" if isinstance(raw, (bytes, Image.Image)) else printable(raw))
+    content = b""
     try:
+        if isinstance(raw, Image.Image):  # perhaps of a file that is not read yet
+            return flatten(upright(raw), MODES[channels], name)
         content = raw if isinstance(raw, bytes) else read_regular(raw)
         refuse_costly(content, name)
         if content.startswith(MAGIC):
-            return decode(read_npy_colours(content, name), channels, name)
+            return flatten(from_npy(content, name), MODES[channels], name)
         with silence(), Image.open(io.BytesIO(content), formats=open_formats(content, name, FORMATS)) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise too_large(name, image.width, image.height)
@@ -76,44 +65,52 @@ def decode(
             return flatten(upright(image), MODES[channels], name)
     except (DataError, MemoryError):
         raise
-    except UnidentifiedImageError:
-        if heif_format(content):
-            raise DataError(
-                f"{name}: cannot be read as an image (damaged, or cut short)", "mend or remove the file"
-            ) from None
-        problem, known = (
-            f", but {format_name}" if (format_name := kind(content)) else "",
-            ", ".join((*FORMATS, *readable_formats())),
-        )
-        raise DataError(f"{name}: not an image of a known format{problem}", f"known are {known}") from None
     except Image.DecompressionBombError:
         raise DataError(f"{name}: more than {MAX_PIXELS:,} pixels", "scale it down") from None
-    except Exception as error:  # Pillow's readers leave a broken file with whatever they stumbled over
-        raise DataError(f"{name}: cannot be read as an image ({reason(error)})", "mend or remove the file") from None
+    except Exception as error:  # what Pillow raises for broken files is not listed
+        if not isinstance(error, UnidentifiedImageError):
+            problem = reason(error)
+        elif heif_format(content):
+            problem = "damaged, or cut short"
+        else:
+            problem = f", but {kind(content)}" if kind(content) else ""
+            known = ", ".join((*FORMATS, *readable_formats()))
+            raise DataError(f"{name}: not an image of a known format{problem}", f"known are {known}") from None
+        raise DataError(f"{name}: cannot be read as an image ({problem})", "mend or remove the file") from None
 
 
-def decode_picture(image: Image.Image, mode: str, name: str) -> Image.Image:
-    """A picture of Pillow, perhaps of a file that is not read yet -> the same as `decode` makes of its file. Raises
-    DataError."""
+def from_pixels(pixels: np.ndarray, name: str) -> Image.Image:
+    """Convert pixels (H, W[, C]) uint8 to a Pillow image. Raises DataError for other shapes and dtypes."""
+    if pixels.ndim not in (2, 3):
+        problem = f"pixels of {pixels.ndim} axes are no picture, perhaps a clip"
+        raise DataError(f"{name}: {problem}", "use a model that takes clips")
     try:
-        return flatten(upright(image), mode, name)
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:  # as above
-        raise DataError(f"{name}: cannot be read as an image ({reason(error)})", "mend or remove the file") from None
+        return Image.fromarray(pixels)
+    except (TypeError, ValueError):
+        problem = f"pixels of {pixels.dtype}, {' x '.join(map(str, pixels.shape))}"
+        raise DataError(f"{name}: {problem}, are no picture", "uint8 of 1, 3 or 4 channels is") from None
+
+
+def from_npy(content: bytes, name: str) -> Image.Image:
+    """Convert a .npy file to a Pillow image. Raises DataError unless it is a grey or RGB image of uint8."""
+    array = read_npy(content, name)
+    if array.dtype != np.uint8 or len(array) not in (1, 3):
+        problem = f"{len(array)} channels of {array.dtype.name}, not a grey or RGB picture of uint8"
+        raise DataError(f"{name}: {problem}", "the model takes no others")
+    return Image.fromarray(np.ascontiguousarray(array[0] if len(array) == 1 else np.moveaxis(array, 0, -1)))
 
 
 def upright_size(content: bytes, name: str, most: int = MAX_PIXELS) -> tuple[int, int]:
-    """(width, height) of a picture, turned as EXIF asks, from its header; 0 x 0 where it is none that can be read.
+    """Read the upright (width, height) of an image from its header; (0, 0) where it cannot be read.
 
-    Raises DataError for more than `most` pixels: a server bears less than training does.
+    Raises DataError for more than `most` pixels: a server accepts fewer than training does.
     """
     refuse_costly(content, name, most)
     try:
         with silence(), Image.open(io.BytesIO(content), formats=open_formats(content, name, FORMATS)) as image:
             width, height = image.size
             turned = orientation(image) >= 5
-    except Exception:  # whatever it is, decoding says it better
+    except Exception:  # `decode` raises a precise error
         return 0, 0
     if width * height > most:
         raise too_large(name, width, height, most)
@@ -122,7 +119,7 @@ def upright_size(content: bytes, name: str, most: int = MAX_PIXELS) -> tuple[int
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """No warnings from any thread while one of them is in here: Python's own way of muting is not made for threads."""
+    """Suppress warnings in all threads while any thread is inside: `warnings.catch_warnings` is not thread-safe."""
     with _muting:
         if not _inside:
             _muted.append(warnings.catch_warnings())
@@ -142,7 +139,7 @@ _muting, _inside, _muted = Lock(), list[None](), list[warnings.catch_warnings]()
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a regular file. Raises DataError, with the path and the reason, where that cannot be."""
+    """Read the bytes of a regular file. Raises DataError, with the path and the reason."""
     try:
         with open_regular(path) as file:
             return file.read(os.fstat(file.fileno()).st_size)  # a file that grows meanwhile has no end
@@ -151,22 +148,24 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 
 
 def open_regular(path: str | os.PathLike[str]):
-    """Open a file for reading without ever waiting on a pipe or a device; refuse what is not a regular file."""
+    """Open a regular file for reading, never waiting for a pipe or a device.
+
+    Raises OSError, and DataError for other kinds of files, empty files, and more than MAX_BYTES.
+    """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and 0 < status.st_size <= MAX_BYTES:
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"{printable(path)}: not a regular file")
-    raise DataError(
-        f"{printable(path)}: " + ("empty file" if not status.st_size else f"larger than {MAX_BYTES >> 20} MiB")
-    )
+        problem = "not a regular file"
+    elif 0 < status.st_size <= MAX_BYTES:
+        return os.fdopen(descriptor, "rb")
+    else:
+        problem = f"larger than {MAX_BYTES >> 20} MiB" if status.st_size else "empty file"
+    os.close(descriptor)
+    raise DataError(f"{printable(path)}: {problem}")
 
 
 def load_whole(image: ImageFile.ImageFile, content: bytes) -> None:
-    """Load an image. Raises ValueError for a TIFF or a PNG that ends before the picture does: Pillow would leave the
-    rest black."""
+    """Load an image. Raises ValueError for a TIFF or PNG with missing rows, which Pillow would leave black."""
     if image.format == "TIFF":
         ends = [tile.extents[2:] for tile in image.tile if tile.extents]
         if any(max((end[axis] for end in ends), default=0) < image.size[axis] for axis in (0, 1)):
@@ -179,17 +178,17 @@ def load_whole(image: ImageFile.ImageFile, content: bytes) -> None:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """A copy, turned as EXIF asks."""
+    """Copy an image, applying its EXIF orientation."""
     turn = _TURNS.get(orientation(image))
     return image.copy() if turn is None else image.transpose(turn)
 
 
 def orientation(image: Image.Image) -> int:
-    """EXIF's orientation, 1 to 8; 1 where there is none that can be read."""
+    """Read the EXIF orientation, 1 to 8; 1 where it cannot be read."""
     try:
         orientation = image.getexif().get(0x0112, 1)
         return orientation if orientation in _TURNS else 1
-    except Exception:  # a tag is not worth a picture
+    except Exception:  # a damaged tag does not make the image unreadable
         return 1
 
 
@@ -206,7 +205,7 @@ _TURNS = {
 
 
 def flatten(image: Image.Image, mode: str, name: str) -> Image.Image:
-    """One decoded frame of any mode as 8-bit `RGB` or `L`."""
+    """Convert a decoded frame to 8-bit `RGB` or `L`. Raises DataError for pixels without a stated range."""
     if image.mode in ("F", "LAB"):
         raise DataError(f"{name}: pixels of mode {image.mode} have no stated range", "convert it to 8 or 16 bits")
     if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip at 255
@@ -221,11 +220,11 @@ def flatten(image: Image.Image, mode: str, name: str) -> Image.Image:
 
 
 def reason(error: Exception) -> str:
-    """The short reason in an exception of Pillow or of the system."""
+    """Shorten an exception of Pillow or of the system to one line."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return text.splitlines()[0][:120] if text else type(error).__name__
 
 
 def is_image(path: Path) -> bool:
-    """Whether a name looks like an image; hidden files do not."""
+    """Whether a file name has an image suffix and is not hidden."""
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")

@@ -1,38 +1,43 @@
-"""Pictures of which a part can be had without the rest: what a crop is cut from."""
+"""Images of which a crop decodes only the part that it needs: plain JPEG files and stored pixels.
+
+A plain JPEG, as nearly every photograph is, has one scan of 8-bit baseline coding, 1 or 3 components, and nothing after
+it. Rows below a crop are not decoded, and a crop that is to be shrunk is decoded at 1/2 to 1/8. All other files, and
+all that the decoder rejects, go through `decode`, which raises a precise error. Pixels are the same with simplejpeg
+(extra `data`, faster) and with Pillow. Whole files decoded by simplejpeg give 0.90 of the images a second in training,
+by Pillow 0.71 (500 x 375 photographs, crops of 224 pixels).
+"""
 
 from __future__ import annotations
 
+import io
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.decode import MODES, decode
-from vitreous.data.decoding.jpeg import Box, parse_plain
+from vitreous.data.decoding.decode import MODES, decode, orientation, silence
+from vitreous.data.decoding.gate import MAX_PIXELS
 
-
-class Regions(Protocol):
-    """A picture whose size is known and whose pixels are still to be read."""
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height, as Pillow has it."""
-        ...
-
-    def region(self, box: Box, target: tuple[int, int] | None = None) -> np.ndarray:
-        """A box -> (h, w, C) uint8, contiguous and writable; a smaller one that is at least `target` will do. Raises
-        DataError."""
-        ...
-
-    def whole(self) -> Image.Image:
-        """The picture, as `decode` gives it. Raises DataError."""
-        ...
+Box = tuple[int, int, int, int]  # left, top, right, bottom
+BLOCK = 8  # rows and columns that are coded together, times the subsampling factor
+CACHED = 4096  # bytes of a header whose check is cached: headers of one encoder differ only in sizes and metadata
+FACTORS = (8, 4, 2)  # reductions that the decoder does at no cost
+GAP = 2  # reduction left to the resampling filter: costs 35 dB, as moving a crop's edge by a pixel does; 1 costs 31 dB
+FRAMES = (0xC0, 0xC1)  # baseline and extended, of Huffman coding
+TABLES = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # other markers before the pixels (ITU-T T.81, Table B.1)
+# EXIF orientations that swap left and right, top and bottom; from TURNED on, rows and columns
+MIRRORED, FLIPPED, TURNED = (2, 3, 6, 7), (3, 4, 7, 8), 5
+#: a marker other than a restart among coded pixels: 0xFF before neither a stuffed zero nor 0xD0 to 0xD7
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")
 
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """A stored picture, (H, W, C) uint8; of a file that is mapped into memory only the box is read."""
+    """A stored image, (H, W, C) uint8; of a memory-mapped file only the requested box is read."""
 
     pixels: np.ndarray
 
@@ -42,16 +47,110 @@ class Pixels:
         return self.pixels.shape[1], self.pixels.shape[0]
 
     def region(self, box: Box, target: tuple[int, int] | None = None) -> np.ndarray:
-        """A box -> (h, w, C) uint8, a copy."""
+        """Copy a box, (h, w, C) uint8; `target` is ignored."""
         return np.array(self.pixels[box[1] : box[3], box[0] : box[2]], order="C")
 
     def whole(self) -> Image.Image:
-        """The picture, as `decode` gives it."""
+        """The image, as `decode` returns it."""
         return Image.fromarray(self.pixels[..., 0] if self.pixels.shape[-1] == 1 else self.pixels)
 
 
+class Layout(NamedTuple):
+    """Header of a plain JPEG: offset of its height, number of components, rows per coded block, offset of the pixels,
+    and (width, height)."""
+
+    frame: int
+    components: int
+    tall: int
+    scan: int
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Jpeg:
+    """A plain JPEG whose header has been read; unless `exact`, a region that is to be shrunk is decoded reduced."""
+
+    content: bytes
+    name: str
+    channels: int
+    layout: Layout
+    orientation: int = 1
+    exact: bool = True
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the upright image, as Pillow has it."""
+        width, height = self.layout.size
+        return (width, height) if self.orientation < TURNED else (height, width)
+
+    def whole(self) -> Image.Image:
+        """Decode the image with `decode`. Raises DataError."""
+        return decode(self.content, self.channels, self.name)
+
+    def region(self, box: Box, target: tuple[int, int] | None = None) -> np.ndarray:
+        """Decode a box of the upright image, (h, w, channels) uint8, contiguous and writable.
+
+        At full size the pixels are those of `whole().crop(box)`. Unless `exact`, a box to be shrunk to `target`
+        (height, width) comes at the smallest of 1/8, 1/4, 1/2 that is at least GAP times the target, its edges rounded
+        to the nearest pixels. Raises DataError.
+        """
+        factor = 1 if self.exact or target is None else reduction_factor((box[3] - box[1], box[2] - box[0]), target)
+        stored, tall = self.stored_box(box), self.layout.tall
+        # the filter that enlarges subsampled colours reads the row below
+        rows = -(-stored[3] // tall) * tall + (tall if tall > BLOCK else 0)
+        pixels = self.read(min(rows, self.layout.size[1]), factor)
+        if pixels is None:
+            return np.array(self.whole().crop(box)).reshape(box[3] - box[1], box[2] - box[0], self.channels)
+        left, top, right, bottom = ((2 * edge + factor) // (2 * factor) for edge in stored)
+        cut = self.upright(pixels[top:bottom, left:right])
+        return self.coloured(np.require(cut, requirements=["C", "W"]))  # Pillow's pixels are read-only
+
+    def stored_box(self, box: Box) -> Box:
+        """Map a box of the upright image to the image as stored."""
+        (width, height), (left, top, right, bottom) = self.size, box
+        across, down = (left, right), (top, bottom)
+        if self.orientation in MIRRORED:
+            across = (width - right, width - left)
+        if self.orientation in FLIPPED:
+            down = (height - bottom, height - top)
+        if self.orientation >= TURNED:
+            across, down = down, across
+        return across[0], down[0], across[1], down[1]
+
+    def upright(self, pixels: np.ndarray) -> np.ndarray:
+        """Turn pixels as stored, (H, W, C), upright."""
+        pixels = pixels.transpose(1, 0, 2) if self.orientation >= TURNED else pixels
+        pixels = pixels[:, ::-1] if self.orientation in MIRRORED else pixels
+        return pixels[::-1] if self.orientation in FLIPPED else pixels
+
+    def coloured(self, pixels: np.ndarray) -> np.ndarray:
+        """Convert (h, w, components) to (h, w, channels) as Pillow does."""
+        if self.channels == self.layout.components:
+            return pixels
+        if self.channels > self.layout.components:
+            return np.repeat(pixels, self.channels, axis=-1)
+        return np.array(Image.fromarray(pixels).convert("L"))[..., None]
+
+    def read(self, rows: int, factor: int) -> np.ndarray | None:
+        """Decode the first `rows` rows at 1 / factor, (h, w, components) uint8 with h = ceil(rows / factor), w alike.
+
+        None if the decoder refuses. The height in the header is changed to `rows`, so the decoder stops there.
+        """
+        frame, components = self.layout.frame, self.layout.components
+        shape = (-(-rows // factor), -(-self.layout.size[0] // factor), components)
+        content = self.content[:frame] + rows.to_bytes(2, "big") + self.content[frame + 2 :]
+        try:
+            pixels = decoder()(content, shape, factor)
+        except Exception:  # `decode` raises a precise error
+            return None
+        return pixels if pixels.shape == shape else None
+
+
+Regions = Jpeg | Pixels  # an image whose size is known and whose pixels are still to be read
+
+
 def open_picture(raw: bytes | np.ndarray, channels: int, name: str, exact: bool = True) -> Image.Image | Regions:
-    """What is stored of a sample, not yet decoded where that can wait, else the decoded picture. Raises DataError.
+    """Open a file's bytes or pixels (H, W[, C]), decoding later where possible. Raises DataError.
 
     `exact` False lets a crop of a plain JPEG that is to be shrunk be decoded at 1/2, 1/4 or 1/8.
     """
@@ -64,3 +163,92 @@ def open_picture(raw: bytes | np.ndarray, channels: int, name: str, exact: bool 
         if jpeg is not None:
             return jpeg
     return decode(raw, channels, name)
+
+
+def parse_plain(content: bytes, channels: int, name: str, exact: bool) -> Jpeg | None:
+    """Parse the header of a plain JPEG; None for any other file.
+
+    Pillow decodes a corner from the header's tables, without the coded pixels: tables that Pillow rejects make the
+    whole file be refused, also where another decoder would accept them.
+    """
+    if (parsed := layout(content)) is None:
+        return None
+    width, height = parsed.size
+    corner = bytes((0, min(height, BLOCK), 0, min(width, BLOCK)))
+    head = content[: parsed.frame] + corner + content[parsed.frame + 4 : parsed.scan] + b"\xff\xd9"
+    turned = (check_cached if len(head) <= CACHED else check_header)(head, "L" if parsed.components == 1 else "RGB")
+    if turned is None or width * height > MAX_PIXELS:
+        return None
+    return Jpeg(content, name, channels, parsed, turned, exact)
+
+
+def check_header(head: bytes, mode: str) -> int | None:
+    """EXIF orientation of a JPEG that Pillow decodes to that mode; None for any other."""
+    try:
+        with silence(), Image.open(io.BytesIO(head), formats=("JPEG",)) as image:
+            if image.format != "JPEG" or image.mode != mode:
+                return None
+            turned = orientation(image)
+            image.load()
+            return turned
+    except Exception:  # `decode` raises a precise error
+        return None
+
+
+check_cached = lru_cache(maxsize=256)(check_header)
+
+
+def layout(content: bytes) -> Layout | None:
+    """Find the frame and the scan of a plain JPEG; None for any other file.
+
+    One frame, one scan of all components, and after that nothing but the end marker: so nothing can be wrong with the
+    rows that are left out but their coded pixels, which decoders forgive.
+    """
+    at, frame = 2, 0
+    while content[at : at + 1] == b"\xff" and at + 10 <= len(content):
+        marker, length = content[at + 1], int.from_bytes(content[at + 2 : at + 4], "big")
+        if marker in FRAMES and not frame and content[at + 4] == 8:
+            frame = at + 5
+        elif marker == 0xDA:
+            components, scan = content[frame + 4] if frame else 0, at + 2 + length
+            last = _MARKER.search(content, scan)
+            ends = last is not None and last.end() == len(content) and content[-1] == 0xD9
+            if not ends or components not in (1, 3) or content[at + 4] != components:
+                return None
+            coarser = max(content[frame + 6 + 3 * component] & 15 for component in range(components))
+            height, width = (int.from_bytes(content[i : i + 2], "big") for i in (frame, frame + 2))
+            return Layout(frame, components, BLOCK * coarser, scan, (width, height))
+        elif marker not in TABLES:
+            return None
+        at += 2 + length
+    return None
+
+
+def reduction_factor(size: tuple[int, int], target: tuple[int, int]) -> int:
+    """The largest of 8, 4, 2 that leaves a box of (height, width) `size` at least GAP times its target, else 1."""
+    fits = (f for f in FACTORS if size[0] >= f * GAP * target[0] and size[1] >= f * GAP * target[1])
+    return next(fits, 1)
+
+
+@cache
+def decoder() -> Callable[[bytes, tuple[int, int, int], int], np.ndarray]:
+    """The fastest decoder installed: (content, shape of the result, factor) -> (height, width, C) uint8."""
+    try:
+        import simplejpeg  # type: ignore[reportMissingImports]
+    except ImportError:
+        return by_pillow
+
+    def by_turbo(content: bytes, shape: tuple[int, int, int], factor: int) -> np.ndarray:
+        least = {} if factor == 1 else {"min_height": shape[0], "min_width": shape[1]}
+        return simplejpeg.decode_jpeg(content, "GRAY" if shape[2] == 1 else "RGB", strict=False, **least)
+
+    return by_turbo
+
+
+def by_pillow(content: bytes, shape: tuple[int, int, int], factor: int) -> np.ndarray:
+    """Decode to (height, width, C) `shape` at 1 / factor without simplejpeg."""
+    with silence(), Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
+        if factor > 1:
+            image.draft(image.mode, (image.width // factor, image.height // factor))
+        image.load()
+        return np.asarray(image).reshape(shape)
