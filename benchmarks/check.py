@@ -29,7 +29,7 @@ OURS = """
 import json, sys, time
 from vitreous.data.check.check import check
 started = time.perf_counter()
-document = check(sys.argv[1], workers=int(sys.argv[2]))
+document, _ = check(sys.argv[1], workers=int(sys.argv[2]))
 print(json.dumps([time.perf_counter() - started, sum(split["images"] - split["unreadable"] for split in document["splits"].values())]))
 """
 PEER = """

@@ -23,15 +23,15 @@ from vitreous.cli.console import Console
 from vitreous.cli.data_check import Options, run
 from vitreous.cli.main import command
 from vitreous.data.check import alike
-from vitreous.data.check import scan as scanning
 from vitreous.data.check.alike import exact, gathered
-from vitreous.data.check.check import check, run_check
+from vitreous.data.check.check import check as check_images
 from vitreous.data.check.facts import by_reason
 from vitreous.data.check.page import page
-from vitreous.data.check.record import RECORD, UNREADABLE, Trait
-from vitreous.data.check.scan import scan
+from vitreous.data.check.record import RECORD, Trait, survey
 from vitreous.data.check.subject import open_subject
+from vitreous.data.copies import scan as scanning
 from vitreous.data.copies.dedup import dedup
+from vitreous.data.copies.scan import UNREADABLE
 from vitreous.data.copies.windows import LENGTH
 from vitreous.data.decoding.decode import decode
 from vitreous.data.grouping import grouped
@@ -67,6 +67,16 @@ def scenes(root, counts, classes=("ant", "bee")):
             for index in range(count):
                 scene(1000 * s + 100 * c + index).save(root / split / name / f"{index}.png")
     return root
+
+
+def check(source, **options):
+    """The document of a check."""
+    return check_images(source, **options)[0]
+
+
+def scan(split, workers):
+    """The records of all samples of a split, and the reasons of those that cannot be read."""
+    return scanning.scan(split, range(len(split)), survey, workers)
 
 
 def whats(document):
@@ -280,7 +290,7 @@ def test_the_document_and_the_page_are_the_same_for_any_number_of_workers(tmp_pa
     (root / "test/bee/same.png").write_bytes((root / "train/bee/5.png").read_bytes())
     made = []
     for workers in (0, 1, 3):
-        document, what = run_check(str(root), None, workers, 224, None, lambda *words: None)
+        document, what = check_images(str(root), workers=workers)
         made.append((json.dumps(document), page(document, what)))
     assert made[0] == made[1] == made[2]
 
@@ -304,11 +314,11 @@ def test_a_process_that_dies_or_hangs_costs_one_file(monkeypatch):
     monkeypatch.setattr(scanning, "HANG", 1.0)
     pixels = np.random.default_rng(0).integers(0, 256, (128, 8, 8), dtype=np.uint8)
     labels = np.zeros(128, np.int64)
-    whole, seen = scan(Arrays(pixels, labels), 0), scan(Fragile(pixels, labels), 2)
-    assert set(seen.reasons) == Fragile.deadly | Fragile.endless
-    assert "SIGSEGV" in seen.reasons[3] and "SIGKILL" in seen.reasons[70] and "longer than 1 s" in seen.reasons[90]
-    good = np.array([sample not in seen.reasons for sample in range(128)])
-    assert (seen.records["state"][~good] == UNREADABLE).all() and (seen.records[good] == whole.records[good]).all()
+    (whole, _), (records, reasons) = scan(Arrays(pixels, labels), 0), scan(Fragile(pixels, labels), 2)
+    assert set(reasons) == Fragile.deadly | Fragile.endless
+    assert "SIGSEGV" in reasons[3] and "SIGKILL" in reasons[70] and "longer than 1 s" in reasons[90]
+    good = np.array([sample not in reasons for sample in range(128)])
+    assert (records["state"][~good] == UNREADABLE).all() and (records[good] == whole[good]).all()
 
 
 def test_processes_that_cannot_live_end_the_check(monkeypatch):
@@ -337,10 +347,10 @@ def test_memory_is_a_record_a_file():
     for count in (200, 1_700):
         split = Many(picture, np.zeros(count, np.int64))
         tracemalloc.start()
-        seen = scan(split, 0)
+        records, _ = scan(split, 0)
         grown.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
-        assert len(np.unique(seen.records["digest"], axis=0)) == count
+        assert len(np.unique(records["digest"], axis=0)) == count
     assert (grown[1] - grown[0]) / 1_500 < RECORD.itemsize + 16
 
 
@@ -380,7 +390,7 @@ def test_the_page_needs_nothing_and_believes_no_name(tmp_path):
     (root / "test/ant/same.png").write_bytes((root / "train/ant/1.png").read_bytes())
     for index in range(30):
         (root / f"train/ant/copy{index}.png").write_bytes((root / "train/ant/2.png").read_bytes())
-    document, what = run_check(str(root), None, 0, 224, None, lambda *words: None)
+    document, what = check_images(str(root), workers=0)
     text = page(document, what)
     tags = Tags()
     tags.feed(text)
@@ -536,9 +546,7 @@ def test_groups_in_two_splits_of_the_users_own_are_told_and_refused(tmp_path):
 def test_digests_are_sha_256(tmp_path):
     root = scenes(tmp_path / "photos", {"": 2})
     split = open_subject(str(root)).splits["train"]
-    seen = scan(split, 0)
+    records, _ = scan(split, 0)
     for sample in range(len(split)):
-        assert (
-            seen.records["digest"][sample].tobytes() == hashlib.sha256(split.paths[sample].read_bytes()).digest()[:16]
-        )
-    assert not (seen.records["traits"] & Trait.MISNAMED).any()
+        assert records["digest"][sample].tobytes() == hashlib.sha256(split.paths[sample].read_bytes()).digest()[:16]
+    assert not (records["traits"] & Trait.MISNAMED).any()

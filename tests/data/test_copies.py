@@ -17,11 +17,11 @@ from vitreous.cli.console import Console
 from vitreous.cli.data_dedup import Options, run
 from vitreous.data.copies import dedup as finder
 from vitreous.data.copies import search
-from vitreous.data.copies.dedup import dedup
+from vitreous.data.copies.dedup import dedup, look
 from vitreous.data.copies.listing import excluded, listed, remaining, staying
+from vitreous.data.copies.scan import Joined
 from vitreous.data.copies.search import candidates, first_equal
 from vitreous.data.copies.verification import THRESHOLD, fit, local
-from vitreous.data.copies.views import Joined, look
 from vitreous.data.copies.windows import BOXES, CENTRE, FREQUENCIES, MIRROR, describe, describe_whole, spectrum
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
@@ -210,7 +210,7 @@ def test_the_first_equal_row(values):
 
 
 def test_a_descriptor_is_the_low_frequencies_of_the_spectrum_of_each_box(originals):
-    views = look(Joined([originals]), 0).views[:5].astype(np.float32)
+    views = look(Joined([originals]), 0)[0]["view"][:5].astype(np.float32)
     found = describe(views)
     for number, box in enumerate(BOXES):
         whole = spectrum(views, box[None].repeat(5, 0), 8)
@@ -222,7 +222,7 @@ def test_a_descriptor_is_the_low_frequencies_of_the_spectrum_of_each_box(origina
 
 
 def test_candidates_are_the_pictures_with_the_highest_cosines(originals, monkeypatch):
-    views = look(Joined([originals]), 0).views
+    views = look(Joined([originals]), 0)[0]["view"]
     parts = describe(views)
     monkeypatch.setattr(search, "QUERIES", 7)
     monkeypatch.setattr(search, "PARTS", 5 * len(BOXES))

@@ -43,7 +43,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Check, and print what was found; the page last."""
     from pathlib import Path
 
-    from vitreous.data.check.check import run_check
+    from vitreous.data.check.check import check
     from vitreous.data.check.page import page
     from vitreous.disk import write_output
     from vitreous.errors import UsageError
@@ -55,9 +55,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if out and out.is_dir():
         raise UsageError(f"{out} is a folder", "name a file: --out report.html")
     size = default_image if options.image_size is None else options.image_size
-    document, subject = run_check(
-        options.data, options.split, options.workers, size, options.group_by, console.progress
-    )
+    document, subject = check(options.data, options.split, options.workers, size, options.group_by, console.progress)
     if out:
         write_output(out, page(document, subject))
     tell(document, console)

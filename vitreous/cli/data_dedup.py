@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
-    from vitreous.data.copies.views import ImageEmbedder
+    from vitreous.data.copies.dedup import ImageEmbedder
     from vitreous.data.split import Data, Split
 
 
@@ -108,14 +108,15 @@ def load_embedder(run: str, device: str) -> ImageEmbedder:
     import numpy as np
     import torch
 
-    from vitreous.data.copies.views import ImageEmbedder
+    from vitreous.data.copies.dedup import ImageEmbedder
     from vitreous.reports.opening import open_bundle
 
     bundle = open_bundle(run)
     model = bundle.model.to(device).eval()
 
     @torch.inference_mode()
-    def embed(pixels: torch.Tensor) -> np.ndarray:
-        return model.pool(model.features(bundle.preprocess.normalise(pixels.to(device)))).float().cpu().numpy()
+    def embed(pixels: np.ndarray) -> np.ndarray:
+        images = bundle.preprocess.normalise(torch.from_numpy(pixels).to(device))
+        return model.pool(model.features(images)).float().cpu().numpy()
 
     return ImageEmbedder(bundle.preprocess, embed)

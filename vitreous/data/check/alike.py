@@ -1,38 +1,44 @@
-"""Images that are the same, byte for byte or nearly: the quick look of `data check`.
+"""Images that are the same, byte for byte or nearly: the quick search of `data check`.
 
-It searches and verifies as `data dedup` does, but compares whole pictures with whole ones alone, and verifies the most
-alike: what was cut, or shifted by more than a little, is for `data dedup`.
+It searches and verifies as `data dedup` does, but compares whole images with whole images only, and verifies the most
+alike: images that were cut, or shifted by more than a little, are left to `data dedup`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from vitreous.data.check.record import LARGER, READABLE
-from vitreous.data.copies.grey import comparable
+from vitreous.data.copies.scan import READABLE, Job, Joined, scan
 from vitreous.data.copies.search import candidates, first_equal
-from vitreous.data.copies.verification import PROMISING, THRESHOLD, fit, laid, likeness
-from vitreous.data.copies.windows import SIDE
+from vitreous.data.copies.verification import PROMISING, THRESHOLD, fit_pairs, renumbered, score_pairs
+from vitreous.data.copies.windows import LARGER, SIDE, comparable
 
-CONTRAST = 4.0  # standard deviation of the channels below which a picture shows nothing to compare
-QUICK, NEAREST = 0.9, 4  # cosine from which whole pictures are compared, and the lists that are searched for each
+CONTRAST = 4.0  # mean standard deviation of the channels below which an image shows nothing to compare
+QUICK, NEAREST = 0.9, 4  # cosine from which whole images are compared, and the lists that are searched for each
 READ, SHARE = 300, 0.02  # images that are read again: more of them found hardly more copies
-PAIRS = 4096  # verified at a time
 # rows of images that are alike, each in rising order; groups in the order of their first rows
 Groups = list[np.ndarray]
 
 
 def exact(records: np.ndarray) -> Groups:
-    """Readable images of the same bytes, or of the same pixels where pixels are stored."""
+    """Group the readable images of (n,) RECORD by equal bytes, or equal pixels where pixels are stored."""
     rows = np.flatnonzero(records["state"] == READABLE)
     return gathered(rows, first_equal(records["digest"][rows]))
 
 
+def near(pool: Joined, records: np.ndarray, job: Job, workers: int, progress: Callable[[int, int], None]) -> Groups:
+    """Group images of (n,) RECORD that look alike: those that may be copies are read again by `job`, and compared."""
+    samples, pairs = renumbered(proposed(records))
+    views, _ = scan(pool, samples.tolist(), job, workers, lambda done: progress(done, len(samples)))
+    return linked(samples[verified(pairs, views["view"])])
+
+
 def proposed(records: np.ndarray) -> np.ndarray:
-    """(p,) CANDIDATE, by row: the pairs that may be near copies, whole pictures compared with whole ones, the most
-    alike first.
+    """Find in (n,) RECORD the pairs that may be near copies, whole images only, the most alike first: (p,) CANDIDATE.
 
     They are of READ images or SHARE of all, whichever is more, as each is read again. Images of hardly any contrast are
     left out. Of images of the same bytes the first stands for all.
@@ -49,22 +55,18 @@ def proposed(records: np.ndarray) -> np.ndarray:
 
 
 def verified(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
-    """(p,) CANDIDATE, by position in (n, LARGER, LARGER) views -> (2, q) positions of the pairs that are near
-    copies."""
+    """Keep of (p,) CANDIDATE, positions in (n, LARGER, LARGER) views, the near copies: (2, q) positions."""
     shown = comparable(views)
     pairs = pairs[shown[pairs["sample"]] & shown[pairs["of"]]]
     small = views.reshape(len(views), SIDE, LARGER // SIDE, SIDE, LARGER // SIDE).mean((2, 4), dtype=np.float32)
-    good = np.zeros(len(pairs), bool)
-    for low in range(0, len(pairs), PAIRS):
-        part = pairs[low : low + PAIRS]
-        alike, boxes = fit(*laid(small, part), part["box"])
-        promising = np.flatnonzero(alike >= PROMISING)
-        good[low + promising] = likeness(*laid(views, part[promising]), boxes[promising]) >= THRESHOLD
-    return np.stack([pairs["sample"][good], pairs["of"][good]])
+    alike, boxes = fit_pairs(small, pairs)
+    pairs, boxes = pairs[alike >= PROMISING], boxes[alike >= PROMISING]
+    pairs = pairs[score_pairs(views, pairs, boxes) >= THRESHOLD]
+    return np.stack([pairs["sample"], pairs["of"]])
 
 
 def linked(pairs: np.ndarray) -> Groups:
-    """(2, p) rows of pairs -> the groups of those that are alike, directly or by way of others."""
+    """Group the rows of (2, p) pairs that are alike, directly or by way of others."""
     rows, places = np.unique(pairs, return_inverse=True)
     one, other = places.reshape(2, -1)
     edges = coo_array((np.ones(len(one), bool), (one, other)), (len(rows), len(rows)))
@@ -72,7 +74,7 @@ def linked(pairs: np.ndarray) -> Groups:
 
 
 def gathered(rows: np.ndarray, number: np.ndarray) -> Groups:
-    """Rows in rising order and the number of each one's group -> the groups of two and more."""
+    """Split (n,) rising rows into groups of two and more with the same (n,) number."""
     counts = np.bincount(number, minlength=1)
     shared = counts[number] > 1
     rows, number = rows[shared], number[shared]

@@ -3,57 +3,64 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from vitreous.data.check.alike import Groups, exact
-from vitreous.data.check.record import KINDS, MODES, READABLE, Trait
-from vitreous.data.check.scan import ScanResult
+from vitreous.data.check.record import KINDS, MODES, Trait
 from vitreous.data.check.subject import Subject, left_out
+from vitreous.data.copies.scan import READABLE, UNREADABLE, Reasons
 from vitreous.errors import DataError
 
 _NUMBER = re.compile(r"\d[\d,]*")
 FEW = 10  # images below which a class is named
-LISTED = 10_000  # groups of copies that a document lists
+LISTED = 10_000  # groups of copies listed at most
 
 
 def facts(
-    subject: Subject, seen: dict[str, ScanResult], near: Groups, image_size: int | None, groups: dict[str, Any]
+    subject: Subject,
+    records: np.ndarray,
+    reasons: Reasons,
+    near: Groups,
+    image_size: int | None,
+    groups: dict[str, Any],
 ) -> dict[str, Any]:
-    """Everything that is told, before anything is made of it. Every figure but `unreadable` is of the images that can
-    be read."""
-    records = np.concatenate([part.records for part in seen.values()])
+    """Everything that is reported of (n,) RECORD, one split after the other, before it is judged.
+
+    Every figure but `unreadable` is of the images that can be read.
+    """
     readable = records[records["state"] == READABLE]
+    parts = np.split(records, subject.pool.ends[:-1])
+    misnamed = np.flatnonzero(records["traits"] & Trait.MISNAMED).tolist()
     return {
         "data": subject.source,
         "refused": as_dict(subject.refused),
         "unlabelled": as_dict(subject.unlabelled),
         "classes": list(subject.classes),
         "notes": subject.notes,
-        "splits": {name: split_facts(subject, name, part) for name, part in seen.items()},
+        "splits": {name: split_facts(subject, name, part) for name, part in zip(subject.splits, parts, strict=True)},
         "balance": balance(subject),
         "left_out": left_out(subject),
-        "unreadable": [
-            {"split": name, "path": subject.splits[name].name(sample), "reason": reason}
-            for name, part in seen.items()
-            for sample, reason in sorted(part.reasons.items())
-        ],
-        "misnamed": [
-            {"split": split, "path": subject.splits[split].name(sample), "format": KINDS[records["format"][row]]}
-            for row in np.flatnonzero(records["traits"] & Trait.MISNAMED)
-            for split, sample in [subject.place(int(row))]
-        ],
+        "unreadable": [{**named(subject, row), "reason": reason} for row, reason in sorted(reasons.items())],
+        "misnamed": [{**named(subject, row), "format": KINDS[records["format"][row]]} for row in misnamed],
         "sizes": sizes(readable, image_size),
         "colour": colour(readable),
         "formats": counted(readable["format"], KINDS),
         "modes": counted(readable["mode"], MODES),
         "depths": {str(bits): int((readable["depth"] == bits).sum()) for bits in np.unique(readable["depth"])},
-        "traits": {trait.name.lower(): int((readable["traits"] & trait > 0).sum()) for trait in Trait if trait.name},
+        "traits": {trait.name.lower(): int((readable["traits"] & trait > 0).sum()) for trait in Trait},
         "copies": copies(subject, exact(records)),
         "near_copies": copies(subject, near),
         "groups": groups,
     }
+
+
+def named(subject: Subject, row: int) -> dict[str, str]:
+    """An image by its split and its name."""
+    return {"split": subject.place(row)[0], "path": subject.pool.name(row)}
 
 
 def as_dict(error: DataError | None) -> dict[str, str] | None:
@@ -61,17 +68,21 @@ def as_dict(error: DataError | None) -> dict[str, str] | None:
     return {"message": error.message, "hint": error.hint} if error else None
 
 
-def split_facts(subject: Subject, name: str, seen: ScanResult) -> dict[str, Any]:
-    """Images, bytes and classes of a split."""
-    figures = {"images": len(seen.records), "unreadable": len(seen.reasons), "bytes": int(seen.records["bytes"].sum())}
-    counts = subject.counts(name) if subject.classes else []
-    return figures | {"per_class": {label: int(count) for label, count in zip(subject.classes, counts, strict=True)}}
+def split_facts(subject: Subject, name: str, records: np.ndarray) -> dict[str, Any]:
+    """Images, bytes and classes of a split with (n,) RECORD."""
+    bad, counts = int((records["state"] == UNREADABLE).sum()), subject.counts(name) if subject.classes else []
+    return {
+        "images": len(records),
+        "unreadable": bad,
+        "bytes": int(records["bytes"].sum()),
+        "per_class": {label: int(count) for label, count in zip(subject.classes, counts, strict=True)},
+    }
 
 
 def balance(subject: Subject) -> dict[str, Any] | None:
     """How evenly the training images (or those of the only split) spread over the classes; None without classes.
 
-    `effective` is the number of even classes that would be as hard to foretell: the exponential of the entropy.
+    `effective` is the number of equal classes of the same entropy.
     """
     if not subject.classes:
         return None
@@ -93,7 +104,7 @@ def balance(subject: Subject) -> dict[str, Any] | None:
 
 
 def sizes(records: np.ndarray, image_size: int | None) -> dict[str, Any] | None:
-    """Widths, heights and proportions, and how they stand to the side of the model's input; None without images.
+    """Widths, heights and proportions of (n,) RECORD, also relative to the side of the model's input; None for n = 0.
 
     `histogram` counts short sides.
     """
@@ -118,12 +129,12 @@ def sizes(records: np.ndarray, image_size: int | None) -> dict[str, Any] | None:
 
 
 def span(values: np.ndarray) -> dict[str, float]:
-    """The least, the middle and the greatest."""
+    """Minimum, median and maximum of (n,) values."""
     return {"min": float(values.min()), "median": float(np.median(values)), "max": float(values.max())}
 
 
 def colour(records: np.ndarray) -> dict[str, list[float]] | None:
-    """Mean and standard deviation of red, green and blue, 0 to 1, over all pixels, every image weighing the same."""
+    """Mean and standard deviation of red, green and blue over (n,) RECORD, 0 to 1, every image weighing the same."""
     if not len(records):
         return None
     mean, std = records["mean"].astype(np.float64) / 255, records["std"].astype(np.float64) / 255
@@ -132,54 +143,42 @@ def colour(records: np.ndarray) -> dict[str, list[float]] | None:
 
 
 def counted(places: np.ndarray, words: tuple[str, ...]) -> dict[str, int]:
-    """How often each word is meant."""
+    """Count words by their (n,) positions."""
     counts = np.bincount(places, minlength=len(words))
     return {words[i]: int(counts[i]) for i in np.flatnonzero(counts)}
 
 
 def copies(subject: Subject, groups: Groups) -> dict[str, Any]:
-    """Groups of images that are alike: how many, how many images too many, how many in two splits, how many under two
-    labels.
+    """Report groups of images that are alike: how many, images too many, in two splits, and under two labels.
 
     `across` counts, for each pair of splits, the images of the second that are in the first. The groups listed are the
     first LISTED of those across splits, then of those with two labels, then of the others.
     """
-    across: dict[str, int] = {}
-    contrary = 0
+    across: Counter[str] = Counter()
     ranked: list[tuple[bool, bool, int]] = []
-    names = list(subject.splits)
     for number, group in enumerate(groups):
         places = [subject.place(int(row)) for row in group]
-        homes = [name for name in names if any(split == name for split, _ in places)]
-        for at, other in enumerate(homes):
-            for one in homes[:at]:
-                across[f"{one}/{other}"] = across.get(f"{one}/{other}", 0) + sum(split == other for split, _ in places)
-        labels = {subject.class_of(*spot) for spot in places}
-        contrary += len(labels) > 1
-        ranked.append((len(homes) < 2, len(labels) < 2, number))
-    listed = [[subject.place(int(row)) for row in groups[number]] for _, _, number in sorted(ranked)[:LISTED]]
+        homes = Counter(split for split, _ in places)  # in the order of the splits, as rows are
+        across.update({f"{one}/{other}": homes[other] for one, other in combinations(homes, 2)})
+        ranked.append((len(homes) < 2, len({subject.class_of(*spot) for spot in places}) < 2, number))
     return {
         "groups": len(groups),
         "extra": sum(map(len, groups)) - len(groups),
-        "across": across,
-        "contrary": contrary,
-        "listed": [[named(subject, *spot) for spot in spots] for spots in listed],
+        "across": dict(across),
+        "contrary": sum(not one_label for _, one_label, _ in ranked),
+        "listed": [[described(subject, int(row)) for row in groups[number]] for *_, number in sorted(ranked)[:LISTED]],
     }
 
 
-def named(subject: Subject, split: str, sample: int) -> dict[str, Any]:
+def described(subject: Subject, row: int) -> dict[str, Any]:
     """An image by its split, its number there, its name and its class."""
-    return {
-        "split": split,
-        "number": sample,
-        "path": subject.splits[split].name(sample),
-        "class": subject.class_of(split, sample),
-    }
+    split, sample = subject.place(row)
+    path = subject.pool.name(row)
+    return {"split": split, "number": sample, "path": path, "class": subject.class_of(split, sample)}
 
 
 def by_reason(unreadable: list[dict[str, str]]) -> list[tuple[str, list[dict[str, str]]]]:
-    """Unreadable images by reason, the most frequent first; reasons that differ in numbers alone are one, with N for
-    those numbers."""
+    """Group unreadable images by reason, the most frequent first; numbers that differ within a reason become N."""
     rows_of: dict[str, list[dict[str, str]]] = {}
     for row in unreadable:
         rows_of.setdefault(_NUMBER.sub("N", row["reason"]), []).append(row)
@@ -188,7 +187,7 @@ def by_reason(unreadable: list[dict[str, str]]) -> list[tuple[str, list[dict[str
 
 
 def common(reasons: list[str]) -> str:
-    """One reason for those that differ in numbers alone."""
+    """Join reasons that differ in numbers only."""
     parts = zip(*(_NUMBER.split(reason) for reason in sorted(set(reasons))), strict=True)
     numbers = zip(*(_NUMBER.findall(reason) for reason in sorted(set(reasons))), strict=True)
     shared = [words[0] if len(set(words)) == 1 else "N" for words in numbers]

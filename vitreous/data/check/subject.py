@@ -1,29 +1,32 @@
-"""The images to check: the splits of a data set, or the images of a folder that is none."""
+"""The images to check: the splits of a data set, or the images of a folder that is not one."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from vitreous.data.copies.listing import as_made
+from vitreous.data.copies.scan import Joined
 from vitreous.data.decoding.decode import SUFFIXES
 from vitreous.data.grouping import COLUMN, PARTED, expression, keys_of, no_column, straddling
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.sources import open_data
-from vitreous.data.split import Data, Files, Split, no_labels
+from vitreous.data.split import Files, Split, no_labels
 from vitreous.errors import DataError, printable
 
-LOOSE = "images"  # the split of a folder that is no data set
+LOOSE = "images"  # the split of a folder that is not a data set
 
 
 @dataclass(frozen=True)
 class Subject:
     """Splits by name, as the user made them: what `train` would draw from the training images is not drawn.
 
-    `refused` is why the source is no data set, `unlabelled` why its images have no labels; then there are no classes.
+    `refused` is why the source is not a data set, `unlabelled` why its images have no labels, and thus no classes.
     """
 
     name: str
@@ -33,23 +36,17 @@ class Subject:
     notes: list[str] = field(default_factory=list)
     refused: DataError | None = None
     unlabelled: DataError | None = None
-    column: bool = False  # whether the source itself says which images are of one group
+    column: bool = False  # whether the source itself names the group of each image
 
-    @property
-    def lengths(self) -> list[int]:
-        """Images of each split."""
-        return [len(split) for split in self.splits.values()]
+    @cached_property
+    def pool(self) -> Joined:
+        """All images, one split after the other."""
+        return Joined(self.splits.values())
 
     def place(self, row: int) -> tuple[str, int]:
-        """The split and the sample in it of a row of all images, one split after the other."""
-        ends = np.cumsum(self.lengths)
-        split = int(np.searchsorted(ends, row, side="right"))
-        return list(self.splits)[split], row - int(ends[split]) + self.lengths[split]
-
-    def rows(self, name: str) -> tuple[int, int]:
-        """The rows [first, last) of a split."""
-        split = list(self.splits).index(name)
-        return sum(self.lengths[:split]), sum(self.lengths[: split + 1])
+        """The split and the sample in it of a row of all images."""
+        part, sample = self.pool.place(row)
+        return list(self.splits)[part], sample
 
     def class_of(self, name: str, sample: int) -> str:
         """The class of an image, several with `|` between them; an empty string where there are no classes."""
@@ -65,8 +62,7 @@ class Subject:
 
 
 def open_subject(source: str, split: str | None = None) -> Subject:
-    """What a source holds; a single split of it, if one is named. Raises DataError where there is nothing to look
-    at."""
+    """Open a source, or a single split of it. Raises DataError where there are no images."""
     try:
         data = open_data(source)
     except DataError as error:
@@ -90,16 +86,8 @@ def open_subject(source: str, split: str | None = None) -> Subject:
     )
 
 
-def as_made(data: Data) -> dict[str, Split]:
-    """The splits before a part of the training images was drawn for validation."""
-    if data.whole is None:
-        return dict(data.splits)
-    return {"train": data.whole, **{name: split for name, split in data.splits.items() if name not in ("train", "val")}}
-
-
 def parted(subject: Subject, group_by: str | None) -> list[dict[str, object]]:
-    """The groups in two splits: the splits, how many groups, and their names. Raises as `vitreous.data.grouping`
-    does."""
+    """Find groups in two splits: the splits, how many groups, their names. Raises as `vitreous.data.grouping` does."""
     notes = [note for note in subject.notes if PARTED in note]
     if group_by == COLUMN and not subject.column:
         raise no_column(subject.name)
@@ -111,8 +99,7 @@ def parted(subject: Subject, group_by: str | None) -> list[dict[str, object]]:
 
 
 def left_out(subject: Subject) -> dict[str, int]:
-    """Files below a folder that no split has: other files by the end of their names, and `images` that stand outside
-    the layout."""
+    """Count files below a folder that no split has: `images` outside the layout, and other files by suffix."""
     root = Path(subject.source)
     if not root.is_dir() or not all(isinstance(split, Files) for split in subject.splits.values()):
         return {}
@@ -125,5 +112,5 @@ def left_out(subject: Subject) -> dict[str, int]:
                 images += 1
             else:
                 others[printable(suffix) or "no suffix"] += 1
-    outside = images - sum(subject.lengths)
+    outside = images - len(subject.pool)
     return {**({"images": outside} if outside > 0 else {}), **dict(sorted(others.items()))}

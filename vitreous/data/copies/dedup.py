@@ -1,42 +1,53 @@
-"""The verb `data dedup`: the images of a data set that are in others too, or twice in itself.
+"""The verb `data dedup`: find the images of a data set that are in others too, or twice in itself.
 
-Two looks, the second at what the first left: the same bytes or the same pixels; and near copies, which may be cut,
-scaled, shifted, mirrored, framed and changed in colour. Those are searched for among all, and each is verified.
+First those of the same bytes or pixels; then near copies, which may be cut, scaled, shifted, mirrored, framed and
+changed in colour: they are searched for among all images, and each is verified.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vitreous.cores import default_workers
+from vitreous.data.copies.scan import READABLE, Joined, Reasons, digest, fill, read_views, scan, scan_parts
 from vitreous.data.copies.search import candidates, first_equal, like_features
-from vitreous.data.copies.verification import PROMISING, THRESHOLD, fit, laid, likeness
-from vitreous.data.copies.views import Fingerprints, ImageEmbedder, Joined, Progress, closer, look
-from vitreous.data.copies.windows import describe, describe_whole
+from vitreous.data.copies.verification import PROMISING, THRESHOLD, fit_pairs, renumbered, score_pairs
+from vitreous.data.copies.windows import SIDE, comparable, describe, describe_whole, view
+from vitreous.data.decoding.decode import decode
+from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
 
-CLOSE = 64  # side of the larger views
-PAIRS = 4096  # compared at a time
-READ = 32_768  # of which larger views are held
+READ = 32_768  # pairs whose larger views are held at a time
+#: digests of the stored bytes or pixels and of the decoded ones, and the view that images are searched by
+FIELDS = {"content": ("<u8", 2), "pixels": ("<u8", 2), "view": ("u1", (SIDE, SIDE)), "state": ("u1", ())}
+PRINT = np.dtype([(name, *form) for name, form in FIELDS.items()])
 
-Reason = Literal["bytes", "pixels", "near"]
+Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class Copy:
-    """A sample of the data, the sample it is a copy of, how that was found, and how alike they are: up to 1."""
+class Copy(NamedTuple):
+    """A sample, the sample it is a copy of, how that was found, and their likeness: up to 1."""
 
     sample: int
     of: int
-    reason: Reason
+    reason: str  # bytes, pixels or near
     score: float
+
+
+@dataclass(frozen=True)
+class ImageEmbedder:
+    """A model whose features are compared too: its preprocessing, and (B, C, *image) uint8 -> (B, D) float32."""
+
+    preprocess: Preprocess
+    embed: Callable[[np.ndarray], np.ndarray]
 
 
 def dedup(
@@ -48,10 +59,10 @@ def dedup(
     embedder: ImageEmbedder | None = None,
     progress: Progress = lambda label, done, total: None,
 ) -> dict[str, Any]:
-    """Every sample of `data` that is a copy of one in `against`, or, `within`, of an earlier one in `data`.
+    """List every sample of `data` that is a copy of one in `against`, or, `within`, of an earlier one in `data`.
 
-    Each copy is named once, with a picture that stays: `copies` has its `path`, `copy_of`, `reason` (bytes, pixels,
-    near) and `score`. Pictures that cannot be read are in `unreadable`, by name and reason, and stay.
+    Each copy is listed once, with an image that stays: `copies` has its `path`, `copy_of`, `reason` (bytes, pixels,
+    near) and `score`. Images that cannot be read are in `unreadable`, by name and reason, and stay.
     Raises UsageError where there is nothing to compare with, DataError where no image can be read.
     """
     if not against and not within:
@@ -59,142 +70,144 @@ def dedup(
     if not 0 < threshold <= 1:
         raise UsageError(f"--threshold must be above 0 and at most 1, not {threshold}")
     pool, others = Joined([*against, *data]), sum(map(len, against))
-    threads = default_workers() if workers is None else workers
-    looks = look(pool, threads, progress, embedder)
-    if len(looks.bad) == len(pool):
-        raise DataError(
-            f"none of {len(pool)} images can be read" + "".join(f"; {e.message}" for e in list(looks.bad.values())[:1])
-        )
-    finder = Finder(pool, looks, others, within, threads, progress)
-    copies = finder.copies(threshold)
+    processes = default_workers() if workers is None else workers
+    prints, reasons, features = look(pool, processes, progress, embedder)
+    unreadable = [f"{pool.name(sample)}: {reason}" for sample, reason in sorted(reasons.items())]
+    if len(unreadable) == len(pool):
+        raise DataError(f"none of {len(pool)} images can be read" + "".join(f"; {line}" for line in unreadable[:1]))
+    equal = equal_copies(prints, others, within)
+    pairs = near_pairs(prints, features, others, within, np.array(list(equal), np.int64), progress)
+    copies = settled(equal, verified(pool, prints["view"], pairs, threshold, processes, progress))
     return {
         "images": len(pool) - others,
         "against": others,
         "within": within,
         "threshold": threshold,
-        "unreadable": [error.message for _, error in sorted(looks.bad.items())],
+        "unreadable": unreadable,
         "counts": dict(sorted(Counter(copy.reason for copy in copies).items())),
         "copies": [
-            {
-                "path": pool.name(copy.sample),
-                "copy_of": pool.name(copy.of),
-                "reason": copy.reason,
-                "score": round(copy.score, 4),
-            }
-            for copy in copies
+            {"path": pool.name(sample), "copy_of": pool.name(of), "reason": reason, "score": round(score, 4)}
+            for sample, of, reason, score in copies
         ],
     }
 
 
-@dataclass(frozen=True)
-class Finder:
-    """A pool of pictures that were looked at: the first `others` are not to be judged, the rest is, in this order."""
+def fingerprint(pool: Joined, samples: Sequence[int], preprocess: Preprocess | None) -> tuple[np.ndarray, Reasons]:
+    """Digests and views of n samples, (n,) PRINT with a field `fed` for a model's (C, *image), and why some are unread.
 
-    pool: Joined
-    looks: Fingerprints
-    others: int
-    within: bool
-    workers: int
-    progress: Progress
+    Samples that cannot be read have a reason instead.
+    """
+    fields = PRINT.descr
+    if preprocess is not None:
+        dtype = "u1" if preprocess.numbers in ("colours", "uint8") else "<f4"
+        fields = [*fields, ("fed", dtype, (preprocess.channels, *preprocess.image))]
+    records = np.zeros(len(samples), fields)
 
-    def copies(self, threshold: float) -> list[Copy]:
-        """All copies, by sample."""
-        copies = self.equal()
-        return self.settled(copies, self.verified(self.candidates(self.open(copies)), threshold))
+    def read(pool: Joined, sample: int, record: Any) -> None:
+        raw, name = pool.raw(sample), pool.name(sample)
+        picture = decode(raw, 3, name)
+        if preprocess is not None:
+            record["fed"] = preprocess.array(picture if preprocess.channels == 3 else preprocess.decoded(raw, name))
+        record["content"], record["pixels"] = digest(raw), digest(np.asarray(picture))
+        record["view"] = view(picture, SIDE)
 
-    @cached_property
-    def known(self) -> np.ndarray:
-        """The samples that another one may be a copy of: one of each that are equal."""
-        first = first_equal(self.looks.pixels)
-        may = self.looks.comparable & (first == np.arange(len(first)))
-        return np.flatnonzero(may if self.within else may & (np.arange(len(first)) < self.others))
+    return records, fill(records, pool, samples, read)
 
-    def equal(self) -> dict[int, Copy]:
-        """The copies of the same bytes or, failing that, of the same pixels."""
-        copies: dict[int, Copy] = {}
-        reasons: list[tuple[Reason, np.ndarray]] = [("bytes", self.looks.content), ("pixels", self.looks.pixels)]
-        for reason, digests in reasons:
-            first = first_equal(digests)
-            for sample in range(self.others, len(first)):
-                of = int(first[sample])
-                if (
-                    sample not in copies
-                    and sample not in self.looks.bad
-                    and of < (sample if self.within else self.others)
-                ):
-                    copies[sample] = Copy(sample, of, reason, 1.0)
-        return copies
 
-    def open(self, copies: dict[int, Copy]) -> np.ndarray:
-        """The samples that are still to be judged, and can be."""
-        samples = np.flatnonzero(self.looks.comparable)
-        return samples[(samples >= self.others) & ~np.isin(samples, list(copies))]
+def look(
+    pool: Joined,
+    workers: int,
+    progress: Progress = lambda label, done, total: None,
+    embedder: ImageEmbedder | None = None,
+) -> tuple[np.ndarray, Reasons, np.ndarray | None]:
+    """Read every image once: (n,) PRINT, why some cannot be read, and any model's features, (n, D) float16 of length 1.
 
-    def candidates(self, samples: np.ndarray) -> np.ndarray:
-        """(p,) CANDIDATE: what the samples may be copies of, by their views, and by a model's features."""
-        views = self.looks.views
-        wholes = np.concatenate([describe_whole(views[low : low + 4096]) for low in range(0, len(views), 4096)])
-        pairs = candidates(
-            wholes,
-            lambda numbers: describe(views[numbers]),
-            samples,
-            self.known,
-            progress=lambda *done: self.progress("search", *done),
-        )
-        if self.looks.features is not None:
-            pairs = np.concatenate([pairs, like_features(self.looks.features, samples, self.known)])
-        return pairs
+    Raises ResourceError where no worker process survives its start.
+    """
+    prints, reasons, done = np.zeros(len(pool), PRINT), {}, 0
+    features: np.ndarray | None = None
+    job = partial(fingerprint, preprocess=embedder and embedder.preprocess)
+    with closing(scan_parts(pool, range(len(pool)), job, workers)) as parts:
+        for span, records, why in parts:
+            for field in FIELDS:
+                prints[field][span.start : span.stop] = records[field]
+            reasons |= why
+            good = records["state"] == READABLE
+            if embedder is not None and good.any():
+                rows = embedder.embed(records["fed"][good]).astype(np.float32)
+                features = np.zeros((len(pool), rows.shape[1]), np.float16) if features is None else features
+                lengths = np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+                features[span.start : span.stop][good] = rows / lengths
+            done += len(span)
+            progress("look at images", done, len(pool))
+    return prints, reasons, features
 
-    def verified(self, pairs: np.ndarray, threshold: float) -> list[Copy]:
-        """Those of (p,) CANDIDATE that are copies: alike in the small views, and then, both pictures read again, in
-        larger ones."""
-        alike, boxes = np.empty(len(pairs), np.float32), np.empty((len(pairs), 4), np.float32)
-        for low in range(0, len(pairs), PAIRS):
-            part = slice(low, low + PAIRS)
-            alike[part], boxes[part] = fit(*laid(self.looks.views, pairs[part]), pairs["box"][part])
-            self.progress("compare", min(low + PAIRS, len(pairs)), len(pairs))
-        promising = alike >= PROMISING
-        pairs, boxes, copies = pairs[promising], boxes[promising], list[Copy]()
-        for low in range(0, len(pairs), READ):
-            copies += self.judged(pairs[low : low + READ], boxes[low : low + READ], threshold)
-            self.progress("verify", min(low + READ, len(pairs)), len(pairs))
-        return copies
 
-    def judged(self, pairs: np.ndarray, boxes: np.ndarray, threshold: float) -> list[Copy]:
-        """The copies among candidates, from larger views of them; pictures that cannot be read any more are left
-        out."""
-        larger = closer(self.pool, np.union1d(pairs["sample"], pairs["of"]).tolist(), CLOSE, self.workers)
-        readable = np.isin(pairs["sample"], list(larger)) & np.isin(pairs["of"], list(larger))
-        pairs, boxes = pairs[readable], boxes[readable]
-        if not len(pairs):
-            return []
-        numbers = np.array(sorted(larger))
-        views, row = np.stack([larger[int(n)] for n in numbers]), pairs.copy()
-        row["sample"], row["of"] = np.searchsorted(numbers, pairs["sample"]), np.searchsorted(numbers, pairs["of"])
-        score = np.concatenate(
-            [
-                likeness(*laid(views, row[low : low + PAIRS]), boxes[low : low + PAIRS])
-                for low in range(0, len(row), PAIRS)
-            ]
-        )
-        return [
-            Copy(int(one["sample"]), int(one["of"]), "near", float(much))
-            for one, much in zip(pairs, score, strict=True)
-            if much >= threshold
+def equal_copies(prints: np.ndarray, others: int, within: bool) -> dict[int, Copy]:
+    """Find in (n,) PRINT the samples from `others` on of the same bytes or, failing that, pixels as an earlier one."""
+    copies: dict[int, Copy] = {}
+    samples = np.arange(len(prints))
+    for reason, field in (("pixels", "pixels"), ("bytes", "content")):  # bytes replace pixels
+        first = first_equal(prints[field])
+        copied = (samples >= others) & (prints["state"] == READABLE) & (first < (samples if within else others))
+        copies |= {int(s): Copy(int(s), int(first[s]), reason, 1.0) for s in np.flatnonzero(copied)}
+    return copies
+
+
+def near_pairs(
+    prints: np.ndarray, features: np.ndarray | None, others: int, within: bool, equal: np.ndarray, progress: Progress
+) -> np.ndarray:
+    """Find what the samples from `others` on, but for (m,) `equal` ones, may be near copies of: (p,) CANDIDATE.
+
+    (n,) PRINT are searched by their views, and by (n, D) features where there are any.
+    """
+    views, samples = prints["view"], np.arange(len(prints))
+    shown = comparable(views) & (prints["state"] == READABLE)
+    known = np.flatnonzero(shown & (first_equal(prints["pixels"]) == samples) & (within | (samples < others)))
+    asked = np.flatnonzero(shown & (samples >= others) & ~np.isin(samples, equal))
+    wholes = np.concatenate([describe_whole(views[low : low + 4096]) for low in range(0, len(views), 4096)])
+    pairs = candidates(wholes, lambda n: describe(views[n]), asked, known, progress=partial(progress, "search"))
+    return pairs if features is None else np.concatenate([pairs, like_features(features, asked, known)])
+
+
+def verified(
+    pool: Joined, views: np.ndarray, pairs: np.ndarray, threshold: float, workers: int, progress: Progress
+) -> list[Copy]:
+    """Compare (p,) CANDIDATE in (n, SIDE, SIDE) small views, and the most alike, read again, in larger ones."""
+    alike, boxes = fit_pairs(views, pairs, partial(progress, "compare"))
+    pairs, boxes = pairs[alike >= PROMISING], boxes[alike >= PROMISING]
+    copies: list[Copy] = []
+    for low in range(0, len(pairs), READ):
+        part = pairs[low : low + READ]
+        samples, places = renumbered(part)
+        records, _ = scan(pool, samples.tolist(), larger_views, workers)
+        good = records["state"] == READABLE
+        readable = good[places["sample"]] & good[places["of"]]
+        scores = score_pairs(records["view"], places[readable], boxes[low : low + READ][readable])
+        copies += [
+            Copy(int(pair["sample"]), int(pair["of"]), "near", float(score))
+            for pair, score in zip(part[readable], scores, strict=True)
+            if score >= threshold
         ]
+        progress("verify", min(low + READ, len(pairs)), len(pairs))
+    return copies
 
-    def settled(self, equal: dict[int, Copy], alike: list[Copy]) -> list[Copy]:
-        """One copy a sample, of a picture that is no copy itself; a picture that is only like copies is none."""
-        listed: dict[int, Copy] = {}
-        order: dict[int, list[Copy]] = {}
-        for copy in alike:
-            order.setdefault(copy.sample, []).append(copy)
-        for sample in sorted({*equal, *order}):
-            if sample in equal:
-                root = listed.get(equal[sample].of)
-                listed[sample] = Copy(sample, root.of, root.reason, root.score) if root else equal[sample]
-                continue
-            staying = [copy for copy in order[sample] if copy.of not in listed]
-            if staying:
-                listed[sample] = max(staying, key=lambda copy: (copy.score, -copy.of))
-        return [listed[sample] for sample in sorted(listed)]
+
+def larger_views(pool: Joined, samples: Sequence[int]) -> tuple[np.ndarray, Reasons]:
+    """Larger grey views of n samples: (n,) VIEW, and why some cannot be read."""
+    return read_views(pool, samples, lambda pool, sample: decode(pool.raw(sample), 3, pool.name(sample)))
+
+
+def settled(equal: dict[int, Copy], alike: list[Copy]) -> list[Copy]:
+    """List one copy a sample, of an image that is not a copy itself; an image that is only like copies is none."""
+    listed: dict[int, Copy] = {}
+    order: dict[int, list[Copy]] = {}
+    for copy in alike:
+        order.setdefault(copy.sample, []).append(copy)
+    for sample in sorted({*equal, *order}):
+        if sample in equal:
+            root = listed.get(equal[sample].of)
+            listed[sample] = root._replace(sample=sample) if root else equal[sample]
+        elif staying := [copy for copy in order[sample] if copy.of not in listed]:
+            listed[sample] = max(staying, key=lambda copy: (copy.score, -copy.of))
+    return list(listed.values())

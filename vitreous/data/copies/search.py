@@ -1,10 +1,9 @@
-"""For every picture, the few others that it may be a copy of.
+"""Search for the few images that each image may be a copy of.
 
-A picture is compared whole with parts of the others, and in parts with the others whole, upright and as its mirror
-image; and its centre with parts of the others, as neither is whole in the other where a picture was shifted. Parts are
-sorted into inverted lists by the nearest of some centroids, and a picture is compared with the parts in the lists
-nearest to it (Jégou et al., IEEE TPAMI 33(1), 2011, without the quantisation). N samples, descriptors of LENGTH
-numbers.
+An image is compared whole with parts of the others, and in parts with the others whole, upright and mirrored; and its
+centre with parts of the others, for images that were shifted. Parts are sorted into inverted lists by their nearest
+centroid, and an image is compared with the parts in the lists nearest to it (Jégou et al., IEEE TPAMI 33(1), 2011,
+without the quantisation). N samples, descriptors of LENGTH numbers.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ import numpy as np
 from vitreous.data.copies.windows import BOXES, CENTRE, MIRROR
 
 LISTED = 448  # parts in a list, about
-LISTS, PROBED = 1024, 24  # lists at most, and how many of them a picture is compared with
-ROUNDS, TRAINED = 6, 40  # of k-means, and parts a list that it sees
-PARTS = 425_984  # held at a time: those of 8192 pictures
-BLOCK = 8192  # pictures whose features are compared at a time
-QUERIES = 16384  # pictures that are compared with them at a time
-MOST = 8  # candidates of a picture
-LIKE = 0.8  # cosine that a candidate has at least
-LIKE_FEATURES = 0.5  # the same of a model's features
+LISTS, PROBED = 1024, 24  # lists at most, and how many of them an image is compared with
+ROUNDS, TRAINED = 6, 40  # rounds of k-means, and parts per list that it uses
+PARTS = 425_984  # held at a time: those of 8192 images
+BLOCK = 8192  # images whose features are compared at a time
+QUERIES = 16384  # images that are compared with the parts at a time
+MOST = 8  # candidates of an image
+LIKE, LIKE_FEATURES = 0.8, 0.5  # cosine of a candidate at least: of descriptors, and of a model's features
 
 #: `sample` may be a copy of `of`: one of them, mirrored or not, lies in the box of the other; `inner`: it is `sample`
 CANDIDATE = np.dtype(
@@ -41,12 +39,11 @@ def candidates(
     probed: int = PROBED,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> np.ndarray:
-    """(p,) CANDIDATE: for each query the MOST samples in `known`, earlier than it, that are most like it, with a cosine
-    of `floor`. A picture is compared with the parts in the `probed` lists nearest to it.
+    """Find for each query the MOST earlier samples in `known` with the highest cosines from `floor` on: (p,) CANDIDATE.
 
-    `wholes` (N, LENGTH) has the descriptor of every sample, by number, `parts` gives those of the boxes of some;
-    `queries` and `known` are sample numbers in rising order. Where `parts` gives whole pictures alone, wholes are
-    compared with wholes.
+    `wholes` (N, LENGTH) has the descriptor of every sample, `parts` computes those of the boxes of some; `queries` and
+    `known` are sample numbers in rising order. An image is compared with the parts in the `probed` lists nearest to it;
+    where `parts` gives whole images only, wholes are compared with wholes.
     """
     best = np.empty(0, CANDIDATE)
     if not len(queries) or not len(known):
@@ -74,8 +71,7 @@ def candidates(
 
 
 class Lists:
-    """The parts of some pictures, sorted by the nearest centroid: list k has the rows `starts[k]` to `starts[k +
-    1]`."""
+    """(n, boxes, LENGTH) parts sorted by their nearest centroid: list k has the rows `starts[k]` to `starts[k + 1]`."""
 
     def __init__(self, parts: np.ndarray, numbers: np.ndarray, centres: np.ndarray) -> None:
         flat = parts.reshape(-1, parts.shape[2])
@@ -89,7 +85,7 @@ class Lists:
 
 
 def centroids(parts: Describe, known: np.ndarray) -> np.ndarray:
-    """(k, LENGTH) of length 1: spherical k-means of some parts; the same for the same data."""
+    """Spherical k-means of some parts, (k, LENGTH) of length 1; deterministic."""
     draw = np.random.default_rng(0)
     boxes = parts(known[:1]).shape[1]
     count = min(max(len(known) * boxes // LISTED, 1), LISTS)
@@ -109,9 +105,9 @@ def centroids(parts: Describe, known: np.ndarray) -> np.ndarray:
 def compared(
     descriptors: np.ndarray, asked: np.ndarray, shown: np.ndarray, lists: Lists, inner: bool, floor: float, probed: int
 ) -> Iterator[np.ndarray]:
-    """The candidates, (p,) CANDIDATE, among pictures and the parts in lists near to them.
+    """Yield candidates, (p,) CANDIDATE, among images and the parts in the lists nearest to them.
 
-    `descriptors` (n, LENGTH) are those of the box `shown` of the pictures `asked`; they are taken upright and mirrored.
+    `descriptors` (n, LENGTH) are those of the box `shown` of the images `asked`, compared upright and mirrored.
     """
     upright = descriptors.astype(np.float32)
     vectors, count = np.concatenate([upright, upright * MIRROR]), len(lists.centres)
@@ -141,7 +137,7 @@ def compared(
 
 
 def first_equal(keys: np.ndarray) -> np.ndarray:
-    """(n, 2) uint64 -> (n,) int64: for each row the first one that is equal to it, which may be itself."""
+    """For each row of (n, 2) uint64 the first one that is equal to it, which may be itself: (n,) int64."""
     order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal rows stay in their order
     ranked = keys[order]
     new = np.ones(len(keys), bool)
@@ -152,7 +148,7 @@ def first_equal(keys: np.ndarray) -> np.ndarray:
 
 
 def most_like(pairs: np.ndarray) -> np.ndarray:
-    """(p,) CANDIDATE -> the best box of each pair and way, and of these the MOST of each sample."""
+    """Keep of (p,) CANDIDATE the best box of each pair and way, and of these the MOST of each sample."""
     order = np.lexsort((-pairs["cosine"], pairs["inner"], pairs["mirrored"], pairs["of"], pairs["sample"]))
     pairs = pairs[order]
     same = np.ones(len(pairs), bool)
@@ -167,9 +163,9 @@ def most_like(pairs: np.ndarray) -> np.ndarray:
 
 
 def like_features(features: np.ndarray, queries: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """(p,) CANDIDATE: for each query the MOST earlier samples in `known` whose features (N, D) have the highest cosine.
+    """Find for each query the MOST earlier samples in `known` with the nearest features (N, D): (p,) CANDIDATE.
 
-    Nothing says where one lies in the other: each is entered upright and mirrored, whole in whole.
+    Features do not give a box: each pair is entered upright and mirrored, whole in whole.
     """
     pairs = [np.empty(0, CANDIDATE)]
     for low in range(0, len(queries), 1024):

@@ -1,16 +1,21 @@
-"""Parts of a small grey view, and what is compared of them: the amplitudes of low frequencies, the higher ones raised.
+"""Small grey views of images, parts of them, and what is compared of a part: the amplitudes of its low frequencies.
 
-A box is (x, y, width, height) in fractions of the view. A picture that was cut out of another one looks like the part
-of it that a box holds; it is searched for among `BOXES`, and then placed exactly. To compare greys themselves would
-find that all bright skies are alike: photographs have most of their power in the lowest frequencies, so each frequency
-is multiplied by its own length to some power, and mean and contrast are taken out. n views, c cells a side.
+A box is (x, y, width, height) in fractions of the view. An image that was cut out of another one looks like the part of
+it in some box of `BOXES`; it is searched for among those, and then placed exactly. Photographs have most of their power
+in the lowest frequencies, so that all bright skies would be alike: each frequency is multiplied by its own length to
+some power, and mean and contrast are removed. Needs no PyTorch.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from PIL import Image
 
-SIDE = 32  # of the views that all pictures are searched by
+SIDE, LARGER = 32, 64  # of the views that all images are searched by, and of those that are read again
+SHARED = 5  # frequencies that share the power, at least, of an image that can be told from others
+PLAIN = 2.0  # standard deviation of grey levels below which a view shows nothing to compare
+SCANNED = 256  # longest side at which borders are looked for
+FLAT, SAME = 10, 6  # grey levels: spread within a line of a border, and difference between two of its lines
 COARSE = 8  # cells a side of a descriptor
 RAISED = {8: 0.5, 16: 0.75, 32: 0.75}  # cells a side -> power of the frequency
 SIZES = ((1.0, 1), (0.95, 2), (0.84, 4), (0.707, 5))  # side of the box, places along an axis: down to half of the area
@@ -33,8 +38,43 @@ MIRROR = np.array([1 - 2 * (j % 2) for _, j in FREQUENCIES], np.float32)
 _FACTORS = np.array([np.hypot(i, j) ** RAISED[COARSE] for i, j in FREQUENCIES], np.float32)
 
 
+def view(image: Image.Image, side: int) -> np.ndarray:
+    """Scale an image without its borders to (side, side) uint8 greys, ignoring its aspect ratio."""
+    grey = image.convert("L")
+    size = (min(grey.width, SCANNED), min(grey.height, SCANNED))
+    small = grey if size == grey.size else grey.resize(size, Image.Resampling.BOX)
+    greys = small.tobytes()
+    width = size[0]
+    edges = (greys[::width], greys[:width], greys[width - 1 :: width], greys[-width:])
+    if all(max(line) - min(line) > FLAT for line in edges):  # no border: of most images, and told in microseconds
+        if grey.size != (side, side):
+            greys = grey.resize((side, side), Image.Resampling.BILINEAR).tobytes()
+        return np.frombuffer(greys, np.uint8).reshape(side, side)
+    left, top, right, bottom = margins(np.frombuffer(greys, np.uint8).reshape(size[::-1]))
+    x, y = grey.width / size[0], grey.height / size[1]
+    box = (left * x, top * y, grey.width - right * x, grey.height - bottom * y)
+    return np.asarray(grey.resize((side, side), Image.Resampling.BILINEAR, box=box))
+
+
+def margins(values: np.ndarray) -> tuple[int, int, int, int]:
+    """Count the lines of one colour at the left, top, right and bottom of (h, w) uint8 greys, at most a quarter each.
+
+    The line after a border may show a little of it, and is counted too.
+    """
+
+    def count(lines: np.ndarray) -> int:
+        if int(lines[0].max()) - int(lines[0].min()) > FLAT:
+            return 0
+        lines = lines[: len(lines) // 4 + 1].astype(np.int16)
+        border = (np.ptp(lines, axis=1) <= FLAT) & (np.abs(lines.mean(1) - lines[0].mean()) <= SAME)
+        width = len(border) if border.all() else int(np.argmin(border))
+        return min(width + 1, len(border) - 1)
+
+    return count(values.T), count(values), count(values.T[::-1]), count(values[::-1])
+
+
 def dct(side: int, count: int) -> np.ndarray:
-    """(count, side) float32: the first rows of the orthonormal discrete cosine transform (DCT-II)."""
+    """The first rows of the orthonormal discrete cosine transform (DCT-II), (count, side) float32."""
     rows = np.arange(count)[:, None]
     matrix = np.cos(np.pi * rows * (2 * np.arange(side) + 1) / (2 * side)) * np.sqrt(2 / side)
     matrix[0] /= np.sqrt(2)
@@ -42,8 +82,7 @@ def dct(side: int, count: int) -> np.ndarray:
 
 
 def cells(start: np.ndarray, length: np.ndarray, count: int, side: int) -> np.ndarray:
-    """(n,) fractions each -> (n, count, side): the share of each of `side` pixels in each of `count` cells of a part of
-    an axis."""
+    """The share of each pixel in each cell of parts of an axis, (n, count, side), from (n,) starts and lengths."""
     steps = np.arange(count + 1, dtype=np.float32) / count
     edges = (start[:, None] + length[:, None] * steps).astype(np.float32) * side
     pixel = np.arange(side, dtype=np.float32)
@@ -54,15 +93,14 @@ def cells(start: np.ndarray, length: np.ndarray, count: int, side: int) -> np.nd
 
 
 def cut(views: np.ndarray, boxes: np.ndarray, count: int) -> np.ndarray:
-    """(n, side, side) greys and (n, 4) boxes -> (n, count, count): that part of each, as means of cells."""
+    """Cut (n, 4) boxes out of (n, side, side) greys: (n, count, count) means of cells."""
     side = views.shape[-1]
     down, across = cells(boxes[:, 1], boxes[:, 3], count, side), cells(boxes[:, 0], boxes[:, 2], count, side)
     return down @ views @ across.transpose(0, 2, 1)
 
 
 def spectrum(views: np.ndarray, boxes: np.ndarray, count: int, power: float | None = None) -> np.ndarray:
-    """(n, side, side) float32 greys and (n, 4) boxes -> (n, count, count) of length 1: what is compared of that part of
-    each."""
+    """Weighted frequencies of (n, 4) boxes of (n, side, side) float32 greys: (n, count, count) of length 1."""
     cosines = dct(count, count)
     factors = np.hypot(*np.mgrid[:count, :count]).astype(np.float32) ** (RAISED[count] if power is None else power)
     amplitudes = cosines @ cut(views, boxes, count) @ cosines.T * factors  # the factor of the mean is 0
@@ -72,10 +110,9 @@ def spectrum(views: np.ndarray, boxes: np.ndarray, count: int, power: float | No
 def describe(
     views: np.ndarray, places: list[tuple[float, float]] = PLACES, pairs: list[tuple[int, int]] = PAIRS
 ) -> np.ndarray:
-    """(n, SIDE, SIDE) greys -> (n, boxes, LENGTH) float32, each of length 1: `spectrum` of all boxes, of the lowest
-    frequencies.
+    """Compute `spectrum` of all boxes, lowest frequencies only: (n, SIDE, SIDE) greys -> (n, boxes, LENGTH) float32.
 
-    It takes the transform of all places along one axis and then along the other, and picks those that make boxes.
+    It transforms all places along one axis and then along the other, and picks those that make boxes.
     """
     starts, sizes = np.array([at for _, at in places]), np.array([size for size, _ in places])
     rows = (dct(COARSE, COARSE) @ cells(starts, sizes, COARSE, SIDE)).reshape(-1, SIDE).astype(np.float32)
@@ -92,5 +129,19 @@ def describe(
 
 
 def describe_whole(views: np.ndarray) -> np.ndarray:
-    """(n, SIDE, SIDE) greys -> (n, LENGTH) float32: the descriptor of each whole view."""
+    """Compute the descriptor of each whole view: (n, SIDE, SIDE) greys -> (n, LENGTH) float32."""
     return describe(views, PLACES[:1], PAIRS[:1])[:, 0]
+
+
+def comparable(views: np.ndarray) -> np.ndarray:
+    """Which of (n, side, side) greys show enough to tell them from others, (n,) bool.
+
+    With whole spectra s of length 1, `1 / sum(s ** 4)` is about how many frequencies share the power: in photographs 10
+    to 90, at least 5; in a plain gradient 2, and all of those are alike.
+    """
+    enough = np.empty(len(views), bool)
+    for low in range(0, len(enough), 4096):
+        part = views[low : low + 4096].astype(np.float32)
+        power = (spectrum(part, WHOLE.repeat(len(part), 0), 16) ** 4).sum((1, 2))
+        enough[low : low + 4096] = (power < 1 / SHARED) & (part.reshape(len(part), -1).std(1) >= PLAIN)
+    return enough
