@@ -28,7 +28,7 @@ def key(*parts: int | np.ndarray) -> np.ndarray:
 
 
 def one_key(*parts: int) -> int:
-    """The same of integers alone, as an integer: for a picture at a time, a tenth of what arrays cost."""
+    """The same of integers alone, as an integer: for one image, a tenth of what arrays cost."""
     state = 0
     for part in parts:
         state = (state + int(part) + int(_GOLDEN)) & _ALL
@@ -44,7 +44,7 @@ def uniform(keys: np.ndarray, draws: int) -> np.ndarray:
 
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of `count` samples in an epoch: their keys, sorted."""
+    """The order of `count` samples in an epoch, (count,) int64: their keys, sorted."""
     return np.argsort(key(seed, epoch, np.arange(count)), kind="stable")
 
 

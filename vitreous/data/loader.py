@@ -169,7 +169,10 @@ def leave_signals(worker: int) -> None:
 def load(
     reader: TrainLoader | EvalLoader, places: Iterable[list[tuple[int, ...]]], workers: int, pin: bool = False
 ) -> Iterator[tuple[Tensor, Tensor | list[Any]]]:
-    """Decode lists of places in order, in `workers` processes. Raises ResourceError where a worker dies or hangs."""
+    """Decode lists of places in order, in `workers` processes -> samples (B,) int64 and images, see `collate`.
+
+    Raises ResourceError where a worker dies or hangs.
+    """
     prefetch = None
     if workers:
         places = iter(places)
@@ -220,7 +223,7 @@ def ahead(size: int, workers: int) -> int:
 
 
 def complete(images: Sequence[Tensor | DataError]) -> list[Tensor]:
-    """Pictures of which none may be missing. Raises the first DataError there is."""
+    """Images (C, *image) of which none may be missing. Raises the first DataError there is."""
     for image in images:
         if isinstance(image, DataError):
             raise image

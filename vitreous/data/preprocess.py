@@ -137,13 +137,13 @@ class Preprocess:
 
 
 def to_tensor(picture: Image.Image) -> Tensor:
-    """A picture -> (C, height, width), uint8, or float32 where its mode is F."""
+    """The same as a tensor (C, height, width)."""
     import torch
 
     return torch.from_numpy(to_array(picture))
 
 
 def to_array(picture: Image.Image) -> np.ndarray:
-    """The same as numpy has it, without torch."""
+    """An image -> (C, height, width), uint8, or float32 where its mode is F, without torch."""
     array = np.array(picture)
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy()

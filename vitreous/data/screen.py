@@ -53,7 +53,7 @@ def screen(
 
 
 def readable(split: Split, bad: dict[int, DataError]) -> np.ndarray:
-    """The positions of a split's readable pictures. Raises DataError if there are none."""
+    """The positions (m,) int64 of a split's readable images. Raises DataError if there are none."""
     good = np.array([sample for sample in range(len(split)) if sample not in bad], dtype=np.int64)
     if not len(good):
         raise DataError(f"none of {len(split)} images can be read; the first: {next(iter(bad.values())).message}")

@@ -95,7 +95,7 @@ def open_images(source: str | os.PathLike[str]) -> Data | Files:
 
 
 def detect_layout(name: str, split_seed: int) -> Data:
-    """The data set of that name, in the layout that it has."""
+    """Open the data set of that name, in the layout that it has. Raises DataError and UsageError as `open_data`."""
     if name == "digits":
         return digits(split_seed)
     if name.startswith(NAMED):

@@ -13,9 +13,9 @@ import numpy as np
 
 from vitreous.data.copies.listing import staying
 from vitreous.data.layouts.packed import Pixels
-from vitreous.data.layouts.tars import Tars
 from vitreous.data.sources import open_data
-from vitreous.data.split import Arrays, Files, Split
+from vitreous.data.split import Arrays, Files, Split, Stored
+from vitreous.data.stores.tarindex import Index
 from vitreous.errors import VitreousError
 from vitreous.reports.answers import Answered
 from vitreous.training.folder import Folder
@@ -136,12 +136,11 @@ def identities(split: Split, source: str) -> list[bytes]:
         return names
     if isinstance(split, Arrays):
         return [hashlib.sha1(np.ascontiguousarray(split.raw(s)).tobytes()).digest() for s in range(len(split))]
-    if isinstance(split, Pixels):
-        rows = split.rows
-        return [f"{split.shards[row['shard']]}:{row['offset']}".encode() for row in rows]
-    if isinstance(split, Tars):
-        index = split.index
-        places = [os.path.realpath(archive) for archive in index.archives]
-        return [os.fsencode(places[index.archive[row]]) + b":" + index.name(int(row)) for row in split.rows]
+    store, rows = (split.store, split.rows) if isinstance(split, Stored) else (None, ())
+    if isinstance(store, Pixels):
+        return [f"{store.shards[row['shard']]}:{row['offset']}".encode() for row in store.table[rows]]
+    if isinstance(store, Index):
+        places = [os.path.realpath(archive) for archive in store.archives]
+        return [os.fsencode(places[store.samples["archive"][row]]) + b":" + store.member(row) for row in rows]
     home = os.path.realpath(source)
     return [f"{home}:{split.name(sample)}".encode("utf-8", "surrogateescape") for sample in range(len(split))]

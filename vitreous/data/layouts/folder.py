@@ -3,119 +3,100 @@
 from __future__ import annotations
 
 import os
-import re
-import unicodedata
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from vitreous.data.decoding.decode import SUFFIXES, reason
+from vitreous.data.layouts.classes import (
+    class_order,
+    natural,
+    one_class_note,
+    split_homes,
+    too_few_classes,
+    unknown_classes,
+)
 from vitreous.data.split import Data, Files, Paths, Split, no_labels, with_val
-from vitreous.errors import DataError, nearest, printable
+from vitreous.errors import DataError, printable
 
-SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 LAYOUT = (
-    "expected DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ beside it, or a CSV file with "
-    "columns "
+    "expected DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ beside it, or a CSV file with columns "
     "path,label"
 )
 FLAT = (
     "put each image into a folder of its class, or write a CSV file with columns path,label; predict, embed and "
     "dedup take it as it is"
 )
-NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # of Unicode's categories: control, half of a pair or no UTF-8, ends of lines
 VIDEOS = frozenset({".mp4", ".avi", ".mkv", ".mov", ".webm", ".mpg", ".mpeg", ".m4v", ".wmv"})
 
 
 def folder(root: Path, split_seed: int = 0) -> Data:
-    """`{train,val|valid|validation,test}/CLASS/*`, or `CLASS/*` with a tenth held out for validation.
+    """Open `{train,val|valid|validation,test}/CLASS/*`, or `CLASS/*` with a tenth held out for validation.
 
-    With one class, or none, all images below each folder, at any depth, are data without labels.
-    A split folder without `val` gives a tenth of `train` to validation; `test` is never used for it. Class order is
-    natural (2 before 10), independent of file system, locale and hash seed.
+    With one class, or none, all images below each folder, at any depth, are data without labels. Without `val`, a tenth
+    of `train` is held out, never `test`. Class order is natural (2 before 10), the same on every file system.
     """
     homes = split_folders(root)
     return classified(root, homes, {name: list_classes(home) for name, home in homes.items()}, split_seed)
 
 
 def split_folders(root: Path) -> dict[str, Path]:
-    """The folders of the splits; the folder itself as `train` where it has none. Raises DataError for splits without
+    """The folders of the splits, or `root` as `train` where it has none. Raises DataError for splits without
     `train`."""
-    paths = {name: next((root / n for n in names if (root / n).is_dir()), None) for name, names in SPLITS.items()}
-    homes = {name: path for name, path in paths.items() if path}
+    homes = split_homes(root)
     if homes and "train" not in homes:
         raise DataError(f"{printable(root)} has {', '.join(homes)} but no train folder", LAYOUT)
     return homes or {"train": root}
 
 
 def classified(root: Path, homes: dict[str, Path], listed: dict[str, dict[str, Paths]], split_seed: int) -> Data:
-    """The data set of the files of each class in each split, with a tenth held out for validation where `val` is
-    lacking; images without labels where there are fewer than two classes. Raises DataError where there are no
-    images."""
+    """The data set of the files of each class in each split; images without labels where there are fewer than two
+    classes. Raises DataError where there are no images."""
     classes = class_order(listed["train"])
     notes: list[str] = []
     splits: dict[str, Split]
     unlabelled = None
     if len(classes) < 2:
-        unlabelled = one_class(homes["train"], classes[0]) if classes else no_classes(homes["train"])
+        home = homes["train"]
+        unlabelled = too_few_classes(printable(home), classes, LAYOUT) if classes else no_classes(home)
         paths = {name: Paths(walk(os.fspath(home))) for name, home in homes.items()}
         splits = {name: Files(part, no_labels(len(part))) for name, part in paths.items() if len(part)}
-        notes += [f"all images are of one class, {printable(classes[0])}: there are no labels"] if classes else []
+        notes, classes = one_class_note(classes), []
     else:
         splits = {name: files_of(name, tree, classes) for name, tree in listed.items()}
     splits, whole = with_val(splits, split_seed, notes)
-    names = tuple(classes) if unlabelled is None else ()
-    return Data(printable(root), names, splits, notes, homes["train"] == root, whole, unlabelled=unlabelled)
-
-
-def one_class(home: Path, name: str) -> DataError:
-    """Why a folder with one class folder has no labels."""
-    return DataError(f"{printable(home)} has one class only ({printable(name)}); a classifier needs two", LAYOUT)
+    unsplit = homes["train"] == root
+    return Data(printable(root), tuple(classes), splits, notes, unsplit, whole, unlabelled=unlabelled)
 
 
 def no_classes(home: Path) -> DataError:
-    """Why a folder without class folders, in which all images lie, has no labels. Raises DataError where there are no
-    images."""
+    """Why a folder of images without class folders has no labels. Raises DataError where there are no images."""
     if count := len(walk(os.fspath(home))):
         images = f"{count:,} image" + ("" if count == 1 else "s")
-        return DataError(
-            f"{printable(home)} is a flat folder: {images} and no class folders, so there are no labels", FLAT
-        )
+        problem = f"is a flat folder: {images} and no class folders, so there are no labels"
+        return DataError(f"{printable(home)} {problem}", FLAT)
     clips = walk(os.fspath(home), VIDEOS)
     if not clips:
         raise DataError(f"no images in {printable(home)}", LAYOUT)
-    raise DataError(
-        f"no images in {printable(home)} but {len(clips)} videos, which are not read yet; the first is "
-        f"{printable(clips[0])}",
-        "take out their frames: ffmpeg -i CLIP.mp4 -vf fps=4 CLASS/CLIP/%05d.jpg",
-    )
+    problem = f"{len(clips)} videos, which are not read yet; the first is {printable(clips[0])}"
+    hint = "take out their frames: ffmpeg -i CLIP.mp4 -vf fps=4 CLASS/CLIP/%05d.jpg"
+    raise DataError(f"no images in {printable(home)} but {problem}", hint)
 
 
 def files_of(name: str, tree: dict[str, Paths], classes: list[str]) -> Files:
     """One split's files, labelled by class name. Raises DataError for a class that training does not have."""
     known = set(classes)
-    unknown = [c for c in class_order(tree) if c not in known]
-    if unknown:
-        listing = ", ".join(map(printable, unknown[:20]))
-        raise DataError(
-            f"{name} has classes that train lacks: {listing}", nearest(unknown[0], classes) or "rename or remove them"
-        )
+    if unknown := [label for label in class_order(tree) if label not in known]:
+        raise unknown_classes(name, unknown, classes)
     counts = [len(tree.get(label, ())) for label in classes]
-    return Files(
-        Paths.joined(tree[label] for label in classes if label in tree), np.repeat(np.arange(len(classes)), counts)
-    )
+    paths = Paths.joined(tree[label] for label in classes if label in tree)
+    return Files(paths, np.repeat(np.arange(len(classes)), counts))
 
 
 def list_classes(home: Path) -> dict[str, Paths]:
     """Class name -> its image files at any depth, sorted; hidden folders and folders without images are left out."""
-    paths = {}
-    for entry in sorted(entries(os.fspath(home)), key=lambda e: e.name):
-        if is_folder(entry):
-            files = walk(entry.path)
-            if files:
-                paths[entry.name] = Paths(files)
-    return paths
+    folders = sorted((entry for entry in entries(os.fspath(home)) if is_folder(entry)), key=lambda entry: entry.name)
+    return {entry.name: Paths(files) for entry in folders if (files := walk(entry.path))}
 
 
 def list_images(home: Path) -> list[Path]:
@@ -124,7 +105,7 @@ def list_images(home: Path) -> list[Path]:
 
 
 def walk(home: str, suffixes: frozenset[str] = SUFFIXES) -> list[str]:
-    """The same, of files whose names end so, as text."""
+    """The same as text, of files whose names end in one of `suffixes`."""
     files, seen, waiting = [], set(), [home]
     while waiting:
         place = waiting.pop()
@@ -141,13 +122,12 @@ def walk(home: str, suffixes: frozenset[str] = SUFFIXES) -> list[str]:
 
 
 def entries(place: str) -> list[os.DirEntry[str]]:
-    """What is in a folder, but for what is hidden. Raises DataError where it cannot be read."""
+    """The entries of a folder that are not hidden. Raises DataError where it cannot be read."""
     try:
         return [entry for entry in os.scandir(place) if not entry.name.startswith(".")]
     except OSError as error:
-        raise DataError(
-            f"{printable(place)}: cannot be read ({reason(error)})", "mend its permissions, or remove it"
-        ) from None
+        problem = f"{printable(place)}: cannot be read ({reason(error)})"
+        raise DataError(problem, "mend its permissions, or remove it") from None
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
@@ -156,26 +136,3 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:
         return False
-
-
-def class_order(names: Iterable[str]) -> list[str]:
-    """Class names in natural order. Raises DataError for two names that differ only in case or in Unicode form, and for
-    no text."""
-    folded: dict[str, str] = {}
-    for name in sorted(names, key=natural):
-        if any(unicodedata.category(letter) in NO_TEXT for letter in name):
-            raise DataError(f"class {printable(name)} has a name that is no line of text in UTF-8", "rename it")
-        same = unicodedata.normalize("NFC", name).casefold()
-        if same in folded:
-            raise DataError(
-                f"classes {printable(folded[same])} and {printable(name)} differ only in case or accents",
-                "rename one of them",
-            )
-        folded[same] = name
-    return list(folded.values())
-
-
-def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """A sort key in which 2 comes before 10; equal keys fall back to the name itself."""
-    runs = re.findall(r"\d+|\D+", name)
-    return [(0, int(run), "") if run.isdecimal() else (1, 0, run) for run in runs], name

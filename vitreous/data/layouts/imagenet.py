@@ -88,7 +88,7 @@ def classify_files(files: list[str], places: list[Path]) -> dict[str, Paths]:
 
 
 def solution(places: list[Path]) -> dict[str, str]:
-    """Image -> synset, of Kaggle's list; empty where there is none."""
+    """Image -> synset, from Kaggle's list; empty where there is none. Raises DataError for a damaged one."""
     file = find(places, (SOLUTION,))
     if not file:
         return {}
@@ -102,7 +102,7 @@ def solution(places: list[Path]) -> dict[str, str]:
 
 
 def devkit(places: list[Path]) -> dict[str, str]:
-    """Image -> synset, of the development kit; empty where there is none."""
+    """Image -> synset, from the development kit; empty where there is none. Raises DataError for a damaged one."""
     inner = [place / part for place in places for part in ("", DEVKIT, "data")]
     file, meta = find(inner, (TRUTH,)), find(inner, ("meta.mat",))
     if not file or not meta:

@@ -12,17 +12,18 @@ import os
 import re
 import sys
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitreous.data.layouts.portable import Patches, Portables
-from vitreous.data.split import Arrays, Data, Files, Paths, Split, with_val
+from vitreous.data.split import Arrays, Data, Files, Split, Stored, with_val
 from vitreous.disk import cache
-from vitreous.errors import DataError, UsageError, nearest, printable
+from vitreous.errors import DataError, UsageError, closest, printable
 
 DIGITS = tuple("0123456789")
 Read = Callable[[Any], Split]
@@ -40,8 +41,14 @@ class Named:
 
 
 def numbers(labels: Any) -> np.ndarray:
-    """Labels of any kind as (n,) int64."""
+    """Labels of any kind as (n,) int64; -1 for None."""
     return np.array([-1 if label is None else int(label) for label in labels], dtype=np.int64)
+
+
+def files(samples: Iterable[tuple[Any, Any]], kind: type[Files] = Files) -> Split:
+    """Pairs of a path and a label as a split."""
+    samples = list(samples)
+    return kind([path for path, _ in samples], numbers(label for _, label in samples))
 
 
 def arrays(dataset: Any) -> Split:
@@ -55,72 +62,56 @@ def channels_first(dataset: Any) -> Split:
 
 
 def first_column(dataset: Any) -> Split:
-    """QMNIST: the class stands first in a row of what is known of a digit."""
-    return Arrays(np.asarray(dataset.data), np.asarray(dataset.targets)[:, 0].astype(np.int64))
+    """QMNIST: the class is the first number in the row of a digit."""
+    return Arrays(np.asarray(dataset.data), numbers(dataset.targets[:, 0]))
 
 
 def tensors(dataset: Any) -> Split:
-    """FER2013: pairs of a picture and a label."""
-    pictures, labels = zip(*dataset._samples, strict=True)
-    return Arrays(np.stack([np.asarray(picture) for picture in pictures]), numbers(labels))
+    """FER2013: pairs of an image and a label."""
+    images, labels = zip(*dataset._samples, strict=True)
+    return Arrays(np.stack(list(map(np.asarray, images))), numbers(labels))
 
 
 def lists(dataset: Any) -> Split:
     """Paths and labels in two lists."""
-    return Files(dataset._images if hasattr(dataset, "_images") else dataset._image_files, numbers(dataset._labels))
+    paths = dataset._images if hasattr(dataset, "_images") else dataset._image_files
+    return files(zip(paths, dataset._labels, strict=True))
 
 
-def pairs(dataset: Any) -> Split:
+def pairs(dataset: Any, kind: type[Files] = Files) -> Split:
     """Pairs of a path and a label in one list."""
-    samples = next(getattr(dataset, name) for name in ("_samples", "samples", "imgs") if hasattr(dataset, name))
-    return Files(Paths(path for path, _ in samples), numbers(label for _, label in samples))
+    return files(next(getattr(dataset, n) for n in ("_samples", "samples", "imgs") if hasattr(dataset, n)), kind)
 
 
 def portable(dataset: Any) -> Split:
     """The same, of files that are plain pixels behind a header."""
-    return Portables(pairs(dataset).paths, numbers(label for _, label in dataset._samples))  # type: ignore[attr-defined]
+    return pairs(dataset, Portables)
 
 
 def scattered(dataset: Any) -> Split:
     """SUN397: lists in the order of the file system, which is no order."""
-    files = sorted(zip(map(os.fspath, dataset._image_files), dataset._labels, strict=True))
-    return Files(Paths(path for path, _ in files), numbers(label for _, label in files))
+    return files(sorted(zip(map(os.fspath, dataset._image_files), dataset._labels, strict=True)))
 
 
-def caltech101(dataset: Any) -> Split:
-    """Names made of the number of an image in its category."""
-    home, rows = os.path.join(dataset.root, "101_ObjectCategories"), zip(dataset.y, dataset.index, strict=True)
-    return Files(
-        Paths(os.path.join(home, dataset.categories[y], f"image_{index:04d}.jpg") for y, index in rows),
-        numbers(dataset.y),
-    )
-
-
-def caltech256(dataset: Any) -> Split:
+def caltech(dataset: Any, home: str, name: str) -> Split:
     """Names made of the numbers of the category and of an image in it."""
-    home, rows = os.path.join(dataset.root, "256_ObjectCategories"), zip(dataset.y, dataset.index, strict=True)
-    return Files(
-        Paths(os.path.join(home, dataset.categories[y], f"{y + 1:03d}_{index:04d}.jpg") for y, index in rows),
-        numbers(dataset.y),
-    )
+    home, names = os.path.join(dataset.root, home), dataset.categories
+    rows = zip(dataset.y, dataset.index, strict=True)
+    return files((os.path.join(home, names[y], name.format(y + 1, index)), y) for y, index in rows)
 
 
 def inaturalist(dataset: Any) -> Split:
     """Pairs of a category and a file name, in the order of the file system, which is no order."""
-    rows = sorted(dataset.index)
-    return Files(
-        Paths(os.path.join(dataset.root, dataset.all_categories[y], file) for y, file in rows),
-        numbers(y for y, _ in rows),
-    )
+    names = dataset.all_categories
+    return files((os.path.join(dataset.root, names[y], name), y) for y, name in sorted(dataset.index))
 
 
 def patches(dataset: Any) -> Split:
     """PCAM: pixels and labels in HDF5 files."""
-    images, labels = (
-        os.fspath(dataset._base_folder / dataset._FILES[dataset._split][kind][0]) for kind in ("images", "targets")
-    )
+    parts = dataset._FILES[dataset._split]
+    images, labels = (os.fspath(dataset._base_folder / parts[kind][0]) for kind in ("images", "targets"))
     with dataset.h5py.File(labels) as file:
-        return Patches(images, "x", np.asarray(file["y"]).reshape(-1).astype(np.int64), np.arange(len(file["y"])))
+        return Stored(Patches(images, "x"), np.arange(len(file["y"])), numbers(np.asarray(file["y"]).reshape(-1)))
 
 
 ONCE = {"train": {}}
@@ -130,8 +121,8 @@ THREE = {name: {"split": name} for name in ("train", "val", "test")}
 FACES = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
 VERSIONS = ("2021_train", "2021_train_mini", "2019", "2018", "2017")
 SETS = {
-    "Caltech101": Named(ONCE, caltech101),
-    "Caltech256": Named(ONCE, caltech256),
+    "Caltech101": Named(ONCE, partial(caltech, home="101_ObjectCategories", name="image_{1:04d}.jpg")),
+    "Caltech256": Named(ONCE, partial(caltech, home="256_ObjectCategories", name="{0:03d}_{1:04d}.jpg")),
     "CIFAR10": Named(BY_TRAIN, arrays),
     "CIFAR100": Named(BY_TRAIN, arrays),
     "Country211": Named({"train": {"split": "train"}, "val": {"split": "valid"}, "test": {"split": "test"}}, pairs),
@@ -169,11 +160,11 @@ BY_HAND = ("FER2013", "ImageNet", "StanfordCars")  # sets that torchvision canno
 
 
 def named(source: str, split_seed: int = 0) -> Data:
-    """A data set of torchvision, fetched where it is not there yet. Its own order of classes and images is kept.
+    """Open a data set of torchvision, fetched where it is missing. Its own order of classes and images is kept.
 
     A set's own `val` is that; without one, a tenth of its training images is held out. `root` is
-    `$XDG_CACHE_HOME/vitreous/torchvision` if not said. Raises UsageError for an unknown set or word, DataError where a
-    set cannot be had or read.
+    `$XDG_CACHE_HOME/vitreous/torchvision` by default. Raises UsageError for an unknown set or word, DataError where a
+    set cannot be fetched or read.
     """
     name, known, root, words = parse_source(source)
     parts: dict[str, Split] = {}
@@ -192,20 +183,12 @@ def named(source: str, split_seed: int = 0) -> Data:
             continue
         parts[split] = part
     if "N/A" in classes[:1]:  # its letters count from 1
-        classes, parts = (
-            classes[1:],
-            {split: part.take(np.arange(len(part)), part.labels - 1) for split, part in parts.items()},
-        )
-    strange = [
-        split
-        for split, part in parts.items()
-        if len(part) and not 0 <= part.labels.min() <= part.labels.max() < len(classes)
-    ]
-    if strange or len(set(classes)) < len(classes):
-        raise DataError(
-            f"{source}: labels and class names of {name} do not fit each other",
-            f"fetch it again: remove it from {root}",
-        )
+        classes = classes[1:]
+        parts = {split: part.take(np.arange(len(part)), part.labels - 1) for split, part in parts.items()}
+    fits = all(0 <= label < len(classes) for part in parts.values() for label in np.unique(part.labels))
+    if not fits or len(set(classes)) < len(classes):
+        problem = f"{source}: labels and class names of {name} do not fit each other"
+        raise DataError(problem, f"fetch it again: remove it from {root}")
     parts, whole = with_val(parts, split_seed, notes)
     return Data(source, classes, parts, notes, len(known.splits) == 1, whole, titles)
 
@@ -215,11 +198,9 @@ def parse_source(source: str) -> tuple[str, Named, Path, dict[str, Any]]:
     name, _, query = source.removeprefix("torchvision:").partition("?")
     same = {known.lower(): known for known in SETS}
     if name.lower() not in same:
-        advice = nearest(name.lower(), same)
-        raise UsageError(
-            f"torchvision has no classification data set {printable(name)}",
-            f"did you mean torchvision:{same[advice[13:-1]]}?" if advice else f"there are {', '.join(SETS)}",
-        )
+        near = same.get(closest(name.lower(), same))
+        hint = f"did you mean torchvision:{near}?" if near else f"there are {', '.join(SETS)}"
+        raise UsageError(f"torchvision has no classification data set {printable(name)}", hint)
     name = same[name.lower()]
     known = SETS[name]
     words: dict[str, Any] = {word: values[0] for word, values in known.words.items()}
@@ -228,13 +209,11 @@ def parse_source(source: str) -> tuple[str, Named, Path, dict[str, Any]]:
         if word == "root" and value:
             root = Path(value).expanduser()
         elif word not in words:
-            raise UsageError(
-                f"torchvision:{name} takes no {printable(word)}", f"it takes {', '.join(['root', *words])}"
-            )
+            hint = f"it takes {', '.join(['root', *words])}"
+            raise UsageError(f"torchvision:{name} takes no {printable(word)}", hint)
         elif value not in known.words[word]:
-            raise UsageError(
-                f"torchvision:{name} has no {word} {printable(value)}", f"there are {', '.join(known.words[word])}"
-            )
+            hint = f"there are {', '.join(known.words[word])}"
+            raise UsageError(f"torchvision:{name} has no {word} {printable(value)}", hint)
         else:
             words[word] = value
     plain = {"True": True, "False": False}
@@ -242,27 +221,26 @@ def parse_source(source: str) -> tuple[str, Named, Path, dict[str, Any]]:
 
 
 def load_dataset(name: str, root: Path, words: dict[str, Any]) -> Any:
-    """torchvision's own object of one part of a set, fetched if need be. Raises DataError where it cannot be."""
+    """torchvision's own object of one part of a set, fetched if need be. Raises DataError where it cannot be fetched or
+    read, UsageError where a library is missing."""
     import torchvision.datasets
 
     make = getattr(torchvision.datasets, name)
-    quiet = {"download": False} if name == "SEMEION" else {}
     problem = ""
     try:
-        return make(os.fspath(root), **words, **quiet)
+        return make(os.fspath(root), **words, **({"download": False} if name == "SEMEION" else {}))
     except ImportError as error:
         raise UsageError(f"torchvision:{name} needs another library ({error})", "install it") from None
     except (RuntimeError, OSError) as error:
         if "h5py" in str(error):
             raise UsageError(f"torchvision:{name} needs h5py, which is not installed", "pip install h5py") from None
-        lacking, problem = f"torchvision:{name} is not whole in {printable(root)}", str(error)
-        if name in BY_HAND:
-            problem = re.sub(r"\s+", " ", problem)[:200]
-            raise DataError(
-                f"{lacking} ({problem})", f"fetch it by hand, and say where: torchvision:{name}?root=DIR"
-            ) from None
+        problem = str(error)
     except Exception as error:  # what damaged files raise depends on the set
         raise damaged(name, root, error) from None
+    lacking = f"torchvision:{name} is not whole in {printable(root)}"
+    if name in BY_HAND:
+        hint = f"fetch it by hand, and say where: torchvision:{name}?root=DIR"
+        raise DataError(f"{lacking} ({one_line(problem)})", hint)
     try:
         os.makedirs(root, exist_ok=True)
         with contextlib.redirect_stdout(sys.stderr):  # a command's stdout is for its document
@@ -270,32 +248,28 @@ def load_dataset(name: str, root: Path, words: dict[str, Any]) -> Any:
     except (RuntimeError, OSError, ValueError, EOFError) as error:
         if str(error) == problem:  # nothing was lacking, so nothing was fetched
             raise damaged(name, root, error) from None
-        problem = re.sub(r"\s+", " ", str(error))[:200]
-        advice = (
-            f"check the network and the disk, or fetch it elsewhere and say where it is: torchvision:{name}?root=DIR"
-        )
-        raise DataError(f"{lacking} and could not be downloaded ({problem})", advice) from None
+        hint = f"check the network and the disk, or fetch it elsewhere and say where it is: torchvision:{name}?root=DIR"
+        raise DataError(f"{lacking} and could not be downloaded ({one_line(str(error))})", hint) from None
     except Exception as error:
         raise damaged(name, root, error) from None
 
 
 def damaged(name: str, root: Path, error: Exception) -> DataError:
-    """What to tell of files that are there and cannot be read."""
-    problem = re.sub(r"\s+", " ", f"{type(error).__name__}: {error}")[:200]
-    return DataError(
-        f"torchvision:{name}: its files in {printable(root)} cannot be read ({problem})",
-        "remove them, and they are fetched again",
-    )
+    """The refusal of files that cannot be read."""
+    problem = one_line(f"{type(error).__name__}: {error}")
+    message = f"torchvision:{name}: its files in {printable(root)} cannot be read ({problem})"
+    return DataError(message, "remove them, and they are fetched again")
+
+
+def one_line(text: str) -> str:
+    """The beginning of a text on one line."""
+    return re.sub(r"\s+", " ", text)[:200]
 
 
 def named_classes(known: Named, dataset: Any, part: Split) -> tuple[tuple[str, ...], dict[str, str]]:
     """The classes of a set in the order of its labels, and their titles where the classes are synsets."""
     if hasattr(dataset, "wnids"):
-        names: Sequence[Any] = dataset.classes
-        return tuple(dataset.wnids), {
-            synset: ", ".join(title) for synset, title in zip(dataset.wnids, names, strict=True)
-        }
-    own = next(
-        (getattr(dataset, name) for name in ("classes", "categories", "all_categories") if hasattr(dataset, name)), ()
-    )
+        return tuple(dataset.wnids), dict(zip(dataset.wnids, map(", ".join, dataset.classes), strict=True))
+    attributes = ("classes", "categories", "all_categories")
+    own = next((getattr(dataset, name) for name in attributes if hasattr(dataset, name)), ())
     return known.classes or tuple(map(str, own)) or tuple(map(str, range(int(part.labels.max(initial=-1)) + 1))), {}

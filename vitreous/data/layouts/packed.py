@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
-from vitreous.data.layouts.folder import SPLITS
+from vitreous.data.layouts.classes import SPLITS
 from vitreous.data.layouts.tars import tars
-from vitreous.data.split import Data, Split, with_val
+from vitreous.data.split import Data, Split, Stored, with_val
 from vitreous.errors import DataError, printable
 
 VERSION = 1
@@ -32,53 +31,44 @@ ANEW = "pack it anew into another folder"
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Some pictures of a pack: its shards, (n,) rows of `ROW`, and labels. `ids`: the text of all names, a line each;
-    `lines`: the line of each sample."""
+    """The images of a split of a pack: its shards, and `table`, (n,) of ROW. `ids`: the text of all names, a line each,
+    uint8; `ends`, (n,) int64: where the lines end."""
 
     shards: tuple[str, ...]
-    rows: np.ndarray
-    labels: np.ndarray
+    table: np.ndarray
     ids: np.ndarray
     ends: np.ndarray
-    lines: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def raw(self, sample: int) -> np.ndarray:
+    def read(self, row: int) -> np.ndarray:
         """A view of the pixels, (H, W) or (H, W, 3) uint8, read as they are touched. Raises DataError."""
-        shard, offset, height, width, channels, _ = self.rows[sample].tolist()
-        shape = (height, width) if channels == 1 else (height, width, channels)
+        shard, offset, height, width, channels, _ = self.table[row].tolist()
         flat = map_pixels(self.shards[shard])
         if offset + height * width * channels > len(flat):
             raise DataError(f"{printable(self.shards[shard])}: has changed since it was packed", ANEW)
+        shape = (height, width) if channels == 1 else (height, width, channels)
         return flat[offset : offset + height * width * channels].reshape(shape)
 
-    def name(self, sample: int) -> str:
-        line = int(self.lines[sample])
-        return self.ids[self.ends[line - 1] + 1 if line else 0 : self.ends[line]].tobytes().decode()
-
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Pixels:
-        chosen = self.labels[rows] if labels is None else labels
-        return Pixels(self.shards, self.rows[rows], chosen, self.ids, self.ends, self.lines[rows])
+    def name(self, row: int) -> str:
+        line = self.ids[self.ends[row - 1] + 1 if row else 0 : self.ends[row]]
+        return line.tobytes().decode("utf-8", "replace")
 
     def joined(self, other: Pixels) -> Pixels:
-        """These samples, and then those of another split."""
-        rows = np.concatenate([self.rows, other.rows])
-        rows["shard"][len(self) :] += len(self.shards)
-        lines, ids = np.concatenate([self.lines, other.lines + len(self.ends)]), np.concatenate([self.ids, other.ids])
+        """These images, and then those of another split."""
+        table = np.concatenate([self.table, other.table])
+        table["shard"][len(self.table) :] += len(self.shards)
         ends = np.concatenate([self.ends, other.ends + len(self.ids)])
-        return Pixels(self.shards + other.shards, rows, np.concatenate([self.labels, other.labels]), ids, ends, lines)
+        return Pixels(self.shards + other.shards, table, np.concatenate([self.ids, other.ids]), ends)
 
-    def update(self, digest: Any) -> None:
-        for sample in range(len(self)):
-            digest.update(self.name(sample).encode() + b"\n")
-        digest.update(self.rows[["height", "width", "channels"]].tobytes())
+    def update(self, digest: Any, rows: np.ndarray) -> None:
+        """Feed the names and sizes of rows (n,)."""
+        for row in rows.tolist():
+            digest.update(self.name(row).encode() + b"\n")
+        digest.update(self.table[rows][["height", "width", "channels"]].tobytes())
 
 
 @lru_cache(maxsize=MAPPED)
 def map_pixels(path: str) -> np.ndarray:
-    """All numbers of a .npy file of uint8, flat, mapped into memory. Raises DataError where it cannot be."""
+    """All numbers of a .npy file of uint8, (bytes,), mapped into memory. Raises DataError where it cannot be."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -99,9 +89,8 @@ def is_pack(folder: Path) -> bool:
 def describe(folder: Path) -> dict[str, Any]:
     """A pack's document. Raises DataError for an unfinished pack, a damaged document, and one of a later version."""
     if not (folder / DOCUMENT).exists():
-        raise DataError(
-            f"{printable(folder)} is an unfinished pack", "give the same `vitreous data pack` again: it continues"
-        )
+        hint = "give the same `vitreous data pack` again: it continues"
+        raise DataError(f"{printable(folder)} is an unfinished pack", hint)
     file = folder / DOCUMENT
     try:
         document = json.loads(read_regular(file))
@@ -110,52 +99,46 @@ def describe(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(f"{printable(file)} is damaged", ANEW) from None
     if not isinstance(version, int) or version > VERSION:
-        raise DataError(
-            f"{printable(file)} was written by a later vitreous (format {version}, this one reads {VERSION})", "update"
-        )
-    plain = all(
-        isinstance(name, str) and name == os.path.basename(name) and name not in ("", ".", "..") for name in names
-    )
-    if (
-        form not in ("tar", "uint8")
-        or not plain
-        or not all(isinstance(name, str) for name in classes)
-        or set(splits) - set(SPLITS)
-    ):
+        problem = f"was written by a later vitreous (format {version}, this one reads {VERSION})"
+        raise DataError(f"{printable(file)} {problem}", "update")
+    plain = all(isinstance(name, str) and name == os.path.basename(name) and name.strip(".") for name in names)
+    known = form in ("tar", "uint8") and all(isinstance(name, str) for name in classes) and set(splits) <= set(SPLITS)
+    if not plain or not known:
         raise DataError(f"{printable(file)} is damaged", ANEW)
     return document
 
 
 def packed(folder: Path, split_seed: int = 0) -> Data:
-    """The data set in a pack. A pack without `val` gives a tenth of `train` to it. Raises DataError for one that is not
-    whole."""
+    """Open the data set in a pack. A pack without `val` gives a tenth of `train` to it. Raises DataError for one that
+    is not whole."""
     document = describe(folder)
     for split in document["splits"].values():
         for record in (*split["shards"], *split["files"].values()):
             path = folder / record["file"]
             if not path.is_file() or path.stat().st_size != record["bytes"]:
                 raise DataError(f"{printable(path)}: not there as it was written ({record['bytes']:,} bytes)", ANEW)
-    classes, titles = tuple(document["classes"]), dict(document.get("titles", {}))
     if document["form"] == "tar":
         data = tars(folder, split_seed)
     else:
-        splits: dict[str, Split] = {
-            n: read_pixels(folder, document["splits"][n], classes) for n in SPLITS if n in document["splits"]
-        }
+        classes, parts = tuple(document["classes"]), document["splits"]
+        splits: dict[str, Split] = {n: read_pixels(folder, parts[n], len(classes)) for n in SPLITS if n in parts}
         if "train" not in splits:
-            raise DataError(
-                f"{printable(folder)} has {', '.join(splits)} but no images to train on", "pack data with a train split"
-            )
+            problem = f"{printable(folder)} has {', '.join(splits)} but no images to train on"
+            raise DataError(problem, "pack data with a train split")
         notes: list[str] = []
         splits, whole = with_val(splits, split_seed, notes)
         data = Data(printable(folder), classes, splits, notes, whole=whole)
     train, val = data.splits["train"], data.splits.get("val")
-    if document.get("drawn") and val:
-        data = replace(data, whole=train.joined(val))  # type: ignore[attr-defined]
-    return replace(data, titles=titles)
+    if document.get("drawn") and isinstance(train, Stored) and isinstance(val, Stored):
+        store, start = train.store, 0
+        if isinstance(store, Pixels):
+            store, start = store.joined(val.store), len(store.table)
+        rows, labels = np.concatenate([train.rows, start + val.rows]), np.concatenate([train.labels, val.labels])
+        data = replace(data, whole=Stored(store, rows, labels))
+    return replace(data, titles=dict(document.get("titles", {})))
 
 
-def read_pixels(folder: Path, record: dict[str, Any], classes: Sequence[str]) -> Pixels:
+def read_pixels(folder: Path, record: dict[str, Any], classes: int) -> Stored[Pixels]:
     """One split of a pack of pixels. Raises DataError for an index that does not fit its shards."""
     file = folder / record["files"]["index"]["file"]
     try:
@@ -167,22 +150,17 @@ def read_pixels(folder: Path, record: dict[str, Any], classes: Sequence[str]) ->
     except (OSError, ValueError, EOFError, IndexError, KeyError):
         raise DataError(f"{printable(file)} is damaged", ANEW) from None
     ends = np.flatnonzero(ids == ord("\n"))
-    extent = rows["height"] * rows["width"] * rows["channels"] if rows.dtype == ROW else np.zeros(0)
     sizes = np.array([shard["bytes"] for shard in record["shards"]], dtype=np.int64)
     fits = (
         rows.dtype == ROW
         and len(rows) == len(labels) == len(ends) > 0
         and np.isin(rows["channels"], (1, 3)).all()
-        and (rows["shard"] >= 0).all()
-        and (rows["shard"] < len(sizes)).all()
-        and all((rows[side] > 0).all() and (rows[side] < 2**20).all() for side in ("height", "width"))
-        and (rows["offset"] >= 0).all()
-        and (rows["offset"] + extent <= sizes[rows["shard"]]).all()
-        and (
-            labels.shape[1:] == (len(classes),) if labels.ndim == 2 else ((labels >= 0) & (labels < len(classes))).all()
-        )
+        and all(((rows[side] > 0) & (rows[side] < 2**20)).all() for side in ("height", "width"))
+        and ((rows["shard"] >= 0) & (rows["shard"] < len(sizes)) & (rows["offset"] >= 0)).all()
+        and (rows["offset"] + rows["height"] * rows["width"] * rows["channels"] <= sizes[rows["shard"]]).all()
+        and (labels.shape[1:] == (classes,) if labels.ndim == 2 else ((labels >= 0) & (labels < classes)).all())
     )
     if not fits:
         raise DataError(f"{printable(file)} does not fit its shards", ANEW)
     shards = tuple(os.fspath(folder / shard["file"]) for shard in record["shards"])
-    return Pixels(shards, rows, labels, ids, ends, np.arange(len(rows)))
+    return Stored(Pixels(shards, rows, ids, ends), np.arange(len(rows)), labels)

@@ -19,14 +19,19 @@ from typing import NamedTuple
 import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
-from vitreous.data.layouts.folder import SPLITS, class_order
+from vitreous.data.layouts.classes import (
+    WORDS,
+    check_label_size,
+    class_order,
+    multi_hot,
+    too_few_classes,
+    unknown_classes,
+)
 from vitreous.data.split import Data, Files, Split, with_val
 from vitreous.errors import DataError, first_lines, nearest, printable
 
 COLUMNS = ("path", "label", "split", "group")
 EXPECTED = "expected a header path,label[,split][,group] and one image a row; several labels as a|b"
-SHOWN = 20  # faults that a message names
-MOST = 2**33  # bytes of the labels of all images, where images have several
 
 
 class Row(NamedTuple):
@@ -41,63 +46,55 @@ class Row(NamedTuple):
 
 
 def table(source: Path, split_seed: int = 0) -> Data:
-    """The data set that a CSV file (UTF-8) describes.
+    """Open the data set that a CSV file (UTF-8) describes.
 
     Labels are (n,) int64 where every image has exactly one; else (n, K) float32, 1 where an image has the class.
-    Without rows for validation, a tenth of the training images is held out. Class order is natural; samples stand in
-    the order of the file. Raises DataError, with the line, for what cannot be: cells, columns, splits or classes out of
-    place, one image with two answers or groups, files that are not there.
+    Without rows for validation, a tenth of the training images is held out. Class order is natural; samples are in the
+    order of the file. Raises DataError, with the line, for invalid cells, columns, splits and classes, for one image
+    with two answers or groups, and for missing files.
     """
     name = printable(source)
     rows, notes = distinct(list(read(source, name)), name)
     home = source.parent.absolute() if any(os.path.isabs(row.path) for row in rows) else source.parent
-    missing = [row for row in rows if not os.path.lexists(os.path.join(home, row.path))]
-    if missing:
-        raise DataError(
-            f"{name}: {len(missing)} of {len(rows)} files are not there:{listing(missing)}",
-            f"looked in {printable(home)}",
-        )
+    if missing := [row for row in rows if not os.path.lexists(os.path.join(home, row.path))]:
+        problem = f"{len(missing)} of {len(rows)} files are not there:{listing(missing)}"
+        raise DataError(f"{name}: {problem}", f"looked in {printable(home)}")
     parts = {split: [row for row in rows if row.split == split] for split in dict.fromkeys(row.split for row in rows)}
     unsplit = list(parts) == [""]
     if unsplit:
         parts = {"train": rows}
     if not parts.get("train"):
-        raise DataError(
-            f"{name} has " + (f"{', '.join(parts)} but no row of the split train" if rows else "no rows"), EXPECTED
-        )
+        problem = f"{', '.join(parts)} but no row of the split train" if rows else "no rows"
+        raise DataError(f"{name} has {problem}", EXPECTED)
     classes = class_order(list({label for row in parts["train"] for label in row.labels}))
     multiple = sum(len(row.labels) > 1 for row in rows)
     none = sum(not row.labels for row in rows)
-    if multiple or none:
+    multilabel = multiple + none > 0
+    if multilabel:
         notes.append(f"multi-label: {multiple} of {len(rows)} images have several labels, {none} have none")
-    if len(classes) < (1 if multiple or none else 2):
-        one = f"one class only ({printable(classes[0])}); a classifier needs two" if classes else "no labels"
-        raise DataError(f"{name} has {one}", EXPECTED)
+    if len(classes) < (1 if multilabel else 2):
+        raise too_few_classes(name, classes, EXPECTED)
     splits: dict[str, Split] = {
-        split: Files([home / row.path for row in part], label_array(part, split, classes, bool(multiple or none), name))
+        split: Files([home / row.path for row in part], label_array(part, split, classes, multilabel, name))
         for split, part in parts.items()
     }
-    groups, group_notes = read_groups(parts)
-    notes += group_notes
+    groups = read_groups(parts, notes)
     splits, whole = with_val(splits, split_seed, notes, groups)
     return Data(name, tuple(classes), splits, notes, unsplit, whole, groups=groups)
 
 
-def read_groups(parts: dict[str, list[Row]]) -> tuple[np.ndarray | None, list[str]]:
-    """The groups of the training images, (n,) int64 or None, and what there is to say of those that the file's own
-    splits part."""
+def read_groups(parts: dict[str, list[Row]], notes: list[str]) -> np.ndarray | None:
+    """The groups of the training images, (n,) int64 or None; notes those that the file's own splits part."""
     if not parts["train"][0].group:
-        return None, []
+        return None
     homes: dict[str, set[str]] = {}
     for split, rows in parts.items():
         for row in rows:
             homes.setdefault(row.group, set()).add(split)
-    parted = [group for group, splits in homes.items() if len(splits) > 1]
-    notes = (
-        [f"{len(parted)} groups are in more than one split; the first is {printable(min(parted))}"] if parted else []
-    )
+    if parted := [group for group, splits in homes.items() if len(splits) > 1]:
+        notes.append(f"{len(parted)} groups are in more than one split; the first is {printable(min(parted))}")
     place = {group: index for index, group in enumerate(sorted(homes))}
-    return np.array([place[row.group] for row in parts["train"]], dtype=np.int64), notes
+    return np.array([place[row.group] for row in parts["train"]], dtype=np.int64)
 
 
 def read(source: Path, name: str) -> Iterator[Row]:
@@ -119,9 +116,8 @@ def read(source: Path, name: str) -> Iterator[Row]:
                 yield row_of(cells, columns, name, line)
             line = reader.line_num + 1
     except csv.Error as error:
-        raise DataError(
-            f"{name}, line {line}: not CSV ({error})", "put cells with commas, quotes or line ends in double quotes"
-        ) from None
+        hint = "put cells with commas, quotes or line ends in double quotes"
+        raise DataError(f"{name}, line {line}: not CSV ({error})", hint) from None
     if not columns:
         raise DataError(f"{name} is empty", EXPECTED)
 
@@ -131,53 +127,42 @@ def header(cells: list[str], where: str) -> list[str]:
     columns = [cell.strip() for cell in cells]
     for column in columns:
         if column not in COLUMNS:
-            hint = (
-                "separate cells with commas"
-                if ";" in column or "\t" in column
-                else nearest(column, COLUMNS) or EXPECTED
-            )
+            separated = ";" in column or "\t" in column
+            hint = "separate cells with commas" if separated else nearest(column, COLUMNS) or EXPECTED
             raise DataError(f"{where}: unknown column {printable(column) or 'without a name'}", hint)
         if columns.count(column) > 1:
             raise DataError(f"{where}: two columns {column}", "keep one of them")
-    lacking = [column for column in COLUMNS[:2] if column not in columns]
-    if lacking:
+    if lacking := [column for column in COLUMNS[:2] if column not in columns]:
         raise DataError(f"{where}: no column {' and no column '.join(lacking)}", EXPECTED)
     return columns
 
 
 def row_of(cells: list[str], columns: list[str], name: str, line: int) -> Row:
-    """One row, checked."""
+    """One row, checked. Raises DataError with the line."""
     where = f"{name}, line {line}"
     if len(cells) != len(columns):
-        raise DataError(
-            f"{where}: {len(cells)} cells for {len(columns)} columns", "put cells with commas in double quotes"
-        )
+        problem = f"{len(cells)} cells for {len(columns)} columns"
+        raise DataError(f"{where}: {problem}", "put cells with commas in double quotes")
     row = dict(zip(columns, cells, strict=True))
     if not row["path"]:
         raise DataError(f"{where}: no path", EXPECTED)
     labels = [label.strip() for label in row["label"].split("|")] if row["label"].strip() else []
     if "" in labels:
-        raise DataError(
-            f"{where}: an empty label in {printable(row['label'])}", "take out the | that has nothing on one side"
-        )
-    split = ""
-    if "split" in row:
-        word = row["split"].strip()
-        split = next((own for own, names in SPLITS.items() if word in names), "")
-        known = [word for names in SPLITS.values() for word in names]
-        if not split:
-            problem = f"unknown split {printable(word)}" if word else "no split"
-            raise DataError(f"{where}: {problem}", nearest(word, known) or f"use {', '.join(known)}")
-    group = row.get("group", "").strip()
+        hint = "take out the | that has nothing on one side"
+        raise DataError(f"{where}: an empty label in {printable(row['label'])}", hint)
+    word, group = row.get("split", "").strip(), row.get("group", "").strip()
+    if "split" in row and word not in WORDS:
+        problem = f"unknown split {printable(word)}" if word else "no split"
+        raise DataError(f"{where}: {problem}", nearest(word, WORDS) or f"use {', '.join(WORDS)}")
     if "group" in row and not group:
         raise DataError(f"{where}: no group", "give an image that belongs to no other a name of its own")
-    return Row(row["path"], tuple(dict.fromkeys(labels)), split, group, line)
+    return Row(row["path"], tuple(dict.fromkeys(labels)), WORDS.get(word, ""), group, line)
 
 
 def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
-    """The rows without repetitions, and what there is to say of those.
+    """The rows without repetitions, and notes on those.
 
-    An image in two splits stays in both, and is told. Raises DataError for an image with two different answers or
+    An image in two splits stays in both, with a note. Raises DataError for an image with two different answers or
     groups.
     """
     first: dict[str, Row] = {}
@@ -196,10 +181,8 @@ def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
         unique.setdefault((path, row.split), row)
     for field, faults in contrary.items():
         if faults:
-            raise DataError(
-                f"{name}: {len(faults)} rows give an image other {field} than an earlier row:{listing(faults)}",
-                "keep one of them",
-            )
+            problem = f"{len(faults)} rows give an image other {field} than an earlier row:{listing(faults)}"
+            raise DataError(f"{name}: {problem}", "keep one of them")
     notes = [f"{len(rows) - len(unique)} rows repeat another and are left out"] if len(unique) < len(rows) else []
     if shared:
         notes.append(f"{len(shared)} images are in more than one split; the first is {printable(min(shared))}")
@@ -208,28 +191,16 @@ def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
 
 def listing(rows: list[Row]) -> str:
     """The first rows by line and path, and how many more there are."""
-    return first_lines((f"line {row.line}: {printable(row.path)}" for row in rows), len(rows), SHOWN)
+    return first_lines((f"line {row.line}: {printable(row.path)}" for row in rows), len(rows))
 
 
 def label_array(rows: list[Row], split: str, classes: list[str], multilabel: bool, name: str) -> np.ndarray:
     """Rows -> (n,) int64 classes, or (n, K) float32 if `multilabel`. Raises DataError for classes that train lacks."""
     place = {label: index for index, label in enumerate(classes)}
-    unknown = [(row.line, label) for row in rows for label in row.labels if label not in place]
-    if unknown:
-        line, label = unknown[0]
-        names = ", ".join(map(printable, list(dict.fromkeys(label for _, label in unknown))[:SHOWN]))
-        raise DataError(
-            f"{name}, line {line}: {split} has classes that train lacks: {names}",
-            nearest(label, classes) or "rename or remove them",
-        )
+    if unknown := [(row.line, label) for row in rows for label in row.labels if label not in place]:
+        raise unknown_classes(f"{name}, line {unknown[0][0]}: {split}", (label for _, label in unknown), classes)
+    codes = np.array([place[label] for row in rows for label in row.labels], dtype=np.int64)
     if not multilabel:
-        return np.array([place[row.labels[0]] for row in rows], dtype=np.int64)
-    if 4 * len(rows) * len(classes) > MOST:
-        raise DataError(
-            f"{name}: {len(rows):,} images times {len(classes):,} classes are more than memory holds",
-            "are these class names?",
-        )
-    labels = np.zeros((len(rows), len(classes)), dtype=np.float32)
-    images = np.repeat(np.arange(len(rows)), [len(row.labels) for row in rows])
-    labels[images, [place[label] for row in rows for label in row.labels]] = 1
-    return labels
+        return codes
+    check_label_size(name, len(rows), len(classes))
+    return multi_hot(codes, [len(row.labels) for row in rows], len(classes))

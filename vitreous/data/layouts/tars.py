@@ -14,57 +14,35 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitreous.data.decoding.decode import is_image, read_regular
-from vitreous.data.layouts.folder import SPLITS, class_order, natural
-from vitreous.data.split import Data, Split, no_labels, with_val
-from vitreous.data.stores.tarindex import ORPHANS, SHOWN, Index, Word, index
-from vitreous.errors import DataError, first_lines, nearest, printable
+from vitreous.data.layouts.classes import (
+    SPLITS,
+    WORDS,
+    check_label_size,
+    class_order,
+    natural,
+    one_class_note,
+    split_homes,
+    too_few_classes,
+    unknown_classes,
+)
+from vitreous.data.split import Data, Split, Stored, no_labels, with_val
+from vitreous.data.stores.tarindex import ORPHANS, Index, Word, index
+from vitreous.errors import DataError, first_lines, printable
 
 EXPECTED = "expected DIR/*.tar or DIR/{train,val,test}/*.tar with samples NAME.jpg and NAME.cls, or CLASS/NAME.jpg"
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 NAMES = ("pack.json", "dataset.json", "classes.txt", "classnames.txt")
 MAX_ARCHIVES = 100_000  # that a pattern may stand for
-MAX_LABELS = 2**33  # bytes of the labels of all images, (n, K) float32
-
-
-@dataclass(frozen=True, eq=False)
-class Tars:
-    """Some samples of archives: rows of an index, (n,) int64, and their labels."""
-
-    index: Index
-    rows: np.ndarray
-    labels: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def raw(self, sample: int) -> bytes:
-        """The bytes of an image, as they stand in their archive. Raises DataError."""
-        return self.index.read(int(self.rows[sample]))
-
-    def name(self, sample: int) -> str:
-        return self.index.display_name(int(self.rows[sample]))
-
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Tars:
-        return Tars(self.index, self.rows[rows], self.labels[rows] if labels is None else labels)
-
-    def joined(self, other: Tars) -> Tars:
-        """These samples, and then others of the same archives."""
-        return Tars(self.index, np.concatenate([self.rows, other.rows]), np.concatenate([self.labels, other.labels]))
-
-    def update(self, digest: Any) -> None:
-        digest.update(b"\n".join(map(self.index.name, self.rows.tolist())))
-        digest.update(self.index.size[self.rows].tobytes())
 
 
 def tars(source: Path, split_seed: int = 0) -> Data:
-    """The data set in a folder of archives, in the archives that a pattern stands for, or in one.
+    """Open the data set in a folder of archives, in the archives that a pattern stands for, or in one.
 
     Labels are (n,) int64 where every sample has one; else (n, K) float32, K = 0 without labels. A source without `val`
     gives a tenth of `train` to it. Classes are in the order of the file that names them, else in natural order. Raises
@@ -75,9 +53,10 @@ def tars(source: Path, split_seed: int = 0) -> Data:
     archives = archives_of(source)
     paths = [path for part in archives.values() for path in part]
     whole = index(paths)
-    if not len(whole.archive):
+    if not len(whole.samples):
         raise DataError(f"no images in {len(paths)} archives of {name}", EXPECTED)
-    owner = np.searchsorted(np.cumsum([len(part) for part in archives.values()]), whole.archive, side="right")
+    ends = np.cumsum([len(part) for part in archives.values()])
+    owner = np.searchsorted(ends, whole.samples["archive"], side="right")
     words, codes, inside = labels_of(whole, name)
     unsplit = "" in archives and not (inside >= 0).any()
     if "" in archives:
@@ -88,7 +67,7 @@ def tars(source: Path, split_seed: int = 0) -> Data:
         raise DataError(f"{name} has {', '.join(rows)} but no images to train on", EXPECTED)
     notes = [f"{count} {kind}" for kind, count in whole.notes.items()]
     labels, classes, unlabelled = labels_of_splits(name, words, codes, rows, names_beside(source), notes)
-    splits: dict[str, Split] = {split: Tars(whole, part, labels[split]) for split, part in rows.items()}
+    splits: dict[str, Split] = {split: Stored(whole, part, labels[split]) for split, part in rows.items()}
     splits, undrawn = with_val(splits, split_seed, notes)
     return Data(name, classes, splits, notes, unsplit, undrawn, unlabelled=unlabelled)
 
@@ -113,16 +92,17 @@ def labels_of_splits(
         classes, numbers = class_codes(words, np.unique(codes[rows["train"]]), given)
     multilabel = any(len(words[code]) != 1 for code in np.unique(codes).tolist() if code >= 0)
     if unlabelled is None and len(classes) < (1 if multilabel else 2):
-        message = f"one class only ({printable(classes[0])}); a classifier needs two" if classes else "no labels"
-        unlabelled = DataError(f"{name} has {message}", EXPECTED)
-        notes += [f"all images are of one class, {printable(classes[0])}: there are no labels"] if classes else []
+        unlabelled = too_few_classes(name, classes, EXPECTED)
+        notes += one_class_note(classes)
     if unlabelled is not None:
         return {split: no_labels(len(part)) for split, part in rows.items()}, (), unlabelled
     labels = {}
     for split, part in rows.items():
-        where = f"{name}: {split}" if split == "train" else f"{name}: {split}, unlike train,"
-        refuse_unknown(words, numbers, codes[part], where, classes)
-        labels[split] = label_array(numbers, codes[part], len(classes) if multilabel else 0, where)
+        own = codes[part]
+        pairs = [(word, n) for label in np.unique(own) for word, n in zip(words[label], numbers[label], strict=True)]
+        if unknown := [str(word) for word, number in pairs if number < 0]:
+            raise unknown_classes(f"{name}: {split}", unknown, classes, len(given) > 0)
+        labels[split] = label_array(numbers, own, len(classes) if multilabel else 0, f"{name}: {split}")
     counts = labels["train"].sum(0) if multilabel else np.bincount(labels["train"], minlength=len(classes))
     if absent := int((counts == 0).sum()):
         notes.append(f"{absent} of {len(classes)} classes have no training image")
@@ -131,7 +111,7 @@ def labels_of_splits(
 
 def are_tars(folder: Path) -> bool:
     """Whether a folder has archives, rather than folders of images that an archive lies beside."""
-    homes = [folder / name for names in SPLITS.values() for name in names if (folder / name).is_dir()]
+    homes = [folder / name for name in WORDS if (folder / name).is_dir()]
     if homes:
         return any(map(list_archives, homes))
     inner = [entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
@@ -150,22 +130,16 @@ def list_archives(home: Path) -> list[Path]:
 def archives_of(source: Path) -> dict[str, list[Path]]:
     """Split -> its archives in natural order; the split is "" where nothing names one. Raises DataError."""
     if source.is_dir():
-        homes = {
-            split: next((source / n for n in names if (source / n).is_dir()), None) for split, names in SPLITS.items()
-        }
-        inside = {split: own for split, home in homes.items() if home and (own := list_archives(home))}
-        if inside:
+        if inside := {split: own for split, home in split_homes(source).items() if (own := list_archives(home))}:
             return inside
         paths = list_archives(source)
     else:
         paths = [source] if os.path.lexists(source) else expand(os.fspath(source))
     if not paths or any(path.name.lower().endswith(COMPRESSED) for path in paths):
-        raise DataError(
-            f"{printable(source)}: compressed archives cannot be read at any place", "unpack them to .tar (gunzip *.gz)"
-        )
-    missing = [path for path in paths if not os.path.lexists(path)]
-    if missing:
-        names = first_lines(map(printable, missing), len(missing), SHOWN)
+        problem = f"{printable(source)}: compressed archives cannot be read at any place"
+        raise DataError(problem, "unpack them to .tar (gunzip *.gz)")
+    if missing := [path for path in paths if not os.path.lexists(path)]:
+        names = first_lines(map(printable, missing), len(missing))
         raise DataError(f"{len(missing)} of {len(paths)} archives are not there:{names}", EXPECTED)
     archives: dict[str, list[Path]] = {}
     for path in paths:
@@ -191,16 +165,14 @@ def split_in(stem: str) -> str:
 def expand(pattern: str) -> list[Path]:
     """`x-{00..03}.tar` -> four paths; `{a,b}` -> two; several braces -> all combinations. Raises DataError for too
     many."""
-    pieces = re.split(r"\{([^{}]*)\}", pattern)
     choices: list[Sequence[str]] = []
-    for number, piece in enumerate(pieces):
+    for number, piece in enumerate(re.split(r"\{([^{}]*)\}", pattern)):
         ends = re.fullmatch(r"(\d+)\.\.(\d+)", piece) if number % 2 else None
         if ends:
             low, high = int(ends[1]), int(ends[2])
             if not low <= high < low + MAX_ARCHIVES:
-                raise DataError(
-                    f"{printable(pattern)}: {{{piece}}} stands for no archive, or for more than {MAX_ARCHIVES:,}"
-                )
+                problem = f"{{{piece}}} stands for no archive, or for more than {MAX_ARCHIVES:,}"
+                raise DataError(f"{printable(pattern)}: {problem}")
             choices.append([str(value).zfill(len(ends[1])) for value in range(low, high + 1)])
         else:
             choices.append(piece.split(",") if number % 2 else [piece])
@@ -217,20 +189,15 @@ def labels_of(whole: Index, name: str) -> tuple[Sequence[tuple[Word, ...]], np.n
     apart from the images.
     """
     split_at, class_at = split_and_class(whole.folders)
-    inside = np.array(split_at, dtype=np.int64)[whole.homes]
-    if (whole.labels >= 0).any():
-        words, own = whole.words, whole.labels.astype(np.int64)
-    else:
+    words, own, homes = whole.words, whole.samples["label"], whole.samples["home"]
+    if not (own >= 0).any():
         codes = {word: number for number, word in enumerate(dict.fromkeys(word for word in class_at if word))}
-        words, own = (
-            [(word,) for word in codes],
-            np.array([codes.get(word, -1) for word in class_at], dtype=np.int64)[whole.homes],
-        )
+        words, own = tuple((word,) for word in codes), np.array([codes.get(word, -1) for word in class_at])[homes]
     missing = np.flatnonzero(own < 0)
     if len(missing) and (len(missing) < len(own) or whole.notes.get(ORPHANS)):
-        listing = first_lines((whole.display_name(int(row)) for row in missing), len(missing), SHOWN)
+        listing = first_lines((whole.name(int(row)) for row in missing), len(missing))
         raise DataError(f"{name}: {len(missing)} of {len(own)} samples have no label:{listing}", EXPECTED)
-    return words, own, inside
+    return words, own, np.array(split_at, dtype=np.int64)[homes]
 
 
 def split_and_class(folders: Sequence[str]) -> tuple[list[int], list[str]]:
@@ -242,8 +209,7 @@ def split_and_class(folders: Sequence[str]) -> tuple[list[int], list[str]]:
     levels = zip(*(own[:-1] for own in parts), strict=False)
     common = len(list(itertools.takewhile(lambda level: len(set(level)) == 1, levels)))
     parts = [own[common:] or [""] for own in parts]
-    known = {name: number for number, names in enumerate(SPLITS.values()) for name in names}
-    splits = [known.get(own[0], -1) for own in parts]
+    splits = [list(SPLITS).index(WORDS[own[0]]) if own[0] in WORDS else -1 for own in parts]
     if -1 in splits or 0 not in splits or len(set(splits)) == 1:
         return [-1] * len(parts), [own[0] for own in parts]
     return splits, [own[1] if len(own) > 1 else "" for own in parts]
@@ -255,7 +221,7 @@ def names_beside(source: Path) -> tuple[str, ...]:
     Raises DataError for a file that cannot be read, and for a name that stands there twice.
     """
     home = source if source.is_dir() else source.parent
-    near = [home, home.parent] if home.name in itertools.chain(*SPLITS.values()) else [home]
+    near = [home, home.parent] if home.name in WORDS else [home]
     for file in (place / name for place in near for name in NAMES):
         if not file.is_file():
             continue
@@ -263,9 +229,8 @@ def names_beside(source: Path) -> tuple[str, ...]:
             text = read_regular(file).decode("utf-8-sig")
             listed: Any = json.loads(text).get("classes") if file.suffix == ".json" else text.splitlines()
         except (ValueError, AttributeError, RecursionError):
-            raise DataError(
-                f"{printable(file)} cannot be read", 'expected UTF-8: a name a line, or {"classes": [...]}'
-            ) from None
+            hint = 'expected UTF-8: a name a line, or {"classes": [...]}'
+            raise DataError(f"{printable(file)} cannot be read", hint) from None
         if file.suffix == ".json" and listed is None:
             continue
         names = [listed[key] for key in sorted(listed, key=natural)] if isinstance(listed, dict) else listed
@@ -282,8 +247,8 @@ def names_beside(source: Path) -> tuple[str, ...]:
 def class_codes(
     words: Sequence[tuple[Word, ...]], used: np.ndarray, given: Sequence[str]
 ) -> tuple[tuple[str, ...], list[list[int]]]:
-    """Class names, and for each label the positions of its classes, -1 for one that is none. `used`: the labels that
-    training has.
+    """Class names, and for each label the positions of its classes, -1 for one that is none. `used`, (m,): the labels
+    that training has.
 
     With names given, a word is one of them and a number counts them from 0; else classes are what training has.
     """
@@ -306,26 +271,8 @@ def label_array(codes: list[list[int]], own: np.ndarray, classes: int, where: st
     """
     if not classes:
         return np.array([code[0] if code else -1 for code in codes], dtype=np.int64)[own]
-    if 4 * len(own) * classes > MAX_LABELS:
-        raise DataError(
-            f"{where}: {len(own):,} images times {classes:,} classes are more than memory holds",
-            "are these class names?",
-        )
+    check_label_size(where, len(own), classes)
     table = np.zeros((len(codes), classes), dtype=np.float32)
     for row, code in enumerate(codes):
         table[row, code] = 1
     return table[own]
-
-
-def refuse_unknown(
-    words: Sequence[tuple[Word, ...]], codes: list[list[int]], own: np.ndarray, where: str, classes: Sequence[str]
-) -> None:
-    """Raise DataError where samples have classes that there are none of."""
-    pairs = [(words[label], codes[label]) for label in np.unique(own).tolist()]
-    unknown = [str(word) for label, code in pairs for word, number in zip(label, code, strict=True) if number < 0]
-    if unknown:
-        listing = ", ".join(map(printable, list(dict.fromkeys(unknown))[:SHOWN]))
-        raise DataError(
-            f"{where} has classes that are not known: {listing}",
-            nearest(unknown[0], classes) or "rename or remove them",
-        )

@@ -23,8 +23,8 @@ from vitreous.errors import DataError, printable
 
 @dataclass(frozen=True)
 class Clips:
-    """Frames of clips: those of clip i are `paths[bounds[i]:bounds[i + 1]]`, of which `frames` are taken, evenly
-    spread."""
+    """Frames of n clips: those of clip i are `paths[bounds[i]:bounds[i + 1]]`, of which `frames` are taken, evenly
+    spread. `bounds`, (n + 1,) int64; `labels`, (n,) int64."""
 
     paths: Paths
     bounds: np.ndarray

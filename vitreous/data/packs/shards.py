@@ -1,5 +1,4 @@
-"""What a pack is made of: pictures as they will be stored, and the shards that they are written to, one after the
-other."""
+"""What a pack is made of: images as they will be stored, and the shards that they are written to."""
 
 from __future__ import annotations
 
@@ -19,15 +18,50 @@ from vitreous.data.decoding.heif import open_formats
 from vitreous.data.layouts.packed import ROW
 from vitreous.data.split import Split
 from vitreous.disk import atomic, sha256
-from vitreous.errors import DataError
+from vitreous.errors import DataError, UsageError
 
 GREY = ("1", "L", "LA", "I", "I;16", "I;16L", "I;16B")
 HEADER = 128  # bytes in front of the numbers in a .npy file of ours
 LAST = 1024  # zeros that end a tar
+INSTRUCTIONS = {
+    "tar": "WebDataset archives. Of each sample: NUMBER.jpg or NUMBER.png, the picture; NUMBER.cls, the position of "
+    "its class in `classes` (none where images have several); NUMBER.json, its id in the source and the name or names "
+    "of its classes.",
+    "uint8": "import json, numpy\n"
+    "pack = json.load(open('pack.json'))\n"
+    "split = pack['splits']['train']\n"
+    "row = numpy.load(split['files']['index']['file'])[0]  # of the first picture\n"
+    "shard = numpy.load(split['shards'][row['shard']]['file'], mmap_mode='r').reshape(-1)\n"
+    "size = row['height'], row['width'], row['channels']\n"
+    "pixels = shard[row['offset'] : row['offset'] + size[0] * size[1] * size[2]].reshape(size)\n"
+    "label = pack['classes'][row['label']] if row['label'] >= 0 else numpy.load(split['files']['labels']['file'])[0]\n"
+    "name = open(split['files']['ids']['file'], encoding='utf-8').read().split('\\n')[0]\n",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the bytes of a pack depend on. `source` is the fingerprint of the data, `short_side` in pixels, `shard_size`
+    in bytes. Raises UsageError for values out of range."""
+
+    form: Literal["tar", "uint8"] = "tar"
+    short_side: int = 256
+    quality: int = 90
+    lossless: bool = False
+    shard_size: int = 256 * 2**20
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.form not in INSTRUCTIONS:
+            raise UsageError(f"no pack of the form {self.form}", f"there are {', '.join(INSTRUCTIONS)}")
+        if not 1 <= self.quality <= 100:
+            raise UsageError(f"a quality of {self.quality} cannot be", "JPEG has 1 to 100")
+        if self.short_side < 1 or self.shard_size < 1:
+            raise UsageError("the short side and the size of a shard are at least 1")
 
 
 class Stored(NamedTuple):
-    """One picture as it will be stored: `jpg` or `png` and the bytes of such a file, or `raw` and those of its
+    """One image as it will be stored: `jpg` or `png` and the bytes of such a file, or `raw` and those of its
     pixels."""
 
     kind: str
@@ -39,19 +73,16 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoder:
-    """Samples of a split -> what a pack stores of them.
+    """Turns samples of a split into what a pack stores of them.
 
-    The short side is scaled down to `short_side` pixels where it is longer, with a bicubic filter, and never up. Greys
-    have one channel, all others three. In archives a JPEG or a PNG that needs neither scaling nor turning stays as it
-    is, to the byte; a scaled JPEG is a JPEG of `quality`; anything else is a PNG, or, where it was scaled and not
-    `lossless`, such a JPEG.
+    The short side is scaled down to `plan.short_side` pixels where it is longer, with a bicubic filter, and never up.
+    Greys have one channel, all others three. In archives a JPEG or a PNG that needs neither scaling nor turning stays
+    as it is, to the byte; a scaled JPEG is a JPEG of `plan.quality`; anything else is a PNG, or, where it was scaled
+    and not `plan.lossless`, such a JPEG.
     """
 
     split: Split
-    form: Literal["tar", "uint8"]
-    short_side: int
-    quality: int
-    lossless: bool
+    plan: Plan
 
     def __getitem__(self, sample: int) -> tuple[int, Stored | DataError]:
         try:
@@ -60,35 +91,33 @@ class Encoder:
             return sample, error
 
     def one(self, sample: int) -> Stored:
-        """Raises DataError for a picture that cannot be read."""
-        raw = self.split.raw(sample)
+        """What is stored of one sample. Raises DataError for an image that cannot be read."""
+        raw, plan = self.split.raw(sample), self.plan
         picture = decode(raw, 3, self.split.name(sample))
         unchanged, coded, grey = kind_of(raw)
-        scaled = min(picture.size) > self.short_side
         if grey:
             picture = picture.convert("L")  # exact: all three channels are the same
-        if scaled:
-            share = self.short_side / min(picture.size)
-            picture = picture.resize(
-                (round(picture.width * share), round(picture.height * share)), Image.Resampling.BICUBIC
-            )
-        size = picture.height, picture.width, len(picture.getbands())
-        if self.form == "uint8":
-            return Stored("raw", picture.tobytes(), *size)
-        if unchanged and not scaled:
+        share = plan.short_side / min(picture.size)
+        if share < 1:
+            size = round(picture.width * share), round(picture.height * share)
+            picture = picture.resize(size, Image.Resampling.BICUBIC)
+        shape = picture.height, picture.width, len(picture.getbands())
+        if plan.form == "uint8":
+            return Stored("raw", picture.tobytes(), *shape)
+        if unchanged and share >= 1:
             assert isinstance(raw, bytes)
-            return Stored(coded, raw, *size)
+            return Stored(coded, raw, *shape)
         buffer = io.BytesIO()
-        if scaled and (coded == "jpg" or not self.lossless):
-            picture.save(buffer, "JPEG", quality=self.quality)
-            return Stored("jpg", buffer.getvalue(), *size)
+        if share < 1 and (coded == "jpg" or not plan.lossless):
+            picture.save(buffer, "JPEG", quality=plan.quality)
+            return Stored("jpg", buffer.getvalue(), *shape)
         picture.save(buffer, "PNG")
-        return Stored("png", buffer.getvalue(), *size)
+        return Stored("png", buffer.getvalue(), *shape)
 
 
 def kind_of(raw: bytes | np.ndarray) -> tuple[bool, str, bool]:
-    """Of what `decode` has accepted: whether any reader shows the same pixels, `jpg` or `png` or "", and whether it is
-    grey."""
+    """What bytes, or pixels (H, W[, C]), that `decode` has accepted are: whether any reader shows the same pixels;
+    `jpg`, `png` or ""; whether they are grey."""
     if isinstance(raw, np.ndarray):
         return False, "", raw.ndim == 2 or raw.shape[-1] == 1
     if raw.startswith(b"\x93NUMPY"):
@@ -105,86 +134,76 @@ def kind_of(raw: bytes | np.ndarray) -> tuple[bool, str, bool]:
 
 
 class TarShard:
-    """A WebDataset archive in the making: a sample's picture, its class's number in `.cls`, its id and class names in
-    `.json`."""
+    """A WebDataset archive that is being written: a sample's image, its class's number in `.cls`, its id and class
+    names in `.json`."""
 
     suffix = "tar"
 
-    def __init__(self, path: Path, classes: Sequence[str]) -> None:
+    def __init__(self, path: Path, classes: Sequence[str], limit: int) -> None:
         self.file = open(path, "wb")  # noqa: SIM115 (close() does)
         self.tar = tarfile.open(fileobj=self.file, mode="w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
-        self.classes, self.size, self.images = classes, LAST, 0
+        self.classes, self.limit, self.size, self.images = classes, limit, LAST, 0
 
-    def members(self, sample: int, stored: Stored, label: np.ndarray, name: str) -> list[tuple[str, bytes]]:
-        """The members of one sample: names and contents."""
+    def add(self, sample: int, stored: Stored, label: np.ndarray, name: str) -> bool:
+        """Write one sample, with a label of shape () or (K,); False where the shard is full. Raises OSError."""
         multilabel = label.ndim == 1
         words = [self.classes[number] for number in (np.flatnonzero(label).tolist() if multilabel else [int(label)])]
-        metadata = {"id": name, "label": words if multilabel else words[0]}
-        members = [
-            (stored.kind, stored.content),
-            ("json", json.dumps(metadata, ensure_ascii=False).encode("utf-8", "replace")),
-        ]
-        return [
-            (f"{sample:09d}.{kind}", content)
-            for kind, content in ([] if multilabel else [("cls", b"%d" % int(label))]) + members
-        ]
-
-    def room(self, sample: int, stored: Stored, label: np.ndarray, name: str) -> int:
-        """The bytes that a sample takes."""
-        return sum(512 + -(-len(content) // 512) * 512 for _, content in self.members(sample, stored, label, name))
-
-    def add(self, sample: int, stored: Stored, label: np.ndarray, name: str) -> None:
-        """Write one sample. Raises OSError."""
-        for member, content in self.members(sample, stored, label, name):
-            header = tarfile.TarInfo(member)
+        text = json.dumps({"id": name, "label": words if multilabel else words[0]}, ensure_ascii=False)
+        members = {} if multilabel else {"cls": b"%d" % int(label)}
+        members |= {stored.kind: stored.content, "json": text.encode("utf-8", "replace")}
+        size = sum(512 + -(-len(content) // 512) * 512 for content in members.values())
+        if self.images and self.size + size > self.limit:
+            return False
+        for kind, content in members.items():
+            header = tarfile.TarInfo(f"{sample:09d}.{kind}")
             header.size = len(content)
             self.tar.addfile(header, io.BytesIO(content))
-        self.size += self.room(sample, stored, label, name)
+        self.size += size
         self.images += 1
+        return True
 
     def close(self) -> np.ndarray:
-        """End the archive; rows of `ROW`, of which it needs none."""
+        """End the archive; (0,) rows of `ROW`, as it needs none."""
         self.tar.close()
         self.file.close()
         return np.empty(0, ROW)
 
 
 class PixelShard:
-    """A .npy file of uint8 in the making: (n, H, W, C) where all pictures share a size, else all numbers in one row."""
+    """A .npy file of uint8 that is being written: (n, H, W, C) where all images share a size, else all numbers in one
+    row."""
 
     suffix = "npy"
 
-    def __init__(self, path: Path, classes: Sequence[str]) -> None:
+    def __init__(self, path: Path, classes: Sequence[str], limit: int) -> None:
         self.file = open(path, "wb")  # noqa: SIM115 (close() does)
         self.file.write(bytes(HEADER))
         self.rows: list[tuple[int, ...]] = []
-        self.size, self.images = HEADER, 0
+        self.limit, self.size, self.images = limit, HEADER, 0
 
-    def room(self, sample: int, stored: Stored, label: np.ndarray, name: str) -> int:
-        """The bytes that a sample takes."""
-        return len(stored.content)
-
-    def add(self, sample: int, stored: Stored, label: np.ndarray, name: str) -> None:
-        """Write one sample. Raises OSError. Its row has the sample in place of the shard, and no label yet."""
+    def add(self, sample: int, stored: Stored, label: np.ndarray, name: str) -> bool:
+        """Write one sample; False where the shard is full. Raises OSError. Its row, of shape (6,), has the sample in
+        place of the shard, and no label yet."""
+        if self.images and self.size + len(stored.content) > self.limit:
+            return False
         self.file.write(stored.content)
         self.rows.append((sample, self.size - HEADER, stored.height, stored.width, stored.channels, -1))
         self.size += len(stored.content)
         self.images += 1
+        return True
 
     def close(self) -> np.ndarray:
-        """Write the header and end the file; the rows of its pictures."""
+        """Write the header and end the file; the rows of its images, (n,) of `ROW`.
+
+        The header (format 1.0) is as long whatever the shape is, since it is written last.
+        """
         sizes = {row[2:5] for row in self.rows}
         shape = (len(self.rows), *next(iter(sizes))) if len(sizes) == 1 else (self.size - HEADER,)
+        header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(HEADER - 11) + b"\n"
         self.file.seek(0)
-        self.file.write(npy_header(shape))
+        self.file.write(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header)
         self.file.close()
         return np.array(self.rows, dtype=ROW)
-
-
-def npy_header(shape: tuple[int, ...]) -> bytes:
-    """The head of a .npy file of uint8 (format 1.0), as long whatever the shape is, since it is written last."""
-    metadata = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
-    return b"\x93NUMPY\1\0" + (HEADER - 10).to_bytes(2, "little") + metadata.ljust(HEADER - 11) + b"\n"
 
 
 def write_record(path: Path, content: bytes) -> dict[str, Any]:
@@ -200,7 +219,7 @@ def record(path: Path) -> dict[str, Any]:
 
 
 def npy_bytes(array: np.ndarray) -> bytes:
-    """An array as a .npy file."""
+    """An array of any shape as a .npy file."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()

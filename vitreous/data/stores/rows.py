@@ -11,8 +11,8 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,26 +27,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS = 256  # of one batch of an Arrow stream
-SAMPLED = 16  # images that stand for all where samples are told from others
+SAMPLED = 16  # images whose content identifies all
 BUFFER = 2**20  # bytes that are read of a Parquet file at a time
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Samples in Arrow streams: `column` has the bytes of an image file, or a struct of {bytes, path}.
-
-    `rows`, (n,) int64: row numbers, counted through all streams. `home`: the folder that stored paths start from.
-    """
+class Column:
+    """A column of images in Arrow streams, rows counted through all of them: the bytes of an image file, or a struct of
+    {bytes, path}. `home`: the folder that stored paths start from."""
 
     streams: tuple[str, ...]
     column: str
-    labels: np.ndarray
-    rows: np.ndarray
     origin: str
     home: str
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "chunks"}
@@ -57,73 +50,69 @@ class Rows:
         chunks = [chunk for stream in self.streams for chunk in map_stream(stream).column(self.column).chunks]
         return chunks, np.cumsum([len(chunk) for chunk in chunks], dtype=np.int64)
 
-    def raw(self, sample: int) -> bytes:
+    def read(self, row: int) -> bytes:
         """The bytes of an image file. Raises DataError where a row has none."""
         chunks, ends = self.chunks
-        row = int(self.rows[sample])
         number = int(np.searchsorted(ends, row, side="right"))
         value = chunks[number][row - int(ends[number])].as_py()
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         if content is None and path:
             return read_regular(os.path.join(self.home, path))
         if not content or len(content) > MAX_BYTES:
-            raise DataError(
-                f"{self.name(sample)}: " + (f"larger than {MAX_BYTES >> 20} MiB" if content else "no image")
-            )
+            raise DataError(f"{self.name(row)}: {f'larger than {MAX_BYTES >> 20} MiB' if content else 'no image'}")
         return content
 
-    def name(self, sample: int) -> str:
-        return f"{self.origin}, row {self.rows[sample]}"
+    def name(self, row: int) -> str:
+        return f"{self.origin}, row {row}"
 
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Rows:
-        return replace(self, rows=self.rows[rows], labels=self.labels[rows] if labels is None else labels)
-
-    def update(self, digest: Any) -> None:
-        """Feed the length of every image, which is known without reading it, and the content of a few."""
+    def update(self, digest: Any, rows: np.ndarray) -> None:
+        """Feed the lengths of images (n,), which are known without reading them, and the content of a few."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         chunks, _ = self.chunks
         contents = [pc.struct_field(chunk, "bytes") if pa.types.is_struct(chunk.type) else chunk for chunk in chunks]
         sizes = [np.asarray(pc.fill_null(pc.binary_length(content), -1), dtype=np.int64) for content in contents]
-        digest.update(np.concatenate(sizes)[self.rows].tobytes() if sizes else b"")
-        for sample in np.linspace(0, len(self) - 1, min(SAMPLED, len(self))).astype(int):
+        digest.update(np.concatenate(sizes)[rows].tobytes() if sizes else b"")
+        for sample in np.linspace(0, len(rows) - 1, min(SAMPLED, len(rows))).astype(int):
             with suppress(DataError):
-                digest.update(self.raw(int(sample)))
+                digest.update(self.read(int(rows[sample])))
 
 
 @dataclass(frozen=True)
 class Streams:
-    """The rows of one split as Arrow streams, which the `datasets` library keeps."""
+    """The rows of one split as Arrow streams, which the `datasets` library keeps. Every method raises DataError for a
+    damaged file."""
 
-    files: tuple[str, ...]
+    files: tuple[Path, ...]
 
     @property
     def schema(self) -> pa.Schema:
-        """Names and types of the columns, as the first stream has them. Raises DataError."""
+        """Names and types of the columns, as the first stream has them."""
         return map_stream(self.files[0]).schema
 
+    def chunks(self, column: str) -> Iterator[pa.Array]:
+        """The values of a column, a piece at a time."""
+        for file in self.files:
+            yield from map_stream(file).column(column).chunks
+
     def values(self, column: str) -> pa.ChunkedArray:
-        """A whole column. Raises DataError."""
+        """A whole column, for those that are small."""
         import pyarrow as pa
 
-        chunks = [chunk for file in self.files for chunk in map_stream(file).column(column).chunks]
-        return pa.chunked_array(chunks, self.schema.field(column).type)
+        return pa.chunked_array(list(self.chunks(column)), self.schema.field(column).type)
 
     def first(self, column: str) -> Any:
         """The first value of a column that is not null, as a Python object; None where there is none."""
-        return next((value.as_py() for value in self.values(column) if value.is_valid), None)
+        return next((value.as_py() for chunk in self.chunks(column) for value in chunk if value.is_valid), None)
 
     def streams(self, column: str) -> tuple[str, ...]:
         """Arrow streams that have the column: the files themselves."""
-        return self.files
+        return tuple(map(os.fspath, self.files))
 
 
-@dataclass(frozen=True)
-class Parquet:
-    """The rows of one split as Parquet files of the same columns. Every method raises DataError for a damaged file."""
-
-    files: tuple[Path, ...]
+class Parquet(Streams):
+    """The rows of one split as Parquet files of the same columns."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -133,43 +122,25 @@ class Parquet:
             with open_parquet(file) as parquet:
                 schemas.append(parquet.schema_arrow)
             if not schemas[0].equals(schemas[-1]):
-                raise DataError(
-                    f"{printable(file)} has other columns than {printable(self.files[0])}",
-                    "keep files of the same columns together",
-                )
+                problem = f"{printable(file)} has other columns than {printable(self.files[0])}"
+                raise DataError(problem, "keep files of the same columns together")
         return schemas[0]
 
-    def values(self, column: str) -> pa.ChunkedArray:
-        """A whole column, for those that are small."""
-        import pyarrow as pa
-
-        chunks: list[Any] = []
+    def chunks(self, column: str) -> Iterator[pa.Array]:
+        """The values of a column, a piece at a time."""
         for file in self.files:
             with open_parquet(file) as parquet:
-                chunks += parquet.read(columns=[column]).column(column).chunks
-        return pa.chunked_array(chunks, self.schema.field(column).type)
-
-    def first(self, column: str) -> Any:
-        """The first value of a column that is not null, as a Python object; None where there is none."""
-        for file in self.files:
-            with open_parquet(file) as parquet:
-                for batch in parquet.iter_batches(16, columns=[column]):
-                    for value in batch.column(0):
-                        if value.is_valid:
-                            return value.as_py()
-        return None
+                for batch in parquet.iter_batches(ROWS, columns=[column], use_threads=False):
+                    yield batch.column(0)
 
     def streams(self, column: str) -> tuple[str, ...]:
         """Arrow streams that have the column, written into the cache where missing. Raises ResourceError."""
         return tuple(os.fspath(unpack_column(file, column)) for file in self.files)
 
 
-Table = Streams | Parquet
-
-
 @contextmanager
 def open_parquet(file: Path) -> Iterator[Any]:
-    """A `pyarrow.parquet.ParquetFile`, read a buffer at a time.
+    """Open a `pyarrow.parquet.ParquetFile`, read a buffer at a time.
 
     Raises DataError for a file that is no Parquet or damaged, also while the block reads it; UsageError without
     pyarrow.
@@ -182,26 +153,23 @@ def open_parquet(file: Path) -> Iterator[Any]:
         with pq.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False) as parquet:
             yield parquet
     except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{printable(file)}: cannot be read as Parquet ({reason(error)})", "fetch it again, or leave it out"
-        ) from None
+        problem = f"{printable(file)}: cannot be read as Parquet ({reason(error)})"
+        raise DataError(problem, "fetch it again, or leave it out") from None
 
 
-def map_stream(stream: str) -> pa.Table:
+def map_stream(stream: str | Path) -> pa.Table:
     """An Arrow stream as a table whose contents are mapped into memory. Raises DataError for a damaged one."""
     import pyarrow as pa
 
     try:
-        return pa.ipc.open_stream(pa.memory_map(stream)).read_all()
+        return pa.ipc.open_stream(pa.memory_map(os.fspath(stream))).read_all()
     except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{printable(stream)}: cannot be read as an Arrow stream ({reason(error)})",
-            "remove it, and it is made again",
-        ) from None
+        problem = f"{printable(stream)}: cannot be read as an Arrow stream ({reason(error)})"
+        raise DataError(problem, "remove it, and it is made again") from None
 
 
 def unpack_column(file: Path, column: str) -> Path:
-    """One column of a Parquet file as an Arrow stream in the cache, made anew when the file changes.
+    """Write one column of a Parquet file as an Arrow stream into the cache, again when the file changes.
 
     Raises ResourceError where the disk has no room for it; XDG_CACHE_HOME says on which it is.
     """
@@ -214,12 +182,11 @@ def unpack_column(file: Path, column: str) -> Path:
     with open_parquet(file) as parquet:
         if stream.is_file():
             with suppress(DataError):
-                if map_stream(os.fspath(stream)).num_rows == parquet.metadata.num_rows:
+                if map_stream(stream).num_rows == parquet.metadata.num_rows:
                     return stream
-        with ExitStack() as stack:
-            sink = stack.enter_context(open_sink(stream, file, unpacked_bytes(parquet, column)))
-            schema = pa.schema([parquet.schema_arrow.field(column)])
-            writer = stack.enter_context(pa.ipc.new_stream(sink, schema))
+        require_room(stream.parent, file, unpacked_bytes(parquet, column))
+        schema = pa.schema([parquet.schema_arrow.field(column)])
+        with atomic(stream, shared=True) as sink, pa.ipc.new_stream(sink, schema) as writer:
             for batch in parquet.iter_batches(ROWS, columns=[column], use_threads=False):
                 writer.write_batch(batch)
     return stream
@@ -232,17 +199,16 @@ def unpacked_bytes(parquet: Any, column: str) -> int:
     return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] == column)
 
 
-def open_sink(stream: Path, file: Path, size: int) -> AbstractContextManager[Any]:
-    """A file of the cache to write `size` bytes of `file` to. Raises ResourceError where that cannot be."""
+def require_room(home: Path, file: Path, size: int) -> None:
+    """Make a folder of the cache for `size` bytes of `file`. Raises ResourceError where they do not fit."""
     hint = "make room, or set XDG_CACHE_HOME to a folder on a larger disk"
     try:
-        stream.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(stream.parent).free
+        home.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(home).free
     except OSError as error:
-        raise ResourceError(f"nothing can be stored in {stream.parent} ({reason(error)})", hint) from None
+        raise ResourceError(f"nothing can be stored in {home} ({reason(error)})", hint) from None
     if free < size:
-        raise ResourceError(f"{printable(file)} unpacks to {size:,} bytes, {stream.parent} has room for {free:,}", hint)
-    return atomic(stream, shared=True)
+        raise ResourceError(f"{printable(file)} unpacks to {size:,} bytes, {home} has room for {free:,}", hint)
 
 
 def require_pyarrow() -> None:
@@ -250,6 +216,5 @@ def require_pyarrow() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise UsageError(
-            "Parquet files need pyarrow, which is not installed", "pip install 'vitreous[datasets]'"
-        ) from None
+        problem = "Parquet files need pyarrow, which is not installed"
+        raise UsageError(problem, "pip install 'vitreous[datasets]'") from None

@@ -41,27 +41,31 @@ class Stamp(NamedTuple):
 def stamp(path: Path) -> Stamp:
     """The stamp of an archive. Raises DataError for anything but a regular file."""
     try:
-        status = os.stat(path)
+        return stamp_of(os.stat(path), path)
     except OSError as error:
-        raise DataError(f"{printable(path)}: cannot be read ({reason(error)})") from None
+        raise unreadable(path, error) from None
+
+
+def stamp_of(status: os.stat_result, path: str | Path) -> Stamp:
+    """The stamp in a file's status. Raises DataError for anything but a regular file."""
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{printable(path)}: not a regular file")
     return Stamp(status.st_size, status.st_mtime_ns)
 
 
+def unreadable(path: str | Path, error: OSError) -> DataError:
+    """The refusal of an archive that the system does not read."""
+    return DataError(f"{printable(path)}: cannot be read ({reason(error)})", COPY)
+
+
 def open_archive(path: str, expected: Stamp) -> BinaryIO:
     """Open an archive. Raises DataError for anything but a regular file, and for one that is not as `expected`."""
-    name = printable(path)
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
     except OSError as error:
-        raise DataError(f"{name}: cannot be read ({reason(error)})") from None
-    file = os.fdopen(descriptor, "rb")
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"{name}: not a regular file")
-    if (status.st_size, status.st_mtime_ns) != expected:
-        raise DataError(f"{name}: has changed since it was opened", "start again")
+        raise unreadable(path, error) from None
+    if stamp_of(os.fstat(file.fileno()), path) != expected:
+        raise DataError(f"{printable(path)}: has changed since it was opened", "start again")
     return file
 
 
@@ -75,11 +79,10 @@ def read_at(path: str, expected: Stamp, start: int, size: int) -> bytes:
     try:
         content = os.pread(file.fileno(), size, start)
     except OSError as error:
-        raise DataError(f"{printable(path)}: cannot be read ({reason(error)})", COPY) from None
+        raise unreadable(path, error) from None
     if len(content) != size:
-        raise DataError(
-            f"{printable(path)}: ends at byte {start + len(content)} of a member that reaches to {start + size}", COPY
-        )
+        problem = f"ends at byte {start + len(content)} of a member that reaches to {start + size}"
+        raise DataError(f"{printable(path)}: {problem}", COPY)
     return content
 
 
@@ -133,9 +136,8 @@ class Archive:
         """
         head = self.file.read(BLOCK)
         if tool := next((tool for mark, tool in COMPRESSED if head.startswith(mark)), None):
-            raise DataError(
-                f"{self.name}: a compressed archive cannot be read at any place", f"unpack it with {tool} to a .tar"
-            )
+            problem = f"{self.name}: a compressed archive cannot be read at any place"
+            raise DataError(problem, f"unpack it with {tool} to a .tar")
         self.file.seek(0)
         for header in self.headers():
             if header.isreg() and not is_sparse(header):

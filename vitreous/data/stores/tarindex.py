@@ -18,73 +18,73 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES
-from vitreous.data.stores.tar import Archive, Member, Stamp, read_at, stamp
+from vitreous.data.stores.tar import COPY, Archive, Member, Stamp, read_at, stamp
 from vitreous.disk import atomic, cache
 from vitreous.errors import DataError, printable
 
 Word = str | int  # a class by its name, or by its number
 MAX_LABEL = 2**20  # bytes of a member that says a label
 FIELDS = ("class_name", "class", "label", "cls")
-SHOWN = 20  # samples that a message names
-FORMAT = 2  # of a stored index
+FORMAT = 3  # of a stored index
 ORPHANS = "samples in archives have a label and no image, and are left out"
+
+
+#: a sample: its archive, first byte and bytes of its image, position of its label in `Index.words` (-1: none) and of
+#: its folder in `Index.folders`, and where its name ends in `Index.names`
+SAMPLE = np.dtype([(name, "<i8") for name in ("archive", "start", "size", "label", "home", "end")])
 
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """Samples in order: the archive of each, and the first byte and the bytes of its image there, (n,) int64 each.
+    """The samples of archives in order: (n,) of SAMPLE.
 
-    `labels`: positions in `words`, the labels in `.cls` and `.json` members, -1 without one; `homes`: positions in
-    `folders`. `names`: the images' names, one after the other, and `ends` where each ends. `notes`: message -> count.
+    `names`: the images' names, one after the other, uint8. `words`: the distinct labels in `.cls` and `.json` members.
+    `notes`: message -> count.
     """
 
     archives: tuple[str, ...]
     stamps: tuple[Stamp, ...]
-    archive: np.ndarray
-    start: np.ndarray
-    size: np.ndarray
-    labels: np.ndarray
-    homes: np.ndarray
-    ends: np.ndarray
+    samples: np.ndarray
     names: np.ndarray
     words: tuple[tuple[Word, ...], ...]
     folders: tuple[str, ...]
     notes: dict[str, int]
 
-    def name(self, row: int) -> bytes:
+    def member(self, row: int) -> bytes:
         """The name of an image in its archive."""
-        return self.names[self.ends[row - 1] if row else 0 : self.ends[row]].tobytes()
+        return self.names[self.samples["end"][row - 1] if row else 0 : self.samples["end"][row]].tobytes()
 
-    def display_name(self, row: int) -> str:
+    def name(self, row: int) -> str:
         """ARCHIVE/NAME of a sample, for messages."""
-        return printable(f"{os.path.basename(self.archives[self.archive[row]])}/{os.fsdecode(self.name(row))}")
+        archive = os.path.basename(self.archives[self.samples["archive"][row]])
+        return printable(f"{archive}/{os.fsdecode(self.member(row))}")
 
     def read(self, row: int) -> bytes:
         """The bytes of an image. Raises DataError."""
-        size, number = int(self.size[row]), int(self.archive[row])
+        number, start, size = self.samples[row].tolist()[:3]
         if not 0 < size <= MAX_BYTES:
-            raise DataError(
-                f"{self.display_name(row)}: " + (f"larger than {MAX_BYTES >> 20} MiB" if size else "empty file")
-            )
-        return read_at(self.archives[number], self.stamps[number], int(self.start[row]), size)
+            raise DataError(f"{self.name(row)}: {f'larger than {MAX_BYTES >> 20} MiB' if size else 'empty file'}")
+        return read_at(self.archives[number], self.stamps[number], start, size)
+
+    def update(self, digest: Any, rows: np.ndarray) -> None:
+        """Feed the names and sizes of rows (n,)."""
+        digest.update(b"\n".join(map(self.member, rows.tolist())))
+        digest.update(self.samples["size"][rows].tobytes())
 
 
 @dataclass
 class IndexBuilder:
-    """Builds an index. Numbers are in arrays, since a million samples as Python objects take a gigabyte."""
+    """Builds an index. Numbers are in an array, since a million samples as Python objects take a gigabyte."""
 
-    archive: array = field(default_factory=lambda: array("q"))
-    start: array = field(default_factory=lambda: array("q"))
-    size: array = field(default_factory=lambda: array("q"))
-    label: array = field(default_factory=lambda: array("q"))
-    home: array = field(default_factory=lambda: array("q"))
-    end: array = field(default_factory=lambda: array("q"))
+    samples: array = field(default_factory=lambda: array("q"))  # the fields of SAMPLE, one sample after the other
     names: bytearray = field(default_factory=bytearray)
     words: dict[tuple[Word, ...], int] = field(default_factory=dict)
     folders: dict[bytes, int] = field(default_factory=dict)
@@ -94,62 +94,52 @@ class IndexBuilder:
     def add_archive(self, number: int, path: Path, expected: Stamp) -> None:
         """Add the samples of one archive. Raises DataError."""
         if not expected.size:
-            raise DataError(f"{printable(path)}: empty file", "copy it anew, or leave it out")
-        group, key, keys = dict[bytes, Member](), b"", array("q")
+            raise DataError(f"{printable(path)}: empty file", COPY)
+        keys, names = array("q"), array("q")  # the hash of each sample's name, and where its image's name begins
         with Archive(path, expected, self.notes) as archive:
-            for member in archive.members():
-                own, _, kind = split_name(member.name)
-                if not kind:
-                    continue
-                if own != key:
-                    self.add_sample(archive, number, key, group, keys)
-                    group, key = {}, own
-                if kind in group:
-                    raise DataError(
-                        f"{archive.name}: two members {printable(os.fsdecode(member.name))}",
-                        "rename or remove one of them",
-                    )
-                group[kind] = member
-            self.add_sample(archive, number, key, group, keys)
+            parts = ((*split_name(member.name), member) for member in archive.members())
+            for key, members in groupby((part for part in parts if part[1]), itemgetter(0)):
+                group: dict[bytes, Member] = {}
+                for _, kind, member in members:
+                    if kind in group:
+                        name = printable(os.fsdecode(member.name))
+                        raise DataError(f"{archive.name}: two members {name}", "rename or remove one of them")
+                    group[kind] = member
+                begin = len(self.names)
+                if self.add_sample(archive, number, key, group):
+                    keys.append(hash(key))
+                    names.append(begin)
         order = np.argsort(keys, kind="stable")
         same = np.flatnonzero(np.diff(np.asarray(keys)[order]) == 0)
         if len(same):
-            first = len(self.end) - len(keys) + int(order[same[0] + 1])
-            name = printable(os.fsdecode(bytes(self.names[self.end[first - 1] if first else 0 : self.end[first]])))
+            first = int(order[same[0] + 1])
+            stop = [*names, len(self.names)][first + 1]
+            name = printable(os.fsdecode(bytes(self.names[names[first] : stop])))
             raise DataError(
                 f"{archive.name}: {len(same)} samples stand in two places; the first is {name}",
                 "members with one name up to its first dot belong together (tar --sort=name), and no two samples "
                 "share it",
             )
 
-    def add_sample(self, archive: Archive, number: int, key: bytes, group: dict[bytes, Member], keys: array) -> None:
+    def add_sample(self, archive: Archive, number: int, key: bytes, group: dict[bytes, Member]) -> bool:
         """Add one sample, if it has an image. Raises DataError for two, and for a label that cannot be read."""
         images = [kind for kind in group if is_image_kind(kind)]
         if not images:
             self.notes[ORPHANS] += b"cls" in group
-            return
+            return False
         plain = images if len(images) == 1 else [kind for kind in images if b"." not in kind]
         if len(plain) != 1:
             listing = ", ".join(printable(os.fsdecode(group[kind].name)) for kind in images[:2])
-            raise DataError(
-                f"{archive.name}: two images of one sample: {listing}",
-                "a name is cut at the first dot of its last part: rename them",
-            )
+            hint = "a name is cut at the first dot of its last part: rename them"
+            raise DataError(f"{archive.name}: two images of one sample: {listing}", hint)
         image = group[plain[0]]
-        label = -1
-        if b"cls" in group:
-            label = self.parse_cls(archive, group[b"cls"])
+        label = self.parse_cls(archive, group[b"cls"]) if b"cls" in group else -1
         if label < 0 and b"json" in group:
             label = self.parse_json(archive, group[b"json"])
+        home = self.folders.setdefault(key[: key.rfind(b"/") + 1], len(self.folders))
         self.names += image.name
-        home = key[: key.rfind(b"/") + 1]
-        self.archive.append(number)
-        self.start.append(image.start)
-        self.size.append(image.size)
-        self.label.append(label)
-        self.home.append(self.folders.setdefault(home, len(self.folders)))
-        self.end.append(len(self.names))
-        keys.append(hash(key))
+        self.samples.extend((number, image.start, image.size, label, home, len(self.names)))
+        return True
 
     def parse_cls(self, archive: Archive, member: Member) -> int:
         """The word in a .cls member, -1 for an empty one. Raises DataError for what is no text."""
@@ -177,45 +167,15 @@ class IndexBuilder:
 
     def build(self, paths: Sequence[Path], stamps: Sequence[Stamp]) -> Index:
         """The index of all that was added."""
-        return make_index(
-            [os.fspath(path) for path in paths],
-            stamps,
-            {name: np.asarray(getattr(self, name), dtype=np.int64) for name in COLUMNS},
-            np.frombuffer(bytes(self.names), dtype=np.uint8),
-            {
-                "words": list(self.words),
-                "folders": list(map(os.fsdecode, self.folders)),
-                "notes": {message: n for message, n in self.notes.items() if n},
-            },
+        return Index(
+            tuple(map(os.fspath, paths)),
+            tuple(stamps),
+            np.frombuffer(self.samples.tobytes(), SAMPLE),
+            np.frombuffer(bytes(self.names), np.uint8),
+            tuple(self.words),
+            tuple(map(os.fsdecode, self.folders)),
+            {message: count for message, count in self.notes.items() if count},
         )
-
-
-COLUMNS = ("archive", "start", "size", "label", "home", "end")
-
-
-def make_index(
-    paths: Sequence[str],
-    stamps: Sequence[Stamp],
-    columns: dict[str, np.ndarray],
-    names: np.ndarray,
-    extra: dict[str, Any],
-) -> Index:
-    """An index of columns of int64, the small numbers made small."""
-    small = {name: columns[name].astype(np.int32) for name in ("archive", "label", "home")}
-    return Index(
-        tuple(paths),
-        tuple(stamps),
-        small["archive"],
-        columns["start"],
-        columns["size"],
-        small["label"],
-        small["home"],
-        columns["end"],
-        names,
-        tuple(tuple(words) for words in extra["words"]),
-        tuple(extra["folders"]),
-        extra["notes"],
-    )
 
 
 @lru_cache(maxsize=1024)
@@ -224,21 +184,19 @@ def is_image_kind(kind: bytes) -> bool:
     return f".{os.fsdecode(kind.rsplit(b'.', 1)[-1])}" in SUFFIXES
 
 
-def split_name(name: bytes) -> tuple[bytes, bytes, bytes]:
-    """`./a/b.seg.png` -> `a/b`, `.`, `seg.png`; hidden names and those without a dot have no last part."""
+def split_name(name: bytes) -> tuple[bytes, bytes]:
+    """`./a/b.seg.png` -> `a/b` and `seg.png`; hidden names and those without a dot have no second part."""
     while name[:2] == b"./":
         name = name[2:]
-    base = name.rfind(b"/") + 1
-    dot = name.find(b".", base)
-    return (name[:dot], b".", name[dot + 1 :].lower()) if dot > base else (name, b"", b"")
+    dot = name.find(b".", base := name.rfind(b"/") + 1)
+    return (name[:dot], name[dot + 1 :].lower()) if dot > base else (name, b"")
 
 
 def read_label(archive: Archive, member: Member) -> bytes:
     """The content of a member that says a label. Raises DataError where that is too long for one."""
     if member.size > MAX_LABEL:
-        raise DataError(
-            f"{archive.name}: {printable(os.fsdecode(member.name))} has {member.size:,} bytes, too many for a label"
-        )
+        name = printable(os.fsdecode(member.name))
+        raise DataError(f"{archive.name}: {name} has {member.size:,} bytes, too many for a label")
     return archive.read(member)
 
 
@@ -277,29 +235,22 @@ def cache_path(paths: Sequence[Path]) -> Path:
 
 def store_index(path: Path, built: Index) -> None:
     """Write an index, whole or not at all. Raises OSError."""
-    extra = {
-        "format": FORMAT,
-        "words": built.words,
-        "folders": built.folders,
-        "notes": built.notes,
-        "stamps": built.stamps,
-    }
-    text = np.frombuffer(json.dumps(extra).encode(), dtype=np.uint8)
-    columns = (built.archive, built.start, built.size, built.labels, built.homes, built.ends)
+    names = ("words", "folders", "notes", "stamps")
+    text = json.dumps({"format": FORMAT, **{name: getattr(built, name) for name in names}}).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic(path, shared=True) as file:
-        np.savez(file, text=text, names=built.names, **dict(zip(COLUMNS, columns, strict=True)))
+        np.savez(file, text=np.frombuffer(text, np.uint8), names=built.names, samples=built.samples)
 
 
 def load_index(path: Path, paths: Sequence[Path], stamps: Sequence[Stamp]) -> Index | None:
     """The stored index, if it is whole and of these very archives; else None."""
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
-            held = {name: stored[name] for name in stored.files}
-        extra = json.loads(held["text"].tobytes())
-        if extra["format"] != FORMAT or [Stamp(*pair) for pair in extra["stamps"]] != list(stamps):
+            samples, names, extra = stored["samples"], stored["names"], json.loads(stored["text"].tobytes())
+        if (extra["format"], extra["stamps"]) != (FORMAT, [list(pair) for pair in stamps]) or samples.dtype != SAMPLE:
             return None
-        columns = {name: held[name].astype(np.int64) for name in COLUMNS}
-        return make_index([os.fspath(path) for path in paths], stamps, columns, held["names"], extra)
+        words = tuple(map(tuple, extra["words"]))
+        archives = tuple(map(os.fspath, paths))
+        return Index(archives, tuple(stamps), samples, names, words, tuple(extra["folders"]), extra["notes"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None

@@ -1,0 +1,76 @@
+"""Names of splits and classes, and labels as arrays: what all layouts share."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitreous.errors import DataError, first_names, nearest, printable
+
+SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+WORDS = {word: split for split, words in SPLITS.items() for word in words}
+NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # of Unicode's categories: control, half of a pair or no UTF-8, ends of lines
+MAX_LABELS = 2**33  # bytes of the labels of all images, (n, K) float32
+
+
+def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """A sort key in which 2 comes before 10; equal keys fall back to the name itself."""
+    runs = re.findall(r"\d+|\D+", name)
+    return [(0, int(run), "") if run.isdecimal() else (1, 0, run) for run in runs], name
+
+
+def split_homes(root: Path) -> dict[str, Path]:
+    """The folders of the splits in a folder."""
+    first = {split: next((root / n for n in names if (root / n).is_dir()), None) for split, names in SPLITS.items()}
+    return {split: home for split, home in first.items() if home}
+
+
+def class_order(names: Iterable[str]) -> list[str]:
+    """Class names in natural order. Raises DataError for names that differ only in case or Unicode form, or are no line
+    of text."""
+    folded: dict[str, str] = {}
+    for name in sorted(names, key=natural):
+        if any(unicodedata.category(letter) in NO_TEXT for letter in name):
+            raise DataError(f"class {printable(name)} has a name that is no line of text in UTF-8", "rename it")
+        other = folded.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
+        if other != name:
+            both = f"{printable(other)} and {printable(name)}"
+            raise DataError(f"classes {both} differ only in case or accents", "rename one of them")
+    return list(folded.values())
+
+
+def too_few_classes(where: str, classes: Sequence[str], hint: str = "") -> DataError:
+    """The refusal of data of one class or none: why there are no labels."""
+    problem = f"one class only ({printable(classes[0])}); a classifier needs two" if classes else "no labels"
+    return DataError(f"{where} has {problem}", hint)
+
+
+def one_class_note(classes: Sequence[str]) -> list[str]:
+    """The note on images that are all of one class; none where there are no classes."""
+    return [f"all images are of one class, {printable(classes[0])}: there are no labels"] if classes else []
+
+
+def unknown_classes(where: str, unknown: Iterable[str], classes: Iterable[str], listed: bool = False) -> DataError:
+    """The refusal of classes that training, or if `listed` a list of classes, does not have."""
+    names = list(dict.fromkeys(unknown))
+    lacking = "are not in the list of classes" if listed else "train lacks"
+    hint = nearest(names[0], classes) or "rename or remove them"
+    return DataError(f"{where} has classes that {lacking}: {first_names(names)}", hint)
+
+
+def check_label_size(where: str, images: int, classes: int) -> None:
+    """Raise DataError where labels (images, classes) float32 would not fit into memory."""
+    if 4 * images * classes > MAX_LABELS:
+        problem = f"{images:,} images times {classes:,} classes are more than memory holds"
+        raise DataError(f"{where}: {problem}", "are these class names?")
+
+
+def multi_hot(codes: Sequence[int] | np.ndarray, counts: Sequence[int] | np.ndarray, classes: int) -> np.ndarray:
+    """The classes of all images, one image after the other, and how many each has, (n,) -> (n, classes) float32."""
+    labels = np.zeros((len(counts), classes), dtype=np.float32)
+    labels[np.repeat(np.arange(len(counts)), counts), codes] = 1
+    return labels
