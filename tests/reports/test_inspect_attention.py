@@ -22,10 +22,8 @@ from vitreous.inspection.gradient import gradient
 from vitreous.inspection.rollout import Mixing, rollout
 from vitreous.inspection.segments import segments
 from vitreous.progress import NullListener
-from vitreous.reports.figures.attention import make as make_attention
-from vitreous.reports.figures.distance import make as make_distance
-from vitreous.reports.figures.positions import make as make_positions
-from vitreous.reports.figures.rollout import make as make_rollout
+from vitreous.reports.figures.attention import make_attention, make_distance, make_rollout
+from vitreous.reports.figures.positions import make_positions
 from vitreous.reports.inspect import inspect as inspect_run
 from vitreous.reports.scene import InspectOptions, Scene, open_pictures
 from vitreous.serving.predict import load

@@ -15,7 +15,7 @@ from tests.contracts import randomise
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.models.zoo import create
-from vitreous.reports.figures.style import count_from_one
+from vitreous.reports.figures.drawing import count_from_one
 from vitreous.reports.inspect import inspect
 from vitreous.reports.scene import InspectOptions
 from vitreous.weights.bundle import Bundle
@@ -217,9 +217,9 @@ def test_half_precision_sees_much_the_same(place):
 
 @pytest.mark.parametrize("model", ["plain", "bit"])
 def test_cost(place, model, monkeypatch):
-    from vitreous.reports.figures import cost
+    from vitreous.reports.figures import layers
 
-    monkeypatch.setattr(cost, "SIZES", (64,))  # beside the model's own 32
+    monkeypatch.setattr(layers, "SIZES", (64,))  # beside the model's own 32
     one, numbers = looked(place, model, "cost", batch_sizes=(1, 2), data=None)["cost"]
     assert numbers["image"].tolist() == [[32, 32], [64, 64]] and (numbers["images_per_second"] > 0).all()
     assert numbers["memory_bytes"][1] > numbers["memory_bytes"][0] and "an estimate" in one["caption"]

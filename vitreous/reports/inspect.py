@@ -1,5 +1,4 @@
-"""The verb `inspect`: figures of what a model has learned and what it looks at, as pictures, as numbers, and on one
-page."""
+"""The verb `inspect`: figures of what a model has learned and what it looks at, as images, numbers and one page."""
 
 from __future__ import annotations
 
@@ -32,26 +31,27 @@ from vitreous.weights.bundle import Bundle
 
 
 class Kind(NamedTuple):
-    """A figure: the module that makes it, whether it is made by default, and whether it shows the pictures named."""
+    """A figure: its module in `figures`, whether it is made by default, shows the images named, is drawn in `LOOK`."""
 
     module: str
     default: bool = False
     of_pictures: bool = False
+    styled: bool = False
 
 
 FIGURES = {
-    "filters": Kind("vitreous.reports.figures.filters", default=True),
-    "positions": Kind("vitreous.reports.figures.positions", default=True),
-    "distance": Kind("vitreous.reports.figures.distance", default=True),
-    "rollout": Kind("vitreous.reports.figures.rollout", default=True, of_pictures=True),
-    "attention": Kind("vitreous.reports.figures.attention", of_pictures=True),
-    "gradient": Kind("vitreous.reports.figures.gradient", of_pictures=True),
-    "segments": Kind("vitreous.reports.figures.segments", of_pictures=True),
-    "fourier": Kind("vitreous.reports.figures.fourier"),
-    "features": Kind("vitreous.reports.figures.features", of_pictures=True),
-    "nearest": Kind("vitreous.reports.figures.nearest", of_pictures=True),
-    "similarity": Kind("vitreous.reports.figures.similarity"),
-    "cost": Kind("vitreous.reports.figures.cost"),
+    "filters": Kind("features", default=True, styled=True),
+    "positions": Kind("positions", default=True, styled=True),
+    "distance": Kind("attention", default=True),
+    "rollout": Kind("attention", default=True, of_pictures=True),
+    "attention": Kind("attention", of_pictures=True),
+    "gradient": Kind("attention", of_pictures=True),
+    "segments": Kind("attention", of_pictures=True),
+    "fourier": Kind("layers", styled=True),
+    "features": Kind("features", of_pictures=True, styled=True),
+    "nearest": Kind("features", of_pictures=True, styled=True),
+    "similarity": Kind("layers", styled=True),
+    "cost": Kind("layers", styled=True),
 }
 BEST = 3  # classes named of a picture
 
@@ -108,14 +108,22 @@ def inspect(
 
 
 def make_figures(scene: Scene, names: Sequence[str], folder: Path) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Make and write figures: what is where, and why others could not be written, which is allowed with `all` alone.
+    """Make and write figures; return their files and, with `all`, why others cannot be made.
 
-    Raises UsageError where none can be written.
+    Raises UsageError where none can be made, or without `all` for the first that cannot.
     """
+    from matplotlib import rc_context
+
+    from vitreous.reports.figures.drawing import LOOK
+
     written, refused = [], {}
     for name in names:
+        kind = FIGURES[name]
         try:
-            for one in import_module(FIGURES[name].module).make(scene):
+            make = getattr(import_module(f"vitreous.reports.figures.{kind.module}"), f"make_{name}")
+            with rc_context(LOOK if kind.styled else {}):
+                results = make(scene)
+            for one in results:
                 written.append(write_figure(one, folder))
                 scene.listener.note(f"{one.title}: {folder / one.name}.png")
         except UsageError as error:
@@ -129,7 +137,7 @@ def make_figures(scene: Scene, names: Sequence[str], folder: Path) -> tuple[list
 
 
 def choose_figures(settings: InspectOptions, pictures: bool = False) -> list[str]:
-    """The figures asked for, or the usual ones; of those, with `pictures` named, the ones that show them come first.
+    """Return the figures asked for, or the default ones, those of images first where `pictures` are named.
 
     Raises UsageError for an unknown one.
     """
@@ -143,29 +151,29 @@ def choose_figures(settings: InspectOptions, pictures: bool = False) -> list[str
 
 
 def likeliest_classes(scene: Scene) -> list[dict[str, Any]]:
-    """The likeliest classes of the first pictures named, as `predict --json` writes them; of a model without a head,
-    none.
+    """Return the likeliest classes of the first images named, as `predict --json` writes them; none without a head.
 
-    In float32: to be asked before `scene.model` is, which casts the weights to the precision of the figures.
+    Computed in float32: call it before `scene.model` casts the weights to the precision of the figures.
     """
-    bundle, rows = scene.bundle, []
-    pictures = list(scene.pictures[:SEEN])
-    if not bundle.classes:
-        return [{"path": one.name, "classes": []} for one in pictures]
+    bundle, answers = scene.bundle, []
     model = bundle.model.to(scene.device).eval()
-    with torch.no_grad():
-        for one in pictures:
-            logits = model(scene.preprocess.normalise(one.pixels[None].to(scene.device)))
-            rows.append(probabilities(logits.double().cpu().numpy() / bundle.temperature, bundle.loss)[0])
-    best = [np.argsort(-row, kind="stable")[:BEST] for row in rows]
-    return [
-        {"path": one.name, "classes": [{"class": bundle.classes[i], "probability": float(row[i])} for i in indices]}
-        for one, row, indices in zip(pictures, rows, best, strict=True)
-    ]
+    for one in scene.pictures[:SEEN]:
+        classes = []
+        if bundle.classes:
+            with torch.no_grad():
+                logits = model(scene.preprocess.normalise(one.pixels[None].to(scene.device)))
+            row = probabilities(logits.double().cpu().numpy() / bundle.temperature, bundle.loss)[0]
+            best = np.argsort(-row, kind="stable")[:BEST]
+            classes = [{"class": bundle.classes[i], "probability": float(row[i])} for i in best]
+        answers.append({"path": one.name, "classes": classes})
+    return answers
 
 
 def resize_preprocess(bundle: Bundle, settings: InspectOptions) -> Preprocess:
-    """The bundle's preprocessing, for images of --image-size: one number, or a height and a width."""
+    """Return the bundle's preprocessing at --image-size: one number, or a height and a width.
+
+    Raises UsageError for what is no multiple of the patch.
+    """
     if not settings.image_size:
         return bundle.preprocess
     size = settings.image_size * 2 if len(settings.image_size) == 1 else settings.image_size
@@ -178,12 +186,12 @@ def resize_preprocess(bundle: Bundle, settings: InspectOptions) -> Preprocess:
 
 
 def default_folder(run: Path) -> Path:
-    """Where figures go: into the run, or beside weights that are not one."""
+    """Return the folder of figures: in the run, or beside weights that are no run."""
     return run / "inspect" if run.is_dir() else Path(f"inspect-{slug(run.stem)[:60] or 'image'}")
 
 
 def write_figure(figure: FigureResult, folder: Path) -> dict[str, Any]:
-    """Write a figure's files, and say what is where."""
+    """Write a figure's files; return their names with title and caption."""
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / figure.name
     figure.figure.savefig(f"{place}.png", dpi=150, bbox_inches="tight", metadata={"Software": None})

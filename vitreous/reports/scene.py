@@ -1,4 +1,4 @@
-"""The scene that figures are made from: a model, the pictures named, and the data that it can be shown."""
+"""What figures are made from: a model, the images named, and a data set."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,7 +36,7 @@ SEEN = 8  # images shown where only some of a data set can be
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """What to look at and how, in the words of the command line; `cli.inspect` says what each means."""
+    """The options of `vitreous inspect`; `cli.inspect` documents each."""
 
     figures: tuple[str, ...] = ()
     all: bool = False
@@ -60,8 +61,7 @@ class InspectOptions:
 
 @dataclass(frozen=True)
 class Picture:
-    """One image as the model sees it: `shown` (H, W) RGB, and `pixels` (C, *image) as they are before they are
-    normalised; `raw` is what is stored of it, for a model that sees it otherwise."""
+    """An image as the model sees it: `shown` (H, W) RGB, `pixels` (C, *image) before normalisation, `raw` as stored."""
 
     name: str
     shown: Image.Image
@@ -71,8 +71,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class FigureResult:
-    """A figure with what it is made of. `name` is the stem of its files; the caption says what is seen, in which units,
-    and where it comes from. `table`: a head and rows, for a CSV, where numbers read better so."""
+    """A figure and its data. `name`: stem of its files; `table`: head and rows of its CSV, where it has one."""
 
     name: str
     title: str
@@ -84,7 +83,7 @@ class FigureResult:
 
 @dataclass(frozen=True)
 class Scene:
-    """A model, the pictures named and the data it can be shown: what the figures are made from."""
+    """A model, the images named and the data set: what figures are made from."""
 
     run: str
     bundle: Bundle
@@ -101,50 +100,57 @@ class Scene:
 
     @cached_property
     def data(self) -> tuple[str, Data]:
-        """The data set, and its name: --data, or the run's own. Raises UsageError where there is none."""
+        """Name and data set: of --data, or of the run. Raises UsageError where there is none."""
         return data_for(self.run, self.options.data, self.options.split or "val")
 
     @cached_property
     def split(self) -> Split:
-        """The images to look at: those of --split; else of `val`, or what there is."""
+        """The images of --split; else of `val`, `test` or `train`."""
         splits = self.data[1].splits
         if self.options.split is not None:
             return self.data[1].split(self.options.split)
         return splits.get("val") or splits.get("test") or splits["train"]
 
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The grid of patches of an image."""
+        return tuple(i // p for i, p in zip(self.preprocess.image, self.model.config.patch, strict=True))
+
     def input(self, pixels: Tensor) -> Tensor:
-        """(B, C, *image) pixels -> the model's input, on its device."""
+        """(B, C, *image) pixels -> the model's input, normalised, on its device."""
         own = next(self.model.parameters())
         return self.preprocess.normalise(pixels.to(self.device)).to(own.dtype)
 
-    def some(self, count: int, split: Split | None = None) -> list[Picture]:
-        """The pictures that were named; where none were, `count` of the split, always the same ones. Unreadable ones
-        are passed over."""
-        if self.pictures and split is None:
-            return list(self.pictures)
-        split = self.split if split is None else split
-        pictures: list[Picture] = []
-        for sample in permutation(len(split), self.options.seed, 0):
-            if len(pictures) == count:
-                break
-            try:
-                pictures.append(see_picture(split.raw(int(sample)), split.name(int(sample)), self.preprocess))
-            except DataError:
-                continue
+    def some(self, count: int) -> list[Picture]:
+        """Return the images named or, without any, `count` readable ones of the split, the same for the same seed.
+
+        Raises DataError where none can be read.
+        """
+        pictures = list(self.pictures) or [picture for _, picture in islice(self.readable(self.split), count)]
         if not pictures:
             raise DataError("no image can be read", "`vitreous data check` tells why")
         return pictures
 
+    def readable(self, split: Split) -> Iterator[tuple[int, Picture]]:
+        """Yield the readable samples of a split with their indices, in an order drawn by the seed."""
+        for sample in permutation(len(split), self.options.seed, 0).tolist():
+            try:
+                yield sample, see_picture(split.raw(sample), split.name(sample), self.preprocess)
+            except DataError:
+                continue
+
     def batches(self, pictures: Sequence[Picture], label: str = "look") -> Iterator[Tensor]:
-        """The model's input of pictures, `batch_size` at a time."""
+        """Yield the model's input (B, C, *image) for images, `batch_size` at a time."""
         for low in range(0, len(pictures), self.options.batch_size):
             part = pictures[low : low + self.options.batch_size]
             yield self.input(torch.stack([one.pixels for one in part]))
             self.listener.progress(label, low + len(part), len(pictures))
 
     def layers(self, depth: int) -> list[int]:
-        """Numbers of the blocks asked for, from 0, all of `depth` where none were; -1 is the last. Raises
-        UsageError."""
+        """Return the indices of the blocks asked for, by default all of `depth`; -1 is the last.
+
+        Raises UsageError for a block that is not there.
+        """
         wrong = [layer for layer in self.options.layers if not -depth <= layer < depth]
         if wrong:
             hint = f"--layers counts from 0 to {depth - 1}, or from -1 backwards; figures count from 1 to {depth}"
@@ -153,7 +159,7 @@ class Scene:
 
 
 def open_pictures(images: Sequence[str | os.PathLike[str]], preprocess: Preprocess) -> Iterator[Picture]:
-    """The images named, folders as what is below them. Raises DataError for what cannot be read."""
+    """Open the images named, and all below folders. Raises DataError for unreadable ones and empty folders."""
     for name in images:
         path = Path(name)
         if path.is_dir():
@@ -166,6 +172,6 @@ def open_pictures(images: Sequence[str | os.PathLike[str]], preprocess: Preproce
 
 
 def see_picture(raw: bytes | np.ndarray | Path, name: str, preprocess: Preprocess) -> Picture:
-    """What is stored -> what the model sees of it. Raises DataError."""
+    """Decode stored bytes, pixels or a file as the model sees it. Raises DataError for what cannot be decoded."""
     pixels = preprocess.pixels(preprocess.decoded(raw, name))
     return Picture(name, rgb_image(pixels), pixels, raw)

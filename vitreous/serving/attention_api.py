@@ -222,7 +222,7 @@ def filters(bundle: Bundle) -> bytes | None:
     from PIL import Image
 
     from vitreous.inspection.filters import filters as components
-    from vitreous.reports.figures.filters import shown, together_of
+    from vitreous.reports.figures.features import shown, together_of
 
     if not can(bundle)["filters"]:
         return None

@@ -1,2 +1,1 @@
-"""Drawings of what `inspection` found, one figure of `vitreous inspect` to a file: `make(scene)` gives what was
-made."""
+"""Figures of `vitreous inspect`: for each NAME of the table in `inspect.py` a function `make_NAME(scene)`."""

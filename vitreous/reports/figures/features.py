@@ -1,48 +1,181 @@
-"""The figure of patch tokens as colours (DINOv2, arXiv:2304.07193, Fig. 1)."""
+"""Figures of weights and features: filters, patch tokens as colours, and nearest training images."""
 
 from __future__ import annotations
 
+import textwrap
+from itertools import islice
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
 import torch
+from torch import Tensor
 
-from vitreous.inspection.features import colours, patches
-from vitreous.reports.figures.style import hide_axes, styled
+from vitreous.data.split import Data, Split
+from vitreous.errors import UsageError
+from vitreous.inspection.features import colours, nearest, patches, pooled
+from vitreous.inspection.filters import filters
+from vitreous.reports.figures.drawing import BLUE, hide_axes, mosaic, new_figure, times
 from vitreous.reports.pages.formats import format_share
-from vitreous.reports.scene import SEEN, FigureResult, Scene
+from vitreous.reports.scene import SEEN, FigureResult, Picture, Scene, see_picture
+
+COLUMNS, GAP = 7, 0.85  # filters in a row, and the grey between them
+NEIGHBOURS, POOL = 6, 8  # neighbours shown; training images looked at for each of --count
+LETTERS = 18  # of a class that fit over an image
 
 
-@styled
-def make(scene: Scene) -> list[FigureResult]:
-    """Pictures, their patch tokens' first three principal components as colours, and those of the foreground alone."""
-    from matplotlib.figure import Figure
+def make_filters(scene: Scene) -> list[FigureResult]:
+    """Draw the first principal components of the filters, and the share of variance that each explains
+    (arXiv:2010.11929, Fig. 7 left)."""
+    result = filters(scene.model)
+    components, share = result.components.numpy(), result.share.numpy()
+    count = len(components)
+    pictures, description = shown(components)
+    figure, ((tiles, axes),) = new_figure(7.2, 2.5, 1, 2, width_ratios=(1.8, 1))
+    hide_axes(tiles)
+    tiles.set_anchor("N")
+    tiles.imshow(together_of(pictures), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axes.plot(np.arange(1, count + 1), 100 * share.cumsum(), color=BLUE, marker="o", markersize=2.5, linewidth=1)
+    axes.set(xlabel="components", ylabel="variance explained, together (%)", ylim=(0, 102), xlim=(0, count + 1))
+    axes.grid(alpha=0.25, linewidth=0.5)
+    caption = (
+        f"The first {count} principal components of the {result.count} filters of the {result.layer}, "
+        f"{times(components.shape[2:])} pixels, {description}; each is stretched to its own range, and its sign is "
+        f"arbitrary. Together they explain {format_share(round(float(share.sum()), 6))} of the filters' variance, the "
+        f"first {format_share(share[0])}. As in arXiv:2010.11929, Fig. 7 left."
+    )
+    table = ["component", "share"], [[number + 1, f"{value:.6f}"] for number, value in enumerate(share)]
+    return [FigureResult("filters", "Filters", caption, figure, {"components": components, "share": share}, table)]
 
+
+def together_of(pictures: np.ndarray) -> np.ndarray:
+    """(K, h, w[, 3]) -> one (H, W[, 3]) image, seven in a row, with light grey around them: filters have white
+    corners."""
+    large = -(-16 // max(pictures.shape[1:3]))
+    pictures = pictures.repeat(large, 1).repeat(large, 2)
+    columns = min(COLUMNS, len(pictures))
+    missing = np.full((-len(pictures) % columns, *pictures.shape[1:]), GAP, dtype=pictures.dtype)
+    tiles = np.concatenate([pictures, missing])
+    gap = max(1, pictures.shape[1] // 8)
+    whole = mosaic(tiles.reshape(-1, columns, *tiles.shape[1:]), gap, GAP)
+    return np.pad(whole, [(gap, gap)] * 2 + [(0, 0)] * (whole.ndim - 2), constant_values=GAP)
+
+
+def shown(components: np.ndarray) -> tuple[np.ndarray, str]:
+    """(K, C, h, w) -> (K, h, w) or (K, h, w, 3) in [0, 1], each stretched to its range, and what the colours are."""
+    channels = components.shape[1]
+    visible = components[:, :3] if channels >= 3 else components[:, :1]
+    low, high = (f(visible, axis=(1, 2, 3), keepdims=True) for f in (np.min, np.max))
+    even = (visible - low) / np.maximum(high - low, 1e-12)
+    if channels >= 3:
+        description = "in colour" if channels == 3 else f"the first three of {channels} channels as red, green and blue"
+        return even.transpose(0, 2, 3, 1), description
+    return even[:, 0], "in grey" if channels == 1 else f"the first of {channels} channels in grey"
+
+
+def make_features(scene: Scene) -> list[FigureResult]:
+    """Draw images, the first three principal components of their patch tokens as colours, and those of the foreground
+    alone (arXiv:2304.07193, Fig. 1)."""
     pictures = scene.some(4)[:SEEN]
     maps = torch.cat([patches(scene.model, images).cpu() for images in scene.batches(pictures, "features")])
     coloured = colours(maps)
     height, width = scene.preprocess.image
     tile = 7.0 / max(4, len(pictures))
-    figure = Figure(figsize=(tile * len(pictures) + 0.3, 3 * tile * height / width + 0.2), layout="constrained")
-    grid = figure.subplots(3, len(pictures), squeeze=False)
-    rows = [None, coloured.all.numpy(), coloured.inside.numpy()]
-    for row, name, values in zip(grid, ("image", "all patches", "foreground"), rows, strict=True):
-        for number, axes in enumerate(row):
+    figure, grid = new_figure(tile * len(pictures) + 0.3, 3 * tile * height / width + 0.2, 3, len(pictures))
+    images = [one.shown for one in pictures]
+    rows = (("image", images), ("all patches", coloured.all.numpy()), ("foreground", coloured.inside.numpy()))
+    for row, (name, values) in zip(grid, rows, strict=True):
+        for axes, value in zip(row, values, strict=True):
             hide_axes(axes)
-            axes.imshow(pictures[number].shown if values is None else values[number], interpolation="nearest")
+            axes.imshow(value, interpolation="nearest")
         row[0].set_ylabel(name)
-    many = f"{len(pictures)} pictures together" if len(pictures) > 1 else "the picture"
+    together = f"{len(pictures)} pictures together" if len(pictures) > 1 else "the picture"
     share = ", ".join(format_share(value) for value in coloured.share.tolist())
     caption = (
         f"The first three principal components of the {maps.shape[-1]} channels of the last layer's patch tokens as "
-        "red, green and blue, "
-        f"of {many}, each stretched from its 1st to its 99th percentile. They explain {share} of the variance. Last "
-        "row: patches on "
-        "one side of the first component's mean, the side with less of the pictures' borders, and components found "
-        "anew within "
-        "them; the rest is black. Signs, and so colours, are arbitrary. As in arXiv:2304.07193, Fig. 1."
+        f"red, green and blue, of {together}, each stretched from its 1st to its 99th percentile. They explain {share} "
+        "of the variance. Last row: patches on one side of the first component's mean, the side with less of the "
+        "pictures' borders, and components found anew within them; the rest is black. Signs, and so colours, are "
+        "arbitrary. As in arXiv:2304.07193, Fig. 1."
     )
-    numbers = {
-        "all": coloured.all.numpy(),
-        "foreground": coloured.foreground.numpy(),
-        "inside": coloured.inside.numpy(),
-        "share": coloured.share.numpy(),
-    }
+    numbers = {name: value.numpy() for name, value in coloured._asdict().items()}
     return [FigureResult("features", "Features as colours", caption, figure, numbers)]
+
+
+def make_nearest(scene: Scene) -> list[FigureResult]:
+    """Draw images with the training images of most similar features. Raises UsageError without training images."""
+    data = scene.data[1]
+    if "train" not in data.splits:
+        raise UsageError(
+            f"{data.name} has no training images to find the nearest among", "name a data set that has: --data"
+        )
+    train = data.splits["train"]
+    if scene.pictures:
+        queries = list(scene.pictures[:SEEN])
+        titles = [PurePath(one.name).name for one in queries]
+    else:
+        chosen = list(islice(scene.readable(scene.split), SEEN))
+        queries, titles = [one for _, one in chosen], [class_of(data, scene.split, sample) for sample, _ in chosen]
+    overlap = not scene.pictures and scene.split is train
+    samples, known = training_features(scene, train, len(queries) if overlap else 0)
+    features = torch.cat([pooled(scene.model, images).cpu() for images in scene.batches(queries, "pictures")])
+    values, places = nearest(features, known, NEIGHBOURS)
+    near = np.array(samples)[places.numpy()]
+    table, rows = [], []
+    for query, title, similar, line in zip(queries, titles, values.tolist(), near.tolist(), strict=True):
+        rows.append([(query, title)])
+        for rank, (sample, value) in enumerate(zip(line, similar, strict=True), 1):
+            name, label = train.name(sample), class_of(data, train, sample)
+            table.append([query.name, rank, f"{value:.5f}", name, label])
+            rows[-1].append((see_picture(train.raw(sample), name, scene.preprocess), f"{value:.2f} {label}"))
+    caption = (
+        f"Pictures (first column), each with the most similar of {len(samples)} training images of {data.name}, drawn "
+        "at random: cosine similarity of the pooled features before the head, and the class."
+    )
+    numbers = {"similarity": values.numpy(), "sample": near, "features": features.numpy()}
+    head = ["picture", "rank", "similarity", "training_image", "class"]
+    return [FigureResult("nearest", "Nearest training images", caption, draw_strips(rows), numbers, (head, table))]
+
+
+def training_features(scene: Scene, train: Split, skipped: int) -> tuple[list[int], Tensor]:
+    """Return the indices of the training images looked at, without the first few, and their (n, D) features.
+
+    Raises UsageError where there are none.
+    """
+    samples: list[int] = []
+    rows: list[Tensor] = []
+    count = min(scene.options.count * POOL, len(train) - skipped)
+    pool = islice(scene.readable(train), skipped, skipped + count)
+    while part := list(islice(pool, scene.options.batch_size)):
+        samples += [sample for sample, _ in part]
+        rows.append(pooled(scene.model, scene.input(torch.stack([one.pixels for _, one in part]))).cpu())
+        scene.listener.progress("training images", len(samples), count)
+    if not samples:
+        raise UsageError("there are no training images beside the pictures themselves", "use another --split")
+    return samples, torch.cat(rows)
+
+
+def class_of(data: Data, split: Split, sample: int) -> str:
+    """Return the title of a sample's class, or of its classes."""
+    label = split.labels[sample]
+    names = [data.classes[int(label)]] if np.ndim(label) == 0 else [data.classes[i] for i in np.flatnonzero(label)]
+    return ", ".join(data.titles.get(name, name).split(",")[0] for name in names)
+
+
+def draw_strips(rows: list[list[tuple[Picture, str]]]) -> Any:
+    """Draw rows of images with a line of text over each, the first of a row apart from the others."""
+    from matplotlib.figure import Figure
+
+    width, height = rows[0][0][0].shown.size
+    side = 1.05
+    tall, letters, apart = side * height / width, 0.22, 0.12
+    across, down = len(rows[0]) * (side + 0.06) + apart, len(rows) * (tall + letters)
+    figure = Figure(figsize=(across, down))
+    for number, row in enumerate(rows):
+        for column, (one, words) in enumerate(row):
+            left, top = column * (side + 0.06) + apart * (column > 0), down - number * (tall + letters) - letters
+            place = figure.add_axes((left / across, (top - tall) / down, side / across, tall / down))
+            hide_axes(place)
+            place.imshow(one.shown, interpolation="nearest")
+            place.set_title(textwrap.shorten(words, LETTERS, placeholder="…") or words[:LETTERS], fontsize=7.5, pad=2)
+    return figure

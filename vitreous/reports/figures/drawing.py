@@ -1,0 +1,150 @@
+"""What figures share: the style, panels with images, maps over images, and tiles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from vitreous.errors import UsageError
+from vitreous.inspection.hooks import has_attention
+from vitreous.reports.scene import Picture, Scene
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: matplotlib's settings for the figures that `inspect` draws as charts
+LOOK: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+}
+BLUE, ORANGE = "#1f5a96", "#c2571a"  # differ in grey too
+SIZE = 9  # font size in points
+HEAT = "inferno"
+PICTURES = 4  # shown where none are named
+
+
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """Return a figure of width x height inches, and its (rows, columns) axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def panels(
+    scene: Scene, rows: int, columns: int, heads: Sequence[str] = (), side: float = 1.6
+) -> tuple[Figure, np.ndarray]:
+    """Return a figure of rows x columns empty panels with the aspect of the images, `heads` above, and its axes.
+
+    `side`: the longer side of a panel in inches.
+    """
+    height, width = (side * length / max(scene.preprocess.image) for length in scene.preprocess.image)
+    figure, axes = new_figure(columns * (width + 0.08), rows * (height + 0.08) + 0.3, rows, columns)
+    for place in axes.flat:
+        place.set_axis_off()
+    for place, head in zip(axes[0], heads, strict=False):
+        place.set_title(head, fontsize=SIZE)
+    return figure, axes
+
+
+def picture_rows(
+    scene: Scene, pictures: Sequence[Picture], heads: Sequence[str], side: float = 1.6
+) -> tuple[Figure, np.ndarray]:
+    """Return panels with a row for each image, which the first column shows with its name."""
+    figure, axes = panels(scene, len(pictures), len(heads), heads, side)
+    for place, picture in zip(axes[:, 0], pictures, strict=True):
+        place.imshow(np.asarray(picture.shown), interpolation="nearest")
+        label_panel(place, picture.name)
+    return figure, axes
+
+
+def heat(axes: Axes, picture: Picture, values: Tensor | np.ndarray) -> Any:
+    """Draw a nonnegative (h, w) map of patches over the grey image, relative to its largest value; return the map's
+    artist."""
+    grey = np.asarray(picture.shown.convert("L"))
+    axes.imshow(grey, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    values = np.asarray(values, dtype=np.float64)
+    values = values / max(values.max(), 1e-30)
+    extent = (-0.5, grey.shape[1] - 0.5, grey.shape[0] - 0.5, -0.5)
+    return axes.imshow(values, cmap=HEAT, vmin=0, vmax=1, alpha=0.65, extent=extent, interpolation="bilinear")
+
+
+def multiply(axes: Axes, picture: Picture, values: Tensor | np.ndarray) -> None:
+    """Draw the image times a nonnegative (h, w) map, scaled up bilinearly, its maximum 1 (arXiv:2010.11929, Fig. 6)."""
+    from PIL import Image
+
+    pixels, values = np.asarray(picture.shown), np.asarray(values, dtype=np.float32)
+    small = Image.fromarray(values / max(float(values.max()), 1e-30))
+    light = np.asarray(small.resize(pixels.shape[1::-1], Image.Resampling.BILINEAR)).clip(0, 1)
+    axes.imshow((pixels * light[..., None]).astype(np.uint8), interpolation="nearest")
+
+
+def scale(figure: Figure, image: Any, axes: np.ndarray, words: str) -> None:
+    """Add a colour bar for maps, each relative to its own largest value."""
+    bar = figure.colorbar(image, ax=list(axes.flat), shrink=0.8, aspect=25, pad=0.02)
+    if bar.solids is not None:
+        bar.solids.set_alpha(1)  # not as pale as the map over an image
+    bar.set_label(f"{words}, relative\nto the largest", fontsize=SIZE)
+    bar.ax.tick_params(labelsize=SIZE)
+
+
+def label_panel(axes: Axes, text: str, most: int = 20) -> None:
+    """Write a line of text under a panel: the last part of a path, cut to `most` characters."""
+    text = Path(text).name
+    text = text if len(text) <= most else text[: most - 1] + "…"
+    axes.text(0.5, -0.03, text, transform=axes.transAxes, ha="center", va="top", fontsize=SIZE - 2)
+
+
+def choose_heads(numbers: Sequence[int], heads: int) -> list[int]:
+    """Return the heads asked for, by default all. Raises UsageError for a number outside 0 .. heads - 1."""
+    wrong = [head for head in numbers if not 0 <= head < heads]
+    if wrong:
+        hint = f"--heads counts from 0 to {heads - 1}, figures from 1 to {heads}"
+        raise UsageError(f"--heads {wrong[0]}: a block has {heads}", hint)
+    return list(dict.fromkeys(numbers)) or list(range(heads))
+
+
+def depth_of(scene: Scene) -> int:
+    """Return the number of blocks. Raises UsageError for a model without attention."""
+    has_attention(scene.model)
+    return scene.model.config.depth  # type: ignore[union-attr]
+
+
+def mosaic(tiles: np.ndarray, gap: int = 1, between: float = np.nan) -> np.ndarray:
+    """Lay out (rows, columns, h, w[, 3]) tiles as one (H, W[, 3]) image, with `gap` pixels of value `between` apart."""
+    rows, columns, height, width = tiles.shape[:4]
+    size = rows * (height + gap) - gap, columns * (width + gap) - gap
+    whole = np.full((*size, *tiles.shape[4:]), between, dtype=np.float32)
+    for i, j in np.ndindex(rows, columns):
+        whole[i * (height + gap) :, j * (width + gap) :][:height, :width] = tiles[i, j]
+    return whole
+
+
+def hide_axes(axes: Axes) -> None:
+    """Remove ticks and frame, for images."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+
+
+def count_from_one(name: str) -> str:
+    """Add one to the indices in a name: `block 0` -> `block 1`, `stage 0 unit 2` -> `stage 1 unit 3`."""
+    return re.sub(r"\d+", lambda match: str(int(match[0]) + 1), name)
+
+
+def times(lengths: Any) -> str:
+    """Format a size: (14, 14) -> `14 × 14`."""
+    return " × ".join(map(str, lengths))

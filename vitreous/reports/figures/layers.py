@@ -1,0 +1,232 @@
+"""Figures by depth and by size: spectra of features, similarity of layers, and cost by input size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.errors import UsageError
+from vitreous.inspection.cost import MOST, SIZES, SPARE, Cost, costs, sizes
+from vitreous.inspection.fourier import Spectra
+from vitreous.inspection.similarity import LEAST, cka, layers
+from vitreous.machine import DTYPES, processor
+from vitreous.models.names import name_of
+from vitreous.reports.figures.drawing import BLUE, ORANGE, count_from_one, new_figure, times
+from vitreous.reports.opening import open_bundle
+from vitreous.reports.pages.formats import format_count
+from vitreous.reports.scene import FigureResult, Picture, Scene, see_picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TICKS = 12  # layers named along an axis
+SECONDS = 45.0  # that measuring costs may take
+
+
+def make_fourier(scene: Scene) -> list[FigureResult]:
+    """Draw relative log amplitudes of features against frequency, and the highest of them against depth
+    (arXiv:2202.06709, Figs. 2a and 8)."""
+    spectra = Spectra(scene.model)
+    for images in scene.batches(scene.some(scene.options.count), "fourier"):
+        spectra.add(images)
+    relative, frequency = spectra.relative, spectra.frequency
+    figure, ((left, right),) = new_figure(7.2, 2.9, 1, 2, gridspec_kw={"wspace": 0.06})
+    draw_spectra(figure, left, relative[:-1], frequency)
+    draw_highest(right, relative[:, -1], [place.after for place in spectra.places], frequency[-1])
+    oblong = " On this oblong grid, the diagonal of the shorter side, with the nearest frequency of the longer."
+    caption = (
+        f"Relative log amplitude of the running sum, mean over {format_count(spectra.images, 'image')} and all "
+        f"channels, along the diagonal of the spectrum of the {times(scene.grid)} patches, less that of the constant "
+        f"term; natural logarithm.{oblong * (scene.grid[0] != scene.grid[1])} Left: all but the last place, by depth. "
+        "Right: the highest frequency by depth; grey: across an attention. Where the line falls, the part makes "
+        "features smoother from patch to patch. As in arXiv:2202.06709, Figs. 2a and 8."
+    )
+    names = [place.after if place.layer < 0 else f"{place.after} {place.layer}" for place in spectra.places]
+    head = ["place", *(f"{value:.4f} pi" for value in frequency)]
+    rows = [[name, *(f"{value:.5f}" for value in line)] for name, line in zip(names, relative, strict=True)]
+    numbers = {
+        "relative": relative,
+        "log_amplitude": spectra.log_amplitude,
+        "frequency": frequency,
+        "layer": np.array([place.layer for place in spectra.places]),
+        "after": np.array([place.after for place in spectra.places]),
+    }
+    return [FigureResult("fourier", "Fourier spectra of features", caption, figure, numbers, (head, rows))]
+
+
+def draw_spectra(figure: Figure, axes: Axes, lines: np.ndarray, frequency: np.ndarray) -> None:
+    """(places, K): draw a line for each place, darker the deeper, against frequency (K,)."""
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    colours = colormaps["viridis_r"]
+    for line, depth in zip(lines, np.linspace(0, 1, len(lines) + 1)[:-1], strict=True):
+        axes.plot(frequency, line, color=colours(depth), linewidth=1, marker="o", markersize=2)
+    axes.set(xlabel="frequency (π per patch)", ylabel="Δ log amplitude")
+    axes.grid(alpha=0.25, linewidth=0.5)
+    figure.colorbar(ScalarMappable(Normalize(0, 1), colours), ax=axes, label="depth, as a share", pad=0.02)
+
+
+def draw_highest(axes: Axes, highest: np.ndarray, after: list[str], frequency: float) -> None:
+    """(places,): draw the highest frequency against depth, attention shaded."""
+    depth = np.linspace(0, 1, len(highest))
+    for number in range(1, len(highest)):
+        if after[number] == "attention":
+            axes.axvspan(depth[number - 1], depth[number], color="0.88", linewidth=0)
+    axes.plot(depth, highest, color="0.35", linewidth=0.8)
+    for kind, colour, marker in (("embedding", "black", "D"), ("attention", BLUE, "o"), ("mlp", ORANGE, "s")):
+        at = [number for number, name in enumerate(after) if name == kind]
+        name = f"after {kind}" if kind != "mlp" else "after MLP"
+        axes.plot(depth[at], highest[at], marker, color=colour, markersize=3.5, label=name)
+    axes.set(xlabel="depth, as a share", ylabel=f"Δ log amplitude at {frequency:.2f} π")
+    axes.legend()
+
+
+def make_similarity(scene: Scene) -> list[FigureResult]:
+    """Draw linear CKA of all layers with all, of the model or of it and --other, on the same images.
+
+    Raises UsageError for too few images.
+    """
+    pictures = scene.some(scene.options.count)
+    if len(pictures) < LEAST:
+        raise UsageError(
+            f"too few images to compare layers: {len(pictures)}",
+            f"name at least {LEAST}, or none for those of the data",
+        )
+    one, name = layer_means(scene, pictures), scene.options.other
+    other = one
+    if name is not None:
+        bundle = open_bundle(name, headless=True)
+        second = replace(scene, bundle=bundle, preprocess=bundle.preprocess)
+        other = layer_means(second, [see_picture(shown.raw, shown.name, bundle.preprocess) for shown in pictures])
+    similarities, biased = (cka(list(one.values()), list(other.values()), kind).numpy() for kind in (True, False))
+    figure, ((axes,),) = new_figure(4.6, 3.9)
+    look: dict[str, Any] = {"cmap": "magma", "origin": "lower", "interpolation": "nearest"}
+    image = axes.imshow(similarities, vmin=0, vmax=1, aspect="auto" if name else "equal", **look)
+    figure.colorbar(image, ax=axes, label="linear CKA", pad=0.02)
+    label_ticks(axes.set_xticks, list(other))
+    label_ticks(axes.set_yticks, list(one))
+    axes.tick_params(axis="x", rotation=90)
+    axes.spines[:].set_visible(False)
+    own = name_of(scene.model.config)
+    axes.set(
+        ylabel=f"layers of {PurePath(scene.run).name if name else own}",
+        xlabel=f"layers of {PurePath(name).name if name else own}",
+    )
+    caption = (
+        f"Similarity of the layers of {scene.run}{f' with those of {name}' if name else ''}: linear CKA of the mean of "
+        f"the patch tokens, over {len(pictures)} images at once, with the unbiased estimate of HSIC, so that layers "
+        "with nothing in common have 0. Layers are named by the part before them, its block counted from 1; 1 is the "
+        "same up to rotation and scale. arXiv:1905.00414."
+    )
+    numbers = {"cka": similarities, "cka_biased": biased}
+    numbers |= {"layers": np.array(list(one)), "other_layers": np.array(list(other))}
+    rows = [[row, *(f"{value:.5f}" for value in line)] for row, line in zip(one, similarities, strict=True)]
+    return [FigureResult("similarity", "Similarity of layers", caption, figure, numbers, (["layer", *other], rows))]
+
+
+def layer_means(scene: Scene, pictures: list[Picture]) -> dict[str, Tensor]:
+    """Return the (n, D) features of each layer of the scene's model."""
+    parts = [layers(scene.model, images) for images in scene.batches(pictures, "similarity")]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def label_ticks(set_ticks: Callable[..., Any], names: list[str]) -> None:
+    """Name some layers along an axis, evenly."""
+    step = -(-len(names) // TICKS)
+    set_ticks(range(0, len(names), step), [count_from_one(name) for name in names[::step]], fontsize=8)
+
+
+def make_cost(scene: Scene) -> list[FigureResult]:
+    """Draw throughput, largest batch, memory and operations against the input size (arXiv:2010.11929, Fig. 12)."""
+    wanted, measured = sizes(scene.model, (*SIZES, max(scene.preprocess.image))), []
+    for cost in costs(scene.model, wanted, scene.options.batch_sizes, SECONDS):
+        measured.append(cost)
+        scene.listener.progress("cost", len(measured), len(wanted))
+    columns: dict[str, list[Any]] = {
+        "image": [cost.image for cost in measured],
+        "tokens": [cost.tokens for cost in measured],
+        "macs": [cost.macs for cost in measured],
+        "memory_bytes": [cost.memory for cost in measured],
+        "images_per_second": [cost.best[1] for cost in measured],
+        "batch": [cost.best[0] for cost in measured],
+        "largest_batch": [cost.largest for cost in measured],
+    }
+    rows = [
+        [times(cost.image), cost.tokens, 2 * cost.macs, cost.memory, size, f"{rate:.2f}", cost.largest]
+        for cost in measured
+        for size, rate in cost.rate.items()
+    ]
+    head = ["image", "tokens", "flops", "memory_bytes", "batch", "images_per_second", "largest_batch"]
+    caption, numbers = (
+        caption_of_cost(scene, measured, wanted),
+        {key: np.array(value) for key, value in columns.items()},
+    )
+    return [FigureResult("cost", "Cost by input size", caption, draw_costs(columns), numbers, (head, rows))]
+
+
+def draw_costs(columns: dict[str, list[Any]]) -> Figure:
+    """Draw four panels, all axes logarithmic; dashed: in proportion to the tokens."""
+    figure, ((speed, batch), (memory, operations)) = new_figure(7.2, 5.2, 2, 2)
+    side, tokens, pixels = [image[0] for image in columns["image"]], columns["tokens"], "input size (pixels a side)"
+    draw_curve(speed, side, columns["images_per_second"], pixels, "images per second", BLUE)
+    draw_curve(batch, side, columns["largest_batch"], pixels, "largest batch (images)", BLUE)
+    mebibytes = [size / 2**20 for size in columns["memory_bytes"]]
+    draw_curve(memory, tokens, mebibytes, "tokens", "memory of an image (MiB)", ORANGE)
+    flops = [2 * macs / 1e9 for macs in columns["macs"]]
+    draw_curve(operations, tokens, flops, "tokens", "operations of an image (GFLOP)", ORANGE)
+    for axes, values in ((memory, mebibytes), (operations, flops)):
+        high, line = axes.get_ylim()[1], [values[0] * count / tokens[0] for count in tokens]
+        axes.plot(tokens, line, "--", color="0.5", linewidth=0.8, label="in proportion to tokens")
+        axes.set_ylim(top=high)
+        axes.legend(loc="upper left")
+    return figure
+
+
+def draw_curve(axes: Axes, x: list[int], y: list[float], across: str, up: str, colour: str) -> None:
+    """Draw one quantity against another, both on logarithmic axes."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.plot(x, y, "o-", color=colour, linewidth=1, markersize=3.5)
+    axes.set(xlabel=across, ylabel=up, xscale="log")
+    if min(y, default=0) > 0:
+        axes.set_yscale("log")
+        axes.set_ylim(min(y) / 1.3, max(y) * 1.3)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(y) > 10 * min(y) else (1, 1.5, 2, 3, 5, 7)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(x, [str(value) for value in x])
+    axes.set_xticks([], minor=True)
+    axes.grid(alpha=0.25, linewidth=0.5)
+
+
+def caption_of_cost(scene: Scene, measured: list[Cost], wanted: list[tuple[int, int]]) -> str:
+    """Say what is seen, and what of it is an estimate."""
+    own = next(scene.model.parameters()).dtype
+    precision = next(name for name, dtype in DTYPES.items() if dtype == own)
+    where = f"{processor()}, {format_count(torch.get_num_threads(), 'thread')}"
+    if scene.device.startswith("cuda"):
+        where = torch.cuda.get_device_name(scene.device)
+    if measured[0].tried:
+        batches = f"The largest batch is the largest that ran, of those named or of the powers of two up to {MOST}"
+    else:
+        batches = (
+            f"The largest batch is an estimate, {100 * SPARE:.0f} % of the memory now free over that of an "
+            f"image, at most {MOST}"
+        )
+    left = [times(image) for image in wanted[len(measured) :]]
+    out = f" Left out, for the time they would take: {', '.join(left)}." if left else ""
+    return (
+        f"Forward passes of {name_of(scene.model.config)} in {precision} on {where}: images per second of the fastest "
+        f"batch of {', '.join(map(str, sorted({size for cost in measured for size in cost.rate})))}. {batches}. "
+        "Memory is what the tensors of one image hold at the same time, beyond the model; operations count a "
+        f"multiply-add as two.{out} As in arXiv:2010.11929, Fig. 12."
+    )
