@@ -5,8 +5,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from vitreous.inspection.filters import filters, first_layer
-from vitreous.inspection.principal import principal
+from vitreous.inspection.features import filters, first_layer, principal
 from vitreous.models.zoo import create
 from vitreous.nn.frozen import can_pack, frozen
 from vitreous.nn.grid import patchify

@@ -9,7 +9,7 @@ import torch
 
 from tests.inspection.made import chance
 from vitreous.errors import UsageError
-from vitreous.inspection.segments import segments
+from vitreous.inspection.attention import segments
 
 
 def published(weights, mass):

@@ -16,11 +16,10 @@ from tests.conftest import make_folder, picture, say
 from tests.inspection.made import NARROW, POOLED, made
 from vitreous.data.preprocess import Preprocess
 from vitreous.evaluation.engine import InferenceOptions
-from vitreous.inspection.attention import attention
+from vitreous.inspection.attention import attention, segments
 from vitreous.inspection.distance import distances, uniform
 from vitreous.inspection.gradient import gradient
 from vitreous.inspection.rollout import Mixing, rollout
-from vitreous.inspection.segments import segments
 from vitreous.progress import NullListener
 from vitreous.reports.figures.attention import make_attention, make_distance, make_rollout
 from vitreous.reports.figures.positions import make_positions

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from vitreous.machine import capabilities
 from vitreous.models.zoo import Model
 from vitreous.version import __version__
 
-FORMAT = 1  # goes up when the same model and pictures give another graph
+FORMAT = 2  # goes up when the same model and pictures give another graph
 # graphs that are stored: each is a quarter of its weights, and weights without a run have one per set of pictures
 MOST = 16
 
@@ -74,10 +75,10 @@ def installed_version(name: str) -> str | None:
 
 
 def get_or_build(ov: Any, facts: dict[str, Any], build: Callable[[], Any]) -> Any:
-    """The int8 graph of these facts from `XDG_CACHE_HOME/vitreous/int8`, or a new one, which is stored there.
+    """Return the int8 graph of these facts from `XDG_CACHE_HOME/vitreous/int8`, or build and store it.
 
-    A new graph is read back before it is used, so that outputs are the same to the bit whether it was cached or not. A
-    graph that cannot be stored is used all the same; a damaged file is built again.
+    A new graph is read back, so that outputs are the same bits whether it was cached or not. A graph that cannot be
+    stored is used all the same; a damaged file is built again.
     """
     place = cache("int8") / f"{cache_key(facts)}.graph"
     if (graph := load(ov, place, facts)) is not None:
@@ -86,51 +87,35 @@ def get_or_build(ov: Any, facts: dict[str, Any], build: Callable[[], Any]) -> An
         return graph
     graph = build()
     try:
-        xml, weights = serialize(ov, graph)
-        graph = ov.Core().read_model(model=xml, weights=weights)
-        store(place, facts, xml, weights)
+        with TemporaryDirectory() as scratch:
+            xml = Path(scratch) / "graph.xml"
+            ov.save_model(graph, xml, compress_to_fp16=False)
+            parts = xml.read_bytes(), xml.with_suffix(".bin").read_bytes()
+        graph = ov.Core().read_model(model=parts[0], weights=parts[1])
+        store(place, facts, *parts)
     except (OSError, RuntimeError, ResourceError):
         pass
     return graph
 
 
-def serialize(ov: Any, graph: Any) -> tuple[bytes, bytes]:
-    """A graph as OpenVINO's two files have it. Raises OSError and RuntimeError."""
-    with TemporaryDirectory() as scratch:
-        place = Path(scratch) / "graph.xml"
-        ov.save_model(graph, place, compress_to_fp16=False)
-        return place.read_bytes(), place.with_suffix(".bin").read_bytes()
-
-
 def store(place: Path, facts: dict[str, Any], xml: bytes, weights: bytes) -> None:
-    """Write one file, whole or not at all: a line of JSON, then both parts. Raises OSError and ResourceError."""
-    head = {"of": facts, "xml": len(xml), "weights": len(weights), "sha256": digest(xml, weights)}
+    """Write the facts and OpenVINO's two files as one .npz, whole or not at all, and remove the least used graphs.
+
+    Raises OSError and ResourceError.
+    """
     place.parent.mkdir(parents=True, exist_ok=True)
     with atomic(place, shared=True) as file:
-        file.writelines((json.dumps(head).encode(), b"\n", xml, weights))
+        parts = {"xml": np.frombuffer(xml, np.uint8), "weights": np.frombuffer(weights, np.uint8)}
+        np.savez(file, facts=np.array(json.dumps(facts)), **parts)
     for old in sorted(place.parent.glob("*.graph"), key=lambda file: file.stat().st_mtime, reverse=True)[MOST:]:
         old.unlink(missing_ok=True)
 
 
 def load(ov: Any, place: Path, facts: dict[str, Any]) -> Any | None:
-    """The graph in a file, if the file is whole and of these facts."""
+    """Return the graph in a file, None where the file is damaged (a .npz has checksums) or of other facts."""
     try:
-        first, _, rest = place.read_bytes().partition(b"\n")
-        head = json.loads(first)
-        xml, weights = rest[: head["xml"]], rest[head["xml"] :]
-        whole = (
-            head["of"] == json.loads(json.dumps(facts))
-            and len(weights) == head["weights"]
-            and digest(xml, weights) == head["sha256"]
-        )
-        return ov.Core().read_model(model=xml, weights=weights) if whole else None
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError):
+        with np.load(place, allow_pickle=False) as parts:
+            xml, weights, known = parts["xml"].tobytes(), parts["weights"].tobytes(), json.loads(str(parts["facts"]))
+        return ov.Core().read_model(model=xml, weights=weights) if known == json.loads(json.dumps(facts)) else None
+    except (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, BadZipFile):
         return None
-
-
-def digest(*parts: bytes) -> str:
-    """SHA-256 of the parts, one after the other."""
-    whole = hashlib.sha256()
-    for part in parts:
-        whole.update(part)
-    return whole.hexdigest()

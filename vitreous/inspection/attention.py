@@ -1,4 +1,4 @@
-"""Raw attention of a block, as seen from where the answer is read (arXiv:2010.11929, appendix A).
+"""Attention of a block as seen from where the answer is read (arXiv:2010.11929, appendix A), and its largest patches.
 
 B batch, P prefix tokens, N patch tokens, T = P + N, h heads.
 """
@@ -18,11 +18,11 @@ INSTEAD = "distance, filters, positions, fourier, features and similarity work f
 
 
 def attention(model: Model, images: Tensor, layers: Iterable[int], queries: Tensor | None = None) -> dict[int, Tensor]:
-    """Block -> (B, h, T) float32: what each head of those blocks (from 0) looks at; rows sum to one, prefix tokens
-    first.
+    """Return block index -> (B, h, T) float32 attention of each head in `layers` (from 0); rows sum to one, prefix
+    tokens first.
 
-    The query is the class token, or the mean of the patches' queries: `start`; or `queries` (T,), a share of each.
-    Raises UsageError for a model without attention, and for a block that sees rows, columns or windows.
+    The query is what the answer is read from (`start`), or `queries` (T,), a share of each token. Raises UsageError for
+    a model without attention, and for a block whose tokens see rows, columns or windows only.
     """
     wanted, weights = set(layers), {}
 
@@ -37,10 +37,9 @@ def attention(model: Model, images: Tensor, layers: Iterable[int], queries: Tens
 
 
 def start(model: Model, look: AttentionCall) -> Tensor:
-    """(T,) float32, with the sum one: the tokens that the answer is read from, after the last block.
+    """Return (T,) float32 with sum one: the tokens that the answer is read from, after the last block.
 
-    The class token where that is what is pooled; else, with a mean or attention pooling or no class token, all patches
-    alike. A distillation token is not counted.
+    The class token where it is pooled, else all patches alike. A distillation token is not counted.
     """
     config = model.config
     weights = torch.zeros(look.tokens, device=look.x.device)
@@ -52,21 +51,36 @@ def start(model: Model, look: AttentionCall) -> Tensor:
 
 
 def row(look: AttentionCall, queries: Tensor) -> Tensor:
-    """A share of each query (B, T) -> (B, h, T): sum_q queries[q] A[h, q]. Queries without a share are not computed."""
+    """(B, T) shares of queries -> (B, h, T): sum_q queries[q] A[h, q]. Queries without a share are not computed."""
     asked = queries.any(0).nonzero()[:, 0]
     low, high = int(asked[0]), int(asked[-1]) + 1
     if high - low == 1:
         return look.weights(slice(low, high))[..., 0, :] * queries[:, None, low:high]
-    return sum(
-        (torch.einsum("bq,bhqt->bht", queries[:, some], weights) for some, weights in look.chunks()), torch.zeros(())
-    )
+    parts = (torch.einsum("bq,bhqt->bht", queries[:, some], weights) for some, weights in look.chunks())
+    return sum(parts, torch.zeros(()))
 
 
 def far_sighted(look: AttentionCall, model: Model) -> None:
-    """Raises UsageError for a look that does not see all tokens, naming blocks that do."""
+    """Raise UsageError for an attention that does not see all tokens, naming blocks that do."""
     if look.span == "all":
         return
     seen = {"row": "its row and then its column", "column": "its row and then its column"}.get(look.span, "its window")
     blocks = getattr(model.config, "global_blocks", ())
     hint = f"attention works for blocks {', '.join(map(str, blocks))}, distance for all" if blocks else INSTEAD
     raise UsageError(f"in block {look.layer} of this model a token sees {seen} only, not the whole image", hint)
+
+
+def segments(maps: Tensor, mass: float = 0.6) -> Tensor:
+    """(..., N) nonnegative weights of patches -> (..., N) bool: the fewest patches with a share `mass` of the sum.
+
+    Leave out prefix tokens before. Where all weights are zero no patch is kept. Raises UsageError for a mass that is
+    not above 0 and at most 1.
+    """
+    if not 0 < mass <= 1:
+        raise UsageError(
+            f"a mass of {mass} is no share", "use a number above 0 and at most 1; DINO's pictures have 0.6"
+        )
+    ordered, places = maps.double().sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(-1) - ordered
+    needed = before < mass * ordered.sum(-1, keepdim=True) * (1 - 1e-12)  # a sum has rounding errors
+    return torch.zeros_like(needed).scatter(-1, places, needed & (ordered > 0))

@@ -1,5 +1,4 @@
-"""What a model costs at each input size: images a second, the largest batch, memory (arXiv:2010.11929, D.5 and Fig.
-12)."""
+"""Cost of a model by input size: throughput, largest batch, memory (arXiv:2010.11929, D.5 and Fig. 12)."""
 
 from __future__ import annotations
 
@@ -28,12 +27,10 @@ TURN = 0.2  # seconds that a batch is repeated for
 
 @dataclass
 class Cost:
-    """Of one input size: `image` pixels, `tokens` of one, `macs` of one, `memory` (bytes beyond the model that one
-    holds at once).
+    """Cost at one input size: `image` in pixels, and for one image its `tokens`, `macs` and `memory` in bytes.
 
-    `rate`: images a second by batch. `largest`: images in the largest batch, of those tried if it was found by trying,
-    as on a GPU; on a CPU what SPARE of the free memory would hold (`tried` is False), 0 where that is not known; at
-    most MOST.
+    `memory` is held beyond the model. `rate`: images per second by batch size. `largest`: images in the largest batch,
+    at most MOST: measured where `tried` (GPU), else what SPARE of the free memory would hold, 0 where that is unknown.
     """
 
     image: tuple[int, int]
@@ -46,12 +43,12 @@ class Cost:
 
     @property
     def best(self) -> tuple[int, float]:
-        """The batch that is fastest, and its images a second."""
+        """The fastest batch size, and its images per second."""
         return max(self.rate.items(), key=lambda pair: pair[1], default=(0, 0.0))
 
 
 def sizes(model: Model, wanted: Sequence[int] = SIZES) -> list[tuple[int, int]]:
-    """Square images of about these pixels a side, multiples of the patch, each once."""
+    """Return square image sizes near `wanted` pixels, multiples of the patch, each once."""
     rows, columns = model.config.patch[-2:]
     return sorted({(max(1, round(size / rows)) * rows, max(1, round(size / columns)) * columns) for size in wanted})
 
@@ -59,11 +56,10 @@ def sizes(model: Model, wanted: Sequence[int] = SIZES) -> list[tuple[int, int]]:
 def costs(
     model: Model, wanted: Sequence[tuple[int, int]], batches: Sequence[int] = (), seconds: float = 60.0
 ) -> Iterator[Cost]:
-    """What forward passes of black images of these sizes cost, smallest first, in evaluation mode, where the model is.
+    """Yield the cost of forward passes of black images of these sizes, in evaluation mode, on the model's device.
 
-    `batches` are tried as they are, those that memory does not hold left out; without any, powers of two as long as a
-    size's even share of the `seconds` lasts. A size that one image of would take longer than all that is left is not
-    given at all.
+    `batches` are tried as they are, without those that do not fit in memory; by default powers of two for an even share
+    of `seconds`. Sizes of which one image would take longer than the time left are not given.
     """
     left, pace = seconds, 0.0
     for number, image in enumerate(wanted):
@@ -78,7 +74,7 @@ def costs(
 
 
 def measured(model: Model, image: tuple[int, int], batches: Sequence[int], seconds: float) -> Cost:
-    """The cost of one size, in about `seconds` unless `batches` are named."""
+    """Return the cost of one size, in about `seconds` unless `batches` are named."""
     c, own = model.config, next(model.parameters())
     tokens = c.prefix + -(-image[0] // c.patch[0]) * -(-image[1] // c.patch[1])
     black = torch.zeros(1, c.channels, *image, device=own.device, dtype=own.dtype)
@@ -103,13 +99,13 @@ def measured(model: Model, image: tuple[int, int], batches: Sequence[int], secon
 
 
 def powers(most: int) -> list[int]:
-    """1, 2, 4, ... up to `most`."""
+    """Return 1, 2, 4, ... up to `most`."""
     return [2**n for n in range(max(1, most).bit_length())]
 
 
 def timed(model: Model, images: Tensor) -> float | None:
-    """Images a second, of the fastest pass after one to warm up, within about TURN seconds; None where memory gives
-    out."""
+    """Return images per second of the fastest pass of (B, C, *image) after a warm-up, within about TURN seconds; None
+    when out of memory."""
     cuda, best, began = images.is_cuda, float("inf"), 0.0
     try:
         images = images.contiguous()
@@ -131,9 +127,9 @@ def timed(model: Model, images: Tensor) -> float | None:
 
 
 def held(model: Model, images: Tensor) -> int:
-    """Bytes of the tensors that one pass holds at the same time at most, images included, parameters not.
+    """Return the peak bytes of tensors in one pass of (B, C, *image), images included, parameters not.
 
-    What kernels use for themselves is not seen, and the allocator rounds up.
+    Buffers inside kernels are not counted, and the allocator rounds up.
     """
     known = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
     with Alive(known) as alive:
@@ -143,7 +139,7 @@ def held(model: Model, images: Tensor) -> int:
 
 
 class Alive(TorchDispatchMode):
-    """Counts the bytes of the storages that are made and not yet freed; `peak` is the most at one time."""
+    """Counts the bytes of storages that are allocated and not yet freed; `peak` is the most at one time."""
 
     def __init__(self, known: list[Any]) -> None:
         super().__init__()
@@ -151,7 +147,7 @@ class Alive(TorchDispatchMode):
         self.seen: dict[int, Any] = {storage.data_ptr(): storage for storage in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do as without, and look at what came out."""
+        """Run the operation and count its outputs."""
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
@@ -159,7 +155,7 @@ class Alive(TorchDispatchMode):
         return out
 
     def see(self, tensor: Tensor) -> None:
-        """Count a tensor's storage until it is freed, if it is new."""
+        """Count the storage of a tensor of any shape until it is freed, if it is new."""
         storage = tensor.untyped_storage()
         place, size = storage.data_ptr(), storage.nbytes()
         if place not in self.seen and size:
@@ -168,6 +164,6 @@ class Alive(TorchDispatchMode):
             self.seen[place] = weakref.ref(storage, lambda _: self.gone(place, size))
 
     def gone(self, place: int, size: int) -> None:
-        """A storage was freed."""
+        """Subtract a freed storage."""
         del self.seen[place]
         self.now -= size

@@ -1,5 +1,4 @@
-"""Mean attention distance (arXiv:2010.11929, section 4.5 and D.7, Figs. 7 and 11): how far the heads of each block
-look, in pixels.
+"""Mean attention distance of heads in pixels (arXiv:2010.11929, section 4.5 and D.7, Figs. 7 and 11).
 
 B batch, S sequences of an image (rows, columns, windows, or one), T tokens of a sequence, h heads, Q queries.
 """
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.errors import DataError
-from vitreous.inspection.hooks import AttentionCall, Span, watch
+from vitreous.inspection.hooks import AttentionCall, Span, grid_of, watch
 from vitreous.models.zoo import Model
 from vitreous.nn.grid import cut
 
@@ -25,8 +24,8 @@ from vitreous.nn.grid import cut
 class Distances:
     """Distances in pixels, `per_image` (images, R, h) float64.
 
-    A row of R is one attention: its block in `layers`, what a query sees in `spans`, and in `uniform` what a head would
-    have that looks at all of that alike. Axial blocks have two rows.
+    A row of R is one attention: its block in `layers`, what a query sees in `spans`, and the distance of uniform
+    attention over that in `uniform`. Axial blocks have two rows.
     """
 
     layers: tuple[int, ...]
@@ -36,12 +35,12 @@ class Distances:
 
     @property
     def mean(self) -> Tensor:
-        """(R, h): over the images."""
+        """(R, h): mean over the images."""
         return self.per_image.mean(0)
 
     @property
     def std(self) -> Tensor:
-        """(R, h): over the images, zero for a single one."""
+        """(R, h): standard deviation over the images, zero for a single one."""
         return self.per_image.std(0, correction=0)
 
 
@@ -61,7 +60,7 @@ def distances(model: Model, batches: Iterable[Tensor]) -> Distances:
     values: list[Tensor] = []
     rows: list[tuple[int, Span, float]] = []
     for images in batches:
-        grid = tuple(i // p for i, p in zip(images.shape[2:], model.config.patch, strict=True))
+        grid = grid_of(model, images)
         attentions: list[tuple[int, Span, float]] = []
         batch: list[Tensor] = []
 
@@ -84,8 +83,7 @@ def distances(model: Model, batches: Iterable[Tensor]) -> Distances:
 
 
 def distance(look: AttentionCall, patch: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
-    """(B, h) float64: the mean distance of one attention, in pixels of `patch`, where the patches of the image lie in
-    `grid`."""
+    """Return the (B, h) float64 mean distance of one attention, in pixels of `patch`, for patches in `grid`."""
     present = existing(look, grid)
     places = torch.nonzero(torch.ones(look.grid))[:, -2:].float() * torch.tensor(patch[-2:])
     places = F.pad(places, (2 - places.shape[1], 0, look.prefix, 0)).to(look.x.device)  # (T, 2)
@@ -99,7 +97,7 @@ def distance(look: AttentionCall, patch: tuple[int, ...], grid: tuple[int, ...])
 
 
 def existing(look: AttentionCall, grid: tuple[int, ...]) -> Tensor:
-    """(S, T) float32: one for patches of the image, zero for prefix tokens and for what fills a window up."""
+    """Return (S, T) float32: one for patches of the image, zero for prefix tokens and the padding of windows."""
     if look.span == "window":
         present = cut(torch.ones(1, *grid, 1), look.grid).reshape(-1, look.tokens)
     else:
@@ -109,7 +107,7 @@ def existing(look: AttentionCall, grid: tuple[int, ...]) -> Tensor:
 
 
 def uniform(grid: tuple[int, ...], patch: tuple[int, ...], window: tuple[int, ...] = ()) -> float:
-    """Pixels from a patch to another of the same window, or of the whole grid, or to itself, all pairs alike.
+    """Return the mean distance in pixels between two patches of the same window, or of the whole grid, itself included.
 
     116.49 for 14 x 14 patches of 16 pixels. Of more than two axes the last two count.
     """
@@ -131,5 +129,5 @@ def uniform(grid: tuple[int, ...], patch: tuple[int, ...], window: tuple[int, ..
 
 
 def lengths(length: int, size: int) -> list[int]:
-    """What windows of `size` hold of an axis: 5, 2 -> [2, 2, 1]."""
+    """Return the lengths of windows of `size` along an axis: 5, 2 -> [2, 2, 1]."""
     return [min(size, length - low) for low in range(0, length, size)]

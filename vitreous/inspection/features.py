@@ -1,28 +1,95 @@
-"""What tokens and whole images look like to a model: patch tokens as colours, and images that it finds alike.
+"""Principal components of filters and of patch tokens, pooled features, and images with similar features.
 
 B batch, D width.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.inspection.hooks import eval_mode, run
-from vitreous.inspection.principal import principal
+from vitreous.inspection.hooks import eval_mode, grid_of, run
 from vitreous.models.zoo import Model
+from vitreous.nn.resnet import StandardizedConv, standardize
 
+SHOWN = 28  # as in the paper, four rows of seven
 CUT = 0.01  # share of the patches at either end whose colour is that of the end: a few tokens are far from all others
+
+
+class Principal(NamedTuple):
+    """The first K components of (n, F) rows: `mean` (F,), unit `directions` (K, F); `share` (K,) of variance."""
+
+    mean: Tensor
+    directions: Tensor
+    share: Tensor
+
+    def scores(self, rows: Tensor) -> Tensor:
+        """(n, F) -> (n, K) coordinates of rows along the directions."""
+        return (rows - self.mean) @ self.directions.T
+
+
+def principal(rows: Tensor, count: int) -> Principal:
+    """(n, F) -> at most `count` components of the centred rows, float32.
+
+    The largest number of a direction is positive. Rows that do not vary have directions of zeros.
+    """
+    exact = rows.double()
+    mean = exact.mean(0)
+    centred = exact - mean
+    wide = centred.shape[1] > centred.shape[0]
+    values, vectors = torch.linalg.eigh(centred @ centred.T if wide else centred.T @ centred)  # the smaller of the two
+    count = max(1, min(count, len(centred) - 1, centred.shape[1]))
+    values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)[:, :count].T
+    directions = vectors @ centred if wide else vectors
+    directions = directions / directions.norm(dim=1, keepdim=True).clamp(min=1e-30)
+    largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
+    directions = torch.where(largest < 0, -directions, directions) * (values.sum() > 0)
+    return Principal(mean.float(), directions.float(), (values[:count] / values.sum().clamp(min=1e-300)).float())
+
+
+class Filters(NamedTuple):
+    """`components` (K, C, *size) float32 of length one, and `share` (K,) of the filters' variance that each explains.
+
+    `layer` names the layer, `count` is the number of its filters.
+    """
+
+    layer: str
+    count: int
+    components: Tensor
+    share: Tensor
+
+
+def filters(model: Model, most: int = SHOWN) -> Filters:
+    """Return the first principal components of the filters of the layer that reads the image."""
+    layer, kernels = first_layer(model)
+    components = principal(kernels.flatten(1), most)
+    return Filters(layer, len(kernels), components.directions.unflatten(1, kernels.shape[1:]), components.share)
+
+
+def first_layer(model: Model) -> tuple[str, Tensor]:
+    """Return the name of the layer that reads the image, and its (D, C, *size) float32 filters.
+
+    The patch embedding; the root convolution of a BiT or hybrid, standardised as on every pass; or the first
+    convolution of a stem.
+    """
+    first = model.first_layer()
+    if isinstance(first, StandardizedConv):
+        return "root convolution", standardize(first.weight.detach().float(), first.numerics).cpu()
+    weight: Any = first.weight.detach()  # type: ignore[operator]
+    if model.config.front == "patches":
+        weight = weight.to_dense() if weight.is_mkldnn else weight  # as `nn.frozen` packs it
+        return "patch embedding", weight.float().cpu().unflatten(1, (model.config.channels, *model.config.patch))
+    return "first convolution of the stem", weight.float().cpu()
 
 
 class Colours(NamedTuple):
     """The first three principal components of patch tokens, as numbers in [0, 1].
 
-    `all` (B, *grid, 3) of all patches together, `share` (3,) the part of their variance that each explains;
-    `foreground` (B, *grid) bool; `inside` (B, *grid, 3) of the foreground's patches alone, the others 0.
+    `all` (B, *grid, 3) of all patches together, `share` (3,) of variance that each explains; `foreground` (B, *grid)
+    bool; `inside` (B, *grid, 3) of the foreground's patches alone, the others 0.
     """
 
     all: Tensor
@@ -32,25 +99,22 @@ class Colours(NamedTuple):
 
 
 def patches(model: Model, images: Tensor) -> Tensor:
-    """(B, C, *image), the model's input -> (B, *grid, D) float32: patch tokens after the last norm, or the last map of
-    a BiT."""
-    grid = tuple(-(-i // p) for i, p in zip(images.shape[2:], model.config.patch, strict=True))
+    """(B, C, *image) input -> (B, *grid, D) float32 patch tokens after the last norm, or the last map of a BiT."""
     with eval_mode(model):
-        return run(model, images)[:, model.config.prefix :].float().unflatten(1, grid)
+        return run(model, images)[:, model.config.prefix :].float().unflatten(1, grid_of(model, images))
 
 
 def pooled(model: Model, images: Tensor) -> Tensor:
-    """(B, C, *image), the model's input -> (B, D) float32: what the head is given, before a representation layer."""
+    """(B, C, *image) input -> (B, D) float32 that the head reads, before a representation layer."""
     with eval_mode(model):
         return model.pool(run(model, images)).float()
 
 
 def colours(maps: Tensor) -> Colours:
-    """(B, *grid, D) patch tokens of some images -> colours that mean the same in all of them, as DINOv2 shows them
-    (arXiv:2304.07193).
+    """(B, *grid, D) patch tokens -> colours with one meaning in all images, as in DINOv2 (arXiv:2304.07193).
 
-    The first component is cut at its mean. Which side is the foreground is a matter of sign: here the one that has the
-    smaller share of the grids' borders. Then the components are found anew within it.
+    The first component is cut at its mean; the foreground is the side with the smaller share of the grids' borders.
+    Then components are fitted again within it.
     """
     rows = maps.flatten(0, -2)
     components = principal(rows, 3)
@@ -62,11 +126,16 @@ def colours(maps: Tensor) -> Colours:
     if foreground.sum() > 3:
         own = rows[foreground.flatten()]
         inside[foreground] = stretched(principal(own, 3).scores(own))
-    return Colours(stretched(scores).view(*maps.shape[:-1], 3), padded(components.share), foreground, inside)
+    return Colours(
+        stretched(scores).view(*maps.shape[:-1], 3),
+        F.pad(components.share, (0, 3 - len(components.share))),
+        foreground,
+        inside,
+    )
 
 
 def border(grid: tuple[int, ...]) -> Tensor:
-    """(*grid) bool: the places at an end of an axis."""
+    """Return a mask of shape `grid`, bool: the places at an end of an axis."""
     edge = torch.ones(grid, dtype=torch.bool)
     if min(grid) > 2:
         edge[tuple(slice(1, -1) for _ in grid)] = False
@@ -74,21 +143,14 @@ def border(grid: tuple[int, ...]) -> Tensor:
 
 
 def stretched(scores: Tensor) -> Tensor:
-    """(n, K) -> (n, 3) in [0, 1]: each component from its 1st to its 99th hundredth; components that are not there are
-    0.5."""
+    """(n, K) -> (n, 3) in [0, 1]: each component from its 1st to its 99th percentile; missing components are 0.5."""
     low, high = (scores.quantile(q, dim=0) for q in (CUT, 1 - CUT))
     even = ((scores - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
     return F.pad(even, (0, 3 - even.shape[1]), value=0.5)
 
 
-def padded(share: Tensor) -> Tensor:
-    """(K,) -> (3,)."""
-    return F.pad(share, (0, 3 - len(share)))
-
-
 def nearest(queries: Tensor, known: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(Q, D), (n, D) -> (Q, k) cosine similarities, falling, and (Q, k) int64, the rows of `known`; k is `count`, or n
-    if less."""
+    """(Q, D), (n, D) -> (Q, k) falling cosine similarities and (Q, k) int64 rows of `known`; k is min(count, n)."""
     similar = F.normalize(queries, dim=-1) @ F.normalize(known, dim=-1).T
     values, rows = similar.topk(min(count, len(known)), dim=-1)
     return values, rows

@@ -1,5 +1,4 @@
-"""How fast features change from patch to patch, by depth: their relative log amplitude (Park and Kim,
-arXiv:2202.06709).
+"""Relative log amplitude of features by depth (Park and Kim, arXiv:2202.06709).
 
 B batch, D width; the last two axes of a grid are (h, w).
 """
@@ -21,17 +20,16 @@ LEAST = 1e-6  # added to amplitudes before the logarithm, as Park and Kim do
 
 
 class Place(NamedTuple):
-    """Where a spectrum was taken: `after` the patch embedding (`layer` -1), or after the attention or MLP of a
-    block."""
+    """Where a spectrum was taken: `after` the patch embedding (`layer` -1), or the attention or MLP of a block."""
 
     layer: int
     after: Literal["embedding", "attention", "mlp"]
 
 
 class Spectra:
-    """Mean log amplitudes of a model's running sum, gathered batch by batch: `add` images, then read.
+    """Mean log amplitudes of a model's running sum: `add` images batch by batch, then read.
 
-    Raises UsageError, on adding, for a model without tokens and for a grid of which a side is under three.
+    `add` raises UsageError for a model without tokens and for a grid with a side under three.
     """
 
     def __init__(self, model: Model) -> None:
@@ -41,7 +39,7 @@ class Spectra:
         self._sums: list[np.ndarray] = []
 
     def add(self, images: Tensor) -> None:
-        """Take (B, C, *image), the model's input, in."""
+        """Add (B, C, *image), the model's input."""
         rows: list[np.ndarray] = []
         places: list[Place] = []
 
@@ -56,12 +54,12 @@ class Spectra:
 
     @property
     def log_amplitude(self) -> np.ndarray:
-        """(places, K): the mean over images and channels of ln(|F| + 1e-6) along the diagonal, constant term first."""
+        """(places, K): mean over images and channels of ln(|F| + 1e-6) along the diagonal, constant term first."""
         return np.stack(self._sums) / self.images
 
     @property
     def relative(self) -> np.ndarray:
-        """(places, K): the same less the constant term's. Lower at high frequencies is smoother."""
+        """(places, K): the same less the constant term's; lower at high frequencies is smoother."""
         return self.log_amplitude - self.log_amplitude[:, :1]
 
 
@@ -81,8 +79,11 @@ def amplitudes(maps: Tensor) -> Tensor:
 
 
 def diagonal(grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Indices in rows and in columns of the frequencies that are looked at: the diagonal, from the constant term to
-    below the Nyquist frequency of the shorter side. Along a longer side, the nearest that there is."""
+    """Return the (K,) row and (K,) column indices of the spectrum's diagonal, up to below the shorter side's Nyquist
+    frequency.
+
+    Along a longer side, the nearest frequencies.
+    """
     height, width = grid[-2:]
     short = min(height, width)
     steps = torch.arange(math.ceil(short / 2))
@@ -90,8 +91,7 @@ def diagonal(grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def frequencies(grid: tuple[int, ...]) -> np.ndarray:
-    """(K,) of `diagonal`, in units of pi a patch: 2 k / n for a shorter side of n; the last is 6 / 7 for 14, under 1
-    for any.
+    """Return (K,) frequencies of `diagonal` in units of pi per patch: 2 k / n for a shorter side of n patches.
 
     Raises UsageError for a side under three, which has the constant term alone.
     """

@@ -15,7 +15,17 @@ from torch import Tensor, nn
 
 from vitreous.errors import UsageError
 from vitreous.inspection.attention import far_sighted, start
-from vitreous.inspection.hooks import AttentionCall, branches, core, eval_mode, has_attention, looker, removing, run
+from vitreous.inspection.hooks import (
+    AttentionCall,
+    branches,
+    core,
+    eval_mode,
+    grid_of,
+    has_attention,
+    looker,
+    removing,
+    run,
+)
 from vitreous.models.zoo import Model
 from vitreous.nn.encoder import Encoder
 from vitreous.nn.frozen import FrozenBranch, Packed
@@ -23,8 +33,10 @@ from vitreous.nn.frozen import FrozenBranch, Packed
 
 @dataclass(frozen=True)
 class Relevance:
-    """What speaks for a class of each image: `rows` (B, T) float32, at least zero, prefix tokens first; `classes` (B,)
-    int64, and their `logits` (B,) float32."""
+    """Relevance for a class of each image: `rows` (B, T) float32, nonnegative, prefix tokens first.
+
+    `classes` (B,) int64, and their `logits` (B,) float32.
+    """
 
     grid: tuple[int, ...]
     prefix: int
@@ -39,13 +51,15 @@ class Relevance:
 
 
 def gradient(model: Model, images: Tensor, classes: Tensor | None = None) -> Relevance:
-    """Relevance of the tokens of (B, C, *image) inputs for `classes` (B,) int64, or for the class predicted of each.
+    """Return the relevance of the tokens of (B, C, *image) inputs for `classes` (B,) int64, by default the predicted
+    ones.
 
     With A a block's attention and y the logit: W_l = mean over heads of max(A * dy/dA, 0), R_l = R_(l-1) + W_l R_(l-1),
-    R_0 = I, and what is told is the row of R_L - I that the answer is read from (`attention.start`). Rows are not
-    normalised, and there is no residual to choose. Attention stays fused: with o = A v the heads' outputs, dy/dA =
-    dy/do v^T. Parameters need no gradients and get none. Raises UsageError for a model without attention or head, whose
-    blocks do not see everything, or whose products are packed.
+    R_0 = I; the result is the row of R_L - I that the answer is read from (`attention.start`). Rows are not normalised.
+    Attention stays fused: with o = A v the heads' outputs, dy/dA = dy/do v^T. Parameters get no gradients.
+
+    Raises UsageError for a model without attention or head, with blocks that do not see everything, or with packed
+    products.
     """
     has_attention(model)
     if not model.config.classes:
@@ -66,7 +80,7 @@ def gradient(model: Model, images: Tensor, classes: Tensor | None = None) -> Rel
 
 @torch.no_grad()
 def through(look: AttentionCall, slope: Tensor, row: Tensor) -> Tensor:
-    """dy/do (B, T, D) of a look, and a row (B, T) -> (B, T): row W, a few queries at a time."""
+    """(B, T, D) dy/do of an attention and a row (B, T) -> (B, T): row W, a few queries at a time."""
     part: Any = look.part
     values = part.split(look.x.flatten(1, -2))[2].float().transpose(-2, -1)  # (B, h, d, T)
     slope = slope.float().unflatten(-1, (part.heads, -1)).transpose(1, 2)  # (B, h, T, d)
@@ -80,10 +94,10 @@ def through(look: AttentionCall, slope: Tensor, row: Tensor) -> Tensor:
 def differentiated(
     model: Model, images: Tensor, classes: Tensor | None
 ) -> tuple[list[AttentionCall], Tensor, Tensor, list[Tensor]]:
-    """One pass and back: looks, the classes' logits (B,), the classes, and for each look dy/do (B, T, D)."""
+    """Run forward and back; return the attentions, logits (B,), classes (B,), and each attention's dy/do (B, T, D)."""
     looks: list[AttentionCall] = []
     outputs: list[Tensor] = []
-    grid = tuple(i // p for i, p in zip(images.shape[2:], model.config.patch, strict=True))
+    grid = grid_of(model, images)
     inside = True
 
     def collect(look: AttentionCall) -> None:
@@ -116,7 +130,7 @@ def differentiated(
 
 
 def ungraded(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook without gradients: what it keeps has no graph behind it."""
+    """Wrap a hook so that it runs without gradients."""
 
     def quiet(module: Any, given: tuple[Any, ...]) -> None:
         with torch.no_grad():
@@ -127,8 +141,7 @@ def ungraded(hook: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def recomputing(encoder: Encoder) -> Iterator[None]:
-    """Keep blocks' inputs alone for the way back, though the blocks are in evaluation mode; `eval_mode` restores the
-    mode."""
+    """Checkpoint the blocks although they are in evaluation mode; `eval_mode` restores the mode."""
     before = encoder.recompute
     encoder.recompute, encoder.training = True, True
     try:

@@ -1,7 +1,7 @@
-"""Watch a model at work: hooks hand over what its parts are given, and the parts then answer for themselves.
+"""Hooks that pass the inputs of a model's parts to a visitor, which may ask the parts for attention.
 
-The forward pass stays what it is, fused attention and all, and the model is not changed: the hooks are gone when the
-pass is over, modules are back in the mode they were in, and a compiled model runs this one pass uncompiled.
+The forward pass stays as it is, fused attention included, and the model is not changed: afterwards hooks are removed
+and modules back in their mode; a compiled model runs this one pass uncompiled.
 
 B batch, P prefix tokens, N patch tokens, T = P + N, D width, h heads, Q queries.
 """
@@ -36,9 +36,9 @@ Span = Literal["all", "row", "column", "window"]
 class AttentionCall:
     """One attention and its input.
 
-    `layer` counts blocks from 0; `span` is what a query sees: all tokens, its row or column (axial blocks come as two
-    looks), or its window. `grid` is how the patch tokens of one sequence lie, `prefix` the tokens before them. `x`
-    (..., T, D) float32, or (..., *grid, D) for attention that takes a grid: every axis before is batch.
+    `layer` counts blocks from 0; `span` is what a query sees: all tokens, its row or column (axial blocks give two
+    calls), or its window. `grid`: patch tokens of one sequence, `prefix`: tokens before them. `x` (..., T, D) float32,
+    or (..., *grid, D) for attention that takes a grid.
     """
 
     layer: int
@@ -51,16 +51,16 @@ class AttentionCall:
 
     @property
     def tokens(self) -> int:
-        """T, of one sequence."""
+        """T, the tokens of one sequence."""
         return self.prefix + math.prod(self.grid)
 
     @torch.no_grad()
     def weights(self, queries: slice = slice(None)) -> Tensor:
-        """The (..., h, Q, T) float32 probabilities of some queries, after the softmax; rows sum to one."""
+        """Return (..., h, Q, T) float32 probabilities of some queries after the softmax; rows sum to one."""
         return self.part.weights(self.x, *self.context, queries=queries).float()  # type: ignore[operator]
 
     def chunks(self, most: int = CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
-        """All queries, a few at a time: which, and their `weights`, of at most about `most` bytes."""
+        """Yield slices of all queries with their `weights`, (..., h, Q, T) of at most about `most` bytes."""
         batch = math.prod(self.x.shape[: -1 - (1 if self.x.shape[-2] == self.tokens else len(self.grid))])
         size = max(1, most // (4 * batch * self.part.heads * self.tokens))  # type: ignore[operator]
         part = copy.copy(self.part)
@@ -72,8 +72,7 @@ class AttentionCall:
 
 
 class CachedLayer(nn.Module):
-    """A layer that is always asked the same: it computes the first time, and for every chunk of queries answers that
-    again."""
+    """A layer that computes its output once and returns it for every chunk of queries."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -88,9 +87,10 @@ class CachedLayer(nn.Module):
 
 @dataclass(frozen=True)
 class State:
-    """The sum that runs through the blocks at one place: `after` the patch embedding (then `layer` is -1), or the
-    attention or the MLP of block `layer`, counted from 0. `tokens` (B, P + N, D) as the model has them, before the last
-    norm."""
+    """The running sum (B, P + N, D) `after` the patch embedding (`layer` -1), or the attention or MLP of a block.
+
+    As the model has it, before the last norm.
+    """
 
     layer: int
     after: Literal["embedding", "attention", "mlp"]
@@ -105,21 +105,25 @@ class State:
 
 
 def has_attention(model: Model) -> None:
-    """Raises UsageError for a model without tokens that look at each other, with what works for it all the same."""
+    """Raise UsageError for a model without attention over tokens, naming figures that work for it."""
     if not model.config.has_attention:
-        raise UsageError(
-            "a BiT ResNet has no attention over tokens to look at", "filters, features and similarity work for it"
-        )
+        hint = "filters, features and similarity work for it"
+        raise UsageError("a BiT ResNet has no attention over tokens to look at", hint)
+
+
+def grid_of(model: Model, images: Tensor) -> tuple[int, ...]:
+    """Return the grid of patches of (B, C, *image); of sides that are no multiple, as a convolution rounds up."""
+    return tuple(-(-i // p) for i, p in zip(images.shape[2:], model.config.patch, strict=True))
 
 
 def watch(model: Model, images: Tensor, visit: Callable[[AttentionCall], None]) -> None:
-    """Run the model once on (B, C, *image), its input, and hand every attention's look to `visit`, from the first block
-    on.
+    """Run the model once on (B, C, *image) and pass every attention to `visit`, from the first block on.
 
-    A look may be used after the call, but keeps its x in memory. Raises UsageError for a model without attention.
+    An `AttentionCall` may be used afterwards, but keeps its x in memory. Raises UsageError for a model without
+    attention.
     """
     has_attention(model)
-    grid = tuple(i // p for i, p in zip(images.shape[2:], model.config.patch, strict=True))
+    grid = grid_of(model, images)
     with eval_mode(model) as stack:
         for name, branch in branches(model):
             if hasattr(core(branch), "weights"):
@@ -130,12 +134,14 @@ def watch(model: Model, images: Tensor, visit: Callable[[AttentionCall], None]) 
 
 
 def states(model: Model, images: Tensor, visit: Callable[[State], None]) -> Tensor:
-    """Run the model once on (B, C, *image), hand its running sum to `visit`, after the embedding and every branch, and
-    return the (B, P + N, D) tokens after the last norm. Of axial blocks the attention and the MLP along columns
-    count."""
+    """Run the model once on (B, C, *image) and pass its running sum to `visit`, after the embedding and each branch.
+
+    Returns the (B, P + N, D) tokens after the last norm. Of axial blocks the attention and the MLP along columns count.
+    Raises UsageError for a model without attention.
+    """
     has_attention(model)
     c = model.config
-    grid = tuple(i // p for i, p in zip(images.shape[2:], c.patch, strict=True))
+    grid = grid_of(model, images)
 
     def make_hook(layer: int, after: Any) -> Callable[..., None]:
         def hook(module: nn.Module, given: tuple[Any, ...], out: Tensor | None = None) -> None:
@@ -157,14 +163,14 @@ def states(model: Model, images: Tensor, visit: Callable[[State], None]) -> Tens
 
 
 def run(model: Model, images: Tensor) -> Tensor:
-    """One pass up to the last norm, on the model's device and in a type that it takes."""
+    """Run (B, C, *image) up to the last norm, on the model's device and in a dtype that it takes."""
     own = next(model.parameters())
     return model.features(images.to(own.device, own.dtype if own.is_floating_point() else torch.float32))
 
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[ExitStack]:
-    """Evaluation mode, no gradients, nothing compiled; all as it was afterwards."""
+    """Switch to evaluation mode without gradients or compilation, and restore all afterwards."""
     modes = {module: module.training for module in model.modules()}
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -188,12 +194,12 @@ def removing(handle: Any) -> Iterator[None]:
 
 
 def branches(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every residual branch by its name in the model, in the order of the forward pass."""
+    """Yield every residual branch with its name in the model, in the order of the forward pass."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, (Branch, FrozenBranch)))
 
 
 def core(branch: nn.Module) -> nn.Module:
-    """The part of a branch, out of its windows."""
+    """Return the part of a branch, without its windows."""
     part: Any = branch.part
     return part.part if isinstance(part, Windows) else part
 
@@ -201,7 +207,7 @@ def core(branch: nn.Module) -> nn.Module:
 def looker(
     name: str, branch: nn.Module, grid: tuple[int, ...], prefix: int, visit: Callable[[AttentionCall], None]
 ) -> Callable[..., None]:
-    """The hook that makes a branch's look from what the branch is given."""
+    """Return the hook that makes an `AttentionCall` of a branch's input."""
     part = exact(core(branch))
     windows: Any = branch.part if isinstance(branch.part, Windows) else None
 
@@ -222,8 +228,7 @@ def layer_of(name: str) -> int:
 
 
 def exact(part: nn.Module) -> nn.Module:
-    """The part itself where its parameters are float32, else a float32 copy of it; products that oneDNN packed stay as
-    they are."""
+    """Return the part, or a float32 copy where its parameters are not float32; packed products stay as they are."""
     if all(p.dtype == torch.float32 for p in part.parameters() if p.is_floating_point()):
         return part
     twin = copy.deepcopy(part).float()

@@ -1,4 +1,4 @@
-"""What a model knows of places: how alike its positions are (arXiv:2010.11929, Figs. 7 and 10).
+"""Similarity of a model's positions (arXiv:2010.11929, Figs. 7 and 10).
 
 N places of a grid, D width, h heads, d channels of a head.
 """
@@ -22,8 +22,7 @@ NARROW = 1e-3  # the least range of a colour scale: below it, differences are th
 
 
 class Structure(NamedTuple):
-    """Mean similarity of two different places of one row, of one column, and of neither; NaN where there are no such
-    pairs."""
+    """Mean similarity of two different places of one row, of one column, and of neither; NaN without such pairs."""
 
     row: float
     column: float
@@ -31,13 +30,15 @@ class Structure(NamedTuple):
 
     @property
     def contrast(self) -> float:
-        """How much more alike places of one row or one column are than others: the mean of the two, less `other`."""
+        """Mean of row and column, less `other`."""
         return (self.row + self.column) / 2 - self.other
 
 
 class Table(NamedTuple):
-    """Vectors of the offsets from 1 - L to L - 1 that attention adds: `layer` from 0, `axis` is `tokens`, `rows` or
-    `columns`, `vectors` (heads, 2 L - 1, d), one head where all share them. `zero` is where offset 0 is."""
+    """Vectors of the offsets from 1 - L to L - 1 that attention adds, `vectors` (heads, 2 L - 1, d).
+
+    `layer` from 0; `axis` is `tokens`, `rows` or `columns`; one head where all share them.
+    """
 
     layer: int
     axis: str
@@ -45,15 +46,15 @@ class Table(NamedTuple):
 
     @property
     def zero(self) -> int:
-        """L - 1."""
+        """Index of offset 0, L - 1."""
         return self.vectors.shape[1] // 2
 
 
 def embeddings(model: Model, grid: tuple[int, ...] | None = None) -> dict[str, Tensor]:
-    """The positions that are added to patch tokens, (*grid, D) float32 by where: `input`, or `block 0`, `block 1`, ...
+    """Return the positions added to patch tokens, (*grid, D) float32 by where: `input`, or `block 0`, `block 1`, ...
 
-    Slots of prefix tokens are left out. Another `grid` than the model's own reads them as the model would. Empty for a
-    model that adds none.
+    Without slots of prefix tokens; another `grid` than the model's own is read as the model would. Empty for a model
+    that adds none.
     """
     if model.config.position == "none":
         return {}
@@ -78,11 +79,9 @@ def similarity(table: Tensor, step: int = 1) -> Tensor:
 
 
 def similarity_range(similar: Tensor) -> tuple[float, float]:
-    """(N, N) or (h, w, h, w) similarity -> the least and the greatest of two different positions: the ends of a colour
-    scale.
+    """(N, N) or (h, w, h, w) similarity -> least and greatest of two different positions, for a colour scale.
 
-    A position with itself is left out: its 1 would take up the scale. Ends nearer than `NARROW` are moved apart to it.
-    -1 and 1 where there is one position only.
+    Ends nearer than `NARROW` are moved apart to it; -1 and 1 where there is one position only.
     """
     count = math.isqrt(similar.numel())
     if count < 2:
@@ -94,27 +93,22 @@ def similarity_range(similar: Tensor) -> tuple[float, float]:
 
 
 def stride(grid: tuple[int, ...], most: int = TILES) -> int:
-    """Every which row and column is shown, so that there are at most `most` along each axis."""
+    """Return the step that leaves at most `most` rows and columns of a grid."""
     return -(-max(grid) // most)
 
 
 def structure(similar: Tensor) -> Structure:
-    """(h, w, h, w) similarity -> how much of it is rows and columns."""
+    """(h, w, h, w) similarity -> its means within rows, columns and elsewhere."""
     height, width = similar.shape[:2]
     rows, columns = torch.arange(height * width) // width, torch.arange(height * width) % width
     same_row, same_column = rows[:, None] == rows, columns[:, None] == columns
     flat = similar.reshape(height * width, -1)
-    return Structure(
-        *(
-            float(flat[pairs].mean())
-            for pairs in (same_row & ~same_column, same_column & ~same_row, ~same_row & ~same_column)
-        )
-    )
+    kinds = (same_row & ~same_column, same_column & ~same_row, ~same_row & ~same_column)
+    return Structure(*(float(flat[pairs].mean()) for pairs in kinds))
 
 
 def tables(model: Model) -> list[Table]:
-    """The tables of relative positions, by head, or decomposed into rows and columns and shared by the heads, from the
-    first block on."""
+    """Return the tables of relative positions from the first block on: by head, or by axis and shared by the heads."""
     relative: list[Table] = []
     for layer, part in attentions(model):
         if isinstance(part, RelativeAttention):
@@ -126,12 +120,11 @@ def tables(model: Model) -> list[Table]:
 
 
 def kernel(model: Model, grid: tuple[int, ...] | None = None) -> Tensor | None:
-    """(2 h - 1, 2 w - 1) of rotary positions, None without: what turning leaves of a logit, by offset in rows and in
-    columns.
+    """Return the (2 h - 1, 2 w - 1) kernel of rotary positions, by offset in rows and columns; None without them.
 
-    It is the mean over the pairs of channels of cos(the difference of their angles): the logit of two vectors that
-    would be equal if they lay at one place, all pairs of one length, as a share of its value there. The same in every
-    block and head.
+    The mean over pairs of channels of the cosine of the difference of their angles: the logit of a query and a key that
+    would be equal at one place, all pairs of one length, as a share of that at offset 0. The same in every block and
+    head.
     """
     turned = next((part for _, part in attentions(model) if isinstance(part, RotaryAttention)), None)
     if turned is None:
@@ -143,22 +136,19 @@ def kernel(model: Model, grid: tuple[int, ...] | None = None) -> Tensor | None:
 
 
 def attentions(model: Model) -> Iterator[tuple[int, nn.Module]]:
-    """Every attention and the number of its block, from the first on."""
+    """Yield block index and module of every attention."""
     for layer, block in enumerate(model.blocks()):
         yield from ((layer, part) for part in block.modules() if hasattr(part, "weights"))
 
 
 def has_positions(model: Model) -> None:
-    """Raises UsageError for a model that knows nothing of places but what the image's own tokens tell."""
+    """Raise UsageError for a model that knows nothing of places but what the image's own tokens tell."""
     c = model.config
     if not c.has_attention:
         raise UsageError("a BiT ResNet has no positions", "filters, features, nearest, similarity and cost work for it")
-    if c.position == "none" and c.attention == "plain" and not c.axial:
-        raise UsageError(
-            "the model has no positions: its patches are a set",
-            "filters, distance, features and the others work for it",
-        )
     if c.position == "none" and c.attention == "plain":
-        raise UsageError(
-            "the model has no positions but the rows and columns that its blocks look along", "distance works for it"
-        )
+        if c.axial:
+            problem = "the model has no positions but the rows and columns that its blocks look along"
+            raise UsageError(problem, "distance works for it")
+        hint = "filters, distance, features and the others work for it"
+        raise UsageError("the model has no positions: its patches are a set", hint)

@@ -1,5 +1,4 @@
-"""Attention rollout (arXiv:2005.00928; arXiv:2010.11929, D.8, Figs. 6 and 14): what the answer is made of, through all
-blocks.
+"""Attention rollout through all blocks (arXiv:2005.00928; arXiv:2010.11929, D.8, Figs. 6 and 14).
 
 B batch, L blocks, P prefix tokens, N patch tokens, T = P + N, h heads, Q queries.
 """
@@ -40,13 +39,11 @@ class Mixing:
 
     def __post_init__(self) -> None:
         if not 0 <= self.residual <= 1:
-            raise UsageError(
-                f"a residual of {self.residual} is no share", "use a number from 0 to 1, 0.5 for the usual rollout"
-            )
+            hint = "use a number from 0 to 1, 0.5 for the usual rollout"
+            raise UsageError(f"a residual of {self.residual} is no share", hint)
         if not 0 <= self.discard < 1:
-            raise UsageError(
-                f"a share of {self.discard} cannot be discarded", "use a number from 0 to below 1, such as 0.9"
-            )
+            hint = "use a number from 0 to below 1, such as 0.9"
+            raise UsageError(f"a share of {self.discard} cannot be discarded", hint)
         if self.fusion not in ("mean", "max", "min"):
             raise UsageError(f"no fusion {self.fusion}", "use mean, max or min")
 
@@ -56,7 +53,7 @@ class Rollout:
     """Rows of the answer, float32: `joint` (B, L, T) through blocks 0 to l together, `single` (B, L, T) of block l
     alone.
 
-    Each sums to one, prefix tokens first. `grid` is how the N patches lie.
+    Each sums to one, prefix tokens first. `grid`: layout of the N patches.
     """
 
     grid: tuple[int, ...]
@@ -76,12 +73,12 @@ class Rollout:
 
 
 def rollout(model: Model, images: Tensor, mixing: Mixing | None = None, queries: Tensor | None = None) -> Rollout:
-    """What (B, C, *image) inputs' answers are made of, read from the class token or from all patches
+    """Return what the answers to (B, C, *image) are made of, read from the class token or all patches
     (`attention.start`).
 
-    `queries` (T,), a share of each token with the sum one, asks for what those are made of instead. Only rows are
-    computed, from the last block back to the first, so no T x T matrix is held unless weights are discarded, and then
-    one. Raises UsageError for a model without attention, and for one whose blocks do not see everything.
+    `queries` (T,), shares of tokens with sum one, asks for what those are made of instead. Only rows are computed, from
+    the last block back; a T x T matrix is held only where weights are discarded. Raises UsageError for a model without
+    attention, or with blocks that do not see everything.
     """
     looks = looks_of(model, images)
     first = start(model, looks[0]) if queries is None else queries.to(looks[0].x.device)
@@ -90,12 +87,12 @@ def rollout(model: Model, images: Tensor, mixing: Mixing | None = None, queries:
 
 
 def rollout_matrix(model: Model, images: Tensor, mixing: Mixing | None = None) -> Tensor:
-    """(B, C, *image) -> (B, T, T): the whole R_L = M_L ... M_1, for few tokens; row q is what token q is made of."""
+    """(B, C, *image) -> (B, T, T): R_L = M_L ... M_1 for few tokens; row q is what token q is made of."""
     return matrix_of(looks_of(model, images), mixing or Mixing())
 
 
 def looks_of(model: Model, images: Tensor) -> list[AttentionCall]:
-    """The attention of every block on a batch. Raises UsageError where it is not over all tokens."""
+    """Return the attention of every block on (B, C, *image). Raises UsageError where it is not over all tokens."""
     looks: list[AttentionCall] = []
 
     def collect(look: AttentionCall) -> None:
@@ -107,7 +104,7 @@ def looks_of(model: Model, images: Tensor) -> list[AttentionCall]:
 
 
 def rows_of(looks: Sequence[AttentionCall], first: Tensor, mixing: Mixing) -> tuple[Tensor, Tensor]:
-    """Looks at (B, T, D), and a row (T,) -> (B, L, T) twice: row M_l ... M_1 and row M_l for every block l."""
+    """Attention of L blocks and a row (T,) -> (B, L, T) twice: row M_l ... M_1 and row M_l for every block l."""
     batch, tokens = len(looks[0].x), looks[0].tokens
     joint = first.new_zeros(batch, 0, tokens)  # of the blocks met so far, the last one first
     single = []
@@ -121,7 +118,7 @@ def rows_of(looks: Sequence[AttentionCall], first: Tensor, mixing: Mixing) -> tu
 
 
 def matrix_of(looks: Sequence[AttentionCall], mixing: Mixing) -> Tensor:
-    """Looks at (B, T, D) -> (B, T, T): R_1 = M_1, R_l = M_l R_(l-1)."""
+    """Attention of L blocks -> (B, T, T): R_1 = M_1, R_l = M_l R_(l-1)."""
     joint = torch.eye(looks[0].tokens, device=looks[0].x.device)
     for look in looks:
         joint = torch.cat([some @ joint for _, some in mixed(look, mixing)], -2)
@@ -129,7 +126,7 @@ def matrix_of(looks: Sequence[AttentionCall], mixing: Mixing) -> Tensor:
 
 
 def mixed(look: AttentionCall, mixing: Mixing) -> Iterator[tuple[slice, Tensor]]:
-    """Rows of a look's map M, some queries at a time: which, and (B, Q, T)."""
+    """Yield slices of queries with their rows (B, Q, T) of the map M."""
     fused = ((queries, fuse(weights, mixing.fusion)) for queries, weights in look.chunks())
     if mixing.discard:
         fused = iter([(slice(0, look.tokens), without(torch.cat([some for _, some in fused], -2), mixing.discard))])
@@ -148,7 +145,7 @@ def fuse(weights: Tensor, how: Fusion) -> Tensor:
 
 
 def without(fused: Tensor, discard: float) -> Tensor:
-    """(B, T, T): the smallest weights of each image set to zero, a share `discard` of all of them."""
+    """(B, T, T): set the smallest weights of each image to zero, a share `discard` of all."""
     flat = fused.flatten(1)
     limits = flat.kthvalue(int(discard * flat.shape[1]) + 1, dim=1).values
     return fused.masked_fill(fused < limits[:, None, None], 0.0)

@@ -1,5 +1,4 @@
-"""How alike layers are, of one model or of two: linear centred kernel alignment (CKA; Kornblith et al.,
-arXiv:1905.00414).
+"""Similarity of layers, of one model or two: linear CKA (Kornblith et al., arXiv:1905.00414).
 
 n images, D channels of a layer; layers may differ in D.
 """
@@ -19,10 +18,10 @@ LEAST = 4  # images: the unbiased estimate divides by n - 3
 
 
 def layers(model: Model, images: Tensor) -> dict[str, Tensor]:
-    """(B, C, *image), the model's input -> by layer, in order, (B, D) float32 on the CPU: the mean of its patch tokens.
+    """(B, C, *image) input -> by layer, in order, (B, D) float32 on the CPU: the mean of its patch tokens.
 
-    A ViT's are the running sum after the `embedding` and after `attention 0`, `mlp 0`, ...; a BiT's the mean of its
-    maps after the `root` and the units of its stages, `stage 0 unit 0`, ...
+    A ViT's are the running sum after the `embedding` and after `attention 0`, `mlp 0`, ...; a BiT's are the mean maps
+    after the `root` and the units of its stages, `stage 0 unit 0`, ...
     """
     by_layer: dict[str, Tensor] = {}
     if not model.config.has_attention:
@@ -53,11 +52,11 @@ def cka(one: list[Tensor], other: list[Tensor], unbiased: bool = True) -> Tensor
     """Layers of (n, D) of the same n images, from two models or twice from one -> (layers, layers) float64.
 
     CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) of the (n, n) Gram matrices K = X X^T and L = Y Y^T. HSIC is tr(K H L
-    H), H the centring matrix; or, `unbiased`, the estimate of Song et al. (2012) that does not grow with D / n, so 0
-    for layers that have nothing in common, and a little below at times. Both are products of centred Gram matrices,
-    element by element.
+    H), H the centring matrix; or, `unbiased`, the estimate of Song et al. (2012), 0 in expectation for layers with
+    nothing in common. Both are products of centred Gram matrices, element by element. 0 for a layer that is the same
+    for all images.
 
-    0 for a layer that is the same for all images. Raises UsageError for fewer than four images.
+    Raises UsageError for fewer than four images.
     """
     if len(one[0]) < LEAST:
         raise UsageError(

@@ -221,7 +221,7 @@ def filters(bundle: Bundle) -> bytes | None:
     None."""
     from PIL import Image
 
-    from vitreous.inspection.filters import filters as components
+    from vitreous.inspection.features import filters as components
     from vitreous.reports.figures.features import shown, together_of
 
     if not can(bundle)["filters"]:

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import UsageError, nearest
-from vitreous.inspection.attention import attention
+from vitreous.inspection.attention import attention, segments
 from vitreous.inspection.distance import Distances, distances
 from vitreous.inspection.gradient import gradient
 from vitreous.inspection.rollout import Mixing, rollout
-from vitreous.inspection.segments import segments
 from vitreous.reports.figures.drawing import (
     BLUE,
     HEAT,

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from vitreous.data.split import Data, Split
 from vitreous.errors import UsageError
-from vitreous.inspection.features import colours, nearest, patches, pooled
-from vitreous.inspection.filters import filters
+from vitreous.inspection.features import colours, filters, nearest, patches, pooled
 from vitreous.reports.figures.drawing import BLUE, hide_axes, mosaic, new_figure, times
 from vitreous.reports.pages.formats import format_share
 from vitreous.reports.scene import SEEN, FigureResult, Picture, Scene, see_picture
