@@ -124,7 +124,7 @@ def test_what_was_interrupted_is_never_used(files, home):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        features_of(made(), PREPROCESS, files, FP32, workers=0, each=stop)
+        features_of(made(), PREPROCESS, files, FP32, workers=0, on_images=stop)
     assert not list(home.iterdir())
     whole = features_of(made(), PREPROCESS, files, FP32, workers=0)
     assert whole.file is not None

@@ -1,7 +1,4 @@
-"""Keys of what is computed once and cached, and the cache of OpenVINO's int8 graphs.
-
-Calibrating a graph takes minutes; the same weights and pictures give the same graph.
-"""
+"""Keys of cached results, and the cache of OpenVINO's int8 graphs, whose calibration takes minutes."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ MOST = 16
 
 
 def weights_digest(model: Model) -> str:
-    """SHA-256 of a model's parameters and buffers, by name."""
+    """Return the SHA-256 of a model's parameters and buffers, by name."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
@@ -41,14 +38,14 @@ def weights_digest(model: Model) -> str:
 
 
 def cache_key(facts: dict[str, Any]) -> str:
-    """A file name for what depends on these facts alone."""
+    """Return a file name for what depends on these facts alone."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def graph_facts(model: Model, preprocess: Preprocess, pictures: Sequence[np.ndarray]) -> dict[str, Any]:
-    """What an int8 graph depends on: weights, preprocessing, calibration pictures, libraries and processor.
+    """Return what an int8 graph depends on: weights, preprocessing, pictures (1, C, *image), libraries, processor.
 
-    The processor decides whether sums overflow, and in which precision calibration runs.
+    The processor decides whether sums overflow, and the precision of calibration.
     """
     digest = hashlib.sha256()
     for picture in pictures:
@@ -67,7 +64,7 @@ def graph_facts(model: Model, preprocess: Preprocess, pictures: Sequence[np.ndar
 
 
 def installed_version(name: str) -> str | None:
-    """The version of an installed package, without importing it; None where there is none."""
+    """Return the version of an installed package without importing it, or None."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -106,7 +103,7 @@ def store(place: Path, facts: dict[str, Any], xml: bytes, weights: bytes) -> Non
     place.parent.mkdir(parents=True, exist_ok=True)
     with atomic(place, shared=True) as file:
         parts = {"xml": np.frombuffer(xml, np.uint8), "weights": np.frombuffer(weights, np.uint8)}
-        np.savez(file, facts=np.array(json.dumps(facts)), **parts)
+        np.savez(file, facts=np.array(json.dumps(facts)), **parts)  # type: ignore[arg-type]
     for old in sorted(place.parent.glob("*.graph"), key=lambda file: file.stat().st_mtime, reverse=True)[MOST:]:
         old.unlink(missing_ok=True)
 

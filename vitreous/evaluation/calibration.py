@@ -44,12 +44,12 @@ POINTS = 100  # of the risk-coverage curve in a document
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """(n, K) logits -> (n, K) float64 logarithms of probabilities."""
+    """(n, K) logits -> (n, K) float64 log-probabilities."""
     return scipy.special.log_softmax(logits.astype(np.float64), axis=1)
 
 
 def probabilities(logits: np.ndarray, loss: str = "softmax") -> np.ndarray:
-    """(n, K) logits -> (n, K) float64: of the classes together for the softmax loss, of each alone for other losses."""
+    """(n, K) logits -> (n, K) float64: softmax over the classes for the softmax loss, else a sigmoid for each."""
     return np.exp(log_softmax(logits)) if loss == "softmax" else scipy.special.expit(logits.astype(np.float64))
 
 
@@ -66,15 +66,13 @@ def confidence_bins(confidence: np.ndarray) -> np.ndarray:
 
 
 def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Expected calibration error: the mean over images of |accuracy - confidence| of their bin. Both arguments are
-    (n,), n > 0."""
+    """Return the expected calibration error of (n,) confidences and (n,) bool `right`, n > 0."""
     gaps = np.bincount(confidence_bins(confidence), weights=right - confidence, minlength=BINS)
     return float(np.abs(gaps).sum() / len(confidence))
 
 
 def image_gaps(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """(n,) confidences in [0, 1] and (n,) answers, right or not -> (n, BINS): right - confidence in the column of the
-    image's bin."""
+    """(n,) confidences and (n,) bool `right` -> (n, BINS): right - confidence in the column of the image's bin."""
     gaps = np.zeros((len(confidence), BINS))
     gaps[np.arange(len(confidence)), confidence_bins(confidence)] = right - confidence
     return gaps
@@ -82,14 +80,14 @@ def image_gaps(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Gaps:
-    """The means g of one set of images, (BINS,), and `uncalibrated`: which are too far from 0 for a calibrated bin."""
+    """The means g of one set of images, (BINS,), and whether each is too far from 0 for a calibrated bin."""
 
     values: np.ndarray
     uncalibrated: np.ndarray
 
     @classmethod
     def of_images(cls, gaps: np.ndarray) -> Gaps:
-        """(n, BINS) right - confidence of each image, in the column of its bin, zeros elsewhere; n > 0.
+        """(n, BINS) `image_gaps`, n > 0 -> their means.
 
         The standard error of a bin is at least that of a calibrated one, the root of sum c (1 - c) / n^2 with |gap| in
         the place of c: a bin whose few images are all right would have hardly any.
@@ -99,15 +97,14 @@ class Gaps:
         return cls(values, np.abs(values) > math.sqrt(math.log(count)) * errors)
 
     def errors(self, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(D, BINS) gaps of images drawn with replacement -> what each bin's |g| is too high by, at least and at most,
-        (D, BINS)."""
+        """(D, BINS) gaps of bootstrap draws -> least and greatest excess of each bin's |g|, (D, BINS) each."""
         moved = draws - self.values
         signed = moved * np.where(self.values < 0, -1, 1)
         return signed, np.where(self.uncalibrated, signed, np.abs(moved))
 
     def interval(self, draws: np.ndarray) -> Interval:
-        """The 95 % interval of the calibration error, from (D, BINS) gaps of images drawn with replacement; it contains
-        the figure."""
+        """Return the 95 % interval of the calibration error from (D, BINS) gaps of bootstrap draws; it contains the
+        figure."""
         least, most = (error.sum(1) for error in self.errors(draws))
         figure = float(np.abs(self.values).sum())
         return max(0.0, figure - max(0.0, float(np.percentile(most, 97.5)))), figure - min(
@@ -118,8 +115,7 @@ class Gaps:
 def difference_errors(
     first: Gaps, second: Gaps, before: np.ndarray, after: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What the second model's calibration error less the first's is too high by, at least and at most, in each draw:
-    (D,) each.
+    """Return least and greatest excess of the second model's calibration error less the first's, (D,) each.
 
     `before` and `after` (D, BINS) are the gaps of the two models in the same draws. Each bin's error is bounded by
     those of both models and, with d = g_second - g_first, by 2 |d| + |d* - d|, since ||g_second| - |g_first|| <= |d|:
@@ -132,11 +128,10 @@ def difference_errors(
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature, 0.001 to 1000, of the smallest mean NLL over these images.
+    """Return the temperature, 0.001 to 1000, of the least mean NLL of (n, K) logits and (n,) or (n, K) labels.
 
     The NLL is convex in 1 / T, so its slope there, the mean of sum_k p_k z_k - z_label, has one zero. Raises DataError
-    where it has none: all images are answered right, so that sharper probabilities always fit better, or the answers
-    are no better than chance.
+    where it has none: all images are answered right, or the answers are no better than chance.
     """
     scores = logits.astype(np.float64)
     if labels.ndim == 1:
@@ -171,12 +166,11 @@ def check_abstain(below: float | None) -> None:
 
 
 def judge_abstention(confidence: np.ndarray, right: np.ndarray, below: float) -> dict[str, Any]:
-    """The figures of a model that says "unsure" below a confidence.
+    """Return the figures of a model that answers from a confidence on.
 
-    (n,) confidence, the highest probability of an image, 0 for an unreadable one; (n,) whether the answer is right.
-    `coverage` is the share of images answered, `top1` the accuracy on them (None for none) with its 95 % interval,
-    `aurc` the area under the risk-coverage curve (arXiv:1705.08500), and `curve` some of its points, (coverage, share
-    of wrong answers).
+    (n,) confidence, 0 for an unreadable image; (n,) bool `right`. `coverage` is the share of images answered, `top1`
+    the accuracy on them (None for none) with its 95 % interval, `aurc` the area under the risk-coverage curve
+    (arXiv:1705.08500), and `curve` some of its points (coverage, share wrong).
     """
     answered = confidence >= below
     count, hits = int(answered.sum()), int((answered & right).sum())
@@ -195,10 +189,7 @@ def judge_abstention(confidence: np.ndarray, right: np.ndarray, below: float) ->
 
 
 def selective_risk(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """(n,) the share of wrong answers among the i + 1 most confident images, for each i.
-
-    Images of equal confidence come in no order: each has their share of wrong answers.
-    """
+    """Return (n,): the share of wrong answers among the i + 1 most confident images; equal confidences share theirs."""
     order = np.argsort(-confidence, kind="stable")
     _, group, size = np.unique(-confidence[order], return_inverse=True, return_counts=True)
     wrong = np.bincount(group, weights=~right[order]) / size

@@ -142,11 +142,11 @@ def class_table(
 
 
 def judge_answer_sets(logits: np.ndarray, right: np.ndarray, readable: np.ndarray) -> Report:
-    """(n, K) logits and (n, K) bool, the right answers -> top-1 and top-5, with Wilson's 95 % intervals.
+    """(n, K) logits and (n, K) bool right answers -> top-1 and top-5, with Wilson's 95 % intervals.
 
-    For images with a set of right answers: ImageNet ReaL (arXiv:2006.07159) and ObjectNet. An image is right if the
-    highest logit is of its set, or one of the five highest; equal logits rank by position. Images without a right
-    answer are not judged; those that are not `readable` (n,) count as wrong.
+    For ImageNet ReaL (arXiv:2006.07159) and ObjectNet: an image is right if the highest logit is in its set, or one of
+    the five highest; equal logits rank by position. Images without a right answer are not judged; those that are not
+    `readable` (n,) count as wrong.
     """
     judged = right.any(1)
     best = np.argsort(-logits[judged], axis=1, kind="stable")[:, :5]

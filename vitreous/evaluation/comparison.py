@@ -1,7 +1,6 @@
-"""Two models judged on the same images: by how much they differ, and whether chance alone can explain it.
+"""Differences between two models on the same images, the second's figure less the first's, and their significance.
 
-In shapes, n is images, K classes, D draws of the bootstrap. A difference is the second model's figure less the first
-one's.
+In shapes, n is images, K classes, D draws of the bootstrap.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Answers:
 
     @property
     def right(self) -> np.ndarray:
-        """(n,) bool: the highest logit is the label's, the first of equal ones counts, and the image could be read."""
+        """(n,) bool: the image is readable, and the first of the highest logits is the label's."""
         return self.readable & (self.logits.argmax(1) == self.labels)
 
 
@@ -47,14 +46,14 @@ class Comparison:
 
     @property
     def significant(self) -> bool:
-        """Whether one model is better beyond chance: by McNemar's test or, where there is none, by the interval."""
+        """Whether one model is better beyond chance: by McNemar's test or, without it, by the interval."""
         if self.p is not None:
             return self.p < LEVEL
         ends = self.intervals[self.figure]
         return ends is not None and (ends[0] > 0 or ends[1] < 0)
 
     def verdict(self, first: str, second: str) -> str:
-        """One sentence for people; `first` and `second` are the models' names."""
+        """Return one sentence for people; `first` and `second` are the models' names."""
         name = LABELS[self.figure]
         difference, ends = self.differences[self.figure] or 0.0, self.intervals[self.figure]
         better, sign = (second, 1) if difference >= 0 else (first, -1)
@@ -71,11 +70,10 @@ class Comparison:
 def compare(first: Answers, second: Answers) -> Comparison:
     """Compare two models on the same images in the same order, with intervals and tests of the differences.
 
-    Accuracies: McNemar's exact test on the images that one has right and the other wrong, and an interval of their
-    difference. mAP, NLL: percentile intervals of the differences over images drawn with replacement, the same draws for
-    both; ECE: from the same draws, with bounds of its bias. An image that a model could not read is wrong (or never
-    retrieved); NLL and ECE are of the images that both could read. Intervals cover 95 %. Labels of both must be (n,),
-    or both (n, K) in one order of the classes.
+    Accuracies: McNemar's exact test, and an interval of their difference. mAP, NLL: percentile intervals over the same
+    bootstrap draws for both; ECE: from the same draws, with bounds of its bias. An unreadable image is wrong (or never
+    retrieved); NLL and ECE are of the images that both could read. Intervals cover 95 %. Labels of both are (n,), or
+    both (n, K) in one order of the classes.
     """
     both, multilabel = first.readable & second.readable, first.labels.ndim == 2
     parts = [soft_figures(answers, both) for answers in (first, second)]
@@ -108,7 +106,7 @@ def compare(first: Answers, second: Answers) -> Comparison:
 def difference_intervals(
     parts: list[Figures], first: Answers, second: Answers, both: np.ndarray, differences: dict[str, float | None]
 ) -> dict[str, Interval | None]:
-    """The bootstrap intervals of the differences of figures; `parts` are `soft_figures` of both models."""
+    """Return bootstrap intervals of differences; `parts` are `soft_figures` of both models, `both` (n,) bool."""
     multilabel = first.labels.ndim == 2
     gaps = [] if multilabel else [bin_gaps(answers, both) for answers in (first, second)]
     measured = [Gaps.of_images(part[both]) for part in gaps]
@@ -133,10 +131,10 @@ def difference_intervals(
 
 
 def soft_figures(answers: Answers, both: np.ndarray) -> Figures:
-    """The figures of a model that need the bootstrap, as a function of how often each image is drawn, (n, D) -> (D,).
+    """Return a function of draw counts (n, D): a model's bootstrapped figures, (D,) each.
 
-    One label an image: NLL and ECE over the images that `both` models could read; multilabel: mAP over all, NLL over
-    those.
+    One label an image: NLL and ECE over the images that `both` (n,) models could read; multilabel: mAP over all, NLL
+    over those.
     """
     rows, loss = np.flatnonzero(both), np.zeros(len(both))
     loss[rows] = losses(answers.logits[rows], answers.labels[rows])
@@ -154,12 +152,12 @@ def soft_figures(answers: Answers, both: np.ndarray) -> Figures:
 
 
 def bin_gaps(answers: Answers, both: np.ndarray) -> np.ndarray:
-    """(n, BINS): right - confidence in the column of the image's bin; zeros for images not in `both` (n,)."""
+    """Return `image_gaps` (n, BINS) with zeros for images not in `both` (n,)."""
     gaps, rows = np.zeros((len(both), BINS)), np.flatnonzero(both)
     gaps[rows] = image_gaps(np.exp(log_softmax(answers.logits[rows]).max(1)), answers.right[rows])
     return gaps
 
 
 def format_p(p: float) -> str:
-    """A p-value as people write it: `= 0.012`, `< 0.0001`."""
+    """Format a p-value: `= 0.012`, `< 0.0001`."""
     return "< 0.0001" if p < 1e-4 else f"= {p:.2g}" if p < 0.995 else "= 1"

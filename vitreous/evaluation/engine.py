@@ -1,7 +1,7 @@
-"""A model ready to answer: uint8 pixels in, float32 logits out, by the fastest way the machine has.
+"""Engines: uint8 pixels in, float32 logits out, by the fastest way the machine has.
 
-On a CPU the weights are cast and packed once (`nn.frozen`), and a batch is cut into parts that stay in cache; parts are
-handed to one thread per core, which wastes less than all cores sharing each product. On a GPU the batch goes in whole.
+On a CPU the weights are cast and packed once (`nn.frozen`), and a batch is cut into parts that stay in cache, one
+thread each, which wastes less than all cores sharing each product. On a GPU the batch goes in whole.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHUNK = 64  # images that `logits_of` gives an engine at a time
 
 
 class Engine(Protocol):
-    """What `evaluate` and `predict` ask for answers."""
+    """What `evaluate` and `predict` call for outputs."""
 
     preprocess: Preprocess
     precision: str
@@ -43,11 +43,10 @@ class Engine(Protocol):
 
 
 class TorchEngine:
-    """PyTorch. `precision` is `auto` (bf16 where the device has it), `fp32` or `bf16`; `merge_tokens` of each block are
-    merged.
+    """PyTorch. `precision` is `auto` (bf16 where the device has it), `fp32` or `bf16`; blocks merge `merge_tokens`.
 
-    An answer does not depend on the images beside it but in its last bits: products of another height may round
-    otherwise.
+    An output depends on the images beside it in its last bits only. Raises UsageError for a model that cannot merge
+    tokens.
     """
 
     def __init__(
@@ -78,9 +77,11 @@ class TorchEngine:
         return torch.cat(list(map(self.part, parts) if together else thread_pool(threads).map(self.part, parts)))
 
     def steady(self, pixels: Tensor, size: int) -> Tensor:
-        """The same in parts of exactly `size` images, the last one filled up with black ones: answers are the same to
-        the last bit whatever is beside an image, wherever it stands, and however many there are. On a CPU one thread
-        computes a part: products of another height, or shared by more threads, may round otherwise.
+        """(B, C, *image) uint8 -> (B, K) float32, computed in parts of exactly `size` images, the last filled up with
+        black.
+
+        Outputs are the same bits whatever is beside an image and however many there are. On a CPU one thread computes a
+        part: products of another height, or shared by more threads, may round otherwise.
         """
         lacking = -len(pixels) % size
         whole = torch.cat([pixels, pixels.new_zeros(lacking, *pixels.shape[1:])]) if lacking else pixels
@@ -92,23 +93,22 @@ class TorchEngine:
         return torch.cat(rows)[: len(pixels)].cpu()
 
     def part_size(self, tokens: int = STEADY) -> int:
-        """Images of a part of about so many tokens; on a GPU as many whatever the tokens."""
+        """Return how many images make a part of about so many tokens; on a GPU always the same."""
         return max(1, min(64, round(tokens / self.tokens))) if self.device == "cpu" else DEVICE_PART
 
     @torch.inference_mode()
     def part(self, pixels: Tensor) -> Tensor:
-        """One forward pass."""
+        """(b, C, *image) uint8 -> (b, K) float32: one forward pass."""
         return self.model(self.preprocess.normalise(pixels, self.images)).float()
 
 
 def given(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
-    """The type of the images that a model frozen in `dtype` takes: convolutions stay float32, so they get all
-    digits."""
+    """Return the dtype of images for a model frozen in `dtype`: convolutions stay float32."""
     return dtype if config.front == "patches" else torch.float32
 
 
 def cut(images: int, most: int, threads: int) -> tuple[int, bool]:
-    """How a batch is computed: images of a part, at most `most`, and whether all threads work on each part together.
+    """Return the images of a part, at most `most`, and whether all threads work on each part together.
 
     Else each thread computes parts of its own, of even size, unless that left more than `IDLE` of them waiting.
     """
@@ -121,8 +121,10 @@ def cut(images: int, most: int, threads: int) -> tuple[int, bool]:
 def make_engine(
     model: Model, preprocess: Preprocess, how: InferenceOptions | None = None, pictures: Pictures | None = None
 ) -> Engine:
-    """The engine that the words stand for; int8 is calibrated on `pictures`. Raises UsageError for words that do not go
-    together."""
+    """Return the engine of the options; int8 is calibrated on `pictures`.
+
+    Raises UsageError for options that do not go together.
+    """
     how = how or InferenceOptions()
     device = pick_device(how.device)
     if how.merge_tokens < 0:
@@ -141,31 +143,30 @@ def make_engine(
 
 
 def logits_of(
-    engine: Engine, reader: EvalLoader, batch_size: int = CHUNK, each: Callable[[int], None] = lambda images: None
+    engine: Engine, reader: EvalLoader, batch_size: int = CHUNK, on_images: Callable[[int], None] = lambda images: None
 ) -> tuple[np.ndarray, dict[int, DataError]]:
-    """The (n, K) float32 logits of every picture of a split, in order, and the pictures that could not be read.
+    """Return (n, K) float32 logits of every image of a split, in order, and the images that could not be read.
 
-    The engine is given CHUNK pictures at a time, however many are decoded at a time: `batch_size` changes nothing but
-    memory. The row of an unreadable picture is that of a black one. `each` gets the number of images of every step.
-    An empty split gives (0, K).
+    The engine always gets CHUNK images at a time: `batch_size` changes memory only. The row of an unreadable image is
+    that of a black one. `on_images` gets the number of images of every step. An empty split gives (0, K).
     """
     rows: list[np.ndarray] = []
     bad: dict[int, DataError] = {}
     for samples, images in chunks(reader.batches(batch_size), CHUNK):
         bad |= {s: image for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
         rows.append(compute_chunk(engine, images))
-        each(len(images))
+        on_images(len(images))
     return np.concatenate(rows) if rows else compute_chunk(engine, [DataError("no image")])[:0], bad
 
 
 def compute_chunk(engine: Engine, images: list[Tensor | DataError]) -> np.ndarray:
-    """(n, K) float32 logits of pictures, each (C, *image) uint8; an unreadable one is taken to be black."""
+    """Return (n, K) float32 logits of images (C, *image) uint8; an unreadable one is taken to be black."""
     blank = torch.zeros(engine.preprocess.channels, *engine.preprocess.image, dtype=engine.preprocess.dtype)
     return engine(torch.stack([blank if isinstance(image, DataError) else image for image in images])).numpy()
 
 
 def chunks(batches: Iterable[tuple[Tensor, list]], size: int) -> Iterator[tuple[list[int], list]]:
-    """Batches of any size -> batches of `size`, the last one shorter."""
+    """Regroup batches of any size, (b,) samples and images, into batches of `size`, the last one shorter."""
     samples: list[int] = []
     images: list = []
     for more_samples, more_images in batches:
@@ -175,3 +176,10 @@ def chunks(batches: Iterable[tuple[Tensor, list]], size: int) -> Iterator[tuple[
             samples, images = samples[size:], images[size:]
     if images:
         yield samples, images
+
+
+def readable_mask(count: int, bad: Iterable[int]) -> np.ndarray:
+    """Return (count,) bool: the positions that are not in `bad`."""
+    mask = np.ones(count, dtype=bool)
+    mask[list(bad)] = False
+    return mask

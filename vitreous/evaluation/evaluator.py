@@ -15,13 +15,13 @@ from vitreous.cores import default_workers
 from vitreous.data.loader import EvalLoader
 from vitreous.data.split import Split
 from vitreous.errors import DataError
-from vitreous.evaluation.engine import Engine, logits_of
+from vitreous.evaluation.engine import Engine, logits_of, readable_mask
 from vitreous.evaluation.report import Better, Report
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of a model for every image of `split`, in its order: `rows` (n, K) float32 and `readable` (n,) bool.
+    """Outputs of a model for every image of `split`, in its order: `rows` (n, K) float32 and `readable` (n,) bool.
 
     The row of an unreadable image is the output for a black one.
     """
@@ -45,13 +45,13 @@ class Evaluator(ABC):
         return (split,)
 
     def outputs(
-        self, engine: Engine, reader: EvalLoader, each: Callable[[int], None] = lambda images: None
+        self, engine: Engine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[np.ndarray, dict[int, DataError]]:
         """(n, K) float32 outputs for the images of `reader.split`, and the unreadable ones by position.
 
-        `each` gets the number of images of every step. No images give (0, K).
+        `on_images` gets the number of images of every step. No images give (0, K).
         """
-        return logits_of(engine, reader, each=each)
+        return logits_of(engine, reader, on_images=on_images)
 
     @abstractmethod
     def report(self, outputs: Outputs, *others: Outputs) -> Report:
@@ -63,14 +63,7 @@ class Evaluator(ABC):
 
 
 def compute_outputs(evaluator: Evaluator, engine: Engine, split: Split, workers: int | None = None) -> Outputs:
-    """The outputs of a model for a whole split, computed by this process."""
+    """Return the outputs of a model for a whole split, computed by this process."""
     reader = EvalLoader(split, engine.preprocess, default_workers() if workers is None else workers)
     rows, bad = evaluator.outputs(engine, reader)
     return Outputs(split, rows, readable_mask(len(split), bad))
-
-
-def readable_mask(count: int, bad: dict[int, DataError]) -> np.ndarray:
-    """(count,) bool: the positions that are not in `bad`."""
-    mask = np.ones(count, dtype=bool)
-    mask[list(bad)] = False
-    return mask

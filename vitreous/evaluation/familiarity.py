@@ -1,14 +1,10 @@
-"""Judgements by the training images: how unlike them an image is, and which labels are probably wrong.
+"""Outliers and label errors by the training images' features, which the head reads.
 
-Both are by the features that the head reads. In shapes, n is images, m training images, d features, K classes.
+In shapes, n is images, m training images, d features, K classes.
 
-The relative Mahalanobis distance (arXiv:2106.09022) of an image: how much farther its feature x lies from the nearest
-class, m_k with the covariance S that all classes share, than from the training images as a whole, m with their
-covariance R,
-
-    score(x) = min_k (x - m_k)' S^-1 (x - m_k) - (x - m)' R^-1 (x - m)
-
-in squared standard deviations. Higher is less familiar; 0 is as near to a class as to all images.
+Relative Mahalanobis distance (arXiv:2106.09022), with class means m_k and their shared covariance S, and mean m and
+covariance R of all training images: score(x) = min_k (x - m_k)' S^-1 (x - m_k) - (x - m)' R^-1 (x - m), in squared
+standard deviations. Higher is less familiar.
 
 A label is suspect where the model and the nearest training images both name another class, with confidence.
 """
@@ -16,6 +12,7 @@ A label is suspect where the model and the nearest training images both name ano
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +26,7 @@ CONFIDENT = 0.5  # probability, and share of the neighbours, that another class 
 
 @dataclass(frozen=True)
 class GaussianStats:
-    """Points around means: `means` (K, d) and `whiten` (d, d), which turns distances into standard deviations."""
+    """Gaussians of one covariance: `means` (K, d) and `whiten` (d, d), which makes the covariance the identity."""
 
     means: np.ndarray
     whiten: np.ndarray
@@ -43,27 +40,25 @@ class GaussianStats:
 
 @dataclass(frozen=True)
 class MahalanobisDetector:
-    """What training images look like. `classes` is None where images have several labels: then all are one cloud."""
+    """Gaussians of training images; `classes` is None where images have several labels."""
 
     classes: GaussianStats | None
     whole: GaussianStats
 
     def scores(self, features: np.ndarray) -> np.ndarray:
-        """(n, d) -> (n,) float64: the score of the file's head; without classes, the squared distance from the mean of
-        all."""
+        """(n, d) -> (n,) float64 scores; without classes, the squared distance from the mean of all."""
         parts = [features[start : start + CHUNK].astype(np.float64) for start in range(0, len(features), CHUNK)]
-        scores = [self.whole.distances(part) if self.classes is None else self.relative(part) for part in parts]
+        classes, scores = self.classes, [self.whole.distances(part) for part in parts]
+        if classes is not None:
+            scores = [classes.distances(part) - whole for part, whole in zip(parts, scores, strict=True)]
         return np.concatenate(scores) if scores else np.zeros(0)
-
-    def relative(self, features: np.ndarray) -> np.ndarray:
-        """(n, d) float64 -> (n,)."""
-        assert self.classes is not None
-        return self.classes.distances(features) - self.whole.distances(features)
 
 
 def fit_detector(features: np.ndarray, labels: np.ndarray, classes: int) -> MahalanobisDetector:
-    """(n, d) features of training images, and labels (n,) or (n, K) -> what is familiar. Raises DataError for fewer
-    than two images."""
+    """(n, d) features and (n,) or (n, K) labels of training images -> the detector.
+
+    Raises DataError for fewer than two images.
+    """
     if len(features) < 2:
         raise DataError(f"{len(features)} training images do not tell what is usual", "two at least are needed")
     whole = fit_gaussian(features, np.zeros(len(features), dtype=np.int64), 1)
@@ -71,14 +66,11 @@ def fit_detector(features: np.ndarray, labels: np.ndarray, classes: int) -> Maha
 
 
 def fit_gaussian(features: np.ndarray, labels: np.ndarray, classes: int) -> GaussianStats:
-    """The means of the classes that have images, and what makes the covariance around them the identity.
+    """(n, d) features and (n,) labels -> the means of classes that have images, and their shared covariance, whitened.
 
-    The covariance is shrunk towards a multiple of the identity as Ledoit and Wolf (2004) have it, so that it can be
-    inverted however few the images: (1 - a) S + a trace(S) / d I, with
-
-        a = min(1, (sum |x|^4 / n - |S|^2) / n / |S - trace(S) / d I|^2)        x: the distance from the own mean
-
-    Features are read chunk by chunk, twice.
+    The covariance is shrunk towards a multiple of the identity (Ledoit and Wolf, 2004): (1 - a) S + a trace(S) / d I,
+    with a = min(1, (sum |x|^4 / n - |S|^2) / n / |S - trace(S) / d I|^2), x the distance from the own mean. Features
+    are read chunk by chunk, twice.
     """
     count, width = features.shape
     sums, sizes = np.zeros((classes, width)), np.bincount(labels, minlength=classes)
@@ -101,10 +93,10 @@ def fit_gaussian(features: np.ndarray, labels: np.ndarray, classes: int) -> Gaus
 
 
 def separation(usual: np.ndarray, other: np.ndarray) -> dict[str, float]:
-    """Scores of images that are like the training images, (n,), and of others, (m,) -> how well they are told apart.
+    """Return how well scores of usual images (n,) and others (m,) are told apart.
 
-    `auroc`: the probability that an image of the others scores higher, equal scores count half. `fpr95`: the share of
-    the others that passes for usual where the limit lets 95 % of the usual images pass.
+    `auroc`: the probability that one of the others scores higher, ties count half. `fpr95`: the share of the others
+    below the `limit` that 95 % of the usual images pass.
     """
     order = np.sort(usual)
     below, at = np.searchsorted(order, other, side="left"), np.searchsorted(order, other, side="right")
@@ -116,10 +108,11 @@ def separation(usual: np.ndarray, other: np.ndarray) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """An image whose label is probably wrong; classes are positions. `score`, 0 to 1: the mean of how far the model's
-    probability and the neighbours' share of their class are above those of the label."""
+class Suspect(NamedTuple):
+    """An image whose label is probably wrong; classes are positions.
+
+    `score`, 0 to 1: mean of how far probability and share of the named classes are above those of the label.
+    """
 
     sample: int
     label: int
@@ -140,19 +133,9 @@ def find_suspects(p: np.ndarray, shares: np.ndarray, labels: np.ndarray) -> list
     probability, share = p[rows, answer], shares[rows, neighbour]
     suspicious = (answer != labels) & (neighbour != labels) & (probability >= CONFIDENT) & (share >= CONFIDENT)
     score = (probability - p[rows, labels] + share - shares[rows, labels]) / 2
-    order = [int(sample) for sample in np.argsort(-score, kind="stable") if suspicious[sample]]
-    return [
-        Suspect(
-            s,
-            int(labels[s]),
-            int(answer[s]),
-            float(probability[s]),
-            int(neighbour[s]),
-            float(share[s]),
-            float(score[s]),
-        )
-        for s in order
-    ]
+    order = np.array([s for s in np.argsort(-score, kind="stable") if suspicious[s]], dtype=np.int64)
+    columns = (order, *(part[order] for part in (labels, answer, probability, neighbour, share, score)))
+    return [Suspect(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def neighbour_shares(
@@ -163,11 +146,10 @@ def neighbour_shares(
     own: np.ndarray | None = None,
     k: int = K,
 ) -> np.ndarray:
-    """(n, d) features, (m, d) training features and their (m,) labels -> (n, K): the share of each class among the k
-    nearest.
+    """(n, d) features, (m, d) training features and their (m,) labels -> (n, K) class shares of the k nearest.
 
-    Nearest is by cosine. `own` (n,): where each image itself is among the training images, -1 for none; it is no
-    neighbour of its own. With fewer than k others, all of them are the neighbours; shares are 0 where there is none.
+    Nearest is by cosine. `own` (n,): the position of each image among the training images, -1 for none; it is no
+    neighbour of its own. With fewer than k others, all of them count; shares are 0 where there is none.
     """
     _, rows = neighbours(memory, features, min(k + 1, len(memory)))
     itself = rows == (np.full(len(features), -1) if own is None else own)[:, None]

@@ -1,8 +1,7 @@
-"""What a model's head reads, of every picture of a split: computed once, streamed to disk, found again by what it
-depends on.
+"""Features that a model's head reads, of every image of a split: computed once, streamed to disk, cached.
 
-n images, d numbers for each: the class token, the mean of the patches, or what else the model pools, behind the
-representation layer where there is one (`pre_logits` in big_vision).
+n images, d numbers for each: the pooled token or mean, behind the representation layer where there is one (`pre_logits`
+in big_vision).
 """
 
 from __future__ import annotations
@@ -31,7 +30,15 @@ from vitreous.data.split import Split
 from vitreous.disk import atomic, cache
 from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError
 from vitreous.evaluation.cache import cache_key, weights_digest
-from vitreous.evaluation.engine import CHUNK, Engine, InferenceOptions, chunks, compute_chunk, make_engine
+from vitreous.evaluation.engine import (
+    CHUNK,
+    Engine,
+    InferenceOptions,
+    chunks,
+    compute_chunk,
+    make_engine,
+    readable_mask,
+)
 from vitreous.machine import pick_device, pick_precision
 from vitreous.models.zoo import Model
 from vitreous.version import __version__
@@ -43,10 +50,10 @@ WAY = "make room, set XDG_CACHE_HOME to a folder on a larger disk, or use --no-c
 
 @dataclass(frozen=True)
 class Features:
-    """Representations of a split's pictures in its order; those of unreadable ones are a black picture's.
+    """Features of a split's images in its order; those of unreadable ones are a black image's.
 
-    `rows` (n, d) float32 lie on disk and are read as they are used. `bad`: why pictures could not be read. `file` is
-    None where nothing is kept; `reused`: nothing was computed.
+    `rows` (n, d) float32 lie on disk and are read as they are used. `bad`: why images could not be read. `file` is None
+    where nothing is kept; `reused`: nothing was computed.
     """
 
     rows: np.ndarray
@@ -56,10 +63,8 @@ class Features:
 
     @property
     def good(self) -> np.ndarray:
-        """(n,) bool: the pictures that could be read."""
-        whole = np.ones(len(self.rows), dtype=bool)
-        whole[list(self.bad)] = False
-        return whole
+        """(n,) bool: the images that could be read."""
+        return readable_mask(len(self.rows), self.bad)
 
 
 def features_of(
@@ -70,11 +75,11 @@ def features_of(
     batch_size: int = CHUNK,
     workers: int | None = None,
     keep: bool = True,
-    each: Callable[[int], None] = lambda images: None,
+    on_images: Callable[[int], None] = lambda images: None,
 ) -> Features:
-    """The features of a split: from `XDG_CACHE_HOME/vitreous/features`, or computed, and kept there if `keep`.
+    """Return the features of a split: from `XDG_CACHE_HOME/vitreous/features`, or computed, and kept there if `keep`.
 
-    `each` is told how many images each step computed. Raises NonFiniteError for features that are not finite,
+    `on_images` gets the number of images of every step. Raises NonFiniteError for features that are not finite,
     ResourceError where the disk has no room, UsageError for int8, whose calibration would differ from split to split.
     """
     how = how or InferenceOptions()
@@ -86,16 +91,15 @@ def features_of(
         return cached
     engine = make_engine(headless(model), preprocess, how)
     reader = EvalLoader(split, preprocess, default_workers() if workers is None else workers)
-    batches = Stream(engine, reader, batch_size, each)
     if not keep:
         with tempfile.TemporaryFile() as file:
-            shape, bad = batches.into(file)
+            shape, bad = write_features(file, engine, reader, batch_size, on_images)
             start = file.tell() - 4 * shape[0] * shape[1]
             return Features(np.memmap(file, np.float32, "r", start, shape), bad)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with atomic(place, shared=True) as file:
-            shape, bad = batches.into(file)
+            shape, bad = write_features(file, engine, reader, batch_size, on_images)
         with atomic(place.with_suffix(".json"), "w", shared=True, encoding="utf-8") as file:
             json.dump({"shape": shape, "unreadable": bad, "of": facts}, file, ensure_ascii=False)
     except OSError as error:
@@ -103,41 +107,34 @@ def features_of(
     return Features(np.load(place, mmap_mode="r", allow_pickle=False), bad, place)
 
 
-@dataclass(frozen=True)
-class Stream:
-    """The features of a reader's pictures, chunk by chunk."""
+def write_features(
+    file: IO[bytes], engine: Engine, reader: EvalLoader, batch_size: int, on_images: Callable[[int], None]
+) -> tuple[tuple[int, int], dict[int, str]]:
+    """Write the (n, d) features of a reader's images as a .npy file; return its shape, and why images are unreadable.
 
-    engine: Engine
-    reader: EvalLoader
-    batch_size: int
-    each: Callable[[int], None]
-
-    def into(self, file: IO[bytes]) -> tuple[tuple[int, int], dict[int, str]]:
-        """Write them as a .npy file; returns its shape, and why pictures cannot be read. Raises NonFiniteError and
-        ResourceError."""
-        bad: dict[int, str] = {}
-        shape, count = (0, 0), len(self.reader.split)
-        for samples, images in chunks(self.reader.batches(self.batch_size), CHUNK):
-            bad |= {s: image.message for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
-            rows = np.ascontiguousarray(compute_chunk(self.engine, images), dtype="<f4")
-            wrong = np.flatnonzero(~np.isfinite(rows).all(1))
-            if len(wrong):
-                named = self.reader.split.name(samples[wrong[0]])
-                raise NonFiniteError(
-                    f"the features of {named} are not finite", "use --precision fp32, or other weights"
-                )
-            if not shape[0]:
-                shape = count, rows.shape[1]
-                room(file, 4 * count * rows.shape[1])
-                np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-            file.write(rows.data)
-            self.each(len(rows))
-        file.flush()
-        return shape, bad
+    Raises NonFiniteError for features that are not finite, ResourceError for a full disk.
+    """
+    bad: dict[int, str] = {}
+    shape, count = (0, 0), len(reader.split)
+    for samples, images in chunks(reader.batches(batch_size), CHUNK):
+        bad |= {s: image.message for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
+        rows = np.ascontiguousarray(compute_chunk(engine, images), dtype="<f4")
+        wrong = np.flatnonzero(~np.isfinite(rows).all(1))
+        if len(wrong):
+            problem = f"the features of {reader.split.name(samples[wrong[0]])} are not finite"
+            raise NonFiniteError(problem, "use --precision fp32, or other weights")
+        if not shape[0]:
+            shape = count, rows.shape[1]
+            check_room(file, 4 * count * rows.shape[1])
+            np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        file.write(rows.data)
+        on_images(len(rows))
+    file.flush()
+    return shape, bad
 
 
 def headless(model: Model) -> Model:
-    """The model with nothing for a head, its weights shared: its answers are what the head reads."""
+    """Return the model without a head, its weights shared: it outputs what the head reads."""
     twin = copy(model)
     twin._modules = {**model._modules, "head": nn.Identity()}
     twin.config = replace(model.config, classes=0)  # type: ignore[assignment]
@@ -145,7 +142,7 @@ def headless(model: Model) -> Model:
 
 
 def of_model(model: Model, preprocess: Preprocess, how: InferenceOptions) -> dict[str, Any]:
-    """What features depend on beside the images: weights, but for the head, and how they are computed."""
+    """Return what features depend on beside the images: weights but for the head, and how they are computed."""
     body, device = headless(model), pick_device(how.device)
     return {
         "format": FORMAT,
@@ -160,7 +157,7 @@ def of_model(model: Model, preprocess: Preprocess, how: InferenceOptions) -> dic
 
 
 def of_images(split: Split) -> str:
-    """What tells the images of a split from others, and from what they were before; labels are no part of it."""
+    """Return a digest of a split's images as they are now, without labels."""
     digest = hashlib.sha256()
     split.update(digest)
     stamp(split, digest)
@@ -168,7 +165,7 @@ def of_images(split: Split) -> str:
 
 
 def load_features(place: Path) -> Features | None:
-    """The features in a file, if it is whole: its description is written last."""
+    """Return the features in a file, if it is whole: its description is written last."""
     try:
         document = json.loads(place.with_suffix(".json").read_text("utf-8"))
         rows = np.load(place, mmap_mode="r", allow_pickle=False)
@@ -179,7 +176,7 @@ def load_features(place: Path) -> Features | None:
     return Features(rows, bad, place, reused=True) if whole else None
 
 
-def room(file: IO[bytes], need: int) -> None:
+def check_room(file: IO[bytes], need: int) -> None:
     """Raise ResourceError where a file cannot grow to `need` bytes."""
     home = tempfile.gettempdir() if isinstance(file.name, int) else os.path.dirname(file.name)
     if (free := shutil.disk_usage(home or ".").free) < need:

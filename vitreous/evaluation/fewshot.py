@@ -1,8 +1,6 @@
-"""Few-shot classification in closed form: ridge regression on a few frozen features (arXiv:2010.11929, section 4.1,
-"Metrics").
+"""Few-shot classification by ridge regression on frozen features (arXiv:2010.11929, section 4.1, "Metrics").
 
-The paper leaves details open; they are those of big_vision's evaluators/fewshot_lsr.py. n images, d numbers of a
-feature, K classes.
+Details are those of big_vision's evaluators/fewshot_lsr.py. n images, d numbers of a feature, K classes.
 """
 
 from __future__ import annotations
@@ -54,12 +52,12 @@ def ridge(features: np.ndarray, labels: np.ndarray, classes: int, l2: float = L2
 
 
 def standardised(features: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """(m, d) -> (m, d + 1) float64: mean taken off, divided by the deviation, and the constant feature."""
+    """(m, d) -> (m, d + 1) float64: standardised, with the constant feature added."""
     return np.pad((features - mean) / deviation, ((0, 0), (0, 1)), constant_values=BIAS)
 
 
 def draws(labels: np.ndarray, classes: int, seed: int) -> list[np.ndarray]:
-    """The rows of each class in the order in which a seed draws them: the first `shots` of each are the training
+    """Return the rows of each class of (n,) labels in the order a seed draws them: the first `shots` are the training
     set."""
     generator = np.random.default_rng(seed)
     return [generator.permutation(np.flatnonzero(labels == label)) for label in range(classes)]

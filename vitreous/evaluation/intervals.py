@@ -33,7 +33,7 @@ def wilson(hits: int, count: int) -> Interval:
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
-    """The exact two-sided p-value of the images that one model alone has right, and the other alone (McNemar, 1947).
+    """Return the exact two-sided p-value of the images that only one of two models has right (McNemar, 1947).
 
     min(1, 2 P(X <= min(only_a, only_b))) with X binomial of only_a + only_b trials of 1/2; 1 for no image.
     """
@@ -64,5 +64,5 @@ def bootstrap(figures: Figures, images: int, draws: int = DRAWS) -> dict[str, np
 
 
 def percentile_interval(values: np.ndarray) -> Interval:
-    """(D,) draws of a figure -> the interval that holds 95 % of them."""
+    """Return the interval that holds 95 % of (D,) draws."""
     return float(np.percentile(values, 2.5)), float(np.percentile(values, 97.5))

@@ -1,4 +1,4 @@
-"""Classification by the nearest training images, as DINO does it (arXiv:2104.14294, section 4.1 and appendix F.2).
+"""k-nearest-neighbour classification as in DINO (arXiv:2104.14294, section 4.1 and appendix F.2).
 
 n training images, m judged ones, d numbers of a feature, K classes, k neighbours.
 """
@@ -25,9 +25,9 @@ NEIGHBOURS = 20  # DINO's best
 
 
 class KNNEvaluator(Evaluator):
-    """Judges features (n, d) by the votes of the `k` nearest ones: a model without a head, on labelled images.
+    """Judges features (n, d) by the votes of the `k` nearest features of the labelled split `memory`.
 
-    The neighbours are features of the labelled split `memory`; without one, those of the other judged images.
+    Without a `memory`, neighbours are the other judged images.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class KNNEvaluator(Evaluator):
         return (split,) if self.memory is None else (split, self.memory)
 
     def report(self, outputs: Outputs, *others: Outputs) -> Report:
-        """Top-1 or mAP of the votes, with its 95 % interval; unreadable images are wrong, and no neighbours.
+        """Return top-1 or mAP of the votes, with its 95 % interval; unreadable images are wrong, and no neighbours.
 
         Raises DataError where no image is left to be a neighbour.
         """
@@ -55,30 +55,24 @@ class KNNEvaluator(Evaluator):
         rows, labels = memory.rows[memory.readable], memory.split.labels[memory.readable]
         k = min(self.k, len(rows) - own)
         if k < 1:
-            raise DataError(
-                "nearest neighbours need labelled images that can be read", "add images, or judge without them"
-            )
+            problem = "nearest neighbours need labelled images that can be read"
+            raise DataError(problem, "add images, or judge without them")
         logits = np.zeros((len(outputs.rows), len(self.classes)))
         cosines, near = neighbours(rows, outputs.rows[outputs.readable], k, self.device, own)
         logits[outputs.readable] = logits_of(votes(cosines, near, labels, len(self.classes)), self.multilabel)
         report = judge(logits, outputs.split.labels, self.classes, outputs.readable)
         figure = "map" if self.multilabel else "top1"
-        return replace(
-            report,
-            figures={self.name: report.figures[figure]},
-            intervals={self.name: report.intervals[figure]},
-            figure=self.name,
-        )
+        figures, intervals = {self.name: report.figures[figure]}, {self.name: report.intervals[figure]}
+        return replace(report, figures=figures, intervals=intervals, figure=self.name)
 
 
 def neighbours(
     memory: np.ndarray, queries: np.ndarray, k: int, device: str = "cpu", own: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(n, d) and (m, d) features -> (m, k) cosines in [-1, 1], the nearest first, and (m, k) int64 rows of `memory`.
+    """(n, d) and (m, d) features -> (m, k) cosines, the nearest first, and (m, k) int64 rows of `memory`.
 
-    `memory` is read once, a chunk at a time, and may be larger than memory; what is held is O(m (d + k)). `own`: the
-    queries are the memory, and none is its own neighbour. A feature of zeros has cosine 0 to all. Raises ValueError for
-    more neighbours than there are.
+    `memory` is read once, a chunk at a time, so it may be larger than RAM. `own`: the queries are the memory, and none
+    is its own neighbour. A feature of zeros has cosine 0 to all. Raises ValueError for more neighbours than there are.
     """
     if k > len(memory) - own:
         raise ValueError(f"{k} neighbours of {len(memory) - own}")
@@ -110,8 +104,7 @@ def unit(rows: np.ndarray, device: str) -> Tensor:
 def votes(
     cosines: np.ndarray, rows: np.ndarray, labels: np.ndarray, classes: int, temperature: float = TEMPERATURE
 ) -> np.ndarray:
-    """(m, k) cosines and rows of the neighbours, and the labels of all, (n,) or (n, K) -> (m, K) shares of the votes,
-    float64.
+    """(m, k) cosines and rows of neighbours, and labels (n,) or (n, K) -> (m, K) float64 shares of the votes.
 
     A neighbour counts exp(cosine / temperature). Shares of one label an image sum to one; of several, each is a class's
     own.
@@ -129,6 +122,6 @@ def votes(
 
 
 def logits_of(shares: np.ndarray, multilabel: bool = False) -> np.ndarray:
-    """Shares of votes -> logits whose softmax they are, or whose sigmoid for `multilabel` labels an image."""
+    """(m, K) shares of votes -> (m, K) logits whose softmax they are, or whose sigmoid for `multilabel`."""
     shares = np.clip(shares, LEAST, 1.0)
     return np.log(shares) - (np.log(np.clip(1 - shares, LEAST, 1.0)) if multilabel else 0.0)

@@ -1,4 +1,4 @@
-"""The libraries of the extra `export`: asked for by name, and kept from telling their makers what is done with them."""
+"""The libraries of the extra `export`: imported on demand, with their telemetry off."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitreous.errors import ResourceError
 
 
 def needed(name: str, who: str = "exported models need") -> Any:
-    """An optional library. Raises ResourceError, with the command that installs it, where there is none."""
+    """Import an optional library. Raises ResourceError, with the command that installs it, where it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -21,8 +21,7 @@ def needed(name: str, who: str = "exported models need") -> Any:
 
 
 def check_installed(names: Iterable[str], who: str = "exported models need") -> None:
-    """Raise ResourceError, with the command that installs it, for the first of these libraries that is not there.
-    Imports none."""
+    """Raise ResourceError, with the command that installs it, for the first library that is missing. Imports none."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ResourceError(f"{who} {name}, which is not installed", "pip install 'vitreous[export]'")
@@ -30,7 +29,7 @@ def check_installed(names: Iterable[str], who: str = "exported models need") -> 
 
 @contextmanager
 def setting(name: str, value: str) -> Iterator[None]:
-    """A variable of the environment for a while; then as it was before."""
+    """Set an environment variable for a while."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -43,6 +42,5 @@ def setting(name: str, value: str) -> Iterator[None]:
 
 
 def unobserved() -> AbstractContextManager[None]:
-    """OpenVINO and nncf tell their makers of every import and conversion, but in CI jobs: be one, so that nothing is
-    sent from here."""
+    """Pretend to be a CI job, where OpenVINO and nncf send no telemetry."""
     return setting("CI", "true")

@@ -1,10 +1,7 @@
-"""Logistic regression on frozen features, its penalty chosen on training images held out.
+"""Logistic regression on frozen features, its penalty chosen on held-out training images.
 
-n images, d numbers of a feature, K classes. What is minimised, for features that are standardised by the training
-images:
-
-    mean over images of the loss + l2 / 2 |W|^2      softmax cross-entropy, or for several labels an image the sum of
-                                                     sigmoid losses
+n images, d numbers of a feature, K classes. For features standardised by the training images it minimises the mean loss
++ l2 / 2 |W|^2, the loss being softmax cross-entropy, or for several labels an image the sum of sigmoid losses.
 
 Small sets are solved by scikit-learn. Large ones are read from disk chunk by chunk, on any device, for scipy's L-BFGS:
 the same optimum, with one chunk in memory.
@@ -39,7 +36,7 @@ OnFit = Callable[[float, float], None]
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear classifier: `weight` (K, d) and `bias` (K,), for features that are not standardised."""
+    """A linear classifier of raw features: `weight` (K, d) and `bias` (K,)."""
 
     weight: np.ndarray
     bias: np.ndarray
@@ -68,23 +65,23 @@ class LabelledFeatures:
         return self.labels.ndim == 2
 
     def taking(self, rows: np.ndarray) -> LabelledFeatures:
-        """Some of the rows alone."""
+        """Return the same with other `rows` (m,)."""
         return LabelledFeatures(self.features, self.labels, rows, self.classes, self.device)
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and deviation of each number, (d,) float64; 1 for the deviation of one that never changes."""
+        """Return mean and deviation of each feature, (d,) float64; the deviation of a constant one is 1."""
         mean = np.sum([self.features[part].sum(0, dtype=np.float64) for part in self.parts()], 0) / len(self.rows)
         squares = [((self.features[part] - mean) ** 2).sum(0) for part in self.parts()]
         spread = np.sqrt(np.sum(squares, 0) / len(self.rows))
         return mean, np.where(spread > 1e-6 * np.abs(mean) + 1e-12, spread, 1.0)
 
     def parts(self) -> list[np.ndarray]:
-        """The rows, a chunk at a time."""
+        """Return the rows, (m,) at a time."""
         return [self.rows[low : low + CHUNK] for low in range(0, len(self.rows), CHUNK)]
 
 
 def fit(known: LabelledFeatures, l2: float, start: Linear | None = None) -> Linear:
-    """The classifier of a penalty; `start` shortens the search. A class without an image is never the answer.
+    """Return the classifier of a penalty; `start` shortens the search. A class without an image is never the answer.
 
     Raises DataError where all images are of one class.
     """
@@ -112,7 +109,8 @@ Solution = tuple[np.ndarray, np.ndarray]
 def library(
     known: LabelledFeatures, present: np.ndarray, l2: float, moments: Moments, begin: Solution | None
 ) -> Solution:
-    """By scikit-learn, which has one row for two classes, w = w1 - w0, and the penalty of it."""
+    """Solve with scikit-learn for weight (K', d) and bias (K',); for two classes it has one row w = w1 - w0 with its
+    penalty."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
@@ -136,7 +134,7 @@ def library(
 def streamed(
     known: LabelledFeatures, present: np.ndarray, l2: float, moments: Moments, begin: Solution | None
 ) -> Solution:
-    """By L-BFGS, each loss and gradient a sum over chunks."""
+    """Solve with L-BFGS for weight (K', d) and bias (K',), each loss and gradient a sum over chunks."""
     from scipy.optimize import minimize
 
     shape = len(present), known.features.shape[1] + 1
@@ -182,11 +180,10 @@ def losses(logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
 def swept(
     train: LabelledFeatures, held_out: LabelledFeatures, on_fit: OnFit = lambda l2, score: None
 ) -> tuple[float, float]:
-    """The penalty that is best on images held out, and its top-1 or mAP there.
+    """Return the penalty with the best top-1 or mAP on held-out images, and that score.
 
     Powers of ten from strong to weak, each fit begun at the one before; then the step around the best is halved,
-    `HALVINGS` times (CLIP's search, arXiv:2103.00020, appendix A.3, has the same form). Of equal scores the stronger
-    penalty is taken.
+    `HALVINGS` times (CLIP's search, arXiv:2103.00020, appendix A.3, has the same form). Ties take the stronger penalty.
     """
     tried: dict[float, float] = {}
     last: Linear | None = None
@@ -208,12 +205,12 @@ def swept(
 
 
 def chosen(tried: dict[float, float]) -> float:
-    """The penalty of the highest score, the strongest of several."""
+    """Return the penalty of the highest score, the strongest of several."""
     return max(tried, key=lambda l2: (tried[l2], l2))
 
 
 def score(logits: np.ndarray, labels: np.ndarray) -> float:
-    """(m, K) logits -> top-1, or mAP for (m, K) labels, which takes no draws for intervals."""
+    """Return top-1 of (m, K) logits, or mAP for (m, K) labels."""
     if labels.ndim == 1:
         return float((logits.argmax(1) == labels).mean())
     mean_ap = MeanAveragePrecision(logits.astype(np.float64), labels > 0)

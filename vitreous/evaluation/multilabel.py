@@ -1,4 +1,4 @@
-"""Figures of a classifier whose images may have several labels: each class is a question of its own.
+"""Figures of a classifier whose images may have several labels.
 
 In shapes, n is images, K classes, D draws of the bootstrap. The figures themselves are a draw of every image once.
 """
@@ -21,11 +21,10 @@ BUDGET = 1e8  # numbers that the bootstrap may look at
 def judge_multilabel(logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], readable: np.ndarray) -> Report:
     """(n, K) logits and (n, K) labels in {0, 1} -> mAP, macro and micro F1, negative log-likelihood, with intervals.
 
-    mAP is the mean over classes with positives of their average precision, 0 where there are none. A class is predicted
-    where its probability is above `THRESHOLD`; macro F1 is the mean over classes with positives, micro F1 counts all
-    classes together. NLL is the sigmoid loss: nats, summed over classes. Images that are not `readable` (n,) are never
-    retrieved: their positives are missed in AP and F1, and they have no part in NLL. Intervals cover 95 %, by 1000
-    seeded bootstrap draws of the images, fewer where there are many.
+    mAP is the mean over classes with positives of their average precision. A class is predicted above a probability of
+    `THRESHOLD`; macro F1 is the mean over classes with positives, micro F1 counts all classes together. NLL is the
+    sigmoid loss in nats, summed over classes. Images that are not `readable` (n,) are never retrieved and have no part
+    in NLL. Intervals cover 95 %, by 1000 seeded bootstrap draws, fewer where there are many images.
     """
     positive, scores = labels > 0, np.where(readable[:, None], logits, -np.inf)
     predicted = scipy.special.expit(scores.astype(np.float64)) > THRESHOLD
@@ -58,7 +57,7 @@ def judge_multilabel(logits: np.ndarray, labels: np.ndarray, classes: tuple[str,
 
 
 def draw_count(size: int) -> int:
-    """How many draws the bootstrap makes of `size` logits."""
+    """Return how many draws the bootstrap makes of `size` logits."""
     return max(FEWEST, min(DRAWS, int(BUDGET / max(size, 1))))
 
 
@@ -82,10 +81,9 @@ def rank_images(scores: np.ndarray, positive: np.ndarray) -> Ranking:
 
 
 def average_precision(ranking: Ranking, counts: np.ndarray) -> np.ndarray:
-    """(n, D) how often each image is drawn -> (D,) a class's average precision in [0, 1], 0 without positives.
+    """(n, D) draw counts -> (D,) average precisions of a class in [0, 1], 0 without positives.
 
-    For thresholds t from the highest score down: sum_t (recall_t - recall_{t-1}) precision_t. Equal scores are one
-    threshold.
+    For thresholds t from the highest score down: sum_t (recall_t - recall_{t-1}) precision_t; ties are one threshold.
     """
     if not len(ranking.positives):
         return np.zeros(counts.shape[1])
@@ -116,7 +114,7 @@ class MeanAveragePrecision:
 def class_table(
     positive: np.ndarray, predicted: np.ndarray, precisions: list[float], classes: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """One row a class: images that have it, average precision, and recall, precision and F1 at the threshold."""
+    """Return a row for each class: images, AP, and recall, precision and F1 at the threshold, from (n, K) bools."""
     counts = zip(*(part.sum(0).tolist() for part in (positive, predicted, positive & predicted)), strict=True)
     return [
         {

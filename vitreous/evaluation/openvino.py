@@ -1,8 +1,4 @@
-"""The OpenVINO engine: Intel's inference library, on any x86 or ARM processor (extra `export`).
-
-Its bfloat16 is about as fast as this project's own path; what it adds is int8, calibrated on pictures (nncf,
-post-training).
-"""
+"""The OpenVINO engine (extra `export`), for int8 calibrated on pictures (nncf, post-training)."""
 
 from __future__ import annotations
 
@@ -35,9 +31,8 @@ HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 class OpenVinoEngine:
     """OpenVINO on the CPU. `precision` is `auto` (bf16 where the processor has it), `fp32`, `bf16` or `int8`.
 
-    Calibrated graphs are cached (`evaluation.cache`), unless `keep` is False.
-    Raises ResourceError where OpenVINO is not installed, UsageError for int8 without pictures to calibrate on and for a
-    model that OpenVINO cannot compute in that precision on this processor.
+    Calibrated graphs are cached (`evaluation.cache`), unless `keep` is False. Raises ResourceError where OpenVINO is
+    not installed, UsageError for int8 without pictures and for a model that OpenVINO cannot compute here.
     """
 
     def __init__(
@@ -84,7 +79,7 @@ class Whole(nn.Module):
 
 
 def examples(pictures: Pictures | None) -> list[np.ndarray]:
-    """What int8 is calibrated on. Raises UsageError for too few."""
+    """Return the pictures, (1, C, *image) each, that int8 is calibrated on. Raises UsageError for too few."""
     samples = [picture[None].numpy() for picture in islice(pictures() if pictures else (), PICTURES)]
     if len(samples) < FEWEST:
         raise UsageError(
@@ -95,12 +90,12 @@ def examples(pictures: Pictures | None) -> list[np.ndarray]:
 
 
 def calibrate(ov: Any, model: Model, preprocess: Preprocess, pictures: list[np.ndarray]) -> Any:
-    """The model as an int8 graph."""
+    """Return the model as an int8 graph, calibrated on pictures (1, C, *image)."""
     return quantize(convert(ov, model, preprocess), pictures)
 
 
 def convert(ov: Any, model: Model, preprocess: Preprocess) -> Any:
-    """The model as an OpenVINO graph that takes pixels, (B, C, *image), for any B."""
+    """Return the model as an OpenVINO graph that takes pixels, (B, C, *image), for any B."""
     whole = Whole(model.cpu().eval(), preprocess)
     example = torch.zeros(2, preprocess.channels, *preprocess.image, dtype=preprocess.dtype)
     exported = torch.export.export(
@@ -112,11 +107,10 @@ def convert(ov: Any, model: Model, preprocess: Preprocess) -> Any:
 
 
 def quantize(graph: Any, pictures: list[np.ndarray], anywhere: bool = False) -> Any:
-    """The graph with its products in int8, by nncf's rules for transformers, calibrated on inputs of one picture each.
+    """Return the graph with products in int8, by nncf's rules for transformers, calibrated on inputs (1, C, *image).
 
-    Without VNNI instructions sums of two products overflow 16 bits unless a bit stays free: it does where this
-    processor has none, and where the graph is to run `anywhere`. `float_operations` stay in float32: little work, and
-    most of the error.
+    Without VNNI sums of two products overflow 16 bits unless a bit stays free: it does where this processor has none,
+    and where the graph is to run `anywhere`. `float_operations` stay in float32: little work, and most of the error.
     """
     nncf = needed("nncf", NEEDS)
     nncf.set_log_level(logging.ERROR)
@@ -134,8 +128,7 @@ def quantize(graph: Any, pictures: list[np.ndarray], anywhere: bool = False) -> 
 
 
 def float_operations(graph: Any) -> list[str]:
-    """What is left in float32, by name: the first products on the way from pixels, the last on the way to logits, and,
-    in models that are not made of them, convolutions."""
+    """Return the operations left in float32: first products after pixels, last before logits, convolutional stems."""
     first = first_products(
         graph.get_parameters(),
         lambda op: [port.get_node() for value in op.outputs() for port in value.get_target_inputs()],
@@ -147,7 +140,7 @@ def float_operations(graph: Any) -> list[str]:
 
 
 def first_products(starts: list[Any], beyond: Callable[[Any], list[Any]]) -> set[str]:
-    """The names of the products that are met first from some operations on, going from each to those `beyond` it."""
+    """Return the names of the products met first on the way from `starts`, from each to those `beyond` it."""
     products, seen, waiting = set(), set(), list(starts)
     while waiting:
         op = waiting.pop()

@@ -1,4 +1,4 @@
-"""The figures of an evaluation, and which of two evaluations is the better one."""
+"""The figures of an evaluation, and which of two evaluations is better."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ TIE_BREAKER = "nll"  # lower is better; decides between evaluations of one leadi
 class Report:
     """The result of an evaluation; `summary` is what people and files are shown.
 
-    Evaluations are compared by the leading `figure`, of which the higher or lower is `better`; of equals by the NLL.
+    Evaluations are compared by the leading `figure`, whose direction is `better`; ties by the NLL. `cells`: (m, 3)
+    int64 of label, answer, count; None where images have several labels.
     """
 
     images: int
@@ -28,7 +29,6 @@ class Report:
     figures: dict[str, float | None]
     intervals: dict[str, tuple[float, float] | None]
     per_class: list[dict[str, Any]]
-    # (m, 3) int64: label, answer, count, where there are any; None where images have several labels
     cells: np.ndarray | None
     figure: str = "top1"
     better: Better = "higher"
@@ -40,8 +40,7 @@ class Report:
 
     @property
     def confusion(self) -> np.ndarray | None:
-        """(K, K) int64 counts, rows are labels; None where images have several labels, or there are more than `DENSE`
-        classes."""
+        """(K, K) int64 counts, rows are labels; None for several labels an image or more than `DENSE` classes."""
         if self.cells is None or len(self.per_class) > DENSE:
             return None
         matrix = np.zeros((len(self.per_class),) * 2, np.int64)
@@ -50,21 +49,21 @@ class Report:
 
     @property
     def leading(self) -> tuple[str, float]:
-        """The leading figure: its name for people and its value, 0 where nothing was judged."""
+        """Name for people and value of the leading figure, 0 where nothing was judged."""
         return LABELS.get(self.figure, self.figure), self.figures[self.figure] or 0.0
 
     @property
     def score(self) -> tuple[float, float]:
-        """A sort key: of two evaluations, the one with the larger key is better."""
+        """A sort key: the better of two evaluations has the larger one."""
         return score_of(self.figures | {"leading": self.figure, "better": self.better})
 
     @property
     def ends(self) -> dict[str, list[float] | None]:
-        """The intervals as lists, which is what they are in a file."""
+        """The intervals as lists, as in files."""
         return {name: None if interval is None else list(interval) for name, interval in self.intervals.items()}
 
     def summary(self) -> dict[str, Any]:
-        """The figures, the number of images, the 95 % intervals, and the leading figure with its direction."""
+        """Return figures, number of images, 95 % intervals, and the leading figure with its direction."""
         return {
             **self.figures,
             "images": self.images,
@@ -76,12 +75,12 @@ class Report:
 
 
 def leading_of(summary: Mapping[str, Any]) -> str:
-    """The key of the leading figure of a `Report.summary`; those of earlier versions do not name it."""
+    """Return the key of the leading figure of a `Report.summary`; earlier versions do not name it."""
     return summary.get("leading") or ("map" if summary.get("map") is not None else "top1")
 
 
 def score_of(summary: Mapping[str, Any]) -> tuple[float, float]:
-    """`Report.score` from a `Report.summary`: the leading figure, negative where lower is better, and the negative NLL.
+    """Return `Report.score` of a `Report.summary`: leading figure, negative where lower is better, and negative NLL.
 
     A figure that is missing or not finite is worse than any other.
     """

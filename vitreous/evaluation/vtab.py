@@ -1,7 +1,7 @@
-"""The 19 tasks of VTAB (arXiv:1910.04867): their names, groups and classes, and how raw labels become classes.
+"""The 19 tasks of VTAB (arXiv:1910.04867): names, groups, classes, and rules from raw labels to classes.
 
-The numbers are those of github.com/google-research/task_adaptation; crop and flip are what BiT (arXiv:1912.11370) and
-the paper train with, and judge by whole images.
+Numbers are those of github.com/google-research/task_adaptation; crop and flip are what BiT (arXiv:1912.11370) and the
+paper train with.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Rule = Callable[[np.ndarray], np.ndarray]  # (n,) float64 raw labels -> (n,) int
 
 @dataclass(frozen=True)
 class Task:
-    """A task: its group, its classes, what copies call it, how raw labels become classes (None: they are), how BiT
-    augments it."""
+    """A task: group, classes, other names, the rule from raw labels to classes (None: they are), and BiT's
+    augmentation."""
 
     group: str
     classes: int
@@ -33,17 +33,17 @@ class Task:
 
 
 def objects(raw: np.ndarray) -> np.ndarray:
-    """3 to 10 objects -> 8 classes."""
+    """(n,) counts of 3 to 10 objects -> (n,) classes from 0 to 7."""
     return (raw - 3).astype(np.int64)
 
 
 def between(edges: tuple[float, ...]) -> Rule:
-    """A rule: the last edge that a label is above."""
+    """Return a rule: the last edge that a label is above."""
     return lambda raw: np.searchsorted(edges, raw, side="left") - 1
 
 
 def divided(values: int, classes: int) -> Rule:
-    """A rule: `values` labels in a row -> `classes`, as even as floor division makes them."""
+    """Return a rule: `values` consecutive labels -> `classes`, as even as floor division makes them."""
     return lambda raw: np.floor(raw / (values / classes)).astype(np.int64)
 
 
@@ -77,8 +77,7 @@ TASKS: Mapping[str, Task] = {
 
 
 def classes_of(task: Task, names: tuple[str, ...]) -> np.ndarray | None:
-    """What each class of a data set is in the task, (K,) int64, where it has raw labels: more classes than the task,
-    all numbers.
+    """Return (K,) int64 classes of the task for a data set with raw labels: more than the task has, all numbers.
 
     None where the data set's classes are the task's already.
     """
@@ -91,7 +90,7 @@ def classes_of(task: Task, names: tuple[str, ...]) -> np.ndarray | None:
 
 
 def means(top1: Mapping[str, float]) -> dict[str, float | None]:
-    """Task -> top-1, as far as there are: the mean of each group, and of all 19, None where one is missing."""
+    """Return the mean top-1 of each group and of all 19 tasks, None where one is missing."""
     parts = {group: [name for name, task in TASKS.items() if task.group == group] for group in GROUPS}
     parts["mean"] = list(TASKS)
     return {

@@ -79,7 +79,7 @@ class SoupEvaluator:
             self.listener.progress(f"judge {name}", done, len(split))
 
         engine = make_engine(bundle.model, preprocess, self.how, lambda: examples(self.data, preprocess))
-        logits, bad = logits_of(engine, EvalLoader(split, preprocess, self.workers), each=count_images)
+        logits, bad = logits_of(engine, EvalLoader(split, preprocess, self.workers), on_images=count_images)
         if bad and not self.skip:
             raise refuse(bad, len(split))
         return judge(

@@ -102,9 +102,9 @@ def answers_to(
         computing.listener.note(slow)
     p = bundle.preprocess
     engine = make_engine(bundle.model, p, computing.how, lambda: calibrating(run, p, lambda: examples(opened, p)))
-    started, each = time.perf_counter(), progress_counter(computing.listener, "evaluate", len(chosen))
+    started, on_images = time.perf_counter(), progress_counter(computing.listener, "evaluate", len(chosen))
     workers = default_workers() if computing.workers is None else computing.workers
-    logits, bad = logits_of(engine, EvalLoader(chosen, p, workers), computing.batch_size, each)
+    logits, bad = logits_of(engine, EvalLoader(chosen, p, workers), computing.batch_size, on_images)
     if bad and computing.bad_images == "stop":
         raise refuse(bad, len(chosen))
     readable(chosen, bad)  # there must be some
@@ -116,8 +116,8 @@ def split_features(bundle: Bundle, split: Split, name: str, computing: Computing
 
     Raises DataError for unreadable images, with bad_images `skip` only where none can be read.
     """
-    c, each = computing, progress_counter(computing.listener, f"features of {name}", len(split))
-    features = features_of(bundle.model, bundle.preprocess, split, c.how, c.batch_size, c.workers, c.cache, each)
+    c, on_images = computing, progress_counter(computing.listener, f"features of {name}", len(split))
+    features = features_of(bundle.model, bundle.preprocess, split, c.how, c.batch_size, c.workers, c.cache, on_images)
     if features.bad and c.bad_images == "stop":
         raise refuse({sample: DataError(reason) for sample, reason in features.bad.items()}, len(split))
     if not features.good.any():

@@ -10,8 +10,8 @@ import torch
 from vitreous.data.loader import EvalLoader
 from vitreous.data.split import Split
 from vitreous.errors import Interrupted
-from vitreous.evaluation.engine import CHUNK, TorchEngine
-from vitreous.evaluation.evaluator import Evaluator, Outputs, readable_mask
+from vitreous.evaluation.engine import CHUNK, TorchEngine, readable_mask
+from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.training.ranks import Ranks
 
 
@@ -32,7 +32,7 @@ def shared_outputs(
     cut, rows, readable = 0.0, np.zeros((0, 0), np.float32), np.ones(0, dtype=bool)
     try:
         reader = EvalLoader(split if ranks.world == 1 else split.take(mine), engine.preprocess, workers)
-        rows, bad = evaluator.outputs(engine, reader, each=check_signals)
+        rows, bad = evaluator.outputs(engine, reader, on_images=check_signals)
         readable = readable_mask(len(mine), bad)
     except Interrupted:
         cut = 1.0

@@ -22,8 +22,7 @@ from vitreous.data.screen import readable, refuse
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.evaluation.classification import judge_answer_sets
-from vitreous.evaluation.engine import logits_of, make_engine
-from vitreous.evaluation.evaluator import readable_mask
+from vitreous.evaluation.engine import logits_of, make_engine, readable_mask
 from vitreous.reports.answers import progress_counter
 from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask
 
