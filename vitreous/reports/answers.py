@@ -1,4 +1,4 @@
-"""A model's logits and features for the images of a split: what every judgement starts from."""
+"""A model's logits and features for the images of a split, which every evaluation starts from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vitreous.weights.bundle import Bundle
 
 @dataclass(frozen=True)
 class Computing:
-    """How answers are computed: none of it but `how` can change a figure."""
+    """How answers are computed: nothing but `how` can change a figure."""
 
     batch_size: int = CHUNK
     workers: int | None = None
@@ -38,10 +38,9 @@ class Computing:
 
 @dataclass(frozen=True)
 class Answered:
-    """The images of a split, with labels in the model's order of the classes, and its answers to them.
+    """The images of a split, labels in the model's class order, and the model's answers.
 
-    `raw` (n, K) float32 are the logits as the model gives them, `bad` the images that could not be read, `started` the
-    clock's reading when the first one was asked for.
+    `raw` (n, K) float32 are its logits, `bad` the unreadable images, `started` the clock's reading at the first image.
     """
 
     run: str
@@ -56,7 +55,7 @@ class Answered:
 
     @cached_property
     def logits(self) -> np.ndarray:
-        """(n, K), divided by the bundle's temperature: in float64, where logits that differ stay different."""
+        """(n, K) logits divided by the bundle's temperature, in float64, where logits that differ stay different."""
         return self.raw if self.bundle.temperature == 1 else self.raw.astype(np.float64) / self.bundle.temperature
 
     @cached_property
@@ -66,23 +65,22 @@ class Answered:
 
     @cached_property
     def confidence(self) -> np.ndarray:
-        """(n,) float64: the highest probability of each image, 0 of one that could not be read."""
+        """(n,) float64: the highest probability of each image, 0 of an unreadable one."""
         return np.where(self.readable, probabilities(self.logits, self.bundle.loss).max(1), 0.0)
 
     @cached_property
     def right(self) -> np.ndarray:
-        """(n,) bool: the class of the highest logit is the label; for one label an image."""
+        """(n,) bool: the highest logit is the label's; for one label an image."""
         return self.readable & (self.logits.argmax(1) == self.split.labels)
 
 
 def compute_answers(
     run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, computing: Computing
 ) -> Answered:
-    """Answer the images of a split of `data`, by default of the run's own data set; without a split, those of test, or
-    else val.
+    """Answer the images of a split of `data`, by default the run's own; without a split, of test or else val.
 
-    Raises DataError for images that cannot be read, naming them; with bad_images `skip`, only where none can be.
-    UsageError for images with several labels and a model that names one; WeightsError as `open_bundle` does.
+    Raises DataError for unreadable images, with bad_images `skip` only where none can be read; UsageError for several
+    labels and a model that names one class; WeightsError as `open_bundle` does.
     """
     bundle = open_bundle(run, note=computing.listener.note)
     source, opened = data_for(run, data, split)
@@ -92,7 +90,10 @@ def compute_answers(
 def answers_to(
     run: str | os.PathLike[str], bundle: Bundle, source: str, opened: Data, split: str, computing: Computing
 ) -> Answered:
-    """The same, of a model and data that are already open."""
+    """Answer the images of a split with a model and data that are open.
+
+    Raises UsageError for several labels and a model that names one class, DataError as `compute_answers` does.
+    """
     chosen = matched(opened.split(split), opened, bundle.classes, bundle.multilabel)
     if opened.multilabel and bundle.loss == "softmax":
         raise UsageError(
@@ -112,7 +113,7 @@ def answers_to(
 
 
 def split_features(bundle: Bundle, split: Split, name: str, computing: Computing) -> Features:
-    """The features of a split, computed once; `name` is what the images are called in messages.
+    """Return the features of a split, computed once; messages call the images `name`.
 
     Raises DataError for unreadable images, with bad_images `skip` only where none can be read.
     """
@@ -126,7 +127,7 @@ def split_features(bundle: Bundle, split: Split, name: str, computing: Computing
 
 
 def progress_counter(listener: Listener, label: str, total: int) -> Callable[[int], None]:
-    """A function of the number of images of each step, which shows the progress and the speed."""
+    """Return a function of the number of images of each step that shows progress and speed."""
     started, done = time.perf_counter(), 0
 
     def count(images: int) -> None:

@@ -1,5 +1,4 @@
-"""A bundle's temperature: fitted on validation images, stored beside the weights, and said with every figure that it
-changes."""
+"""A bundle's temperature: fitted on validation images, and stored beside the weights."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ def calibrate(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, 
 
 
 def effect(answers: Answered) -> dict[str, Any] | None:
-    """What the bundle's temperature changes on the judged images; None where there is none."""
+    """Return what the bundle's temperature changes on the judged images; None where there is none."""
     if answers.bundle.temperature == 1:
         return None
     return {
@@ -62,8 +61,7 @@ def effect(answers: Answered) -> dict[str, Any] | None:
 
 
 def soft(answers: Answered, temperature: float) -> dict[str, float | None]:
-    """NLL in nats and ECE of the images that could be read, at a temperature, by the probabilities that `predict` says;
-    ECE is None where images have several labels."""
+    """Return NLL in nats and ECE of the readable images at a temperature; None for several labels."""
     rows = answers.readable
     logits, targets = answers.raw[rows].astype(np.float64) / temperature, of_loss(answers)[rows]
     right = logits.argmax(1) == answers.split.labels[rows] if answers.split.labels.ndim == 1 else None
@@ -72,7 +70,7 @@ def soft(answers: Answered, temperature: float) -> dict[str, float | None]:
 
 
 def of_loss(answers: Answered) -> np.ndarray:
-    """The labels as the bundle's loss has them: (n,) for softmax, else (n, K) in {0, 1}."""
+    """Return labels as the bundle's loss has them: (n,) for softmax, else (n, K) in {0, 1}."""
     labels = answers.split.labels
     if labels.ndim == 2 or answers.bundle.loss == "softmax":
         return labels

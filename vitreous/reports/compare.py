@@ -25,7 +25,7 @@ from vitreous.weights.bundle import Bundle
 
 
 def is_run(word: str) -> bool:
-    """Whether a word of the command line names a run folder or a bundle, rather than data."""
+    """Tell whether an argument names a run folder or a bundle, rather than data."""
     return Folder(Path(word)).config.is_file() or bundle_in(Path(word)) is not None
 
 
@@ -36,12 +36,12 @@ def compare(
     split: str | None = None,
     computing: Computing | None = None,
 ) -> dict[str, Any]:
-    """Judge two runs on the same images: each one's figures, how they differ, and whether that can be told from chance.
+    """Judge two runs on the same images: each one's figures, their differences, and whether chance explains them.
 
     The images are of `data`, by default of the first run's data set, or of the second's where the first is a bundle
-    alone: its test split unless another is named, or val where it has none. Classes are matched by name. Each reading
-    is added to its run's `evaluations.jsonl`. Raises DataError for a class of the data that one of the models does not
-    know, naming both; UsageError where one takes images for one label and the other for several.
+    alone: of test unless another split is named, or val. Classes are matched by name. Each reading is added to its
+    run's `evaluations.jsonl`. Raises DataError for a class of the data that a model does not know; UsageError where one
+    takes images for one label and the other for several.
     """
     computing, runs = computing or Computing(), [os.fspath(first), os.fspath(second)]
     bundles = [open_bundle(run, note=computing.listener.note) for run in (first, second)]
@@ -82,8 +82,7 @@ def known_to(run: str, bundle: Bundle, source: str, opened: Data) -> None:
 
 
 def answers_of(answers: Answered) -> Answers:
-    """Logits and labels that two models can be compared by: where images have several labels, in the order of the
-    data's classes."""
+    """Return logits (n, K) and labels of a comparison: several labels in the order of the data's classes."""
     logits, labels = answers.logits.astype(np.float64), answers.split.labels
     if labels.ndim == 2:
         order = places(answers.opened, answers.bundle.classes)
@@ -94,8 +93,7 @@ def answers_of(answers: Answered) -> Answers:
 def describe_comparison(
     both: list[Answered], reports: list[Report], facts: list[dict[str, Any]], comparison: Comparison
 ) -> dict[str, Any]:
-    """The document of a comparison. `a` and `b` are the runs in the order in which they were named; differences are b
-    less a."""
+    """Return the document of a comparison: `a` and `b` are the runs as named, differences are b less a."""
     a, b = both
     sides = [
         {

@@ -38,11 +38,11 @@ KNOWN = ("data", "split", "batch_size", "workers", "bad_images", "protocol", "li
 class EvaluateOptions:
     """What an evaluation does beside judging the head.
 
-    `calibrate` fits a temperature first and stores it in the bundle. `abstain`: what is gained by not answering below
-    this highest probability, in (0, 1]. `outliers` and `suspects` are CSV files to write: how unlike the training
-    images each image is, and whose label is probably wrong. `against`: other data, to be distinguished from the judged
-    images. `cache` stores features for the next time. `report`: path of the page, by default RUN/report.html, with the
-    names of other data and of another split than `test` in it.
+    `calibrate` fits a temperature first and stores it in the bundle. `abstain`: what not answering below this highest
+    probability gains, in (0, 1]. `outliers` and `suspects` are CSV files to write: how unlike the training images each
+    image is, and whose label is probably wrong. `against`: other data, to be distinguished from the judged images.
+    `cache` stores features. `report`: path of the page, by default RUN/report.html, with the names of other data and of
+    another split than `test` in it.
     """
 
     calibrate: bool = False
@@ -69,12 +69,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """Judge a run's model on a split of its own data set, or of another one with classes of the same names.
 
-    The split is test by default, or val where there is no test split, which is noted and is the document's `split`. The
-    document has the keys of `summary.json`: figures, intervals, per-class table, confusion matrix, most confused
-    classes. Each reading is added to the run's `evaluations.jsonl`, and the page `report.html` is written. Unreadable
-    images raise a DataError that names them; with `bad_images="skip"` they count as wrong, unless none can be read.
-    `batch_size` pictures are decoded at a time; like `workers` it changes no figure. `protocol`: another way to judge,
-    by its name.
+    The split is test by default, or val without one, which is noted. The document has the keys of `summary.json`:
+    figures, intervals, per-class table, confusion matrix, most confused classes. Each reading is added to the run's
+    `evaluations.jsonl`, and `report.html` is written. Unreadable images raise a DataError that names them; with
+    `bad_images="skip"` they count as wrong, unless none can be read. `batch_size` pictures are decoded at a time; like
+    `workers` it changes no figure. `protocol`: another way to judge, by its name.
 
     `options` are those of the command line: the fields of `InferenceOptions` and of `EvaluateOptions`, or with another
     `protocol` of `ProtocolOptions`. `how`, `settings` and a `ProtocolOptions` as the `protocol` say the same. Raises
@@ -115,7 +114,7 @@ def head_document(
     report: Report,
     computing: Computing,
 ) -> dict[str, Any]:
-    """The document of an evaluation of the head, with None for what only options add; notes what flatters a figure."""
+    """Return the document of an evaluation of the head, None for what only options add; note what flatters a figure."""
     seconds = time.perf_counter() - answers.started
     document = describe(answers.bundle, report, answers.name, answers.source, str(run), seconds)
     facts = seen(answers, data)
@@ -136,8 +135,10 @@ def evaluate_protocol(
     computing: Computing,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """`evaluate` by another protocol than top-1; `options` are keywords of `InferenceOptions` and `ProtocolOptions`.
-    Raises UsageError for others."""
+    """Evaluate by another protocol than top-1.
+
+    `options` are keywords of `InferenceOptions` and `ProtocolOptions`; raises UsageError for others.
+    """
     from vitreous.reports.protocols.protocols import judge_by
     from vitreous.reports.protocols.task import ProtocolOptions
 
@@ -152,6 +153,6 @@ def evaluate_protocol(
 
 
 def command_of(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str) -> list[str]:
-    """What repeats an evaluation."""
+    """Return the command that repeats an evaluation."""
     words = ["vitreous", "evaluate", os.fspath(run), *([] if data is None else [os.fspath(data)])]
     return words + ["--split", split] * (split != "test") + words_of(run)

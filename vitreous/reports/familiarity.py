@@ -1,4 +1,4 @@
-"""Judgements by the training images: which images are unlike them, and which labels are probably wrong."""
+"""Outliers and suspected label errors, judged by the training images."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ SHOWN = 10  # images of a kind in a document
 
 @dataclass(frozen=True)
 class Memory:
-    """Training images that features are known of: where they come from, what they are, and the rows of those that could
-    be read."""
+    """Training images with known features: their source, split, (m, d) features, and `rows` of the readable ones."""
 
     source: str
     split: Split
@@ -34,20 +33,20 @@ class Memory:
 
     @property
     def labels(self) -> np.ndarray:
-        """The labels of those rows, in the order of the model's classes."""
+        """(m,) or (m, K) labels of the readable rows, in the model's class order."""
         return self.split.labels[self.rows]
 
     @property
     def usable(self) -> np.ndarray:
-        """(n, d) features of those rows: on disk where they are all."""
+        """(n, d) features of the readable rows: on disk where they are all."""
         return self.features if len(self.rows) == len(self.features) else self.features[self.rows]
 
 
 def memory(answers: Answered, computing: Computing, alone: bool = False) -> Memory:
-    """The training images of the run, or of the judged data where there is no run.
+    """Return the training images of the run, or of the judged data where there is no run.
 
-    Data without a training split stand in for it themselves if `alone`. Raises UsageError where there is nothing to
-    compare with.
+    With `alone`, data without a training split stand in for it. Raises UsageError where there is nothing to compare
+    with.
     """
     source, opened = answers.source, answers.opened
     if Folder(Path(answers.run)).config.is_file():
@@ -64,11 +63,11 @@ def memory(answers: Answered, computing: Computing, alone: bool = False) -> Memo
 
 
 def outliers(answers: Answered, computing: Computing, file: str | None, against: str | None) -> dict[str, Any]:
-    """How unlike the training images the judged ones are: `score`, relative Mahalanobis distance in squared standard
-    deviations of the features, higher is less familiar.
+    """Judge how unlike the training images the judged ones are.
 
-    `file` gets path, score, and the share of training images that score lower. `against`: other data, whose images are
-    told from the judged ones by AUROC and the false-positive rate at 95 % true positives (of judged images let pass).
+    `score`: relative Mahalanobis distance in squared standard deviations of the features, higher is less familiar.
+    `file` gets path, score, and the share of training images that score lower. `against`: other data, told from the
+    judged images by AUROC and the false-positive rate at 95 % true positives.
     """
     known = memory(answers, computing)
     kinds = fit_detector(known.usable, known.labels, len(answers.bundle.classes))
@@ -98,7 +97,7 @@ def outliers(answers: Answered, computing: Computing, file: str | None, against:
 
 
 def told_apart(answers: Answered, computing: Computing, usual: np.ndarray, kinds: Any, against: str) -> dict[str, Any]:
-    """How well the judged images are told from all those of other data, whatever their classes."""
+    """Return how well the judged images, of scores `usual` (n,), are told from all images of other data."""
     split = images_of(against)
     features = split_features(answers.bundle, split, "the other data", computing)
     return {"data": against, "images": int(features.good.sum())} | separation(
@@ -107,7 +106,7 @@ def told_apart(answers: Answered, computing: Computing, usual: np.ndarray, kinds
 
 
 def images_of(source: str) -> Split:
-    """The test split of other data, all of those without one, or every image below a folder. Raises DataError."""
+    """Return the test split of other data, all of those without one, or every image below a folder."""
     opened = open_images(source)
     if isinstance(opened, Files):
         return opened
@@ -115,13 +114,11 @@ def images_of(source: str) -> Split:
 
 
 def suspected(answers: Answered, computing: Computing, file: str) -> dict[str, Any]:
-    """Images whose label is probably wrong: the model and the nearest training images both say otherwise, with
-    confidence.
+    """List images whose label is probably wrong: model and nearest training images confidently name other classes.
 
-    `file` gets one row each, the surest first: path, label, the model's class and its probability, the neighbours'
-    class and their share, score. An image that is a training image is no neighbour of its own. What a model has learned
-    by heart it does not doubt: labels of training images are best judged by a run that did not train on them. Raises
-    UsageError for several labels.
+    `file` gets a row each, the surest first: path, label, the model's class and probability, the neighbours' class and
+    share, score. A training image is no neighbour of its own; labels of training images are best judged by a run that
+    did not train on them. Raises UsageError for several labels.
     """
     if answers.split.labels.ndim == 2:
         raise UsageError("--suspects is for data with one label an image", "leave it out")

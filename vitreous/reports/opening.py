@@ -1,4 +1,4 @@
-"""What is judged and looked into: a model from wherever it is, and data whose labels are in its order."""
+"""Opening what is judged: a model from wherever it is, and data with labels in its class order."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ from vitreous.weights.options import known_of
 def open_bundle(
     run: str | os.PathLike[str], headless: bool = False, note: Callable[[str], None] = lambda text: None
 ) -> Bundle:
-    """The bundle of a run folder, or that the folder is, or made of foreign weights; `note` hears what was assumed of
-    those.
+    """Return the bundle of a run folder, of a bundle's folder, or of foreign weights; `note` hears assumptions.
 
-    A model without a head is refused, unless it may be `headless`. Raises WeightsError or UsageError.
+    A model without a head is refused unless `headless`. Raises WeightsError or UsageError.
     """
     check_path(run, "a run")
     path = Path(run)
@@ -49,10 +48,10 @@ def open_bundle(
 
 
 def data_for(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None) -> tuple[str, Data]:
-    """The data set to judge a run on, and its name: that of the run, split as the run split it, or `data`.
+    """Return name and data set to judge a run on: the run's own, split as the run split it, or `data`.
 
-    A folder of classes that is named for the purpose is judged whole, as its test split, unless `split` is another one.
-    Raises UsageError for a bundle without data.
+    A folder of classes that is named is judged whole, as its test split, unless `split` is another one. Raises
+    UsageError for a bundle without data.
     """
     folder, source = Folder(Path(run)), os.fspath(data) if data is not None else None
     split_seed, share, group_by = 0, None, None
@@ -73,7 +72,7 @@ def data_for(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, s
 
 
 def choose_split(data: Data, split: str | None, note: Callable[[str], None]) -> str:
-    """The name of the split to judge: the one that was asked for, else test, else val, which `note` is then told.
+    """Return the split to judge: the one asked for, else test, else val, which `note` hears.
 
     Raises DataError, naming the splits there are, where there is neither.
     """
@@ -86,8 +85,7 @@ def choose_split(data: Data, split: str | None, note: Callable[[str], None]) -> 
 
 
 def examples(data: Data, preprocess: Preprocess) -> Iterator[Tensor]:
-    """Pictures to calibrate int8 on, in a random order that is always the same: of the training split where there is
-    one."""
+    """Yield pictures (C, *image) to calibrate int8 on, in a fixed random order, of train if there is one."""
     split = data.splits.get("train") or next(iter(data.splits.values()))
     for sample in permutation(len(split), 0, 0):
         try:
@@ -97,8 +95,7 @@ def examples(data: Data, preprocess: Preprocess) -> Iterator[Tensor]:
 
 
 def training(run: str | os.PathLike[str], opened: Data | None = None) -> Data | None:
-    """Data with a training split, which nothing is judged on: those that are open, or the run's own where they can be
-    opened."""
+    """Return data with a training split, which nothing is judged on: those open, or the run's own, or None."""
     if opened is None:
         try:
             opened = data_for(run, None, "test")[1]
@@ -110,25 +107,22 @@ def training(run: str | os.PathLike[str], opened: Data | None = None) -> Data | 
 def calibrating(
     run: str | os.PathLike[str], preprocess: Preprocess, others: Callable[[], Iterable[Tensor]]
 ) -> Iterator[Tensor]:
-    """Pictures to calibrate int8 on: training images of the run, so that answers do not depend on what is asked;
-    `others`, made when they are needed, where those cannot be opened.
-    """
+    """Yield pictures (C, *image) to calibrate int8 on: training images of the run, so that answers do not depend on the
+    data judged; those of `others` where they cannot be opened."""
     data = training(run)
     yield from others() if data is None else examples(data, preprocess)
 
 
 def everything(data: Data) -> Data:
-    """All images of data without splits of their own, as the test split."""
+    """Return all images of data without splits of their own as the test split."""
     return Data(data.name, data.classes, {"test": data.whole or data.split("train")}, titles=data.titles)
 
 
 def places(data: Data, classes: tuple[str, ...]) -> np.ndarray:
-    """Where each class of the data is among the model's, (K,) int64: by its name, or by its title where no other has
-    the same.
+    """Return the index of each class of the data among the model's, (K,) int64: by its name, or by a unique title.
 
-    A title is also known by its first word or words (`tench` of `tench, Tinca tinca`). Heads for ImageNet mostly have
-    numbers only, in the order of its synsets; those fit the 1,000 synsets and nothing else. Raises DataError for an
-    unknown class.
+    A title is also known by its first words (`tench` of `tench, Tinca tinca`). Heads with numbers for classes fit the
+    1,000 synsets of ImageNet in order, and nothing else. Raises DataError for an unknown class.
     """
     if classes == tuple(map(str, range(len(classes)))) and is_ilsvrc2012(data.classes):
         return np.arange(len(classes), dtype=np.int64)
@@ -151,8 +145,7 @@ def places(data: Data, classes: tuple[str, ...]) -> np.ndarray:
 
 
 def matched(split: Split, data: Data, classes: tuple[str, ...], multilabel: bool = False) -> Split:
-    """The split with labels in the model's class order: (n, K) where images have several labels, or `multilabel`
-    says so.
+    """Return the split with labels in the model's class order: (n, K) for several labels an image or `multilabel`.
 
     Raises DataError for a class the model does not know.
     """

@@ -22,12 +22,12 @@ READINGS = "evaluations.jsonl"
 
 
 def slug(text: str, dots: bool = False) -> str:
-    """A text as part of a file name: letters and digits, and `dots` where they may stay, with dashes between."""
+    """Turn a text into a part of a file name: letters and digits, `dots` if wanted, with dashes between."""
     return re.sub(r"[^A-Za-z0-9.]+" if dots else r"[^A-Za-z0-9]+", "-", text).strip("-.")
 
 
 def record(run: str | os.PathLike[str], source: str, split: str, figures: dict[str, Any]) -> None:
-    """Add a line to a run's `evaluations.jsonl`; weights that are no run have no such file."""
+    """Add a line to a run's `evaluations.jsonl`, if it is a run."""
     folder = Folder(Path(run))
     if folder.config.is_file():
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": source, "split": split, **figures}
@@ -36,7 +36,7 @@ def record(run: str | os.PathLike[str], source: str, split: str, figures: dict[s
 
 
 def describe(bundle: Bundle, report: Report, split: str, source: str, run: str, seconds: float) -> dict[str, Any]:
-    """The document of an evaluation, with the keys of a run's `summary.json`."""
+    """Return the document of an evaluation, with the keys of a run's `summary.json`."""
     keys = ["steps", "epochs", "seed", "exaflops", "flops_utilisation", "peak_memory_bytes", "train", "val", "test"]
     return {
         "model": name_of(bundle.model.config),
@@ -56,7 +56,7 @@ def describe(bundle: Bundle, report: Report, split: str, source: str, run: str, 
 
 
 def page_path(run: Path, data: str | os.PathLike[str] | None, split: str) -> Path:
-    """Where the page of an evaluation goes: into the run's folder, or the current one for weights that are no run."""
+    """Return where the page of an evaluation goes: into the run's folder, or the current one for other weights."""
     names = ([] if run.is_dir() else [run.name]) + ([] if data is None else [Path(data).name])
     words = ["report", *(slug(name, dots=True) or "data" for name in names), *([] if split == "test" else [split])]
     return (run if (run / "config.yaml").is_file() else Path()) / f"{'-'.join(words)}.html"

@@ -172,6 +172,6 @@ def open_pictures(images: Sequence[str | os.PathLike[str]], preprocess: Preproce
 
 
 def see_picture(raw: bytes | np.ndarray | Path, name: str, preprocess: Preprocess) -> Picture:
-    """Decode stored bytes, pixels or a file as the model sees it. Raises DataError for what cannot be decoded."""
+    """Decode stored bytes, (H, W, C) pixels or a file as the model sees it. Raises DataError if it cannot."""
     pixels = preprocess.pixels(preprocess.decoded(raw, name))
     return Picture(name, rgb_image(pixels), pixels, raw)

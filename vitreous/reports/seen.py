@@ -1,4 +1,4 @@
-"""Whether a model has seen the images that it is judged on: in training, or when something about it was chosen."""
+"""Whether a model has seen the images that it is judged on: in training, or when something was chosen."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ FAR = 8  # runs that a run may have started from, one after the other
 
 
 def seen(answers: Answered, data: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """`trained_on`: whether any judged image is one that the model was trained on, None where that cannot be told; how
-    many are; and `chosen_on`: what was chosen or fitted on the split.
+    """Return what the model has seen of the judged images; `data` is what the user named.
 
-    Images are the same that are the same file, or hold the same pixels in memory; and the data of a run are known
-    wherever they lie by their fingerprint. The runs that a run started from, and those in a soup, count too. `data`:
-    what the user named.
+    `trained_on`: whether it was trained on any, None if unknown; `trained_on_images`: how many; `chosen_on`: what was
+    chosen on the split. Images are the same that are the same file, or the same pixels in memory; a run's data are
+    known by their fingerprint wherever they lie. Runs that a run started from, and those in a soup, count too.
     """
     own, hit, known = identities(answers.split, answers.source), np.zeros(len(answers.split), dtype=bool), False
     for folder in homes(Path(answers.run), answers.bundle.provenance):
@@ -46,7 +45,7 @@ def seen(answers: Answered, data: str | os.PathLike[str] | None) -> dict[str, An
 
 
 def exposure_notes(facts: dict[str, Any], answers: Answered) -> list[str]:
-    """What to say of it: a sentence each."""
+    """Return what to note of it, a sentence each."""
     count, total = facts["trained_on_images"], len(answers.split)
     notes = []
     if count:
@@ -60,8 +59,7 @@ def exposure_notes(facts: dict[str, Any], answers: Answered) -> list[str]:
 
 
 def homes(run: Path, provenance: dict[str, Any]) -> Iterator[Folder]:
-    """The folders of all runs that the weights come from: the run, what it started from, and the ingredients of a
-    soup."""
+    """Yield the folders of all runs that the weights come from: the run, its initial weights, a soup's ingredients."""
     waiting = [run, *(Path(row["run"]) for row in provenance.get("ingredients", []))]
     for _ in range(FAR + len(waiting)):
         if not waiting:
@@ -74,7 +72,7 @@ def homes(run: Path, provenance: dict[str, Any]) -> Iterator[Folder]:
 
 
 def trained_on(folder: Folder, answers: Answered, data: str | os.PathLike[str] | None) -> Iterator[tuple[str, Split]]:
-    """The training images of a run, where they can be answers, and what holds them."""
+    """Yield sources and splits of a run's training images, where they can be among the judged ones."""
     run = folder.run().data
     mine = data is None and folder.path == Path(answers.run)
     for source in dict.fromkeys([run.source, answers.source]):
@@ -91,13 +89,13 @@ def trained_on(folder: Folder, answers: Answered, data: str | os.PathLike[str] |
 
 
 def without_excluded(split: Split, folder: Folder) -> Split:
-    """The training images less those that the run left out."""
+    """Return the training images less those that the run left out."""
     listed = folder.path / "excluded.json"
     return split.take(staying(split, frozenset(json.loads(listed.read_text("utf-8"))))) if listed.is_file() else split
 
 
 def chosen_on(answers: Answered) -> list[str]:
-    """What was chosen on the split that is judged, in words that follow `used to`."""
+    """Return what was chosen on the judged split, in words that follow `used to`."""
     folder, provenance, reasons = Folder(Path(answers.run)), answers.bundle.provenance, []
     if folder.config.is_file() and answers.name == "val" and same(folder.run().data.source, answers.source):
         trials = folder.path.parent
@@ -118,12 +116,12 @@ def chosen_on(answers: Answered) -> list[str]:
 
 
 def same(one: str | None, other: str | None) -> bool:
-    """Whether two sources name the same data."""
+    """Tell whether two sources name the same data."""
     return one is not None and other is not None and (one == other or os.path.realpath(one) == os.path.realpath(other))
 
 
 def identities(split: Split, source: str) -> list[bytes]:
-    """What tells each image of a split from others, wherever it is listed: its file, its place in an archive, or its
+    """Return what identifies each image of a split wherever it is listed: its file, its place in an archive, or its
     pixels."""
     if isinstance(split, Files):
         real: dict[bytes, bytes] = {}

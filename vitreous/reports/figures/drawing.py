@@ -47,7 +47,7 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **o
 def panels(
     scene: Scene, rows: int, columns: int, heads: Sequence[str] = (), side: float = 1.6
 ) -> tuple[Figure, np.ndarray]:
-    """Return a figure of rows x columns empty panels with the aspect of the images, `heads` above, and its axes.
+    """Return a figure of empty panels with the images' aspect, `heads` above, and its axes of shape (rows, columns).
 
     `side`: the longer side of a panel in inches.
     """
@@ -63,7 +63,7 @@ def panels(
 def picture_rows(
     scene: Scene, pictures: Sequence[Picture], heads: Sequence[str], side: float = 1.6
 ) -> tuple[Figure, np.ndarray]:
-    """Return panels with a row for each image, which the first column shows with its name."""
+    """Return panels with a row for each image, shown with its name in the first column, and their (n, columns) axes."""
     figure, axes = panels(scene, len(pictures), len(heads), heads, side)
     for place, picture in zip(axes[:, 0], pictures, strict=True):
         place.imshow(np.asarray(picture.shown), interpolation="nearest")
@@ -93,7 +93,7 @@ def multiply(axes: Axes, picture: Picture, values: Tensor | np.ndarray) -> None:
 
 
 def scale(figure: Figure, image: Any, axes: np.ndarray, words: str) -> None:
-    """Add a colour bar for maps, each relative to its own largest value."""
+    """Add a colour bar beside (rows, columns) axes for maps that are each relative to their own largest value."""
     bar = figure.colorbar(image, ax=list(axes.flat), shrink=0.8, aspect=25, pad=0.02)
     if bar.solids is not None:
         bar.solids.set_alpha(1)  # not as pale as the map over an image

@@ -170,7 +170,7 @@ def draw_relative(scene: Scene) -> FigureResult:
 
 
 def show_offsets(axes: Axes, similar: Tensor, down: float, across: float, ends: tuple[float, float]) -> None:
-    """Draw a table of similarity by offset, which reaches from -across to across and from -down to down."""
+    """Draw (2 h - 1, 2 w - 1) similarities by offset, from -across to across and from -down to down."""
     (low, high), extent = ends, (-across, across, down, -down)
     axes.imshow(similar.numpy(), cmap="viridis", vmin=low, vmax=high, extent=extent, interpolation="nearest")
 

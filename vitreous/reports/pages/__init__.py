@@ -1,1 +1,1 @@
-"""The pages that people open, what is drawn on them, and the pictures that they show."""
+"""The pages that people open, their drawings and pictures."""

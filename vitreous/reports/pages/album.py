@@ -1,4 +1,4 @@
-"""One page of figures that needs nothing but itself, in light and in dark, on a phone and on a desk."""
+"""The page of `inspect`'s figures, which needs no other file."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from vitreous.reports.pages.thumbnails import SMALL, data_uri, shrink
 def write_album(folder: Path, document: dict[str, Any], shown: Sequence[tuple[Image.Image, str]] = ()) -> None:
     """Write FOLDER/index.html for the figures of `inspect`'s document; each picture is in the page.
 
-    `shown` are the pictures that were named, as the model sees them, with their names: the page begins with them and
-    their answers.
+    `shown` are the images named, as the model sees them, with their names: they come first, with their answers.
     """
     from jinja2 import Environment, PackageLoader
 

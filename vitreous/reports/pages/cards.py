@@ -1,4 +1,4 @@
-"""Images of an evaluation that are worth a look, with what the model looked at: data for a page."""
+"""The worst and the least certain images of an evaluation, with attention, for a page."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ SHOWN = 8  # images of a kind
 
 
 def cards(bundle: Bundle, split: Split, logits: np.ndarray, bad: frozenset[int]) -> dict[str, Any]:
-    """The images that were judged worst, and those least certain, each with its label, the answer, and its picture as a
-    data URI.
+    """Return the worst and the least certain images, each with label, answer, and its picture as a data URI.
 
-    Worst: of those answered wrongly, where the label's probability is lowest; where images have several labels, the
-    highest loss. Least certain: where the two best classes are nearest to each other, or the nearest class to 0.5.
-    `logits` (n, K).
+    Worst: of those answered wrongly, where the label's probability is lowest; with several labels an image, the highest
+    loss. Least certain: where the two best classes are nearest, or a class to 0.5. `logits` (n, K).
     """
     loss, margin, wrong = marks(logits, split.labels)
     usable = np.array([sample not in bad for sample in range(len(split))], dtype=bool)
@@ -55,8 +53,8 @@ def cards(bundle: Bundle, split: Split, logits: np.ndarray, bad: frozenset[int])
 
 
 def marks(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(n, K) logits and labels, (n,) or (n, K) -> loss, distance between the two nearest answers, and what is wrong;
-    each (n,)."""
+    """(n, K) logits and labels (n,) or (n, K) -> loss, margin between the two nearest answers, and what is wrong, (n,)
+    each."""
     loss = losses(logits, labels)
     if labels.ndim == 2:
         return loss, np.abs(probabilities(logits, "sigmoid") - 0.5).min(1), ((logits > 0) != (labels > 0)).any(1)
@@ -65,8 +63,7 @@ def marks(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def pictures(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict[str, str | None]]:
-    """Samples as data URIs: the picture as the model sees it, and the same with its attention, where the model has
-    any."""
+    """Return samples as data URIs: as the model sees them, and with attention where the model has any."""
     pixels: dict[int, Tensor] = {}
     for sample in samples:
         try:
@@ -87,8 +84,7 @@ def pictures(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict
 
 
 def attention(bundle: Bundle, pixels: Tensor) -> np.ndarray | None:
-    """(B, C, *image) pixels -> (B, *grid) rollout from the class token, its greatest value 1; None for models that have
-    none."""
+    """(B, C, *image) pixels -> (B, *grid) rollout from the class token, its maximum 1; None for models without it."""
     from vitreous.inspection.rollout import rollout
 
     model, device = bundle.model, next(bundle.model.parameters()).device

@@ -1,8 +1,8 @@
 """Numbers and names as pages show them.
 
-Two rules for shares. A probability, a share of attention or of variance has two significant digits (`format_share`, and
-`percent` of serving/page/page.js). A measured figure has a fixed number of decimals, as the command line prints it:
-two, and one in its interval and in the figures of a class.
+A probability, a share of attention or of variance has two significant digits (`format_share`, and `percent` of
+serving/page/page.js). A measured figure has two decimals, as on the command line, and one in its interval and in the
+figures of a class.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ SHARES = ("top1", "top5", "map", "knn_top1", "knn_map", "macro_f1", "micro_f1") 
 
 
 def format_share(share: float) -> str:
-    """A share in [0, 1] with two significant digits: `91 %`, `1.2 %`, `0.034 %`.
+    """Format a share in [0, 1] with two significant digits: `91 %`, `1.2 %`, `0.034 %`.
 
-    Near 1 it has the decimals that keep it from being read as 1: `99.6 %`, `99.97 %`, and `>99.9999 %` from 0.999999
-    on.
+    Near 1 with the decimals that tell it from 1: `99.6 %`, `99.97 %`, and `>99.9999 %` from 0.999999 on.
     """
     value = 100 * share
     if value == 0 or value >= 100:
@@ -32,37 +31,37 @@ def format_share(share: float) -> str:
 
 
 def share_markup(share: float) -> str:
-    """`format_share` for a line that may not break before the sign."""
+    """Format a share for a line that may not break before the sign."""
     return format_share(share).replace(" ", "\u00a0")
 
 
 def format_percent(value: float | None, decimals: int = 2) -> str:
-    """A measured share in per cent; a dash for None."""
+    """Format a measured share in per cent; a dash for None."""
     return "–" if value is None else f"{100 * value:.{decimals}f} %"
 
 
 def format_figure(name: str, value: float, decimals: int = 2) -> str:
-    """A figure of an evaluation by its name: in per cent where it is a share, else with three decimals."""
+    """Format a figure of an evaluation by its name: in per cent where it is a share, else with three decimals."""
     return format_percent(value, decimals) if name in SHARES else f"{value:.3f}"
 
 
 def format_interval(name: str, interval: list[float] | None) -> str:
-    """The interval of a figure; nothing for None."""
+    """Format the interval of a figure; empty for None."""
     return "" if interval is None else f"{format_figure(name, interval[0], 1)} to {format_figure(name, interval[1], 1)}"
 
 
 def format_number(value: float | None) -> str:
-    """A number with four significant digits, from a thousand on whole; a dash for None."""
+    """Format a number with four significant digits, from a thousand on whole; a dash for None."""
     return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def format_bytes(value: float | None) -> str:
-    """A number of bytes in MiB or GiB; a dash for None and 0."""
+    """Format bytes in MiB or GiB; a dash for None and 0."""
     return "–" if not value else f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
 
 
 def format_seconds(seconds: float) -> str:
-    """A time in seconds, minutes or hours."""
+    """Format a time in seconds, minutes or hours."""
     return (
         f"{seconds:.0f} s"
         if seconds < 120
@@ -73,12 +72,12 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """`1 image`, `1,200 images`."""
+    """Format a count: `1 image`, `1,200 images`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def break_name(name: str) -> Any:
-    """The name of a file or a class as markup, escaped, in which a browser may break a line after `/ \\ - _ . :`."""
+    """Escape a name as markup in which a browser may break a line after slashes and `- _ . :`."""
     from markupsafe import Markup, escape
 
     return Markup("<wbr>").join(escape(piece) for piece in re.split(r"(?<=[/\\\-_.:])(?=.)", name))

@@ -1,4 +1,4 @@
-"""Small drawings for pages: SVG markup whose ink is that of the page, so that one drawing serves light and dark."""
+"""Drawings for pages: SVG markup in the page's text colour, for light and dark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Curve = tuple[str, str, list[dict[str, Any]]]  # name, colour, lines of metrics
 
 @contextmanager
 def style() -> Iterator[None]:
-    """matplotlib's settings for a drawing of the page; everything it draws has to be made and saved within."""
+    """Apply matplotlib's settings for a drawing of the page, while it is made and saved."""
     from matplotlib import rc_context
 
     inked = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
@@ -32,7 +32,7 @@ def style() -> Iterator[None]:
 
 
 def markup(figure: Figure, label: str) -> Any:
-    """A figure as SVG that the page takes as it is, with a name for those who cannot see it."""
+    """Return a figure as SVG markup with a label for screen readers."""
     from markupsafe import Markup, escape
 
     file = io.StringIO()
@@ -45,8 +45,7 @@ def markup(figure: Figure, label: str) -> Any:
 def curves(
     title: str, key: str, series: Sequence[Curve], legend: str | None = None, limits: tuple[float, float] | None = None
 ) -> Any:
-    """One panel: a key of the metrics against epochs; `legend` is its heading where names tell curves apart, `limits`
-    the y axis."""
+    """Draw a key of the metrics against epochs; `legend` heads the names of curves, `limits` is the range of y."""
     from matplotlib.figure import Figure
 
     with style():
@@ -76,8 +75,7 @@ def curves(
 
 
 def reliability(edges: np.ndarray, accuracy: np.ndarray, confidence: np.ndarray, counts: np.ndarray) -> Any:
-    """Accuracy of each bin of confidence (nan where it is empty) against its mean confidence, over the images in each;
-    all (bins,)."""
+    """Draw accuracy of each bin of confidence (nan where empty) against mean confidence, and counts; all (bins,)."""
     from matplotlib.figure import Figure
 
     with style():
@@ -100,8 +98,7 @@ def reliability(edges: np.ndarray, accuracy: np.ndarray, confidence: np.ndarray,
 
 
 def confusion(matrix: np.ndarray, names: Sequence[str]) -> Any:
-    """A (K, K) confusion matrix, rows are labels, as shares of each row; the counts are written in where there is
-    room."""
+    """Draw a (K, K) confusion matrix, rows are labels, as shares of each row; counts are written where they fit."""
     from matplotlib.figure import Figure
 
     count, side = len(names), min(9.0, max(3.6, 1.6 + 0.3 * len(names)))
@@ -143,6 +140,6 @@ def confusion(matrix: np.ndarray, names: Sequence[str]) -> Any:
 
 
 def strip_axes(axes: Any) -> None:
-    """Axes with no more lines than are needed."""
+    """Leave axes no more lines than are needed."""
     axes.grid(alpha=0.2, color=INK)
     axes.spines[["top", "right"]].set_visible(False)

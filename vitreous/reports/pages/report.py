@@ -1,9 +1,7 @@
-"""`report.html`: what a run is and how well it does, on one page that needs nothing but itself.
+"""`report.html`: what a run is and how well it does, on one page that needs no other file.
 
-Curves, figures with intervals, classes, confusion, calibration, the worst and the least certain images with what the
-model looked at, the data, the learning-rate grid where there was one, compute, environment, and the commands that
-repeat it. Large data are sampled: a page has at most `ROWS` classes in full, `CELLS` in its confusion matrix and
-`cards.SHOWN` images of a kind.
+Large data are sampled: a page has at most `ROWS` classes in full, `CELLS` in its confusion matrix and `cards.SHOWN`
+images of a kind.
 """
 
 from __future__ import annotations
@@ -49,8 +47,7 @@ def write_report(
     report: Report | None = None,
     command: str | None = None,
 ) -> None:
-    """Write the page of a run, of an evaluation (the answers and what they come to), or of both. `command` repeats the
-    evaluation."""
+    """Write the page of a run, of an evaluation (answers and their report), or of both; `command` repeats it."""
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(
@@ -74,7 +71,7 @@ def write_report(
 
 
 def trained(folder: Folder) -> dict[str, Any]:
-    """What the files of a run's folder say of its training."""
+    """Read what the files of a run's folder say of its training."""
     run, summary = folder.run(), document(folder.summary)
     table, lines = document(folder.path / "trials.json"), metrics(folder.metrics)
     measure = validation_figure(lines)
@@ -98,20 +95,19 @@ def trained(folder: Folder) -> dict[str, Any]:
 
 
 def validation_figure(lines: list[dict[str, Any]]) -> str:
-    """The leading figure of the evaluations in lines of metrics."""
+    """Return the leading figure of the evaluations in lines of metrics."""
     return next((name for name in LABELS if has(lines, f"val/{name}")), "top1")
 
 
 def has(lines: list[dict[str, Any]], key: str) -> bool:
-    """Whether a key of the metrics was ever measured."""
+    """Tell whether a key of the metrics was ever measured."""
     return any(line.get(key) is not None for line in lines)
 
 
 def loss_limits(lines: list[dict[str, Any]], key: str) -> tuple[float, float] | None:
-    """One range of the axis for both losses, so that the panels side by side can be compared; None where it would hide
-    a curve.
+    """Return one y range for both losses, so that panels can be compared; None where it would hide a curve.
 
-    A curve is hidden where its own range is below a fifth of the common one, as with a loss of another scale.
+    A curve is hidden where its own range is below a fifth of the common one.
     """
     losses = [[line[name] for line in lines if line.get(name) is not None] for name in ("train/loss", "val/nll")]
     if key not in ("train/loss", "val/nll") or not all(losses):
@@ -123,7 +119,7 @@ def loss_limits(lines: list[dict[str, Any]], key: str) -> tuple[float, float] | 
 
 
 def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
-    """The trials of a learning-rate grid, and their curves."""
+    """Return the trials of a learning-rate grid, and their curves."""
     trials: list[Curve] = [
         (f"{row['lr']:g}", COLOURS[count % len(COLOURS)], metrics(folder.path / row["folder"] / "metrics.jsonl"))
         for count, row in enumerate(table["trials"])
@@ -143,7 +139,7 @@ def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any
 
 
 def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
-    """What an evaluation found, for the page."""
+    """Return what an evaluation found, for the page."""
     rank = "ap" if report.multilabel else "f1"
     rows = sorted(report.per_class, key=lambda row: row[rank] if row[rank] is not None else 2.0)
     worst, best = (
@@ -170,7 +166,7 @@ def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
 
 
 def matrix(report: Report, classes: tuple[str, ...]) -> dict[str, Any]:
-    """The confusion matrix: whole, or of the classes most often wrong."""
+    """Draw the confusion matrix: whole, or of the classes most often wrong."""
     if report.cells is None or len(classes) < 2:
         return {"confusion": None, "chosen": 0}
     label, answer, count = report.cells.T
@@ -189,7 +185,7 @@ def matrix(report: Report, classes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def diagram(answers: Answered) -> Any:
-    """The reliability diagram over the images that could be read."""
+    """Draw the reliability diagram over the readable images."""
     confidence, right = answers.confidence[answers.readable], answers.right[answers.readable]
     if not len(confidence):
         return None
@@ -202,7 +198,7 @@ def diagram(answers: Answered) -> Any:
 
 
 def reading(line: dict[str, Any]) -> dict[str, str]:
-    """One line of `evaluations.jsonl` for the page: when, on what, by which protocol, and the figure that leads."""
+    """Format a line of `evaluations.jsonl`: when, on what, by which protocol, and the leading figure."""
     name = leading_of(line)
     value, how = line.get(name), line.get("protocol", "head")
     settings = [f"{key} {line[key]}" for key in ("k", "shots", "l2") if line.get(key) is not None]
@@ -217,7 +213,7 @@ def reading(line: dict[str, Any]) -> dict[str, str]:
 
 
 def data_facts(folder: Folder, run: Run) -> list[tuple[str, Any]]:
-    """What the page says of the data of a run."""
+    """Return what the page says of a run's data."""
     facts = document(folder.path / "data.json")
     if not facts:
         return []
@@ -230,7 +226,7 @@ def data_facts(folder: Folder, run: Run) -> list[tuple[str, Any]]:
 
 
 def commands(folder: Folder, run: Run, table: dict[str, Any]) -> list[str]:
-    """What repeats the run, each trial of its grid, and what reads the test split."""
+    """Return the commands that repeat the run and each trial of its grid, and that evaluate it."""
     place, data = str(folder.path), shlex.quote(run.data.source)
     first = folder.path / "command.txt"
     lines = first.read_text("utf-8").splitlines() if first.is_file() else []
@@ -241,11 +237,11 @@ def commands(folder: Folder, run: Run, table: dict[str, Any]) -> list[str]:
 
 
 def document(path: Path) -> dict[str, Any]:
-    """A JSON document; empty where there is no file."""
+    """Read a JSON document; empty where there is no file."""
     return json.loads(path.read_text("utf-8")) if path.is_file() else {}
 
 
 def metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file; none where there is no file."""
+    """Read the whole lines of a metrics file; none where there is no file."""
     lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
     return [json.loads(line) for line in lines if whole(line)]

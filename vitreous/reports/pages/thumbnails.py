@@ -1,4 +1,4 @@
-"""Pictures on pages: what a model sees as RGB, small enough for a page, as a data URI."""
+"""Pictures on pages: what a model sees as RGB, made small, as a data URI."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ SMALL = 64  # below which an image is shown with its pixels as squares
 
 
 def rgb_image(pixels: Tensor) -> Image.Image:
-    """(C, *image) pixels -> an RGB picture: the first three channels, or the first as grey; floats from the least to
-    the greatest."""
+    """(C, *image) pixels -> an RGB image: the first three channels, or the first as grey; floats are stretched."""
     bands = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, *pixels.shape[1:])
     if pixels.dtype != torch.uint8:
         low, high = bands.min(), bands.max()
@@ -25,7 +24,7 @@ def rgb_image(pixels: Tensor) -> Image.Image:
 
 
 def shrink(image: Image.Image) -> Image.Image:
-    """A picture of at most `SIDE` pixels along a side, its aspect kept."""
+    """Return an image of at most `SIDE` pixels along a side, its aspect kept."""
     share = min(1.0, SIDE / max(image.size))
     return (
         image.resize((max(1, round(image.width * share)), max(1, round(image.height * share)))) if share < 1 else image
@@ -33,7 +32,7 @@ def shrink(image: Image.Image) -> Image.Image:
 
 
 def multiply_map(image: Image.Image, weights: np.ndarray) -> Image.Image:
-    """A picture times its attention (*grid) in [0, 1], as in the paper's Figure 6."""
+    """Multiply an image by its attention (h, w) in [0, 1], as in the paper's Figure 6."""
     light = Image.fromarray((weights * 255).astype(np.uint8)).resize(image.size, Image.Resampling.BILINEAR)
     return Image.fromarray(
         (np.asarray(image) * (0.12 + 0.88 * np.asarray(light, np.float32)[..., None] / 255)).astype(np.uint8)
@@ -41,7 +40,7 @@ def multiply_map(image: Image.Image, weights: np.ndarray) -> Image.Image:
 
 
 def data_uri(image: Image.Image) -> str:
-    """A picture as a data URI: PNG where it is small, else JPEG."""
+    """Encode an image as a data URI: PNG where it is small, else JPEG."""
     buffer = io.BytesIO()
     small = max(image.size) < SMALL
     image.save(buffer, "PNG") if small else image.save(buffer, "JPEG", quality=85)

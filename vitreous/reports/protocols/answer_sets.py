@@ -38,8 +38,10 @@ MAP = (
 
 
 def real(task: ProtocolTask) -> ProtocolResult:
-    """ImageNet ReaL: right is what several people agreed on, one or more of the 1,000 classes; images without any are
-    left out."""
+    """Judge by ImageNet ReaL's label sets, one or more of the 1,000 classes an image; images without any are left out.
+
+    Raises DataError for images that are not ImageNet's validation images, or that no label fits.
+    """
     path, order = labels_file(task), imagenet_order(task.run, task.bundle.classes)
     answers, split = read_real(path), task.judged
     matches = [NUMBER.search(os.path.basename(split.name(sample))) for sample in range(len(split))]
@@ -62,11 +64,11 @@ def real(task: ProtocolTask) -> ProtocolResult:
 
 
 def objectnet(task: ProtocolTask) -> ProtocolResult:
-    """ObjectNet (Barbu et al., 2019): its classes that ImageNet has too, each as one or several of the 1,000.
+    """Judge by ObjectNet (Barbu et al., 2019): its classes that ImageNet has too, each one or several of the 1,000.
 
-    The headline takes the model's answer among all 1,000 classes, as the data set's authors do, and BiT and the paper
-    after them; the figures `mapped` choose among the classes alone that the map names. The red frame around the
-    published images is cut off.
+    The headline takes the answer among all 1,000 classes, as the data set's authors, BiT and the paper do; the figures
+    `mapped` choose among mapped classes alone. The red frame of the published images is cut off. Raises UsageError for
+    several labels an image, DataError where the map names none of the classes.
     """
     path, order = labels_file(task), imagenet_order(task.run, task.bundle.classes)
     if task.data.multilabel:
@@ -96,8 +98,7 @@ ANSWER_SETS = {"real": real, "objectnet": objectnet}
 
 
 def answer_images(task: ProtocolTask, split: Split, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logits (m, 1000) of the images with a right answer, those answers (m, 1000), and which images are readable
-    (m,)."""
+    """Return logits (m, 1000) of images with a right answer, those answers (m, 1000), and which are readable (m,)."""
     rows, s = np.flatnonzero(right.any(1)), task.computing
     judged = split.take(rows)
     engine = make_engine(task.bundle.model, task.bundle.preprocess, s.how)
@@ -111,7 +112,7 @@ def answer_images(task: ProtocolTask, split: Split, right: np.ndarray) -> tuple[
 
 
 def answer_table(sets: Sequence[Sequence[int]], order: np.ndarray) -> np.ndarray:
-    """Sets of ImageNet's numbers -> (n, 1000) bool at the model's places of them."""
+    """Sets of ImageNet's class numbers -> (n, 1000) bool at the model's positions of them."""
     right = np.zeros((len(sets), IMAGENET), dtype=bool)
     for row, numbers in enumerate(sets):
         right[row, order[list(numbers)]] = True
@@ -119,11 +120,10 @@ def answer_table(sets: Sequence[Sequence[int]], order: np.ndarray) -> np.ndarray
 
 
 def imagenet_order(run: str, classes: tuple[str, ...]) -> np.ndarray:
-    """Where each of ImageNet's 1,000 classes is among a model's, (1000,) int64. Raises UsageError for a model with
-    others.
+    """Return the position of each of ImageNet's 1,000 classes among a model's, (1000,) int64.
 
-    Its classes are numbers, in ImageNet's order; or synsets, in any; or names, nine in ten of which are those of
-    torchvision.
+    Its classes are numbers in ImageNet's order; synsets in any order; or names, nine in ten of which are torchvision's.
+    Raises UsageError for a model with other classes.
     """
     if len(classes) == IMAGENET:
         if classes == tuple(map(str, range(IMAGENET))):
@@ -139,17 +139,17 @@ def imagenet_order(run: str, classes: tuple[str, ...]) -> np.ndarray:
 
 
 def first_name(title: str) -> str:
-    """The first name of a class: `tench` of `tench, Tinca tinca`."""
+    """Return the first name of a class: `tench` of `tench, Tinca tinca`."""
     return title.split(",")[0].strip().casefold()
 
 
 def normalise_name(name: str) -> str:
-    """A class's name without what folders write in other ways: `Alarm clock` and `alarm_clock` are the same."""
+    """Normalise how a class is written: `Alarm clock` and `alarm_clock` are the same."""
     return re.sub(r"[^a-z0-9]+", "_", name.casefold()).strip("_")
 
 
 def labels_file(task: ProtocolTask) -> Path:
-    """The file of --labels. Raises UsageError where none is named."""
+    """Return the file of --labels. Raises UsageError where none is named."""
     if not task.options.labels:
         hint = REAL if task.options.protocol == "real" else MAP
         raise UsageError(f"--protocol {task.options.protocol} needs --labels FILE", hint)
@@ -157,7 +157,7 @@ def labels_file(task: ProtocolTask) -> Path:
 
 
 def read_real(path: Path) -> list[list[int]]:
-    """The label sets of ReaL, in the order of the validation images. Raises DataError."""
+    """Read ReaL's label sets, in the order of the validation images. Raises DataError for anything else."""
     answers = read_json(path, REAL)
     if not isinstance(answers, list) or not answers:
         raise DataError(f"{printable(path)} is no list of lists", REAL)
@@ -168,8 +168,7 @@ def read_real(path: Path) -> list[list[int]]:
 
 
 def read_map(path: Path) -> dict[str, list[int]]:
-    """Class -> ImageNet's numbers, of JSON or CSV; the rows of a CSV may name a class several times. Raises
-    DataError."""
+    """Read class -> ImageNet's numbers from JSON or CSV, whose rows may repeat a class. Raises DataError for others."""
     numbers_of: dict[str, list[int]] = {}
     if path.suffix.lower() == ".json":
         document = read_json(path, MAP)
@@ -190,12 +189,12 @@ def read_map(path: Path) -> dict[str, list[int]]:
 
 
 def is_class(number: Any) -> bool:
-    """Whether it is a number of ImageNet's classes."""
+    """Tell whether it is a number of ImageNet's classes."""
     return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < IMAGENET
 
 
 def read_json(path: Path, hint: str) -> Any:
-    """What a JSON file says. Raises DataError."""
+    """Parse a JSON file. Raises DataError for what is none."""
     try:
         return json.loads(read_utf8(path))
     except ValueError as error:
@@ -203,7 +202,7 @@ def read_json(path: Path, hint: str) -> Any:
 
 
 def read_utf8(path: Path) -> str:
-    """A file's text. Raises DataError."""
+    """Read a text file. Raises DataError if it is not UTF-8."""
     try:
         return read_regular(path).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -212,8 +211,10 @@ def read_utf8(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Unframed:
-    """A split whose pictures lose a frame of one pure red pixel, where they have one: ObjectNet's, against training on
-    them."""
+    """A split whose images lose a frame of one pure red pixel: ObjectNet's, (H, W, 3) -> (H - 2, W - 2, 3).
+
+    The labels are (n,), those of the split.
+    """
 
     split: Split
 
@@ -226,7 +227,7 @@ class Unframed:
         return len(self.split)
 
     def raw(self, sample: int) -> bytes | np.ndarray:
-        """What is stored, or the pixels within the frame. Raises DataError."""
+        """Return what is stored, or the pixels within the frame. Raises DataError if it cannot be decoded."""
         stored = self.split.raw(sample)
         pixels = np.asarray(decode(stored, 3, self.name(sample)))
         sides = (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1])

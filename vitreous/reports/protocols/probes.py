@@ -1,4 +1,4 @@
-"""The protocols `knn`, `linear` and `fewshot`: what a simple classifier can do with a model's features."""
+"""The protocols `knn`, `linear` and `fewshot`: simple classifiers on a model's features."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HELD_OUT, AT_MOST = 0.2, 20_000  # share and number of training images that choo
 
 
 def describe_features(train: Features, judged: Features, split: str) -> dict[str, Any]:
-    """What a document says of features."""
+    """Return what a document says of features."""
     return {
         name: {
             "images": len(one.rows),
@@ -36,8 +36,10 @@ def describe_features(train: Features, judged: Features, split: str) -> dict[str
 
 
 def judge_by_neighbours(task: ProtocolTask) -> ProtocolResult:
-    """kNN: weighted votes of the nearest training images, for several k. The headline is k = 20, or the first k asked
-    for without it."""
+    """Judge by weighted votes of the k nearest training images; the headline is k = 20, else the first k.
+
+    Raises UsageError for more neighbours than training images.
+    """
     train, judged = task.pair()
     rows = np.flatnonzero(train.good)
     if task.options.k and max(task.options.k) > len(rows):
@@ -66,8 +68,7 @@ def judge_by_neighbours(task: ProtocolTask) -> ProtocolResult:
 
 
 def judge_by_regression(task: ProtocolTask) -> ProtocolResult:
-    """Logistic regression; its penalty from --l2, or from a sweep on training images held out, and then all of them are
-    used."""
+    """Judge by logistic regression; its penalty is --l2, or swept on held-out training images."""
     train, judged = task.pair()
     known = LabelledFeatures(train.rows, task.training.labels, np.flatnonzero(train.good), task.classes, task.device)
     l2, dev = (task.options.l2, None) if task.options.l2 else choose_penalty(task, known)
@@ -79,7 +80,10 @@ def judge_by_regression(task: ProtocolTask) -> ProtocolResult:
 
 
 def choose_penalty(task: ProtocolTask, known: LabelledFeatures) -> tuple[float, dict[str, Any]]:
-    """The penalty of a sweep on a share of the training images, drawn by the seed; and what it scored there."""
+    """Return the best penalty on a seeded share of the training images, and what it scored there.
+
+    Raises DataError for too few training images.
+    """
     labels, groups = known.labels[known.rows], task.data.groups
     share = min(HELD_OUT, AT_MOST / len(labels))
     apart = groups[known.rows] if groups is not None and len(groups) == len(known.labels) else None
@@ -92,7 +96,7 @@ def choose_penalty(task: ProtocolTask, known: LabelledFeatures) -> tuple[float, 
 def sweep_penalties(
     task: ProtocolTask, train: LabelledFeatures, dev: LabelledFeatures, label: str = "penalty"
 ) -> tuple[float, dict[str, Any]]:
-    """The best penalty for images held out, and what a document says of it."""
+    """Return the best penalty for held-out images, and what a document says of it."""
     tried: list[dict[str, float]] = []
     name = "map" if train.multilabel else "top1"
 
@@ -105,7 +109,10 @@ def sweep_penalties(
 
 
 def judge_by_few_shots(task: ProtocolTask) -> ProtocolResult:
-    """The paper's few-shot regression: each number of shots for several draws of the training images."""
+    """Judge by the paper's few-shot regression: each number of shots for several draws of the training images.
+
+    Raises UsageError for several labels an image.
+    """
     if task.data.multilabel:
         raise UsageError(f"{task.source} has several labels an image: few-shot has one", "use --protocol linear or knn")
     train, judged = task.pair()
@@ -139,8 +146,7 @@ def judge_by_few_shots(task: ProtocolTask) -> ProtocolResult:
 
 
 def draw_figures(shots: int, hits: list[int], images: int, seed: int, short: int) -> dict[str, Any]:
-    """The figures of a number of shots: mean and (sample) standard deviation over draws, and each draw with its
-    interval."""
+    """Return the figures of a number of shots: mean and (sample) standard deviation over draws, and each draw."""
     top1 = [hit / images for hit in hits]
     return {
         "shots": shots,

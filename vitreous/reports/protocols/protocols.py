@@ -25,10 +25,9 @@ def judge_by(
     split: str | None,
     computing: Computing,
 ) -> dict[str, Any]:
-    """Judge a model by a protocol.
+    """Judge a model by a protocol; the document also has `protocol`, and `figures` for each setting.
 
-    The document has the keys of `evaluate`'s, `protocol`, and `figures`, one object for each setting. Raises UsageError
-    for an unknown protocol, DataError for data that it cannot be carried out on.
+    Raises UsageError for an unknown protocol, DataError for data that it cannot be carried out on.
     """
     options = ProtocolOptions(protocol) if isinstance(protocol, str) else protocol
     name, protocols = options.protocol, PROBES | ANSWER_SETS
@@ -47,7 +46,7 @@ def judge_by(
 
 
 def write_document(task: ProtocolTask, result: ProtocolResult, seconds: float) -> dict[str, Any]:
-    """The document of a protocol, which is added to the run's readings too."""
+    """Return the document of a protocol, and add it to the run's readings."""
     classification = replace(task.bundle.classification, classes=task.data.classes, multilabel=task.data.multilabel)
     bundle = replace(task.bundle, task=classification)
     document = describe(bundle, result.report, task.split, task.source, task.run, seconds)

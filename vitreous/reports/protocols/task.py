@@ -1,4 +1,4 @@
-"""What every protocol of the verb `evaluate` is given, and what it gives back."""
+"""What every protocol of the verb `evaluate` is given, and what it returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitreous.weights.bundle import Bundle
 
 @dataclass(frozen=True)
 class ProtocolOptions:
-    """How to judge, in the words of the command line; `cli.protocols` explains each."""
+    """How to judge: the options of the command line, which `cli.protocols` documents."""
 
     protocol: str
     k: tuple[int, ...] = ()
@@ -53,8 +53,10 @@ class ProtocolTask:
 
     @cached_property
     def training(self) -> Split:
-        """The images that a classifier learns from: all but those judged and, where `val` is judged, all but `test`.
-        Raises DataError."""
+        """The images to learn from: all but those judged and, where `val` is judged, all but `test`.
+
+        Raises UsageError where `train` is judged, DataError where there are none.
+        """
         if self.split == "train":
             raise UsageError(f"--protocol {self.options.protocol} learns from the train split", "judge val or test")
         training = (
@@ -74,16 +76,16 @@ class ProtocolTask:
 
     @property
     def classes(self) -> int:
-        """How many present are."""
+        """The number of classes."""
         return len(self.data.classes)
 
     @property
     def device(self) -> str:
-        """What computes."""
+        """The device that computes."""
         return pick_device(self.computing.how.device)
 
     def features(self, name: str, split: Split) -> Features:
-        """The features of a split of that name. Raises DataError for unreadable images, unless they are skipped."""
+        """Return the features of a split. Raises DataError for unreadable images, unless they are skipped."""
         features = split_features(
             self.bundle, split, f"{name} images", replace(self.computing, cache=self.options.cache)
         )
@@ -93,9 +95,9 @@ class ProtocolTask:
         return features
 
     def pair(self) -> tuple[Features, Features]:
-        """The features of the training images, and of those judged; says which they are.
+        """Return the features of the training images and of those judged, and note which they are.
 
-        Raises DataError where training has less than two classes.
+        Raises DataError where training images have less than two classes.
         """
         labels = self.training.labels
         present = int((labels.sum(0) > 0).sum()) if labels.ndim == 2 else len(np.unique(labels))
@@ -114,7 +116,7 @@ class ProtocolTask:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Which images a classifier learns from (`bank`), and which are judged, as the document has them."""
+        """Which images a classifier learns from (`bank`), and which are judged, for the document."""
         whole = self.split == "test" and self.data.whole is not None
         splits = [name for name in ("train", "val") if name == "train" or (whole and name in self.data.splits)]
         return {
@@ -133,6 +135,6 @@ class ProtocolResult:
 
 
 def mean_report(images: int, unreadable: int, top1: float | None) -> Report:
-    """A report of a mean: it has no interval of its own."""
+    """Return a report of a mean, which has no interval of its own."""
     names = ("top1", "top5", "macro_f1", "nll", "ece")
     return Report(images, unreadable, {**dict.fromkeys(names), "top1": top1}, dict.fromkeys(names), [], None)

@@ -1,5 +1,4 @@
-"""The protocol `vtab`: a linear classifier on frozen features for each of the 19 tasks of VTAB-1k
-(arXiv:1910.04867)."""
+"""The protocol `vtab`: a linear classifier on frozen features for each of the tasks of VTAB-1k (arXiv:1910.04867)."""
 
 from __future__ import annotations
 
@@ -41,9 +40,9 @@ def vtab(
     """Judge a model on the tasks whose data lie in DATA/TASK, in any layout; the document names those that do not.
 
     A task: 800 images to learn from, 200 that choose the penalty (unless --l2 says it), then all 1,000, and top-1 on
-    the test split. Pictures are scaled whole, as the benchmark does, so that places and distances stay in sight.
-    Finished tasks are kept in RUN/vtab.json, and not computed again while model, data and options are the same. Raises
-    UsageError without a folder, DataError where none of the tasks is there or can be judged.
+    the test split. Pictures are scaled whole, as the benchmark does. Finished tasks are kept in RUN/vtab.json, and not
+    computed again while model, data and options are the same. Raises UsageError without a folder, DataError where none
+    of the tasks is there or can be judged.
     """
     if data is None or not os.path.isdir(data):
         raise UsageError(
@@ -83,7 +82,7 @@ def vtab(
 
 
 def task_folders(root: Path) -> dict[str, Path]:
-    """Task -> its folder below the root, by any of its names, in the order of the tasks."""
+    """Return task -> its folder below the root, by any of its names, in the order of the tasks."""
     folders = {
         PREFIX.sub("", normalise_name(entry.name)): Path(entry.path) for entry in os.scandir(root) if entry.is_dir()
     }
@@ -94,7 +93,7 @@ def task_folders(root: Path) -> dict[str, Path]:
 def judge_tasks(
     run: str, bundle: Bundle, homes: dict[str, Path], notebook: Path, options: ProtocolOptions, computing: Computing
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """What each task gave, from the notebook where it is finished, and why others could not be judged."""
+    """Return the result of each task, from the notebook where it is finished, and why others failed."""
     known, done, failed = read_notebook(notebook), {}, {}
     about = of_model(bundle.model, bundle.preprocess, computing.how)
     for name, home in homes.items():
@@ -116,7 +115,7 @@ def judge_tasks(
 
 
 def read_notebook(notebook: Path) -> dict[str, Any]:
-    """The tasks that a notebook has; none where it cannot be read."""
+    """Read the tasks of a notebook; none where it cannot be read."""
     try:
         document = json.loads(notebook.read_text("utf-8"))
     except (OSError, ValueError):
@@ -125,7 +124,7 @@ def read_notebook(notebook: Path) -> dict[str, Any]:
 
 
 def task_key(about: dict[str, Any], task: ProtocolTask) -> str:
-    """Everything that the figure of a task depends on, as a digest."""
+    """Return a digest of all that a task's figure depends on."""
     parts: list[Any] = [FORMAT, about, task.options.l2, task.options.seed, task.computing.bad_images]
     for split in task.data.splits.values():
         parts += [of_images(split), hashlib.sha256(split.labels.tobytes()).hexdigest()]
@@ -133,10 +132,10 @@ def task_key(about: dict[str, Any], task: ProtocolTask) -> str:
 
 
 def task_data(task: Task, data: Data, seed: int) -> tuple[Data, str]:
-    """The data with the task's own splits `train`, `val` and `test`, and its classes; and what to say of it.
+    """Return data with the task's splits `train`, `val` and `test` and its classes; and what to note.
 
     Raw labels become classes by the task's rule. The published 1,000 images come as lists; of a whole data set 1,000
-    are drawn.
+    are drawn. Raises DataError for several labels an image, or labels that are not the task's.
     """
     if data.multilabel:
         raise DataError("its images have several labels", "a task of VTAB has one")
@@ -164,12 +163,12 @@ def task_data(task: Task, data: Data, seed: int) -> tuple[Data, str]:
 
 
 def relabel(split: Split, place: np.ndarray) -> Split:
-    """The split with every class in another's place."""
+    """Return the split with class k as `place[k]`, place (K,)."""
     return split.take(np.arange(len(split)), place[split.labels])
 
 
 def judge_task(name: str, task: ProtocolTask, note: str) -> dict[str, Any]:
-    """Top-1 of a task, with its interval, and how it came about."""
+    """Return top-1 of a task with its interval, and how it came about."""
     began = time.perf_counter()
     if note:
         task.computing.listener.note(f"{name}: {note}")
