@@ -33,8 +33,6 @@ LEFT: frozenset[str] = frozenset(
         "cli/models.py",
         "cli/predict.py",
         "cli/protocols.py",
-        "data/augmentation/augment.py",
-        "data/augmentation/moves.py",
         "jobs/plan.py",
         "jobs/soup.py",
         "jobs/transfer.py",

@@ -1,5 +1,4 @@
-"""Augmentation: transforms of one picture at a time, each with its own key; small pictures as whole batches of
-tensors."""
+"""Augmentation of training images: files one at a time, images in memory as whole batches, each by its own key."""
 
 from __future__ import annotations
 
@@ -23,30 +22,30 @@ from vitreous.data.keys import seeded, uniform
 from vitreous.data.preprocess import Preprocess, to_tensor
 from vitreous.errors import UsageError
 
-WHOLE = (1.0, 1.0)  # a crop that takes the whole picture
+WHOLE = (1.0, 1.0)  # the area of a crop that takes the whole image
 
 
 class Views(Protocol):
-    """What a training picture is shown as: one view (`Augment`) or several (`MultiCrop`), drawn from its key alone."""
+    """The augmentation of a training image: one view (`Augment`) or several (`MultiCrop`), drawn from its key alone."""
 
-    takes_regions: ClassVar[bool]  # whether `picture` takes `Regions`, to decode only the part that it shows
+    takes_regions: ClassVar[bool]  # whether `picture` takes `Regions`, to decode only the part that it needs
 
     def picture(self, picture: Picture | Regions, preprocess: Preprocess, sample_key: int) -> Tensor:
-        """A picture -> its row of a batch, a tensor of the same shape for every sample."""
+        """Augment an image of any size to its row of a batch, a tensor of the same shape for every sample."""
         ...
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """(B, C, *image) pictures in memory and (B,) uint64 keys -> B rows."""
+        """Augment (B, C, *image) images in memory by (B,) uint64 keys to B rows."""
         ...
 
     def unpack(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
-        """B rows -> the entries of a batch, each with the samples first."""
+        """Convert B rows, (B, ...), to the entries of a batch, samples first."""
         ...
 
 
 @dataclass(frozen=True)
 class Augment:
-    """What may happen to a training picture; the defaults do nothing.
+    """Random transforms of a training image; the defaults do nothing.
 
     `crop` and `ratio`: area share and aspect ratio of a random crop, scaled to the model's size. `crop_style`:
     torchvision's (log-uniform aspect, uniform area); `inception`, as TensorFlow draws it (arXiv:2010.11929 and
@@ -65,9 +64,9 @@ class Augment:
     brightness, contrast and saturation, factors within 1 +- x; timm leaves it out beside RandAugment, whatever DeiT's
     options say.
 
-    `mixup` and `cutmix` are the alphas of their Beta distributions; 0 switches off; of two that are on, each batch
-    takes one by chance. `mix_probability`: the share of the batches that are mixed. Raises UsageError for what cannot
-    be done or meant.
+    `mixup` and `cutmix` are the alphas of their Beta distributions, 0 switches off; if both are on, each batch draws
+    one. `mix_probability`: the share of the batches that are mixed. Raises UsageError for values out of range and
+    options that do not go together.
     """
 
     takes_regions: ClassVar[bool] = True
@@ -100,39 +99,32 @@ class Augment:
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"{name} is a probability, not {getattr(self, name)}")
         if not 0 < self.crop[0] <= self.crop[1] <= 1 or not 0 < self.ratio[0] <= self.ratio[1]:
-            raise UsageError(
-                f"a crop of area {self.crop} and ratio {self.ratio} is none",
-                "areas are above 0 and at most 1, low before high",
-            )
+            problem = f"a crop of area {self.crop} and ratio {self.ratio} is none"
+            raise UsageError(problem, "areas are above 0 and at most 1, low before high")
         if self.crop_style == "simple" and self.crop != WHOLE:
-            raise UsageError(
-                f"a simple crop takes no area {self.crop}", "use crop 1 1, or crop_style torchvision or inception"
-            )
+            hint = "use crop 1 1, or crop_style torchvision or inception"
+            raise UsageError(f"a simple crop takes no area {self.crop}", hint)
         if self.crop_filter == "aliased" and self.crop_style == "torchvision":
-            raise UsageError(
-                "torchvision's crop always antialiases", "use crop_filter bilinear, or crop_style inception"
-            )
+            hint = "use crop_filter bilinear, or crop_style inception"
+            raise UsageError("torchvision's crop always antialiases", hint)
         if self.rand_spread and self.rand_style != "timm":
-            raise UsageError(
-                f"rand_spread is timm's, {self.rand_style} has none", "use rand_style timm, or rand_spread 0"
-            )
+            hint = "use rand_style timm, or rand_spread 0"
+            raise UsageError(f"rand_spread is timm's, {self.rand_style} has none", hint)
         if self.rand_style == "torchvision" and self.rand_magnitude > 30:
             raise UsageError(f"torchvision's RandAugment has magnitudes up to 30, not {self.rand_magnitude}")
         if min(self.rand_layers, self.rand_magnitude, self.rand_spread, *self.jitter) < 0:
             raise UsageError("layers, magnitude and spread of RandAugment, and jitter, are not below 0")
 
     def geometric(self) -> Augment:
-        """The same without what is made for colours, or fills with grey: for channels that are taken each for
-        itself."""
+        """Remove what is made for colours, or fills with grey: for images that are read channel by channel."""
         return replace(
             self, rand_layers=0, three=False, trivial=False, jitter=(0.0, 0.0, 0.0), erase=0.0, erase_noise=False
         )
 
     def picture(self, picture: Picture | Regions, preprocess: Preprocess, sample_key: int) -> Tensor:
-        """A picture -> (C, *image) uint8: the path of files, run where they are decoded. Raises DataError for a JPEG
-        that is none.
+        """Augment the image of a file to (C, *image) uint8, in the process that decodes it. Raises DataError.
 
-        What happens to one of several channels happens to all; of mode F they are float32.
+        Images of several Pillow channels get the same transform in each; of mode F they become float32.
         """
         if isinstance(picture, tuple):
             return torch.cat([self.picture(band, preprocess, sample_key) for band in picture])
@@ -140,10 +132,10 @@ class Augment:
             return pipeline(self, preprocess)(picture)
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """(B, C, H, W) uint8 and (B,) keys -> (B, C, H, W) in 0..255: the path of pictures kept in memory.
+        """Augment images in memory by their (B,) keys: (B, C, H, W) uint8 -> (B, C, H, W) in 0..255.
 
-        What moves by whole pixels stays uint8. Else one affine map per picture, drawn from its key, is read bilinearly
-        (or as `crop_filter` says) to float32. Then come the pixel operations, and holes.
+        Shifts by whole pixels stay uint8. Else one affine map per image, drawn from its key, is read bilinearly (or by
+        `crop_filter`) to float32. Then come the pixel operations, and random erasing.
         """
         if not len(pixels):
             return pixels
@@ -154,7 +146,9 @@ class Augment:
             batch = self.moved(pixels, keys)
         else:
             bicubic = self.crop != WHOLE and self.crop_filter == "bicubic"
-            batch = warp(pixels.float(), self.maps(keys, size), self.border, "bicubic" if bicubic else "bilinear")
+            grid = F.affine_grid(self.maps(keys, size), list(pixels.shape), align_corners=False)
+            mode = "bicubic" if bicubic else "bilinear"
+            batch = F.grid_sample(pixels.float(), grid, mode=mode, padding_mode=self.border, align_corners=False)
             if bicubic and pixels.dtype == torch.uint8:
                 batch.clamp_(0, 255)
         if layers := paint(self):
@@ -166,25 +160,19 @@ class Augment:
         return pierce(batch, keys, self.erase, self.erase_noise) if self.erase else batch
 
     def unpack(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
-        """(B, C, *image) -> `images`."""
+        """Return (B, C, *image) as `images`."""
         return {"images": rows}
 
     def moved(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """(B, C, H, W) uint8 -> the same shifted and mirrored: what `maps` does where it only moves whole pixels."""
+        """Shift and mirror (B, C, H, W) uint8 by (B,) keys, as `maps` does where it only moves whole pixels."""
         u = uniform(keys, 9)
-        height, width = pixels.shape[-2:]
-        return moved(
-            pixels,
-            steps(u[:, 4], self.shift, width),
-            steps(u[:, 5], self.shift, height),
-            u[:, 8] < self.flip,
-            self.border,
-        )
+        x, y = (steps(u[:, 4 + axis], self.shift, pixels.shape[3 - axis]) for axis in (0, 1))
+        return moved(pixels, x, y, u[:, 8] < self.flip, self.border)
 
     def maps(self, keys: np.ndarray, size: tuple[int, int]) -> Tensor:
-        """(B,) keys -> (B, 2, 3): from output to input coordinates in [-1, 1], as `F.affine_grid` takes them.
+        """Affine maps by (B,) keys, (B, 2, 3) float32, from output to input coordinates in [-1, 1] (`F.affine_grid`).
 
-        For one picture: a crop of random area, ratio and place, then a turn, a zoom, a shift by whole pixels, a mirror.
+        For one image: a crop of random area, ratio and place, then a turn, a zoom, a shift by whole pixels, a mirror.
         """
         u = uniform(keys, 9)
         height, width = size
@@ -203,7 +191,7 @@ class Augment:
         return torch.from_numpy(np.stack([np.stack(row, -1) for row in rows], 1)).float()
 
     def shares(self, u: np.ndarray, v: np.ndarray, upright: float) -> tuple[np.ndarray, np.ndarray]:
-        """(B,) draws of area and aspect, and height / width of the picture -> (B,) shares of its width and height."""
+        """A crop's (B,) shares of width and height, from (B,) draws of area and aspect, and the height / width."""
         if self.crop == WHOLE:
             return np.ones_like(u), np.ones_like(u)
         if self.crop_style == "inception":
@@ -221,13 +209,12 @@ class Augment:
     def mix(
         self, images: Tensor, labels: Tensor, classes: int, seed: int, batch: int, apart: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """(B, C, *image), (B,) or (B, classes) labels -> images and (B, classes) soft labels, where the batch is mixed;
-        else unchanged.
+        """Mix (B, C, *image) and (B,) or (B, classes) labels to images and (B, classes) soft labels, or return them.
 
-        Each picture is mixed with the one `apart` places before it, which must be the number of repeats where pictures
-        stand several times in a row. MixUp (arXiv:1710.09412) adds them up, CutMix (arXiv:1905.04899) puts a box of the
-        one into the other; labels are mixed by the same share. big_vision takes the larger of the two shares for the
-        picture itself: with the roles in all pairs exchanged, that is the same set of mixtures.
+        Each image is mixed with the one `apart` places before it, which must be the number of repeats where images are
+        repeated in a row. MixUp (arXiv:1710.09412) adds them up, CutMix (arXiv:1905.04899) puts a box of one into the
+        other; labels are mixed by the same share. big_vision takes the larger of the two shares for the image itself:
+        with the roles in all pairs exchanged, that is the same set of mixtures.
         """
         if not (self.mixup or self.cutmix) or len(images) < 2:
             return images, labels
@@ -244,8 +231,7 @@ class Augment:
 
 
 def cut_box(share: float, height: int, width: int) -> tuple[tuple[slice, slice], float]:
-    """The box that CutMix exchanges, 1 - share of the picture before it is cut at the sides, and the share that is then
-    left."""
+    """Draw CutMix's box, 1 - share of the image before it is cut at the sides, and return the share that is left."""
     column, row = int(torch.randint(width, (1,))), int(torch.randint(height, (1,)))
     half = 0.5 * (1 - share) ** 0.5
     rows = slice(max(row - int(half * height), 0), min(row + int(half * height), height))
@@ -254,8 +240,7 @@ def cut_box(share: float, height: int, width: int) -> tuple[tuple[slice, slice],
 
 
 def mixed(values: Tensor, share: float, apart: int, box: tuple[slice, slice] | None = None) -> Tensor:
-    """(B, ...) -> (B, ...): `share` of each value and the rest of the one `apart` before it; or its box alone, where
-    one is given."""
+    """Mix `share` of each of (B, ...) values with the one `apart` before it; or replace its box, if one is given."""
     others = values.roll(apart, 0)
     if box is None:
         return others.mul_(1 - share).add_(values.mul(share))
@@ -265,19 +250,13 @@ def mixed(values: Tensor, share: float, apart: int, box: tuple[slice, slice] | N
 
 
 def steps(u: np.ndarray, share: float, length: int) -> np.ndarray:
-    """(B,) draws in [0, 1) -> shifts by whole pixels, (B,) int64, at most `share` of the side."""
+    """Convert (B,) draws in [0, 1) to shifts by whole pixels, (B,) int64, at most `share` of the side."""
     reach = round(share * length)
     return np.floor(u * (2 * reach + 1)).astype(np.int64) - reach
 
 
-def warp(images: Tensor, maps: Tensor, border: str, mode: str = "bilinear") -> Tensor:
-    """(B, C, H, W) float and (B, 2, 3) maps -> (B, C, H, W), read at the mapped places."""
-    grid = F.affine_grid(maps, list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, mode=mode, padding_mode=border, align_corners=False)
-
-
 def v2():
-    """torchvision.transforms.v2, imported when first needed: it takes seconds."""
+    """Import torchvision.transforms.v2 when first needed: it takes seconds."""
     from torchvision.transforms import v2 as module
 
     return module
@@ -285,9 +264,8 @@ def v2():
 
 @cache
 def pipeline(augment: Augment, preprocess: Preprocess) -> Callable[[Image.Image | Regions], Tensor]:
-    """Picture -> (C, *image) uint8. Pillow's pictures are made of a crop only for what is done to them."""
-    sure = partial(fitted, preprocess)
-    operations: list[Callable[[Any], Any]] = [cropper(augment, preprocess.image) or sure]
+    """Compose the transform of a file's image to (C, *image) uint8. Crops become Pillow images only if needed."""
+    operations: list[Callable[[Any], Any]] = [cropper(augment, preprocess.image) or partial(fitted, preprocess)]
     between, late = affine(augment), paint(augment)
     if between or late:
         operations.append(pictured)
@@ -295,61 +273,54 @@ def pipeline(augment: Augment, preprocess: Preprocess) -> Callable[[Image.Image 
     if augment.flip:
         operations.append(partial(mirrored, probability=augment.flip))
     operations += [*late, packed, *holes(augment)]
-
-    def whole(picture: Any) -> Any:
-        return reduce(lambda shown, operation: operation(shown), operations, picture)
-
-    return whole
+    return lambda picture: reduce(lambda shown, operation: operation(shown), operations, picture)
 
 
 def cropper(augment: Augment, image: tuple[int, int]) -> AreaCrop | InceptionCrop | SimpleCrop | None:
-    """The crop of a file to (height, width) `image`, if there is one."""
+    """The random crop of a file to (height, width) `image`, if it is on."""
     filter = augment.crop_filter or "bicubic"
     if augment.crop_style == "simple":
         return SimpleCrop(image, filter)
     if augment.crop == WHOLE:
         return None
-    return (InceptionCrop if augment.crop_style == "inception" else AreaCrop)(
-        image, augment.crop, augment.ratio, filter
-    )
+    crop = InceptionCrop if augment.crop_style == "inception" else AreaCrop
+    return crop(image, augment.crop, augment.ratio, filter)
 
 
 def fitted(preprocess: Preprocess, picture: Image.Image | Regions) -> Image.Image:
-    """The picture at the model's size, without chance."""
+    """Scale an image to the model's size."""
     return preprocess.fitted(picture if isinstance(picture, Image.Image) else picture.whole())
 
 
 def pictured(image: Image.Image | Tensor) -> Image.Image:
-    """(C, H, W) uint8, or a picture -> a picture."""
+    """Convert (C, H, W) uint8 to a Pillow image."""
     return image if isinstance(image, Image.Image) else to_picture(image.permute(1, 2, 0).numpy())
 
 
 def packed(image: Image.Image | Tensor) -> Tensor:
-    """(C, H, W) uint8, or a picture -> (C, H, W) uint8, contiguous. In numpy, where it takes half the time."""
+    """Convert an image to (C, H, W) uint8, contiguous: in numpy, in half the time of torch."""
     return to_tensor(image) if isinstance(image, Image.Image) else torch.from_numpy(np.ascontiguousarray(image.numpy()))
 
 
 def mirrored(image: Image.Image | Tensor, probability: float) -> Image.Image | Tensor:
-    """The image, by chance with left and right exchanged, drawn as torchvision's RandomHorizontalFlip does."""
+    """Mirror a (C, H, W) or Pillow image with a probability, drawn as torchvision's RandomHorizontalFlip does."""
     if torch.rand(1) >= probability:
         return image
     return image.flip(-1) if isinstance(image, Tensor) else image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
 
 
 def affine(augment: Augment) -> list:
-    """Turn, shift and zoom of a file, if any is on."""
+    """Turn, shift and zoom of a file's image, if any is on."""
     if not (augment.rotate or augment.shift or augment.zoom):
         return []
     shift = (augment.shift, augment.shift) if augment.shift else None
     zoom = (1 - augment.zoom, 1 + augment.zoom) if augment.zoom else None
-    return [
-        v2().RandomAffine((-augment.rotate, augment.rotate), shift, zoom, interpolation=v2().InterpolationMode.BILINEAR)
-    ]
+    angles, bilinear = (-augment.rotate, augment.rotate), v2().InterpolationMode.BILINEAR
+    return [v2().RandomAffine(angles, shift, zoom, interpolation=bilinear)]
 
 
 def paint(augment: Augment) -> list:
-    """RandAugment, 3-Augment, TrivialAugment, jitter, as far as they are on: each takes Pillow's pictures and (C, H, W)
-    uint8 alike."""
+    """RandAugment, 3-Augment, TrivialAugment and jitter, if they are on, for Pillow images and (C, H, W) uint8."""
     steps, layers, magnitude = [], augment.rand_layers, augment.rand_magnitude
     if layers and augment.rand_style == "torchvision":
         steps.append(v2().RandAugment(layers, magnitude, fill=128))
@@ -377,13 +348,13 @@ def holes(augment: Augment) -> list:
 
 
 def noisy(eraser: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
-    """(C, H, W) uint8 with normal noise where `eraser` would set 0."""
+    """Put normal noise into (C, H, W) uint8 where `eraser` would set 0."""
     keep = eraser(torch.ones(1, *image.shape[1:], dtype=torch.bool))
     return image if keep.all() else torch.where(keep, image, static(image.shape).to(torch.uint8))
 
 
 def either(operation: Callable[[Image.Image], Image.Image], image: Image.Image | Tensor) -> Image.Image | Tensor:
-    """An operation on Pillow's pictures, done to a (C, H, W) uint8 as well: 1 channel is a grey picture, 3 are RGB."""
+    """Apply an operation on Pillow images to a (C, H, W) uint8 as well: 1 channel is grey, 3 are RGB."""
     if isinstance(image, Image.Image):
         return operation(image)
     return to_tensor(operation(pictured(image)))

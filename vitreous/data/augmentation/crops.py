@@ -1,7 +1,7 @@
 """Random crops of files: torchvision's, Inception's as TensorFlow draws it, and DeiT III's simple crop.
 
-A crop is drawn from the size of a picture alone, before its pixels are decoded, so that only what it shows has to be.
-What it shows stays at 8 bits; torch's antialiased filter for bytes takes a quarter of the time of Pillow's.
+A crop is drawn from the size of an image alone, before its pixels are decoded, so that only the crop has to be. Pixels
+stay at 8 bits; torch's antialiased filter for bytes takes a quarter of the time of Pillow's.
 """
 
 from __future__ import annotations
@@ -20,20 +20,16 @@ from vitreous.data.decoding.regions import Box, Regions
 
 ATTEMPTS = {"torchvision": 10, "inception": 100}  # of drawing a box that fits
 BORDER = 4  # pixels that a simple crop reflects at every side
-
-FILTERS = {
-    "bicubic": Image.Resampling.BICUBIC,
-    "bilinear": Image.Resampling.BILINEAR,
-    "aliased": Image.Resampling.BILINEAR,
-}
+BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
+FILTERS = {"bicubic": BICUBIC, "bilinear": BILINEAR, "aliased": BILINEAR}
 
 
 @dataclass(frozen=True)
 class AreaCrop:
-    """torchvision's box of random area, aspect and place, scaled to `image` (arXiv:1409.4842).
+    """torchvision's box of random area, aspect and place, scaled to `image` (height, width) (arXiv:1409.4842).
 
-    The area is uniform in `area` (shares of the picture), the aspect ratio, width / height, log-uniform in `ratio`.
-    Draws from torch's generator what torchvision's RandomResizedCrop draws.
+    The area is uniform in `area` (shares of the image), the aspect ratio, width / height, log-uniform in `ratio`. Draws
+    from torch's generator what torchvision's RandomResizedCrop draws.
     """
 
     image: tuple[int, int]
@@ -42,15 +38,16 @@ class AreaCrop:
     filter: str
 
     def __call__(self, picture: Image.Image | Regions) -> Tensor:
+        """Crop an image to (C, *image) uint8. Raises DataError."""
         return shown(picture, self.box(*picture.size), self.image, self.filter)
 
     @cached_property
     def logarithms(self) -> list[float]:
-        """Of `ratio`, as torchvision rounds them."""
+        """Logarithms of `ratio`, as torchvision rounds them."""
         return torch.log(torch.tensor(self.ratio)).tolist()
 
     def box(self, width: int, height: int) -> Box:
-        """The largest box in the middle that keeps the aspect, where no draw fits."""
+        """Draw a box; where none fits, the largest in the middle that keeps the aspect."""
         for _ in range(ATTEMPTS["torchvision"]):
             area = width * height * torch.empty(1).uniform_(*self.area).item()
             ratio = torch.exp(torch.empty(1).uniform_(*self.logarithms)).item()
@@ -67,26 +64,15 @@ class AreaCrop:
         return left, top, left + wide, top + tall
 
 
-@dataclass(frozen=True)
-class InceptionCrop:
-    """A box of random aspect, height and place, scaled to `image` (arXiv:1409.4842, as TensorFlow's distorted bounding
-    box).
+class InceptionCrop(AreaCrop):
+    """TensorFlow's distorted bounding box, scaled to `image` (arXiv:1409.4842).
 
-    The aspect ratio, width / height, is uniform in `ratio`; then the height among those that keep the area in `area`
-    (shares of the picture) and the box inside: small areas are likelier than in torchvision's crop. Draws from torch's
-    generator.
+    The aspect ratio is uniform in `ratio`; then the height among those that keep the area in `area` and the box inside:
+    small areas are likelier than in torchvision's crop. Draws from torch's generator.
     """
 
-    image: tuple[int, int]
-    area: tuple[float, float]
-    ratio: tuple[float, float]
-    filter: str
-
-    def __call__(self, picture: Image.Image | Regions) -> Tensor:
-        return shown(picture, self.box(*picture.size), self.image, self.filter)
-
     def box(self, width: int, height: int) -> Box:
-        """The whole picture where no draw fits."""
+        """Draw a box; where none fits, the whole image."""
         low, high = (share * width * height for share in self.area)
         for _ in range(ATTEMPTS["inception"]):
             ratio = self.ratio[0] + (self.ratio[1] - self.ratio[0]) * float(torch.rand(()))
@@ -102,13 +88,14 @@ class InceptionCrop:
 
 @dataclass(frozen=True)
 class SimpleCrop:
-    """The picture scaled to cover `image`, four pixels reflected at each side, and a window of `image` cut out
+    """The image scaled to cover `image`, four pixels reflected at each side, and a window of `image` cut out
     (arXiv:2204.07118)."""
 
     image: tuple[int, int]
     filter: str
 
     def __call__(self, picture: Image.Image | Regions) -> Tensor:
+        """Crop an image to (C, *image) uint8. Raises DataError."""
         (width, height), (tall, wide) = picture.size, self.image
         scale = max(tall / height, wide / width)
         size = (max(tall, round(height * scale)), max(wide, round(width * scale)))
@@ -120,8 +107,8 @@ class SimpleCrop:
 
 
 def shown(picture: Image.Image | Regions, box: Box, size: tuple[int, int], filter: str) -> Tensor:
-    """A box of a picture -> (C, *size) uint8. `aliased` reads four neighbours however much it shrinks, as
-    `tf.image.resize` does."""
+    """Scale a box of an image to (C, *size) uint8. `aliased` reads four neighbours however much it shrinks, as
+    `tf.image.resize` does. Raises DataError."""
     aliased = filter == "aliased"
     if isinstance(picture, Image.Image):
         pixels = np.array(picture.crop(box))
@@ -135,7 +122,7 @@ def shown(picture: Image.Image | Regions, box: Box, size: tuple[int, int], filte
 
 
 def scaled(picture: Image.Image, size: tuple[int, int], filter: str) -> Image.Image:
-    """The picture at (height, width), by Pillow."""
+    """Scale an image to (height, width) with Pillow."""
     height, width = size
     if filter == "aliased":
         whole = (0, 0, picture.width, picture.height)
@@ -144,12 +131,12 @@ def scaled(picture: Image.Image, size: tuple[int, int], filter: str) -> Image.Im
 
 
 def to_picture(pixels: np.ndarray) -> Image.Image:
-    """(height, width, C) uint8 -> a picture, grey for 1 channel and RGB for 3."""
+    """Convert (H, W, C) uint8 to a Pillow image, grey for 1 channel and RGB for 3."""
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
 def window(target: int, side: int, u: float | np.ndarray) -> np.ndarray:
-    """Draws in [0, 1) -> (..., target): the positions along a side that a simple crop shows."""
+    """The positions along a side that a simple crop shows, (..., target), from draws in [0, 1) of shape (...)."""
     reflected = np.pad(np.arange(side), BORDER, "reflect")
     start = np.floor(np.asarray(u) * (side + 2 * BORDER - target + 1)).astype(np.int64)
     return reflected[start[..., None] + np.arange(target)]

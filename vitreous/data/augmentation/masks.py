@@ -1,9 +1,9 @@
-"""Which tokens are hidden from a model or taken from it: masks for self-supervision, as data.
+"""Patch masks for self-supervised training: MAE, ViT's masked patch prediction, BEiT, iBOT and DINOv2.
 
-Each picture's mask is a function of its key, (seed, epoch, sample, view), and neither of its batch nor of what
+Each image's mask is a function of its key, (seed, epoch, sample, view), alone: not of its batch, nor of what
 augmentation draws from the same key. Integers decide, so a mask is the same on every machine.
 
-B pictures; `grid` is one number per axis, (h, w) or (t, h, w), of N tokens in all; True is hidden.
+B images; `grid` is the number of patches per axis, (h, w) or (t, h, w), N in all; True is masked.
 """
 
 from __future__ import annotations
@@ -17,70 +17,60 @@ from vitreous.data.keys import key, uniform
 from vitreous.errors import UsageError
 
 MASK = -1  # in `Corruption.source`: the learned mask vector
-ASPECT = (0.3, 1 / 0.3)  # of a block, height / width
+ASPECT = (0.3, 1 / 0.3)  # height / width of a block
 PATIENCE = 10  # blocks in a row that may not fit before a mask is left as it is
 
 _ORDER, _KIND, _BLOCK, _SHARE = (0x6D61736B + i for i in range(4))  # far from the numbers of augmentation's draws
 
 
 class Hidden(NamedTuple):
-    """What a masked autoencoder sees: `keep`, (B, k) int64, the tokens it is given, in that order; `mask`, (B, *grid),
-    the others."""
+    """A random mask: `keep` (B, k) int64, the visible patches in input order, and `mask` (B, *grid), the others."""
 
     keep: np.ndarray
     mask: np.ndarray
 
 
 class Corruption(NamedTuple):
-    """Tokens to restore: `predicted`, (B, *grid), where; `source`, (B, *grid) int64, whose value stands there, or
-    MASK."""
+    """Patches to predict: `predicted` (B, *grid) bool, and `source` (B, *grid) int64, the patch whose value each one is
+    given, or MASK."""
 
     predicted: np.ndarray
     source: np.ndarray
 
 
-def random_masks(keys: np.ndarray, grid: tuple[int, ...], share: float = 0.75) -> Hidden:
-    """(B,) keys -> masks that hide all but int(N (1 - share)) tokens, any as likely as another (MAE, arXiv:2111.06377).
+def random_masks(keys: np.ndarray, grid: tuple[int, ...], mask_ratio: float = 0.75) -> Hidden:
+    """Mask all but int(N (1 - mask_ratio)) patches, uniformly without replacement (MAE, arXiv:2111.06377, section 3).
 
-    for row in range(B): keep[row] = the first k of the tokens, sorted by their keys; mask[row].flat[keep[row]] = False
-    Raises UsageError for a share that leaves nothing to see or nothing to restore.
+    Takes (B,) keys; `keep` is (B, k), `mask` (B, *grid). Raises UsageError for a ratio that leaves no visible or no
+    masked patch.
     """
     length = math.prod(grid)
     order = shuffled(keys, length)
-    visible = int(length * (1 - share))
+    visible = int(length * (1 - mask_ratio))
     if not 0 < visible < length:
-        raise UsageError(
-            f"hiding {share} of {length} tokens leaves {max(visible, 0)} to see",
-            "use a share between 0 and 1, or smaller patches",
-        )
+        problem = f"hiding {mask_ratio} of {length} tokens leaves {max(visible, 0)} to see"
+        raise UsageError(problem, "use a share between 0 and 1, or smaller patches")
     mask = np.ones((len(keys), length), dtype=bool)
     np.put_along_axis(mask, order[:, :visible], False, 1)
     return Hidden(order[:, :visible], mask.reshape(-1, *grid))
 
 
 def corruptions(
-    keys: np.ndarray, grid: tuple[int, ...], share: float = 0.5, masked: float = 0.8, swapped: float = 0.1
+    keys: np.ndarray, grid: tuple[int, ...], ratio: float = 0.5, masked: float = 0.8, swapped: float = 0.1
 ) -> Corruption:
-    """(B,) keys -> masked patch prediction (arXiv:2010.11929, B.1.2): int(share N) tokens of each picture are to be
-    restored.
+    """Corrupt int(ratio N) patches of each image for masked patch prediction (ViT, arXiv:2010.11929, appendix B.1.2).
 
-    Of those, each by itself, `masked` become the mask vector, `swapped` the value of another token of the picture, the
-    rest stay:
-
-    for token in the first int(share N) in the order of their keys: u, v = uniform(its key)
-        source = MASK if u < masked else any other token (v) if u < masked + swapped else token
-    The paper does not say which other token; it is one of the same picture, never itself. Raises UsageError for a
-    picture of one token and shares that are none.
+    Takes (B,) keys; both results are (B, *grid). Of the predicted patches, each drawn for itself, a share `masked`
+    becomes the mask vector, `swapped` another patch of the same image (the paper leaves open which), the rest stay.
+    Raises UsageError for an image of one patch, and for shares outside [0, 1].
     """
     length = math.prod(grid)
-    if min(share, masked, swapped) < 0 or share > 1 or masked + swapped > 1 or length < 2:
-        raise UsageError(
-            f"shares of {share}, {masked} and {swapped} of {length} tokens cannot be",
-            "each is from 0 to 1, the last two together",
-        )
+    if min(ratio, masked, swapped) < 0 or ratio > 1 or masked + swapped > 1 or length < 2:
+        problem = f"shares of {ratio}, {masked} and {swapped} of {length} tokens cannot be"
+        raise UsageError(problem, "each is from 0 to 1, the last two together")
     tokens = np.arange(length)
     predicted = np.zeros((len(keys), length), dtype=bool)
-    np.put_along_axis(predicted, shuffled(keys, length)[:, : int(share * length)], True, 1)
+    np.put_along_axis(predicted, shuffled(keys, length)[:, : int(ratio * length)], True, 1)
     u, v = (uniform(key(keys, _KIND, draw), length) for draw in range(2))
     others = (tokens + 1 + np.floor(v * (length - 1)).astype(np.int64)) % length
     source = np.where(u < masked, MASK, np.where(u < masked + swapped, others, tokens))
@@ -89,29 +79,27 @@ def corruptions(
 
 
 def block_masks(
-    keys: np.ndarray, grid: tuple[int, ...], shares: float | np.ndarray = 0.4, least: int = 16
+    keys: np.ndarray, grid: tuple[int, ...], mask_ratio: float | np.ndarray = 0.4, min_patches: int = 16
 ) -> np.ndarray:
-    """(B,) keys -> (B, *grid): blocks of at least `least` tokens until `shares` are hidden (BEiT, arXiv:2106.08254,
-    algorithm 1).
+    """Mask blocks until int(mask_ratio N) patches are masked (blockwise masking, BEiT, arXiv:2106.08254, algorithm 1).
 
-    `shares`: of all pictures, or (B,). Blocks lie in the last two axes, and go through those before. A block may
-    overlap others, and hides no more than is still to be hidden; as in the authors' code, a mask that ten blocks in a
-    row do not fit is left as it is, a little short. For one picture:
+    Takes (B,) keys and one ratio or (B,) ratios; the result is (B, *grid) bool. A block of at least `min_patches` lies
+    in the last two axes and extends over the others; it may overlap others, but masks no more than is left to mask. As
+    in the authors' code, a mask that ten blocks in a row do not fit is left a little short. For one image:
 
     while room > 0 and fewer than 10 blocks in a row did not fit:
-        area, aspect = between least and room, log-uniform in 0.3 .. 1 / 0.3
-        tall, wide = round(sqrt(area aspect)), round(sqrt(area / aspect)); top, left = anywhere in the grid
-        if the block is inside and hides 1 to room more: hide them; room -= as many
+        area, aspect = uniform in min_patches .. room, log-uniform in 0.3 .. 1 / 0.3
+        tall, wide = round(sqrt(area aspect)), round(sqrt(area / aspect)); top, left = uniform over the grid
+        if the block is inside and masks 1 to room more: mask them; room -= as many
     """
     height, width = grid[-2:]
-    room = np.broadcast_to(np.floor(np.asarray(shares) * (height * width)).astype(np.int64), len(keys)).copy()
+    room = np.broadcast_to(np.floor(np.asarray(mask_ratio) * (height * width)).astype(np.int64), len(keys)).copy()
     mask = np.zeros((len(keys), height, width), dtype=bool)
     failed = np.zeros(len(keys), dtype=np.int64)
     attempt = 0
     while len(active := np.flatnonzero((room > 0) & (failed < PATIENCE))):
-        top, left, tall, wide = proposed(
-            uniform(key(keys[active], _BLOCK, attempt), 4), room[active], least, (height, width)
-        )
+        draws = uniform(key(keys[active], _BLOCK, attempt), 4)
+        top, left, tall, wide = proposed(draws, room[active], min_patches, (height, width))
         inside = (tall > 0) & (wide > 0) & (tall <= height) & (wide <= width)
         block = within(top, tall, height)[:, :, None] & within(left, wide, width)[:, None, :]
         more = (block & ~mask[active]).sum((1, 2))
@@ -120,15 +108,32 @@ def block_masks(
         room[active[fits]] -= more[fits]
         failed[active] = np.where(fits, 0, failed[active] + 1)
         attempt += 1
-    through = mask.reshape(-1, *(1,) * (len(grid) - 2), height, width)
-    return np.broadcast_to(through, (len(keys), *grid)).copy()
+    return np.broadcast_to(mask.reshape(-1, *(1,) * (len(grid) - 2), height, width), (len(keys), *grid)).copy()
+
+
+def ibot_masks(
+    keys: np.ndarray,
+    grid: tuple[int, ...],
+    mask_ratios: tuple[float, float] = (0.1, 0.5),
+    mask_probability: float = 0.5,
+    min_patches: int = 4,
+) -> np.ndarray:
+    """Mask an image with `mask_probability`, by blocks with a ratio uniform in `mask_ratios` (iBOT, arXiv:2111.07832,
+    section 4.1).
+
+    Takes (B,) keys; the result is (B, *grid) bool. DINOv2 (arXiv:2304.07193) masks exactly half of each batch, and
+    draws one ratio from each of as many equal parts of `mask_ratios`; here each image draws for itself.
+    """
+    happens, u = uniform(key(keys, _SHARE), 2).T
+    low, high = mask_ratios
+    return block_masks(keys, grid, np.where(happens < mask_probability, low + (high - low) * u, 0.0), min_patches)
 
 
 def proposed(
-    u: np.ndarray, room: np.ndarray, least: int, grid: tuple[int, int]
+    u: np.ndarray, room: np.ndarray, min_patches: int, grid: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(B, 4) draws and (B,) tokens still to hide -> top, left, height and width of a block, (B,) int64 each."""
-    area = least + (room - least) * u[:, 0]
+    """Top, left, height and width of a block, (B,) int64 each, from (B, 4) draws and (B,) patches left to mask."""
+    area = min_patches + (room - min_patches) * u[:, 0]
     low, high = np.log(ASPECT)
     aspect = np.exp(low + (high - low) * u[:, 1])
     tall, wide = (np.rint(np.sqrt(side)).astype(np.int64) for side in (area * aspect, area / aspect))
@@ -140,30 +145,11 @@ def proposed(
 
 
 def within(start: np.ndarray, length: np.ndarray, side: int) -> np.ndarray:
-    """(B,) starts and lengths -> (B, side): the places along a side that they cover."""
+    """Which places along a side (B,) starts and lengths cover, (B, side) bool."""
     places = np.arange(side) - start[:, None]
     return (places >= 0) & (places < length[:, None])
 
 
-def ibot_masks(
-    keys: np.ndarray,
-    grid: tuple[int, ...],
-    shares: tuple[float, float] = (0.1, 0.5),
-    probability: float = 0.5,
-    least: int = 4,
-) -> np.ndarray:
-    """(B,) keys -> (B, *grid): with `probability` blocks over a share drawn from `shares`, else nothing (iBOT,
-    arXiv:2111.07832).
-
-    DINOv2 (arXiv:2304.07193) masks exactly half of each batch, and draws one share from each of as many equal parts of
-    `shares`; here each picture draws for itself, whichever batch it is in.
-    """
-    happens, share = uniform(key(keys, _SHARE), 2).T
-    return block_masks(
-        keys, grid, np.where(happens < probability, shares[0] + (shares[1] - shares[0]) * share, 0.0), least
-    )
-
-
 def shuffled(keys: np.ndarray, length: int) -> np.ndarray:
-    """(B,) keys -> (B, length) int64: the tokens of each picture in an order of its own."""
+    """Permute the patches of each image by its key, (B,): (B, length) int64."""
     return np.argsort(key(keys[:, None], _ORDER, np.arange(length)[None]), axis=1, kind="stable")

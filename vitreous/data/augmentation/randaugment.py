@@ -1,8 +1,7 @@
-"""RandAugment (arXiv:1909.13719) as big_vision and as timm do it, and the three operations of DeiT III, on Pillow's
-pictures.
+"""RandAugment (arXiv:1909.13719) as big_vision and timm do it, and 3-Augment, on Pillow images.
 
-An operation takes a picture, a level and the filter that turns and shears read with. Levels are magnitude / 10; the
-sign is the direction of what has one. What comes in from outside is the grey 128.
+An operation takes an image, a level and the filter for turns and shears. Levels are magnitude / 10; the sign is the
+direction, where there is one. Areas from outside are filled with the grey 128.
 """
 
 from __future__ import annotations
@@ -16,35 +15,35 @@ import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 GREY = 128
-SIDE = 224  # pixels: the side that big_vision's counts of pixels are meant for
+SIDE = 224  # pixels of a side for which big_vision gives counts of pixels
 
 Operation = Callable[[Image.Image, float, Image.Resampling], Image.Image]
 
 
 def moved(picture: Image.Image, matrix: tuple[float, ...], filter: Image.Resampling) -> Image.Image:
-    """The picture read at matrix @ (x, y, 1), rows first."""
+    """Read an image at matrix @ (x, y, 1)."""
     return picture.transform(picture.size, Image.Transform.AFFINE, matrix, resample=filter, fillcolor=grey(picture))
 
 
 def grey(picture: Image.Image) -> int | tuple[int, ...]:
-    """The filling grey, in the picture's mode."""
+    """The fill colour in the image's mode."""
     return (GREY,) * len(picture.getbands()) if len(picture.getbands()) > 1 else GREY
 
 
 def solarize_add(picture: Image.Image, amount: int) -> Image.Image:
-    """Values below 128 made brighter by `amount`, at most 255."""
+    """Brighten values below 128 by `amount`, up to 255."""
     table = [min(255, value + amount) if value < 128 else value for value in range(256)]
     return picture.point(table * len(picture.getbands()))
 
 
 def posterize(picture: Image.Image, bits: int) -> Image.Image:
-    """The highest `bits` of every value, 0 to 8; none is black, which Pillow 13 refuses and timm's recipes draw."""
+    """Keep the highest `bits` of every value, 0 to 8; 0 is black, which Pillow 13 refuses and timm's recipes draw."""
     mask = 256 - 2 ** (8 - bits)
     return picture.point([value & mask for value in range(256)] * len(picture.getbands()))
 
 
 def cutout(picture: Image.Image, half: int) -> Image.Image:
-    """A grey square of 2 * half pixels, its centre anywhere in the picture (arXiv:1708.04552)."""
+    """Fill a square of 2 * half pixels with grey, its centre uniform in the image (arXiv:1708.04552)."""
     if not half:
         return picture
     row, column = (int(torch.randint(side, ())) for side in (picture.height, picture.width))
@@ -54,74 +53,71 @@ def cutout(picture: Image.Image, half: int) -> Image.Image:
 
 
 def enhance(kind: type, factor: Callable[[float], float]) -> Operation:
-    """Pillow's enhancers, as far as `factor` of the level says; 1 changes nothing."""
+    """Make an operation of a Pillow enhancer, by `factor` of the level; 1 changes nothing."""
     return lambda picture, level, filter: kind(picture).enhance(factor(level))
 
 
 def shift(picture: Image.Image, level: float, filter: Image.Resampling, share: float, axis: int) -> Image.Image:
-    """Moved by level * share of the width (axis 0) or height (axis 1)."""
+    """Shift by level * share of the width (axis 0) or height (axis 1)."""
     pixels = level * share * picture.size[axis]
     return moved(picture, (1, 0, pixels, 0, 1, 0) if axis == 0 else (1, 0, 0, 0, 1, pixels), filter)
 
 
-def _increasing(level: float) -> float:
-    """timm's: the further from 1, the stronger, and never below 0.1."""
-    return max(0.1, 1.0 + level * 0.9)
+Level = Callable[[float], int]
 
 
-def _from_dull(level: float) -> float:
-    """TensorFlow's: 0.1 at level 0, 1.9 at level 1."""
-    return abs(level) * 1.8 + 0.1
+def operations(
+    factor: Callable[[float], float], translation: float, bits: Level, threshold: Level, amount: Level
+) -> dict[str, Operation]:
+    """The 15 operations that timm and big_vision share, from what they make of a level.
+
+    `factor` of the enhancers; `translation`, the share of a side at level 1; `bits` that posterize keeps; `threshold`
+    of solarize; `amount` of SolarizeAdd.
+    """
+    enhancers = (ImageEnhance.Color, ImageEnhance.Contrast, ImageEnhance.Brightness, ImageEnhance.Sharpness)
+    return {
+        "AutoContrast": lambda picture, level, filter: ImageOps.autocontrast(picture),
+        "Equalize": lambda picture, level, filter: ImageOps.equalize(picture),
+        "Invert": lambda picture, level, filter: ImageOps.invert(picture),
+        "Rotate": lambda picture, level, filter: picture.rotate(level * 30, filter, fillcolor=grey(picture)),  # type: ignore[arg-type]
+        "ShearX": lambda picture, level, filter: moved(picture, (1, level * 0.3, 0, 0, 1, 0), filter),
+        "ShearY": lambda picture, level, filter: moved(picture, (1, 0, 0, level * 0.3, 1, 0), filter),
+        "Posterize": lambda picture, level, filter: posterize(picture, bits(abs(level))),
+        "Solarize": lambda picture, level, filter: ImageOps.solarize(picture, threshold(abs(level))),
+        "SolarizeAdd": lambda picture, level, filter: solarize_add(picture, amount(abs(level))),
+        **{kind.__name__: enhance(kind, factor) for kind in enhancers},
+        "TranslateX": partial(shift, share=translation, axis=0),
+        "TranslateY": partial(shift, share=translation, axis=1),
+    }
 
 
-#: what timm and big_vision do alike
-SHARED: dict[str, Operation] = {
-    "AutoContrast": lambda picture, level, filter: ImageOps.autocontrast(picture),
-    "Equalize": lambda picture, level, filter: ImageOps.equalize(picture),
-    "Invert": lambda picture, level, filter: ImageOps.invert(picture),
-    "Rotate": lambda picture, level, filter: picture.rotate(level * 30, resample=filter, fillcolor=grey(picture)),  # type: ignore[arg-type]
-    "ShearX": lambda picture, level, filter: moved(picture, (1, level * 0.3, 0, 0, 1, 0), filter),
-    "ShearY": lambda picture, level, filter: moved(picture, (1, 0, 0, level * 0.3, 1, 0), filter),
-}
+#: timm's 15 "increasing" operations: the higher the level, the further from the original, enhancers never below 0.1
+TIMM = operations(
+    factor=lambda level: max(0.1, 1.0 + level * 0.9),
+    translation=0.45,
+    bits=lambda level: 4 - int(level * 4),
+    threshold=lambda level: 256 - min(256, int(level * 256)),
+    amount=lambda level: min(128, int(level * 110)),
+)
 
-#: timm's 15 "increasing" operations: the higher the level, the further from the picture
-TIMM: dict[str, Operation] = {
-    **SHARED,
-    "Posterize": lambda picture, level, filter: posterize(picture, 4 - int(abs(level) * 4)),
-    "Solarize": lambda picture, level, filter: ImageOps.solarize(picture, 256 - min(256, int(abs(level) * 256))),
-    "SolarizeAdd": lambda picture, level, filter: solarize_add(picture, min(128, int(abs(level) * 110))),
-    "Color": enhance(ImageEnhance.Color, _increasing),
-    "Contrast": enhance(ImageEnhance.Contrast, _increasing),
-    "Brightness": enhance(ImageEnhance.Brightness, _increasing),
-    "Sharpness": enhance(ImageEnhance.Sharpness, _increasing),
-    "TranslateX": partial(shift, share=0.45, axis=0),
-    "TranslateY": partial(shift, share=0.45, axis=1),
-}
-
-#: big_vision's 16. Contrast turns about the mean grey of the picture; big_vision's own takes one value for all pictures
-#: of a size, by mistake. Its 100 pixels of translation and 40 of cutout hold at 224 pixels, and here the same share at
-#: any side. Nought bits of posterize keep one, as TensorFlow's shift does.
-BIG_VISION: dict[str, Operation] = {
-    **SHARED,
-    "Posterize": lambda picture, level, filter: posterize(picture, min(8, max(1, int(abs(level) * 4)))),
-    "Solarize": lambda picture, level, filter: ImageOps.solarize(picture, int(abs(level) * 256)),
-    "SolarizeAdd": lambda picture, level, filter: solarize_add(picture, int(abs(level) * 110)),
-    "Color": enhance(ImageEnhance.Color, _from_dull),
-    "Contrast": enhance(ImageEnhance.Contrast, _from_dull),
-    "Brightness": enhance(ImageEnhance.Brightness, _from_dull),
-    "Sharpness": enhance(ImageEnhance.Sharpness, _from_dull),
-    "TranslateX": partial(shift, share=100 / SIDE, axis=0),
-    "TranslateY": partial(shift, share=100 / SIDE, axis=1),
-    "Cutout": lambda picture, level, filter: cutout(picture, int(abs(level) * 40 * min(picture.size) / SIDE)),
-}
+#: big_vision's 16. Contrast turns about the mean grey of the image; big_vision's own takes one value for all images of
+#: a size, by mistake. Its 100 pixels of translation and 40 of cutout hold at 224 pixels, and here the same share at any
+#: side. Posterize keeps at least one bit, as TensorFlow's shift does.
+BIG_VISION = operations(
+    factor=lambda level: abs(level) * 1.8 + 0.1,
+    translation=100 / SIDE,
+    bits=lambda level: min(8, max(1, int(level * 4))),
+    threshold=lambda level: int(level * 256),
+    amount=lambda level: int(level * 110),
+)
+BIG_VISION["Cutout"] = lambda picture, level, filter: cutout(picture, int(abs(level) * 40 * min(picture.size) / SIDE))
 
 
 @dataclass(frozen=True)
 class RandAugment:
-    """`layers` operations in a row, each drawn from all of `operations` and in either direction.
+    """`layers` operations in a row, each drawn from `operations`, in either direction, by torch's generator.
 
-    An operation happens with `probability`, at `magnitude` + N(0, `spread`), not below 0 and not above `highest`.
-    Draws from torch's generator.
+    An operation happens with `probability`, at `magnitude` + N(0, `spread`), clipped to 0 .. `highest`.
     """
 
     operations: dict[str, Operation]
@@ -133,6 +129,7 @@ class RandAugment:
     highest: float = float("inf")
 
     def __call__(self, picture: Image.Image) -> Image.Image:
+        """Apply the drawn operations to an image."""
         choices = list(self.operations.values())
         for _ in range(self.layers):
             which, happens, side = torch.rand(3).tolist()
@@ -143,8 +140,7 @@ class RandAugment:
 
 
 def three(picture: Image.Image) -> Image.Image:
-    """3-Augment (DeiT III, arXiv:2204.07118): grey, solarised, or blurred by 0.1 to 2 pixels, one as likely as the
-    other."""
+    """3-Augment (DeiT III, arXiv:2204.07118): grey, solarised, or blurred by 0.1 to 2 pixels, equally likely."""
     which, radius = torch.rand(2).tolist()
     if which < 1 / 3:
         return picture.convert("L").convert(picture.mode)

@@ -1,7 +1,6 @@
-"""Several views of one picture, large and small: multi-crop, for objectives that compare them (arXiv:2006.09882,
-arXiv:2104.14294).
+"""Multi-crop: several views of one image, large and small (SwAV, arXiv:2006.09882; DINO, arXiv:2104.14294).
 
-V views of B pictures of C channels; a picture's views travel from where it is decoded as one row of numbers.
+The views of an image are one row of numbers until they are unpacked.
 """
 
 from __future__ import annotations
@@ -25,20 +24,19 @@ from vitreous.data.keys import seeded
 from vitreous.data.preprocess import Preprocess, to_tensor
 from vitreous.errors import UsageError
 
-GLOBAL = 2  # views of the whole scene, which a teacher sees too
-SOLAR = 128  # values from here on are inverted by solarising
+GLOBAL = 2  # global views, which a teacher sees too
+SOLAR = 128  # solarising inverts values from here on
 
 
 @dataclass(frozen=True)
 class MultiCrop:
-    """Two global views of the model's size and `locals` local ones of `local_image` (height, width); the defaults are
-    DINO's.
+    """Two global views of the model's size and `locals` local ones of `local_image` (height, width); DINO's by default.
 
-    `global_area` and `local_area` are shares of the picture, `ratio` the aspect ratios of the crops, log-uniform, read
+    `global_area` and `local_area` are shares of the image, `ratio` the aspect ratios of the crops, log-uniform, read
     with bicubic filter. `flip` and `grey` are probabilities; `jitter` changes brightness, contrast, saturation and hue,
     with `jitter_probability`. `blur` and `solarise`: the probabilities of the first global view, the second, and each
-    local one; `radius` in pixels of the Gaussian blur, uniform. What is done to colours is left out where a picture
-    comes as one for each channel (`Preprocess.numbers`). Raises UsageError for what cannot be done.
+    local one; `radius` in pixels of the Gaussian blur, uniform. Images that are read channel by channel
+    (`Preprocess.numbers`) get no colour augmentation. Raises UsageError for values out of range.
     """
 
     takes_regions: ClassVar[bool] = False
@@ -60,43 +58,38 @@ class MultiCrop:
     def __post_init__(self) -> None:
         if not all(0 <= p <= 1 for p in (self.flip, self.jitter_probability, self.grey, *self.blur, *self.solarise)):
             raise UsageError("probabilities of views are from 0 to 1")
-        for low, high in (self.global_area, self.local_area):
-            if not 0 < low <= high <= 1:
-                raise UsageError(
-                    f"a view of area {(low, high)} is none", "areas are above 0 and at most 1, low before high"
-                )
+        for area in (self.global_area, self.local_area):
+            if not 0 < area[0] <= area[1] <= 1:
+                raise UsageError(f"a view of area {area} is none", "areas are above 0 and at most 1, low before high")
         if self.locals < 0 or min(self.local_image) < 1:
             raise UsageError(f"{self.locals} local views of {self.local_image} pixels cannot be")
 
     def views(self, picture: Picture | Regions, image: tuple[int, int], sample_key: int) -> list[Tensor]:
-        """A picture -> 2 + locals views, (C, h, w) each, the global ones first and of (height, width) `image`.
+        """Draw 2 + locals views, (C, h, w) each, the global ones first and of (height, width) `image`.
 
-        for view in range(2 + locals): drawn from key(sample_key, view), so that more views change none of the others
+        View v is drawn from key(sample_key, v), so that more views change none of the others.
         """
         picture = picture if isinstance(picture, (Image.Image, tuple)) else picture.whole()
         bands, colours = (picture, False) if isinstance(picture, tuple) else ((picture,), True)
-        shown = []
-        for view in range(GLOBAL + self.locals):
-            steps = pipeline(self, min(view, GLOBAL), image, colours)
-            parts = []
-            for band in bands:
-                with seeded(sample_key, view):
-                    parts.append(to_tensor(steps(band)))
-            shown.append(torch.cat(parts))
-        return shown
+
+        def drawn(band: Image.Image, view: int) -> Tensor:
+            with seeded(sample_key, view):
+                return to_tensor(pipeline(self, min(view, GLOBAL), image, colours)(band))
+
+        return [torch.cat([drawn(band, view) for band in bands]) for view in range(GLOBAL + self.locals)]
 
     def picture(self, picture: Picture | Regions, preprocess: Preprocess, sample_key: int) -> Tensor:
-        """A picture -> (n,): all its views, flat, one after the other."""
+        """Flatten all views of an image, (n,)."""
         return torch.cat([view.flatten() for view in self.views(picture, preprocess.image, sample_key)])
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """(B, C, H, W) pictures kept in memory, of the model's size, and (B,) keys -> (B, n) rows of views."""
+        """Draw the views of (B, C, H, W) images in memory, of the model's size, by (B,) keys: (B, n) rows."""
         size = (pixels.shape[-2], pixels.shape[-1])
         rows = [self.views(of_tensor(image), size, int(k)) for image, k in zip(pixels, keys, strict=True)]
         return torch.stack([torch.cat([view.flatten() for view in row]) for row in rows]) if rows else pixels.flatten(1)
 
     def unpack(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
-        """(B, n) -> `images`, (B, 2, C, *image), and `local`, (B, locals, C, *local_image)."""
+        """Unpack (B, n) rows to `images` (B, 2, C, *image) and `local` (B, locals, C, *local_image)."""
         batch, whole = len(rows), (preprocess.channels, *preprocess.image)
         cut = GLOBAL * math.prod(whole)
         large = rows[:, :cut].reshape(batch, GLOBAL, *whole)
@@ -104,19 +97,19 @@ class MultiCrop:
         return {"images": large, "local": small}
 
 
-#: what a training image is turned into: the `name` in a run's config -> the config's class
+#: the `name` in a run's config -> the config's class
 VIEWS: dict[str, type[Augment | MultiCrop]] = {"augment": Augment, "multicrop": MultiCrop}
 
 DINO = MultiCrop()
 
-#: DINOv2's (arXiv:2304.07193). Its code takes the probabilities of blur for those of leaving it out, 1 and 0.1 in the
-#: two global views: here is what its models saw. Local views of 98 pixels go with patches of 14.
+#: DINOv2's (arXiv:2304.07193). Its code uses the probabilities of blur as those of leaving it out, 1 and 0.1 in the two
+#: global views: these are what its models saw. Local views of 98 pixels go with patches of 14.
 DINOV2 = MultiCrop(global_area=(0.32, 1.0), local_area=(0.05, 0.32), blur=(0.0, 0.9, 0.5))
 
 
 @cache
 def pipeline(crops: MultiCrop, kind: int, image: tuple[int, int], colours: bool):
-    """Picture -> picture: the view of a kind, 0 and 1 the global ones, 2 a local one, drawn as torchvision draws it."""
+    """Compose the transform of a view, 0 and 1 the global ones, 2 a local one, drawn as torchvision does."""
     from torchvision.transforms import v2
 
     size, area = (crops.local_image, crops.local_area) if kind == GLOBAL else (image, crops.global_area)
@@ -136,7 +129,7 @@ def pipeline(crops: MultiCrop, kind: int, image: tuple[int, int], colours: bool)
 
 
 def blurred(picture: Image.Image, probability: float, radius: Sequence[float]) -> Image.Image:
-    """The picture, by chance through a Gaussian of a radius in that range. Draws from torch's generator."""
+    """Blur an image with a probability, by a Gaussian of a uniform radius. Draws from torch's generator."""
     happens, share = torch.rand(2).tolist()
     if happens >= probability:
         return picture
@@ -144,8 +137,7 @@ def blurred(picture: Image.Image, probability: float, radius: Sequence[float]) -
 
 
 def of_tensor(image: Tensor) -> Picture:
-    """(C, H, W) -> the picture that it was: grey or RGB where it is of 8 bits, else one of mode L or F for each
-    channel."""
+    """Convert (C, H, W) back to its image: grey or RGB if it has 8 bits, else one of mode L or F per channel."""
     array = image.numpy()
     if image.dtype == torch.uint8 and len(array) in (1, 3):
         return Image.fromarray(array[0] if len(array) == 1 else np.ascontiguousarray(array.transpose(1, 2, 0)))
