@@ -145,7 +145,7 @@ def test_data_check_writes_its_page_before_it_prints(trained, tmp_path, monkeypa
     def gone(document, console):
         raise BrokenPipeError
 
-    monkeypatch.setattr(data_check, "tell", gone)
+    monkeypatch.setattr(data_check, "print_findings", gone)
     say("data", "check", str(trained[0]), "--image-size", "16", "--out", str(tmp_path / "page.html"))
     assert "<html" in (tmp_path / "page.html").read_text()
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import TINY, document, make_folder, say
 from vitreous.cli.console import readable_bytes
+from vitreous.cli.figures import figures
 from vitreous.jobs.train import train
 
 WORDS = [w for k, v in {**TINY, "epochs": 1}.items() for w in (f"--{k}", str(v))]
@@ -122,3 +123,16 @@ def test_a_path_that_is_not_there_is_told_with_the_forms_of_sources(photos):
     result = say("train", str(photos), "--init", "missing.npz")
     assert result.returncode == 4 and "no weights at missing.npz\n" in result.stderr
     assert "timm:NAME.TAG" in result.stderr and "hf:ORG/NAME" in result.stderr
+
+
+def test_the_figures_of_every_evaluator_are_printed():
+    """The leading figure of a summary comes first, with its interval, whether it is known here or not."""
+    knn = {"knn_top1": 0.75, "images": 8, "interval": {"knn_top1": [0.4, 0.95]}, "leading": "knn_top1"}
+    assert figures("validation", knn) == "validation: k-NN top-1 75.00% (95 % interval 40.0% to 95.0%), 8 images"
+    other = {"error": 12.3456, "images": 3, "interval": {}, "leading": "error", "better": "lower"}
+    assert figures("test", other) == "test: error 12.35, 3 images"
+    several = {"map": 0.5, "macro_f1": 0.25, "micro_f1": 0.5, "nll": 0.7, "top1": None, "images": 4, "interval": {}}
+    assert figures("val", several) == "val: mAP 50.00%, macro F1 25.00%, micro F1 50.00%, NLL 0.700, 4 images"
+    assert figures("test", {"knn_top1": None, "images": 0, "interval": {}, "leading": "knn_top1"}).endswith(
+        "k-NN top-1 not measured, 0 images"
+    )

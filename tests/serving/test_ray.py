@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.models.zoo import create
 from vitreous.serving.predict import load
-from vitreous.serving.ray_backend import CHUNK, a_wave, chunks, unpacked
+from vitreous.serving.ray_backend import CHUNK, chunks
 from vitreous.serving.sources import Item
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Classification
@@ -53,10 +54,10 @@ def family(root: int) -> list[int]:
 
 def workers(root: int) -> list[int]:
     """The processes below it in which Ray computes."""
-    return [process for process in family(root)[1:] if b"MapWorker" in Path(f"/proc/{process}/cmdline").read_bytes()]
+    return [process for process in family(root)[1:] if b"ray::Worker" in Path(f"/proc/{process}/cmdline").read_bytes()]
 
 
-def test_chunks_bring_every_item_as_it_was_and_waves_end_in_time(monkeypatch):
+def test_chunks_bring_every_item_as_it_was():
     def broken():
         raise DataError("it is broken")
 
@@ -67,24 +68,20 @@ def test_chunks_bring_every_item_as_it_was_and_waves_end_in_time(monkeypatch):
         Item("d", lambda: b"and of d"),
     ]
     items += [Item(str(number), f"/x/{number}") for number in range(2 * CHUNK)]
-    rows = list(chunks(iter(items)))
-    assert [row["images"] for row in rows] == [CHUNK, CHUNK, 4]
-    back = [item for row in rows for item in unpacked(row["told"], row["raw"])]
+    packed = list(chunks(iter(items)))
+    assert [len(chunk) for chunk in packed] == [CHUNK, CHUNK, 4]
+    back = [item for chunk in pickle.loads(pickle.dumps(packed)) for item in chunk]
     assert [item.name for item in back] == [item.name for item in items]
     with pytest.raises(DataError, match="it is broken"):
         back.pop(2).content()
     del items[2]
     assert [item.content() for item in back] == [item.content() for item in items]
-    monkeypatch.setattr("vitreous.serving.ray_backend.WAVE", 2 * CHUNK)
-    rest = iter(rows)
-    assert [len(list(a_wave(rest))) for _ in range(3)] == [2, 1, 0]
 
 
 def test_chunks_of_sent_images_end_by_their_bytes(monkeypatch):
     monkeypatch.setattr("vitreous.serving.ray_backend.SENT", 100)
-    rows = list(chunks(Item(str(number), bytes(60)) for number in range(5)))
-    assert [row["images"] for row in rows] == [2, 2, 1]
-    assert [len(item.content()) for row in rows for item in unpacked(row["told"], row["raw"])] == [60] * 5
+    packed = list(chunks(Item(str(number), bytes(60)) for number in range(5)))
+    assert [len(chunk) for chunk in packed] == [2, 2, 1]
 
 
 def test_without_ray_the_command_that_installs_it_is_told(run, tmp_path, monkeypatch):

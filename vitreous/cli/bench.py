@@ -41,7 +41,8 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Race, print a table for each piece of work, and write the page if one was asked for."""
+    """Race, print a table for each piece of work, and write the page of --out. Raises ResourceError: it cannot be
+    written."""
     import shlex
     import sys
     from pathlib import Path
@@ -51,10 +52,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.disk import write_text
     from vitreous.errors import ResourceError
 
-    races = bench(
-        options.tasks, options.models, options.batch_sizes, options.image_size, options.images, options.only,
-        options.rounds, options.seconds, options.device, console.progress,
-    )  # fmt: skip
+    o = options
+    work = (o.tasks, o.models, o.batch_sizes, o.image_size, o.images, o.only)
+    races = bench(*work, o.rounds, o.seconds, o.device, console.progress)
     document = report.document(races)
     if options.out:
         file = Path(options.out) / report.file_name(races)

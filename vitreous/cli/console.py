@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
 from vitreous.errors import VitreousError
 from vitreous.progress import Display, descriptor_of, speaks, write_line
 
+NUMBER = re.compile(r"-|-*[\d,.]*\d[\d,.]*[%GM]*")  # a cell of a column of numbers
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -78,23 +80,15 @@ class Console(Display):
         if self.document_to is not None and speaks():
             write_line(as_json(document), self.document_to)
 
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Columns as wide as they need; numbers to the right."""
-        cells = [list(head), *(list(row) for row in rows)]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-        numeric = [
-            all(
-                row[i] == "-" or row[i].replace(",", "").replace(".", "").rstrip("%GM").lstrip("-").isdigit()
-                for row in cells[1:]
-            )
-            for i in range(len(head))
-        ]
-        for row in cells:
-            self.say(
-                "  ".join(
-                    c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric, strict=True)
-                ).rstrip()
-            )
+    def table(self, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Print columns as wide as they need, those of numbers to the right; None is `-`."""
+        cells = [list(head), *(["-" if cell is None else str(cell) for cell in row] for row in rows)]
+        columns = []
+        for texts in zip(*cells, strict=True):
+            width, numeric = max(map(len, texts)), all(NUMBER.fullmatch(text) for text in texts[1:])
+            columns.append([text.rjust(width) if numeric else text.ljust(width) for text in texts])
+        for line in zip(*columns, strict=True):
+            self.say("  ".join(line).rstrip())
 
     def error(self, error: VitreousError) -> None:
         """What was wrong, and the way out."""

@@ -39,7 +39,7 @@ class Options(WeightsOptions):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Convert, and say what became of it."""
+    """Convert, and print what was read and written. Raises UsageError for a size or a number that cannot be."""
     from pathlib import Path
 
     from vitreous.errors import UsageError
@@ -49,43 +49,24 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         open_weights(options.weights)  # what is no weights file is refused before PyTorch is imported
     from vitreous.weights.convert import convert
 
-    def sides(values: tuple[int, ...] | None, option: str) -> tuple[int, int] | None:
-        if values is not None and (len(values) not in (1, 2) or min(values) < 1):
-            raise UsageError(f"{option} takes one side or height and width, in pixels")
-        return None if values is None else (values[0], values[-1])
-
-    all_settings = {"heads": options.heads, "gelu": options.gelu}
-    settings = {name: value for name, value in all_settings.items() if value is not None}
-    for name, value in (
-        ("--num-classes", options.num_classes),
-        ("--channels", options.channels),
-        ("--heads", options.heads),
-    ):
-        if value is not None and value < (name != "--num-classes"):
-            raise UsageError(f"{name} cannot be {value}")
-    size = sides(options.image_size, "--image-size")
-    document = convert(
-        options.source(options.weights),
-        options.out,
-        options.to,
-        size,
-        options.num_classes,
-        options.channels,
-        settings,
-        console.note,
-    )
+    o = options
+    if o.image_size is not None and (len(o.image_size) not in (1, 2) or min(o.image_size) < 1):
+        raise UsageError("--image-size takes one side or height and width, in pixels")
+    for name, least in (("num_classes", 0), ("channels", 1), ("heads", 1)):
+        if (value := getattr(o, name)) is not None and value < least:
+            raise UsageError(f"--{name.replace('_', '-')} cannot be {value}")
+    size = (o.image_size[0], o.image_size[-1]) if o.image_size else None
+    settings = {name: value for name in ("heads", "gelu") if (value := getattr(o, name)) is not None}
+    source = o.source(o.weights)
+    document = convert(source, o.out, o.to, size, o.num_classes, o.channels, settings, console.note)
     rows = [
         ("model", f"{document['model']}, {document['parameters']:,} parameters"),
         ("read", f"{document['format']}, {document['source']}"),
     ]
     rows += [(word, ", ".join(document[word])) for word in ("new", "unused") if document[word]]
     rows += [(word, document[word]) for word in ("resized", "channels") if document[word]]
-    rows += [
-        (
-            "written",
-            f"{document['to']}, {document['tensors']} tensors, {document['bytes']:,} bytes, read back bit for bit",
-        )
-    ]
+    size_text = f"{document['tensors']} tensors, {document['bytes']:,} bytes"
+    rows.append(("written", f"{document['to']}, {size_text}, read back bit for bit"))
     for label, text in rows:
         console.say(f"{label:8} {text if len(text) < 400 else text[:400] + ' ...'}")
     console.say(f"next: vitreous predict {document['out']} IMAGE ..." if options.to == "bundle" else document["out"])

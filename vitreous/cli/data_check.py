@@ -40,7 +40,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Check, and print what was found; the page last."""
+    """Check, print the findings, and write the page of --out. Raises UsageError: there is no such folder."""
     from pathlib import Path
 
     from vitreous.data.check.check import check
@@ -58,14 +58,14 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     document, subject = check(options.data, options.split, options.workers, size, options.group_by, console.progress)
     if out:
         write_output(out, page(document, subject))
-    tell(document, console)
+    print_findings(document, console)
     if out:
         console.say(f"\n{out} shows it")
     return document
 
 
-def tell(document: dict[str, Any], console: Console) -> None:
-    """The splits, the unreadable files, and the findings."""
+def print_findings(document: dict[str, Any], console: Console) -> None:
+    """Print the splits, the unreadable files, and the findings."""
     from vitreous.data.check.facts import by_reason
     from vitreous.data.check.findings import SHOWN
 

@@ -44,7 +44,8 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Look for copies, write the list, and say how many there are."""
+    """Look for copies, write the list, and print how many there are. Raises UsageError for a number of workers, a table
+    or a folder that cannot be."""
     from pathlib import Path
 
     from vitreous.data.copies.dedup import dedup
@@ -67,7 +68,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     others = [
         split
         for source in options.against
-        for split in part(open_images(source), options.against_split, source, console)
+        for split in choose_splits(open_images(source), options.against_split, source, console)
     ]
     embedder = load_embedder(options.model, pick_device(options.device)) if options.model else None
     document = dedup(own, others, options.within, options.threshold, options.workers, embedder, console.progress)
@@ -77,8 +78,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         write_output(table, remaining(data, excluded(out), table.absolute().parent))
     for line in document["unreadable"][:20]:
         console.note(f"cannot be read: {line}")
-    rows = [[reason, str(document["counts"].get(reason, 0))] for reason in ("bytes", "pixels", "near")]
-    console.table(["copies by", "images"], rows)
+    counts = document["counts"]
+    console.table(["copies by", "images"], [[reason, counts.get(reason, 0)] for reason in ("bytes", "pixels", "near")])
     console.say(
         f"{len(document['copies'])} of {document['images']} images are copies, {len(document['unreadable'])} cannot be "
         f"read: {out}"
@@ -90,8 +91,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     }
 
 
-def part(data: Data | Split, which: str, source: str, console: Console) -> list[Split]:
-    """The splits that are meant, and a note of which they are."""
+def choose_splits(data: Data | Split, which: str, source: str, console: Console) -> list[Split]:
+    """The splits of `--against-split`, and a note of which they are."""
     from vitreous.data.split import Data
 
     if not isinstance(data, Data):
@@ -104,7 +105,7 @@ def part(data: Data | Split, which: str, source: str, console: Console) -> list[
 
 
 def load_embedder(run: str, device: str) -> ImageEmbedder:
-    """The features of a run's model: what its head is given."""
+    """The features of a run's model: (B, C, *image) pixels -> (B, D) float32, what its head reads."""
     import numpy as np
     import torch
 

@@ -44,7 +44,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Pack, and say what there is now."""
+    """Pack, and print what was written. Raises UsageError for a shard size or number of workers that cannot be."""
     from vitreous.errors import UsageError
 
     digits, unit = options.shard_size.rstrip("KMGkmg"), options.shard_size[-1:].upper()
@@ -59,16 +59,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     document = pack(options.source, options.out, plan, options.bad_images, options.workers, console)
     rows = []
     for name, split in document["splits"].items():
-        size = sum(file["bytes"] for file in (*split["shards"], *split["files"].values()))
-        rows.append(
-            [
-                name,
-                f"{split['images']:,}",
-                str(len(split["unreadable"])),
-                str(len(split["shards"])),
-                f"{size / 2**20:.1f} MiB",
-            ]
-        )
+        size = sum(file["bytes"] for file in (*split["shards"], *split["files"].values())) / 2**20
+        counts = f"{split['images']:,}", len(split["unreadable"]), len(split["shards"])
+        rows.append([name, *counts, f"{size:.1f} MiB"])
     console.table(["split", "images", "unreadable", "shards", "size"], rows)
     console.say(f"next: vitreous train {document['out']}")
     return document

@@ -26,7 +26,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.jobs.doctor import examine
 
     document = examine(options.device)
-    console.table(["doctor", ""], [[name.replace("_", " "), str(value)] for name, value in document.items()])
+    console.table(["doctor", ""], [[name.replace("_", " "), value] for name, value in document.items()])
     if (document["other_work"] or 0) >= Neighbours.SHARE:
         console.note(describe_share(document["other_work"]))
     return document

@@ -1,4 +1,4 @@
-"""vitreous evaluate."""
+"""vitreous evaluate: by the model's head, by a protocol on its features or on other labels, or beside another run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,47 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from vitreous.cli.protocols import Protocols, run_protocol, share
+from vitreous.cli.figures import figures, interval, percent
+from vitreous.cli.inference import InferenceArguments, select_options
+from vitreous.errors import UsageError
 
 if TYPE_CHECKING:
     from vitreous.cli.console import Console
 
+OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects")  # options of --protocol top1 for one run
+SHOWN = 20  # classes of a table
+NAMES = {"map": "mAP", "macro_f1": "macro F1", "top1": "top-1", "top5": "top-5"}
+SETTING = {"knn": "k", "linear": "l2", "real": "images", "objectnet": "among"}  # the key by which rows differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProtocolArguments(InferenceArguments):
+    """How a model is judged: by its head, or by what a simple classifier can do with its features."""
+
+    protocol: Literal["top1", "knn", "linear", "fewshot", "vtab", "real", "objectnet"] = "top1"
+    """The head (top1; real and objectnet by --labels), or a classifier on features: knn, linear, fewshot; vtab is
+    linear on 19 tasks."""
+    k: tuple[int, ...] = ()
+    """Neighbours of knn (default: 10 20 100 200, as far as there are so many images)."""
+    temperature: float = 0.07
+    """Of knn: a neighbour of cosine s counts exp(s / temperature)."""
+    shots: tuple[int, ...] = ()
+    """Training images a class of fewshot (default: 1 5 10 25, as far as some class has so many)."""
+    seeds: int = 3
+    """Draws of those images."""
+    l2: float | None = None
+    """Penalty on the weights of fewshot (default: 1024), or of linear and vtab (default: the best on training images
+    held out)."""
+    labels: str | None = None
+    """File of real (real.json) or of objectnet (JSON or CSV: class, ImageNet's numbers)."""
+    cache: bool = True
+    """Keep features in XDG_CACHE_HOME/vitreous/features for the next time."""
+    seed: int = 0
+    """Which training images linear holds out, and the first draw of fewshot."""
+
 
 @dataclass(frozen=True)
-class Options(Protocols):
+class Options(ProtocolArguments):
     """Judge a trained model on a split of its own data, or of other data with classes of the same names; or two on the
     same images.
 
@@ -49,105 +82,108 @@ class Options(Protocols):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Judge, and print the figures and the table of classes."""
+    """Evaluate, and print the figures. Raises UsageError for options that clash."""
     if (second := other_run(options)) is not None:
-        return against_another(options, second, console)
-    if options.protocol != "top1":
-        return run_protocol(options, console)
-    from vitreous.cli.train import figures
+        return compare_runs(options, second, console)
     from vitreous.reports.evaluate import EvaluateOptions, evaluate
+    from vitreous.reports.protocols.task import ProtocolOptions
 
-    document = evaluate(
-        options.source(options.run),
-        options.data,
-        options.split,
-        options.batch_size,
-        options.workers,
-        options.how(),
-        options.bad_images,
-        console,
-        settings=EvaluateOptions(
-            options.calibrate,
-            options.abstain,
-            options.outliers,
-            options.against,
-            options.suspects,
-            options.cache,
-            options.report,
-        ),
+    o, by_head = options, options.protocol == "top1"
+    if not by_head and (words := [name for name in OF_THE_HEAD if getattr(o, name)]):
+        message = f"--{words[0]} is about the answers of the head, not about --protocol {o.protocol}"
+        raise UsageError(message, "leave one of them out")
+    ways: dict[str, Any] = {name: getattr(o, name) for name in ("split", "batch_size", "workers", "bad_images")}
+    ways |= (
+        {"settings": select_options(EvaluateOptions, o)}
+        if by_head
+        else {"protocol": select_options(ProtocolOptions, o)}
     )
-    judged = document[document["split"]]
-    console.say(figures(document["split"], judged))
-    unreadable = judged["unreadable"]
-    if unreadable:
-        console.say(f"{unreadable} images cannot be read and count as wrong")
-    multilabel = document["confused"] is None
-    rank, name = ("ap", "AP") if multilabel else ("f1", "F1")
-    rows = sorted(document["per_class"], key=lambda row: row[rank] if row[rank] is not None else 2.0)
-    shown = rows if len(rows) <= 20 else rows[:20]
-    console.table(
-        [
-            "class",
-            "images",
-            *(["AP"] if multilabel else []),
-            "recall",
-            "precision",
-            "F1",
-            *([] if multilabel else ["mostly taken for"]),
-        ],
-        [cells(row) for row in shown],
-    )
-    if len(rows) > len(shown):
-        console.say(f"… and {len(rows) - len(shown)} classes with a better {name}")
-    for line in judgements(document):
+    document = evaluate(o.source(o.run), o.data, how=o.how(), listener=console, **ways)
+    judged = None if o.protocol == "vtab" else document[document["split"]]
+    if by_head:
+        console.say(figures(document["split"], judged))
+    else:
+        console.table(*protocol_table(o.protocol, document["figures"]))
+    if judged and judged["unreadable"]:
+        console.say(f"{judged['unreadable']} images cannot be read and count as wrong")
+    for line in head_lines(document, console) if by_head else vtab_lines(document) if o.protocol == "vtab" else ():
         console.say(line)
     if document["report"]:
         console.say(f"page: {document['report']}")
     return document
 
 
+def protocol_table(protocol: str, rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Head and rows of a protocol's table: a row for each task of vtab, number of shots, or setting."""
+    if protocol == "vtab":
+        cells = [[row["task"], row["group"], bounded(row, "top1"), row["images"], f"{row['l2']:.2g}"] for row in rows]
+        return ["task", "group", "top-1", "images", "l2"], cells
+    if protocol == "fewshot":
+        return ["shots", "top-1", "std", "of each draw"], [
+            [
+                row["shots"],
+                percent(row["top1"]),
+                None if row["std"] is None else f"{row['std'] * 100:.1f}",
+                " ".join(percent(draw["top1"]) for draw in row["per_seed"]),
+            ]
+            for row in rows
+        ]
+    names = ["map", "macro_f1"] if "map" in rows[0] else ["top1", "top5"] if rows[0]["top5"] is not None else ["top1"]
+    key = SETTING[protocol]
+    settings = [f"{row[key]:.3g}" if isinstance(row[key], float) else row[key] for row in rows]
+    cells = [[value, *(bounded(row, name) for name in names)] for value, row in zip(settings, rows, strict=True)]
+    return ["classes" if key == "among" else key, *(NAMES[name] for name in names)], cells
+
+
+def bounded(row: dict[str, Any], name: str) -> str:
+    """A fraction with its interval."""
+    return percent(row[name]) + interval(row["interval"].get(name))
+
+
+def vtab_lines(document: dict[str, Any]) -> Iterator[str]:
+    """Means of the groups of tasks, and the tasks that were not judged."""
+    yield "  ".join(f"{part} {percent(document[part])}" for part in ("natural", "specialized", "structured", "mean"))
+    if document["missing"]:
+        yield f"not there: {', '.join(document['missing'])}"
+    for name, why in document["failed"].items():
+        yield f"{name} cannot be judged: {why}"
+
+
 def other_run(options: Options) -> str | None:
     """The second run, where there are two. Raises UsageError for what two runs cannot be asked."""
     if options.data is None:
         return None
-    from vitreous.errors import UsageError
     from vitreous.reports.compare import is_run
 
     if options.more is None and not is_run(options.data):
         return None
     if options.more is not None and not is_run(options.data) and ":" not in options.data:
         raise UsageError(f"{options.data} is no run to compare {options.run} with", "vitreous evaluate RUN RUN DATA")
-    own = [name for name in ("calibrate", "abstain", "outliers", "against", "suspects") if getattr(options, name)]
-    own += ["protocol"] * (options.protocol != "top1")
+    own = [name for name in OF_THE_HEAD if getattr(options, name)] + ["protocol"] * (options.protocol != "top1")
     if own:
         raise UsageError(f"--{own[0]} is for one run", "leave it out, or name one run")
     return options.data
 
 
-def against_another(options: Options, second: str, console: Console) -> dict[str, Any]:
+def compare_runs(options: Options, second: str, console: Console) -> dict[str, Any]:
     """Compare two runs, and print how they differ."""
-    from vitreous.cli.train import figures
     from vitreous.reports.answers import Computing
     from vitreous.reports.compare import compare, is_run
 
     computing = Computing(options.batch_size, options.workers, options.how(), options.bad_images, console)
-    runs = (options.run, second)  # what is said of weights is meant for those that are foreign, if only one is
+    runs = (options.run, second)  # --resize and --source-size are about foreign weights, if only one is foreign
     first, other = (path if is_run(path) and not all(map(is_run, runs)) else options.source(path) for path in runs)
     document = compare(first, other, options.more, options.split, computing)
     for side in (document["a"], document["b"]):
         console.say(figures(side["run"], side))
     if counts := document["counts"]:
-        right = (
-            f"{counts['both']} right by both, {counts['only_a']} by the first alone, {counts['only_b']} by the "
-            "second alone"
-        )
-        console.say(f"of {document['images']} images {right}, {counts['neither']} by neither")
-    ends = document["interval"]
-    others = [name for name in ("nll", "ece") if document["difference"].get(name) is not None]
+        right = f"{counts['both']} right by both, {counts['only_a']} by the first alone, {counts['only_b']} by the"
+        console.say(f"of {document['images']} images {right} second alone, {counts['neither']} by neither")
+    changes, ends = document["difference"], document["interval"]
     signs = [
-        f"{name.upper()} {document['difference'][name]:+.3f}"
-        + (f" ({ends[name][0]:+.3f} to {ends[name][1]:+.3f})" if ends[name] else "")
-        for name in others
+        f"{name.upper()} {changes[name]:+.3f}{interval(ends[name], '+.3f')}"
+        for name in ("nll", "ece")
+        if changes.get(name) is not None
     ]
     if signs:
         console.say(f"second less first: {', '.join(signs)}")
@@ -155,34 +191,61 @@ def against_another(options: Options, second: str, console: Console) -> dict[str
     return document
 
 
-def judgements(document: dict[str, Any]) -> Iterator[str]:
-    """What people are told below the table of classes: a line each."""
+def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
+    """Print the table of the worst classes, and return the lines below it."""
+    multilabel = document["confused"] is None
+    rank, name = ("ap", "AP") if multilabel else ("f1", "F1")
+    rows = sorted(document["per_class"], key=lambda row: row[rank] if row[rank] is not None else 2.0)
+    keys = ["ap"] * multilabel + ["recall", "precision", "f1"]
+    last = [] if multilabel else ["taken_for"]
+    console.table(
+        [
+            "class",
+            "images",
+            *(key.upper() if len(key) == 2 else key for key in keys),
+            *["mostly taken for"] * len(last),
+        ],
+        [
+            [row["class"], row["images"], *(percent(row[key]) for key in keys), *(row[key] for key in last)]
+            for row in rows[:SHOWN]
+        ],
+    )
+    if len(rows) > SHOWN:
+        yield f"… and {len(rows) - SHOWN} classes with a better {name}"
     if document["confused"] and (pairs := document["confused"]["unordered"]):
         named = (
             f"{' and '.join(pair['classes'])} {pair['count']} ({pair['share']:.1%} of their images)"
             for pair in pairs[:5]
         )
         yield f"most often confused: {', '.join(named)}"
+    yield from calibration_lines(document)
+    yield from outlier_lines(document)
+
+
+def calibration_lines(document: dict[str, Any]) -> Iterator[str]:
+    """The temperature with what it changes, and what abstaining gains."""
     if calibration := document["calibration"]:
-        fitted_on = calibration["fitted_on"]
-        on = (
-            f", fitted on {fitted_on['images']} {fitted_on['split']} images of {fitted_on['data']}" if fitted_on else ""
-        )
-        yield f"temperature {calibration['temperature']:.3f}{on}"
+        on = calibration["fitted_on"]
+        fitted = f", fitted on {on['images']} {on['split']} images of {on['data']}" if on else ""
+        yield f"temperature {calibration['temperature']:.3f}{fitted}"
         for name in ("val", "test", "train"):
             if name in calibration:
-                yield f"  {name}: {moved(calibration[name], 'nll')}{moved(calibration[name], 'ece', ', ')}"
+                before, after = calibration[name]["before"], calibration[name]["after"]
+                keys = [key for key in ("nll", "ece") if before[key] is not None]
+                changes = (f"{key.upper()} {before[key]:.3f} -> {after[key]:.3f}" for key in keys)
+                yield f"  {name}: {', '.join(changes)}"
     if abstain := document["abstain"]:
-        right = (
-            "" if abstain["top1"] is None else f": top-1 {abstain['top1']:.2%}{ends_of(abstain['interval'])} on them"
-        )
+        top1 = abstain["top1"]
+        right = "" if top1 is None else f": top-1 {top1:.2%}{interval(abstain['interval'])} on them"
         answered = f"{abstain['answered']} images answered ({abstain['coverage']:.1%}){right}"
         yield f"below {abstain['below']:g} it is unsure: {answered}; AURC {abstain['aurc']:.2g}"
+
+
+def outlier_lines(document: dict[str, Any]) -> Iterator[str]:
+    """The images least like the training images, and the suspect labels."""
     if outliers := document["outliers"]:
-        yield (
-            f"unlike training images by a score of {outliers['median']:.1f} (median; theirs "
-            f"{outliers['training_median']:.1f}), most of all:"
-        )
+        scores = f"{outliers['median']:.1f} (median; theirs {outliers['training_median']:.1f})"
+        yield f"unlike training images by a score of {scores}, most of all:"
         for row in outliers["top"][:5]:
             yield f"  {row['score']:.1f}  {row['path']}"
         if other := outliers["against"]:
@@ -193,20 +256,3 @@ def judgements(document: dict[str, Any]) -> Iterator[str]:
         for row in suspects["top"][:5]:
             verdict = f"model {row['class']} {row['probability']:.0%}, neighbours {row['knn_class']} {row['share']:.0%}"
             yield f"  {row['path']}: labelled {row['label']}; {verdict}"
-
-
-def moved(calibration: dict[str, Any], name: str, before: str = "") -> str:
-    """A figure before and after."""
-    old, new = calibration["before"][name], calibration["after"][name]
-    return "" if old is None else f"{before}{name.upper()} {old:.3f} -> {new:.3f}"
-
-
-def ends_of(interval: list[float]) -> str:
-    """An interval of an accuracy."""
-    return f" ({interval[0]:.1%} to {interval[1]:.1%})"
-
-
-def cells(row: dict[str, Any]) -> list[str]:
-    """A class's row of the table; a class of images with several labels has an average precision."""
-    shares = [share(row[name]) for name in ("ap", "recall", "precision", "f1") if name in row]
-    return [row["class"], str(row["images"]), *shares, *([row["taken_for"] or "-"] if "taken_for" in row else [])]

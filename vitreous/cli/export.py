@@ -48,18 +48,11 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Export, and print how the file compares with the original."""
     from vitreous.serving.export.export import export
 
-    document = export(
-        options.source(options.run),
-        options.to,
-        options.out,
-        options.images,
-        options.data,
-        options.quantize,
-        options.dynamic_size,
-        "any" if options.accept_loss else options.max_loss,
-        options.overwrite,
-        console,
-    )
+    o = options
+    max_loss = "any" if o.accept_loss else o.max_loss
+    judged_on = (o.images, o.data)
+    how = (o.quantize, o.dynamic_size, max_loss, o.overwrite)
+    document = export(o.source(o.run), o.to, o.out, *judged_on, *how, console)
     for row in document["exports"]:
         for label, text in lines(row):
             console.say(f"{label:9} {text}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from tyro.conf import Positional, arg
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vitreous.serving.rows import Kind
     from vitreous.serving.sources import Item, Source
 
+T = TypeVar("T")
 SHOWN = 20  # unreadable images that are named
 UNREADABLE = 3  # the exit code where there are some
 
@@ -42,10 +43,15 @@ class InferenceArguments(WeightsOptions):
     """Accepted for uniformity; nothing here is left to chance."""
 
     def how(self) -> InferenceOptions:
-        """What of it the engine needs."""
+        """The options of the engine."""
         from vitreous.evaluation.inference_options import InferenceOptions
 
-        return InferenceOptions(self.device, self.precision, self.engine, self.merge_tokens)
+        return select_options(InferenceOptions, self)
+
+
+def select_options(kind: type[T], options: Any) -> T:
+    """Make a dataclass of the verb's options that are its fields; it need not have others."""
+    return kind(**{one.name: getattr(options, one.name) for one in fields(kind)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +110,7 @@ def file_settings(options: ImageArguments, predictor: Predictor, **more: Any) ->
 
 
 class Meter:
-    """Counts answers as they pass, and shows how far the job is."""
+    """Counts answers as they pass, and shows how far the job is. `bad` has the first messages of unreadable images."""
 
     def __init__(self, label: str, total: int | None, console: Console, done: int = 0) -> None:
         self.label, self.total, self.console = label, total, console
@@ -117,8 +123,8 @@ class Meter:
         """Images a second."""
         return (self.done - self.before) / max(time.monotonic() - self.began, 1e-9)
 
-    def passed(self, rows: Sequence[Any]) -> None:
-        """Some more."""
+    def count(self, rows: Sequence[Any]) -> None:
+        """Count answers, and show the progress."""
         self.done += len(rows)
         errors = [row.error for row in rows if row.error is not None]
         self.unreadable += len(errors)
@@ -135,7 +141,7 @@ def write_answers(
     source: Source,
     console: Console,
 ) -> dict[str, Any]:
-    """Write the answers to a file as they come; the document of the verb. Nothing is kept in memory."""
+    """Write answers to a file as they come, and return the verb's document. No answer is kept in memory."""
     from vitreous.serving.sinks import AnswerFile
 
     job = AnswerFile(out, kind, made_by, options.resume)
@@ -149,21 +155,14 @@ def write_answers(
                 console.note(f"{job.rows:,} images are in {out} already")
             for rows in answers(items):
                 job.add(rows)
-                meter.passed(rows)
+                meter.count(rows)
             job.finish()
             console.note(f"{job.rows:,} images in {out}, {meter.rate:,.1f} a second")
     finally:
         job.close()
     print_unreadable(console, meter.bad, job.bad, job.rows)
-    precision = made_by["precision"]
-    return {
-        "model": options.run,
-        "precision": precision,
-        "out": out,
-        "images": job.rows,
-        "unreadable": job.bad,
-        "images_per_second": meter.rate,
-    }
+    document = {"model": options.run, "precision": made_by["precision"], "out": out, "images": job.rows}
+    return document | {"unreadable": job.bad, "images_per_second": meter.rate}
 
 
 def print_notes(predictor: Predictor, console: Console) -> None:

@@ -71,14 +71,12 @@ class Options(WeightsOptions):
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Make the figures, and say where they are."""
-    from dataclasses import asdict
-
+    from vitreous.cli.inference import select_options
     from vitreous.reports.inspect import inspect
     from vitreous.reports.scene import InspectOptions
 
-    words = asdict(options)
-    run, images, out, _, _ = (words.pop(name) for name in ("run", "images", "out", "resize", "source_size"))
-    document = inspect(options.source(run), images, out, InspectOptions(**words), console)
+    settings = select_options(InspectOptions, options)
+    document = inspect(options.source(options.run), options.images, options.out, settings, console)
     console.table(
         ["figure", "file"], [[one["title"], f"{document['out']}/{one['png']}"] for one in document["figures"]]
     )

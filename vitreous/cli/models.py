@@ -27,7 +27,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Print the table; multiply-adds count as two operations."""
+    """Print the table; multiply-adds count as two operations. Raises UsageError: no model has that name."""
     import math
     from dataclasses import replace
     from fnmatch import fnmatchcase
@@ -56,35 +56,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
             console.note(f"{name} left out: {error.message}")
             continue
         scalars = activations(config)
-        rows.append(
-            {
-                "name": name,
-                "image": format_size(config.image),
-                "parameters": count,
-                "tokens": config.prefix + math.prod(config.grid),
-                "gflops": round(2 * macs(config) / 1e9, 3),
-                "activation_bytes_bf16": None if scalars is None else 2 * scalars,
-            }
+        row = {"name": name, "image": format_size(config.image), "parameters": count}
+        row |= {"tokens": config.prefix + math.prod(config.grid), "gflops": round(2 * macs(config) / 1e9, 3)}
+        rows.append(row | {"activation_bytes_bf16": None if scalars is None else 2 * scalars})
+    cells = []
+    for name, image, count, tokens, gflops, size in (row.values() for row in rows):
+        cells.append(
+            [name, image, f"{count:,}", tokens, f"{gflops:.1f}", None if size is None else f"{size / 1e6:.0f}"]
         )
-    console.table(
-        ["model", "image", "parameters", "tokens", "GFLOPs", "MB/image"],
-        [
-            [
-                r["name"],
-                r["image"],
-                f"{r['parameters']:,}",
-                str(r["tokens"]),
-                f"{r['gflops']:.1f}",
-                megabytes(r["activation_bytes_bf16"]),
-            ]
-            for r in rows
-        ],
-    )
+    console.table(["model", "image", "parameters", "tokens", "GFLOPs", "MB/image"], cells)
     console.say("GFLOPs of one forward pass, a multiply-add counted as two; training costs three times as much.")
     console.say("MB/image: what the blocks keep of an image for the backward pass, in bfloat16; twice that in float32.")
     return {"models": rows}
-
-
-def megabytes(count: int | None) -> str:
-    """Bytes as megabytes, for the table."""
-    return "-" if count is None else f"{count / 1e6:.0f}"

@@ -118,7 +118,7 @@ def printed(options: Options, answers: Any, source: Source, console: Console) ->
 
     meter, all_rows, rows = Meter("predict", source.count, console), [], []
     for chunk in answers(iter(source)):
-        meter.passed(chunk)
+        meter.count(chunk)
         all_rows += chunk
     for answer in all_rows:
         best = [f"{name} {p:.1%}" for name, p in zip(answer.names, answer.probabilities, strict=True)]

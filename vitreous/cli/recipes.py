@@ -12,6 +12,16 @@ if TYPE_CHECKING:
     from vitreous.recipes.recipe import Recipe
     from vitreous.training.run import Run
 
+#: fields of a run that are printed for every recipe, those of each optimiser that mean nothing, and the decay of others
+PRINTED = (("data", "repeats"), ("preprocess", "fit"), ("preprocess", "share"))
+UNUSED = {
+    "adamw": ("matrix_lr", "momentum"),
+    "lamb": ("matrix_lr", "momentum"),
+    "sgd": ("matrix_lr", "betas", "eps"),
+    "muon": ("momentum",),
+}
+OF_DECAY = {"milestones": "steps", "timescale": "rsqrt"}
+
 
 @dataclass(frozen=True)
 class Options:
@@ -34,13 +44,13 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if not names:
         known(options.pattern)
     if options.pattern.lower() in NAMES:
-        return tell(names[0], console)
+        return print_recipe(names[0], console)
     from vitreous.recipes.registry import RECIPES, example
 
     rows = [facts(RECIPES[name], example(name)) for name in names]
     console.table(
         ["name", "for", "source", "batch", "length", "lr"],
-        [[r["name"], r["about"], r["source"], str(r["batch_size"]), length(r), f"{r['lr']:g}"] for r in rows],
+        [[r["name"], r["about"], r["source"], r["batch_size"], length(r), f"{r['lr']:g}"] for r in rows],
     )
     console.say(
         "`vitreous recipes NAME` tells its other numbers; any of them can be set: --lr, --optimizer.betas 0.9 0.95."
@@ -73,8 +83,8 @@ def length(row: dict[str, Any]) -> str:
     return f"{row['steps']} steps" if row["steps"] else f"{row['epochs']:g} epochs"
 
 
-def tell(name: str, console: Console) -> dict[str, Any]:
-    """One recipe."""
+def print_recipe(name: str, console: Console) -> dict[str, Any]:
+    """Print one recipe, and return its document."""
     from vitreous.config import to_plain
     from vitreous.models.names import name_of
     from vitreous.nn.sizes import format_size
@@ -84,21 +94,13 @@ def tell(name: str, console: Console) -> dict[str, Any]:
     row = facts(recipe, run) | {"grid": list(recipe.grid), "hold_out": recipe.hold_out}
     models = [(model or name_of(run.model), example(name, model)) for model in recipe.models or (None,)]
     console.say(f"{name}: {recipe.about} ({recipe.source})\n\n{recipe.text}\n")
-    console.table(
-        ["model", "pixels", "epochs", "steps", "lr", "dropout", "drop path"],
-        [
-            [
-                model,
-                format_size(r.model.image),
-                f"{r.epochs:.4g}",
-                str(r.steps),
-                f"{r.optimizer.lr:g}",
-                f"{r.model.dropout:g}",
-                f"{r.model.drop_path:g}",
-            ]
-            for model, r in models
-        ],
-    )
+    cells = []
+    for model, r in models:
+        m, lr = r.model, f"{r.optimizer.lr:g}"
+        cells.append(
+            [model, format_size(m.image), f"{r.epochs:.4g}", r.steps, lr, f"{m.dropout:g}", f"{m.drop_path:g}"]
+        )
+    console.table(["model", "pixels", "epochs", "steps", "lr", "dropout", "drop path"], cells)
     console.say(f"on {recipe.data}: {run.data.images:,} images, {run.model.classes:,} classes")
     for kind, length in recipe.lengths:
         console.say(f"epochs on other data ({kind}): {length.shown:,.0f} / training images, {length.text}")
@@ -142,20 +144,9 @@ def numbers(run: Run) -> list[tuple[str, str]]:
     rows += [(f"views.{key}", value) for key, value in whole["views"].items() if value != usual.get(key)]
     rows += [(f"objective.{key}", value) for key, value in whole["objective"].items() if value != learned.get(key)]
     rows += [(key, whole[key]) for key in ("batch_size", "ema")]
-    rows += [
-        ("data.repeats", run.data.repeats),
-        ("preprocess.fit", run.preprocess.fit),
-        ("preprocess.share", run.preprocess.share),
-    ]
-    unused = {
-        "adamw": {"matrix_lr", "momentum"},
-        "lamb": {"matrix_lr", "momentum"},
-        "sgd": {"matrix_lr", "betas", "eps"},
-        "muon": {"momentum"},
-    }
-    hidden = {f"optimizer.{key}" for key in unused[run.optimizer.name]}
-    hidden |= {"schedule.milestones"} if run.schedule.decay != "steps" else set()
-    hidden |= {"schedule.timescale"} if run.schedule.decay != "rsqrt" else set()
+    rows += [(f"{part}.{key}", whole[part][key]) for part, key in PRINTED]
+    hidden = {f"optimizer.{key}" for key in UNUSED[run.optimizer.name]}
+    hidden |= {f"schedule.{key}" for key, decay in OF_DECAY.items() if decay != run.schedule.decay}
     return [(path, words(value)) for path, value in rows if path not in hidden]
 
 

@@ -73,14 +73,8 @@ def run(options: Options, console: Console) -> NoReturn:
     def up(server: Server) -> None:
         card = server.service.served.predictor.card
         print_notes(server.service.served.predictor, console)
-        console.document(
-            {
-                "address": server.address,
-                "model": card.name,
-                "version": card.version,
-                **({"token": token} if token else {}),
-            }
-        )
+        document = {"address": server.address, "model": card.name, "version": card.version}
+        console.document(document | ({"token": token} if token else {}))
         if console.document_to is not None:
             return
         console.say(f"serving {card.name} ({card.version}) at {server.address}")

@@ -37,24 +37,15 @@ class Options(InferenceArguments):
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Average, and print a table of the ingredients."""
-    from vitreous.cli.train import figures
+    from vitreous.cli.figures import figures, percent
     from vitreous.jobs.soup import soup
 
-    document = soup(
-        options.runs,
-        options.out,
-        options.greedy,
-        options.data,
-        options.split,
-        options.workers,
-        options.how(),
-        options.bad_images,
-        console,
-    )
+    o = options
+    document = soup(o.runs, o.out, o.greedy, o.data, o.split, o.workers, o.how(), o.bad_images, console)
     judged = document.get(options.split)
     name = "mAP" if judged and judged["top1"] is None else "top-1"
     rows = [
-        [row["run"], share(row["score"]), share(row["score_with"]), "yes" if row["kept"] else "no"]
+        [row["run"], percent(row["score"], 2), percent(row["score_with"], 2), "yes" if row["kept"] else "no"]
         for row in document["ingredients"]
     ]
     console.table(["ingredient", f"{options.split} {name}", "soup with it", "kept"], rows)
@@ -62,8 +53,3 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         console.say(figures(options.split, judged))
     console.say(f"next: vitreous predict {document['bundle']} IMAGE ...")
     return document
-
-
-def share(value: float | None) -> str:
-    """A fraction as a percentage."""
-    return "-" if value is None else f"{value:.2%}"

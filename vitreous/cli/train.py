@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from vitreous.cli.figures import FORMATS, figures
 from vitreous.errors import printable
 from vitreous.recipes.options import TrainOptions as Options
 
@@ -82,48 +83,13 @@ def selection(summary: dict[str, Any]) -> Iterator[str]:
     best = chosen["best"]
     if best and chosen["kept"] == "best":
         where = f"step {best['step']:,} (epoch {best['epoch']:.4g}), the best of {best['evaluations']} evaluations"
-        yield f"kept: the weights of {where}, {best['figure']} {best['value']:.2%} on validation"
+        form = next((form for label, form in FORMATS.values() if label == best["figure"]), ".4g")
+        yield f"kept: the weights of {where}, {best['figure']} {best['value']:{form}} on validation"
     else:
         yield f"kept: the weights of the last step, {chosen['kept_step']:,}"
     if chosen["stopped_early"]:
         worse = f"{best['since']} evaluations in a row were not better than that of step {best['step']:,}"
         yield f"stopped early at step {summary['steps']:,}: {worse}"
-
-
-def figures(name: str, metrics: dict[str, Any] | None) -> str:
-    """One line of a split's figures."""
-    if metrics is None:
-        return f"{name}: no such split, nothing was measured"
-    if "map" in metrics:
-        return multilabel_figures(name, metrics)
-    ends = metrics["interval"]
-    low, high = ends["top1"]
-    top5 = "" if metrics["top5"] is None else f", top-5 {metrics['top5']:.2%}{within(ends['top5'], '.1%')}"
-    nll = (
-        ""
-        if metrics["nll"] is None
-        else f", NLL {metrics['nll']:.3f}{within(ends['nll'])}, ECE {metrics['ece']:.3f}{within(ends['ece'])}"
-    )
-    return (
-        f"{name}: top-1 {metrics['top1']:.2%} (95 % interval {low:.1%} to {high:.1%}){top5}{nll}, {metrics['images']} "
-        "images"
-    )
-
-
-def within(ends: Sequence[float] | None, form: str = ".3f") -> str:
-    """The interval behind a figure, where there is one."""
-    return f" ({ends[0]:{form}} to {ends[1]:{form}})" if ends else ""
-
-
-def multilabel_figures(name: str, metrics: dict[str, Any]) -> str:
-    """The same where images have several labels."""
-    ends = metrics["interval"]
-    interval = "" if ends["map"] is None else f" (95 % interval {ends['map'][0]:.1%} to {ends['map'][1]:.1%})"
-    nll = "" if metrics["nll"] is None else f", NLL {metrics['nll']:.3f}{within(ends['nll'])}"
-    f1 = ", ".join(
-        f"{kind} F1 {metrics[f'{kind}_f1']:.2%}{within(ends[f'{kind}_f1'], '.1%')}" for kind in ("macro", "micro")
-    )
-    return f"{name}: mAP {metrics['map']:.2%}{interval}, {f1}{nll}, {metrics['images']} images"
 
 
 def plan(options: Options, console: Console) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from vitreous.weights.bundle import Bundle
 
 @dataclass(frozen=True)
 class ProtocolOptions:
-    """How to judge: the options of the command line, which `cli.protocols` documents."""
+    """How to judge: the options of the command line, which `cli.evaluate` documents."""
 
     protocol: str
     k: tuple[int, ...] = ()
