@@ -34,7 +34,7 @@ from vitreous.serving.export import export as verb
 from vitreous.serving.export import positions, proof
 from vitreous.serving.export.export import export
 from vitreous.serving.export.formats import FORMS, ExportTarget, Form
-from vitreous.serving.onnx import OnnxRuntime
+from vitreous.serving.exported import OnnxRuntime
 from vitreous.serving.predict import load
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.tasks import Classification

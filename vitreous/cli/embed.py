@@ -36,7 +36,7 @@ class Options(ImageArguments):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Embed into a file, or into the bundle."""
+    """Embed into a file, or into the bundle. Raises UsageError for int8, and without images."""
     from vitreous.errors import UsageError
     from vitreous.serving.predict import load
     from vitreous.serving.rows import Embeddings
@@ -62,7 +62,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def indexed(options: Options, console: Console) -> dict[str, Any]:
-    """Keep the features of the training images, or of the data set that is named in their place."""
+    """Keep the features of the training images, or of the data set that is named in their place. Raises UsageError for
+    more."""
     from vitreous.errors import UsageError
     from vitreous.serving.index import write_index
 

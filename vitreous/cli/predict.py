@@ -46,7 +46,7 @@ class Options(ImageArguments):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Predict, and print a table or write a file."""
+    """Predict, and print a table or write a file. Raises UsageError for options that clash or are out of range."""
     from vitreous.errors import UsageError
     from vitreous.serving.predict import load
 

@@ -167,7 +167,7 @@ def rows(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> tuple[np.
 
 
 def short(values: np.ndarray) -> np.ndarray:
-    """Numbers to `DIGITS` significant digits, float64, so that JSON writes no more; below 1e-16 fewer."""
+    """(n, ...) numbers to `DIGITS` significant digits, float64, so that JSON writes no more; below 1e-16 fewer."""
     values = values.astype(np.float64)
     size = np.floor(np.log10(np.maximum(np.abs(values), 1e-16)))
     scale = np.array([float(10**k) for k in range(23)])[np.clip(DIGITS - 1 - size, 0, 22).astype(int)]

@@ -166,7 +166,8 @@ def open_index(run: str | os.PathLike[str]) -> Index | None:
 
 
 def of_bundle(folder: Path) -> dict[str, Any]:
-    """What features depend on: the weights' SHA-256 as the bundle has it, and the preprocessing."""
+    """What features depend on: the weights' SHA-256 as the bundle has it, and the preprocessing. Raises WeightsError
+    for no bundle."""
     from vitreous.weights.bundle import DESCRIPTION, WEIGHTS
 
     try:
@@ -186,7 +187,7 @@ def halved(rows: np.ndarray, good: np.ndarray) -> np.ndarray:
 
 
 def labels_of(data: Data, split: Split, rows: np.ndarray) -> Iterator[str]:
-    """The class name of each image, or the names of several with commas between."""
+    """The class name of each of the images at `rows` (n,), or the names of several with commas between."""
     for label in split.labels[rows]:
         yield (
             data.classes[label]
@@ -196,7 +197,7 @@ def labels_of(data: Data, split: Split, rows: np.ndarray) -> Iterator[str]:
 
 
 def thumbnails(split: Split, rows: np.ndarray, preprocess: Preprocess) -> Iterator[bytes]:
-    """A small JPEG of what the model sees of each image."""
+    """A small JPEG of what the model sees of each of the images at `rows` (n,)."""
     import torch
 
     from vitreous.reports.pages.thumbnails import rgb_image

@@ -77,7 +77,7 @@ def flow(
 
 
 def answer_items(pictures: list[Answer], compute: Callable[[np.ndarray], np.ndarray]) -> list[Answer]:
-    """The rows of the pictures that there are."""
+    """The rows of the images that could be read: (C, *image) each, `compute` maps (B, C, *image) to (B, ...)."""
     good = [picture for _, picture in pictures if isinstance(picture, np.ndarray)]
     rows = iter(compute(np.stack(good)) if good else ())
     return [(item, next(rows) if isinstance(picture, np.ndarray) else picture) for item, picture in pictures]

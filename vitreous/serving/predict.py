@@ -151,8 +151,9 @@ class Predictor:
         return vectors[0] if is_image(images) else vectors
 
     def predictions(self, items: Iterable[Item], asked: Asked, bad_images: str = "skip") -> Iterator[list[Prediction]]:
-        """Items -> answers in order, some at a time; of a million images no more than a few hundred are ever in
-        memory."""
+        """Items -> answers in order, some at a time; of a million images no more than a few hundred are ever in memory.
+
+        Raises UsageError for a model without a head."""
         if not self.card.classes:
             raise UsageError(
                 f"{self.card.name} has no head: it gives features, not classes", "use `vitreous embed`, or train a head"
@@ -177,7 +178,7 @@ class Predictor:
 
     @staticmethod
     def stop(chunk: Sequence[tuple[Item, np.ndarray | DataError]], bad_images: str) -> None:
-        """Raise the first DataError of a chunk, if that is what should happen."""
+        """Raise the first DataError of a chunk of items and (K,) rows, unless `bad_images` is skip."""
         if bad_images == "stop" and (bad := next((row for _, row in chunk if isinstance(row, DataError)), None)):
             raise bad
 

@@ -50,7 +50,7 @@ def read(
 
 
 def shrunk(jpeg: Jpeg, preprocess: Preprocess) -> np.ndarray | None:
-    """The pixels from a smaller decoding; None where it would save nothing, or the decoder objects."""
+    """(C, *image) pixels from a smaller decoding; None where it would save nothing, or the decoder objects."""
     left, top, right, bottom = preprocess.box(jpeg.size)
     factor = reduction_factor((int(bottom - top), int(right - left)), preprocess.image)
     pixels = jpeg.read(jpeg.layout.size[1], factor) if factor > 1 else None

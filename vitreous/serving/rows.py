@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -22,20 +22,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 HEAD = ["path", "rank", "class", "probability", "error", "unsure"]
-
-
-class Kind(Protocol):
-    """How the answers of a verb are written."""
-
-    formats: tuple[str, ...]
-
-    def plain(self, row: Any) -> dict[str, Any]:
-        """A row as JSON has it."""
-        ...
-
-    def table(self, rows: Sequence[Any]) -> pa.Table:
-        """Rows as Parquet has them."""
-        ...
 
 
 class Predictions:
@@ -53,18 +39,9 @@ class Predictions:
         import pyarrow as pa
 
         pair = pa.struct([("class", pa.string()), ("probability", pa.float64())])
-        classes = [
-            None if r.error else [{"class": n, "probability": p} for n, p in zip(r.names, r.probabilities, strict=True)]
-            for r in rows
-        ]
-        return pa.table(
-            {
-                **paths(rows),
-                "classes": pa.array(classes, pa.list_(pair)),
-                "error": pa.array([row.error for row in rows], pa.string()),
-                "unsure": pa.array([row.unsure for row in rows], pa.bool_()),
-            }
-        )
+        classes = [None if row.error else self.plain(row)["classes"] for row in rows]
+        columns = {**paths(rows), "classes": pa.array(classes, pa.list_(pair)), "error": errors(rows)}
+        return pa.table(columns | {"unsure": pa.array([row.unsure for row in rows], pa.bool_())})
 
 
 class Embeddings:
@@ -82,28 +59,27 @@ class Embeddings:
         """The same columns."""
         import pyarrow as pa
 
-        return pa.table(
-            {
-                **paths(rows),
-                "embedding": pa.array([row.values for row in rows], pa.list_(pa.float32())),
-                "error": pa.array([row.error for row in rows], pa.string()),
-            }
-        )
+        values = pa.array([row.values for row in rows], pa.list_(pa.float32()))
+        return pa.table({**paths(rows), "embedding": values, "error": errors(rows)})
+
+
+Kind: TypeAlias = Predictions | Embeddings  # how the answers of a verb are written
 
 
 def paths(rows: Sequence[Prediction | Embedding]) -> dict[str, pa.Array]:
     """The columns `path` and `path_bytes`."""
     import pyarrow as pa
 
-    odd = [not is_utf8(row.path) for row in rows]
-    return {
-        "path": pa.array(
-            [printable(row.path) if o else row.path for row, o in zip(rows, odd, strict=True)], pa.string()
-        ),
-        "path_bytes": pa.array(
-            [os.fsencode(row.path) if o else None for row, o in zip(rows, odd, strict=True)], pa.binary()
-        ),
-    }
+    names = [row.path if is_utf8(row.path) else printable(row.path) for row in rows]
+    contents = [None if is_utf8(row.path) else os.fsencode(row.path) for row in rows]
+    return {"path": pa.array(names, pa.string()), "path_bytes": pa.array(contents, pa.binary())}
+
+
+def errors(rows: Sequence[Prediction | Embedding]) -> pa.Array:
+    """The column `error`."""
+    import pyarrow as pa
+
+    return pa.array([row.error for row in rows], pa.string())
 
 
 def line(document: dict[str, Any]) -> bytes:

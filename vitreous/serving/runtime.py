@@ -87,7 +87,7 @@ class TorchRuntime:
 
 
 def compute(engine: Engine, pixels: np.ndarray, size: int) -> np.ndarray:
-    """What an engine says of pixels, in parts of `size` images."""
+    """The outputs (B, K) of an engine for (B, C, *image) pixels, in parts of `size` images."""
     import torch
 
     from vitreous.evaluation.engine import TorchEngine
@@ -98,7 +98,7 @@ def compute(engine: Engine, pixels: np.ndarray, size: int) -> np.ndarray:
 
 
 def in_parts(compute: Callable[[np.ndarray], np.ndarray], pixels: np.ndarray, size: int) -> np.ndarray:
-    """Compute parts of exactly `size` images and join them; what fills the last part up is cut off again."""
+    """Compute (B, C, *image) pixels in parts of exactly `size` images, the last one filled up; returns (B, ...)."""
     count = len(pixels)
     lacking = -count % size
     whole = np.concatenate([pixels, np.zeros((lacking, *pixels.shape[1:]), pixels.dtype)]) if lacking else pixels

@@ -16,37 +16,22 @@ import csv
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any
 
-from vitreous.disk import write_error, write_text
+import numpy as np
+
+from vitreous.data.stores.rows import require_pyarrow
+from vitreous.disk import atomic_path, write_error, write_text
 from vitreous.errors import UsageError, printable
-from vitreous.serving.parts import NpzParts, ParquetParts
-from vitreous.serving.rows import HEAD, Kind, cells, line
+from vitreous.serving.rows import HEAD, Kind, arrays, cells, line
 from vitreous.tables import as_csv
 
 ANEW = "remove it to begin anew, or name another file with --out"
-
-
-class Sink(Protocol):
-    """A file of answers in the making."""
-
-    def names(self) -> Iterator[str]:
-        """The images that were written before, in order."""
-        ...
-
-    def add(self, rows: Sequence[Any]) -> None:
-        """Write answers behind those."""
-        ...
-
-    def finish(self) -> int:
-        """Have the file whole on the disk; how many images could not be read."""
-        ...
-
-    def close(self) -> None:
-        """Leave it as it is."""
-        ...
+PART = 4096  # rows of a part
 
 
 class AnswerFile:
@@ -65,9 +50,8 @@ class AnswerFile:
         before = self.read_description()
         unfinished = before is not None and not before.get("finished")
         if unfinished and not resume:
-            raise UsageError(
-                f"{printable(path)} was begun and is not finished", f"continue it with --resume, or {ANEW}"
-            )
+            hint = f"continue it with --resume, or {ANEW}"
+            raise UsageError(f"{printable(path)} was begun and is not finished", hint)
         if resume and before is None and os.path.lexists(path):
             raise UsageError(f"{self.described.name} is not there: nobody knows what made {printable(path)}", ANEW)
         resume = resume and before is not None
@@ -80,7 +64,7 @@ class AnswerFile:
                 if not resume:
                     remove_answers(path)
                 write_text(self.described, self.document(False))
-                self.sink: Sink = SINKS[suffix](path, kind)
+                self.sink = SINKS[suffix](path, kind)
         except OSError as error:
             raise write_error(path, error) from None
 
@@ -103,14 +87,13 @@ class AnswerFile:
 
     def remaining(self, items: Iterator[Any]) -> Iterator[Any]:
         """Items without those that were written. Raises UsageError where those were others."""
-        for name in () if self.finished else self.sink.names():
+        for name, failed in () if self.finished else self.sink.written():
             item = next(items, None)
             if item is None or item.name != name:
                 position = "the images end before" if item is None else f"now comes {printable(item.name)}"
-                raise UsageError(
-                    f"{printable(self.path)}, image {self.rows + 1}, is {printable(name)}; {position}", ANEW
-                )
-            self.rows += 1
+                message = f"{printable(self.path)}, image {self.rows + 1}, is {printable(name)}; {position}"
+                raise UsageError(message, ANEW)
+            self.rows, self.bad = self.rows + 1, self.bad + failed
         return items
 
     def add(self, rows: Sequence[Any]) -> None:
@@ -120,17 +103,18 @@ class AnswerFile:
         except OSError as error:
             raise write_error(self.path, error) from None
         self.rows += len(rows)
+        self.bad += sum(row.error is not None for row in rows)
 
     def finish(self) -> None:
-        """Have it whole on the disk, and say so beside it. Raises ResourceError."""
+        """Complete the file on the disk, and record that it is finished. Raises ResourceError."""
         try:
-            self.bad = self.sink.finish()
+            self.sink.finish()
             write_text(self.described, self.document(True))
         except OSError as error:
             raise write_error(self.path, error) from None
 
     def close(self) -> None:
-        """Leave what was written as it is."""
+        """Keep what was written."""
         if not self.finished:
             self.sink.close()
 
@@ -148,105 +132,243 @@ def remove_answers(path: str) -> None:
     Path(path).unlink(missing_ok=True)
 
 
-def open_to_append(path: str) -> BinaryIO:
-    """A file to read and to write on; a new one where there is none."""
-    return open(path, "r+b" if os.path.lexists(path) else "w+b")
-
-
-class AppendedFile:
-    """A file that grows in place: whole rows only are in it, but for a full disk. `bad` counts images that could not be
-    read."""
+class Sink:
+    """A file of answers that is being written."""
 
     def __init__(self, path: str, kind: Kind) -> None:
-        self.file, self.kind, self.bad = open_to_append(path), kind, 0
+        self.path, self.kind = path, kind
 
-    def finish(self) -> int:
-        """How many could not be read."""
-        os.fsync(self.file.fileno())
-        self.file.close()
-        return self.bad
+    def written(self) -> Iterator[tuple[str, bool]]:
+        """The names of the images that were written before, in order, and whether each could not be read. Read once,
+        to the end, before anything is added."""
+        raise NotImplementedError
+
+    def add(self, rows: Sequence[Any]) -> None:
+        """Write answers behind those."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Complete the file on the disk."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Leave it as it is."""
+        """Keep what was written."""
+        raise NotImplementedError
+
+
+class AppendedFile(Sink):
+    """A file that grows in place: only whole rows are in it, but for a full disk."""
+
+    def __init__(self, path: str, kind: Kind) -> None:
+        super().__init__(path, kind)
+        self.file = open(path, "r+b" if os.path.lexists(path) else "w+b")  # noqa: SIM115
+
+    def cut(self, size: int) -> None:
+        """Cut the file off behind its first `size` bytes, where writing goes on."""
+        self.file.seek(size)
+        self.file.truncate()
+
+    def finish(self) -> None:
+        """Complete the file on the disk."""
+        os.fsync(self.file.fileno())
+        self.file.close()
+
+    def close(self) -> None:
+        """Keep what was written."""
         self.file.close()
 
 
 class Lines(AppendedFile):
     """JSONL, in place."""
 
-    def names(self) -> Iterator[str]:
-        """Read once, before anything is added; what is no whole line goes."""
-        end = 0
+    def written(self) -> Iterator[tuple[str, bool]]:
+        """Whole lines; what is behind them is cut off."""
+        size = 0
         self.file.seek(0)
-        for one in self.file:
+        for text in self.file:
             try:
-                record = json.loads(one if one.endswith(b"\n") else b"")
-                name, failed = record["path"], record["error"] is not None
+                record = json.loads(text if text.endswith(b"\n") else b"")
+                image = record["path"], record["error"] is not None
             except (ValueError, TypeError, KeyError):
                 break
-            end += len(one)
-            self.bad += failed
-            yield name
-        self.file.seek(end)
-        self.file.truncate()
+            size += len(text)
+            yield image
+        self.cut(size)
 
     def add(self, rows: Sequence[Any]) -> None:
-        """A line for each."""
+        """Write a line for each."""
         self.file.write(b"".join(line(self.kind.plain(row)) for row in rows))
         self.file.flush()
-        self.bad += sum(row.error is not None for row in rows)
 
 
 class Csv(AppendedFile):
     """CSV, in place."""
 
-    def names(self) -> Iterator[str]:
-        """Read once, before anything is added; the last image goes, and what is no whole row."""
-        self.file.seek(0)
-        at = last = before = 0
-        name, failed = None, False
+    def written(self) -> Iterator[tuple[str, bool]]:
+        """All images but the last one, rows of which may be lacking; it is cut off."""
+        image, position, size = None, 0, 0
 
-        def lines() -> Iterator[str]:
-            nonlocal at
-            for one in self.file:
-                if not one.endswith(b"\n"):
+        def whole_lines() -> Iterator[str]:
+            nonlocal position
+            for text in self.file:
+                if not text.endswith(b"\n"):
                     return
-                at += len(one)
-                yield one.decode("utf-8", "surrogateescape")
+                position += len(text)
+                yield text.decode("utf-8", "surrogateescape")
 
-        rows = csv.reader(lines(), strict=True)
-        try:
+        self.file.seek(0)
+        rows = csv.reader(whole_lines(), strict=True)
+        with suppress(csv.Error):
             if next(rows, None) == HEAD:
-                last = at
+                start = size = position
                 for row in rows:
-                    if len(row) == len(HEAD) and row[1] in ("", "1"):
-                        if name is not None:
-                            self.bad += failed
-                            yield name
-                            last = before
-                        name, failed = row[0].removeprefix("'"), bool(row[4])
-                    before = at
-        except csv.Error:
-            pass
-        self.file.seek(last)
-        self.file.truncate()
-        if not last:
+                    if len(row) == len(HEAD) and row[1] in ("", "1"):  # the first row of an image
+                        if image is not None:
+                            yield image
+                            size = start
+                        image = row[0].removeprefix("'"), bool(row[4])
+                    start = position
+        self.cut(size)
+        if not size:
             self.write([HEAD])
 
     def write(self, rows: Sequence[Sequence[str]]) -> None:
-        """Rows, on the disk as far as the system goes."""
+        """Write rows, and pass them to the system."""
         self.file.write(as_csv(rows).encode("utf-8", "surrogateescape"))
         self.file.flush()
 
     def add(self, rows: Sequence[Any]) -> None:
-        """The rows of each."""
-        self.write([row for one in rows for row in cells(one)])
-        self.bad += sum(row.error is not None for row in rows)
+        """Write the rows of each."""
+        self.write([row for answer in rows for row in cells(answer)])
 
 
-SINKS: dict[str, Callable[[str, Kind], Sink]] = {
-    ".jsonl": Lines,
-    ".csv": Csv,
-    ".parquet": ParquetParts,
-    ".npz": NpzParts,
-}
+class Parts(Sink):
+    """Files of `PART` rows each, in a folder beside the file that they are joined into."""
+
+    suffix = ""
+
+    def __init__(self, path: str, kind: Kind) -> None:
+        super().__init__(path, kind)
+        self.home = Path(f"{path}.parts")
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.waiting: list[Any] = []
+
+    def parts(self) -> list[Path]:
+        """The parts that there are, in order."""
+        return sorted(self.home.glob(f"[0-9]*{self.suffix}"))
+
+    def written(self) -> Iterator[tuple[str, bool]]:
+        """The images of every part."""
+        for part in self.parts():
+            yield from self.read(part)
+
+    def add(self, rows: Sequence[Any]) -> None:
+        """Keep rows until they are a part."""
+        self.waiting += rows
+        while len(self.waiting) >= PART:
+            self.write_part(self.waiting[:PART])
+            del self.waiting[:PART]
+
+    def write_part(self, rows: Sequence[Any]) -> None:
+        """Write a part, so that it is there whole or not at all."""
+        with atomic_path(self.home / f"{len(self.parts()):06}{self.suffix}") as temporary:
+            self.write(temporary, rows)
+
+    def finish(self) -> None:
+        """Join the parts."""
+        self.close()
+        with atomic_path(self.path) as temporary:
+            self.join(temporary, self.parts())
+        shutil.rmtree(self.home)
+
+    def close(self) -> None:
+        """Write the rows that wait: a smaller part is as good. There is at least one part, perhaps of no rows."""
+        if self.home.exists() and (self.waiting or not self.parts()):
+            self.write_part(self.waiting)
+            self.waiting = []
+
+    def read(self, part: Path) -> Iterator[tuple[str, bool]]:
+        """The names in a part, and whether each could not be read."""
+        raise NotImplementedError
+
+    def write(self, path: Path, rows: Sequence[Any]) -> None:
+        """Write rows as a file."""
+        raise NotImplementedError
+
+    def join(self, path: Path, parts: list[Path]) -> None:
+        """Write all parts as one file."""
+        raise NotImplementedError
+
+
+class ParquetParts(Parts):
+    """Parquet: a row group a part."""
+
+    suffix = ".parquet"
+
+    def __init__(self, path: str, kind: Kind) -> None:
+        require_pyarrow()
+        super().__init__(path, kind)
+
+    def read(self, part: Path) -> Iterator[tuple[str, bool]]:
+        """The names in a part, and whether each could not be read."""
+        import pyarrow.parquet as pq
+
+        for row in pq.read_table(part, columns=["path", "path_bytes", "error"]).to_pylist():
+            name = row["path"] if row["path_bytes"] is None else os.fsdecode(row["path_bytes"])
+            yield name, row["error"] is not None
+
+    def write(self, path: Path, rows: Sequence[Any]) -> None:
+        """Write rows as one row group."""
+        import pyarrow.parquet as pq
+
+        pq.write_table(self.kind.table(rows), path)
+
+    def join(self, path: Path, parts: list[Path]) -> None:
+        """Write all parts as one file, a part at a time."""
+        import pyarrow.parquet as pq
+
+        with pq.ParquetWriter(path, pq.read_schema(parts[0])) as writer:
+            for part in parts:
+                writer.write_table(pq.read_table(part))
+
+
+class NpzParts(Parts):
+    """npz: arrays `embeddings`, `paths` and `errors`, without pickles."""
+
+    suffix = ".npz"
+
+    def read(self, part: Path) -> Iterator[tuple[str, bool]]:
+        """The names in a part, and whether each could not be read."""
+        names, failed = load_array(part, "paths"), load_array(part, "errors") != ""
+        yield from zip(names.tolist(), failed.tolist(), strict=True)
+
+    def write(self, path: Path, rows: Sequence[Any]) -> None:
+        """Write the arrays of rows."""
+        with open(path, "wb") as file:
+            np.savez(file, **arrays(rows))  # type: ignore[arg-type]
+
+    def join(self, path: Path, parts: list[Path]) -> None:
+        """Write all parts as one file, an array and a part at a time."""
+        with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
+            for name in ("embeddings", "paths", "errors"):
+                kinds = [(array.shape, array.dtype) for array in (load_array(part, name) for part in parts)]
+                rest = tuple(max(sizes) for sizes in zip(*(shape[1:] for shape, _ in kinds), strict=True))
+                shape = (sum(shape[0] for shape, _ in kinds), *rest)
+                dtype = np.result_type(*(dtype for _, dtype in kinds))
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(file, described)  # type: ignore[arg-type]
+                    for part in parts:
+                        array = load_array(part, name)
+                        if array.shape[1:] != rest:  # a part of which no image could be read
+                            array = np.full((len(array), *rest), np.nan, dtype)
+                        file.write(array.astype(dtype, copy=False).tobytes())
+
+
+def load_array(part: Path, name: str) -> np.ndarray:
+    """An array of a part, (n, ...)."""
+    with np.load(part, allow_pickle=False) as archive:
+        return archive[name]
+
+
+SINKS: dict[str, type[Sink]] = {".jsonl": Lines, ".csv": Csv, ".parquet": ParquetParts, ".npz": NpzParts}

@@ -95,7 +95,7 @@ def source(words: Sequence[str], column: str | None = None, lists: Sequence[str]
 
 
 def resolve_word(word: str, column: str | None) -> Iterator[tuple[Callable[[], Iterator[Item]], int | None]]:
-    """What a word stands for, and how many images that is where it can be known."""
+    """What a word stands for, and the number of images where it can be known. Raises DataError for nothing."""
     if word == "-":
         yield partial(listed, "-"), None
     elif os.path.isdir(word):

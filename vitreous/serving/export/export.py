@@ -21,14 +21,17 @@ from vitreous.reports.opening import open_bundle
 from vitreous.serving.card import card_of
 from vitreous.serving.export.formats import FORMS, ExportTarget, open_export
 from vitreous.serving.export.graph import check_dynamic
-from vitreous.serving.export.pictures import gather, sizes
-from vitreous.serving.export.proof import Pictures, Proof, compare, lost
+from vitreous.serving.export.proof import Pictures, Proof, compare, gather, lost, other_sizes
 from vitreous.serving.runtime import Runtime, TorchRuntime
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 from vitreous.weights.foreign import FORMATS
 
 KINDS = ("int8",)
+#: figures of an export that weights do not have
+NOT_MEASURED = (
+    "max_abs_logit_difference", "top1_agreement", "top1", "images_per_second", "original_images_per_second"
+)  # fmt: skip
 
 
 def export(
@@ -117,7 +120,7 @@ def judge(bundle: Bundle, export: Runtime, pictures: Pictures, target: ExportTar
     original = TorchRuntime(bundle, InferenceOptions("cpu", "fp32"))
     total, bundle.model.any_size = len(pictures), True
     proof = compare(original, export, pictures, target.card, lambda done: listener.progress("judge", done, total))
-    for pixels in sizes(pictures, bundle.model.config.patch) if target.dynamic else ():
+    for pixels in other_sizes(pictures, bundle.model.config.patch) if target.dynamic else ():
         with torch.inference_mode():
             expected = bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()
         logits = export.logits(pixels)
@@ -135,7 +138,9 @@ def export_weights(
     overwrite: bool,
     listener: Listener,
 ) -> dict[str, Any]:
-    """Weights in another program's format, by `convert`, which reads them back: the same bits give the same answers."""
+    """Write weights in another program's format by `convert`, which reads them back.
+
+    Raises UsageError for an unknown format, and for options that are not about weights."""
     known = sorted({*FORMS, "bundle", *(form.name for form in FORMATS)})
     if to not in known:
         raise UsageError(f"--to {to} is no format", nearest(to, known) or f"use one of {', '.join(known)}")
@@ -151,10 +156,8 @@ def export_weights(
         if not overwrite:
             refuse_existing(place.parent / file.name)
         replace_path(file, place.parent / file.name)
-    figures = dict.fromkeys(
-        ["max_abs_logit_difference", "top1_agreement", "top1", "images_per_second", "original_images_per_second"]
-    )
-    figures = {"format": to, "file": str(place.parent / file.name), "bytes": document["bytes"], "images": 0, **figures}
+    figures = {"format": to, "file": str(place.parent / file.name), "bytes": document["bytes"], "images": 0}
+    figures |= dict.fromkeys(NOT_MEASURED)
     return {"run": os.fspath(run), "exports": [figures]}
 
 
@@ -162,13 +165,10 @@ def replace_path(new: Path, place: Path) -> None:
     """Move a file or a folder to a place, instead of what is there. Raises UsageError for a folder that holds other
     things too."""
     if place.is_dir() and not place.is_symlink():
-        others = {path.name for path in place.iterdir()} - (
-            {path.name for path in new.iterdir()} if new.is_dir() else set()
-        )
-        if others:
-            raise UsageError(
-                f"{place} holds other files ({', '.join(sorted(others)[:5])}), and is not replaced", "use another --out"
-            )
+        own = {path.name for path in new.iterdir()} if new.is_dir() else set()
+        if others := sorted({path.name for path in place.iterdir()} - own):
+            message = f"{place} holds other files ({', '.join(others[:5])}), and is not replaced"
+            raise UsageError(message, "use another --out")
         os.rename(place, new.parent / f"before-{new.name}")
     publish(new, place)
 

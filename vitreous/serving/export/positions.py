@@ -45,7 +45,7 @@ def axis_weights(old: int, new: int, how: str, native: Tensor) -> Tensor:
 
 
 def kernel(x: Tensor, a: float | None) -> Tensor:
-    """How much a place at each distance counts: cubic convolution with that A, or, without one, a triangle."""
+    """(n, old) weights of places at (n, old) distances: cubic convolution with that A, or, without one, a triangle."""
     x = x.abs()
     if a is None:
         return (1 - x).clamp(min=0)
@@ -69,6 +69,7 @@ class AnyGrid(nn.Module):
     """Learned positions, read at whatever grid arrives."""
 
     def __init__(self, table: Tensor, how: str) -> None:
+        """`table` (*old, D); `how` is a rule of `nn.grid.RESIZE`."""
         super().__init__()
         self.table, self.how = nn.Parameter(table.detach(), requires_grad=False), how
 
@@ -81,6 +82,7 @@ class AnyAxes(nn.Module):
     """Learned positions of each axis, read at whatever grid arrives; the last axis comes first, as in `LearnedAxes`."""
 
     def __init__(self, tables: list[Tensor], how: str) -> None:
+        """`tables` (old, D), one for each axis."""
         super().__init__()
         self.tables, self.how = nn.ParameterList(nn.Parameter(t.detach(), requires_grad=False) for t in tables), how
 

@@ -1,31 +1,45 @@
-"""An exported file beside the model that it was made of, on the same pictures: how far their answers are apart, and how
-fast both are."""
+"""An exported file beside the model that it was made of, on the same images: how far their answers are apart, and how
+fast both are; and where those images, and others that int8 is calibrated on, come from."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from vitreous.errors import DataError
+from vitreous.cores import default_workers
+from vitreous.data.keys import permutation
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.split import Data
+from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.calibration import probabilities
 from vitreous.evaluation.multilabel import THRESHOLD
+from vitreous.reports.opening import data_for, examples, matched, training
 from vitreous.serving.card import Card
+from vitreous.serving.export_file import normalised
 from vitreous.serving.runtime import Runtime
+from vitreous.serving.sources import read_item, source
+from vitreous.weights.bundle import Bundle
 
-FEWEST, MOST = 8, 200  # pictures to judge an export on: fewer prove nothing, more take long and tell little
-CHUNK = 16  # pictures that both answer in turn
+FEWEST, MOST = 8, 200  # images to judge an export on: fewer prove nothing, more take long and tell little
+CALIBRATION = 128  # images that int8 is calibrated on, at most
+CHUNK = 16  # images that both answer in turn
 NEAR = 1e-3  # |Δlogit| of a float32 export, at most
 LOSS = {None: 0.0, "int8": 0.02}  # share of answers that may change, by what was quantised
+MORE = "name more: --images"
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """What an export is judged on: `pixels` (n, C, *image), their `labels`, (n,) numbers or (n, K) in {0, 1}, where
-    known, and what they are called."""
+    """Images that an export is judged on: `pixels` (n, C, *image), their `labels`, (n,) numbers or (n, K) in {0, 1},
+    where known, and the name of the set."""
 
     pixels: np.ndarray
     labels: np.ndarray | None
@@ -41,9 +55,9 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Proof:
-    """What came of it. `agreement`: of the class of the highest logit, or, where an image may have several classes, of
-    each decision. `right`: top-1 of the original and of the export, where each picture has one label. Rates are images
-    a second."""
+    """The result of the comparison. `agreement`: share of images with the same class first, or, where an image may have
+    several classes, of equal decisions. `right`: top-1 of the original and of the export, where each image has one
+    label. `rates`: images a second of both."""
 
     images: int
     furthest: float
@@ -67,8 +81,8 @@ class Proof:
 def compare(
     original: Runtime, export: Runtime, pictures: Pictures, card: Card, progress: Callable[[int], None]
 ) -> Proof:
-    """Ask both about every picture, chunk by chunk in turn. Speed is of all chunks but the first, which warms both
-    up."""
+    """Compute the logits of every image by both, chunk by chunk in turn. Speed is of all chunks but the first, which
+    warms both up."""
     outputs: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     seconds, counted = [0.0, 0.0], 0
     starts = list(range(0, len(pictures), CHUNK))
@@ -84,25 +98,17 @@ def compare(
         counted += len(pixels) * bool(number)
         progress(min(start + CHUNK, len(pictures)))
     ours, theirs = (np.concatenate(side).astype(np.float64) for side in outputs)
-    labels = pictures.labels
-    right = (
-        None
-        if labels is None or labels.ndim == 2
-        else tuple(float((side.argmax(1) == labels).mean()) for side in (ours, theirs))
-    )
+    labels, right = pictures.labels, None
+    if labels is not None and labels.ndim == 1:
+        right = float((ours.argmax(1) == labels).mean()), float((theirs.argmax(1) == labels).mean())
     finite = bool(np.isfinite(theirs).all())
-    return Proof(
-        len(pictures),
-        float(np.abs(ours - theirs).max()) if finite else float("inf"),
-        agreement(ours, theirs, card),
-        right,  # type: ignore[arg-type]
-        (counted / seconds[0], counted / seconds[1]),
-        finite,
-    )
+    furthest = float(np.abs(ours - theirs).max()) if finite else float("inf")
+    rates = counted / seconds[0], counted / seconds[1]
+    return Proof(len(pictures), furthest, agreement(ours, theirs, card), right, rates, finite)
 
 
 def agreement(ours: np.ndarray, theirs: np.ndarray, card: Card) -> float:
-    """The share of the (n, K) answers that are the same ones."""
+    """The share of equal answers in two arrays of (n, K) logits."""
     if not card.multilabel:
         return float((ours.argmax(1) == theirs.argmax(1)).mean())
     decided = [probabilities(side / card.temperature, card.loss) > THRESHOLD for side in (ours, theirs)]
@@ -110,24 +116,99 @@ def agreement(ours: np.ndarray, theirs: np.ndarray, card: Card) -> float:
 
 
 def lost(proof: Proof, quantised: str | None, allowed: float | None) -> str:
-    """What speaks against an export, or nothing. `allowed`: the share of answers that may change; by default none in
-    float32, 2 % in int8. Top-1 may fall by half of that, and logits in float32 move by 1e-3."""
+    """The reasons against an export, or an empty string. `allowed`: the share of answers that may change; by default
+    none in float32, 2 % in int8. Top-1 may fall by half of that, and logits in float32 move by 1e-3."""
+    if not proof.finite:
+        return "it gives logits that are not finite"
     share = LOSS[quantised] if allowed is None else allowed
-    reasons = [] if proof.finite else ["it gives logits that are not finite"]
-    if proof.finite and 1 - proof.agreement > share + 1e-9:
+    reasons = []
+    if 1 - proof.agreement > share + 1e-9:
         reasons.append(f"{1 - proof.agreement:.1%} of its answers are others, {share:.1%} may be")
-    if proof.finite and proof.right and proof.right[0] - proof.right[1] > share / 2 + 1e-9:
+    if proof.right and proof.right[0] - proof.right[1] > share / 2 + 1e-9:
         reasons.append(f"its top-1 is {proof.right[1]:.2%}, not {proof.right[0]:.2%}")
-    if proof.finite and quantised is None and allowed is None and proof.furthest > NEAR:
+    if quantised is None and allowed is None and proof.furthest > NEAR:
         reasons.append(f"its logits are up to {proof.furthest:.1e} off, {NEAR:.0e} may be")
     return ", ".join(reasons)
 
 
-def enough(pictures: Pictures) -> Pictures:
-    """The same. Raises DataError for too few."""
-    if len(pictures) < FEWEST:
-        raise DataError(
-            f"an export is judged on at least {FEWEST} pictures; {pictures.name} has {len(pictures)}",
-            "name more: --images",
-        )
-    return pictures
+def gather(
+    run: str | os.PathLike[str],
+    bundle: Bundle,
+    images: Sequence[str],
+    data: str | os.PathLike[str] | None,
+    calibrate: bool,
+) -> tuple[Pictures, list[np.ndarray] | None]:
+    """The images to judge on: `images`, files or folders; or `data`; or the run's validation images, or else its test
+    images.
+
+    For int8 also normalised images to calibrate on, (1, C, *image) float32 each: of the training split of the data, or,
+    where there is none, every other of the images given. Raises UsageError where there are no images, DataError for too
+    few.
+    """
+    opened = None
+    if images:
+        judged = of_files(images, bundle.preprocess)
+    else:
+        opened, judged = of_data(run, bundle, data)
+    calibration = None
+    if calibrate:
+        if (train := training(run, opened)) is not None:
+            pixels = (tensor.numpy() for tensor in examples(train, bundle.preprocess))
+        elif len(judged) < 2 * FEWEST:
+            needed = f"{FEWEST} to calibrate int8 on and {FEWEST} others to judge it on are needed"
+            raise DataError(f"{judged.name} has {len(judged)} pictures: {needed}", MORE)
+        else:
+            pixels, judged = iter(judged.part(slice(0, None, 2)).pixels), judged.part(slice(1, None, 2))
+        calibration = [normalised(picture[None], bundle.preprocess) for picture in islice(pixels, CALIBRATION)]
+        if len(calibration) < FEWEST:
+            raise DataError(f"int8 is calibrated on at least {FEWEST} pictures; there are {len(calibration)}", MORE)
+    if len(judged) < FEWEST:
+        raise DataError(f"an export is judged on at least {FEWEST} pictures; {judged.name} has {len(judged)}", MORE)
+    return judged, calibration
+
+
+def of_files(images: Sequence[str], preprocess: Preprocess) -> Pictures:
+    """Files, and those in folders; of more than are needed, a choice that is always the same. Raises DataError."""
+    items = list(source(images))
+    chosen = sorted(permutation(len(items), 0, 0)[: 2 * MOST].tolist())
+    with ThreadPoolExecutor(default_workers()) as pool:
+        pixels = list(pool.map(partial(read_item, preprocess=preprocess, exact=True), [items[row] for row in chosen]))
+    name = f"{len(pixels)} of {len(items)} files" if len(pixels) < len(items) else "the files given"
+    return Pictures(np.stack(pixels), None, name)
+
+
+def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike[str] | None) -> tuple[Data, Pictures]:
+    """Labelled images of a data set, or of the run's own. Raises UsageError without one, DataError where no image can
+    be read."""
+    try:
+        source, opened = data_for(run, data, "test")
+    except (UsageError, DataError) as error:
+        if data is not None:
+            raise
+        message = f"there are no pictures to judge the export on: {error.message}"
+        raise UsageError(message, "name some: --images FOLDER, or --data DATA") from None
+    name = next((name for name in ("val", "test") if name in opened.splits), next(iter(opened.splits)))
+    split = matched(opened.splits[name], opened, bundle.classes, bundle.multilabel)
+    p, pixels, rows = bundle.preprocess, [], []
+    for row in permutation(len(split), 0, 0)[: 4 * MOST].tolist():
+        try:
+            pixels.append(p.array(p.decoded(split.raw(row), split.name(row))))
+            rows.append(row)
+        except DataError:
+            continue
+        if len(rows) == MOST:
+            break
+    if not rows:
+        raise DataError(f"no picture of {source} can be read", "name others: --images FOLDER")
+    return opened, Pictures(np.stack(pixels), split.labels[rows], f"{source} ({name})")
+
+
+def other_sizes(pictures: Pictures, patch: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """Eight of the images at two other sizes, (8, C, H, W), neither of them square: a patch less high and one wider,
+    and larger by two and by one."""
+    pixels = pictures.pixels[:FEWEST]
+    native = pixels.shape[2:]
+    for more in ((-1, 1), (2, 1)):
+        height, width = (max(2, side // p + n) * p for side, p, n in zip(native, patch, more, strict=True))
+        pad = ((0, max(0, height - native[0])), (0, max(0, width - native[1])))
+        yield np.pad(pixels, ((0, 0), (0, 0), *pad), mode="wrap")[:, :, :height, :width]

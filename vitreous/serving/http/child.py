@@ -54,10 +54,11 @@ def serve(read: Reader = reader) -> None:
     seconds, memory = float(sys.argv[2]), int(sys.argv[3])
     confine(memory)
     pipe.sendall(b"!")
-    while head := receive(pipe, JOB.size):
+    jobs = pipe.makefile("rb")
+    while len(head := jobs.read(JOB.size)) == JOB.size:
         length, size = JOB.unpack(head)
-        settings = json.loads(receive(pipe, length))
-        content = receive(pipe, size)
+        settings = json.loads(jobs.read(length))
+        content = jobs.read(size)
         # the signal's default is the end of the process, in whatever code it is
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
@@ -65,30 +66,15 @@ def serve(read: Reader = reader) -> None:
             size = upright_size(content, "image") if settings["sized"] else (0, 0)
             answer, data = {"dtype": str(pixels.dtype), "shape": pixels.shape, "size": size}, pixels.data.cast("B")
             status = PIXELS
-        except DataError as error:
-            answer, data, status = {"message": error.message, "hint": error.hint}, memoryview(b""), REFUSED
-        except MemoryError:
-            answer, data, status = (
-                {"message": "image: takes too much memory", "hint": "scale it down"},
-                memoryview(b""),
-                REFUSED,
+        except (DataError, MemoryError) as error:
+            known = (
+                error if isinstance(error, DataError) else DataError("image: takes too much memory", "scale it down")
             )
+            answer, data, status = {"message": known.message, "hint": known.hint}, memoryview(b""), REFUSED
         signal.setitimer(signal.ITIMER_PROF, 0)
         text = json.dumps(answer).encode()
         pipe.sendall(ANSWER.pack(status, len(text), len(data)) + text)
         pipe.sendall(data)
-
-
-def receive(pipe: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes, or none where the other end is closed."""
-    parts = bytearray(size)
-    view, at = memoryview(parts), 0
-    while at < size:
-        got = pipe.recv_into(view[at:])
-        if not got:
-            return b""
-        at += got
-    return bytes(parts)
 
 
 def confine(memory: int) -> None:
@@ -124,15 +110,8 @@ def prepare() -> None:
 
     Image.init()
     plugins = [module.name for module in iter_modules(PIL.__path__, "PIL.") if module.name.endswith("ImagePlugin")]
-    for name in (
-        *plugins,
-        "PIL.ImageCms",
-        "PIL.ImageOps",
-        "PIL.ImageChops",
-        "PIL.ExifTags",
-        "tifffile",
-        "vitreous.data.decoding.spectral",
-    ):
+    parts = ("PIL.ImageCms", "PIL.ImageOps", "PIL.ImageChops", "PIL.ExifTags")
+    for name in (*plugins, *parts, "tifffile", "vitreous.data.decoding.spectral"):
         with suppress(ImportError):
             import_module(name)
     for kind in readable_formats():

@@ -35,10 +35,8 @@ class Child:
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
         words = [*command, str(theirs.fileno()), str(limits.decode_seconds), str(limits.decode_memory)]
-        environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ} | {
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
+        environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with theirs:
             self.process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=2, env=environment, pass_fds=(theirs.fileno(),)
@@ -52,10 +50,9 @@ class Child:
         return False
 
     async def ask(self, settings: bytes, content: memoryview) -> tuple[int, Any, np.ndarray | None]:
-        """One job: status, JSON of the answer, pixels. Raises ConnectionError where the process died."""
+        """One job: status, JSON of the answer, (C, *image) pixels. Raises ConnectionError where the process died."""
         loop = asyncio.get_running_loop()
-        head = JOB.pack(len(settings), len(content)) + settings
-        await loop.sock_sendall(self.socket, head)
+        await loop.sock_sendall(self.socket, JOB.pack(len(settings), len(content)) + settings)
         await loop.sock_sendall(self.socket, content)
         status, length, size = ANSWER.unpack(await self.receive(bytearray(ANSWER.size)))
         answer = json.loads(await self.receive(bytearray(length)))
@@ -105,12 +102,8 @@ class Decoders:
         for _ in range(self.count - len(self.children)):
             self.later(self.add())
         if not self.children:
-            raise Refusal(
-                503,
-                "decoder_lost",
-                "no process that decodes pictures can be started",
-                "see whether memory or processes ran out",
-            )
+            message = "no process that decodes pictures can be started"
+            raise Refusal(503, "decoder_lost", message, "see whether memory or processes ran out")
 
     async def add(self, once: bool = False) -> None:
         """Start one more. If that fails try again, unless `once`: a machine without memory may have some a second
@@ -152,7 +145,7 @@ class Decoders:
         return (await self.decode_sized(content, settings))[0]
 
     async def decode_sized(self, content: memoryview, settings: bytes) -> tuple[np.ndarray, tuple[int, int]]:
-        """The same, with the width and height of the upright picture where the settings ask for them, else 0 x 0."""
+        """(C, *image) pixels, and width and height of the upright image where the settings ask for them, else 0."""
         self.waiting += 1
         try:
             child = await self.idle.get()
@@ -161,7 +154,9 @@ class Decoders:
             self.waiting -= 1
 
     async def one(self, child: Child, content: memoryview, settings: bytes) -> tuple[np.ndarray, tuple[int, int]]:
-        """One job of one process, which goes back to the idle ones or is replaced."""
+        """One job of one process, which becomes idle or is replaced: (C, *image) pixels, width and height.
+
+        Raises Refusal: 422 for the image, 503 where the process was killed."""
         try:
             async with asyncio.timeout(self.limits.decode_seconds * PATIENCE):
                 _, answer, pixels = await child.ask(settings, content)
@@ -173,13 +168,10 @@ class Decoders:
             killed = child.process.poll() == -signal.SIGKILL
             self.replace(child)
             if killed:  # from outside: what the picture does ends in other ways
-                raise Refusal(
-                    503, "decoder_lost", "the process that decoded the picture was killed", "ask again", 1
-                ) from None
-            advice = "save it as an ordinary JPEG or PNG"
-            raise Refusal(
-                422, "unreadable_image", "image: decoding it took too much time or memory, or failed", advice
-            ) from None
+                message = "the process that decoded the picture was killed"
+                raise Refusal(503, "decoder_lost", message, "ask again", 1) from None
+            message = "image: decoding it took too much time or memory, or failed"
+            raise Refusal(422, "unreadable_image", message, "save it as an ordinary JPEG or PNG") from None
         if self.closed:
             self.drop(child)
         else:

@@ -28,7 +28,6 @@ class Limits:
     connections: int = 2048
     head: int = 32 * 2**10
     headers: int = 100
-    part_head: int = 8 * 2**10
     head_seconds: float = 9.5
     idle_seconds: float = 30.0
     body_seconds: float = 5.0

@@ -41,13 +41,13 @@ class Served:
     note: str = ""
     cache: dict[str, Any] = field(default_factory=dict)
 
-    def probabilities(self, given: list[np.ndarray]) -> np.ndarray:
-        """B pictures -> (B, K) float64."""
-        return self.predictor.probabilities(np.stack(given))
+    def probabilities(self, images: list[np.ndarray]) -> np.ndarray:
+        """B images (C, *image) -> (B, K) float64."""
+        return self.predictor.probabilities(np.stack(images))
 
-    def features(self, given: list[np.ndarray]) -> np.ndarray:
-        """B pictures -> (B, D) float32."""
-        return self.predictor.runtime.features(np.stack(given))
+    def features(self, images: list[np.ndarray]) -> np.ndarray:
+        """B images (C, *image) -> (B, D) float32."""
+        return self.predictor.runtime.features(np.stack(images))
 
     @cached_property
     def can(self) -> dict[str, bool]:
@@ -55,10 +55,8 @@ class Served:
         from vitreous.serving import attention_api
 
         bundle = self.predictor.bundle
-        parts = (
-            attention_api.can(bundle)
-            if bundle is not None
-            else {"attention": False, "positions": False, "filters": False}
+        parts = dict.fromkeys(("attention", "positions", "filters"), False) | (
+            attention_api.can(bundle) if bundle else {}
         )
         return {"embed": self.embeds, **parts, "neighbours": self.index is not None}
 
@@ -68,9 +66,11 @@ class Served:
 
         card, bundle = self.predictor.card, self.predictor.bundle
         config = bundle.model.config if bundle is not None else None
-        shape = {name: getattr(config, name, None) for name in ("patch", "grid", "depth", "heads", "prefix", "pool")}
-        runtime = self.predictor.runtime
-        engine = getattr(runtime, "engine", None)
+        patch, grid, depth, heads, prefix, pool = (
+            getattr(config, name, None) for name in ("patch", "grid", "depth", "heads", "prefix", "pool")
+        )
+        engine = getattr(self.predictor.runtime, "engine", None)
+        computed_by = type(engine or self.predictor.runtime).__name__
         return {
             "name": card.name,
             "version": card.version,
@@ -78,16 +78,16 @@ class Served:
             "classes": list(card.classes),
             "image": list(card.preprocess.image),
             "channels": card.preprocess.channels,
-            "patch": pair(shape["patch"]),
-            "grid": pair(shape["grid"]),
-            "layers": shape["depth"],
-            "heads": shape["heads"] if isinstance(shape["heads"], int) else None,
-            "prefix": shape["prefix"],
-            "pool": shape["pool"],
+            "patch": pair(patch),
+            "grid": pair(grid),
+            "layers": depth,
+            "heads": heads if isinstance(heads, int) else None,
+            "prefix": prefix,
+            "pool": pool,
             "several": card.multilabel,
             "temperature": card.temperature,
             "precision": getattr(engine, "precision", None),
-            "engine": type(engine or runtime).__name__.removesuffix("Engine").removesuffix("Runtime").lower(),
+            "engine": computed_by.removesuffix("Engine").removesuffix("Runtime").lower(),
             "provenance": card.provenance,
             "can": self.can,
             "vitreous": __version__,
@@ -119,19 +119,20 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
     except VitreousError:
         raise
     except Exception as error:
-        raise WeightsError(
-            f"{card.name} cannot answer: {str(error).splitlines()[0][:200]}", "see whether `vitreous predict` can"
-        ) from error
-    if golden.shape != (1, len(card.classes)) or not np.isfinite(golden).all() or not np.array_equal(golden, again):
-        symptom = "another answer the second time" if np.isfinite(golden).all() else "numbers that are not finite"
-        raise WeightsError(
-            f"{card.name} {card.version} gives {symptom}, shape {golden.shape}", "train or export it again"
-        )
-    many = noise(predictor, size)
-    best = min(timed(predictor, many) for _ in range(2))
-    settings = [settings_of(card.preprocess, limits, predictor.exact, sized) for sized in (False, True)]
-    index, note = indexed(predictor, run)
-    served = Served(predictor, settings[0], settings[1], size / best, size, embeds(predictor), index, note)
+        message = f"{card.name} cannot answer: {str(error).splitlines()[0][:200]}"
+        raise WeightsError(message, "see whether `vitreous predict` can") from error
+    finite = bool(np.isfinite(golden).all())
+    if golden.shape != (1, len(card.classes)) or not finite or not np.array_equal(golden, again):
+        symptom = "another answer the second time" if finite else "numbers that are not finite"
+        message = f"{card.name} {card.version} gives {symptom}, shape {golden.shape}"
+        raise WeightsError(message, "train or export it again")
+    full, seconds = noise(predictor, size), []
+    for _ in range(2):
+        began = time.perf_counter()
+        predictor.probabilities(full)
+        seconds.append(max(time.perf_counter() - began, 1e-6))
+    plain, sized = (settings_of(card.preprocess, limits, predictor.exact, sized) for sized in (False, True))
+    served = Served(predictor, plain, sized, size / min(seconds), size, embeds(predictor), *indexed(predictor, run))
     served.describe()  # here, in no hurry: it imports what looks inside
     return served
 
@@ -155,13 +156,6 @@ def together(predictor: Predictor) -> int:
     part = int(getattr(predictor.runtime, "part", SIZE))
     torch = sys.modules.get("torch")
     return min(part * (torch.get_num_threads() if torch is not None else 1), max(part, MOST))
-
-
-def timed(predictor: Predictor, pixels: np.ndarray) -> float:
-    """Seconds of one batch."""
-    began = time.perf_counter()
-    predictor.probabilities(pixels)
-    return max(time.perf_counter() - began, 1e-6)
 
 
 def embeds(predictor: Predictor) -> bool:

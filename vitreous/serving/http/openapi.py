@@ -6,7 +6,6 @@ from typing import Any
 
 from vitreous.serving.http.limits import Limits
 
-TEXT, NUMBER, WHOLE, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 REFUSED = {
     "400": "no request, no form or no picture",
     "401": "the token is missing or wrong",
@@ -21,158 +20,132 @@ REFUSED = {
     "504": "not answered before the deadline",
 }
 
+#: parameters of the query string: schema and description
+PARAMETERS: dict[str, tuple[dict[str, Any], str]] = {
+    "top": ({"type": "integer", "minimum": 1}, "classes to name at most"),
+    "threshold": ({"type": "number", "minimum": 0, "maximum": 1}, "name classes of a probability above it alone"),
+    "kind": ({"enum": ["raw", "rollout"]}, "what heads look at in a block, or what blocks up to it mix together"),
+    "layer": ({"type": "string"}, "a block, from 0, or all"),
+    "head": ({"type": "string"}, "a head, from 0, or mean, max, min or all; a rollout: how heads become one"),
+    "query": ({"type": "string"}, "answer, or ROW,COLUMN of a patch, both from 0"),
+    "format": ({"enum": ["json", "png"]}, "numbers, or the picture with the map over it"),
+    "count": ({"type": "integer", "minimum": 1, "maximum": 50}, "how many"),
+}
+
+#: addresses that take pictures: summary, schema of the answer, parameters
+POSTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "/v1/predict": ("Classes and probabilities of pictures", "Predictions", ("top", "threshold")),
+    "/v1/embed": ("What the head reads of pictures", "Embeddings", ()),
+    "/v1/attention": (
+        "What the model looks at in one picture", "Attention", ("kind", "layer", "head", "query", "format")
+    ),
+    "/v1/neighbours": ("The training images most like one picture", "Neighbours", ("count",)),
+}  # fmt: skip
+#: addresses that take nothing: summary, and schema or content type of the answer
+GETS = {
+    "/v1/positions": ("How alike the position embeddings are", "Positions"),
+    "/v1/filters": ("The filters that read the picture", "image/png"),
+    "/v1/model": ("The model", "Model"),
+    "/healthz": ("The process is alive", "Status"),
+    "/readyz": ("Whether it answers", "Status"),
+    "/metrics": ("Counters for Prometheus", "text/plain"),
+}
+
+COMMON = {"request_id": "string", "model": {"name": "string", "version": "string"}}
+IMAGE_ERROR = ({"code": "string", "message": "string"}, None)
+MAP = {"type": "array", "description": "[h][w], with an axis before it for all layers and one after that for all heads"}
+CLASSES = [{"class": "string", "probability": "number"}]
+#: documents, as `expand_schema` takes them
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "Error": {"error": {"code": "string", "message": "string", "hint": "string", "request_id": "string"}},
+    "Status": {"status": "string"},
+    "Predictions": COMMON
+    | {"predictions": [{"name": ("string", None), "classes": CLASSES, "unsure": "boolean", "error": IMAGE_ERROR}]},
+    "Embeddings": COMMON
+    | {"width": "integer"}
+    | {"embeddings": [{"name": ("string", None), "embedding": ["number"], "error": IMAGE_ERROR}]},
+    "Attention": COMMON
+    | {"kind": "string", "grid": ["integer"], "weights": MAP, "prefix_weights": {"type": "array"}, "box": ["number"]},
+    "Neighbours": COMMON
+    | {"neighbours": [{"label": "string", "name": "string", "similarity": "number", "thumbnail": ("string", None)}]},
+    "Positions": {"grid": ["integer"], "kind": "string", "range": ["number"], "similarity": [["number"]]},
+    "Model": {"name": "string", "version": "string", "classes": ["string"], "image": ["integer"], "channels": "integer"}
+    | dict.fromkeys(("layers", "heads", "prefix"), ("integer", None))
+    | {"pool": ("string", None), "limits": "Limits"},
+    "Limits": dict.fromkeys(("bytes", "pixels", "images", "queue", "flight"), "integer"),
+}
+PICTURE = {"type": "string", "format": "binary"}
+PICTURE_TYPES = ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic")
+
 
 def openapi_document(limits: Limits) -> dict[str, Any]:
     """All addresses, what they take and what they answer."""
-    top = query("top", {**WHOLE, "minimum": 1}, "classes to name at most")
-    threshold = query(
-        "threshold", {**NUMBER, "minimum": 0, "maximum": 1}, "name classes of a probability above it alone"
-    )
-    looks = [
-        query(
-            "kind", {"enum": ["raw", "rollout"]}, "what heads look at in a block, or what blocks up to it mix together"
-        ),
-        query("layer", TEXT, "a block, from 0, or all"),
-        query("head", TEXT, "a head, from 0, or mean, max, min or all; a rollout: how heads become one"),
-        query("query", TEXT, "answer, or ROW,COLUMN of a patch, both from 0"),
-        query("format", {"enum": ["json", "png"]}, "numbers, or the picture with the map over it"),
-    ]
-    count = query("count", {**WHOLE, "minimum": 1, "maximum": 50}, "how many")
-    paths = {
-        "/v1/predict": asks("Classes and probabilities of pictures", "Predictions", [top, threshold]),
-        "/v1/embed": asks("What the head reads of pictures", "Embeddings", []),
-        "/v1/attention": asks("What the model looks at in one picture", "Attention", looks),
-        "/v1/neighbours": asks("The training images most like one picture", "Neighbours", [count]),
-        "/v1/positions": tells("How alike the position embeddings are", "Positions"),
-        "/v1/filters": tells("The filters that read the picture", "image/png"),
-        "/v1/model": tells("The model", "Model"),
-        "/healthz": tells("The process is alive", "Status"),
-        "/readyz": tells("Whether it answers", "Status"),
-        "/metrics": tells("Counters for Prometheus", "text/plain"),
-    }
+    paths = {path: {"post": describe_post(*row)} for path, row in POSTS.items()}
+    paths |= {path: {"get": {"summary": text, "responses": responses(kind)}} for path, (text, kind) in GETS.items()}
     description = (
         f"Pictures of up to {limits.bytes:,} bytes and {limits.pixels:,} pixels, up to {limits.images} in one request."
     )
+    schemas = {name: expand_schema(fields) for name, fields in SCHEMAS.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "vitreous", "version": "1", "description": description},
         "paths": paths,
-        "components": {"schemas": schemas(), "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"token": []}],
     }
 
 
-def query(name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
-    """A parameter."""
-    return {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
+def expand_schema(short: Any) -> dict[str, Any]:
+    """JSON schema: of an object all of whose fields are required, from a dict; of an array from a list of one; of
+    alternatives from a tuple, with None for null; of a type or of another document from its name. A dict with a `type`
+    is a schema."""
+    if short is None:
+        return {"type": "null"}
+    if isinstance(short, str):
+        return {"$ref": f"#/components/schemas/{short}"} if short in SCHEMAS else {"type": short}
+    if isinstance(short, tuple):
+        return {"anyOf": [expand_schema(one) for one in short]}
+    if isinstance(short, list):
+        return {"type": "array", "items": expand_schema(short[0])}
+    if "type" in short:
+        return short
+    properties = {name: expand_schema(one) for name, one in short.items()}
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-def ref(name: str) -> dict[str, str]:
-    """A schema by its name."""
-    return {"$ref": f"#/components/schemas/{name}"}
+def describe_post(summary: str, kind: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """An address that takes pictures."""
+    parameters = [("query", name, *PARAMETERS[name]) for name in names]
+    deadline = {"type": "integer", "minimum": 1, "maximum": 600_000}
+    parameters.append(("header", "X-Deadline-Ms", deadline, "milliseconds to answer in"))
+    images = {"type": "array", "items": PICTURE, "minItems": 1}
+    types = {"application/octet-stream": PICTURE} | {f"image/{name}": PICTURE for name in PICTURE_TYPES}
+    types["multipart/form-data"] = expand_schema({"image": images})
+    answers = responses(kind)
+    if kind == "Attention":
+        answers["200"]["content"]["image/png"] = {"schema": PICTURE}
+    return {
+        "summary": summary,
+        "parameters": [
+            {"name": name, "in": place, "required": False, "schema": schema, "description": text}
+            for place, name, schema, text in parameters
+        ],
+        "requestBody": {"required": True, "content": {name: {"schema": schema} for name, schema in types.items()}},
+        "responses": answers,
+    }
 
 
 def responses(kind: str) -> dict[str, Any]:
-    """What comes back: a schema's name, or a content type."""
-    content = {kind: {"schema": TEXT}} if "/" in kind else {"application/json": {"schema": ref(kind)}}
-    wrong = {
-        code: {"description": text, "content": {"application/json": {"schema": ref("Error")}}}
-        for code, text in REFUSED.items()
-    }
-    return {"200": {"description": "the answer", "content": content}, **wrong}
-
-
-def tells(summary: str, kind: str) -> dict[str, Any]:
-    """An address to read."""
-    answers = responses(kind)
-    answers["404"] = {"description": "this model has none", "content": {"application/json": {"schema": ref("Error")}}}
+    """The answer, a document or a content type, and the refusals."""
+    content = {kind: {"schema": {"type": "string"}}} if "/" in kind else json_content(kind)
+    answers = {"200": {"description": "the answer", "content": content}}
+    refusals = {**REFUSED, "404": "this model has none"}
+    answers |= {code: {"description": text, "content": json_content("Error")} for code, text in refusals.items()}
     if kind == "Status":
-        answers["503"] = {"description": "not now", "content": {"application/json": {"schema": ref("Status")}}}
-    return {"get": {"summary": summary, "responses": answers}}
+        answers["503"] = {"description": "not now", "content": json_content("Status")}
+    return answers
 
 
-def asks(summary: str, kind: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
-    """An address to send pictures to."""
-    picture = {"type": "string", "format": "binary"}
-    files = {
-        "type": "object",
-        "properties": {"image": {"type": "array", "items": picture, "minItems": 1}},
-        "required": ["image"],
-    }
-    body = {"multipart/form-data": {"schema": files}, "application/octet-stream": {"schema": picture}}
-    body |= {
-        f"image/{name}": {"schema": picture} for name in ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic")
-    }
-    limit = {**WHOLE, "minimum": 1, "maximum": 600_000}
-    deadline = {
-        "name": "X-Deadline-Ms",
-        "in": "header",
-        "required": False,
-        "schema": limit,
-        "description": "milliseconds to answer in",
-    }
-    answers = responses(kind)
-    if kind == "Attention":
-        answers["200"]["content"]["image/png"] = {"schema": picture}
-    answers["404"] = {"description": "this model has none", "content": {"application/json": {"schema": ref("Error")}}}
-    request = {"required": True, "content": body}
-    return {
-        "post": {
-            "summary": summary,
-            "parameters": [*parameters, deadline],
-            "requestBody": request,
-            "responses": answers,
-        }
-    }
-
-
-def thing(**fields: Any) -> dict[str, Any]:
-    """An object, all fields of which are there."""
-    return {"type": "object", "properties": fields, "required": list(fields)}
-
-
-def many(items: Any) -> dict[str, Any]:
-    """A list."""
-    return {"type": "array", "items": items}
-
-
-def maybe(schema: dict[str, Any]) -> dict[str, Any]:
-    """This or null."""
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-def schemas() -> dict[str, Any]:
-    """What the documents hold."""
-    model, error = thing(name=TEXT, version=TEXT), maybe(thing(code=TEXT, message=TEXT))
-    prediction = thing(
-        name=maybe(TEXT), classes=many(thing(**{"class": TEXT, "probability": NUMBER})), unsure=YES, error=error
-    )
-    embedding = thing(name=maybe(TEXT), embedding=many(NUMBER), error=error)
-    neighbour = thing(label=TEXT, name=TEXT, similarity=NUMBER, thumbnail=maybe(TEXT))
-    common = {"request_id": TEXT, "model": model}
-    weights = {
-        "type": "array",
-        "description": "[h][w], with an axis before it for all layers and one after that for all heads",
-    }
-    sizes = {"layers": maybe(WHOLE), "heads": maybe(WHOLE), "prefix": maybe(WHOLE), "pool": maybe(TEXT)}
-    return {
-        "Error": thing(error=thing(code=TEXT, message=TEXT, hint=TEXT, request_id=TEXT)),
-        "Status": thing(status=TEXT),
-        "Predictions": thing(**common, predictions=many(prediction)),
-        "Embeddings": thing(**common, width=WHOLE, embeddings=many(embedding)),
-        "Attention": thing(
-            **common, kind=TEXT, grid=many(WHOLE), weights=weights, prefix_weights={"type": "array"}, box=many(NUMBER)
-        ),
-        "Neighbours": thing(**common, neighbours=many(neighbour)),
-        "Positions": thing(grid=many(WHOLE), kind=TEXT, range=many(NUMBER), similarity=many(many(NUMBER))),
-        "Model": thing(
-            name=TEXT,
-            version=TEXT,
-            classes=many(TEXT),
-            image=many(WHOLE),
-            channels=WHOLE,
-            **sizes,
-            limits=ref("Limits"),
-        ),
-        "Limits": thing(bytes=WHOLE, pixels=WHOLE, images=WHOLE, queue=WHOLE, flight=WHOLE),
-    }
+def json_content(name: str) -> dict[str, Any]:
+    """The content of a response that is a document."""
+    return {"application/json": {"schema": expand_schema(name)}}

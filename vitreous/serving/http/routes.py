@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from vitreous.serving.http.model import Served
-from vitreous.serving.http.openapi import openapi_document
+from vitreous.serving.http.openapi import POSTS, openapi_document
 from vitreous.serving.http.refusal import Refusal, shorten
 from vitreous.serving.http.responses import json_response
 from vitreous.serving.http.service import RequestInfo, Service
@@ -42,17 +42,8 @@ def page_routes() -> list[Route]:
             path, name = ("/", "page") if file.name == "index.html" else (f"/static/{file.name}", "static")
             # a reload of the page is a reload of its parts
             response = Response(file.read_bytes(), 200, {"cache-control": "no-cache"}, MEDIA_TYPES[kind])
-            routes.append(Route(path, return_always(response), methods=["GET"], name=name))
+            routes.append(Route(path, response, methods=["GET"], name=name))
     return routes
-
-
-def return_always(response: Response) -> Callable[[Request], Any]:
-    """A handler that always answers the same."""
-
-    async def handler(request: Request) -> Response:
-        return response
-
-    return handler
 
 
 def context(request: Request) -> tuple[Service, RequestInfo]:
@@ -60,9 +51,10 @@ def context(request: Request) -> tuple[Service, RequestInfo]:
     return request.scope["service"], request.scope["info"]
 
 
-def read_parameters(request: Request, known: tuple[str, ...] = ()) -> dict[str, str]:
+def read_parameters(request: Request) -> dict[str, str]:
     """The query string as names and values. Raises Refusal, 422, for what is unreadable, unknown or given twice."""
-    text = request.scope["query_string"]
+    text, path = request.scope["query_string"], request.scope["path"]
+    known = POSTS[path][2] if path in POSTS else ()
     try:
         pairs = parse_qsl(text.decode("ascii"), keep_blank_values=True, strict_parsing=bool(text), max_num_fields=20)
     except (ValueError, UnicodeDecodeError):
@@ -87,11 +79,9 @@ async def healthz(request: Request) -> Response:
 async def readyz(request: Request) -> Response:
     """Whether it answers questions."""
     state = context(request)[0].state
-    return (
-        json_response({"status": state})
-        if state == "ready"
-        else json_response({"status": state}, 503, {"retry-after": "5"})
-    )
+    if state == "ready":
+        return json_response({"status": state})
+    return json_response({"status": state}, 503, {"retry-after": "5"})
 
 
 async def metrics(request: Request) -> Response:
@@ -127,7 +117,7 @@ def model_name(served: Served) -> dict[str, str]:
 
 async def predict(request: Request) -> Response:
     """Names and probabilities."""
-    service, parameters = context(request)[0], read_parameters(request, ("top", "threshold"))
+    service, parameters = context(request)[0], read_parameters(request)
     served, card = service.served, service.served.predictor.card
     top = parse_int("top", parameters["top"], 1, len(card.classes)) if "top" in parameters else None
     threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else None
@@ -143,7 +133,7 @@ async def predict(request: Request) -> Response:
 
 
 async def embed(request: Request) -> Response:
-    """Features."""
+    """Features. Raises Refusal, 404, for a model that has none."""
     served = context(request)[0].served
     read_parameters(request)
     if not served.embeds:
@@ -165,7 +155,8 @@ async def answer_images(
 ) -> Response:
     """Decode the images of a request, compute those that can be read, and describe all of them in their order.
 
-    Raises Refusal where no image can be read.
+    `work`: B arrays (C, *image) -> (B, ...). `describe`: an image's name and its row of that -> its JSON. Raises
+    Refusal where no image can be read.
     """
     service, info = context(request)
     uploads = await read_uploads(request, service.limits)
@@ -203,12 +194,12 @@ async def compute_image(service: Service, info: RequestInfo, served: Served, wor
 
 
 async def attention(request: Request) -> Response:
-    """What the model looks at in one image."""
+    """What the model looks at in one image. Raises Refusal, 422, for parameters that cannot be."""
     from vitreous.serving import attention_api
 
     service, info = context(request)
     served, bundle = service.served, require_bundle(service.served, "attention")
-    parameters = read_parameters(request, ("kind", "layer", "head", "query", "format"))
+    parameters = read_parameters(request)
     form = parameters.get("format", "json")
     if form not in ("json", "png"):
         raise Refusal(422, "bad_parameter", f"format={form[:40]} cannot be", "format is json or png")
@@ -228,8 +219,8 @@ async def attention(request: Request) -> Response:
 
 
 async def neighbours(request: Request) -> Response:
-    """The training images most like one image."""
-    (service, info), parameters = context(request), read_parameters(request, ("count",))
+    """The training images most like one image. Raises Refusal, 404, for a run without an index."""
+    (service, info), parameters = context(request), read_parameters(request)
     served = service.served
     count = parse_int("count", parameters["count"], 1, 50) if "count" in parameters else 8
     index = served.index
@@ -241,19 +232,16 @@ async def neighbours(request: Request) -> Response:
         features = await service.batcher.ask(served.features, pixels, info.deadline)
         work = on_one(lambda row: index.nearest(row, count))
         nearest = await service.batcher.ask(work, features, info.deadline, alone=True)
-    rows = [describe_neighbour(neighbour) for neighbour in nearest]
+    rows = [
+        {
+            "label": one.label,
+            "name": one.name,
+            "similarity": round(float(one.similarity), 6),
+            "thumbnail": "data:image/jpeg;base64," + b64encode(one.thumbnail).decode() if one.thumbnail else None,
+        }
+        for one in nearest
+    ]
     return json_response({"request_id": info.id, "model": model_name(served), "neighbours": rows})
-
-
-def describe_neighbour(neighbour: Any) -> dict[str, Any]:
-    """A neighbour as JSON has it."""
-    thumbnail = neighbour.thumbnail and "data:image/jpeg;base64," + b64encode(neighbour.thumbnail).decode()
-    return {
-        "label": neighbour.label,
-        "name": neighbour.name,
-        "similarity": round(float(neighbour.similarity), 6),
-        "thumbnail": thumbnail or None,
-    }
 
 
 async def positions(request: Request) -> Response:
