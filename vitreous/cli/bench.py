@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from vitreous.cli.console import Console
+from vitreous.cli.console import Console
 
 
 @dataclass(frozen=True)

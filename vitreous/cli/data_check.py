@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-if TYPE_CHECKING:
-    from vitreous.cli.console import Console
+from vitreous.cli.console import Console
 
 MARKS = {"fails": "FAILS", "warns": "look at", "tells": "note"}
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from vitreous.cli.console import Console
+
 if TYPE_CHECKING:
-    from vitreous.cli.console import Console
     from vitreous.data.copies.dedup import ImageEmbedder
     from vitreous.data.split import Data, Split
 

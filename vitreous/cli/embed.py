@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vitreous.cli.console import Console
 from vitreous.cli.inference import (
     ImageArguments,
     choose_backend,
@@ -16,7 +17,6 @@ from vitreous.cli.inference import (
 )
 
 if TYPE_CHECKING:
-    from vitreous.cli.console import Console
     from vitreous.serving.predict import Embedding
     from vitreous.serving.sources import Item
 

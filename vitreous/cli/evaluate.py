@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from vitreous.cli.console import Console
 from vitreous.cli.figures import figures, interval, percent
 from vitreous.cli.inference import InferenceArguments, select_options
 from vitreous.errors import UsageError
-
-if TYPE_CHECKING:
-    from vitreous.cli.console import Console
 
 OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects")  # options of --protocol top1 for one run
 SHOWN = 20  # classes of a table

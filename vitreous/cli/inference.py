@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from tyro.conf import Positional, arg
 
+from vitreous.cli.console import Console
 from vitreous.weights.options import WeightsOptions
 
 if TYPE_CHECKING:
-    from vitreous.cli.console import Console
     from vitreous.evaluation.inference_options import InferenceOptions
     from vitreous.serving.predict import Predictor
     from vitreous.serving.ray_backend import Remote

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from vitreous.cli.console import Console
 from vitreous.weights.options import WeightsOptions
-
-if TYPE_CHECKING:
-    from vitreous.cli.console import Console
 
 
 @dataclass(frozen=True)

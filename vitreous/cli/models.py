@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tyro.conf import Positional
 
-if TYPE_CHECKING:
-    from vitreous.cli.console import Console
+from vitreous.cli.console import Console
 
 
 @dataclass(frozen=True)

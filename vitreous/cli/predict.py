@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vitreous.cli.console import Console
 from vitreous.cli.inference import (
     ImageArguments,
     Meter,
@@ -18,7 +19,6 @@ from vitreous.cli.inference import (
 )
 
 if TYPE_CHECKING:
-    from vitreous.cli.console import Console
     from vitreous.serving.predict import Prediction
     from vitreous.serving.sources import Item, Source
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
+from vitreous.cli.console import Console
+
 if TYPE_CHECKING:
-    from vitreous.cli.console import Console
     from vitreous.recipes.recipe import Recipe
     from vitreous.training.run import Run
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from tyro.conf import Positional, arg
 
+from vitreous.cli.console import Console
 from vitreous.weights.options import WeightsOptions
 
 if TYPE_CHECKING:
-    from vitreous.cli.console import Console
     from vitreous.serving.http.server import Server
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from vitreous.cli.console import Console
 from vitreous.cli.figures import FORMATS, figures
 from vitreous.errors import printable
 from vitreous.recipes.options import TrainOptions as Options
 
 if TYPE_CHECKING:
-    from vitreous.cli.console import Console
     from vitreous.data.split import Data
     from vitreous.training.run import Run
 

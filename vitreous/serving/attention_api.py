@@ -51,36 +51,35 @@ class AttentionAsked:
         Raises UsageError with the word, its value and what is allowed, and for a model whose attention cannot be shown.
         """
         c = visible(model.config)
-        kind = parameters.get("kind", "rollout")
+        kind, head = parameters.get("kind", "rollout"), parameters.get("head", "mean")
         if kind not in ("raw", "rollout"):
             raise wrong("kind", kind, "raw or rollout")
-        head = parameters.get("head", "mean")
-        words = FUSIONS if kind == "rollout" else (*FUSIONS, "all")
-        if head not in words:
-            numbered = "" if kind == "rollout" else f"a head from 0 to {c.heads - 1}, "
-            head = number(
-                "head", head, c.heads if kind == "raw" else 0, f"{numbered}{', '.join(words[:-1])} or {words[-1]}"
-            )
+        if kind == "rollout":
+            head = number("head", head, 0, "mean, max or min", FUSIONS)
+        else:
+            allowed = f"a head from 0 to {c.heads - 1}, mean, max, min or all"
+            head = number("head", head, c.heads, allowed, (*FUSIONS, "all"))
         layer = parameters.get("layer", str(c.depth - 1))
-        if layer != "all":
-            layer = number("layer", layer, c.depth, f"a block from 0 to {c.depth - 1}, or all")
-        query = parameters.get("query", "answer")
-        place = None
+        layer = number("layer", layer, c.depth, f"a block from 0 to {c.depth - 1}, or all", ("all",))
+        query, place = parameters.get("query", "answer"), None
         if query != "answer":
-            rows, columns = c.grid
-            allowed = f"answer, or ROW,COLUMN of a patch, from 0,0 to {rows - 1},{columns - 1}"
-            selected = query.split(",")
-            if len(selected) != 2:
+            ends = [end - 1 for end in c.grid]
+            allowed = f"answer, or ROW,COLUMN of a patch, from 0,0 to {ends[0]},{ends[1]}"
+            if query.count(",") != 1:
                 raise wrong("query", query, allowed)
+            row, column = query.split(",")
             place = (
-                number("query", selected[0], rows, allowed, query),
-                number("query", selected[1], columns, allowed, query),
+                number("query", row, c.grid[0], allowed, whole=query),
+                number("query", column, c.grid[1], allowed, whole=query),
             )
         return AttentionAsked(kind, layer, head, place)  # type: ignore[arg-type]
 
 
-def number(name: str, text: str, end: int, allowed: str, whole: str = "") -> int:
-    """A number from 0 to below `end`. Raises UsageError."""
+def number(name: str, text: str, end: int, allowed: str, words: tuple[str, ...] = (), whole: str = "") -> Any:
+    """One of the words, or a number from 0 to below `end`. Raises UsageError, with the `whole` value of the
+    parameter."""
+    if text in words:
+        return text
     if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < end):
         raise wrong(name, whole or text, allowed)
     return int(text)
@@ -207,13 +206,9 @@ def positions(bundle: Bundle) -> dict[str, Any] | None:
     grid = tuple(i // p for i, p in zip(bundle.preprocess.image, c.patch, strict=True))
     table = next(iter(embeddings(bundle.model, grid).values()))
     similar = similarity(table).reshape(grid[0] * grid[1], -1)
-    shown = {"similarity": (np.rint(similar.double().numpy() * 1e4) / 1e4).tolist()}
-    return {
-        "grid": list(grid),
-        "kind": c.position,
-        "range": [round(end, 4) for end in similarity_range(similar)],
-        **shown,
-    }
+    ends = [round(end, 4) for end in similarity_range(similar)]
+    rounded = (np.rint(similar.double().numpy() * 1e4) / 1e4).tolist()
+    return {"grid": list(grid), "kind": c.position, "range": ends, "similarity": rounded}
 
 
 def filters(bundle: Bundle) -> bytes | None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -94,10 +95,15 @@ def source(words: Sequence[str], column: str | None = None, lists: Sequence[str]
     return Source(tuple(parts), count)
 
 
-def resolve_word(word: str, column: str | None) -> Iterator[tuple[Callable[[], Iterator[Item]], int | None]]:
-    """What a word stands for, and the number of images where it can be known. Raises DataError for nothing."""
-    if word == "-":
-        yield partial(listed, "-"), None
+Part = tuple[Callable[[], Iterator[Item]], int | None]  # what yields images, and how many where it can be known
+
+
+def resolve_word(word: str, column: str | None) -> Iterator[Part]:
+    """The images that a word stands for. Raises DataError for nothing."""
+    if word == "-" or (word.startswith("@") and not os.path.lexists(word)):
+        if word not in ("-", "@-") and not os.path.lexists(word[1:]):
+            raise DataError(f"no such file: {printable(word[1:])}")
+        yield partial(listed, word.removeprefix("@")), None
     elif os.path.isdir(word):
         files = walk(word) or walk(word, frozenset((*TARS[:1], *ROWS)))
         if not files:
@@ -105,24 +111,16 @@ def resolve_word(word: str, column: str | None) -> Iterator[tuple[Callable[[], I
         yield from resolve_files(files, column)
     elif os.path.lexists(word):
         yield from resolve_files([word], column)
-    elif word.startswith("@"):
-        if word != "@-" and not os.path.lexists(word[1:]):
-            raise DataError(f"no such file: {printable(word[1:])}")
-        yield partial(listed, word[1:]), None
     elif word.endswith(".tar") and "{" in word:
-        paths = [os.fspath(path) for path in braced(word)]
-        if missing := [path for path in paths if not os.path.lexists(path)]:
-            raise DataError(
-                f"{len(missing)} of {len(paths)} archives are not there; the first is {printable(missing[0])}"
-            )
-        yield from resolve_files(paths, column)
+        files = [os.fspath(path) for path in braced(word)]
+        if missing := [path for path in files if not os.path.lexists(path)]:
+            first = printable(missing[0])
+            raise DataError(f"{len(missing)} of {len(files)} archives are not there; the first is {first}")
+        yield from resolve_files(files, column)
     elif glob.has_magic(word):
         known = (*SUFFIXES, *TABLES, *TARS, *ROWS)
-        files = [
-            name
-            for name in glob.iglob(word, recursive=True)
-            if name.lower().endswith(known) and not os.path.isdir(name)
-        ]
+        names = glob.iglob(word, recursive=True)
+        files = [name for name in names if name.lower().endswith(known) and not os.path.isdir(name)]
         if not files:
             raise DataError(f"nothing matches {printable(word)}", ADVICE)
         yield from resolve_files(sorted(files, key=natural), column)
@@ -130,23 +128,22 @@ def resolve_word(word: str, column: str | None) -> Iterator[tuple[Callable[[], I
         raise DataError(f"no such file: {printable(word)}", ADVICE)
 
 
-def resolve_files(files: list[str], column: str | None) -> Iterator[tuple[Callable[[], Iterator[Item]], int | None]]:
-    """Files of any kind, those of the same kind together."""
-    plain: list[str] = []
-    for file in files:
-        name = file.lower()
-        if not name.endswith((*TABLES, *TARS, *ROWS)) or os.path.isdir(file):
-            plain.append(file)
+def resolve_files(files: list[str], column: str | None) -> Iterator[Part]:
+    """Files of any kind, neighbours that are images together."""
+    for suffix, group in groupby(files, suffix_of):
+        paths = list(group)
+        if not suffix:
+            yield partial(as_files, paths), len(paths)
             continue
-        if plain:
-            yield partial(as_files, plain), len(plain)
-            plain = []
-        if name.endswith(TABLES):
-            yield partial(tabled, file, column), None
-        else:
-            yield (partial(rowed, file, column) if name.endswith(ROWS) else partial(archived, file)), None
-    if plain:
-        yield partial(as_files, plain), len(plain)
+        reader = archived if suffix in TARS else partial(tabled if suffix in TABLES else rowed, column=column)
+        for path in paths:
+            yield partial(reader, path), None
+
+
+def suffix_of(file: str) -> str:
+    """The suffix of a table, an archive or rows; an empty string for an image."""
+    known = (suffix for suffix in (*TABLES, *TARS, *ROWS) if file.lower().endswith(suffix))
+    return "" if os.path.isdir(file) else next(known, "")
 
 
 def as_files(paths: Sequence[str]) -> Iterator[Item]:
@@ -170,16 +167,15 @@ def listed(path: str) -> Iterator[Item]:
         while block := file.read(BLOCK):
             end = end or (b"\0" if b"\0" in block else b"\n" if b"\n" in block else b"")
             *lines, rest = (rest + block).split(end) if end else [rest + block]
-            yield from map(
-                of_line, filter(None, (line if end == b"\0" else line.removesuffix(b"\r") for line in lines))
-            )
-        if rest := rest if end == b"\0" else rest.removesuffix(b"\r"):
-            yield of_line(rest)
+            yield from paths_in(lines, end)
+        yield from paths_in([rest], end)
 
 
-def of_line(line: bytes) -> Item:
-    """The path that a line of a list is."""
-    return Item(os.fsdecode(line), os.fsdecode(line))
+def paths_in(lines: Sequence[bytes], end: bytes) -> Iterator[Item]:
+    """The paths in lines of a list, which end in `end`."""
+    for line in lines:
+        if path := os.fsdecode(line if end == b"\0" else line.removesuffix(b"\r")):
+            yield Item(path, path)
 
 
 def tabled(path: str, column: str | None) -> Iterator[Item]:
@@ -191,35 +187,31 @@ def tabled(path: str, column: str | None) -> Iterator[Item]:
         reader = csv.reader(file, delimiter="\t" if path.lower().endswith(".tsv") else ",", strict=True)
         try:
             head = next(reader, [])
-            place = head.index(chosen(name, head, column, PATHS))
+            place = head.index(choose_column(name, head, column, PATHS))
             for row in reader:
                 if not row:
                     continue
                 if place >= len(row) or not row[place]:
-                    raise DataError(
-                        f"{name}, line {reader.line_num}: no path in the column {head[place]}", "give every row a path"
-                    )
+                    message = f"{name}, line {reader.line_num}: no path in the column {head[place]}"
+                    raise DataError(message, "give every row a path")
                 yield Item(row[place], os.path.join(home, row[place]))
         except csv.Error as error:
-            raise DataError(
-                f"{name}, line {reader.line_num}: not CSV ({error})", "put cells with commas or quotes in quotes"
-            ) from None
+            message = f"{name}, line {reader.line_num}: not CSV ({error})"
+            raise DataError(message, "put cells with commas or quotes in quotes") from None
 
 
-def chosen(name: str, columns: Sequence[str], column: str | None, known: Sequence[str]) -> str:
+def choose_column(name: str, columns: Sequence[str], column: str | None, known: Sequence[str]) -> str:
     """The column that was said, or that is called as such columns are. Raises UsageError with those that there are."""
-    listed = ", ".join(map(printable, columns)) or "none"
+    listing = ", ".join(map(printable, columns)) or "none"
     if column is not None:
         if column not in columns:
-            raise UsageError(
-                f"{name} has no column {printable(column)}; there are {listed}", "name one of them with --column"
-            )
+            message = f"{name} has no column {printable(column)}; there are {listing}"
+            raise UsageError(message, "name one of them with --column")
         return column
     by_name = {one.strip().lower(): one for one in reversed(columns)}
     if (best := next((by_name[word] for word in known if word in by_name), None)) is None:
-        raise UsageError(
-            f"{name}: which column has the images? There are {listed}", "name it with --column, below a header line"
-        )
+        message = f"{name}: which column has the images? There are {listing}"
+        raise UsageError(message, "name it with --column, below a header line")
     return best
 
 
@@ -251,20 +243,13 @@ def rowed(path: str, column: str | None) -> Iterator[Item]:
 
     home, number, name = os.path.dirname(path), 0, printable(path)
     with open_parquet(Path(path)) as parquet:
-        schema = parquet.schema_arrow
-        holds = (
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_struct,
-        )
-        fitting = [field.name for field in schema if any(kind(field.type) for kind in holds)]
-        bytes_first = sorted(fitting, key=lambda one: pa.types.is_string(schema.field(one).type))
-        own = [one for one in bytes_first if not pa.types.is_string(schema.field(one).type)]
+        schema, types = parquet.schema_arrow, pa.types
+        texts = [one.name for one in schema if types.is_string(one.type)]
+        holds = (types.is_binary, types.is_large_binary, types.is_large_string, types.is_struct)
+        own = [one.name for one in schema if any(kind(one.type) for kind in holds)]
         if column is None and len(own) == 1:
             column = own[0]
-        column = chosen(name, bytes_first, column, IMAGES)
+        column = choose_column(name, [*own, *texts], column, IMAGES)
         with closing(parquet.iter_batches(BATCH, columns=[column], use_threads=False)) as batches:
             for batch in batches:
                 for value in batch.column(0).to_pylist():

@@ -119,12 +119,11 @@ class Server:
         settings, loop = self.settings, asyncio.get_running_loop()
         count = settings.decoders or max(2, default_workers())
         decoders, log = Decoders(count, self.limits, settings.command or COMMAND), self.log
-        loop.set_exception_handler(lambda loop, context: log.write(event="trouble", error=describe_context(context)))
+        loop.set_exception_handler(lambda loop, context: self.log_trouble(context))
         if signals:
             sys.setswitchinterval(TURN)
-            self.handle_signals(
-                lambda number: os._exit(128 + number), lambda: None
-            )  # until there is anything to finish
+            # until there is anything to finish
+            self.handle_signals(lambda number: os._exit(128 + number), lambda: None)
         serving = loop.create_task(self.http.serve([self.socket]))
         try:
             _, served = await asyncio.gather(decoders.start(), asyncio.to_thread(self.prepare_model))
@@ -146,6 +145,11 @@ class Server:
             decoders.close()
             log.close()
         return self.code
+
+    def log_trouble(self, context: dict[str, Any]) -> None:
+        """Log what the event loop reports, such as too many open files."""
+        error = f"{context.get('message', '')}: {context.get('exception') or ''}"
+        self.log.write(event="trouble", error=error[:500])
 
     def log_start(self) -> None:
         """Log that the server answers."""
@@ -222,32 +226,22 @@ def has_pending(listening: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def describe_context(context: dict[str, Any]) -> str:
-    """What the event loop reports, such as too many open files."""
-    return f"{context.get('message', '')}: {context.get('exception') or ''}"[:500]
-
-
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A socket at an address. Raises ResourceError where it is taken, UsageError where it cannot be."""
+    """A listening socket. Raises ResourceError where the address is taken, UsageError where it cannot be."""
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError, OverflowError) as error:
         raise UsageError(f"no address {host}", str(error)) from None
-    listening = socket.socket(family, kind, protocol)
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(place)
-        listening.listen(BACKLOG)
-        listening.setblocking(False)
+        listening = socket.create_server(place, family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        listening.close()
-        raise ResourceError(
-            f"port {port} of {host} cannot be had ({error.strerror})", "name another with --port; 0 finds a free one"
-        ) from None
+        reason = os.strerror(error.errno) if error.errno else error
+        hint = "name another with --port; 0 finds a free one"
+        raise ResourceError(f"port {port} of {host} cannot be had ({reason})", hint) from None
     except OverflowError:
         raise UsageError(f"no port {port}", "0 to 65535") from None
+    listening.setblocking(False)
     return listening
 
 
