@@ -21,8 +21,7 @@ from vitreous.evaluation.multilabel import THRESHOLD
 from vitreous.serving.card import Card
 from vitreous.serving.exported import is_exported, open_exported
 from vitreous.serving.inputs import as_items, is_image
-from vitreous.serving.pipeline import chunk_of, flow
-from vitreous.serving.reading import read
+from vitreous.serving.pipeline import Answer, chunk_of, flow
 from vitreous.serving.runtime import Runtime, TorchRuntime
 from vitreous.serving.sources import Item, read_item
 from vitreous.weights.options import WeightsSource, words_of
@@ -61,6 +60,16 @@ class Embedding:
     error: str | None = None
 
 
+def stack_embeddings(rows: Sequence[Embedding]) -> np.ndarray:
+    """(n, D) float32 values, NaN where there are none; D is 0 where no image has any."""
+    width = next((len(row.values) for row in rows if row.values is not None), 0)
+    table = np.full((len(rows), width), np.nan, np.float32)
+    for number, row in enumerate(rows):
+        if row.values is not None:
+            table[number] = row.values
+    return table
+
+
 @dataclass(frozen=True)
 class Predictor:
     """A model ready to answer. `bundle` has its weights, for looking inside; an exported file has none."""
@@ -78,9 +87,8 @@ class Predictor:
         Raises UsageError for an exported file, which has no modules.
         """
         if self.bundle is None:
-            raise UsageError(
-                f"an exported file of {self.card.name} has no torch.nn.Module", "load the run that it was exported from"
-            )
+            message = f"an exported file of {self.card.name} has no torch.nn.Module"
+            raise UsageError(message, "load the run that it was exported from")
         return copy.deepcopy(self.bundle.model).float().eval().requires_grad_(True)
 
     @property
@@ -121,9 +129,8 @@ class Predictor:
         `bad_images="skip"` its prediction has an `error` instead.
         """
         answers: list[Prediction] = []
-        for chunk in self.predictions(
-            as_items(images, self.card.preprocess), self.asked(top, threshold, abstain), bad_images
-        ):
+        asked = self.asked(top, threshold, abstain)
+        for chunk in self.predictions(as_items(images, self.card.preprocess), asked, bad_images):
             answers += chunk
             each(len(answers))
         return answers[0] if is_image(images) else answers
@@ -143,11 +150,7 @@ class Predictor:
         for chunk in self.embeddings(as_items(images, self.card.preprocess), bad_images):
             rows += chunk
             each(len(rows))
-        width = next((row.values.shape for row in rows if row.values is not None), (0,))
-        lacking = np.full(width, np.nan, np.float32)
-        vectors = np.array([lacking if row.values is None else row.values for row in rows], np.float32).reshape(
-            len(rows), *width
-        )
+        vectors = stack_embeddings(rows)
         return vectors[0] if is_image(images) else vectors
 
     def predictions(self, items: Iterable[Item], asked: Asked, bad_images: str = "skip") -> Iterator[list[Prediction]]:
@@ -155,11 +158,9 @@ class Predictor:
 
         Raises UsageError for a model without a head."""
         if not self.card.classes:
-            raise UsageError(
-                f"{self.card.name} has no head: it gives features, not classes", "use `vitreous embed`, or train a head"
-            )
-        for chunk in flow(items, self.picture, self.probabilities, chunk_of(self.card.preprocess)):
-            self.stop(chunk, bad_images)
+            message = f"{self.card.name} has no head: it gives features, not classes"
+            raise UsageError(message, "use `vitreous embed`, or train a head")
+        for chunk in self.rows(items, self.probabilities, bad_images):
             yield [
                 Prediction(item.name, error=row.message)
                 if isinstance(row, DataError)
@@ -169,18 +170,21 @@ class Predictor:
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
         """The same for features."""
-        for chunk in flow(items, self.picture, self.runtime.features, chunk_of(self.card.preprocess)):
-            self.stop(chunk, bad_images)
+        for chunk in self.rows(items, self.runtime.features, bad_images):
             yield [
                 Embedding(item.name, error=row.message) if isinstance(row, DataError) else Embedding(item.name, row)
                 for item, row in chunk
             ]
 
-    @staticmethod
-    def stop(chunk: Sequence[tuple[Item, np.ndarray | DataError]], bad_images: str) -> None:
-        """Raise the first DataError of a chunk of items and (K,) rows, unless `bad_images` is skip."""
-        if bad_images == "stop" and (bad := next((row for _, row in chunk if isinstance(row, DataError)), None)):
-            raise bad
+    def rows(
+        self, items: Iterable[Item], compute: Callable[[np.ndarray], np.ndarray], bad_images: str
+    ) -> Iterator[list[Answer]]:
+        """Items with their rows of `compute`, (B, C, *image) -> (B, ...), or why there is none, chunk by chunk. Raises
+        DataError for the first image that cannot be read, where `bad_images` is stop."""
+        for chunk in flow(items, self.picture, compute, chunk_of(self.card.preprocess)):
+            if bad_images == "stop" and (bad := next((row for _, row in chunk if isinstance(row, DataError)), None)):
+                raise bad
+            yield chunk
 
     def picture(self, item: Item) -> np.ndarray | DataError:
         """An item as (C, *image) pixels, or why it cannot be read."""
@@ -194,19 +198,11 @@ class Predictor:
         multilabel = self.card.multilabel
         check_abstain(abstain)
         if abstain is not None and multilabel:
-            raise UsageError(
-                "--abstain is for models that name one class an image", "use --threshold where there may be several"
-            )
+            message = "--abstain is for models that name one class an image"
+            raise UsageError(message, "use --threshold where there may be several")
         if threshold is None:
             threshold = THRESHOLD if multilabel and top is None else -1.0
         return Asked(top or (len(self.card.classes) if multilabel else 5), threshold, abstain or 0.0)
-
-    def read(self, path: str | os.PathLike[str]) -> np.ndarray | DataError:
-        """A file as (C, *image) pixels, or why it cannot be read."""
-        try:
-            return read(path, self.card.preprocess, exact=self.exact)
-        except DataError as error:
-            return error
 
     def probabilities(self, pixels: np.ndarray) -> np.ndarray:
         """(B, C, *image) pixels -> (B, K) float64."""
@@ -250,20 +246,15 @@ def load(
     Raises UsageError where there is no run and for an unknown option, WeightsError where the bundle is damaged.
     """
     if options:
-        (how,) = apply_options(
-            "load",
-            dict(options),
-            how or InferenceOptions(),
-            known=("exact", "headless", "quick", "examples", "resize", "source_size"),
-        )
+        known = ("exact", "headless", "quick", "examples", "resize", "source_size")
+        (how,) = apply_options("load", dict(options), how or InferenceOptions(), known=known)
     check_path(run, "load(run)")
     if resize is not None or source_size is not None:
         run = WeightsSource(os.fspath(run), resize, source_size)
     if is_exported(run):
         if words := words_of(run):
-            raise UsageError(
-                f"{run} is an exported file, in which positions are fixed", f"leave {words[0]} out, and export it again"
-            )
+            message = f"{run} is an exported file, in which positions are fixed"
+            raise UsageError(message, f"leave {words[0]} out, and export it again")
         file = open_exported(run, how, quick)
         return Predictor(file.card, file, exact=exact)
     from vitreous.reports.opening import calibrating, open_bundle

@@ -15,7 +15,7 @@ import numpy as np
 
 from vitreous.disk import is_utf8
 from vitreous.errors import printable
-from vitreous.serving.predict import Embedding, Prediction
+from vitreous.serving.predict import Embedding, Prediction, stack_embeddings
 from vitreous.tables import marked
 
 if TYPE_CHECKING:
@@ -101,13 +101,8 @@ def cells(row: Prediction) -> list[list[str]]:
 def arrays(rows: Sequence[Embedding]) -> dict[str, np.ndarray]:
     """Embeddings as npz has them: `embeddings` (n, D) float32, NaN where there is none, `paths` and `errors` as
     text."""
-    width = next((len(row.values) for row in rows if row.values is not None), 0)
-    table = np.full((len(rows), width), np.nan, np.float32)
-    for number, row in enumerate(rows):
-        if row.values is not None:
-            table[number] = row.values
     return {
-        "embeddings": table,
+        "embeddings": stack_embeddings(rows),
         "paths": np.array([row.path for row in rows]),
         "errors": np.array([row.error or "" for row in rows]),
     }
