@@ -31,7 +31,7 @@ from vitreous.nn import grid
 from vitreous.serving import export_file
 from vitreous.serving.card import card_of
 from vitreous.serving.export import export as verb
-from vitreous.serving.export import positions, proof
+from vitreous.serving.export import graph, proof
 from vitreous.serving.export.export import export
 from vitreous.serving.export.formats import FORMS, ExportTarget, Form
 from vitreous.serving.exported import OnnxRuntime
@@ -379,9 +379,10 @@ def test_positions_are_resized_in_a_graph_as_outside(how):
     for old in (1, 2, 3, 7, 14):
         source = torch.randn(old, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(old))
         for new in ((new, other) for new in (1, 2, 3, 5, 7, 9, 14, 24, 37) for other in (3, 4)):
-            assert torch.allclose(
-                positions.resize(source, new, how), grid.resize(source, new, how), rtol=0, atol=1e-12
-            ), (old, new)
+            assert torch.allclose(graph.resize(source, new, how), grid.resize(source, new, how), rtol=0, atol=1e-12), (
+                old,
+                new,
+            )
 
 
 FAMILIES = {

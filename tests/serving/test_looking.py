@@ -18,7 +18,16 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.inspection.positions import embeddings
 from vitreous.inspection.rollout import looks_of
 from vitreous.models.zoo import create
-from vitreous.serving.attention_api import AttentionAsked, attention, attention_png, box, can, filters, positions, short
+from vitreous.serving.attention_api import (
+    AttentionRequest,
+    abilities,
+    attention,
+    attention_png,
+    filters,
+    positions,
+    round_digits,
+    visible_box,
+)
 from vitreous.serving.index import FILE, Index, Texts, open_index, write_index
 from vitreous.serving.predict import load
 from vitreous.serving.reading import read
@@ -46,8 +55,8 @@ def maps(bundle: Bundle, array: np.ndarray) -> np.ndarray:
     )
 
 
-def asked(bundle: Bundle, **words: str) -> AttentionAsked:
-    return AttentionAsked.parse(words, bundle.model)
+def asked(bundle: Bundle, **words: str) -> AttentionRequest:
+    return AttentionRequest.parse(words, bundle.model)
 
 
 @pytest.mark.parametrize("kind", ["plain", "registers", "mean", "distilled", "decomposed"])
@@ -83,10 +92,10 @@ def test_rollout_of_a_patch_is_its_row_of_the_product(fusion, query):
         one = getattr(heads, fusion)(0) / 2 + np.eye(21) / 2
         joint = one / one.sum(1, keepdims=True) @ joint
         rows.append(joint[0 if query is None else 1 + query[0] * 5 + query[1]])
-    told = attention(bundle, array, AttentionAsked("rollout", "all", fusion, query))
+    told = attention(bundle, array, AttentionRequest("rollout", "all", fusion, query))
     assert np.allclose(np.reshape(told["weights"], (2, 20)), np.stack(rows)[:, 1:], atol=1e-6)
     assert np.allclose(told["prefix_weights"], np.stack(rows)[:, :1], atol=1e-6)
-    last = attention(bundle, array, AttentionAsked("rollout", 1, fusion, query))
+    last = attention(bundle, array, AttentionRequest("rollout", 1, fusion, query))
     assert last["weights"] == told["weights"][1] and np.shape(last["weights"]) == (4, 5)
 
 
@@ -97,7 +106,7 @@ def test_one_block_and_one_way_with_heads_have_no_axes_for_them(head):
     told = attention(bundle, array, asked(bundle, kind="raw", layer="1", head=head))
     wanted = every[int(head)] if head.isdigit() else getattr(every, head)(0)
     assert np.allclose(told["weights"], wanted, atol=1e-5) and len(told["prefix_weights"]) == 1
-    assert AttentionAsked.parse({}, bundle.model) == AttentionAsked("rollout", 1, "mean", None)
+    assert AttentionRequest.parse({}, bundle.model) == AttentionRequest("rollout", 1, "mean", None)
 
 
 @pytest.mark.parametrize(
@@ -128,11 +137,11 @@ def test_rollout_has_no_single_head_and_a_png_no_more_than_one_map():
 @pytest.mark.parametrize("kind", ["axial", "windows"])
 def test_blocks_that_see_a_part_of_the_picture_have_nothing_to_show(kind):
     bundle = bundle_of(kind)
-    assert not can(bundle)["attention"] and can(bundle)["filters"]
+    assert not abilities(bundle)["attention"] and abilities(bundle)["filters"]
     with pytest.raises(UsageError, match="windows"):
         asked(bundle)
     with pytest.raises(UsageError):
-        attention(bundle, pixels(), AttentionAsked())
+        attention(bundle, pixels(), AttentionRequest())
 
 
 def test_a_resnet_shows_its_filters_alone():
@@ -141,7 +150,7 @@ def test_a_resnet_shows_its_filters_alone():
         Classification(tuple("abc")),
         Preprocess((32, 32)),
     )
-    assert can(bundle) == {"attention": False, "positions": False, "filters": True} and positions(bundle) is None
+    assert abilities(bundle) == {"attention": False, "positions": False, "filters": True} and positions(bundle) is None
     with pytest.raises(UsageError, match="ResNet"):
         asked(bundle)
     png = filters(bundle)
@@ -177,7 +186,7 @@ def test_positions_are_the_cosines_of_their_embeddings():
 def test_the_box_is_what_the_pixels_show(size, fit, share):
     width, height = size
     preprocess = Preprocess(SIZE, 1, (0.5,), (0.5,), fit=fit, share=share, filter="bilinear")
-    left, top, right, bottom = box(preprocess, width, height)
+    left, top, right, bottom = visible_box(preprocess, width, height)
     x = np.broadcast_to((np.arange(width, dtype=np.float32) + 0.5) / width, (height, width))
     y = np.broadcast_to(((np.arange(height, dtype=np.float32) + 0.5) / height)[:, None], (height, width))
     across, down = (np.asarray(preprocess.fitted(Image.fromarray(np.ascontiguousarray(ramp)))) for ramp in (x, y))
@@ -190,7 +199,7 @@ def test_the_box_is_what_the_pixels_show(size, fit, share):
 
 def test_numbers_have_six_digits():
     values = np.array([0.0, 1.0, 0.123456789, 9.87654321e-5, 1.23456789e-9, 0.999999999])
-    assert short(values).tolist() == [float(f"{value:.6g}") for value in values]
+    assert round_digits(values).tolist() == [float(f"{value:.6g}") for value in values]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
 from vitreous.reports.pages.formats import break_name, format_share
-from vitreous.serving.attention_api import AttentionAsked, attention, positions
+from vitreous.serving.attention_api import AttentionRequest, attention, positions
 from vitreous.serving.http.access import Access
 from vitreous.serving.http.limits import Limits, Settings
 from vitreous.serving.http.server import running
@@ -190,7 +190,7 @@ def visit(request, browser, address):
 
 def numbers(predictor, file: Path, **words: str) -> dict:
     """The attention of a file as Python has it."""
-    return attention(predictor.bundle, predictor.read(file), AttentionAsked.parse(words, predictor.bundle.model))
+    return attention(predictor.bundle, predictor.read(file), AttentionRequest.parse(words, predictor.bundle.model))
 
 
 def alike(shown: np.ndarray, weights) -> bool:

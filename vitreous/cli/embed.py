@@ -42,7 +42,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.serving.rows import Embeddings
 
     if options.index:
-        return indexed(options, console)
+        return embed_index(options, console)
     if options.precision == "int8":
         raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
     source = open_images_of(options)
@@ -61,7 +61,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     return write_answers(options, options.out or "embeddings.npz", Embeddings(), made_by, answers, source, console)
 
 
-def indexed(options: Options, console: Console) -> dict[str, Any]:
+def embed_index(options: Options, console: Console) -> dict[str, Any]:
     """Keep the features of the training images, or of the data set that is named in their place. Raises UsageError for
     more."""
     from vitreous.errors import UsageError

@@ -127,7 +127,7 @@ def parse(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
     import tyro
     from tyro.conf import DisallowNone
 
-    show_defaults_that_say_something(kind)
+    hide_empty_defaults(kind)
     documented = "--json" in words
     words = [word for word in words if word != "--json"]
     description = (kind.__doc__ or "") + "\n\n--json prints one JSON document on stdout, everything else on stderr."
@@ -144,7 +144,7 @@ def parse(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
         raise
 
 
-def show_defaults_that_say_something(kind: type[Any]) -> None:
+def hide_empty_defaults(kind: type[Any]) -> None:
     """Leave None, False and nothing out of the help of a verb's options: what is done without the option is said in its
     own words."""
     from typing import Annotated, get_type_hints

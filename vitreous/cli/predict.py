@@ -59,8 +59,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         raise UsageError("--out and --csv are two ways to one file", "leave --csv out")
     if options.resume and not options.out:
         raise UsageError("--resume continues the file of --out", "name it")
-    warn(options, console)
-    predictor = load(options.source(options.run), options.how(), examples(options, source), options.exact)
+    warn_of_emulation(options, console)
+    predictor = load(options.source(options.run), options.how(), calibration_images(options, source), options.exact)
     print_notes(predictor, console)
     top = options.top if options.top or predictor.card.multilabel else 3
     asked = predictor.asked(top, options.threshold, options.abstain)
@@ -77,11 +77,11 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     return {
         "model": options.run,
         "precision": predictor.runtime.precision,
-        "predictions": printed(options, answers, source, console),
+        "predictions": print_predictions(options, answers, source, console),
     }
 
 
-def examples(options: Options, source: Source) -> Iterator[str | bytes]:
+def calibration_images(options: Options, source: Source) -> Iterator[str | bytes]:
     """The first images, for int8 to be calibrated on where no training images are at hand. Raises UsageError for a list
     on stdin."""
     from contextlib import suppress
@@ -99,7 +99,7 @@ def examples(options: Options, source: Source) -> Iterator[str | bytes]:
             yield item.content()
 
 
-def warn(options: ImageArguments, console: Console) -> None:
+def warn_of_emulation(options: ImageArguments, console: Console) -> None:
     """Tell of a precision that the device only emulates."""
     if options.precision == "bf16":
         from vitreous.machine import pick_device, warning
@@ -108,7 +108,7 @@ def warn(options: ImageArguments, console: Console) -> None:
             console.note(slow)
 
 
-def printed(options: Options, answers: Any, source: Source, console: Console) -> list[dict[str, Any]]:
+def print_predictions(options: Options, answers: Any, source: Source, console: Console) -> list[dict[str, Any]]:
     """The file of --csv first, since the reader of stdout may go away; then a table on stdout; returns its rows for the
     document."""
     from vitreous.disk import write_output

@@ -48,7 +48,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         return print_recipe(names[0], console)
     from vitreous.recipes.registry import RECIPES, example
 
-    rows = [facts(RECIPES[name], example(name)) for name in names]
+    rows = [describe_recipe(RECIPES[name], example(name)) for name in names]
     console.table(
         ["name", "for", "source", "batch", "length", "lr"],
         [[r["name"], r["about"], r["source"], r["batch_size"], length(r), f"{r['lr']:g}"] for r in rows],
@@ -59,7 +59,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     return {"recipes": rows}
 
 
-def facts(recipe: Recipe, run: Run) -> dict[str, Any]:
+def describe_recipe(recipe: Recipe, run: Run) -> dict[str, Any]:
     """A row of the table: `run` is the recipe's first model on the data that it was written for."""
     return {
         "name": recipe.name,
@@ -92,7 +92,7 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
     from vitreous.recipes.registry import RECIPES, example
 
     recipe, run = RECIPES[name], example(name)
-    row = facts(recipe, run) | {"grid": list(recipe.grid), "hold_out": recipe.hold_out}
+    row = describe_recipe(recipe, run) | {"grid": list(recipe.grid), "hold_out": recipe.hold_out}
     models = [(model or name_of(run.model), example(name, model)) for model in recipe.models or (None,)]
     console.say(f"{name}: {recipe.about} ({recipe.source})\n\n{recipe.text}\n")
     cells = []
@@ -106,7 +106,7 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
     for kind, length in recipe.lengths:
         console.say(f"epochs on other data ({kind}): {length.shown:,.0f} / training images, {length.text}")
     console.say()
-    console.table(["setting", "value"], [[path, value] for path, value in numbers(run)])
+    console.table(["setting", "value"], [[path, value] for path, value in decided_settings(run)])
     grid = " ".join(map(str, recipe.grid))
     console.say(
         f"\nlearning rate and batch: {recipe.rule}; --lr-grid: {grid}, with {held_out(recipe)} of the training images "
@@ -133,7 +133,7 @@ def held_out(recipe: Recipe) -> str:
     return ", ".join(f"{share:.0%} (below {images:,})" for images, share in small) + f" or {rest:.0%}"
 
 
-def numbers(run: Run) -> list[tuple[str, str]]:
+def decided_settings(run: Run) -> list[tuple[str, str]]:
     """Path and value of what a recipe decides: its optimiser and schedule whole, of the rest what is not as usual."""
     from vitreous.config import to_plain
     from vitreous.data.augmentation.augment import Augment
@@ -148,11 +148,11 @@ def numbers(run: Run) -> list[tuple[str, str]]:
     rows += [(f"{part}.{key}", whole[part][key]) for part, key in PRINTED]
     hidden = {f"optimizer.{key}" for key in UNUSED[run.optimizer.name]}
     hidden |= {f"schedule.{key}" for key, decay in OF_DECAY.items() if decay != run.schedule.decay}
-    return [(path, words(value)) for path, value in rows if path not in hidden]
+    return [(path, format_value(value)) for path, value in rows if path not in hidden]
 
 
-def words(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as `--path` takes it."""
     if isinstance(value, list):
-        return " ".join(map(words, value)) or "none"
+        return " ".join(map(format_value, value)) or "none"
     return "none" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

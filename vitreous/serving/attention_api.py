@@ -32,7 +32,7 @@ FUSIONS = ("mean", "max", "min")
 
 
 @dataclass(frozen=True)
-class AttentionAsked:
+class AttentionRequest:
     """Whose attention, where, and from which token.
 
     `raw` is what heads look at in a block; `rollout` what the blocks up to it mix together, its `head` the way heads
@@ -45,52 +45,52 @@ class AttentionAsked:
     query: tuple[int, int] | None = None
 
     @staticmethod
-    def parse(parameters: Mapping[str, str], model: Model) -> AttentionAsked:
+    def parse(parameters: Mapping[str, str], model: Model) -> AttentionRequest:
         """The words `kind`, `layer`, `head` and `query` of a request; others are not looked at.
 
         Raises UsageError with the word, its value and what is allowed, and for a model whose attention cannot be shown.
         """
-        c = visible(model.config)
+        c = config_with_attention(model.config)
         kind, head = parameters.get("kind", "rollout"), parameters.get("head", "mean")
         if kind not in ("raw", "rollout"):
-            raise wrong("kind", kind, "raw or rollout")
+            raise bad_parameter("kind", kind, "raw or rollout")
         if kind == "rollout":
-            head = number("head", head, 0, "mean, max or min", FUSIONS)
+            head = parse_number("head", head, 0, "mean, max or min", FUSIONS)
         else:
             allowed = f"a head from 0 to {c.heads - 1}, mean, max, min or all"
-            head = number("head", head, c.heads, allowed, (*FUSIONS, "all"))
+            head = parse_number("head", head, c.heads, allowed, (*FUSIONS, "all"))
         layer = parameters.get("layer", str(c.depth - 1))
-        layer = number("layer", layer, c.depth, f"a block from 0 to {c.depth - 1}, or all", ("all",))
+        layer = parse_number("layer", layer, c.depth, f"a block from 0 to {c.depth - 1}, or all", ("all",))
         query, place = parameters.get("query", "answer"), None
         if query != "answer":
             ends = [end - 1 for end in c.grid]
             allowed = f"answer, or ROW,COLUMN of a patch, from 0,0 to {ends[0]},{ends[1]}"
             if query.count(",") != 1:
-                raise wrong("query", query, allowed)
+                raise bad_parameter("query", query, allowed)
             row, column = query.split(",")
             place = (
-                number("query", row, c.grid[0], allowed, whole=query),
-                number("query", column, c.grid[1], allowed, whole=query),
+                parse_number("query", row, c.grid[0], allowed, whole=query),
+                parse_number("query", column, c.grid[1], allowed, whole=query),
             )
-        return AttentionAsked(kind, layer, head, place)  # type: ignore[arg-type]
+        return AttentionRequest(kind, layer, head, place)  # type: ignore[arg-type]
 
 
-def number(name: str, text: str, end: int, allowed: str, words: tuple[str, ...] = (), whole: str = "") -> Any:
+def parse_number(name: str, text: str, end: int, allowed: str, words: tuple[str, ...] = (), whole: str = "") -> Any:
     """One of the words, or a number from 0 to below `end`. Raises UsageError, with the `whole` value of the
     parameter."""
     if text in words:
         return text
     if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < end):
-        raise wrong(name, whole or text, allowed)
+        raise bad_parameter(name, whole or text, allowed)
     return int(text)
 
 
-def wrong(name: str, value: str, allowed: str) -> UsageError:
+def bad_parameter(name: str, value: str, allowed: str) -> UsageError:
     """The refusal of a parameter."""
     return UsageError(f"{name}={value[:40]} cannot be", f"{name} is {allowed}")
 
 
-def visible(config: ModelConfig) -> ViTConfig:
+def config_with_attention(config: ModelConfig) -> ViTConfig:
     """The config of a model whose every block sees a whole picture. Raises UsageError for others."""
     if not config.has_attention:
         raise UsageError("a BiT ResNet has no attention over tokens to look at", "ask for its filters")
@@ -101,26 +101,26 @@ def visible(config: ModelConfig) -> ViTConfig:
     return cast(ViTConfig, config)
 
 
-def can(bundle: Bundle) -> dict[str, bool]:
+def abilities(bundle: Bundle) -> dict[str, bool]:
     """Which of `attention`, `positions` and `filters` the model has."""
     c = bundle.model.config
     try:
-        seen = bool(visible(c))
+        seen = bool(config_with_attention(c))
     except UsageError:
         seen = False
     placed = c.position != "none" and len(c.grid) == 2 and c.grid[0] * c.grid[1] <= PLACES
     return {"attention": seen, "positions": placed, "filters": isinstance(c.image, tuple) and len(c.image) == 2}
 
 
-def attention(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> dict[str, Any]:
+def attention(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> dict[str, Any]:
     """(C, H, W) pixels as `reading.read` makes them -> what is asked, as JSON has it.
 
     `weights` is [h][w], one axis before it for all layers and one after that for all heads; `prefix_weights` [P]
     likewise. A token's weights and prefix weights together sum to one, but for `max` and `min` of heads. Raises
     UsageError where a model has none.
     """
-    selected, grid, prefix = rows(bundle, pixels, asked)
-    c = visible(bundle.model.config)
+    selected, grid, prefix = attention_rows(bundle, pixels, asked)
+    c = config_with_attention(bundle.model.config)
     return {
         "kind": asked.kind,
         "layer": asked.layer,
@@ -130,19 +130,21 @@ def attention(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> dict
         "layers": c.depth,
         "heads": c.heads,
         "prefix": prefix,
-        "weights": short(selected[..., prefix:].reshape(*selected.shape[:-1], *grid)).tolist(),
-        "prefix_weights": short(selected[..., :prefix]).tolist(),
+        "weights": round_digits(selected[..., prefix:].reshape(*selected.shape[:-1], *grid)).tolist(),
+        "prefix_weights": round_digits(selected[..., :prefix]).tolist(),
     }
 
 
-def rows(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> tuple[np.ndarray, tuple[int, ...], int]:
+def attention_rows(
+    bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest
+) -> tuple[np.ndarray, tuple[int, ...], int]:
     """(C, H, W) pixels -> (..., P + N) float32 weights, the axes before as `asked`; the grid, and P."""
     import torch
 
     from vitreous.inspection.attention import attention as raw
     from vitreous.inspection.rollout import Mixing, rollout
 
-    model, c = bundle.model, visible(bundle.model.config)
+    model, c = bundle.model, config_with_attention(bundle.model.config)
     grid = tuple(i // p for i, p in zip(bundle.preprocess.image, c.patch, strict=True))
     queries = None
     if asked.query is not None:
@@ -165,7 +167,7 @@ def rows(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> tuple[np.
     return (selected if asked.layer == "all" else selected[0]).float().cpu().numpy(), grid, c.prefix
 
 
-def short(values: np.ndarray) -> np.ndarray:
+def round_digits(values: np.ndarray) -> np.ndarray:
     """(n, ...) numbers to `DIGITS` significant digits, float64, so that JSON writes no more; below 1e-16 fewer."""
     values = values.astype(np.float64)
     size = np.floor(np.log10(np.maximum(np.abs(values), 1e-16)))
@@ -173,7 +175,7 @@ def short(values: np.ndarray) -> np.ndarray:
     return np.rint(values * scale) / scale
 
 
-def attention_png(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> bytes:
+def attention_png(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> bytes:
     """The picture the model saw, dark where the map is low (arXiv:2010.11929, Fig. 6). Raises UsageError for more than
     one map."""
     import torch
@@ -183,8 +185,8 @@ def attention_png(bundle: Bundle, pixels: np.ndarray, asked: AttentionAsked) -> 
 
     if "all" in (asked.layer, asked.head):
         name = "layer" if asked.layer == "all" else "head"
-        raise wrong(name, "all", "one for a PNG; format=json has them all")
-    selected, grid, prefix = rows(bundle, pixels, asked)
+        raise bad_parameter(name, "all", "one for a PNG; format=json has them all")
+    selected, grid, prefix = attention_rows(bundle, pixels, asked)
     weights = selected[prefix:].reshape(grid)
     picture = rgb_image(torch.from_numpy(pixels))
     times = -(-SIDE // max(picture.size))
@@ -200,7 +202,7 @@ def positions(bundle: Bundle) -> dict[str, Any] | None:
     """
     from vitreous.inspection.positions import embeddings, similarity, similarity_range
 
-    if not can(bundle)["positions"]:
+    if not abilities(bundle)["positions"]:
         return None
     c = bundle.model.config
     grid = tuple(i // p for i, p in zip(bundle.preprocess.image, c.patch, strict=True))
@@ -219,13 +221,13 @@ def filters(bundle: Bundle) -> bytes | None:
     from vitreous.inspection.features import filters as components
     from vitreous.reports.figures.features import shown, together_of
 
-    if not can(bundle)["filters"]:
+    if not abilities(bundle)["filters"]:
         return None
     whole = together_of(shown(components(bundle.model).components.numpy())[0])
     return png(Image.fromarray((whole * 255).round().astype(np.uint8)))
 
 
-def box(preprocess: Preprocess, width: int, height: int) -> list[float]:
+def visible_box(preprocess: Preprocess, width: int, height: int) -> list[float]:
     """The part of an upright picture of so many pixels that the model sees: left, top, right, bottom, shares of width
     and height."""
     if preprocess.fit == "squash" or (width, height) == preprocess.image[::-1]:

@@ -128,7 +128,7 @@ def write_index(
     good = np.flatnonzero(features.good)
     if not len(good):
         raise DataError("no image can be read", "`vitreous data check` tells why")
-    arrays: dict[str, np.ndarray] = {"features": halved(features.rows, good)}
+    arrays: dict[str, np.ndarray] = {"features": unit_rows(features.rows, good)}
     texts = {
         "labels": Texts.of(label.encode() for label in labels_of(opened, images, good)),
         "names": Texts.of(Path(images.name(int(row))).name.encode("utf-8", "replace") for row in good),
@@ -138,7 +138,7 @@ def write_index(
     arrays |= {f"{name}_ends": text.ends for name, text in texts.items()}
     place = folder / FILE
     with atomic(place, shared=True) as file:
-        np.savez(file, told=np.array(json.dumps({"format": FORMAT, **of_bundle(folder)})), **arrays)  # type: ignore[arg-type]
+        np.savez(file, told=np.array(json.dumps({"format": FORMAT, **bundle_key(folder)})), **arrays)  # type: ignore[arg-type]
     return place
 
 
@@ -158,14 +158,14 @@ def open_index(run: str | os.PathLike[str]) -> Index | None:
         whole = rows.ndim == 2 and all(len(text.ends) == len(rows) and text.ends[-1] == len(text.all) for text in texts)
     except Exception as error:  # numpy and zipfile leave a broken file with whatever they stumbled over
         raise WeightsError(f"{place} cannot be read ({error})", AGAIN) from None
-    if record != {"format": FORMAT, **of_bundle(place.parent)}:
+    if record != {"format": FORMAT, **bundle_key(place.parent)}:
         raise WeightsError(f"{place} is of another model than lies beside it", AGAIN)
     if not whole:
         raise WeightsError(f"{place} is damaged", AGAIN)
     return Index(rows, *texts)
 
 
-def of_bundle(folder: Path) -> dict[str, Any]:
+def bundle_key(folder: Path) -> dict[str, Any]:
     """What features depend on: the weights' SHA-256 as the bundle has it, and the preprocessing. Raises WeightsError
     for no bundle."""
     from vitreous.weights.bundle import DESCRIPTION, WEIGHTS
@@ -177,7 +177,7 @@ def of_bundle(folder: Path) -> dict[str, Any]:
         raise WeightsError(f"{folder} is not a model bundle ({error})") from None
 
 
-def halved(rows: np.ndarray, good: np.ndarray) -> np.ndarray:
+def unit_rows(rows: np.ndarray, good: np.ndarray) -> np.ndarray:
     """(n, D) float32 -> those of `good` at length one, float16: a cosine is off by at most about 5e-4."""
     out = np.empty((len(good), rows.shape[1]), np.float16)
     for low in range(0, len(good), CHUNK):

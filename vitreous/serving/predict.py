@@ -153,7 +153,9 @@ class Predictor:
         vectors = stack_embeddings(rows)
         return vectors[0] if is_image(images) else vectors
 
-    def predictions(self, items: Iterable[Item], asked: Asked, bad_images: str = "skip") -> Iterator[list[Prediction]]:
+    def predictions(
+        self, items: Iterable[Item], asked: AnswerOptions, bad_images: str = "skip"
+    ) -> Iterator[list[Prediction]]:
         """Items -> answers in order, some at a time; of a million images no more than a few hundred are ever in memory.
 
         Raises UsageError for a model without a head."""
@@ -193,7 +195,9 @@ class Predictor:
         except DataError as error:
             return error
 
-    def asked(self, top: int | None = None, threshold: float | None = None, abstain: float | None = None) -> Asked:
+    def asked(
+        self, top: int | None = None, threshold: float | None = None, abstain: float | None = None
+    ) -> AnswerOptions:
         """What is asked of the probabilities, with what the model decides where it is not said. Raises UsageError."""
         multilabel = self.card.multilabel
         check_abstain(abstain)
@@ -202,7 +206,7 @@ class Predictor:
             raise UsageError(message, "use --threshold where there may be several")
         if threshold is None:
             threshold = THRESHOLD if multilabel and top is None else -1.0
-        return Asked(top or (len(self.card.classes) if multilabel else 5), threshold, abstain or 0.0)
+        return AnswerOptions(top or (len(self.card.classes) if multilabel else 5), threshold, abstain or 0.0)
 
     def probabilities(self, pixels: np.ndarray) -> np.ndarray:
         """(B, C, *image) pixels -> (B, K) float64."""
@@ -210,7 +214,7 @@ class Predictor:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnswerOptions:
     """At most `top` classes of a probability above `threshold`; unsure where the highest is below `abstain`."""
 
     top: int

@@ -21,7 +21,7 @@ import vitreous.errors as errors
 from vitreous.cluster import connect_ray
 from vitreous.errors import DataError, ResourceError, VitreousError
 from vitreous.evaluation.inference_options import InferenceOptions
-from vitreous.serving.predict import Asked, Embedding, Prediction, load
+from vitreous.serving.predict import AnswerOptions, Embedding, Prediction, load
 from vitreous.serving.sources import Item
 from vitreous.weights.options import WeightsSource
 
@@ -58,7 +58,9 @@ class Remote:
     how: InferenceOptions = InferenceOptions()  # noqa: RUF009
     exact: bool = False
 
-    def predictions(self, items: Iterable[Item], asked: Asked, bad_images: str = "skip") -> Iterator[list[Prediction]]:
+    def predictions(
+        self, items: Iterable[Item], asked: AnswerOptions, bad_images: str = "skip"
+    ) -> Iterator[list[Prediction]]:
         """As `Predictor.predictions`. Raises UsageError without Ray or cluster, ResourceError where the cluster gives
         out."""
         return self.answers(items, "predictions", (asked, bad_images))

@@ -43,13 +43,13 @@ def read(
     content = raw if isinstance(raw, bytes) else read_regular(raw)
     refuse_costly(content, name)
     if content.startswith(b"\xff\xd8") and (header := parse_plain(content, preprocess.channels, name, exact=False)):
-        small = shrunk(header, preprocess)
+        small = read_reduced(header, preprocess)
         if small is not None:
             return small
     return preprocess.array(preprocess.decoded(content, name))
 
 
-def shrunk(jpeg: Jpeg, preprocess: Preprocess) -> np.ndarray | None:
+def read_reduced(jpeg: Jpeg, preprocess: Preprocess) -> np.ndarray | None:
     """(C, *image) pixels from a smaller decoding; None where it would save nothing, or the decoder objects."""
     left, top, right, bottom = preprocess.box(jpeg.size)
     factor = reduction_factor((int(bottom - top), int(right - left)), preprocess.image)

@@ -103,7 +103,7 @@ def resolve_word(word: str, column: str | None) -> Iterator[Part]:
     if word == "-" or (word.startswith("@") and not os.path.lexists(word)):
         if word not in ("-", "@-") and not os.path.lexists(word[1:]):
             raise DataError(f"no such file: {printable(word[1:])}")
-        yield partial(listed, word.removeprefix("@")), None
+        yield partial(read_list, word.removeprefix("@")), None
     elif os.path.isdir(word):
         files = walk(word) or walk(word, frozenset((*TARS[:1], *ROWS)))
         if not files:
@@ -135,7 +135,9 @@ def resolve_files(files: list[str], column: str | None) -> Iterator[Part]:
         if not suffix:
             yield partial(as_files, paths), len(paths)
             continue
-        reader = archived if suffix in TARS else partial(tabled if suffix in TABLES else rowed, column=column)
+        reader = (
+            read_archive if suffix in TARS else partial(read_table if suffix in TABLES else read_rows, column=column)
+        )
         for path in paths:
             yield partial(reader, path), None
 
@@ -151,7 +153,7 @@ def as_files(paths: Sequence[str]) -> Iterator[Item]:
     return (Item(path, path) for path in paths)
 
 
-def opening(path: str) -> BinaryIO:
+def open_file(path: str) -> BinaryIO:
     """A regular file, for reading. Raises DataError."""
     try:
         return open_regular(path)
@@ -159,10 +161,10 @@ def opening(path: str) -> BinaryIO:
         raise DataError(f"{printable(path)}: cannot be read ({reason(error)})") from None
 
 
-def listed(path: str) -> Iterator[Item]:
+def read_list(path: str) -> Iterator[Item]:
     """The paths in a list, `-` for stdin; empty lines stand for nothing."""
     with ExitStack() as stack:
-        file = sys.stdin.buffer if path == "-" else stack.enter_context(opening(path))
+        file = sys.stdin.buffer if path == "-" else stack.enter_context(open_file(path))
         rest, end = b"", b""
         while block := file.read(BLOCK):
             end = end or (b"\0" if b"\0" in block else b"\n" if b"\n" in block else b"")
@@ -178,11 +180,11 @@ def paths_in(lines: Sequence[bytes], end: bytes) -> Iterator[Item]:
             yield Item(path, path)
 
 
-def tabled(path: str, column: str | None) -> Iterator[Item]:
+def read_table(path: str, column: str | None) -> Iterator[Item]:
     """The paths in a column of a CSV file, or with tabs of a TSV file, with a header. Raises DataError and
     UsageError."""
     home, name = os.path.dirname(path), printable(path)
-    opening(path).close()
+    open_file(path).close()
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file, delimiter="\t" if path.lower().endswith(".tsv") else ",", strict=True)
         try:
@@ -215,7 +217,7 @@ def choose_column(name: str, columns: Sequence[str], column: str | None, known: 
     return best
 
 
-def archived(path: str) -> Iterator[Item]:
+def read_archive(path: str) -> Iterator[Item]:
     """The images in a tar archive, called ARCHIVE/NAME. Raises DataError for what is none, or not whole."""
     known = stamp(Path(path))
     if not known.size:
@@ -236,7 +238,7 @@ def member_bytes(path: str, known: Any, start: int, size: int, called: str) -> b
     return read_at(path, known, start, size)
 
 
-def rowed(path: str, column: str | None) -> Iterator[Item]:
+def read_rows(path: str, column: str | None) -> Iterator[Item]:
     """The images in a column of a Parquet file: bytes, a struct of bytes and path, or paths. Raises DataError and
     UsageError."""
     import pyarrow as pa
@@ -253,20 +255,20 @@ def rowed(path: str, column: str | None) -> Iterator[Item]:
         with closing(parquet.iter_batches(BATCH, columns=[column], use_threads=False)) as batches:
             for batch in batches:
                 for value in batch.column(0).to_pylist():
-                    yield of_row(value, f"{path}, row {number}", home)
+                    yield item_of_row(value, f"{path}, row {number}", home)
                     number += 1
 
 
-def of_row(value: Any, called: str, home: str) -> Item:
+def item_of_row(value: Any, called: str, home: str) -> Item:
     """The image that a value of Parquet is."""
     content, where = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
     if isinstance(content, str):
         content, where = None, content
     if content is None and where:
         return Item(where, os.path.join(home, where))
-    return Item(called, content if content else partial(missing, called))
+    return Item(called, content if content else partial(fail_missing, called))
 
 
-def missing(called: str) -> bytes:
+def fail_missing(called: str) -> bytes:
     """No bytes: raises DataError."""
     raise DataError(f"{printable(called)}: no image")

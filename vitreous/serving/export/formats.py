@@ -23,7 +23,7 @@ from vitreous.evaluation.libraries import needed, unobserved
 from vitreous.evaluation.openvino import quantize
 from vitreous.models.zoo import Model
 from vitreous.serving.card import Card
-from vitreous.serving.export.graph import INPUT, OUTPUTS, program
+from vitreous.serving.export.graph import INPUT, OUTPUTS, trace
 from vitreous.serving.export_file import CARD, MOST, content, describe_export, normalised, seal_onnx, seal_xml
 from vitreous.serving.exported import open_exported
 from vitreous.serving.runtime import Runtime
@@ -61,15 +61,15 @@ def write_onnx(target: ExportTarget, place: Path) -> None:
     if sum(p.numel() * p.element_size() for p in target.model.parameters()) > WHOLE:
         raise UsageError(*TOO_LARGE)
     with silence_warnings():
-        exported = program(target.model, target.dynamic)
+        exported = trace(target.model, target.dynamic)
         names: dict[str, Any] = {"input_names": [INPUT], "output_names": list(OUTPUTS)}
         written = torch.onnx.export(exported, (), **names, opset_version=OPSET, dynamo=True, verbose=False)
         assert written is not None
         graph = written.model_proto
-        plain(graph, target)
+        strip_metadata(graph, target)
         if target.calibration is not None:
             graph = quantise_onnx(graph, target.calibration, place.parent)
-    for name, text in {CARD: target.label, **plain_words(target.card)}.items():
+    for name, text in {CARD: target.label, **card_metadata(target.card)}.items():
         graph.metadata_props.add(key=name, value=text)
     onnx.checker.check_model(graph)
     raw = graph.SerializeToString()
@@ -117,7 +117,7 @@ def quantise_onnx(graph: Any, pictures: list[np.ndarray], scratch: Path) -> Any:
     return model
 
 
-def plain(graph: Any, target: ExportTarget) -> None:
+def strip_metadata(graph: Any, target: ExportTarget) -> None:
     """Leave out of an ONNX graph what tells of the machine that made it, and name its free axes."""
     del graph.metadata_props[:], graph.graph.metadata_props[:], graph.graph.value_info[:]
     graph.graph.doc_string, graph.producer_name = "", "vitreous"
@@ -133,7 +133,7 @@ def plain(graph: Any, target: ExportTarget) -> None:
             axes[2].dim_param, axes[3].dim_param = "height", "width"
 
 
-def plain_words(card: Card) -> dict[str, str]:
+def card_metadata(card: Card) -> dict[str, str]:
     """What other programs may want to know, each by itself."""
     p = card.preprocess
     return {
@@ -151,14 +151,14 @@ def write_torch(target: ExportTarget, place: Path) -> None:
     if target.calibration is not None:
         raise UsageError("int8 is for --to onnx and --to openvino", "leave --quantize out")
     with silence_warnings():
-        torch.export.save(program(target.model, target.dynamic), place, extra_files={f"{CARD}.json": target.label})
+        torch.export.save(trace(target.model, target.dynamic), place, extra_files={f"{CARD}.json": target.label})
 
 
 def write_openvino(target: ExportTarget, place: Path) -> None:
     """An OpenVINO file, and its .bin beside it."""
     with unobserved(), silence_warnings():
         ov = needed("openvino")
-        graph = ov.convert_model(program(target.model, target.dynamic))
+        graph = ov.convert_model(trace(target.model, target.dynamic))
         for value, name in zip((*graph.inputs, *graph.outputs), (INPUT, *OUTPUTS), strict=True):
             value.get_tensor().set_names({name})
         config = target.card.preprocess
@@ -166,7 +166,7 @@ def write_openvino(target: ExportTarget, place: Path) -> None:
         if target.calibration is not None:
             graph = quantize(graph, target.calibration, anywhere=True)
         graph.set_rt_info(target.label, CARD)
-        for name, text in plain_words(target.card).items():
+        for name, text in card_metadata(target.card).items():
             graph.set_rt_info(text, [f"{CARD}_told", name])
         ov.save_model(graph, place, compress_to_fp16=False)
     weights = content(place.with_suffix(".bin"))

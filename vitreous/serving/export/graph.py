@@ -90,7 +90,7 @@ class Lines(nn.Module):
         return x
 
 
-def length(size: int) -> Tensor:
+def size_tensor(size: int) -> Tensor:
     """A size, which may be a symbol, as a float64 scalar that depends on it."""
     return torch.ones(size, dtype=torch.float64).sum()
 
@@ -99,7 +99,7 @@ def axis_weights(old: int, new: int, how: str, native: Tensor) -> Tensor:
     """`nn.grid.axis_weights`, (new, old), for a `new` that may be a symbol; the identity matrix where `native`, a bool
     scalar, is true."""
     line = torch.arange(new, dtype=torch.float64)
-    count = length(new)
+    count = size_tensor(new)
     if how in ALIGNED:
         step = (old - 1) / (count - 1).clamp(min=1)
         at = line * step
@@ -131,7 +131,7 @@ def kernel(x: Tensor, a: float | None) -> Tensor:
 
 def resize(table: Tensor, grid: tuple[int, ...], how: str) -> Tensor:
     """(*old, D) -> (*grid, D): `nn.grid.resize` for a grid of symbols."""
-    unchanged = [length(new) == old for old, new in zip(table.shape[:-1], grid, strict=True)]
+    unchanged = [size_tensor(new) == old for old, new in zip(table.shape[:-1], grid, strict=True)]
     everywhere = torch.stack(unchanged).all()
     for axis, new in enumerate(grid):
         native = everywhere if how == "bicubic-offset" else unchanged[axis]
@@ -169,19 +169,19 @@ class AnyAxes(nn.Module):
         )
 
 
-def answers(model: Model, dynamic: bool = False) -> Answers:
+def exportable(model: Model, dynamic: bool = False) -> Answers:
     """A copy of the model that exporters understand; `dynamic`: for images of any size that the patch divides."""
     twin = deepcopy(model).cpu().eval().requires_grad_(False)
-    change(twin, dynamic)
+    replace_modules(twin, dynamic)
     return Answers(twin)
 
 
-def change(module: nn.Module, dynamic: bool) -> None:
+def replace_modules(module: nn.Module, dynamic: bool) -> None:
     """Put what exporters understand in the place of what they do not, everywhere below a module."""
     for name, child in module._modules.items():
         if child is None:
             continue
-        change(child, dynamic)
+        replace_modules(child, dynamic)
         if isinstance(child, StandardizedConv):
             module._modules[name] = Standardized(child)
         elif isinstance(child, Root) and child.norm is None and not child.border:
@@ -216,7 +216,7 @@ def example(config: ModelConfig, dynamic: bool = False) -> Tensor:
     return torch.zeros(2, config.channels, *(side + more for side, more in zip(config.image, axes, strict=True)))
 
 
-def shapes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, Any], ...]:
+def dynamic_axes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, Any], ...]:
     """Which axes of the input have no fixed length, as torch.export has it."""
     free: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=MOST)}
     if dynamic:
@@ -229,14 +229,16 @@ def shapes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, Any], 
     return (free,)
 
 
-def program(model: Model, dynamic: bool = False) -> Any:
+def trace(model: Model, dynamic: bool = False) -> Any:
     """The model as torch.export makes it: (B, C, *image) normalised float32 -> logits, features, for any B."""
     if dynamic:
         check_dynamic(model.config)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         program = torch.export.export(
-            answers(model, dynamic), (example(model.config, dynamic),), dynamic_shapes=shapes(model.config, dynamic)
+            exportable(model, dynamic),
+            (example(model.config, dynamic),),
+            dynamic_shapes=dynamic_axes(model.config, dynamic),
         )
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of the machine that made it

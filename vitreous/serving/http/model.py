@@ -56,7 +56,7 @@ class Served:
 
         bundle = self.predictor.bundle
         parts = dict.fromkeys(("attention", "positions", "filters"), False) | (
-            attention_api.can(bundle) if bundle else {}
+            attention_api.abilities(bundle) if bundle else {}
         )
         return {"embed": self.embeds, **parts, "neighbours": self.index is not None}
 
@@ -112,7 +112,7 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
 
     Raises WeightsError where its answer is not finite, has another shape, or is another one the second time.
     """
-    size = min(together(predictor), limits.queue or MOST)
+    size = min(batch_size(predictor), limits.queue or MOST)
     one, card = noise(predictor), predictor.card
     try:
         golden, again = predictor.probabilities(one), predictor.probabilities(one)
@@ -132,12 +132,14 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         predictor.probabilities(full)
         seconds.append(max(time.perf_counter() - began, 1e-6))
     plain, sized = (settings_of(card.preprocess, limits, predictor.exact, sized) for sized in (False, True))
-    served = Served(predictor, plain, sized, size / min(seconds), size, embeds(predictor), *indexed(predictor, run))
+    served = Served(
+        predictor, plain, sized, size / min(seconds), size, has_features(predictor), *index_of(predictor, run)
+    )
     served.describe()  # here, in no hurry: it imports what looks inside
     return served
 
 
-def indexed(predictor: Predictor, run: str | os.PathLike[str] | None) -> tuple[Index | None, str]:
+def index_of(predictor: Predictor, run: str | os.PathLike[str] | None) -> tuple[Index | None, str]:
     """The run's index of training images, if it has one; and what is wrong with it, as where it is of other weights."""
     from vitreous.serving.index import open_index
 
@@ -149,7 +151,7 @@ def indexed(predictor: Predictor, run: str | os.PathLike[str] | None) -> tuple[I
         return None, f"{error.message}: {error.hint}"
 
 
-def together(predictor: Predictor) -> int:
+def batch_size(predictor: Predictor) -> int:
     """Pictures of a batch: a part for each thread that computes one; more would only wait for each other."""
     import sys
 
@@ -158,7 +160,7 @@ def together(predictor: Predictor) -> int:
     return min(part * (torch.get_num_threads() if torch is not None else 1), max(part, MOST))
 
 
-def embeds(predictor: Predictor) -> bool:
+def has_features(predictor: Predictor) -> bool:
     """Whether it tells features. A bundle does; asking one would pack its weights a second time."""
     if predictor.bundle is not None:
         return True

@@ -203,7 +203,7 @@ async def attention(request: Request) -> Response:
     form = parameters.get("format", "json")
     if form not in ("json", "png"):
         raise Refusal(422, "bad_parameter", f"format={form[:40]} cannot be", "format is json or png")
-    options = attention_api.AttentionAsked.parse(parameters, bundle.model)
+    options = attention_api.AttentionRequest.parse(parameters, bundle.model)
     if form == "png" and "all" in (options.layer, options.head):
         raise Refusal(422, "bad_parameter", "a PNG of several maps", "ask for one layer and one head, or format=json")
     render = attention_api.attention_png if form == "png" else attention_api.attention
@@ -214,7 +214,7 @@ async def attention(request: Request) -> Response:
         result = await service.batcher.ask(work, pixels, info.deadline, alone=True)
     if isinstance(result, bytes):
         return Response(result, media_type="image/png")
-    box = attention_api.box(served.predictor.card.preprocess, width, height)
+    box = attention_api.visible_box(served.predictor.card.preprocess, width, height)
     return json_response({"request_id": info.id, "model": model_name(served), **result, "box": box})
 
 
