@@ -40,8 +40,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Race, print a table for each piece of work, and write the page of --out. Raises ResourceError: it cannot be
-    written."""
+    """Race, print a table per piece of work, and write the page of --out. Raises ResourceError."""
     import shlex
     import sys
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""What people see: progress, notes and tables on stderr or stdout, plain where there is no terminal."""
+"""Output for people: progress, notes and tables on stderr or stdout, plain where there is no terminal."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ def reserve_stdout() -> Iterator[TextIO]:
 
 
 def as_json(document: Any) -> str:
-    """A document as one line of JSON that a terminal shows as it is: what is not printable, file names may have it, is
-    escaped."""
+    """One line of JSON in which every character that cannot be printed is escaped."""
     text = json.dumps(document, ensure_ascii=False)
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
@@ -69,13 +68,13 @@ class Console(Display):
         self.code = 0
 
     def say(self, text: str = "") -> None:
-        """One line for people: on stdout, or on stderr where stdout belongs to a document."""
+        """Print a line on stdout, or on stderr where stdout belongs to a document."""
         self.close()
         if speaks():
             write_line(text, sys.stdout if self.document_to is None else sys.stderr)
 
     def document(self, document: Any) -> None:
-        """The JSON document, where one was asked for."""
+        """Print the JSON document, where one was asked for."""
         self.close()
         if self.document_to is not None and speaks():
             write_line(as_json(document), self.document_to)
@@ -91,6 +90,6 @@ class Console(Display):
             self.say("  ".join(line).rstrip())
 
     def error(self, error: VitreousError) -> None:
-        """What was wrong, and the way out."""
+        """Print an error's message and hint on stderr."""
         self.close()
         write_line(f"error: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), sys.stderr)

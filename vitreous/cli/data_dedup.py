@@ -45,8 +45,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Look for copies, write the list, and print how many there are. Raises UsageError for a number of workers, a table
-    or a folder that cannot be."""
+    """Find copies, write the list, and print counts. Raises UsageError for options that cannot be."""
     from pathlib import Path
 
     from vitreous.data.copies.dedup import dedup

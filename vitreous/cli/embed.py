@@ -62,8 +62,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def embed_index(options: Options, console: Console) -> dict[str, Any]:
-    """Keep the features of the training images, or of the data set that is named in their place. Raises UsageError for
-    more."""
+    """Store features of the training images, or of one named data set, in the bundle. Raises UsageError."""
     from vitreous.errors import UsageError
     from vitreous.serving.index import write_index
 

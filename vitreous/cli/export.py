@@ -58,7 +58,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def lines(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is told of one file."""
+    """Labels and texts of the lines that describe one file."""
     if not row["images"]:
         return [("written", f"{row['file']}, {row['bytes']:,} bytes, read back bit for bit")]
     rows = [

@@ -1,5 +1,4 @@
-"""Options of the verbs that run a model, and what `predict` and `embed` share: images from anywhere, a file of answers
-that can be continued, a list of what could not be read."""
+"""Options of the verbs that run a model, and what `predict` and `embed` share."""
 
 from __future__ import annotations
 
@@ -78,7 +77,7 @@ class ImageArguments(InferenceArguments):
 
 
 def open_images_of(options: ImageArguments) -> Source:
-    """The images that are meant. Raises UsageError for none."""
+    """The images that the options name. Raises UsageError for none."""
     from vitreous.errors import UsageError
     from vitreous.serving.sources import ADVICE, source
 
@@ -88,7 +87,7 @@ def open_images_of(options: ImageArguments) -> Source:
 
 
 def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor | Remote:
-    """What answers: the predictor, or a cluster in its place. Raises UsageError for int8 on a cluster."""
+    """The predictor, or a cluster in its place. Raises UsageError for int8 on a cluster."""
     if options.ray is None:
         return predictor
     from vitreous.errors import UsageError
@@ -102,8 +101,7 @@ def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor |
 
 
 def file_settings(options: ImageArguments, predictor: Predictor, **more: Any) -> dict[str, Any]:
-    """What a file of answers depends on beside the model and the images. The precision is the one computed in: `auto`
-    stands for another on another processor, and one file is not continued in two."""
+    """The settings that a file of answers depends on beside model and images; the precision is the one computed in."""
     asked = {name: getattr(options, name) for name in ("exact", "device", "engine", "merge_tokens")}
     known = {name: value for name in ("resize", "source_size") if (value := getattr(options, name)) is not None}
     return {**asked, "precision": predictor.runtime.precision, **more, **known}

@@ -66,8 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def command(words: list[str]) -> int:
-    """One verb with its words. Returns the exit code: 1 for a check that failed, 3 for images that could not be
-    read."""
+    """Run one verb. Returns the exit code: 1 for a check that failed, 3 for unreadable images."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0 if words else 2
@@ -122,8 +121,7 @@ def split_settings(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def parse(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
-    """Words -> the verb's options, and whether `--json` was among them. Exits with 2, and a suggestion, for what cannot
-    be."""
+    """Parse a verb's options, and whether `--json` was given. Exits with 2 and a suggestion for bad ones."""
     import tyro
     from tyro.conf import DisallowNone
 
@@ -145,8 +143,7 @@ def parse(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
 
 
 def hide_empty_defaults(kind: type[Any]) -> None:
-    """Leave None, False and nothing out of the help of a verb's options: what is done without the option is said in its
-    own words."""
+    """Hide defaults that are None, False or empty in the help of a verb."""
     from typing import Annotated, get_type_hints
 
     from tyro.conf import arg
@@ -160,7 +157,7 @@ def hide_empty_defaults(kind: type[Any]) -> None:
 
 
 def overview() -> str:
-    """What `vitreous` alone prints."""
+    """The text that `vitreous` alone prints."""
     rows = "\n".join(f"  {verb:10} {text}" for verb, (_, text) in VERBS.items())
     return (
         f"usage: vitreous VERB [OPTIONS]\n\n{rows}\n\n`vitreous VERB --help` tells more; `vitreous train digits` is "
@@ -174,8 +171,7 @@ def refusal(message: str, hint: str, code: int) -> dict[str, Any]:
 
 
 def fail(error: VitreousError, words: list[str], code: int) -> int:
-    """Say what went wrong: two lines on stderr and, for `--json`, a document on stdout. Of several processes, the
-    leading one says it."""
+    """Print an error: two lines on stderr and, for `--json`, a document on stdout; only the leading process does."""
     if not speaks():
         return code
     Console().error(error)

@@ -82,8 +82,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def calibration_images(options: Options, source: Source) -> Iterator[str | bytes]:
-    """The first images, for int8 to be calibrated on where no training images are at hand. Raises UsageError for a list
-    on stdin."""
+    """The first images, to calibrate int8 on where there are no training images. Raises UsageError for stdin."""
     from contextlib import suppress
     from itertools import islice
 
@@ -100,7 +99,7 @@ def calibration_images(options: Options, source: Source) -> Iterator[str | bytes
 
 
 def warn_of_emulation(options: ImageArguments, console: Console) -> None:
-    """Tell of a precision that the device only emulates."""
+    """Print a note where the device only emulates the precision."""
     if options.precision == "bf16":
         from vitreous.machine import pick_device, warning
 
@@ -109,8 +108,7 @@ def warn_of_emulation(options: ImageArguments, console: Console) -> None:
 
 
 def print_predictions(options: Options, answers: Any, source: Source, console: Console) -> list[dict[str, Any]]:
-    """The file of --csv first, since the reader of stdout may go away; then a table on stdout; returns its rows for the
-    document."""
+    """Write the file of --csv, print the table, and return the rows of the document."""
     from vitreous.disk import write_output
     from vitreous.errors import printable
     from vitreous.serving.rows import HEAD, Predictions, cells

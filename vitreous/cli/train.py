@@ -19,7 +19,7 @@ SHOWN = 10  # classes that the header names
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Train, or with --dry-run tell what training would be; returns the document."""
+    """Train, or print the plan with --dry-run; returns the document."""
     from pathlib import Path
 
     from vitreous.models.names import configure
@@ -52,7 +52,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def print_header(run: Run, data: Data, console: Console) -> None:
-    """What is about to be trained on what, a plain line each on stderr."""
+    """Print data, model, recipe and device before training, a line each, on stderr."""
     from vitreous.models.cost import macs
     from vitreous.models.names import name_of
     from vitreous.nn.sizes import format_size
@@ -76,7 +76,7 @@ def print_header(run: Run, data: Data, console: Console) -> None:
 
 
 def selection(summary: dict[str, Any]) -> Iterator[str]:
-    """Which weights were kept, and whether the run ended early: a line each, where it was asked to choose."""
+    """Lines that say which weights were kept, and whether the run ended early."""
     chosen = summary.get("selection")
     if not chosen:
         return

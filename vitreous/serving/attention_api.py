@@ -76,8 +76,7 @@ class AttentionRequest:
 
 
 def parse_number(name: str, text: str, end: int, allowed: str, words: tuple[str, ...] = (), whole: str = "") -> Any:
-    """One of the words, or a number from 0 to below `end`. Raises UsageError, with the `whole` value of the
-    parameter."""
+    """One of the words, or a number from 0 to below `end`. Raises UsageError with the `whole` value."""
     if text in words:
         return text
     if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < end):
@@ -176,8 +175,7 @@ def round_digits(values: np.ndarray) -> np.ndarray:
 
 
 def attention_png(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> bytes:
-    """The picture the model saw, dark where the map is low (arXiv:2010.11929, Fig. 6). Raises UsageError for more than
-    one map."""
+    """A PNG of the model's input (C, H, W), dark where the map is low (arXiv:2010.11929, Fig. 6). Raises UsageError."""
     import torch
     from PIL import Image
 
@@ -214,8 +212,7 @@ def positions(bundle: Bundle) -> dict[str, Any] | None:
 
 
 def filters(bundle: Bundle) -> bytes | None:
-    """A PNG of the first principal components of the filters that read the image (arXiv:2010.11929, Fig. 7 left), or
-    None."""
+    """A PNG of the principal components of the patch filters (arXiv:2010.11929, Fig. 7 left), or None."""
     from PIL import Image
 
     from vitreous.inspection.features import filters as components
@@ -228,8 +225,7 @@ def filters(bundle: Bundle) -> bytes | None:
 
 
 def visible_box(preprocess: Preprocess, width: int, height: int) -> list[float]:
-    """The part of an upright picture of so many pixels that the model sees: left, top, right, bottom, shares of width
-    and height."""
+    """The part of an upright image that the model sees: left, top, right, bottom as shares of width and height."""
     if preprocess.fit == "squash" or (width, height) == preprocess.image[::-1]:
         return [0.0, 0.0, 1.0, 1.0]
     tall, wide = preprocess.image

@@ -1,4 +1,4 @@
-"""What a trained model is, apart from its weights: what it takes and what it answers. Read without torch."""
+"""Description of a trained model without its weights: its input and its answers. Read without torch."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ DIGITS = 64
 
 
 def describe_export(card: Card, quantised: str | None = None) -> str:
-    """What an exported file says of itself, as JSON."""
+    """The description in an exported file, as JSON."""
     document = {"format": FORMAT, "vitreous": __version__, "quantised": quantised, "card": card.plain()}
     return json.dumps(document, ensure_ascii=False)
 
 
 def precision_in(text: str | None) -> str:
-    """What a file computes in, by the text of `describe_export`: `int8` where products were quantised, else `fp32`."""
+    """The precision of a file, from `describe_export`: `int8` where products were quantised, else `fp32`."""
     return json.loads(text or "{}").get("quantised") or "fp32"
 
 
@@ -79,8 +79,7 @@ def seal_onnx(model: bytes) -> bytes:
 
 
 def check_onnx(raw: bytes, path: Path) -> dict[str, str]:
-    """The metadata of an ONNX file. Raises WeightsError unless it is as it was sealed, and no tensor of it lies in
-    another file."""
+    """The metadata of an ONNX file. Raises WeightsError where its seal is broken or tensors lie in other files."""
     end = len(raw) - len(ONNX_SEAL) - DIGITS
     sealed = end >= 0 and raw[end : end + len(ONNX_SEAL)] == ONNX_SEAL
     if sealed and hashlib.sha256(memoryview(raw)[:end]).hexdigest().encode() != raw[-DIGITS:]:
@@ -148,8 +147,7 @@ def digest(xml: bytes, weights: bytes) -> bytes:
 
 
 def normalised(pixels: np.ndarray, preprocess: Preprocess) -> np.ndarray:
-    """(B, C, *image) in 0..peak -> the same as float32 that a model takes: `Preprocess.normalise`, to the last bit,
-    without torch."""
+    """(B, C, *image) in 0..peak -> float32 of the same shape, bit for bit as `Preprocess.normalise`, without torch."""
     shape = (1, -1) + (1,) * (pixels.ndim - 2)
     mean, std = (
         np.array(values, np.float32).reshape(shape) * np.float32(preprocess.peak)

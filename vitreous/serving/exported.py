@@ -81,8 +81,7 @@ class OnnxRuntime(ExportedRuntime):
 
 
 class OpenVinoRuntime(ExportedRuntime):
-    """A .xml that `vitreous export --to openvino` wrote, with its .bin. Raises WeightsError for any other, and for a
-    damaged one."""
+    """A .xml and .bin that `vitreous export --to openvino` wrote. Raises WeightsError for others and damaged ones."""
 
     def __init__(self, path: Path, quick: bool = False) -> None:
         xml, weights = content(path), content(path.with_suffix(".bin"))

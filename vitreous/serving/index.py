@@ -166,8 +166,7 @@ def open_index(run: str | os.PathLike[str]) -> Index | None:
 
 
 def bundle_key(folder: Path) -> dict[str, Any]:
-    """What features depend on: the weights' SHA-256 as the bundle has it, and the preprocessing. Raises WeightsError
-    for no bundle."""
+    """What features depend on: the SHA-256 of the weights, and the preprocessing. Raises WeightsError."""
     from vitreous.weights.bundle import DESCRIPTION, WEIGHTS
 
     try:

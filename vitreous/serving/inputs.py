@@ -50,8 +50,7 @@ def is_image(value: Any) -> bool:
 
 
 def as_items(images: ImageInput | Iterable[ImageInput], preprocess: Preprocess) -> list[Item]:
-    """One image or several -> items, called by their path, or `image` and its number from 0. Raises UsageError for
-    anything else."""
+    """One image or several as items, named by path or as `image` and a number. Raises UsageError."""
     if is_image(images):
         return [as_item(images, preprocess, "image")]
     if not isinstance(images, Iterable):
@@ -60,8 +59,7 @@ def as_items(images: ImageInput | Iterable[ImageInput], preprocess: Preprocess) 
 
 
 def as_item(image: Any, preprocess: Preprocess, name: str) -> Item:
-    """One image as an item; what is wrong with its pixels is said when they are read. Raises UsageError for what is
-    none."""
+    """One image as an item; its pixels are checked when they are read. Raises UsageError for other values."""
     if isinstance(image, (str, os.PathLike)):
         path = os.fsdecode(image)
         return Item(path, path)

@@ -29,7 +29,7 @@ Answer = tuple[Item, np.ndarray | DataError]
 
 
 def chunk_of(preprocess: Preprocess) -> int:
-    """Images of a chunk."""
+    """Images of a chunk, so that its pixels fit in `MOST` bytes."""
     item = 1 if preprocess.numbers in ("colours", "uint8") else 4
     return max(1, min(CHUNK, MOST // (item * preprocess.channels * math.prod(preprocess.image))))
 

@@ -1,5 +1,4 @@
-"""The verbs `predict` and `embed`: names and probabilities, or features, by the preprocessing the model was trained
-with."""
+"""`predict` and `embed`: names and probabilities, or features, of images."""
 
 from __future__ import annotations
 
@@ -93,8 +92,7 @@ class Predictor:
 
     @property
     def transform(self) -> Callable[[Image.Image], Tensor]:
-        """A picture of Pillow, a path, bytes or an array (H, W[, C]) -> (C, *image) float32, what `model` takes; for a
-        Dataset."""
+        """A PIL image, path, bytes or array (H, W[, C]) -> (C, *image) float32 for `model`; for a Dataset."""
         return self.card.preprocess.transform
 
     @overload
@@ -156,9 +154,7 @@ class Predictor:
     def predictions(
         self, items: Iterable[Item], asked: AnswerOptions, bad_images: str = "skip"
     ) -> Iterator[list[Prediction]]:
-        """Items -> answers in order, some at a time; of a million images no more than a few hundred are ever in memory.
-
-        Raises UsageError for a model without a head."""
+        """Items -> answers in order, at most a few hundred in memory. Raises UsageError for a model without a head."""
         if not self.card.classes:
             message = f"{self.card.name} has no head: it gives features, not classes"
             raise UsageError(message, "use `vitreous embed`, or train a head")
@@ -171,7 +167,7 @@ class Predictor:
             ]
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
-        """The same for features."""
+        """Items -> features (D,) in order, some at a time."""
         for chunk in self.rows(items, self.runtime.features, bad_images):
             yield [
                 Embedding(item.name, error=row.message) if isinstance(row, DataError) else Embedding(item.name, row)
@@ -181,8 +177,8 @@ class Predictor:
     def rows(
         self, items: Iterable[Item], compute: Callable[[np.ndarray], np.ndarray], bad_images: str
     ) -> Iterator[list[Answer]]:
-        """Items with their rows of `compute`, (B, C, *image) -> (B, ...), or why there is none, chunk by chunk. Raises
-        DataError for the first image that cannot be read, where `bad_images` is stop."""
+        """Items with their row of `compute`, (B, C, *image) -> (B, ...), or a DataError; raised where `bad_images` is
+        stop."""
         for chunk in flow(items, self.picture, compute, chunk_of(self.card.preprocess)):
             if bad_images == "stop" and (bad := next((row for _, row in chunk if isinstance(row, DataError)), None)):
                 raise bad
@@ -198,7 +194,7 @@ class Predictor:
     def asked(
         self, top: int | None = None, threshold: float | None = None, abstain: float | None = None
     ) -> AnswerOptions:
-        """What is asked of the probabilities, with what the model decides where it is not said. Raises UsageError."""
+        """Options with the model's defaults filled in. Raises UsageError for an `abstain` that cannot be."""
         multilabel = self.card.multilabel
         check_abstain(abstain)
         if abstain is not None and multilabel:

@@ -34,8 +34,7 @@ Verb = Literal["predictions", "embeddings"]
 
 @dataclass(frozen=True)
 class Task:
-    """What every worker needs: the model, how it computes, and the method of a predictor with its arguments after the
-    images. `place` is the current folder."""
+    """The model, its options, and the predictor's method with its arguments after the images; `place` is the folder."""
 
     run: str | WeightsSource
     how: InferenceOptions
@@ -61,8 +60,7 @@ class Remote:
     def predictions(
         self, items: Iterable[Item], asked: AnswerOptions, bad_images: str = "skip"
     ) -> Iterator[list[Prediction]]:
-        """As `Predictor.predictions`. Raises UsageError without Ray or cluster, ResourceError where the cluster gives
-        out."""
+        """As `Predictor.predictions`. Raises UsageError without Ray or cluster, ResourceError where it fails."""
         return self.answers(items, "predictions", (asked, bad_images))
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
@@ -70,8 +68,7 @@ class Remote:
         return self.answers(items, "embeddings", (bad_images,))
 
     def answers(self, items: Iterable[Item], verb: Verb, rest: tuple[Any, ...]) -> Iterator[list[Any]]:
-        """The answers, chunk by chunk. Raises the VitreousError of a worker, and ResourceError where the cluster gives
-        out."""
+        """The answers, chunk by chunk. Raises a worker's VitreousError, and ResourceError where the cluster fails."""
         packed = chunks(items)
         if (first := next(packed, None)) is None:
             return
@@ -99,7 +96,7 @@ class Remote:
 
 
 def worker_starter(ray: Any, task: Task) -> tuple[Callable[[], Any], int]:
-    """What starts a worker on the cluster, and for how many there is room: one for every GPU or core."""
+    """A function that starts a worker, and how many fit: one for every GPU or core."""
     resources = ray.cluster_resources()
     gpus = 0 if task.how.device == "cpu" else int(resources.get("GPU", 0))
     needs = {"num_gpus": 1} if gpus else {"num_cpus": 1}
@@ -155,7 +152,7 @@ class Worker:
 
 
 def unpack_answers(answers: list[Any] | tuple[str, str, str]) -> list[Any]:
-    """What `Worker.answer` returned. Raises the VitreousError that it tells of."""
+    """The answers of a chunk. Raises the VitreousError that `Worker.answer` returned."""
     if isinstance(answers, tuple):
         kind, message, hint = answers
         raise getattr(errors, kind)(message, hint)

@@ -83,14 +83,13 @@ def errors(rows: Sequence[Prediction | Embedding]) -> pa.Array:
 
 
 def line(document: dict[str, Any]) -> bytes:
-    """One line of JSON; in ASCII where a path is no UTF-8."""
+    """One line of JSON, in ASCII where a path is not UTF-8."""
     text = json.dumps(document, ensure_ascii=False)
     return (text if is_utf8(text) else json.dumps(document)).encode() + b"\n"
 
 
 def cells(row: Prediction) -> list[list[str]]:
-    """The rows of CSV of one image: one for each class, or one without any. No spreadsheet computes what is in them: a
-    cell that begins as a formula does, or with an apostrophe, has an apostrophe in front."""
+    """CSV rows of one image: one per class, or one without. `marked` keeps spreadsheets from computing cells."""
     where, unsure = marked(row.path), "unsure" * row.unsure
     if not row.names:
         return [[where, "", "", "", marked(row.error or ""), unsure]]
@@ -99,8 +98,7 @@ def cells(row: Prediction) -> list[list[str]]:
 
 
 def arrays(rows: Sequence[Embedding]) -> dict[str, np.ndarray]:
-    """Embeddings as npz has them: `embeddings` (n, D) float32, NaN where there is none, `paths` and `errors` as
-    text."""
+    """Arrays for npz: `embeddings` (n, D) float32, NaN where there is none, `paths` and `errors` as text."""
     return {
         "embeddings": stack_embeddings(rows),
         "paths": np.array([row.path for row in rows]),

@@ -31,7 +31,7 @@ class Runtime(Protocol):
 
     @property
     def precision(self) -> str:
-        """What its products are computed in: `fp32`, `bf16` or `int8`."""
+        """The precision of its products: `fp32`, `bf16` or `int8`."""
         ...
 
     def logits(self, pixels: np.ndarray) -> np.ndarray:
@@ -39,8 +39,7 @@ class Runtime(Protocol):
         ...
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
-        """(B, C, *image) pixels -> (B, D) float32, what the head reads. Raises UsageError where the file answers only
-        in logits."""
+        """(B, C, *image) pixels -> (B, D) float32, what the head reads. Raises UsageError where there are none."""
         ...
 
 
@@ -57,7 +56,7 @@ class TorchRuntime:
 
     @property
     def precision(self) -> str:
-        """What its products are computed in: `fp32`, `bf16` or `int8`."""
+        """The precision of its products: `fp32`, `bf16` or `int8`."""
         return self.engine.precision
 
     @property

@@ -69,7 +69,7 @@ class AnswerFile:
             raise write_error(path, error) from None
 
     def read_description(self) -> dict[str, Any] | None:
-        """What lies beside the file; None where there is nothing. Raises UsageError for what is no such description."""
+        """The job file, or None where there is none. Raises UsageError for one that cannot be read."""
         try:
             document = json.loads(self.described.read_text("utf-8"))
             if not isinstance(document, dict) or not {"made_by", "rows", "unreadable", "finished"} <= set(document):
@@ -139,8 +139,8 @@ class Sink:
         self.path, self.kind = path, kind
 
     def written(self) -> Iterator[tuple[str, bool]]:
-        """The names of the images that were written before, in order, and whether each could not be read. Read once,
-        to the end, before anything is added."""
+        """Names of the images written before, in order, and whether each was unreadable. Iterated once, before
+        `add`."""
         raise NotImplementedError
 
     def add(self, rows: Sequence[Any]) -> None:

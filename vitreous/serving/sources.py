@@ -50,8 +50,7 @@ ADVICE = "name image files, folders, 'patterns/**/*.jpg', @list.txt, .csv, .tar 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image: what to call it, and its path, its bytes, or what gets them; from Python, what gets its picture or
-    pixels (H, W[, C])."""
+    """An image: its name, and its path, bytes, or a function for them or for its pixels (H, W[, C])."""
 
     name: str
     raw: str | bytes | Callable[[], bytes]
@@ -70,8 +69,7 @@ def read_item(item: Item, preprocess: Preprocess, exact: bool = False) -> np.nda
 
 @dataclass(frozen=True)
 class Source:
-    """The images that words stand for, to be gone through any number of times, but for stdin. `count` is None where
-    none can know."""
+    """Images that can be iterated any number of times, but for stdin; `count` is None where it is unknown."""
 
     parts: tuple[Callable[[], Iterator[Item]], ...]
     count: int | None
@@ -181,8 +179,7 @@ def paths_in(lines: Sequence[bytes], end: bytes) -> Iterator[Item]:
 
 
 def read_table(path: str, column: str | None) -> Iterator[Item]:
-    """The paths in a column of a CSV file, or with tabs of a TSV file, with a header. Raises DataError and
-    UsageError."""
+    """The paths in a column of a CSV or TSV file with a header. Raises DataError and UsageError."""
     home, name = os.path.dirname(path), printable(path)
     open_file(path).close()
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
@@ -239,8 +236,7 @@ def member_bytes(path: str, known: Any, start: int, size: int, called: str) -> b
 
 
 def read_rows(path: str, column: str | None) -> Iterator[Item]:
-    """The images in a column of a Parquet file: bytes, a struct of bytes and path, or paths. Raises DataError and
-    UsageError."""
+    """The images in a Parquet column: bytes, structs of bytes and path, or paths. Raises DataError, UsageError."""
     import pyarrow as pa
 
     home, number, name = os.path.dirname(path), 0, printable(path)
@@ -270,5 +266,5 @@ def item_of_row(value: Any, called: str, home: str) -> Item:
 
 
 def fail_missing(called: str) -> bytes:
-    """No bytes: raises DataError."""
+    """Fail for a missing image. Raises DataError."""
     raise DataError(f"{printable(called)}: no image")

@@ -162,8 +162,7 @@ def export_weights(
 
 
 def replace_path(new: Path, place: Path) -> None:
-    """Move a file or a folder to a place, instead of what is there. Raises UsageError for a folder that holds other
-    things too."""
+    """Replace a file or folder by a new one. Raises UsageError for a folder that holds other files."""
     if place.is_dir() and not place.is_symlink():
         own = {path.name for path in new.iterdir()} if new.is_dir() else set()
         if others := sorted({path.name for path in place.iterdir()} - own):

@@ -35,8 +35,8 @@ WHOLE = 1.9e9  # bytes of weights that fit into an ONNX file, of 2 GiB with ever
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """What is exported: a model, what is told of it, whether its height and width are free, and, for int8, normalised
-    pictures (1, C, *image) to calibrate on."""
+    """A model to export, its card, whether height and width are free, and (1, C, *image) arrays to calibrate int8
+    on."""
 
     model: Model
     card: Card
@@ -45,7 +45,7 @@ class ExportTarget:
 
     @property
     def quantised(self) -> str | None:
-        """What products are computed in, where it is not what the model was trained in."""
+        """`int8` where products are quantised, else None."""
         return None if self.calibration is None else "int8"
 
     @property
@@ -93,7 +93,7 @@ def quantise_onnx(graph: Any, pictures: list[np.ndarray], scratch: Path) -> Any:
     waiting = iter(pictures)
 
     class Pictures(quantization.CalibrationDataReader):
-        """One after the other."""
+        """The calibration images, one at a time."""
 
         def get_next(self) -> dict[str, np.ndarray] | None:
             """The next, or None behind the last."""
@@ -118,7 +118,7 @@ def quantise_onnx(graph: Any, pictures: list[np.ndarray], scratch: Path) -> Any:
 
 
 def strip_metadata(graph: Any, target: ExportTarget) -> None:
-    """Leave out of an ONNX graph what tells of the machine that made it, and name its free axes."""
+    """Remove traces of this machine from an ONNX graph, and name its free axes."""
     del graph.metadata_props[:], graph.graph.metadata_props[:], graph.graph.value_info[:]
     graph.graph.doc_string, graph.producer_name = "", "vitreous"
     for node in (*graph.graph.node, *(node for function in graph.functions for node in function.node)):
@@ -134,7 +134,7 @@ def strip_metadata(graph: Any, target: ExportTarget) -> None:
 
 
 def card_metadata(card: Card) -> dict[str, str]:
-    """What other programs may want to know, each by itself."""
+    """Metadata for other programs: classes, mean, std, size, resizing and loss as JSON."""
     p = card.preprocess
     return {
         "classes": json.dumps(card.classes, ensure_ascii=False),
@@ -198,7 +198,7 @@ class ProgramRuntime:
 
 
 def open_export(path: Path, target: ExportTarget) -> Runtime:
-    """What runs a file that was just written: the same way as everybody's, but for .pt2."""
+    """The runtime for a file that was just written: that of `load`, but for .pt2."""
     return ProgramRuntime(path, target.card.preprocess) if path.suffix == ".pt2" else open_exported(path)
 
 

@@ -76,8 +76,7 @@ class Bordered(nn.Module):
 
 
 class Lines(nn.Module):
-    """`Axial` with every row, then every column, as an image of its own: exporters know attention over four axes, not
-    five."""
+    """`Axial` with every row, then every column, as an image: exporters support attention over four axes, not five."""
 
     def __init__(self, axial: Axial) -> None:
         super().__init__()
@@ -96,8 +95,7 @@ def size_tensor(size: int) -> Tensor:
 
 
 def axis_weights(old: int, new: int, how: str, native: Tensor) -> Tensor:
-    """`nn.grid.axis_weights`, (new, old), for a `new` that may be a symbol; the identity matrix where `native`, a bool
-    scalar, is true."""
+    """`nn.grid.axis_weights`, (new, old), for a symbolic `new`; the identity where `native`, a bool scalar, is true."""
     line = torch.arange(new, dtype=torch.float64)
     count = size_tensor(new)
     if how in ALIGNED:
@@ -141,8 +139,7 @@ def resize(table: Tensor, grid: tuple[int, ...], how: str) -> Tensor:
 
 
 class AnyGrid(nn.Module):
-    """Learned positions, read at whatever grid arrives, in float64: F.interpolate wants its sizes while a graph is
-    made."""
+    """Learned positions at any grid, in float64: F.interpolate needs fixed sizes in a graph."""
 
     def __init__(self, table: Tensor, how: str) -> None:
         """`table` (*old, D); `how` is a rule of `nn.grid.RESIZE`."""
@@ -210,8 +207,7 @@ def check_dynamic(config: ModelConfig) -> None:
 
 
 def example(config: ModelConfig, dynamic: bool = False) -> Tensor:
-    """(2, C, *image) zeros: what a graph is made with. A dynamic one is made at another size than the native, and not a
-    square."""
+    """(2, C, *image) zeros to trace with; dynamic graphs are traced at another size, not a square."""
     axes = [(2 + axis) * side for axis, side in enumerate(config.patch)] if dynamic else [0] * len(config.image)
     return torch.zeros(2, config.channels, *(side + more for side, more in zip(config.image, axes, strict=True)))
 

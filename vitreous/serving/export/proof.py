@@ -1,5 +1,4 @@
-"""An exported file beside the model that it was made of, on the same images: how far their answers are apart, and how
-fast both are; and where those images, and others that int8 is calibrated on, come from."""
+"""Compare an exported file with its model on the same images, and gather those images."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ class Pictures:
         return len(self.pixels)
 
     def part(self, rows: slice) -> Pictures:
-        """Some of them."""
+        """A part of the images."""
         return replace(self, pixels=self.pixels[rows], labels=None if self.labels is None else self.labels[rows])
 
 
@@ -81,8 +80,7 @@ class Proof:
 def compare(
     original: Runtime, export: Runtime, pictures: Pictures, card: Card, progress: Callable[[int], None]
 ) -> Proof:
-    """Compute the logits of every image by both, chunk by chunk in turn. Speed is of all chunks but the first, which
-    warms both up."""
+    """Compute all logits by both, chunk by chunk in turn; the first chunk is not timed."""
     outputs: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     seconds, counted = [0.0, 0.0], 0
     starts = list(range(0, len(pictures), CHUNK))
@@ -178,8 +176,8 @@ def of_files(images: Sequence[str], preprocess: Preprocess) -> Pictures:
 
 
 def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike[str] | None) -> tuple[Data, Pictures]:
-    """Labelled images of a data set, or of the run's own. Raises UsageError without one, DataError where no image can
-    be read."""
+    """Labelled images of a data set, or of the run's own. Raises UsageError without one, DataError for none
+    readable."""
     try:
         source, opened = data_for(run, data, "test")
     except (UsageError, DataError) as error:
@@ -204,8 +202,7 @@ def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike
 
 
 def other_sizes(pictures: Pictures, patch: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """Eight of the images at two other sizes, (8, C, H, W), neither of them square: a patch less high and one wider,
-    and larger by two and by one."""
+    """Eight images at two other sizes, (8, C, H, W): a patch lower and one wider, then larger by two and by one."""
     pixels = pictures.pixels[:FEWEST]
     native = pixels.shape[2:]
     for more in ((-1, 1), (2, 1)):

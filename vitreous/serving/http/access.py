@@ -1,4 +1,4 @@
-"""Who may ask: the server's host names, the origins of pages, and the token."""
+"""Access control: the server's host names, the origins of pages, and the token."""
 
 from __future__ import annotations
 

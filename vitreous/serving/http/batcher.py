@@ -56,8 +56,7 @@ class Batcher:
         self.thread.start()
 
     async def ask(self, work: Callable[[list[Any]], Any], given: Any, deadline: float, alone: bool = False) -> Any:
-        """The answer to one input. Raises Refusal where the deadline (of the event loop's clock) passes first or
-        computing fails."""
+        """The answer to one input. Raises Refusal where the deadline passes first or computing fails."""
         job = BatchItem(work, given, deadline, self.loop.create_future(), alone)
         with self.arrived:
             self.jobs.append(job)
@@ -129,7 +128,7 @@ class Batcher:
             self.loop.call_soon_threadsafe(callback, *arguments)
 
     def give_up(self, jobs: list[BatchItem]) -> None:
-        """Jobs that nobody waits for any more."""
+        """Drop jobs that are late or cancelled."""
         for job in jobs:
             late = job.deadline <= self.loop.time()
             self.expired, self.cancelled = self.expired + late, self.cancelled + (not late)
@@ -158,5 +157,5 @@ class Batcher:
 
 
 def running(mean: float, value: float) -> float:
-    """A mean that forgets."""
+    """An exponential moving average."""
     return 0.8 * mean + 0.2 * value if mean else value

@@ -78,8 +78,8 @@ def serve(read: Reader = reader) -> None:
 
 
 def confine(memory: int) -> None:
-    """Give up what decoding does not need: more memory than `memory` bytes, files, processes, core dumps, and a life
-    without a parent."""
+    """Drop privileges: limit memory to `memory` bytes, forbid files, processes and core dumps, and die with the
+    parent."""
     import resource
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server ends its children

@@ -106,8 +106,7 @@ class Decoders:
             raise Refusal(503, "decoder_lost", message, "see whether memory or processes ran out")
 
     async def add(self, once: bool = False) -> None:
-        """Start one more. If that fails try again, unless `once`: a machine without memory may have some a second
-        later."""
+        """Start a process. If that fails, try again unless `once`: memory may be free a second later."""
         pause = 0.1
         while not self.closed:
             with suppress(OSError):
@@ -134,7 +133,7 @@ class Decoders:
         self.later(self.add())
 
     def later(self, work: Any) -> asyncio.Task[Any]:
-        """Run something to its end, whoever waits for it."""
+        """Run a task to its end, even if its caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -211,7 +210,6 @@ def photograph() -> bytes:
 
 
 def settings_of(preprocess: Preprocess, limits: Limits, exact: bool, sized: bool = False) -> bytes:
-    """What a process has to know of the model, as `child.serve` takes it. `sized`: the size of the picture is wanted
-    too."""
+    """Settings of the model for `child.serve`, as JSON; `sized` asks for the size of the image too."""
     settings = {"preprocess": json.dumps(to_plain(preprocess)), "exact": exact, "pixels": limits.pixels, "sized": sized}
     return json.dumps(settings).encode()

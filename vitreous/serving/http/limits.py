@@ -1,4 +1,4 @@
-"""What one client may cost: every number that the server refuses, waits or gives up by."""
+"""Limits on what one client may cost."""
 
 from __future__ import annotations
 

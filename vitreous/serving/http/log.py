@@ -1,5 +1,4 @@
-"""One line of JSON for each request, on stderr, written by a thread of its own: a reader that stops reading stops
-nobody else."""
+"""Log of requests: a line of JSON each on stderr, written by a thread, so a slow reader stops nobody."""
 
 from __future__ import annotations
 
@@ -29,12 +28,12 @@ class Log:
         self.thread.start()
 
     def write_request(self, **fields: Any) -> None:
-        """One request."""
+        """Log a request."""
         if not self.quiet:
             self.write(**fields)
 
     def write(self, **fields: Any) -> None:
-        """One event."""
+        """Log an event of the server."""
         if len(self.lines) >= MOST:
             self.lost += 1
         else:

@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus."""
+"""Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Metrics:
 
 
 class StateCollector(Collector):
-    """Numbers that are read when they are asked for."""
+    """Collects numbers that are read when they are asked for."""
 
     def __init__(self, read_state: Callable[[], tuple[dict[str, float], dict[str, float], dict[str, str]]]) -> None:
         self.read_state = read_state

@@ -1,5 +1,4 @@
-"""The model that answers: warmed up, compared with itself, and described. A reload makes another and puts it in its
-place."""
+"""The served model: warmed up, checked and described. A reload makes a new one."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class Served:
 
     @cached_property
     def can(self) -> dict[str, bool]:
-        """What can be asked of it beside its classes."""
+        """Which requests it can answer beside its classes."""
         from vitreous.serving import attention_api
 
         bundle = self.predictor.bundle
@@ -61,7 +60,7 @@ class Served:
         return {"embed": self.embeds, **parts, "neighbours": self.index is not None}
 
     def describe(self) -> dict[str, Any]:
-        """What GET /v1/model tells of it, without the server's own."""
+        """The document of GET /v1/model, without the server's limits."""
         from vitreous.version import __version__
 
         card, bundle = self.predictor.card, self.predictor.bundle
@@ -95,7 +94,7 @@ class Served:
 
 
 def pair(value: Any) -> list[int] | None:
-    """Two numbers as a list, whatever holds them; None where there are none."""
+    """A pair as a list of two numbers, None for anything else."""
     return [int(n) for n in value] if isinstance(value, (tuple, list)) and len(value) == 2 else None
 
 
@@ -161,7 +160,7 @@ def batch_size(predictor: Predictor) -> int:
 
 
 def has_features(predictor: Predictor) -> bool:
-    """Whether it tells features. A bundle does; asking one would pack its weights a second time."""
+    """Whether it gives features. A bundle does; computing them would pack its weights a second time."""
     if predictor.bundle is not None:
         return True
     try:

@@ -1,4 +1,4 @@
-"""What each address answers."""
+"""Handlers of all addresses."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ async def compute_image(service: Service, info: RequestInfo, served: Served, wor
 
 
 async def attention(request: Request) -> Response:
-    """What the model looks at in one image. Raises Refusal, 422, for parameters that cannot be."""
+    """Attention of one image. Raises Refusal, 422, for parameters that cannot be."""
     from vitreous.serving import attention_api
 
     service, info = context(request)
@@ -259,7 +259,7 @@ async def filters(request: Request) -> Response:
 
 
 async def compute_once(request: Request, name: str, work: Callable[[Any], Any]) -> Any:
-    """What depends on the model alone: computed when it is first asked for."""
+    """A result that depends on the model alone, computed on its first request."""
     service, info = context(request)
     read_parameters(request)
     served, bundle = service.served, require_bundle(service.served, name)

@@ -50,8 +50,7 @@ def serve(
 
 
 def settings_of(options: Any) -> tuple[Settings, str]:
-    """Settings, and the token that was made, empty where none was. Raises UsageError and, without the extra,
-    ResourceError."""
+    """Settings from options, and a generated token or an empty string. Raises UsageError, and ResourceError."""
     if sys.platform == "win32":
         raise UsageError(
             "serving needs processes that can be confined, as on Linux and macOS", "run it in WSL or a container"
