@@ -20,6 +20,7 @@ from tests.conftest import TINY, make_folder, say
 from tests.data.crafted import saved, with_scans, with_segment
 from tests.data.hostile import NOISE, RGB, Case, corpus
 from tests.data.mutate import hunt
+from tests.serving.made import read_for
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding import decode as decoding
 from vitreous.data.decoding.decode import decode
@@ -136,7 +137,7 @@ def test_one_verdict_and_one_picture_on_every_path(files, table, predictor, verd
     pixels, bad = screen(split, preprocess, 0, keep=True)
     assert pixels is not None
     paths = {
-        "predict": [told(predictor.read(path)) for path in files.values()],
+        "predict": [told(read_for(predictor, path)) for path in files.values()],
         "evaluate": judged(0),
         "evaluate, in workers": judged(2),
         "screen": [told(bad.get(sample, pixels[sample])) for sample in range(len(split))],

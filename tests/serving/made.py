@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +12,11 @@ from PIL import Image
 from torch import nn
 
 from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError
 from vitreous.models.config import ViTConfig
 from vitreous.models.vit import ViT
+from vitreous.serving.predict import Predictor
+from vitreous.serving.reading import read
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Classification
 
@@ -61,3 +65,11 @@ def jpeg(image: Image.Image, orientation: int = 1, **options: object) -> bytes:
     out = io.BytesIO()
     image.save(out, "JPEG", **({"quality": 92, "exif": exif} | options))  # type: ignore[arg-type]
     return out.getvalue()
+
+
+def read_for(predictor: Predictor, content: Any) -> Any:
+    """A file, or its bytes, as the pixels that a predictor is asked about, or why it cannot be read."""
+    try:
+        return read(content, predictor.card.preprocess, exact=predictor.exact)
+    except DataError as error:
+        return error

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.serving.asking import CLASSES, Site, file, form, save_bundle
+from tests.serving.made import read_for
 from vitreous.serving.http.server import running
 from vitreous.serving.index import Neighbour
 from vitreous.serving.predict import load
@@ -39,7 +40,7 @@ def site(server):
 
 def direct(predictor, content: bytes, top: int = 5) -> list[dict]:
     """The answer without a server."""
-    pixels = predictor.read(content)
+    pixels = read_for(predictor, content)
     found = predictor.asked(top).answer(predictor.card, predictor.probabilities(pixels[None])[0], "")
     return [{"class": n, "probability": p} for n, p in zip(found.names, found.probabilities, strict=True)]
 
@@ -81,7 +82,7 @@ def test_under_load_every_answer_is_that_of_its_own_picture_to_the_last_bit(site
 
 def test_embeddings_are_what_the_runtime_says(site, predictor):
     status, told, _ = site.ask("POST", "/v1/embed", file(3), {"Content-Type": "application/octet-stream"})
-    expected = predictor.runtime.features(predictor.read(file(3))[None])[0]
+    expected = predictor.runtime.features(read_for(predictor, file(3))[None])[0]
     assert status == 200 and told["width"] == 32
     np.testing.assert_allclose(told["embeddings"][0]["embedding"], expected, rtol=1e-7)
 
@@ -150,7 +151,7 @@ def test_positions_filters_and_neighbours(site, server, predictor, monkeypatch):
         {"label": "ant", "name": "a.png", "similarity": 0.5, "thumbnail": "data:image/jpeg;base64,anBlZw=="},
         {"label": "cat", "name": "c.png", "similarity": 0.25, "thumbnail": None},
     ]
-    np.testing.assert_array_equal(asked[0][0], predictor.runtime.features(predictor.read(file(1))[None])[0])
+    np.testing.assert_array_equal(asked[0][0], predictor.runtime.features(read_for(predictor, file(1))[None])[0])
 
 
 def test_metrics_count_what_happened(site):

@@ -16,6 +16,7 @@ import pytest
 
 from tests.conftest import say
 from tests.serving.asking import Site, file, save_bundle, until
+from tests.serving.made import read_for
 from vitreous.serving.http.server import Server, running
 from vitreous.serving.predict import load
 
@@ -132,7 +133,7 @@ class Predicted:
         self.predictor = load(home)
 
     def __call__(self, content: bytes) -> list[dict]:
-        p = self.predictor.probabilities(self.predictor.read(content)[None])[0]
+        p = self.predictor.probabilities(read_for(self.predictor, content)[None])[0]
         found = self.predictor.asked().answer(self.predictor.card, p, "")
         classes = [{"class": n, "probability": v} for n, v in zip(found.names, found.probabilities, strict=True)]
         return [{"name": None, "classes": classes, "unsure": False, "error": None}]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.conftest import make_folder, picture
+from tests.serving.made import read_for
 from vitreous.data.preprocess import Preprocess
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
@@ -190,7 +191,7 @@ def visit(request, browser, address):
 
 def numbers(predictor, file: Path, **words: str) -> dict:
     """The attention of a file as Python has it."""
-    return attention(predictor.bundle, predictor.read(file), AttentionRequest.parse(words, predictor.bundle.model))
+    return attention(predictor.bundle, read_for(predictor, file), AttentionRequest.parse(words, predictor.bundle.model))
 
 
 def alike(shown: np.ndarray, weights) -> bool:
@@ -390,7 +391,7 @@ def test_refusals_say_what_is_wrong_and_what_to_do_and_leave_the_last_answer(vis
 def test_positions_and_filters_and_nearest_images_are_those_of_the_model(visit, home, predictor):
     visit.take(home / "photos" / "train" / "bee" / "1.png")
     index = open_index(home / "model")
-    pixels = predictor.read(home / "photos" / "train" / "bee" / "1.png")
+    pixels = read_for(predictor, home / "photos" / "train" / "bee" / "1.png")
     wanted = index.nearest(predictor.runtime.features(pixels[None])[0], 8)
     expect(visit.find("#neighbours li")).to_have_count(8)
     told = visit.find("#neighbours li").all_text_contents()

@@ -8,6 +8,7 @@ import numpy as np
 from tests.data.hostile import corpus
 from tests.precision import answers_in, same_answers
 from tests.serving.asking import Site, file, save_bundle
+from tests.serving.made import read_for
 from vitreous.data.decoding.decode import upright_size
 from vitreous.errors import DataError
 from vitreous.evaluation.inference_options import InferenceOptions
@@ -36,7 +37,7 @@ def test_http_answers_as_python_does(tmp_path, processor):
             http = answers_in([site.predict(content)[1]["predictions"][0] for content in files])
         for other, limit in ((InferenceOptions("cpu"), processor), (InferenceOptions("cpu", "fp32"), precision)):
             predictor = load(place, other)
-            pixels = np.stack([predictor.read(content) for content in files])
+            pixels = np.stack([read_for(predictor, content) for content in files])
             python = [predictor.asked(5).answer(predictor.card, p, "") for p in predictor.probabilities(pixels)]
             assert same_answers(http, python, limit)
 
@@ -49,7 +50,7 @@ def test_every_odd_file_has_one_verdict_and_one_answer(tmp_path):
         children = {child.process.pid for child in server.service.decoders.children}
         for case in corpus():
             status, told, _ = site.predict(case.content)
-            pixels = predictor.read(case.content)
+            pixels = read_for(predictor, case.content)
             if isinstance(pixels, DataError) or too_large(case.content):
                 refused += 1
                 assert status in (400, 422), case.name  # 400: nothing was sent
