@@ -63,8 +63,10 @@ def check(
 
 
 def first_form(split: Split, workers: int) -> tuple[Form, tuple[int, int] | None]:
-    """How the images of a split are read, and the (height, width) of the first: the first readable one of a hundred
-    stands for all, as it does for `train`. (None, None) where none of them can be read."""
+    """How the images of a split are read, and (height, width) of the first readable one of PROBED, as `train` does it.
+
+    (None, None) where none of them can be read.
+    """
     for samples in (range(min(1, len(split))), range(1, min(PROBED, len(split)))):
         records, _ = scan(split, samples, probe, min(workers, 1))
         for record in records[records["state"] == READABLE][:1]:

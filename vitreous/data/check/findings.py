@@ -1,4 +1,4 @@
-"""What the facts mean for training, in sentences, each with the command that helps."""
+"""What the facts mean for training: sentences, each with the command that helps."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import Any
 from vitreous.errors import first_names
 
 SHOWN = 20  # names in a sentence's list
-# of the model's input: images up to this side gain by a smaller input; from 28 to 32 pixels is rounding to patches
-SMALLER = 0.75
-UNEVEN = 10.0  # times that the largest class is larger than the smallest, from which it is told
+SMALLER = 0.75  # of the model's input: below this side a smaller input gains; 28 to 32 pixels is rounding to patches
+UNEVEN = 10.0  # ratio of the largest class to the smallest from which it is reported
 FAILS, WARNS, TELLS = "fails", "warns", "tells"
 
 Finding = dict[str, str]
-Row = tuple[str, str, str, str]  # level, a word for programs, a sentence, the way out
+Row = tuple[str, str, str, str]  # level, identifier, sentence, hint
 
 
 def findings(facts: dict[str, Any]) -> list[Finding]:
-    """Findings in the order of their weight: what fails the check, what to look at, and what the loader does by itself.
+    """Judge facts: what fails the check first, then what to look at, then what the loader does by itself.
 
-    The check fails on what no run takes or what makes its figures untrue: a layout that is none, unreadable images, the
+    The check fails on what training refuses or what makes its figures untrue: an unknown layout, unreadable images, the
     same image in two splits or under two labels, groups in two splits.
     """
     source = shlex.quote(facts["data"])
@@ -31,12 +30,17 @@ def findings(facts: dict[str, Any]) -> list[Finding]:
 
 
 def images(count: int) -> str:
-    """`1 image`, `1,234 images`."""
+    """Write a number of images: `1 image`, `1,234 images`."""
     return f"{count:,} image" + ("" if count == 1 else "s")
 
 
+def dedup_command(source: str, split: str) -> str:
+    """The command that lists the copies between a split and the others."""
+    return f"vitreous data dedup {source} --against {source} --against-split {split} --out copies.csv"
+
+
 def failures(facts: dict[str, Any], source: str) -> Iterator[Row]:
-    """What hinders training."""
+    """Yield what hinders training."""
     for level, kind in ((FAILS, "refused"), (WARNS, "unlabelled")):
         if error := facts[kind]:
             yield level, kind, error["message"], error["hint"]
@@ -46,8 +50,8 @@ def failures(facts: dict[str, Any], source: str) -> Iterator[Row]:
         yield FAILS, "unreadable", f"{bad:,} of {images(total)} cannot be read", hint
     for pair, count in facts["copies"]["across"].items():
         one, other = pair.split("/")
-        hint = f"`vitreous data dedup {source} --against {source} --against-split {other} --out copies.csv` lists them"
-        yield FAILS, "leak", f"{images(count)} of {other} are in {one} too, byte for byte", hint
+        text = f"{images(count)} of {other} are in {one} too, byte for byte"
+        yield FAILS, "leak", text, f"`{dedup_command(source, other)}` lists them"
     if count := facts["copies"]["contrary"]:
         hint = "keep one of them, or one image with both labels in a table"
         yield FAILS, "contrary", f"{images(count)} found under two labels", hint
@@ -59,16 +63,14 @@ def failures(facts: dict[str, Any], source: str) -> Iterator[Row]:
 
 
 def copies(facts: dict[str, Any], source: str) -> Iterator[Row]:
-    """Copies that are no failure: near ones, and those within a split."""
+    """Yield copies that do not fail the check: near ones, and those within a split."""
     near = facts["near_copies"]
     for pair, count in near["across"].items():
         one, other = pair.split("/")
-        command = f"vitreous data dedup {source} --against {source} --against-split {other} --out copies.csv"
-        hint = f"look at them; `{command}` lists them, and compares parts of images too"
+        hint = f"look at them; `{dedup_command(source, other)}` lists them, and compares parts of images too"
         yield WARNS, "near_leak", f"{images(count)} of {other} look like one of {one}", hint
     if count := near["contrary"]:
-        text = f"{count:,} groups of images that look alike have two labels"
-        yield WARNS, "near_contrary", text, "look at them"
+        yield WARNS, "near_contrary", f"{count:,} groups of images that look alike have two labels", "look at them"
     within = {"repeat another": facts["copies"]["extra"], "look like another": near["extra"]}
     if any(within.values()):
         command = f"vitreous data dedup {source} --within --out copies.csv"
@@ -78,7 +80,7 @@ def copies(facts: dict[str, Any], source: str) -> Iterator[Row]:
 
 
 def classes(facts: dict[str, Any], source: str) -> Iterator[Row]:
-    """How the images spread over the classes."""
+    """Yield how the images spread over the classes."""
     spread = facts["balance"]
     if spread is None:
         return
@@ -98,7 +100,7 @@ def classes(facts: dict[str, Any], source: str) -> Iterator[Row]:
 
 
 def pictures(facts: dict[str, Any], source: str) -> Iterator[Row]:
-    """What the images are like, and what the loader does with them."""
+    """Yield properties of the images, and what the loader does with them."""
     traits, size, left_out = facts["traits"], facts["sizes"], facts["left_out"]
     if count := traits["one_colour"]:
         yield WARNS, "one_colour", f"{images(count)} of one colour", "are they broken, or placeholders?"
@@ -123,11 +125,11 @@ def pictures(facts: dict[str, Any], source: str) -> Iterator[Row]:
     if size is None:
         return
     median = min(size["width"]["median"], size["height"]["median"])
-    if size["smaller"] > 0.5 and median <= SMALLER * size["input"]:
-        share, side = f"{size['smaller']:.0%}", size["input"]
-        text = f"{share} of the images are smaller than the model's {side} pixels and are enlarged"
+    side = size["input"]
+    if size["smaller"] > 0.5 and median <= SMALLER * side:
+        text = f"{size['smaller']:.0%} of the images are smaller than the model's {side} pixels and are enlarged"
         yield TELLS, "small", text, "a smaller --image-size costs less and loses nothing"
     if size["twice"] > 0.5:
-        share, side = f"{size['twice']:.0%}", size["input"]
-        text = f"{share} of the images have twice the model's {side} pixels: most of the decoding is for nothing"
+        share = f"{size['twice']:.0%} of the images"
+        text = f"{share} have twice the model's {side} pixels: most of the decoding is for nothing"
         yield TELLS, "large", text, f"`vitreous data pack {source} --out PACKED` once, then train on that"

@@ -1,4 +1,4 @@
-"""`report.html` of a check: one page that needs nothing but itself, in light and in dark."""
+"""The HTML report of a check: one self-contained page, light and dark."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from vitreous.data.check.subject import Subject
 from vitreous.data.split import picture_of
 from vitreous.errors import DataError, printable
 
-PAIRS = 24  # groups of copies whose pictures are shown
-TOGETHER = 4  # pictures of one group
-SIDE = 112  # of a picture shown, pixels
-BARS = 40  # classes in the drawing
+PAIRS, TOGETHER = 24, 4  # groups of copies that are shown, and images of each
+SIDE = 112  # pixels of a shown image
+BARS = 40  # classes in the bar chart
 
 
 def page(document: dict[str, Any], subject: Subject) -> str:
-    """The document of a check as HTML, with pictures of copies: of those in two splits or under two labels first."""
+    """Render the document of a check as HTML, with images of copies: in two splits or under two labels first."""
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -49,48 +48,36 @@ def page(document: dict[str, Any], subject: Subject) -> str:
 
 
 def bars(names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Any]]:
-    """Rows of a drawing: the name, the number, and the length of its bar, 0 to 100."""
+    """Rows of a bar chart: the name, the count, and the length of its bar, 0 to 100."""
     most = max(counts, default=0) or 1
-    return [
-        {"name": name, "count": count, "length": round(100 * count / most, 2)}
-        for name, count in zip(names, counts, strict=True)
-    ]
+    rows = zip(names, counts, strict=True)
+    return [{"name": name, "count": count, "length": round(100 * count / most, 2)} for name, count in rows]
 
 
 def pictures(document: dict[str, Any], subject: Subject) -> list[dict[str, Any]]:
-    """The first PAIRS groups of copies, those across splits before those under two labels, equal ones before near
-    ones."""
-    ranked = [
-        (
-            len({row["split"] for row in group}) < 2,
-            len({row["class"] for row in group}) < 2,
-            kind != "copies",
-            number,
-            kind,
-            group,
-        )
-        for kind in ("copies", "near_copies")
-        for number, group in enumerate(document[kind]["listed"][:PAIRS])
-    ]
+    """The first PAIRS groups of copies: across splits before under two labels, equal before near ones."""
+    groups = [("equal", group) for group in document["copies"]["listed"][:PAIRS]]
+    groups += [("alike", group) for group in document["near_copies"]["listed"][:PAIRS]]
+    groups.sort(key=lambda pair: [len({row[key] for row in pair[1]}) < 2 for key in ("split", "class")])  # stable
     return [
         {
-            "what": "equal" if kind == "copies" else "alike",
+            "what": relation,
             "more": max(len(group) - TOGETHER, 0),
             "images": [{**row, "picture": thumbnail(subject, row["split"], row["number"])} for row in two_sides(group)],
         }
-        for *_, kind, group in sorted(ranked, key=lambda row: row[:4])[:PAIRS]
+        for relation, group in groups[:PAIRS]
     ]
 
 
 def two_sides(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A few images of a group, the first of each split and label among them."""
+    """Choose TOGETHER images of a group, the first of each split and label among them."""
     kinds = [(row["split"], row["class"]) for row in group]
     order = sorted(range(len(group)), key=lambda i: (kinds.index(kinds[i]) != i, i))
     return [group[i] for i in sorted(order[:TOGETHER])]
 
 
 def thumbnail(subject: Subject, split: str, sample: int) -> str:
-    """A small picture as the address of an image; an empty string where it cannot be read any more."""
+    """Encode a thumbnail as a data URL; an empty string where the image cannot be read any more."""
     try:
         picture = picture_of(subject.splits[split], sample, 3)
     except DataError:

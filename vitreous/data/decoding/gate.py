@@ -1,9 +1,8 @@
-"""What a file tells before a pixel is decoded: files that would cost far more than their size, and the names of what is
-no image.
+"""Checks before a pixel is decoded: refuse files that would cost far more than their size, and name other formats.
 
-Pillow holds headers, tags and text to limits of its own. It has none for the size of a WebP canvas, which it makes in
-order to look at the file; for the scans of a progressive JPEG, each of which visits every pixel; and for run lengths in
-a BMP, which it unpacks a byte at a time. Nor does it miss the rows that a PNG file does not hold.
+Pillow limits headers, tags and text. It does not limit the size of a WebP canvas, which it allocates to open the file,
+the scans of a progressive JPEG, each of which visits every pixel, and run lengths in a BMP, which it unpacks a byte at
+a time; nor does it notice missing rows of a PNG.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from vitreous.errors import DataError
 
 MAX_PIXELS = 64_000_000
 PNG = b"\x89PNG\r\n\x1a\n"
-# left, top, and steps
+# left, top, and steps of each pass
 ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 DEFLATE = 1040  # what a byte may unpack to is 1032 (RFC 1951: 258 bytes for two bits)
 MAX_SCANS = 64  # of a JPEG; encoders write about ten
 MAX_RUNS = 4_000_000  # pixels of a BMP in run lengths, and bytes of the file: half a second
 SAVE = "save it as an ordinary JPEG or PNG"
-#: how what is often found in place of an image begins, and what to call it
+#: offset and first bytes of files often found in place of an image, and their names
 SIGNATURES = (
     (0, b"%PDF-", "a PDF document"),
     (0, b"%!PS", "a PostScript document"),
@@ -42,8 +41,7 @@ SIGNATURES = (
 
 
 def kind(content: bytes) -> str:
-    """What a file that is no image of a known format seems to be, with its article; an empty string where it cannot be
-    told."""
+    """Name the format of a file that is not an image, with its article; an empty string if it is unknown."""
     text = content[:1024].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if text.startswith((b"<svg", b"<?xml", b"<!doctype svg", b"<!--")) and b"<svg" in text:
         return "an SVG drawing"
@@ -53,8 +51,7 @@ def kind(content: bytes) -> str:
 
 
 def refuse_costly(content: bytes, name: str, most: int = MAX_PIXELS) -> None:
-    """Raise DataError for no content, and for an image that costs far more than its size suggests or that decoders
-    disagree about.
+    """Raise DataError for no content, and for images that cost far more than their size or that decoders disagree on.
 
     Those are a PNG or a WebP canvas of more than `most` pixels; a PNG too small for its rows; a JPEG of more than
     MAX_SCANS scans, or of any but 8-bit Huffman coding (ITU-T T.81, Table B.1); and a BMP in run lengths of more than
@@ -82,12 +79,12 @@ def refuse_costly(content: bytes, name: str, most: int = MAX_PIXELS) -> None:
 
 
 def too_large(name: str, width: int, height: int, most: int = MAX_PIXELS) -> DataError:
-    """The refusal of a picture of so many pixels."""
+    """The error for an image of too many pixels."""
     return DataError(f"{name}: {width} x {height} pixels, more than {most:,}", "scale it down")
 
 
 def webp_size(content: bytes) -> tuple[int, int]:
-    """Width and height in the first chunk of a WebP file, 0 x 0 where there are none."""
+    """Read width and height from the first chunk of a WebP file; (0, 0) where there are none."""
     head = content[12:30].ljust(18, b"\0")
     if head.startswith(b"VP8X"):
         return int.from_bytes(head[12:15], "little") + 1, int.from_bytes(head[15:18], "little") + 1
@@ -101,8 +98,7 @@ def webp_size(content: bytes) -> tuple[int, int]:
 
 
 def row_bytes(content: bytes) -> int:
-    """The bytes that the rows of a PNG file take unpacked, with one a row for its filter (W3C PNG, 7.2 and 8.1); 0
-    without a header."""
+    """Bytes of a PNG's unpacked rows, with one per row for its filter (W3C PNG, 7.2 and 8.1); 0 without a header."""
     if content[12:16] != b"IHDR" or len(content) < 29 or content[25] not in _SAMPLES:
         return 0
     width, height, depth, colour = struct.unpack_from(">IIBB", content, 16)
@@ -112,7 +108,7 @@ def row_bytes(content: bytes) -> int:
 
 
 def lacks_rows(content: bytes) -> bool:
-    """Whether the rows of a PNG file end before the picture does: Pillow leaves the others black, and says nothing."""
+    """Whether rows are missing at the end of a PNG: Pillow leaves them black without an error."""
     unpacker, at, left = zlib.decompressobj(), 8, row_bytes(content)
     while left > 0 and at + 8 <= len(content):
         length, kind = struct.unpack_from(">I4s", content, at)
@@ -125,7 +121,7 @@ def lacks_rows(content: bytes) -> bool:
 
 
 def unusual_jpeg(content: bytes) -> str:
-    """Why a JPEG is refused by its markers; an empty string where it is not, or where it is too broken to tell."""
+    """Why a JPEG is refused by its markers; an empty string if it is not, or is too damaged to parse."""
     crowded, at, scans = content.count(b"\xff\xda") > MAX_SCANS, 2, 0
     while match := _MARKER.search(content, at):
         marker, at = match[1][0], match.end()

@@ -1,8 +1,7 @@
-"""HEIC, HEIF and AVIF, the formats of phones: which of them can be read here, and Pillow's readers of them.
+"""HEIC, HEIF and AVIF: which of them can be read, and Pillow's readers of them.
 
-All three are ISO base media files (ISO/IEC 14496-12): a box `ftyp` in front names the brands that they keep to. AVIF is
-in Pillow where it was built with libavif, as its wheels are; HEIC and HEIF are read by pillow-heif, the extra `heif`,
-which is imported for the first such file and not before.
+All three are ISO base media files (ISO/IEC 14496-12), whose first box, `ftyp`, names their brands. Pillow's wheels read
+AVIF; pillow-heif, the extra `heif`, reads HEIC and HEIF and is imported for the first such file.
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ _BRANDS = {
     **dict.fromkeys((b"avif", b"avis"), "AVIF"),
     **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"), "HEIF"),
 }
-_CONTAINERS = (b"mif1", b"msf1", b"mif2")  # brands that say nothing about the coding of the pixels
+_CONTAINERS = (b"mif1", b"msf1", b"mif2")  # brands that do not determine the coding of the pixels
 
 
 def heif_format(content: bytes) -> str:
-    """`AVIF` or `HEIF`, as Pillow calls the format of a file of that family, by the brands in its first box; else an
-    empty string."""
+    """Pillow's name of the format, `AVIF` or `HEIF`, from the brands in the first box; else an empty string."""
     if content[4:8] != b"ftyp":
         return ""
     end = min(int.from_bytes(content[:4], "big"), 512)
@@ -44,10 +42,9 @@ def is_readable(kind: str) -> bool:
 
 
 def open_formats(content: bytes, name: str, others: tuple[str, ...]) -> tuple[str, ...]:
-    """The formats that Pillow may take a file for: that of its brands alone, else the `others`. Makes Pillow know their
-    readers.
+    """The formats that Pillow may open a file as, registered: that of its brands, else the `others`.
 
-    Raises DataError, with `name` and what to install, where such a file cannot be read here.
+    Raises DataError, with `name` and what to install, for AVIF or HEIF that cannot be read here.
     """
     kind = heif_format(content)
     if not kind:
@@ -60,8 +57,7 @@ def open_formats(content: bytes, name: str, others: tuple[str, ...]) -> tuple[st
 
 @cache
 def register(kind: str) -> None:
-    """Make Pillow know the reader of `AVIF` or `HEIF`, which decodes in the thread that asks: many pictures are decoded
-    side by side."""
+    """Register the reader of `AVIF` or `HEIF` with Pillow, single-threaded: images are decoded in parallel."""
     if kind == "AVIF":
         from PIL import AvifImagePlugin
 
@@ -74,5 +70,5 @@ def register(kind: str) -> None:
 
 
 def readable_formats() -> tuple[str, ...]:
-    """Those of `AVIF` and `HEIF` that can be read here."""
+    """List those of `AVIF` and `HEIF` that can be read here."""
     return tuple(kind for kind in ("AVIF", "HEIF") if is_readable(kind))
