@@ -183,7 +183,7 @@ def test_names_for_numbers_keep_their_order(tmp_path, file):
     assert data.classes == tuple(names)
     assert data.splits["train"].labels.tolist() == [0, 1, 2] * 3 and data.splits["val"].labels.tolist() == [0, 1, 2]
     write(tmp_path / "val" / "0.tar", samples(range(3), lambda n: b"%d" % (n + 1)))
-    assert "val has classes that are not in the list of classes: 3" in refusal(tmp_path)
+    assert "val has classes that are not in the list of classes: number 3" in refusal(tmp_path)
     write(tmp_path / "val" / "0.tar", [("0.png", image(0)), ("0.json", b'{"class": "0"}')])
     assert open_data(tmp_path).splits["val"].labels.tolist() == [2]
 

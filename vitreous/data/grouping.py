@@ -6,11 +6,12 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.split import Data, Files, Paths, Split, held_out
+from vitreous.data.split import Data, Files, Split, held_out
 from vitreous.errors import DataError, UsageError, first_names, printable
 
 COLUMN = "group"  # of a table
@@ -33,21 +34,23 @@ def grouped(data: Data, group_by: str, source: str | os.PathLike[str], split_see
             raise DataError(f"{data.name}: {note}", "mend the splits, or leave out --group-by")
         return data
     pattern = expression(group_by)
-    splits = (
-        dict(data.splits)
-        if data.whole is None
-        else {"train": data.whole, **{n: s for n, s in data.splits.items() if n == "test"}}
-    )
+    splits = data.splits
+    if data.whole is not None:
+        splits = {"train": data.whole, **{name: split for name, split in splits.items() if name == "test"}}
     keys = {name: keys_of(split, pattern, source) for name, split in splits.items()}
     if shared := straddling(keys):
-        raise DataError(f"{data.name}: {describe_shared(shared)}", "mend the splits, or leave out --group-by")
+        problems = (
+            f"{len(words)} groups are in {one} and in {other} ({first_names(words, SHOWN)})"
+            for (one, other), words in shared.items()
+        )
+        raise DataError(f"{data.name}: {'; '.join(problems)}", "mend the splits, or leave out --group-by")
     number = {word: index for index, word in enumerate(dict.fromkeys(keys["train"]))}
     groups = np.array([number[word] for word in keys["train"]], dtype=np.int64)
     if data.whole is None:
         return replace(data, groups=groups)
     drawn, news = held_out(data.whole, split_seed, groups)
-    drawn |= {name: split for name, split in splits.items() if name == "test"}
     notes = [note for note in data.notes if not note.startswith("held out ")]
+    drawn |= {name: split for name, split in splits.items() if name == "test"}
     return replace(data, splits=drawn, groups=groups, notes=[*notes, f"{news}, by {len(number)} groups"])
 
 
@@ -61,9 +64,8 @@ def expression(text: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(text)
     except re.error as error:
-        raise UsageError(
-            f"--group-by {text} is no regular expression ({error})", "for example --group-by 'patient(\\d+)'"
-        ) from None
+        hint = "for example --group-by 'patient(\\d+)'"
+        raise UsageError(f"--group-by {text} is no regular expression ({error})", hint) from None
     if pattern.groups != 1:
         hint = "put what names the group in parentheses, other parts in (?:...): --group-by 'patient(\\d+)'"
         raise UsageError(f"--group-by {text} has {pattern.groups} groups in parentheses instead of one", hint)
@@ -77,17 +79,16 @@ def keys_of(split: Split, pattern: re.Pattern[str], source: str | os.PathLike[st
     for word in words(split, source):
         match = pattern.search(word)
         if match is None or match[1] is None:
-            raise DataError(
-                f"--group-by {pattern.pattern} does not match {printable(word)}", "every image needs a group"
-            )
+            problem = f"--group-by {pattern.pattern} does not match {printable(word)}"
+            raise DataError(problem, "every image needs a group")
         groups.append(keys.setdefault(match[1], match[1]))
     return groups
 
 
 def words(split: Split, source: str | os.PathLike[str]) -> Iterator[str]:
-    """What the pattern is searched for in: the path of each file relative to the source, or to the folder of a table;
-    else the name."""
-    if not isinstance(split, Files) or not isinstance(split.paths, Paths):
+    """The texts in which the pattern is searched for: the path of each file relative to the source, or to the folder of
+    a table; else the name."""
+    if not isinstance(split, Files):
         yield from (split.name(sample) for sample in range(len(split)))
         return
     home = Path(source) if Path(source).is_dir() else Path(source).parent
@@ -102,19 +103,9 @@ def words(split: Split, source: str | os.PathLike[str]) -> Iterator[str]:
 def straddling(keys: dict[str, list[str]]) -> dict[tuple[str, str], list[str]]:
     """Splits with the groups of their samples -> the groups in two of them, by pairs of splits; in the order of the
     second."""
-    pairs = {}
-    names = list(keys)
-    for place, other in enumerate(names):
-        for name in names[:place]:
-            first = set(keys[name])
-            if shared := [word for word in dict.fromkeys(keys[other]) if word in first]:
-                pairs[name, other] = shared
-    return pairs
-
-
-def describe_shared(shared: dict[tuple[str, str], list[str]]) -> str:
-    """Groups in two splits, as a sentence without its stop."""
-    return "; ".join(
-        f"{len(words)} groups are in {one} and in {other} ({first_names(words, SHOWN)})"
-        for (one, other), words in shared.items()
-    )
+    known = {name: set(words) for name, words in keys.items()}
+    pairs = {
+        (name, other): [word for word in dict.fromkeys(keys[other]) if word in known[name]]
+        for name, other in combinations(keys, 2)
+    }
+    return {pair: words for pair, words in pairs.items() if words}

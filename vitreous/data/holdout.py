@@ -58,11 +58,10 @@ def hold_out_groups(
     """Row numbers of `train` and of each held-out split, in the original order; no group is in two of them.
 
     `labels` (n,) int64 or (n, K) float32, `groups` (n,) int64. Groups come in an order that the seed chooses, and one
-    is taken where it brings the split nearer to its share of every class: where the sum over classes of (taken - share
-    * size)^2 / size falls; with (n, K) labels also over all images. So no group left over would bring it nearer. Of
-      every class one image at least is
-    kept for training. Where no group brings a split nearer, it is given the one that takes it away least; it is empty
-    where none can be spared.
+    is taken where it brings the split nearer to its share of every class: where the sum over classes of
+    (taken - share x size)^2 / size falls; with (n, K) labels also over all images. At least one image of every class
+    stays for training. A split that no group brings nearer gets the one that takes it away least; it is empty where
+    none can be spared.
     """
     if labels.ndim == 2:
         images, classes = np.nonzero(np.hstack([labels, np.ones((len(labels), 1), labels.dtype)]))

@@ -52,7 +52,7 @@ def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
 def seeded(*parts: int) -> Iterator[None]:
     """Run a piece of library code that draws from torch's global CPU generator, seeded by a key, and leave no trace.
 
-    The generator is seeded by itself: `torch.manual_seed` would prepare GPUs too, two milliseconds for every picture.
+    The generator is seeded by itself: `torch.manual_seed` would prepare GPUs too, two milliseconds for every image.
     """
     import torch  # here: opening a data set takes a tenth of a second without it, and seconds with it
 

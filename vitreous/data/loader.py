@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -35,8 +34,8 @@ SHARE = 0.25  # of the memory that is free, for batches that wait
 class TrainLoader:
     """Training batches of one split, each sample as the `views` that `Augment` or `MultiCrop` makes of it.
 
-    `cached`: the pictures in memory, (n, C, *image) uint8; None reads files as they come. `sampling` balanced shows
-    every class as often as any other; `repeats` is how often a picture is shown in an epoch, in so many views (`Order`
+    `cached`: the images in memory, (n, C, *image) uint8; None reads files as they come. `sampling` balanced shows
+    every class as often as any other; `repeats` is how often an image is shown in an epoch, in so many views (`Order`
     has both). `exact` never decodes a photograph at a lower resolution for a crop that shrinks it; `pin` returns pinned
     memory. Raises UsageError for balanced sampling without exactly one class per image.
     """
@@ -57,10 +56,9 @@ class TrainLoader:
 
     @cached_property
     def order(self) -> Order:
-        """Which picture stands at which position."""
-        return Order(
-            len(self.split), self.seed, self.split.labels if self.sampling == "balanced" else None, self.repeats
-        )
+        """Which image stands at which position."""
+        labels = self.split.labels if self.sampling == "balanced" else None
+        return Order(len(self.split), self.seed, labels, self.repeats)
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """Positions [start, stop) in batches of `size`, the last one shorter."""
@@ -77,20 +75,22 @@ class TrainLoader:
         return self.from_files(spans)
 
     def from_memory(self, start: int, stop: int) -> Batch:
-        """One batch of pictures in memory, augmented as a whole."""
+        """One batch of images in memory, augmented as a whole."""
         assert self.cached is not None
         samples, epochs, views = stream(self.order, start, stop)
-        pixels = torch.from_numpy(self.cached.numpy()[samples])  # numpy copies whole pictures, torch number by number
-        images = self.views.batch(pixels, self.keys(samples, epochs, views))
+        pixels = torch.from_numpy(self.cached.numpy()[samples])  # numpy copies whole images, torch number by number
+        images = self.views.batch(pixels, key(self.seed, epochs, samples, views))
         return self.batch(images.pin_memory() if self.pin else images, torch.from_numpy(samples))
 
     def from_files(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
-        """Batches of files, decoded and augmented by the workers."""
+        """Batches of files, decoded and augmented by the workers. Raises the first DataError."""
         places = (list(zip(*(part.tolist() for part in stream(self.order, *span)), strict=True)) for span in spans)
         for samples, images in load(self, places, self.workers, self.pin):
             if not isinstance(images, Tensor):
+                if errors := [image for image in images if isinstance(image, DataError)]:
+                    raise errors[0]
                 none = torch.empty(0, self.preprocess.channels, *self.preprocess.image, dtype=self.preprocess.dtype)
-                images = torch.stack(complete(images)) if images else none
+                images = torch.stack(images) if images else none
             yield self.batch(images, samples)
 
     def batch(self, images: Tensor, samples: Tensor) -> Batch:
@@ -100,12 +100,8 @@ class TrainLoader:
             batch["labels"] = torch.from_numpy(self.split.labels[samples.numpy()])
         return batch
 
-    def keys(self, samples: int | np.ndarray, epochs: int | np.ndarray, views: int | np.ndarray) -> np.ndarray:
-        """(seed, epoch, sample, view) -> the key of each picture's augmentation."""
-        return key(self.seed, epochs, samples, views)
-
     def one(self, sample: int, epoch: int, view: int) -> Tensor:
-        """One decoded and augmented picture, (C, *image) uint8."""
+        """One decoded and augmented image, (C, *image) uint8."""
         raw, name, preprocess = self.split.raw(sample), self.split.name(sample), self.preprocess
         own = one_key(self.seed, epoch, sample, view)
         if preprocess.numbers == "colours" and self.views.takes_regions:
@@ -122,21 +118,19 @@ class EvalLoader:
     workers: int = 0
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, list[Tensor | DataError]]]:
-        """Sample numbers and, for each, its (C, *image) uint8 picture or why there is none."""
-        places = (
-            [(sample,) for sample in range(low, min(low + size, len(self.split)))]
-            for low in range(0, len(self.split), size)
-        )
+        """Sample numbers and, for each, its (C, *image) uint8 image or why there is none."""
+        count = len(self.split)
+        places = ([(sample,) for sample in range(low, min(low + size, count))] for low in range(0, count, size))
         for samples, images in load(self, places, self.workers):
             yield samples, list(images)
 
     def one(self, sample: int) -> Tensor:
-        """One decoded picture, (C, *image) uint8."""
+        """One decoded image, (C, *image) uint8."""
         return self.preprocess.pixels(self.preprocess.decoded(self.split.raw(sample), self.split.name(sample)))
 
 
 class Decoding(Dataset):
-    """(sample, epoch, view), or (sample,) -> the sample, and its picture or the DataError that stands for it."""
+    """(sample, epoch, view), or (sample,) -> the sample, and its image or the DataError that stands for it."""
 
     def __init__(self, reader: TrainLoader | EvalLoader) -> None:
         self.reader = reader
@@ -149,7 +143,7 @@ class Decoding(Dataset):
 
 
 def collate(rows: list[tuple[int, Any]]) -> tuple[Tensor, Tensor | list[Any]]:
-    """Rows of `Decoding` -> samples, and the pictures: (B, C, *image), or a list where one is missing.
+    """Rows of `Decoding` -> samples, and the images: (B, C, *image), or a list where one is missing.
 
     One tensor goes from a worker to the main process in one piece of shared memory, a list in one for each.
     """
@@ -194,37 +188,24 @@ def in_workers(
 
     `prefetch`: lists that each process makes before they are asked for; of no use without processes.
     """
-    own: dict[str, Any] = (
-        {"timeout": HANG, "prefetch_factor": prefetch, "worker_init_fn": leave_signals} if workers else {}
-    )
+    options: dict[str, Any] = {"num_workers": workers, "collate_fn": collate, "pin_memory": pin}
+    if workers:
+        options |= {"timeout": HANG, "prefetch_factor": prefetch, "worker_init_fn": leave_signals}
     try:
-        yield from DataLoader(
-            items, batch_sampler=places, num_workers=workers, collate_fn=collate, pin_memory=pin, **own
-        )  # type: ignore[arg-type]
+        yield from DataLoader(items, batch_sampler=places, **options)  # type: ignore[arg-type]
     except RuntimeError as error:
         if "DataLoader" not in str(error):
             raise
-        raise ResourceError(
-            f"a data worker stopped: {str(error).splitlines()[0]}", "try fewer --workers, or --workers 0"
-        ) from None
+        problem = f"a data worker stopped: {str(error).splitlines()[0]}"
+        raise ResourceError(problem, "try fewer --workers, or --workers 0") from None
 
 
 def ahead(size: int, workers: int) -> int:
     """How many batches of `size` bytes each worker may make before they are asked for: as many as memory holds, 1 to
-    AHEAD.
-
-    Batches wait in shared memory, which a container may have little of.
-    """
+    AHEAD. They wait in shared memory, which a container may have little of."""
     room = free_memory("cpu")
     if os.path.isdir("/dev/shm"):
         shared = os.statvfs("/dev/shm")
-        room = min(room or shared.f_bavail * shared.f_frsize, shared.f_bavail * shared.f_frsize)
+        free = shared.f_bavail * shared.f_frsize
+        room = min(room or free, free)
     return max(1, min(AHEAD, int(SHARE * room) // max(1, size * workers))) if room else AHEAD
-
-
-def complete(images: Sequence[Tensor | DataError]) -> list[Tensor]:
-    """Images (C, *image) of which none may be missing. Raises the first DataError there is."""
-    for image in images:
-        if isinstance(image, DataError):
-            raise image
-    return list(images)  # type: ignore[arg-type]

@@ -17,9 +17,9 @@ from vitreous.data.split import Split
 from vitreous.errors import DataError
 from vitreous.machine import free_memory
 
-TRIED = 12  # pictures whose time stands for all
+TRIED = 12  # images whose time stands for all
 SECONDS = 2.0  # after which no more are tried
-SPARE = 1.25  # times the decoders that would just keep up with a GPU: pictures differ
+SPARE = 1.25  # times the decoders that would just keep up with a GPU: images differ
 WORKER_BYTES = 400 * 2**20  # what a process that decodes may come to hold
 
 
@@ -34,14 +34,14 @@ def workers_for(
     """Processes that should decode a split for training.
 
     `rate`: images a second that the model takes when it waits for none and has all cores, if that is known.
-    `shares_cores`: it computes on the same cores. A few pictures are decoded to see what they cost.
+    `shares_cores`: it computes on the same cores. A few images are decoded to see what they cost.
     """
     feed = TrainLoader(split, preprocess, views, 0, exact=exact)
     return balanced(decode_seconds(feed), rate, cores(), shares_cores, free_memory("cpu"))
 
 
 def decode_seconds(feed: TrainLoader) -> float:
-    """Seconds of one core for a picture of the feed, by the median of a few; 0 where none can be read."""
+    """Seconds of one core for an image of the feed, by the median of a few; 0 where none can be read."""
     threads, began, seconds_each = torch.get_num_threads(), time.perf_counter(), []
     torch.set_num_threads(1)
     try:
@@ -60,9 +60,9 @@ def decode_seconds(feed: TrainLoader) -> float:
 
 
 def balanced(seconds: float, rate: float | None, cores: int, shares_cores: bool, room: int) -> int:
-    """`seconds` of a core for a picture, the model's images a second, and the machine -> processes, at least 1.
+    """`seconds` of a core for an image, the model's images a second, and the machine -> processes, at least 1.
 
-    Where model and decoders share the cores, a picture costs cores / rate of them for the one and `seconds` for the
+    Where model and decoders share the cores, an image costs cores / rate of them for the one and `seconds` for the
     other; with all cores busy the decoders then need rate' * seconds of them. A GPU needs as many as keep up with it.
     `room`, bytes of free memory, 0 if unknown, bounds both.
     """

@@ -1,4 +1,4 @@
-"""From a decoded picture to the tensor that a model was trained on: stored with the model, the same everywhere."""
+"""From a decoded image to the tensor that a model was trained on: stored with the model, the same everywhere."""
 
 from __future__ import annotations
 
@@ -12,26 +12,23 @@ from PIL import Image
 from vitreous.data.decoding.decode import decode
 from vitreous.data.decoding.spectral import Picture, read_bands
 
-# a process that only decodes pictures starts in a tenth of a second without torch, and in seconds with it
+# a process that only decodes images starts in a tenth of a second without torch, and in seconds with it
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # the paper's models: pixels in [-1, 1]
-
 PEAKS = {"colours": 255.0, "uint8": 255.0, "uint16": 65535.0, "int16": 32767.0, "float32": 1.0}
-
-
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How a picture becomes a model's input, without chance.
+    """How an image becomes a model's input, without chance.
 
     `image` in pixels, (height, width). `fit` = `crop`: the short side is scaled to the target / `share` and the centre
-    cut out; `squash`: the whole picture is scaled to the target, as the paper's code does at test time. `mean` and
+    cut out; `squash`: the whole image is scaled to the target, as the paper's code does at test time. `mean` and
     `std` are per channel, for pixels in [0, 1].
 
     `numbers`: `colours` are RGB or grey at 8 bits, however they are stored; else each channel is taken for itself, its
@@ -62,25 +59,20 @@ class Preprocess:
     def decoded(
         self, raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str], name: str | None = None
     ) -> Picture:
-        """A file, its bytes, or pixels -> the picture, or one for each channel. Raises DataError where that cannot
-        be."""
+        """A file, its bytes, or pixels (H, W[, C]) -> the image, or one for each channel. Raises DataError."""
         if self.numbers == "colours":
             return decode(raw, self.channels, name)
         return read_bands(np.asarray(raw) if isinstance(raw, Image.Image) else raw, self.channels, self.numbers, name)
 
     def pixels(self, picture: Picture) -> Tensor:
-        """A decoded picture -> (C, *image) of `dtype`."""
+        """A decoded image -> (C, *image) of `dtype`."""
         import torch
 
         return torch.from_numpy(self.array(picture))
 
     def transform(self, image: Image.Image | np.ndarray | bytes | str | os.PathLike[str]) -> Tensor:
-        """A picture of Pillow, a file, its bytes or pixels (H, W[, C]) -> (C, *image) float32, the model's input.
-        Raises DataError.
-
-        A method of a frozen dataclass: it can be pickled, so a Dataset may have it as its transform, with any number of
-        workers.
-        """
+        """A Pillow image, a file, its bytes or pixels (H, W[, C]) -> (C, *image) float32, the model's input. It can be
+        pickled, as the transform of a Dataset. Raises DataError."""
         return self.normalise(self.pixels(self.decoded(image))[None])[0]
 
     def array(self, picture: Picture) -> np.ndarray:
@@ -90,43 +82,34 @@ class Preprocess:
         return to_array(self.fitted(picture))
 
     def fitted(self, picture: Image.Image) -> Image.Image:
-        """A decoded picture at the target size."""
-        height, width = self.image
-        if picture.size == (width, height):
+        """A decoded image at the target size: one resampling of the box that the crop would cut from the scaled
+        image."""
+        if picture.size == self.image[::-1]:
             return picture
-        if self.fit == "squash":
-            return picture.resize((width, height), _FILTERS[self.filter])
-        return self.centre(picture)
-
-    def centre(self, picture: Image.Image) -> Image.Image:
-        """The centre of the picture, scaled: one resampling of the box that the crop would cut from the scaled
-        picture."""
         return self.resampled(picture, self.box(picture.size))
 
     def box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """What is shown of a picture of (width, height): left, top, right and bottom, in pixels."""
+        """The part of an image of (width, height) that is used: left, top, right and bottom, in pixels."""
         if self.fit == "squash":
             return (0.0, 0.0, *size)
         height, width = self.image
         scale = max(height / size[1], width / size[0]) / self.share
-        half = (min(width / scale, size[0]) / 2, min(height / scale, size[1]) / 2)
-        middle = (size[0] / 2, size[1] / 2)
-        return middle[0] - half[0], middle[1] - half[1], middle[0] + half[0], middle[1] + half[1]
+        across, down = min(width / scale, size[0]) / 2, min(height / scale, size[1]) / 2
+        x, y = size[0] / 2, size[1] / 2
+        return x - across, y - down, x + across, y + down
 
     def resampled(self, picture: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
-        """A box of a picture at the target size."""
+        """A box of an image at the target size."""
         return picture.resize((self.image[1], self.image[0]), _FILTERS[self.filter], box=box)
 
     def normalise(self, pixels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """(B, C, *image) in 0..peak, uint8 or float -> (B, C, *image) of the model's input, float32 if no `dtype` is
-        said."""
+        """(B, C, *image) in 0..peak, uint8 or float -> (B, C, *image) for the model, float32 or of `dtype`."""
         import torch
 
         dtype = dtype or torch.float32
         shape = (1, -1) + (1,) * (pixels.dim() - 2)
-        mean = torch.tensor(self.mean, device=pixels.device).view(shape)
-        std = torch.tensor(self.std, device=pixels.device).view(shape)
-        mean, std = mean * self.peak, std * self.peak
+        mean = torch.tensor(self.mean, device=pixels.device).view(shape) * self.peak
+        std = torch.tensor(self.std, device=pixels.device).view(shape) * self.peak
         if torch.compiler.is_compiling() or pixels.device.type != "cpu":
             return pixels.to(torch.float32, copy=True).sub_(mean).div_(std).to(dtype)
         # numpy's memory: torch asks for aligned memory, and glibc before 2.38 then does not give it the place of the

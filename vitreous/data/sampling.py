@@ -1,7 +1,7 @@
-"""Which picture stands at a position of the stream: a function of the seed and of the position alone.
+"""Which image stands at a position of the stream: a function of the seed and of the position alone.
 
 A run sees one endless stream, epoch after epoch, each in its own order; an epoch has as many positions as there are
-pictures. So a run continues anywhere by knowing one integer, nothing is dropped at the end of an epoch, and a batch may
+images. So a run continues anywhere by knowing one integer, nothing is dropped at the end of an epoch, and a batch may
 reach over it.
 """
 
@@ -20,13 +20,13 @@ _TURNS, _BLOCKS = 1, 2  # the last part of the keys of a class's own order, and 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """The order of `samples` pictures in every epoch. Every picture once is what `repeats` 1 without `labels` means.
+    """The order of `samples` images in every epoch. Every image once is what `repeats` 1 without `labels` means.
 
-    `labels`, (samples,) int64: balanced. Each block of C positions shows each of the C classes that have pictures once,
+    `labels`, (samples,) int64: balanced. Each block of C positions shows each of the C classes that have images once,
     in a random order, and the k-th showing of a class is the k-th of its own order; a short class goes round again, in
     a new order and as another view. `repeats` r > 1 is repeated augmentation (arXiv:1902.05509, arXiv:2012.12877): the
-    epoch is cut after ceil(samples / r) pictures, and each of them stands r times in a row, as r views.
-    Raises UsageError for labels that are not one class to a picture, or fewer than one repeat.
+    epoch is cut after ceil(samples / r) images, and each of them stands r times in a row, as r views.
+    Raises UsageError for labels that are not one class to an image, or fewer than one repeat.
     """
 
     samples: int

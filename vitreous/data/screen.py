@@ -11,13 +11,13 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError, first_lines
 
-# a data set that is smaller than this at the model's size, and has no larger pictures, stays in memory
+# a data set that is smaller than this at the model's size, and has no larger images, stays in memory
 CACHE_BYTES = 2**30
-PROBED = 64  # pictures whose size stands for all
+PROBED = 64  # images whose size stands for all
 
 
 def fits_in_memory(split: Split, preprocess: Preprocess) -> bool:
-    """Whether a split is kept in memory: it is small, and no picture of a sample of it is larger than the model's
+    """Whether a split is kept in memory: it is small, and no image of a sample of it is larger than the model's
     input."""
     height, width = preprocess.image
     if len(split) * preprocess.channels * height * width * preprocess.dtype.itemsize > CACHE_BYTES:
@@ -36,9 +36,9 @@ def fits_in_memory(split: Split, preprocess: Preprocess) -> bool:
 def screen(
     split: Split, preprocess: Preprocess, workers: int, keep: bool
 ) -> tuple[Tensor | None, dict[int, DataError]]:
-    """Decode every picture once: all of them as (n, C, *image) of their dtype if `keep`, and what could not be read.
+    """Decode every image once: all of them as (n, C, *image) of their dtype if `keep`, and what could not be read.
 
-    A picture that cannot be read stands as zeros in the tensor.
+    An image that cannot be read stands as zeros in the tensor.
     """
     height, width = preprocess.image
     pixels = torch.zeros(len(split), preprocess.channels, height, width, dtype=preprocess.dtype) if keep else None
@@ -61,8 +61,7 @@ def readable(split: Split, bad: dict[int, DataError]) -> np.ndarray:
 
 
 def refuse(bad: dict[int, DataError], total: int) -> DataError:
-    """The error that names unreadable pictures: the first twenty, and how many there are."""
+    """The error that names unreadable images: the first twenty, and how many there are."""
     listing = first_lines((error.message for error in bad.values()), len(bad))
-    return DataError(
-        f"{len(bad)} of {total} images cannot be read:{listing}", "mend or remove them, or use --bad-images skip"
-    )
+    problem = f"{len(bad)} of {total} images cannot be read:{listing}"
+    return DataError(problem, "mend or remove them, or use --bad-images skip")

@@ -64,20 +64,13 @@ def open_data_of_run(
         if not is_on_disk(source) or os.path.lexists(source):
             raise
         hint = f"name the data where they are now, as in `vitreous evaluate {printable(run)} DATA`, or put them back"
+        problem = f"{printable(run)} was trained on {printable(source)}"
         if not os.path.isabs(source):
-            where = f"a relative path that does not exist below {printable(os.getcwd())}"
-            raise DataError(
-                f"{printable(run)} was trained on {printable(source)}, {where}",
-                f"go to the folder it starts from, or {hint}",
-            ) from None
+            problem += f", a relative path that does not exist below {printable(os.getcwd())}"
+            raise DataError(problem, f"go to the folder it starts from, or {hint}") from None
         parent = next(folder for folder in Path(source).parents if folder.exists())
-        reason = "" if "{" not in source else f" ({error.message})"
-        message = (
-            f"{printable(run)} was trained on {printable(source)}, which is not there any more: of its path "
-            "only "
-            f"{printable(parent)} exists"
-        )
-        raise DataError(message + reason, hint) from None
+        problem += f", which is not there any more: of its path only {printable(parent)} exists"
+        raise DataError(problem + (f" ({error.message})" if "{" in source else ""), hint) from None
 
 
 def open_images(source: str | os.PathLike[str]) -> Data | Files:

@@ -55,7 +55,7 @@ def is_labelled(split: Split) -> bool:
 
 
 def picture_of(split: Split, sample: int, channels: int) -> Image.Image:
-    """The decoded picture of one sample, `RGB` for 3 channels and `L` for 1. Raises DataError."""
+    """The decoded image of one sample, `RGB` for 3 channels and `L` for 1. Raises DataError."""
     return decode(split.raw(sample), channels, split.name(sample))
 
 

@@ -1,4 +1,4 @@
-"""Mean and deviation of each channel over a split, for pictures whose channels nobody has measured before."""
+"""Mean and deviation of each channel over a split, for images whose channels nobody has measured before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 
-MOST = 10_000  # pictures, spread over the split, that stand for all
+MOST = 10_000  # images, spread over the split, that stand for all
 ROUNDING = 1e-7  # of the mean: a deviation below is that of float32
 
 
@@ -17,7 +17,7 @@ def statistics(split: Split, preprocess: Preprocess, workers: int = 0) -> tuple[
     """Mean and deviation of each channel at the model's size, in units of `preprocess.peak`, the same for any number of
     workers.
 
-    One pass: each picture's own moments are merged, in order, in float64 (Chan, Golub and LeVeque, 1983). What cannot
+    One pass: each image's own moments are merged, in order, in float64 (Chan, Golub and LeVeque, 1983). What cannot
     be read is left out; a channel that never changes has deviation 1. Raises DataError where nothing can be read.
     """
     if len(split) > MOST:

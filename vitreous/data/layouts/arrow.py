@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,11 @@ import numpy as np
 from vitreous.data.layouts.classes import (
     SPLITS,
     WORDS,
-    check_label_size,
     class_order,
-    multi_hot,
+    label_array,
     natural,
     one_class_note,
     too_few_classes,
-    unknown_classes,
 )
 from vitreous.data.split import Data, Split, Stored, no_labels, with_val
 from vitreous.data.stores.rows import Column, Parquet, Streams, map_stream
@@ -218,7 +217,13 @@ def read_labels(
         classes = classes or class_order(words)
         labels[split] = no_labels(len(codes) if counts is None else len(counts))
         if len(classes) != 1:
-            labels[split] = label_array(f"{name}: {split}", words, codes, counts, classes)
+            own, distinct = codes, dict.fromkeys((word,) for word in words)
+            if counts is not None:
+                flat = iter(codes.tolist())
+                rows = [tuple(words[code] for code in islice(flat, count)) for count in counts.tolist()]
+                distinct = {label: code for code, label in enumerate(dict.fromkeys(rows))}
+                own = np.array([distinct[label] for label in rows], dtype=np.int64)
+            labels[split] = label_array(f"{name}: {split}", list(distinct), own, classes, counts is not None)
     return labels, tuple(classes)
 
 
@@ -309,21 +314,3 @@ def encode_labels(values: Any, names: list[str]) -> tuple[list[str], np.ndarray,
     present, places = np.unique(codes, return_inverse=True)
     shift = int(len(present) > 0 and present[0] == -1)
     return [str(words[code] if words else code) for code in present[shift:]], places - shift, counts
-
-
-def label_array(
-    where: str, words: list[str], codes: np.ndarray, counts: np.ndarray | None, classes: list[str]
-) -> np.ndarray:
-    """Positions (n,) among the words of a split -> (n,) int64 positions among the classes; with `counts` (m,), how many
-    labels each image has, (m, K) float32.
-
-    Raises DataError for a class that training does not have, and for labels that would not fit into memory.
-    """
-    position = {label: index for index, label in enumerate(classes)}
-    if unknown := [word for word in words if word not in position]:
-        raise unknown_classes(where, unknown, classes)
-    codes = np.array([position[word] for word in words], dtype=np.int64)[codes]
-    if counts is None:
-        return codes
-    check_label_size(where, len(counts), len(classes))
-    return multi_hot(codes, counts, len(classes))

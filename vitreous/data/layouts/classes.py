@@ -62,15 +62,31 @@ def unknown_classes(where: str, unknown: Iterable[str], classes: Iterable[str], 
     return DataError(f"{where} has classes that {lacking}: {first_names(names)}", hint)
 
 
-def check_label_size(where: str, images: int, classes: int) -> None:
-    """Raise DataError where labels (images, classes) float32 would not fit into memory."""
-    if 4 * images * classes > MAX_LABELS:
-        problem = f"{images:,} images times {classes:,} classes are more than memory holds"
+def label_array(
+    where: str,
+    words: Sequence[tuple[str, ...]],
+    own: np.ndarray,
+    classes: Sequence[str],
+    multilabel: bool,
+    listed: bool = False,
+) -> np.ndarray:
+    """The labels of n images, (n,) int64, or (n, K) float32 if `multilabel`.
+
+    `own`: their positions (n,) in `words`, the distinct labels, of one class or several each; `listed` as in
+    `unknown_classes`.
+
+    Raises DataError for other classes than `classes`, and for labels that would not fit into memory.
+    """
+    place = {name: number for number, name in enumerate(classes)}
+    unknown = [name for label in np.unique(own).tolist() for name in words[label] if name not in place]
+    if unknown:
+        raise unknown_classes(where, unknown, classes, listed)
+    if not multilabel:
+        return np.array([place.get(label[0], -1) for label in words], dtype=np.int64)[own]
+    if 4 * len(own) * len(classes) > MAX_LABELS:
+        problem = f"{len(own):,} images times {len(classes):,} classes are more than memory holds"
         raise DataError(f"{where}: {problem}", "are these class names?")
-
-
-def multi_hot(codes: Sequence[int] | np.ndarray, counts: Sequence[int] | np.ndarray, classes: int) -> np.ndarray:
-    """The classes of all images, one image after the other, and how many each has, (n,) -> (n, classes) float32."""
-    labels = np.zeros((len(counts), classes), dtype=np.float32)
-    labels[np.repeat(np.arange(len(counts)), counts), codes] = 1
-    return labels
+    table = np.zeros((len(words), len(classes)), dtype=np.float32)
+    for row, label in enumerate(words):
+        table[row, [place[name] for name in label if name in place]] = 1
+    return table[own]

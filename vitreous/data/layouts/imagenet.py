@@ -50,17 +50,16 @@ def imagenet(root: Path, split_seed: int = 0) -> Data:
     """
     home = tree(root)
     homes, notes = split_folders(home), []
-    places = (
-        [home, *list(home.absolute().parents)[:3]] if home.name == "CLS-LOC" else [home, *home.absolute().parents[:1]]
-    )
+    places = [home, *list(home.absolute().parents)[: 3 if home.name == "CLS-LOC" else 1]]
     listed = {}
     for name, place in homes.items():
-        listed[name] = list_classes(place)
-        loose = [] if listed[name] or name == "train" else walk(os.fspath(place))
+        classes = list_classes(place)
+        loose = [] if classes or name == "train" else walk(os.fspath(place))
         if loose and name == "val":
-            listed[name] = classify_files(loose, places)
-        elif not listed[name]:
-            del listed[name]
+            classes = classify_files(loose, places)
+        if classes or name == "train":
+            listed[name] = classes
+        else:
             notes.append(f"{name} has {len(loose)} images without labels, which are left out")
     data = classified(home, homes, listed, split_seed)
     return replace(data, name=printable(root), notes=notes + data.notes, titles=titles_of(data.classes, places))
@@ -70,20 +69,16 @@ def classify_files(files: list[str], places: list[Path]) -> dict[str, Paths]:
     """Flat images to validate on -> those of each synset. Raises DataError where their ground truth is lacking."""
     truth = solution(places) or devkit(places)
     if not truth:
-        advice = f"put {SOLUTION}, or {TRUTH} and meta.mat of the development kit, beside them"
-        raise DataError(
-            f"{printable(os.path.dirname(files[0]))} has {len(files)} images without classes and no ground truth",
-            advice,
-        )
-    unknown = [path for path in files if os.path.splitext(os.path.basename(path))[0] not in truth]
-    if unknown:
-        raise DataError(
-            f"{len(unknown)} of {len(files)} images are not in the ground truth; the first is {printable(unknown[0])}",
-            "remove them",
-        )
+        problem = f"{len(files)} images without classes and no ground truth"
+        hint = f"put {SOLUTION}, or {TRUTH} and meta.mat of the development kit, beside them"
+        raise DataError(f"{printable(os.path.dirname(files[0]))} has {problem}", hint)
+    stems = [os.path.splitext(os.path.basename(path))[0] for path in files]
+    if unknown := [path for path, stem in zip(files, stems, strict=True) if stem not in truth]:
+        problem = f"{len(unknown)} of {len(files)} images are not in the ground truth"
+        raise DataError(f"{problem}; the first is {printable(unknown[0])}", "remove them")
     parts: dict[str, list[str]] = {}
-    for path in files:
-        parts.setdefault(truth[os.path.splitext(os.path.basename(path))[0]], []).append(path)
+    for path, stem in zip(files, stems, strict=True):
+        parts.setdefault(truth[stem], []).append(path)
     return {synset: Paths(paths) for synset, paths in parts.items()}
 
 
@@ -95,16 +90,14 @@ def solution(places: list[Path]) -> dict[str, str]:
     rows = list(csv.reader(io.StringIO(read_regular(file).decode("utf-8", "replace"))))
     truth = {row[0]: row[1].split(" ", 1)[0] for row in rows[1:] if len(row) == 2}
     if not truth or not all(SYNSET.fullmatch(synset) for synset in truth.values()):
-        raise DataError(
-            f"{printable(file)}: expected ImageId,PredictionString and a synset in every row", "fetch it again"
-        )
+        problem = f"{printable(file)}: expected ImageId,PredictionString and a synset in every row"
+        raise DataError(problem, "fetch it again")
     return truth
 
 
 def devkit(places: list[Path]) -> dict[str, str]:
     """Image -> synset, from the development kit; empty where there is none. Raises DataError for a damaged one."""
-    inner = [place / part for place in places for part in ("", DEVKIT, "data")]
-    file, meta = find(inner, (TRUTH,)), find(inner, ("meta.mat",))
+    file, meta = find_devkit(places, TRUTH), find_devkit(places, "meta.mat")
     if not file or not meta:
         return {}
     synsets = {number: synset for number, synset, _ in synsets_of(meta)}
@@ -112,9 +105,8 @@ def devkit(places: list[Path]) -> dict[str, str]:
     try:
         return {f"ILSVRC2012_val_{index:08d}": synsets[int(line)] for index, line in enumerate(lines, 1)}
     except (ValueError, KeyError) as error:
-        raise DataError(
-            f"{printable(file)}: {error} is not the number of a synset in {printable(meta)}", "fetch it again"
-        ) from None
+        problem = f"{printable(file)}: {error} is not the number of a synset in {printable(meta)}"
+        raise DataError(problem, "fetch it again") from None
 
 
 def synsets_of(meta: Path) -> list[tuple[int, str, str]]:
@@ -122,25 +114,22 @@ def synsets_of(meta: Path) -> list[tuple[int, str, str]]:
     from scipy.io import loadmat  # comes with scikit-learn
 
     try:
-        table = loadmat(io.BytesIO(read_regular(meta)), squeeze_me=True)["synsets"]
-        return [
-            (int(row["ILSVRC2012_ID"]), str(row["WNID"]), str(row["words"]))
-            for row in table
-            if not int(row["num_children"])
-        ]
+        rows = loadmat(io.BytesIO(read_regular(meta)), squeeze_me=True)["synsets"]
+        rows = [row for row in rows if not int(row["num_children"])]
+        return [(int(row["ILSVRC2012_ID"]), str(row["WNID"]), str(row["words"])) for row in rows]
     except (KeyError, ValueError, TypeError, IndexError, NotImplementedError) as error:
         raise DataError(f"{printable(meta)} is not the meta.mat of ILSVRC2012 ({error})", "fetch it again") from None
 
 
 def titles_of(classes: tuple[str, ...], places: list[Path]) -> dict[str, str]:
-    """What people call the classes, as far as it is known: from a list beside the data, or torchvision's for
+    """The usual names of the classes, where they are known: from a list beside the data, or torchvision's for
     ILSVRC2012's 1,000."""
     file, titles = find(places, TITLES), {}
     if file:
         for line in read_regular(file).decode("utf-8", "replace").splitlines():
             synset, *rest = line.split(None, 1)[:2] if line.strip() else ("",)
             titles[synset] = rest[0].strip() if rest else ""
-    elif meta := find([place / part for place in places for part in ("", DEVKIT, "data")], ("meta.mat",)):
+    elif meta := find_devkit(places, "meta.mat"):
         titles = {synset: words for _, synset, words in synsets_of(meta)}
     elif is_ilsvrc2012(classes):
         titles = dict(zip(classes, torchvision_names(), strict=True))
@@ -163,3 +152,8 @@ def is_ilsvrc2012(classes: tuple[str, ...]) -> bool:
 def find(places: list[Path], names: tuple[str, ...]) -> Path | None:
     """The first of some files that is in one of some folders."""
     return next((place / name for name in names for place in places if (place / name).is_file()), None)
+
+
+def find_devkit(places: list[Path], name: str) -> Path | None:
+    """A file of a development kit in one of some folders."""
+    return find([place / part for place in places for part in ("", DEVKIT, "data")], (name,))

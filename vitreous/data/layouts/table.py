@@ -19,14 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
-from vitreous.data.layouts.classes import (
-    WORDS,
-    check_label_size,
-    class_order,
-    multi_hot,
-    too_few_classes,
-    unknown_classes,
-)
+from vitreous.data.layouts.classes import WORDS, class_order, label_array, too_few_classes
 from vitreous.data.split import Data, Files, Split, with_val
 from vitreous.errors import DataError, first_lines, nearest, printable
 
@@ -75,7 +68,7 @@ def table(source: Path, split_seed: int = 0) -> Data:
     if len(classes) < (1 if multilabel else 2):
         raise too_few_classes(name, classes, EXPECTED)
     splits: dict[str, Split] = {
-        split: Files([home / row.path for row in part], label_array(part, split, classes, multilabel, name))
+        split: Files([home / row.path for row in part], labels_of(part, split, classes, multilabel, name))
         for split, part in parts.items()
     }
     groups = read_groups(parts, notes)
@@ -194,13 +187,10 @@ def listing(rows: list[Row]) -> str:
     return first_lines((f"line {row.line}: {printable(row.path)}" for row in rows), len(rows))
 
 
-def label_array(rows: list[Row], split: str, classes: list[str], multilabel: bool, name: str) -> np.ndarray:
+def labels_of(rows: list[Row], split: str, classes: list[str], multilabel: bool, name: str) -> np.ndarray:
     """Rows -> (n,) int64 classes, or (n, K) float32 if `multilabel`. Raises DataError for classes that train lacks."""
-    place = {label: index for index, label in enumerate(classes)}
-    if unknown := [(row.line, label) for row in rows for label in row.labels if label not in place]:
-        raise unknown_classes(f"{name}, line {unknown[0][0]}: {split}", (label for _, label in unknown), classes)
-    codes = np.array([place[label] for row in rows for label in row.labels], dtype=np.int64)
-    if not multilabel:
-        return codes
-    check_label_size(name, len(rows), len(classes))
-    return multi_hot(codes, [len(row.labels) for row in rows], len(classes))
+    known = set(classes)
+    line = next((f", line {row.line}" for row in rows if not known.issuperset(row.labels)), "")
+    codes = {label: code for code, label in enumerate(dict.fromkeys(row.labels for row in rows))}
+    own = np.array([codes[row.labels] for row in rows], dtype=np.int64)
+    return label_array(f"{name}{line}: {split}", list(codes), own, classes, multilabel)

@@ -23,13 +23,12 @@ from vitreous.data.decoding.decode import is_image, read_regular
 from vitreous.data.layouts.classes import (
     SPLITS,
     WORDS,
-    check_label_size,
     class_order,
+    label_array,
     natural,
     one_class_note,
     split_homes,
     too_few_classes,
-    unknown_classes,
 )
 from vitreous.data.split import Data, Split, Stored, no_labels, with_val
 from vitreous.data.stores.tarindex import ORPHANS, Index, Word, index
@@ -85,24 +84,23 @@ def labels_of_splits(
     `codes`, (n,): positions in `words`, the distinct labels, or -1; `given`: the class names beside the archives.
     Raises DataError for classes that training does not have.
     """
-    unlabelled, classes, numbers = None, (), list[list[int]]()
+    unlabelled, classes = None, tuple(given)
+    names = [tuple(class_name(word, given) for word in label) for label in words]
     if (codes < 0).all():
         unlabelled = DataError(f"{name}: no sample has a label", EXPECTED)
-    else:
-        classes, numbers = class_codes(words, np.unique(codes[rows["train"]]), given)
+    elif not given:
+        used = np.unique(codes[rows["train"]]).tolist()
+        classes = tuple(class_order(list({word for label in used for word in names[label]})))
     multilabel = any(len(words[code]) != 1 for code in np.unique(codes).tolist() if code >= 0)
     if unlabelled is None and len(classes) < (1 if multilabel else 2):
         unlabelled = too_few_classes(name, classes, EXPECTED)
         notes += one_class_note(classes)
     if unlabelled is not None:
         return {split: no_labels(len(part)) for split, part in rows.items()}, (), unlabelled
-    labels = {}
-    for split, part in rows.items():
-        own = codes[part]
-        pairs = [(word, n) for label in np.unique(own) for word, n in zip(words[label], numbers[label], strict=True)]
-        if unknown := [str(word) for word, number in pairs if number < 0]:
-            raise unknown_classes(f"{name}: {split}", unknown, classes, len(given) > 0)
-        labels[split] = label_array(numbers, own, len(classes) if multilabel else 0, f"{name}: {split}")
+    labels = {
+        split: label_array(f"{name}: {split}", names, codes[part], classes, multilabel, len(given) > 0)
+        for split, part in rows.items()
+    }
     counts = labels["train"].sum(0) if multilabel else np.bincount(labels["train"], minlength=len(classes))
     if absent := int((counts == 0).sum()):
         notes.append(f"{absent} of {len(classes)} classes have no training image")
@@ -244,35 +242,8 @@ def names_beside(source: Path) -> tuple[str, ...]:
     return ()
 
 
-def class_codes(
-    words: Sequence[tuple[Word, ...]], used: np.ndarray, given: Sequence[str]
-) -> tuple[tuple[str, ...], list[list[int]]]:
-    """Class names, and for each label the positions of its classes, -1 for one that is none. `used`, (m,): the labels
-    that training has.
-
-    With names given, a word is one of them and a number counts them from 0; else classes are what training has.
-    """
-    classes = tuple(given) or tuple(class_order(list({str(word) for label in used.tolist() for word in words[label]})))
-    position = {name: number for number, name in enumerate(classes)}
-
-    def code(word: Word) -> int:
-        if given and isinstance(word, int):
-            return word if word < len(given) else -1
-        return position.get(str(word), -1)
-
-    return classes, [[code(word) for word in label] for label in words]
-
-
-def label_array(codes: list[list[int]], own: np.ndarray, classes: int, where: str) -> np.ndarray:
-    """The labels of a split, (n,) int64; with several `classes` to an image (n, classes) float32. `own`: (n,) positions
-    in `codes`.
-
-    Raises DataError where those would not fit into memory.
-    """
-    if not classes:
-        return np.array([code[0] if code else -1 for code in codes], dtype=np.int64)[own]
-    check_label_size(where, len(own), classes)
-    table = np.zeros((len(codes), classes), dtype=np.float32)
-    for row, code in enumerate(codes):
-        table[row, code] = 1
-    return table[own]
+def class_name(word: Word, given: Sequence[str]) -> str:
+    """The class that a label names: with names given, a number counts them from 0."""
+    if not given or isinstance(word, str):
+        return str(word)
+    return given[word] if word < len(given) else f"number {word}"

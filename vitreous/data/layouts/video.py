@@ -1,8 +1,8 @@
 """Clips as folders of frames: `[SPLIT/]CLASS/CLIP/*.jpg`. The frames of one clip, in the order of their names, are one
 sample.
 
-`Split.raw` may give pixels of any number of axes: a picture (H, W[, C]), a clip (T, H, W, C). Nothing else about a
-split changes; what takes pictures only refuses a clip by its axes. Video files themselves are not read yet.
+`Split.raw` may give pixels of any number of axes: an image (H, W[, C]), a clip (T, H, W, C). Nothing else about a
+split changes; what takes images only refuses a clip by its axes. Video files themselves are not read yet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from vitreous.data.decoding.decode import decode
 from vitreous.data.layouts.folder import folder
-from vitreous.data.split import Data, Files, Paths, Split, held_out
+from vitreous.data.split import Data, Files, Paths, Split, with_val
 from vitreous.errors import DataError, printable
 
 
@@ -69,14 +69,12 @@ def clips(root: Path, frames: int = 16, split_seed: int = 0) -> Data:
     Raises DataError as a folder of images does.
     """
     data = folder(root, split_seed)
-    parts = {**data.splits, "train": data.whole} if data.whole else data.splits
+    parts = {name: split for name, split in data.splits.items() if name != "val"} if data.whole else data.splits
+    parts = {**parts, "train": data.whole or parts["train"]}
     splits: dict[str, Split] = {name: clips_of(part, frames) for name, part in parts.items() if isinstance(part, Files)}
-    if not data.whole:
-        return replace(data, splits=splits)
-    whole = splits["train"]
-    drawn, note = held_out(whole, split_seed)
-    tests = {name: split for name, split in splits.items() if name == "test"}
-    return replace(data, splits={**drawn, **tests}, notes=[note], whole=whole)
+    notes: list[str] = []
+    splits, whole = with_val(splits, split_seed, notes)
+    return replace(data, splits=splits, notes=notes or data.notes, whole=whole)
 
 
 def clips_of(split: Files, frames: int) -> Clips:
