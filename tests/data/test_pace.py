@@ -11,6 +11,7 @@ from vitreous.cores import cores
 from vitreous.data import loader, pace
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.decode import decode
+from vitreous.data.keys import key
 from vitreous.data.loader import AHEAD, TrainLoader, ahead
 from vitreous.data.pace import WORKER_BYTES, balanced, decode_seconds, workers_for
 from vitreous.data.preprocess import Preprocess
@@ -86,6 +87,6 @@ def test_exact_is_passed_on(tmp_path):
     split = Files([home / "0.jpg"], np.zeros(1, np.int64))
     crop = Augment(crop=(0.9, 1.0), ratio=(1.0, 1.0))
     exact, rough = (TrainLoader(split, Preprocess((32, 32)), crop, 0, exact=exact) for exact in (True, False))
-    whole = crop.picture(decode(home / "0.jpg"), exact.preprocess, int(exact.keys(0, 0, 0))).float()
+    whole = crop.picture(decode(home / "0.jpg"), exact.preprocess, int(key(exact.seed, 0, 0, 0))).float()
     assert torch.equal(exact.one(0, 0, 0).float(), whole)
     assert 0 < (rough.one(0, 0, 0).float() - whole).abs().mean() < 8

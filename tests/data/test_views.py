@@ -177,7 +177,7 @@ def test_a_feed_gives_batches_of_views(tmp_path, memory, workers):
         assert batch["images"].shape[:2] == (count, 2) and batch["local"].shape[:2] == (count, 3)
         assert (batch["labels"].numpy() == split.labels[batch["samples"].numpy()]).all()
     sample = int(batches[0]["samples"][0])
-    alone = crops.views(pictures[sample], SIZE, int(feed.keys(sample, 0, 0)))
+    alone = crops.views(pictures[sample], SIZE, int(key(feed.seed, 0, sample, 0)))
     assert torch.equal(batches[0]["images"][0], torch.stack(alone[:2]))
     assert torch.equal(batches[0]["local"][0], torch.stack(alone[2:]))
 

@@ -229,9 +229,7 @@ class Data:
     # (n,) int64, of `whole` or else of `train`: images of one number are never drawn apart
     groups: np.ndarray | None = None
     identity: str = ""  # the fingerprint that it had before images were left out of it by a list, where any were
-    unlabelled: DataError | None = (
-        None  # why the images have no labels; None where they have, or it goes without saying
-    )
+    unlabelled: DataError | None = None  # why the images have no labels; None where they have, or that is plain
 
     def split(self, name: str) -> Split:
         """The split of that name. Raises DataError, with those that there are."""

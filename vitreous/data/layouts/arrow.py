@@ -84,11 +84,9 @@ def parquet(source: str, split_seed: int = 0) -> Data:
         parts.setdefault(split_of(file, root) if root.is_dir() else "", []).append(file)
     if len(parts) > 1 and "" in parts:
         raise DataError(f"{printable(parts[''][0])} belongs to no split, others do", LAYOUT)
-    folders = sorted(
-        {file.parent for file in files if file.parent != home and file.parent.name not in (*WORDS, "data")}
-    )
+    folders = {file.parent for file in files if file.parent != home and file.parent.name not in (*WORDS, "data")}
     if len(folders) > 1:
-        problem = f"{printable(root)} holds several data sets: {', '.join(map(printable, folders))}"
+        problem = f"{printable(root)} holds several data sets: {', '.join(map(printable, sorted(folders)))}"
         raise UsageError(problem, "name one of them")
     unsplit = list(parts) == [""]
     tables: dict[str, Streams] = {split or "train": Parquet(tuple(group)) for split, group in parts.items()}
@@ -143,10 +141,8 @@ def describe_failure(base: str, error: Exception) -> DataError:
     import datasets
 
     text = " ".join(str(error).split())[:300]
-    problem, hint = (
-        f"{base} is not in the cache and could not be downloaded ({type(error).__name__}: {text})",
-        ("check the network (HF_ENDPOINT names another server), or name a folder of Parquet files"),
-    )
+    problem = f"{base} is not in the cache and could not be downloaded ({type(error).__name__}: {text})"
+    hint = "check the network (HF_ENDPOINT names another server), or name a folder of Parquet files"
     if "Config name is missing" in text or "BuilderConfig" in text:
         problem, hint = f"{base}: {text}", f"choose one: {base.partition('@')[0]}@CONFIG"
     elif "script" in text.lower() and "support" in text.lower():
@@ -282,9 +278,8 @@ def class_names(feature: Any) -> list[str]:
         feature = feature[0] if feature else None
     if isinstance(feature, dict) and feature.get("_type") in ("List", "LargeList", "Sequence"):
         feature = feature.get("feature")
-    return (
-        list(feature.get("names") or ()) if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else []
-    )
+    named = isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+    return list(feature.get("names") or ()) if named else []
 
 
 def encode_labels(values: Any, names: list[str]) -> tuple[list[str], np.ndarray, np.ndarray | None]:

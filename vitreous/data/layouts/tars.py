@@ -112,11 +112,11 @@ def are_tars(folder: Path) -> bool:
     homes = [folder / name for name in WORDS if (folder / name).is_dir()]
     if homes:
         return any(map(list_archives, homes))
-    inner = [entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
-    packed = [entry for entry in os.scandir(folder) if entry.name.lower().endswith(COMPRESSED)]
-    return bool(list_archives(folder) or packed) and not any(
-        is_image(Path(entry.path)) for home in inner for entry in os.scandir(home)
-    )
+    entries = list(os.scandir(folder))
+    if not list_archives(folder) and not any(entry.name.lower().endswith(COMPRESSED) for entry in entries):
+        return False
+    inner = [entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    return not any(is_image(Path(entry.path)) for home in inner for entry in os.scandir(home))
 
 
 def list_archives(home: Path) -> list[Path]:

@@ -115,11 +115,8 @@ class IndexBuilder:
             first = int(order[same[0] + 1])
             stop = [*names, len(self.names)][first + 1]
             name = printable(os.fsdecode(bytes(self.names[names[first] : stop])))
-            raise DataError(
-                f"{archive.name}: {len(same)} samples stand in two places; the first is {name}",
-                "members with one name up to its first dot belong together (tar --sort=name), and no two samples "
-                "share it",
-            )
+            hint = "members with one name up to its first dot belong together (tar --sort=name), and no two share it"
+            raise DataError(f"{archive.name}: {len(same)} samples stand in two places; the first is {name}", hint)
 
     def add_sample(self, archive: Archive, number: int, key: bytes, group: dict[bytes, Member]) -> bool:
         """Add one sample, if it has an image. Raises DataError for two, and for a label that cannot be read."""
@@ -167,15 +164,10 @@ class IndexBuilder:
 
     def build(self, paths: Sequence[Path], stamps: Sequence[Stamp]) -> Index:
         """The index of all that was added."""
-        return Index(
-            tuple(map(os.fspath, paths)),
-            tuple(stamps),
-            np.frombuffer(self.samples.tobytes(), SAMPLE),
-            np.frombuffer(bytes(self.names), np.uint8),
-            tuple(self.words),
-            tuple(map(os.fsdecode, self.folders)),
-            {message: count for message, count in self.notes.items() if count},
-        )
+        samples, names = np.frombuffer(self.samples.tobytes(), SAMPLE), np.frombuffer(bytes(self.names), np.uint8)
+        folders, notes = tuple(map(os.fsdecode, self.folders)), {text: n for text, n in self.notes.items() if n}
+        archives = tuple(map(os.fspath, paths))
+        return Index(archives, tuple(stamps), samples, names, tuple(self.words), folders, notes)
 
 
 @lru_cache(maxsize=1024)
