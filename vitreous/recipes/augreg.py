@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from vitreous.data.augmentation.augment import Augment
@@ -14,42 +13,25 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import (
     INCEPTION,
     DatasetInfo,
+    Make,
     Published,
     Recipe,
     as_paper,
-    fixed_side,
     google,
+    pretraining,
     sigmoid_bias,
 )
 from vitreous.training.run import Optimizer, Run, Schedule
 
 DECAYS, RATES = (0.1, 0.03), (0.0, 0.1)  # weight decay; dropout and stochastic depth alike
 #: data set -> epochs, and the augmentation of a model where none is named (big_vision's configs); of others, the last
+SMALL = {"ViT-S/16": "light1", "ViT-B/32": "light2", "ViT-B/16": "light2"}
 DEFAULTS = {
     "imagenet": (300, {"ViT-Ti/16": "light1", "ViT-S/32": "medium1", "": "medium2"}),
-    "imagenet21k": (
-        300,
-        {
-            "ViT-Ti/16": "none",
-            "ViT-S/32": "none",
-            "ViT-S/16": "light1",
-            "ViT-B/32": "light2",
-            "ViT-B/16": "light2",
-            "": "medium2",
-        },
-    ),
+    "imagenet21k": (300, {"ViT-Ti/16": "none", "ViT-S/32": "none", **SMALL, "": "medium2"}),
 }
-MODELS = (
-    "ViT-B/16",
-    "ViT-Ti/16",
-    "ViT-S/32",
-    "ViT-S/16",
-    "ViT-B/32",
-    "ViT-L/16",
-    "R+ViT-Ti/16",
-    "R26+ViT-S/32",
-    "R50+ViT-L/32",
-)
+PLAIN_MODELS = ("ViT-B/16", "ViT-Ti/16", "ViT-S/32", "ViT-S/16", "ViT-B/32", "ViT-L/16")
+MODELS = (*PLAIN_MODELS, "R+ViT-Ti/16", "R26+ViT-S/32", "R50+ViT-L/32")
 
 
 def augmentation(level: str) -> Augment:
@@ -58,7 +40,7 @@ def augmentation(level: str) -> Augment:
     return replace(INCEPTION, rand_style="big_vision", rand_layers=layers, rand_magnitude=magnitude, mixup=mixup)
 
 
-def augreg(data: str, level: str | None = None) -> Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]:
+def augreg(data: str, level: str | None = None) -> Make:
     """The pre-training on `imagenet` or `imagenet21k` at a level, or at the model's own."""
     epochs, levels = DEFAULTS[data]
 
@@ -102,7 +84,7 @@ def augreg_grid(
     return grid
 
 
-def plain(epochs: int) -> Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]:
+def plain(epochs: int) -> Make:
     """The plain baseline of so many epochs."""
 
     def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -131,15 +113,8 @@ def plain(epochs: int) -> Callable[[ModelConfig, DatasetInfo, TrainOptions], Run
 
 def after(**figures: float) -> tuple[Published, ...]:
     """ImageNet top-1 of the recommended ImageNet-21k weights, fine-tuned at 384 pixels."""
-    names = {
-        "L16": "ViT-L/16",
-        "B16": "ViT-B/16",
-        "S16": "ViT-S/16",
-        "B32": "ViT-B/32",
-        "S32": "ViT-S/32",
-        "Ti16": "ViT-Ti/16",
-    }
-    names |= {"R50L32": "R50+ViT-L/32", "R26S32": "R26+ViT-S/32", "RTi16": "R+ViT-Ti/16"}
+    hybrids = {"R50L32": "R50+ViT-L/32", "R26S32": "R26+ViT-S/32", "RTi16": "R+ViT-Ti/16"}
+    names = {key: hybrids.get(key, f"ViT-{key[:-2]}/{key[-2:]}") for key in figures}
     return tuple(
         (names[key], "ImageNet-21k, fine-tuned on ImageNet at 384 pixels", f"{value:.2f} %")
         for key, value in figures.items()
@@ -157,18 +132,8 @@ RECOMMENDED = {
 
 def recipes(data: str, title: str) -> list[Recipe]:
     """The default and the seven levels on a data set."""
-    first = Recipe(
-        f"augreg-{data}",
-        augreg(data),
-        f"ViT with the model's augmentation, {title}-sized data",
-        "arXiv:2106.10270",
-        "linear",
-        data=title,
-        models=MODELS,
-        image=fixed_side(224),
-        family="vit",
-        hold_out=0.01,
-    )
+    about = f"ViT with the model's augmentation, {title}-sized data"
+    first = pretraining(f"augreg-{data}", augreg(data), about, "arXiv:2106.10270", data=title, models=MODELS)
     recipes = [first]
     for level, (layers, magnitude, mixup) in LEVELS.items():
         about = f"the same with RandAugment({layers}, {magnitude}), MixUp {mixup:g}"
@@ -181,17 +146,13 @@ def recipes(data: str, title: str) -> list[Recipe]:
 
 PRETRAINING = (*recipes("imagenet", "ImageNet"), *recipes("imagenet21k", "ImageNet-21k"))
 PLAIN = tuple(
-    Recipe(
+    pretraining(
         name,
         plain(epochs),
         f"ViT-S/16 from scratch in {epochs} epochs",
         "arXiv:2205.01580",
-        "linear",
         (("ViT-S/16", "ImageNet", figure),),
         models=("ViT-S/16",),
-        image=fixed_side(224),
-        family="vit",
-        hold_out=0.01,
     )
     for name, epochs, figure in (("plain-vit", 90, "76.5 %"), ("plain-vit-300", 300, "80.0 %"))
 )

@@ -11,7 +11,7 @@ from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import name_of
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import DatasetInfo, Recipe, common, fixed_side
+from vitreous.recipes.recipe import DatasetInfo, common, pretraining
 from vitreous.training.run import Optimizer, Run, Schedule
 
 CROP = Augment(crop=(0.08, 1.0), crop_filter="bicubic", flip=0.5, mixup=0.8, cutmix=1.0)
@@ -131,68 +131,51 @@ def finish(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
 
 
 SOURCE, SOURCE3 = "arXiv:2012.12877", "arXiv:2204.07118"
+FINISHED = {"DeiT-III-B/16": "83.8 %", "DeiT-III-L/16": "84.9 %", "DeiT-III-H/14": "85.2 %"}
 DEITS = (
-    Recipe(
+    pretraining(
         "deit",
         deit,
         "ViT from scratch on ImageNet, strongly augmented",
         SOURCE,
-        "linear",
         (("ViT-Ti/16", "ImageNet", "72.2 %"), ("ViT-S/16", "ImageNet", "79.9 %"), ("ViT-B/16", "ImageNet", "81.8 %")),
         models=("ViT-S/16", "ViT-Ti/16", "ViT-B/16"),
-        image=fixed_side(224),
-        family="vit",
         warmup_in_epochs=True,
-        hold_out=0.01,
     ),
-    Recipe(
+    pretraining(
         "deit-384",
         larger,
         "DeiT's weights at 384 pixels",
         SOURCE,
-        "linear",
         (("ViT-B/16", "ImageNet at 384 pixels", "82.9 %"),),
+        384,
         models=("ViT-B/16",),
-        image=fixed_side(384),
-        family="vit",
         from_weights=True,
         warmup_in_epochs=True,
-        hold_out=0.01,
     ),
-    Recipe(
+    pretraining(
         "deit3",
         deit3,
         "ViT from scratch on ImageNet, 800 epochs, LAMB",
         SOURCE3,
-        "sqrt",
         (
             ("DeiT-III-S/16", "ImageNet", "81.4 %"),
-            ("DeiT-III-B/16", "ImageNet, finished at 224 pixels", "83.8 %"),
-            ("DeiT-III-L/16", "ImageNet, finished at 224 pixels", "84.9 %"),
-            ("DeiT-III-H/14", "ImageNet, finished at 224 pixels", "85.2 %"),
+            *((model, "ImageNet, finished at 224 pixels", figure) for model, figure in FINISHED.items()),
         ),
+        lambda name, facts: SIZES.get(name, SIZES["DeiT-III-S/16"])[3],
+        rule="sqrt",
         models=tuple(SIZES),
-        image=lambda name, facts: SIZES.get(name, SIZES["DeiT-III-S/16"])[3],
-        family="vit",
         warmup_in_epochs=True,
-        hold_out=0.01,
     ),
-    Recipe(
+    pretraining(
         "deit3-finish",
         finish,
         "deit3's weights at 224 pixels",
         SOURCE3,
-        "fixed",
-        (
-            ("DeiT-III-B/16", "ImageNet", "83.8 %"),
-            ("DeiT-III-L/16", "ImageNet", "84.9 %"),
-            ("DeiT-III-H/14", "ImageNet", "85.2 %"),
-        ),
-        models=("DeiT-III-B/16", "DeiT-III-L/16", "DeiT-III-H/14"),
-        image=fixed_side(224),
-        family="vit",
+        tuple((model, "ImageNet", figure) for model, figure in FINISHED.items()),
+        rule="fixed",
+        models=tuple(FINISHED),
         from_weights=True,
         warmup_in_epochs=True,
-        hold_out=0.01,
     ),
 )

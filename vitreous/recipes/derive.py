@@ -177,68 +177,41 @@ def limit_warmup(run: Run, recipe: Recipe, own: int, options: TrainOptions, note
     return replace(run, schedule=replace(run.schedule, warmup_steps=most))
 
 
-#: option -> path in the run, for options that set one value as it is
+#: option -> path in the run, for options that set one value as it is: by the part of the run that has a field of
+#: that name ...
 PATHS = {
-    "batch_size": "batch_size",
-    "accumulate": "accumulate",
-    "epochs": "epochs",
-    "optimizer": "optimizer.name",
-    "lr": "optimizer.lr",
-    "weight_decay": "optimizer.weight_decay",
-    "clip_grad": "optimizer.clip",
-    "layer_decay": "optimizer.layer_decay",
-    "cooldown_steps": "schedule.cooldown_steps",
-    "last_blocks": "tune.last_blocks",
-    "lora": "tune.lora_rank",
-    "loss": "objective.loss",
-    "sampling": "data.sampling",
-    "recompute": "recompute",
-    "reproducible": "reproducible",
-    "parallel": "parallel",
-    "timeout": "timeout",
-    "skip_steps": "skip_steps",
-    "warmup_steps": "schedule.warmup_steps",
-    "decay": "schedule.decay",
-    "label_smoothing": "objective.smoothing",
-    "drop_path": "model.drop_path",
-    "dropout": "model.dropout",
-    "patch_dropout": "objective.patch_dropout",
-    "progressive": "objective.progressive",
-    "mixup": "views.mixup",
-    "cutmix": "views.cutmix",
-    "rand_augment": "views.rand_layers",
-    "erase": "views.erase",
-    "init": "init",
-    "resize": "model.resize",
-    "source_size": "init_source_size",
-    "seed": "seed",
-    "workers": "data.workers",
-    "split_seed": "data.split_seed",
-    "group_by": "data.group_by",
-    "exclude": "data.exclude",
-    "exact": "data.exact",
-    "compile": "compile",
-    "shards": "shards",
-    "log_every": "log_every",
-    "evaluate_every": "evaluate_every",
-    "save_every": "save_every",
-    "keep": "keep",
-    "keep_best": "keep_best",
-    "early_stop": "early_stop",
+    option: part + option
+    for part, options in {
+        "": "batch_size accumulate epochs recompute reproducible parallel timeout skip_steps init seed compile shards "
+        "log_every evaluate_every save_every keep keep_best early_stop",
+        "optimizer.": "lr weight_decay layer_decay",
+        "schedule.": "warmup_steps cooldown_steps decay",
+        "tune.": "last_blocks",
+        "objective.": "loss patch_dropout progressive",
+        "model.": "drop_path dropout resize",
+        "views.": "mixup cutmix erase",
+        "data.": "sampling workers split_seed group_by exclude exact",
+    }.items()
+    for option in options.split()
 }
+#: ... and those whose field has another name
+PATHS |= {
+    "optimizer": "optimizer.name",
+    "clip_grad": "optimizer.clip",
+    "lora": "tune.lora_rank",
+    "label_smoothing": "objective.smoothing",
+    "rand_augment": "views.rand_layers",
+    "source_size": "init_source_size",
+}
+FLAGS = ("recompute", "reproducible", "keep_best", "exact")  # given or not: never switched off
 
 
 def apply(run: Run, options: TrainOptions) -> Run:
     """The run with every option that was given set, and every `--path.to.field` after them."""
+    given = {option: getattr(options, option) for option in PATHS}
     plain: dict[str, Any] = {
-        path: getattr(options, name) for name, path in PATHS.items() if getattr(options, name) is not None
+        PATHS[option]: value for option, value in given.items() if (value if option in FLAGS else value is not None)
     }
-    for flag in ("recompute", "reproducible", "keep_best", "data.exact"):  # what was not said is not to be switched off
-        plain = (
-            plain
-            if getattr(options, flag.removeprefix("data."))
-            else {path: value for path, value in plain.items() if path != flag}
-        )
     if options.ema is not None:
         plain["ema"] = options.ema or None
     if options.device is not None:

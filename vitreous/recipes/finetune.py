@@ -4,12 +4,13 @@ zeros."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import name_of
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import INCEPTION, DatasetInfo, Published, Recipe, fixed_side, google
+from vitreous.recipes.recipe import INCEPTION, DatasetInfo, Make, Published, Recipe, fixed_side, google
 from vitreous.training.run import Optimizer, Run, Schedule
 
 BATCH = 512
@@ -18,19 +19,38 @@ BIG, RESIDUAL = (0.003, 0.01, 0.03, 0.06), (0.001, 0.003, 0.01, 0.03)  # Table 4
 DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of a fine-tuning table. `steps` of 512 images, `warmup` of them; `lr` where no grid is run."""
+class Row(NamedTuple):
+    """A line of a fine-tuning table. `steps` of 512 images, `warmup` of them; `lr` where no grid is run; `hold_out`:
+    the share of the training images on which the grid is judged."""
 
-    name: str
-    about: str
     data: str
     steps: int
     warmup: int
     lr: float
     grid: tuple[float, ...]
     hold_out: float
-    published: tuple[Published, ...] = ()
+    about: str
+
+
+#: arXiv:2010.11929, Table 4; shares held out by B.1.1; warm-up and default rates of Google's code
+TABLE4 = {
+    "imagenet": Row("ImageNet", 20_000, 500, 0.03, BIG, 0.01, "weights to ImageNet-sized data, 384 pixels"),
+    "cifar": Row("CIFAR-10", 10_000, 500, 0.03, RESIDUAL, 0.02, "weights to CIFAR-10 or CIFAR-100, 384 pixels"),
+    "pets": Row("Pets", 500, 100, 0.03, RESIDUAL, 0.1, "weights to a few thousand photographs"),
+    "flowers": Row("Flowers", 500, 100, 0.03, RESIDUAL, 0.1, "weights to a thousand photographs"),
+    "vtab": Row("VTAB", 2_500, 500, 0.01, (0.01,), 0.2, "weights to the 1000 images of a VTAB task"),
+}
+SHORT, LONG = (0.001, 0.003, 0.01), (0.01, 0.03)
+#: arXiv:2106.10270, Table 4; its warm-up for VTAB is not printed: that of rows as long
+AUGREG = {
+    "imagenet": Row("ImageNet", 20_000, 500, 0.03, LONG, 0.01, "AugReg weights to ImageNet-sized data"),
+    "pets": Row("Pets", 500, 100, 0.01, SHORT, 0.1, "AugReg weights to Pets or KITTI, the short row"),
+    "pets-long": Row("Pets", 2_500, 200, 0.01, SHORT, 0.1, "AugReg weights to Pets or KITTI, the long row"),
+    "cifar": Row("CIFAR-10", 2_500, 200, 0.01, SHORT, 0.02, "AugReg weights to CIFAR-100 or RESISC45, short"),
+    "cifar-long": Row("CIFAR-10", 10_000, 500, 0.01, SHORT, 0.02, "AugReg weights to CIFAR-100 or RESISC45, long"),
+    "vtab": Row("VTAB", 500, 100, 0.01, RESIDUAL, 0.2, "AugReg weights to a VTAB task, the short row"),
+    "vtab-long": Row("VTAB", 2_500, 200, 0.01, RESIDUAL, 0.2, "AugReg weights to a VTAB task, the long row"),
+}
 
 
 def published(data: str, *figures: tuple[str, str, str]) -> tuple[Published, ...]:
@@ -38,123 +58,24 @@ def published(data: str, *figures: tuple[str, str, str]) -> tuple[Published, ...
     return tuple((model, f"{before}, fine-tuned on {data}", figure) for model, before, figure in figures)
 
 
-#: arXiv:2010.11929, Table 4; shares held out by B.1.1; figures of Tables 2 (VTAB) and 5; warm-up and default rates of
-#: Google's code
-TABLE4 = (
-    Row(
-        "finetune-imagenet",
-        "weights to ImageNet-sized data, 384 pixels",
-        "ImageNet",
-        20_000,
-        500,
-        0.03,
-        BIG,
-        0.01,
-        published("ImageNet", ("ViT-B/16", "ImageNet-21k", "83.97 %"), ("ViT-L/16", "JFT-300M", "87.12 %")),
+def vits(data: str, base: str, large: str) -> tuple[Published, ...]:
+    """Table 5: ViT-B/16 from ImageNet-21k and ViT-L/16 from JFT-300M."""
+    return published(data, ("ViT-B/16", "ImageNet-21k", base), ("ViT-L/16", "JFT-300M", large))
+
+
+#: arXiv:2010.11929, Tables 2 (VTAB) and 5; arXiv:2106.10270
+FIGURES = {
+    "finetune-imagenet": vits("ImageNet", "83.97 %", "87.12 %"),
+    "finetune-cifar": vits("CIFAR-10", "98.95 %", "99.38 %") + vits("CIFAR-100", "91.67 %", "94.04 %"),
+    "finetune-pets": vits("Pets", "94.43 %", "97.11 %"),
+    "finetune-flowers": vits("Flowers", "99.38 %", "99.56 %"),
+    "finetune-vtab": published(
+        "VTAB (19 tasks)", ("ViT-L/16", "ImageNet-21k", "72.72 %"), ("ViT-H/14", "JFT-300M", "77.63 %")
     ),
-    Row(
-        "finetune-cifar",
-        "weights to CIFAR-10 or CIFAR-100, 384 pixels",
-        "CIFAR-10",
-        10_000,
-        500,
-        0.03,
-        RESIDUAL,
-        0.02,
-        published("CIFAR-10", ("ViT-B/16", "ImageNet-21k", "98.95 %"), ("ViT-L/16", "JFT-300M", "99.38 %"))
-        + published("CIFAR-100", ("ViT-B/16", "ImageNet-21k", "91.67 %"), ("ViT-L/16", "JFT-300M", "94.04 %")),
+    "augreg-finetune-imagenet": published(
+        "ImageNet", ("ViT-L/16", "ImageNet-21k", "85.59 %"), ("ViT-B/16", "ImageNet-21k", "85.49 %")
     ),
-    Row(
-        "finetune-pets",
-        "weights to a few thousand photographs",
-        "Pets",
-        500,
-        100,
-        0.03,
-        RESIDUAL,
-        0.1,
-        published("Pets", ("ViT-B/16", "ImageNet-21k", "94.43 %"), ("ViT-L/16", "JFT-300M", "97.11 %")),
-    ),
-    Row(
-        "finetune-flowers",
-        "weights to a thousand photographs",
-        "Flowers",
-        500,
-        100,
-        0.03,
-        RESIDUAL,
-        0.1,
-        published("Flowers", ("ViT-B/16", "ImageNet-21k", "99.38 %"), ("ViT-L/16", "JFT-300M", "99.56 %")),
-    ),
-    Row(
-        "finetune-vtab",
-        "weights to the 1000 images of a VTAB task",
-        "VTAB",
-        2_500,
-        500,
-        0.01,
-        (0.01,),
-        0.2,
-        published("VTAB (19 tasks)", ("ViT-L/16", "ImageNet-21k", "72.72 %"), ("ViT-H/14", "JFT-300M", "77.63 %")),
-    ),
-)
-SHORT, LONG = (0.001, 0.003, 0.01), (0.01, 0.03)
-#: arXiv:2106.10270, Table 4; its warm-up for VTAB is not printed: that of rows as long
-AUGREG = (
-    Row(
-        "augreg-finetune-imagenet",
-        "AugReg weights to ImageNet-sized data",
-        "ImageNet",
-        20_000,
-        500,
-        0.03,
-        LONG,
-        0.01,
-        published("ImageNet", ("ViT-L/16", "ImageNet-21k", "85.59 %"), ("ViT-B/16", "ImageNet-21k", "85.49 %")),
-    ),
-    Row("augreg-finetune-pets", "AugReg weights to Pets or KITTI, the short row", "Pets", 500, 100, 0.01, SHORT, 0.1),
-    Row(
-        "augreg-finetune-pets-long",
-        "AugReg weights to Pets or KITTI, the long row",
-        "Pets",
-        2_500,
-        200,
-        0.01,
-        SHORT,
-        0.1,
-    ),
-    Row(
-        "augreg-finetune-cifar",
-        "AugReg weights to CIFAR-100 or RESISC45, short",
-        "CIFAR-10",
-        2_500,
-        200,
-        0.01,
-        SHORT,
-        0.02,
-    ),
-    Row(
-        "augreg-finetune-cifar-long",
-        "AugReg weights to CIFAR-100 or RESISC45, long",
-        "CIFAR-10",
-        10_000,
-        500,
-        0.01,
-        SHORT,
-        0.02,
-    ),
-    Row("augreg-finetune-vtab", "AugReg weights to a VTAB task, the short row", "VTAB", 500, 100, 0.01, RESIDUAL, 0.2),
-    Row(
-        "augreg-finetune-vtab-long",
-        "AugReg weights to a VTAB task, the long row",
-        "VTAB",
-        2_500,
-        200,
-        0.01,
-        RESIDUAL,
-        0.2,
-    ),
-)
+}
 
 
 def sgd(lr: float, clip: float | None = 1.0) -> Optimizer:
@@ -180,7 +101,7 @@ def tuned(row: Row, model: ModelConfig, facts: DatasetInfo, ema: float | None = 
     )
 
 
-def paper(row: Row, ema: float | None = None) -> Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]:
+def paper(row: Row, ema: float | None = None) -> Make:
     """A row of the paper's table, with the decay of Polyak's average if there is one."""
 
     def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -200,7 +121,7 @@ def paper(row: Row, ema: float | None = None) -> Callable[[ModelConfig, DatasetI
     return make
 
 
-def augreg(row: Row) -> Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]:
+def augreg(row: Row) -> Make:
     """A row of AugReg's table."""
 
     def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -244,36 +165,37 @@ def sides(name: str, facts: DatasetInfo) -> tuple[int, int]:
     return (512, 480) if name == "BiT-R152x4" else (448, 384)
 
 
-def recipe(
-    row: Row, make: Callable[[ModelConfig, DatasetInfo, TrainOptions], Run], source: str, models: tuple[str, ...]
-) -> Recipe:
-    """A row as a recipe."""
-    return Recipe(
-        row.name,
-        make,
-        row.about,
-        source,
-        "linear",
-        row.published,
-        data=row.data,
-        models=models,
-        image=fixed_side(384),
-        from_weights=True,
-        by_steps=True,
-        grid=row.grid,
-        hold_out=row.hold_out,
+def recipes(
+    prefix: str, table: dict[str, Row], make: Callable[[Row], Make], source: str, models: tuple[str, ...]
+) -> tuple[Recipe, ...]:
+    """The rows of a table as recipes, their names after `prefix`."""
+    return tuple(
+        Recipe(
+            name=f"{prefix}-{name}",
+            make=make(row),
+            about=row.about,
+            source=f"{source}, Table 4",
+            published=FIGURES.get(f"{prefix}-{name}", ()),
+            data=row.data,
+            models=models,
+            image=fixed_side(384),
+            from_weights=True,
+            by_steps=True,
+            grid=row.grid,
+            hold_out=row.hold_out,
+        )
+        for name, row in table.items()
     )
 
 
-PAPER, AUGREG_TABLE = "arXiv:2010.11929, Table 4", "arXiv:2106.10270, Table 4"
 MODELS = ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14", "R50+ViT-B/16", "R50+ViT-L/32")
-ROWS = [recipe(row, paper(row), PAPER, MODELS) for row in TABLE4]
+ROWS = recipes("finetune", TABLE4, paper, "arXiv:2010.11929", MODELS)
 FINETUNING = (
     ROWS[0],
     replace(
         ROWS[0],
         name="finetune-imagenet-512",
-        make=paper(TABLE4[0], ema=0.9999),
+        make=paper(TABLE4["imagenet"], ema=0.9999),
         about="weights to ImageNet-sized data, 512 pixels, averaged",
         source="arXiv:2010.11929, Tables 2 and 4",
         published=published(
@@ -288,8 +210,9 @@ FINETUNING = (
         hyperrule,
         "weights to anything, by its size (BiT)",
         "arXiv:1912.11370, section 3.3",
-        "linear",
-        published("ImageNet", ("BiT-R152x4", "ImageNet-21k", "85.39 %"), ("BiT-R152x4", "JFT-300M", "87.54 %")),
+        published=published(
+            "ImageNet", ("BiT-R152x4", "ImageNet-21k", "85.39 %"), ("BiT-R152x4", "JFT-300M", "87.54 %")
+        ),
         data="Pets",
         models=("BiT-R50x1", "BiT-R152x4"),
         image=lambda name, facts: sides(name, facts)[1],
@@ -297,6 +220,5 @@ FINETUNING = (
         by_steps=True,
     ),
 )
-AUGREG_FINETUNING = tuple(
-    recipe(row, augreg(row), AUGREG_TABLE, ("ViT-B/16", "ViT-S/16", "ViT-L/16", "R26+ViT-S/32")) for row in AUGREG
-)
+AUGREG_MODELS = ("ViT-B/16", "ViT-S/16", "ViT-L/16", "R26+ViT-S/32")
+AUGREG_FINETUNING = recipes("augreg-finetune", AUGREG, augreg, "arXiv:2106.10270", AUGREG_MODELS)

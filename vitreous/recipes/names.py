@@ -20,38 +20,18 @@ OWN = ("digits", "small", "photos", "finetune")
 
 NAMES = (
     *OWN,
-    "vit-imagenet",
-    "vit-imagenet21k",
-    "vit-jft",
-    "bit-jft-adam",
-    "bit-jft-sgd",
-    "bit-imagenet",
-    "bit-imagenet21k",
-    "finetune-imagenet",
-    "finetune-imagenet-512",
-    "finetune-cifar",
-    "finetune-pets",
-    "finetune-flowers",
-    "finetune-vtab",
+    *(f"vit-{data}" for data in ("imagenet", "imagenet21k", "jft")),
+    *(f"bit-{data}" for data in ("jft-adam", "jft-sgd", "imagenet", "imagenet21k")),
+    *(f"finetune-{data}" for data in ("imagenet", "imagenet-512", "cifar", "pets", "flowers", "vtab")),
     "bit-hyperrule",
     *(
         f"augreg-{data}{level}"
         for data in ("imagenet", "imagenet21k")
-        for level in ("", *(f"-{level}" for level in LEVELS))
+        for level in ("", *(f"-{one}" for one in LEVELS))
     ),
     "augreg-finetune-imagenet",
-    "augreg-finetune-pets",
-    "augreg-finetune-pets-long",
-    "augreg-finetune-cifar",
-    "augreg-finetune-cifar-long",
-    "augreg-finetune-vtab",
-    "augreg-finetune-vtab-long",
-    "plain-vit",
-    "plain-vit-300",
-    "deit",
-    "deit-384",
-    "deit3",
-    "deit3-finish",
+    *(f"augreg-finetune-{data}{length}" for data in ("pets", "cifar", "vtab") for length in ("", "-long")),
+    *("plain-vit", "plain-vit-300", "deit", "deit-384", "deit3", "deit3-finish"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.models.config import ModelConfig
@@ -96,37 +97,16 @@ def pictures(model: ModelConfig, facts: DatasetInfo, started: bool) -> Run:
     )
 
 
-SMALL_LENGTHS = (("convolutions in front", CONVOLVED), ("other models", PATCHED))
+LENGTHS = (("convolutions in front", CONVOLVED), ("other models", PATCHED))
+PHOTOS: dict[str, Any] = {"data": "photographs", "floor": 64}
+FROM_SCRATCH, FROM_WEIGHTS = ((("any model", length),) for length in (SCRATCH, STARTED))
 OURS = (
     Recipe("digits", digits, "the embedded digits", MEASURED, "fixed", data="digits"),
     Recipe(
-        "small",
-        small,
-        "pictures up to 64 pixels, from scratch",
-        MEASURED,
-        "fixed",
-        data="CIFAR-10",
-        lengths=SMALL_LENGTHS,
+        "small", small, "pictures up to 64 pixels, from scratch", MEASURED, "fixed", data="CIFAR-10", lengths=LENGTHS
     ),
+    Recipe("photos", photos, "photographs, from scratch", "tuned here", lengths=FROM_SCRATCH, **PHOTOS),
     Recipe(
-        "photos",
-        photos,
-        "photographs, from scratch",
-        "tuned here",
-        "linear",
-        data="photographs",
-        floor=64,
-        lengths=(("any model", SCRATCH),),
-    ),
-    Recipe(
-        "finetune",
-        finetune,
-        "pictures, from weights",
-        "tuned here",
-        "linear",
-        data="photographs",
-        from_weights=True,
-        floor=64,
-        lengths=(("any model", STARTED),),
+        "finetune", finetune, "pictures, from weights", "tuned here", from_weights=True, lengths=FROM_WEIGHTS, **PHOTOS
     ),
 )

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import (
-    INCEPTION,
-    DatasetInfo,
-    Published,
-    Recipe,
-    as_paper,
-    fixed_side,
-    google,
-    sigmoid_bias,
-)
+from vitreous.recipes.recipe import INCEPTION, DatasetInfo, Make, Published, as_paper, google, pretraining, sigmoid_bias
 from vitreous.training.run import Optimizer, Run, Schedule
 
 BATCH, WARMUP = 4096, 10_000
@@ -123,7 +112,7 @@ def by_row(row: tuple[int, float], model: ModelConfig, facts: DatasetInfo) -> Ru
     )
 
 
-def sgd(data: str, epochs: int | None = None) -> Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]:
+def sgd(data: str, epochs: int | None = None) -> Make:
     """BiT's pre-training on a data set, or as many epochs of it on the same stairs."""
     whole, drops = STAIRS[data]
     multilabel = data != "ImageNet"
@@ -173,95 +162,68 @@ def table7(r50: float, r152: float) -> tuple[Published, ...]:
 
 
 VIT, RESNET = "arXiv:2010.11929, Table 3", "arXiv:1912.11370"
+BITS = ("BiT-R50x1", "BiT-R152x4")
 PRETRAINING = (
-    Recipe(
+    pretraining(
         "vit-imagenet",
         imagenet,
         "ViT from scratch on ImageNet",
         VIT,
-        "linear",
         table5("ImageNet", B16=77.91, B32=73.38, L16=76.53, L32=71.16),
         models=VITS,
-        image=fixed_side(224),
-        family="vit",
-        hold_out=0.01,
     ),
-    Recipe(
+    pretraining(
         "vit-imagenet21k",
         imagenet21k,
         "ViT on ImageNet-21k",
         VIT,
-        "linear",
         table5("ImageNet-21k", B16=83.97, B32=81.28, L16=85.15, L32=80.99),
         data="ImageNet-21k",
         models=VITS,
-        image=fixed_side(224),
-        family="vit",
-        hold_out=0.01,
     ),
-    Recipe(
+    pretraining(
         "vit-jft",
         jft,
         "ViT and hybrids, several labels an image",
         VIT,
-        "linear",
         table5("JFT-300M", B16=84.15, B32=80.73, L16=87.12, L32=84.37, H14=88.04)
         + table6(B16=85.58, B32=84.90, L16=87.12, L32=85.68),
         data="JFT-300M",
         models=tuple(JFT),
-        image=fixed_side(224),
-        family="vit",
-        hold_out=0.01,
     ),
-    Recipe(
+    pretraining(
         "bit-jft-adam",
         jft_resnet,
         "ResNet, several labels an image, Adam",
         "arXiv:2010.11929, Tables 3 and 7",
-        "linear",
         table7(77.54, 84.97),
         data="JFT-300M",
         models=tuple(JFT_RESNETS),
-        image=fixed_side(224),
-        family="bit",
-        hold_out=0.01,
     ),
-    Recipe(
+    pretraining(
         "bit-jft-sgd",
         sgd("JFT-300M", 7),
         "ResNet, several labels an image, SGD",
         "arXiv:2010.11929, Table 7",
-        "linear",
         table7(78.24, 84.37),
         data="JFT-300M",
         models=("BiT-R50x1", "BiT-R152x2"),
-        image=fixed_side(224),
-        family="bit",
-        hold_out=0.01,
     ),
-    Recipe(
+    pretraining(
         "bit-imagenet",
         sgd("ImageNet"),
         "ResNet from scratch on ImageNet (BiT-S)",
         RESNET,
-        "linear",
         (("BiT-R152x4", "ImageNet, fine-tuned on it", "81.30 %"),),
-        models=("BiT-R50x1", "BiT-R152x4"),
-        image=fixed_side(224),
-        family="bit",
-        hold_out=0.01,
+        models=BITS,
     ),
-    Recipe(
+    pretraining(
         "bit-imagenet21k",
         sgd("ImageNet-21k"),
         "ResNet on ImageNet-21k (BiT-M)",
         RESNET,
-        "linear",
         (("BiT-R152x4", "ImageNet-21k, fine-tuned on ImageNet", "85.39 %"),),
         data="ImageNet-21k",
-        models=("BiT-R50x1", "BiT-R152x4"),
-        image=fixed_side(224),
-        family="bit",
-        hold_out=0.01,
+        models=BITS,
     ),
 )

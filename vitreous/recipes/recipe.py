@@ -71,6 +71,9 @@ class Length:
         return f"{self.least:g} to {self.most:g} epochs"
 
 
+Make = Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Numbers by which somebody trained, by name.
@@ -87,10 +90,10 @@ class Recipe:
     """
 
     name: str
-    make: Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]
+    make: Make
     about: str
     source: str
-    rule: Rule
+    rule: Rule = "linear"
     published: tuple[Published, ...] = ()
     data: str = "ImageNet"
     models: tuple[str, ...] = ()
@@ -114,6 +117,25 @@ class Recipe:
 def fixed_side(pixels: int) -> Callable[[str, DatasetInfo], int]:
     """An image side that is the same for every model."""
     return lambda name, facts: pixels
+
+
+def pretraining(
+    name: str,
+    make: Make,
+    about: str,
+    source: str,
+    published: tuple[Published, ...] = (),
+    side: int | Callable[[str, DatasetInfo], int] = 224,
+    **others: Any,
+) -> Recipe:
+    """A recipe of ImageNet-sized data: `side` pixels, a hundredth of the images held out, for ViTs unless it is BiT's.
+
+    `others` are further fields of `Recipe`.
+    """
+    image = side if callable(side) else fixed_side(side)
+    family = "bit" if name.startswith("bit-") else "vit"
+    settings: dict[str, Any] = {"image": image, "family": family, "hold_out": 0.01} | others
+    return Recipe(name, make, about, source, published=published, **settings)
 
 
 def common(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
