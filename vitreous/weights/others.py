@@ -9,23 +9,20 @@ from vitreous.weights.measure import Size, vit_config
 from vitreous.weights.table import (
     BARE_TOKEN,
     CONVOLUTION,
-    COPY,
     POINTWISE,
     PREFIX,
     TRANSPOSED,
     Format,
     Row,
     Shapes,
+    blocks,
     count,
     only,
     positions,
     row,
     table,
 )
-from vitreous.weights.timm import BLOCKS
 from vitreous.weights.transformers import CLIP_FIELDS, clip_like, square, usual
-
-OURS = "encoder.blocks.{i}"
 
 LAYER = "encoder.layers.encoder_layer_{i}"
 TORCHVISION = Format(
@@ -36,14 +33,9 @@ TORCHVISION = Format(
         row("projection.weight", "conv_proj.weight", CONVOLUTION),
         row("prefix", "class_token", PREFIX),
         row("slots position.table", "encoder.pos_embedding", positions((1,))),
+        *blocks(LAYER, ("ln_1", "ln_2"), "self_attention.in_proj_{x}", "self_attention.out_proj", ("mlp.0", "mlp.3")),
         *table(
             "projection.bias = conv_proj.bias",
-            f"{OURS}.attention.norm.{{x}} = {LAYER}.ln_1.{{x}}",
-            f"{OURS}.attention.part.qkv.{{x}} = {LAYER}.self_attention.in_proj_{{x}}",
-            f"{OURS}.attention.part.out.{{x}} = {LAYER}.self_attention.out_proj.{{x}}",
-            f"{OURS}.mlp.norm.{{x}} = {LAYER}.ln_2.{{x}}",
-            f"{OURS}.mlp.part.fc1.{{x}} = {LAYER}.mlp.0.{{x}}",
-            f"{OURS}.mlp.part.fc2.{{x}} = {LAYER}.mlp.3.{{x}}",
             "encoder.norm.{x} = encoder.ln.{x}",
             "representation.{x} = heads.pre_logits.{x}",
             "head.{x} = heads.head.{x}",
@@ -80,16 +72,6 @@ def configure_torchvision(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig
 PREFIXES = only(("cls_token", "register_tokens"), lambda c: (True, c.registers > 0))
 
 
-def gated(number: str) -> Row:
-    """The MLP's layers, which have other names where they are gated."""
-    theirs = {"1": "w12", "2": "w3"}[number]
-    return row(
-        f"{OURS}.mlp.part.fc{number}.{{x}}",
-        lambda c: (f"blocks.{{i}}.mlp.{theirs if c.mlp == 'swiglu' else 'fc' + number}.{{x}}",),
-        COPY,
-    )
-
-
 DINOV2 = Format(
     "dinov2",
     "the original DINOv2",
@@ -98,10 +80,15 @@ DINOV2 = Format(
         row("projection.weight", "patch_embed.proj.weight", CONVOLUTION),
         row("prefix", PREFIXES, PREFIX),
         row("slots position.table", "pos_embed", positions((1,))),
-        gated("1"),
-        gated("2"),
+        *blocks(
+            "blocks.{i}",
+            ("norm1", "norm2"),
+            "attn.qkv",
+            "attn.proj",
+            ("mlp.w12|mlp.fc1", "mlp.w3|mlp.fc2"),
+            ("ls1.gamma", "ls2.gamma"),
+        ),
         *table("projection.bias = patch_embed.proj.bias", "encoder.norm.{x} = norm.{x}"),
-        *BLOCKS,
     ),
     lambda shapes, settings: configure_dinov2(shapes, settings),
     ignored=(r"mask_token", r"(dino_head|ibot_head)\..*"),
@@ -150,16 +137,8 @@ CLIP = Format(
         row("prefix", "class_embedding", BARE_TOKEN),
         row("slots position.table", "positional_embedding", positions(())),
         row("head.weight", "proj", TRANSPOSED),
-        *table(
-            "first_norm.{x} = ln_pre.{x}",
-            "pooled_norm.{x} = ln_post.{x}",
-            f"{OURS}.attention.norm.{{x}} = {RES}.ln_1.{{x}}",
-            f"{OURS}.attention.part.qkv.{{x}} = {RES}.attn.in_proj_{{x}}",
-            f"{OURS}.attention.part.out.{{x}} = {RES}.attn.out_proj.{{x}}",
-            f"{OURS}.mlp.norm.{{x}} = {RES}.ln_2.{{x}}",
-            f"{OURS}.mlp.part.fc1.{{x}} = {RES}.mlp.c_fc.{{x}}",
-            f"{OURS}.mlp.part.fc2.{{x}} = {RES}.mlp.c_proj.{{x}}",
-        ),
+        *blocks(RES, ("ln_1", "ln_2"), "attn.in_proj_{x}", "attn.out_proj", ("mlp.c_fc", "mlp.c_proj")),
+        *table("first_norm.{x} = ln_pre.{x}", "pooled_norm.{x} = ln_post.{x}"),
     ),
     lambda shapes, settings: configure_clip(shapes, settings),
     scope=("visual.",),
@@ -181,21 +160,17 @@ def configure_clip(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
 def sam_rows(patches: str, layer: str, mlp: tuple[str, str], neck: tuple[str, str, str, str]) -> tuple[Row, ...]:
     """The table of SAM's image encoder: names of the projection, of a block, of its MLP's layers and of the neck's four
     parts."""
-    part = f"{OURS}.attention.part{{part}}"
+    part = "encoder.blocks.{i}.attention.part{part}"
+    norms = ("layer_norm1", "layer_norm2") if layer.startswith("layers") else ("norm1", "norm2")
     return (
         row("projection.weight", f"{patches}.weight", CONVOLUTION),
         row("position.table", "pos_embed", positions(None)),
         row("neck.reduce.weight", f"{neck[0]}.weight", POINTWISE),
+        *blocks(layer, norms, "attn.qkv", "attn.proj", (f"mlp.{mlp[0]}", f"mlp.{mlp[1]}"), part="{part}"),
         *table(
             f"projection.bias = {patches}.bias",
-            f"{OURS}.attention.norm.{{x}} = {layer}.{'layer_norm1' if layer.startswith('layers') else 'norm1'}.{{x}}",
-            f"{part}.qkv.{{x}} = {layer}.attn.qkv.{{x}}",
-            f"{part}.out.{{x}} = {layer}.attn.proj.{{x}}",
             f"{part}.rows = {layer}.attn.rel_pos_h",
             f"{part}.columns = {layer}.attn.rel_pos_w",
-            f"{OURS}.mlp.norm.{{x}} = {layer}.{'layer_norm2' if layer.startswith('layers') else 'norm2'}.{{x}}",
-            f"{OURS}.mlp.part.fc1.{{x}} = {layer}.mlp.{mlp[0]}.{{x}}",
-            f"{OURS}.mlp.part.fc2.{{x}} = {layer}.mlp.{mlp[1]}.{{x}}",
             f"neck.norm1.{{x}} = {neck[1]}.{{x}}",
             f"neck.mix.weight = {neck[2]}.weight",
             f"neck.norm2.{{x}} = {neck[3]}.{{x}}",

@@ -166,6 +166,40 @@ def row(ours: str, theirs: Names | str, fold: TensorTransform) -> Row:
     return Row(tuple(ours.split()), tuple(theirs.split()) if isinstance(theirs, str) else theirs, fold)
 
 
+def blocks(
+    theirs: str,
+    norms: tuple[str, str],
+    qkv: str,
+    out: str,
+    mlp: tuple[str, str],
+    scales: tuple[str, str] | None = None,
+    part: str = "",
+) -> tuple[Row, ...]:
+    """Rows of an encoder's blocks, from the names of a block's layers after `theirs`.
+
+    `norms` and `scales`: of attention and of the MLP; `qkv`: one fused layer, or three separated by spaces; `mlp`: its
+    two layers, `GATED|PLAIN` where the gated MLP has another name; `part`: the hole of blocks that look at windows.
+    """
+
+    def layer(ours: str, name: str, end: str = ".{x}") -> Row:
+        gated, _, plain = name.rpartition("|")
+        names = {
+            kind: tuple(f"{theirs}.{one}" + end * ("{x}" not in one) for one in text.split())
+            for kind, text in (("swiglu", gated or plain), ("gelu", plain))
+        }
+        return Row((f"encoder.blocks.{{i}}.{ours}{end}",), lambda c: names[c.mlp], SEPARATE if " " in name else COPY)
+
+    return (
+        layer("attention.norm", norms[0]),
+        layer(f"attention.part{part}.qkv", qkv),
+        layer(f"attention.part{part}.out", out),
+        layer("mlp.norm", norms[1]),
+        layer("mlp.part.fc1", mlp[0]),
+        layer("mlp.part.fc2", mlp[1]),
+        *([layer("attention.scale", scales[0], ""), layer("mlp.scale", scales[1], "")] if scales else []),
+    )
+
+
 def count(shapes: Shapes, template: str) -> int:
     """How many blocks there are: the numbers that fill {i} in a name are 0, 1, ... and there are no others, else
     ValueError."""

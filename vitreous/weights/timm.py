@@ -28,6 +28,7 @@ from vitreous.weights.table import (
     Format,
     Row,
     Shapes,
+    blocks,
     count,
     only,
     positions,
@@ -39,17 +40,20 @@ from vitreous.weights.variants import only_published
 PREFIXES = only(
     ("cls_token", "dist_token", "reg_token"), lambda c: (c.class_token, c.pool == "distilled", c.registers > 0)
 )
-BLOCKS = table(
-    "encoder.blocks.{i}.attention.norm.{x} = blocks.{i}.norm1.{x}",
-    "encoder.blocks.{i}.attention.part{part}.qkv.{x} = blocks.{i}.attn.qkv.{x}",
-    "encoder.blocks.{i}.attention.part{part}.out.{x} = blocks.{i}.attn.proj.{x}",
-    "encoder.blocks.{i}.attention.part{part}.rows = blocks.{i}.attn.rel_pos_h",
-    "encoder.blocks.{i}.attention.part{part}.columns = blocks.{i}.attn.rel_pos_w",
-    "encoder.blocks.{i}.attention.scale = blocks.{i}.ls1.gamma",
-    "encoder.blocks.{i}.mlp.norm.{x} = blocks.{i}.norm2.{x}",
-    "encoder.blocks.{i}.mlp.part.fc1.{x} = blocks.{i}.mlp.fc1.{x}",
-    "encoder.blocks.{i}.mlp.part.fc2.{x} = blocks.{i}.mlp.fc2.{x}",
-    "encoder.blocks.{i}.mlp.scale = blocks.{i}.ls2.gamma",
+BLOCKS = (
+    *blocks(
+        "blocks.{i}",
+        ("norm1", "norm2"),
+        "attn.qkv",
+        "attn.proj",
+        ("mlp.fc1", "mlp.fc2"),
+        ("ls1.gamma", "ls2.gamma"),
+        "{part}",
+    ),
+    *table(
+        "encoder.blocks.{i}.attention.part{part}.rows = blocks.{i}.attn.rel_pos_h",
+        "encoder.blocks.{i}.attention.part{part}.columns = blocks.{i}.attn.rel_pos_w",
+    ),
 )
 UNITS = "stages.{s}.units.{j}.", "stages.{s}.blocks.{j}."
 
@@ -193,10 +197,8 @@ DEIT_III = Format(
     ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.gamma_1", "pos_embed"),
     (
         *table(
-            *(
-                f"encoder.blocks.{{i}}.{part}.scale = blocks.{{i}}.gamma_{n}"
-                for part, n in (("attention", 1), ("mlp", 2))
-            )
+            "encoder.blocks.{i}.attention.scale = blocks.{i}.gamma_1",
+            "encoder.blocks.{i}.mlp.scale = blocks.{i}.gamma_2",
         ),
         *VIT,
     ),

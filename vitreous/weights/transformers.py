@@ -17,10 +17,9 @@ from vitreous.weights.table import (
     CONVOLUTION,
     COPY,
     PREFIX,
-    SEPARATE,
     Format,
-    Row,
     Shapes,
+    blocks,
     count,
     only,
     positions,
@@ -30,25 +29,9 @@ from vitreous.weights.table import (
 from vitreous.weights.timm import resnet_blocks
 
 ACTS = {"none": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
-
-
-def blocks(ours: str, theirs: str, first: str, second: str, mlp: tuple[str, str]) -> tuple[Row, ...]:
-    """Rows of a block with separate queries, keys and values: names of its two norms and of the MLP's layers."""
-    attended = f"{theirs}.attention.attention"
-    parts = ("query", "key", "value")
-    return (
-        row(f"{ours}.attention.part.qkv.{{x}}", " ".join(f"{attended}.{part}.{{x}}" for part in parts), SEPARATE),
-        *table(
-            f"{ours}.attention.norm.{{x}} = {theirs}.{first}.{{x}}",
-            f"{ours}.attention.part.out.{{x}} = {theirs}.attention.output.dense.{{x}}",
-            f"{ours}.attention.scale = {theirs}.layer_scale1.lambda1",
-            f"{ours}.mlp.norm.{{x}} = {theirs}.{second}.{{x}}",
-            f"{ours}.mlp.part.fc1.{{x}} = {theirs}.{mlp[0]}.{{x}}",
-            f"{ours}.mlp.part.fc2.{{x}} = {theirs}.{mlp[1]}.{{x}}",
-            f"{ours}.mlp.scale = {theirs}.layer_scale2.lambda1",
-        ),
-    )
-
+QKV = "attention.attention.query attention.attention.key attention.attention.value"
+OUT = "attention.output.dense"
+SCALES = "layer_scale1.lambda1", "layer_scale2.lambda1"
 
 PREFIXES = only(
     ("embeddings.cls_token", "embeddings.distillation_token", "embeddings.register_tokens"),
@@ -61,10 +44,10 @@ COMMON = (
     row("slots position.table", "embeddings.position_embeddings", positions((1,))),
     *table("encoder.norm.{x} = layernorm.{x}"),
 )
-LAYER, OURS = "encoder.layer.{i}", "encoder.blocks.{i}"
+LAYER = "encoder.layer.{i}"
 VIT_ROWS = (
     *COMMON,
-    *blocks(OURS, LAYER, "layernorm_before", "layernorm_after", ("intermediate.dense", "output.dense")),
+    *blocks(LAYER, ("layernorm_before", "layernorm_after"), QKV, OUT, ("intermediate.dense", "output.dense"), SCALES),
     *table(
         "head.{x} = classifier.{x}",
         "head.label.{x} = cls_classifier.{x}",
@@ -226,17 +209,7 @@ DINOV2 = Format(
     ("embeddings.patch_embeddings.projection.weight", "encoder.layer.0.layer_scale1.lambda1"),
     (
         *COMMON,
-        row(
-            "encoder.blocks.{i}.mlp.part.fc1.{x}",
-            lambda c: (f"{LAYER}.mlp.{'weights_in' if c.mlp == 'swiglu' else 'fc1'}.{{x}}",),
-            COPY,
-        ),
-        row(
-            "encoder.blocks.{i}.mlp.part.fc2.{x}",
-            lambda c: (f"{LAYER}.mlp.{'weights_out' if c.mlp == 'swiglu' else 'fc2'}.{{x}}",),
-            COPY,
-        ),
-        *blocks(OURS, LAYER, "norm1", "norm2", ("-", "-")),
+        *blocks(LAYER, ("norm1", "norm2"), QKV, OUT, ("mlp.weights_in|mlp.fc1", "mlp.weights_out|mlp.fc2"), SCALES),
     ),
     configure,
     ignored=(r"classifier\..*", r"embeddings\.mask_token"),
@@ -262,19 +235,16 @@ CLIP = Format(
         row("projection.weight", "embeddings.patch_embedding.weight", CONVOLUTION),
         row("prefix", "embeddings.class_embedding", BARE_TOKEN),
         row("slots position.table", "embeddings.position_embedding.weight", positions(())),
-        row(
-            f"{OURS}.attention.part.qkv.{{x}}",
-            " ".join(f"{CLIP_LAYER}.self_attn.{part}_proj.{{x}}" for part in "qkv"),
-            SEPARATE,
+        *blocks(
+            CLIP_LAYER,
+            ("layer_norm1", "layer_norm2"),
+            " ".join(f"self_attn.{part}_proj" for part in "qkv"),
+            "self_attn.out_proj",
+            ("mlp.fc1", "mlp.fc2"),
         ),
         *table(
             "first_norm.{x} = pre_layrnorm.{x}",
             "pooled_norm.{x} = post_layernorm.{x}",
-            f"{OURS}.attention.norm.{{x}} = {CLIP_LAYER}.layer_norm1.{{x}}",
-            f"{OURS}.attention.part.out.{{x}} = {CLIP_LAYER}.self_attn.out_proj.{{x}}",
-            f"{OURS}.mlp.norm.{{x}} = {CLIP_LAYER}.layer_norm2.{{x}}",
-            f"{OURS}.mlp.part.fc1.{{x}} = {CLIP_LAYER}.mlp.fc1.{{x}}",
-            f"{OURS}.mlp.part.fc2.{{x}} = {CLIP_LAYER}.mlp.fc2.{{x}}",
             "head.weight = visual_projection.weight",
         ),
     ),
