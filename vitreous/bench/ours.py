@@ -39,7 +39,7 @@ CLASSES = 1000
 
 
 def answering(work: Work) -> tuple[Model, Preprocess]:
-    """A model with random weights whose answers differ, and its preprocessing."""
+    """Return a model with random weights whose answers differ, and its preprocessing."""
     torch.manual_seed(0)
     model = create(work.model, work.image_size, CLASSES)
     nn.init.normal_(model.head.weight, std=0.02)  # type: ignore[arg-type]
@@ -47,13 +47,13 @@ def answering(work: Work) -> tuple[Model, Preprocess]:
 
 
 def noise(work: Work, count: int, seed: int) -> Tensor:
-    """(count, 3, image size, image size) uint8."""
+    """Return (count, 3, image size, image size) uint8 noise."""
     size = (count, 3, work.image_size, work.image_size)
     return torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
 def inference(work: Work, precision: str = "auto", engine: str = "auto") -> Turn:
-    """Bytes to logits. int8 is calibrated anew, on other images."""
+    """Bytes to logits; int8 is calibrated anew, on other images."""
     pixels = noise(work, work.batch_size, 0)
     if engine == "openvino":
         from vitreous.evaluation.openvino import OpenVinoEngine
@@ -129,7 +129,7 @@ def loader(work: Work, exact: bool = False, form: Literal["tar", "uint8"] | None
 
 
 def photographs(work: Work, form: Literal["tar", "uint8"] | None) -> tuple[Split, object]:
-    """The photographs of a race, as files or packed, and what must live as long."""
+    """Return the photographs of a race, as files or packed, and what must live as long."""
     files = list_images(Path(work.images or "."))
     split = Files(files, np.zeros(len(files), dtype=np.int64))
     if form is None:
@@ -148,7 +148,7 @@ def photographs(work: Work, form: Literal["tar", "uint8"] | None) -> tuple[Split
 
 
 def decoding(work: Work) -> Turn:
-    """What no loader of JPEG files can pass: their bytes, in memory, to pixels, and nothing else, on all cores."""
+    """JPEG bytes in memory to pixels on all cores, and nothing else: the limit of every loader."""
     files = [(content, shape_of(content)) for content in map(read_regular, list_images(Path(work.images or ".")))]
     pool, cores = ThreadPoolExecutor(default_workers()), default_workers()
 
@@ -164,7 +164,7 @@ def decoding(work: Work) -> Turn:
 
 
 def shape_of(content: bytes) -> tuple[int, int, int] | None:
-    """Height, width and components of a plain JPEG; None for any other file."""
+    """Return height, width and components of a plain JPEG; None for any other file."""
     with Image.open(io.BytesIO(content)) as image:
         header = layout(content)
         return None if header is None else (image.height, image.width, header.components)

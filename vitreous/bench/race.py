@@ -1,5 +1,4 @@
-"""Contenders in turn: each in a process of its own, so that its memory is its own, and round by round, so that a change
-of the machine's speed meets all alike."""
+"""Races: contenders in turn, each in a process of its own, so that all meet the same changes of the machine's speed."""
 
 from __future__ import annotations
 
@@ -23,8 +22,11 @@ PAUSE = 0.05  # seconds between two contenders, in which the threads of the last
 
 @dataclass
 class Lane:
-    """One contender's figures: units a second of every round, seconds to get ready and to warm up, peak memory in
-    bytes, and how far logits are from those of the same weights in float32, relative, where that can be told."""
+    """One contender's figures.
+
+    Units per second of every round, seconds to build and to warm up, peak memory in bytes, and the relative error of
+    its logits to the same weights in float32, where that is known.
+    """
 
     contender: Contender
     rates: list[float] = field(default_factory=list)
@@ -36,7 +38,7 @@ class Lane:
 
     @property
     def median(self) -> float:
-        """Of the rounds."""
+        """The median of the rounds."""
         return statistics.median(self.rates)
 
 
@@ -50,8 +52,8 @@ def race(
     """Let the contenders that are installed do the work in turn: one round to warm up, then `rounds` that count.
 
     In a round a contender works for at least `seconds` and one turn; where work is done ahead, half as long before
-    that, to use up what it has in stock. One that fails keeps its reason and the rest go on.
-    `on_round` is told how many rounds are done, and by whom.
+    that, to use up its stock. One that fails keeps its reason and the rest go on. `on_round` gets the number of rounds
+    done, and by whom.
     """
     lanes = [Lane(contender) for contender in contenders if importlib.util.find_spec(contender.needs)]
     context, pipes, processes = mp.get_context("spawn"), [], []
@@ -84,7 +86,7 @@ def race(
 
 
 def ask(lane: Lane, pipe: Connection, order: float | None) -> Any:
-    """Give a contender its order (None: get ready) and take the answer; a failure is noted in its lane."""
+    """Send a contender its order (None: get ready) and return the answer; a failure is noted in its lane."""
     try:
         if order is not None:
             pipe.send(order)
@@ -101,7 +103,7 @@ def ask(lane: Lane, pipe: Connection, order: float | None) -> Any:
 
 
 def work_for(seconds: float, turn: Turn) -> float:
-    """Units done in at least so many seconds and one turn."""
+    """Return the units done in at least so many seconds and one turn."""
     units, started = 0.0, time.perf_counter()
     while not units or time.perf_counter() - started < seconds:
         units += turn()
@@ -109,7 +111,7 @@ def work_for(seconds: float, turn: Turn) -> float:
 
 
 def serve(pipe: Connection, contender: Contender, work: Work) -> None:
-    """A contender's process: build, do one turn, then work when told to, until the pipe closes."""
+    """Run a contender's process: build, do one turn, then work when told to, until the pipe closes."""
     import logging
     import os
     import signal

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from vitreous.bench.contenders import TASKS, contenders, limits
 from vitreous.bench.race import race
@@ -30,11 +32,10 @@ def bench(
     device: str = "auto",
     on_round: Callable[[str, int, int, str], None] = lambda title, done, total, label: None,
 ) -> list[Race]:
-    """Race whoever is installed and matches a pattern of `only` (`vitreous*`, `timm, best*`) at every task, model and
-    batch size.
+    """Race whoever is installed and matches a pattern of `only` (`vitreous*`, `timm, best*`) at every task and size.
 
-    `predict` takes all files at once, so it runs once a model, whatever the batch sizes. Raises UsageError for what
-    cannot be, DataError for a folder without images.
+    `predict` takes all files at once, so it runs once a model. Raises UsageError for impossible options, DataError for
+    a folder without images.
     """
     device = pick_device(device)
     wrong = [task for task in tasks if task not in TASKS]
@@ -43,28 +44,18 @@ def bench(
     if rounds < 1 or seconds <= 0 or min(batch_sizes, default=0) < 1:
         raise UsageError("rounds and batch sizes must be at least 1, seconds above 0")
     if set(tasks) & set(FILES):
-        check(images)
-    works = [
-        Work(
-            task,
-            model,
-            (image_size or SIDE) if task == "memory" else size_of(model, image_size),
-            batch_size,
-            device,
-            images,
-        )
-        for task in tasks
-        for model in models
-        for batch_size in (batch_sizes[:1] if task == "predict" else batch_sizes)
-    ]
+        check_images(images)
+    works = []
+    for task, model in itertools.product(tasks, models):
+        size = (image_size or SIDE) if task == "memory" else size_of(model, image_size)
+        counts = batch_sizes[:1] if task == "predict" else batch_sizes
+        works += [Work(task, model, size, count, device, images) for count in counts]
     races = []
     for work in works:
-        chosen = [c for c in contenders(work.task, device) if any(fnmatchcase(c.label, f"{p}*") for p in only)]
+        able = contenders(work.task, device)
+        chosen = [c for c in able if any(fnmatchcase(c.label, f"{p}*") for p in only)]
         if not chosen:
-            raise UsageError(
-                f"nobody matches {', '.join(only)}",
-                "they are " + "; ".join(c.label for c in contenders(work.task, device)),
-            )
+            raise UsageError(f"nobody matches {', '.join(only)}", "they are " + "; ".join(c.label for c in able))
         bounds = limits(work.task, device)
 
         def tell(done: int, label: str, work: Work = work) -> None:
@@ -76,22 +67,19 @@ def bench(
 
 
 def size_of(model: str, image_size: int | None) -> int:
-    """The image size to measure at: as said, else the model's own."""
+    """Return the image size to measure at: as said, else the model's own. Raises UsageError for no multiple of the
+    patch."""
     own = configure_vit(model)
     if image_size is None:
         return own.image[0]
     if image_size % own.patch[0]:
-        raise UsageError(
-            f"image size {image_size} is not a multiple of patch {own.patch[0]} for {model}",
-            f"use {nearby((image_size,) * 2, own.patch)[0]}",
-        )
+        problem = f"image size {image_size} is not a multiple of patch {own.patch[0]} for {model}"
+        raise UsageError(problem, f"use {nearby((image_size,) * 2, own.patch)[0]}")
     return image_size
 
 
-def check(images: str | None) -> None:
-    """That there are photographs to read."""
-    from pathlib import Path
-
+def check_images(images: str | None) -> None:
+    """Raise UsageError where no folder is named, DataError where it has no photographs."""
     if images is None:
         raise UsageError("loader and predict read photographs", "name a folder of them with --images")
     if not Path(images).is_dir() or not list_images(Path(images)):

@@ -16,8 +16,7 @@ Turn = Callable[[], float]
 
 @dataclass(frozen=True)
 class Work:
-    """One piece of work that contenders do in turn. `images` is a folder of photographs, for the tasks that read
-    files."""
+    """One piece of work that contenders do in turn; `images` is a folder of photographs for tasks that read files."""
 
     task: str
     model: str
@@ -28,30 +27,31 @@ class Work:
 
     @property
     def stocks(self) -> bool:
-        """Whether contenders have processes that go on working when they are not asked."""
+        """Whether contenders have processes that work ahead."""
         return self.task in ("loader", "memory")
 
     def title(self) -> str:
-        """For people."""
+        """Return a title for people."""
         return f"{self.task}, {self.model} at {self.image_size}, batch {self.batch_size}"
 
 
 @dataclass(frozen=True)
 class Answering:
-    """A turn of images to logits that can also say how exact its answers are: beside `exact`, what PyTorch says in
-    float32 of the same images by the same weights. Both are (B, K), made when they are asked for."""
+    """A turn of images to logits that can also measure the error of its answers.
+
+    `exact` gives what PyTorch answers in float32 for the same images and weights; both give (B, K).
+    """
 
     turn: Turn
     answers: Callable[[], np.ndarray]
     exact: Callable[[], np.ndarray]
 
     def __call__(self) -> float:
-        """One turn."""
+        """Do one turn."""
         return self.turn()
 
     def error(self) -> float | None:
-        """The length of the difference to the length of the exact logits; None where those are zero, as some heads are
-        at first."""
+        """Return |answers - exact| / |exact|; None where exact logits are zero, as of some new heads."""
         exact = self.exact().astype(np.float64)
         length = float(np.linalg.norm(exact))
         return float(np.linalg.norm(self.answers() - exact)) / length if length else None
@@ -69,5 +69,5 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """`timm, fp32 (default)`."""
+        """A label such as `timm, fp32 (default)`."""
         return f"{self.name}, {self.settings}"

@@ -106,10 +106,8 @@ class Gaps:
         """Return the 95 % interval of the calibration error from (D, BINS) gaps of bootstrap draws; it contains the
         figure."""
         least, most = (error.sum(1) for error in self.errors(draws))
-        figure = float(np.abs(self.values).sum())
-        return max(0.0, figure - max(0.0, float(np.percentile(most, 97.5)))), figure - min(
-            0.0, float(np.percentile(least, 2.5))
-        )
+        figure, high, low = float(np.abs(self.values).sum()), np.percentile(most, 97.5), np.percentile(least, 2.5)
+        return max(0.0, figure - max(0.0, float(high))), figure - min(0.0, float(low))
 
 
 def difference_errors(
@@ -146,23 +144,19 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
 
     low, high = math.log(1 / HIGH), math.log(1 / LOW)
     if slope(high) <= 0:
-        raise DataError(
-            f"the sharper the probabilities, the better they fit: the {len(labels)} images are all answered right",
-            LEAVE,
-        )
+        problem = "the sharper the probabilities, the better they fit"
+        raise DataError(f"{problem}: the {len(labels)} images are all answered right", LEAVE)
     if slope(low) >= 0:
-        raise DataError(
-            f"the answers to the {len(labels)} images are no better than chance: no temperature mends that", LEAVE
-        )
+        problem = f"the answers to the {len(labels)} images are no better than chance"
+        raise DataError(f"{problem}: no temperature mends that", LEAVE)
     return math.exp(-scipy.optimize.brentq(slope, low, high, xtol=1e-13))
 
 
 def check_abstain(below: float | None) -> None:
     """Raise UsageError for a limit that is not above 0 and at most 1; None is no limit."""
     if below is not None and not 0 < below <= 1:
-        raise UsageError(
-            f"--abstain must be above 0 and at most 1, not {below}", "0.8 answers where the highest probability is 0.8"
-        )
+        hint = "0.8 answers where the highest probability is 0.8"
+        raise UsageError(f"--abstain must be above 0 and at most 1, not {below}", hint)
 
 
 def judge_abstention(confidence: np.ndarray, right: np.ndarray, below: float) -> dict[str, Any]:

@@ -58,9 +58,8 @@ class TorchEngine:
         self.model = frozen(model.to(device), self.dtype, packs(device))
         if merge_tokens:
             if not model.config.merges_tokens:
-                raise UsageError(
-                    "tokens merge only in plain ViTs without attention pooling", "leave --merge-tokens out"
-                )
+                problem = "tokens merge only in plain ViTs without attention pooling"
+                raise UsageError(problem, "leave --merge-tokens out")
             mean = model.config.pool == "mean"
             self.model.encoder = Merging(self.model.encoder, merge_tokens, model.config.prefix, mean)  # type: ignore[arg-type]
         self.images = given(model.config, self.dtype)
@@ -133,9 +132,8 @@ def make_engine(
         from vitreous.evaluation.openvino import OpenVinoEngine
 
         if device != "cpu" or how.merge_tokens:
-            raise UsageError(
-                "--engine openvino computes on the CPU, and merges no tokens", "use --device cpu without --merge-tokens"
-            )
+            problem = "--engine openvino computes on the CPU, and merges no tokens"
+            raise UsageError(problem, "use --device cpu without --merge-tokens")
         return OpenVinoEngine(model, preprocess, how.precision, pictures)
     if how.precision == "int8":
         raise UsageError("--precision int8 needs --engine openvino", "add it, or use bf16 or fp32")

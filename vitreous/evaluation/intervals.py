@@ -55,10 +55,8 @@ def bootstrap(figures: Figures, images: int, draws: int = DRAWS) -> dict[str, np
     generator = np.random.default_rng(0)
     parts, size = [], max(1, CHUNK // images)
     for start in range(0, draws, size):
-        counts = [
-            np.bincount(generator.integers(images, size=images), minlength=images)
-            for _ in range(min(size, draws - start))
-        ]
+        drawn = (generator.integers(images, size=images) for _ in range(min(size, draws - start)))
+        counts = [np.bincount(rows, minlength=images) for rows in drawn]
         parts.append(figures(np.stack(counts, 1).astype(np.float32)))
     return {name: np.concatenate([part[name] for part in parts], -1) for name in parts[0]}
 

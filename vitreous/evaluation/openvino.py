@@ -57,9 +57,8 @@ class OpenVinoEngine:
             self.compiled = ov.Core().compile_model(graph, "CPU", hints)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1][:200]
-            raise UsageError(
-                f"OpenVINO cannot compute this model in {self.precision} here: {reason}", "use --precision fp32"
-            ) from None
+            problem = f"OpenVINO cannot compute this model in {self.precision} here: {reason}"
+            raise UsageError(problem, "use --precision fp32") from None
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(B, C, *image) uint8 -> (B, K) float32 logits."""
@@ -82,10 +81,8 @@ def examples(pictures: Pictures | None) -> list[np.ndarray]:
     """Return the pictures, (1, C, *image) each, that int8 is calibrated on. Raises UsageError for too few."""
     samples = [picture[None].numpy() for picture in islice(pictures() if pictures else (), PICTURES)]
     if len(samples) < FEWEST:
-        raise UsageError(
-            f"int8 is calibrated on pictures, at least {FEWEST}; there are {len(samples)}",
-            "use --precision bf16 or fp32",
-        )
+        problem = f"int8 is calibrated on pictures, at least {FEWEST}; there are {len(samples)}"
+        raise UsageError(problem, "use --precision bf16 or fp32")
     return samples
 
 
@@ -98,10 +95,8 @@ def convert(ov: Any, model: Model, preprocess: Preprocess) -> Any:
     """Return the model as an OpenVINO graph that takes pixels, (B, C, *image), for any B."""
     whole = Whole(model.cpu().eval(), preprocess)
     example = torch.zeros(2, preprocess.channels, *preprocess.image, dtype=preprocess.dtype)
-    exported = torch.export.export(
-        whole, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=65536)},)
-    )
-    graph = ov.convert_model(exported)
+    shapes = ({0: torch.export.Dim("batch", min=1, max=65536)},)
+    graph = ov.convert_model(torch.export.export(whole, (example,), dynamic_shapes=shapes))
     graph.reshape([-1, *example.shape[1:]])
     return graph
 

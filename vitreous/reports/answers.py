@@ -16,7 +16,7 @@ from vitreous.data.screen import readable, refuse
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.calibration import probabilities
-from vitreous.evaluation.engine import CHUNK, InferenceOptions, logits_of, make_engine
+from vitreous.evaluation.engine import CHUNK, InferenceOptions, logits_of, make_engine, readable_mask
 from vitreous.evaluation.features import Features, features_of
 from vitreous.machine import pick_device, warning
 from vitreous.progress import Listener, NullListener
@@ -61,7 +61,7 @@ class Answered:
     @cached_property
     def readable(self) -> np.ndarray:
         """(n,) bool: the images that could be read."""
-        return np.array([sample not in self.bad for sample in range(len(self.split))], dtype=bool)
+        return readable_mask(len(self.split), self.bad)
 
     @cached_property
     def confidence(self) -> np.ndarray:
@@ -96,9 +96,8 @@ def answers_to(
     """
     chosen = matched(opened.split(split), opened, bundle.classes, bundle.multilabel)
     if opened.multilabel and bundle.loss == "softmax":
-        raise UsageError(
-            f"{run} names one class an image, {source} has several labels an image", "train with --loss sigmoid"
-        )
+        problem = f"{run} names one class an image, {source} has several labels an image"
+        raise UsageError(problem, "train with --loss sigmoid")
     if slow := warning(computing.how.precision, pick_device(computing.how.device)):
         computing.listener.note(slow)
     p = bundle.preprocess

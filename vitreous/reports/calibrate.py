@@ -28,25 +28,19 @@ def calibrate(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, 
     """
     folder, own = bundle_in(Path(run)), Folder(Path(run)).config.is_file()
     if folder is None:
-        raise UsageError(
-            f"{run} is no bundle that a temperature can be stored in", f"make one of it: vitreous convert {run} FOLDER"
-        )
+        hint = f"make one of it: vitreous convert {run} FOLDER"
+        raise UsageError(f"{run} is no bundle that a temperature can be stored in", hint)
     source, opened = data_for(run, None if own else data, HELD_OUT)
     if HELD_OUT not in opened.splits or (opened.unsplit and not own):  # of which all images are judged
-        raise UsageError(
-            f"{source} has no val split, and a temperature is fitted on no other",
-            "name a run, or data with a val split",
-        )
+        problem = f"{source} has no val split, and a temperature is fitted on no other"
+        raise UsageError(problem, "name a run, or data with a val split")
     answers = answers_to(run, open_bundle(run), source, opened, HELD_OUT, computing)
     targets, rows = of_loss(answers), answers.readable
     temperature = fit_temperature(answers.raw[rows], targets[rows])
     fitted_on = {"data": answers.source, "split": HELD_OUT, "images": int(rows.sum())}
     set_temperature(folder, temperature, fitted_on)
-    return {
-        "temperature": temperature,
-        "fitted_on": fitted_on,
-        "val": {"before": soft(answers, 1.0), "after": soft(answers, temperature)},
-    }
+    figures = {"before": soft(answers, 1.0), "after": soft(answers, temperature)}
+    return {"temperature": temperature, "fitted_on": fitted_on, "val": figures}
 
 
 def effect(answers: Answered) -> dict[str, Any] | None:

@@ -46,10 +46,8 @@ def compare(
     computing, runs = computing or Computing(), [os.fspath(first), os.fspath(second)]
     bundles = [open_bundle(run, note=computing.listener.note) for run in (first, second)]
     if bundles[0].multilabel != bundles[1].multilabel:
-        one = next(run for run, bundle in zip(runs, bundles, strict=True) if not bundle.multilabel)
-        raise UsageError(
-            f"{one} names one class an image, the other run names several", "compare runs that answer the same question"
-        )
+        problem = f"{runs[bundles[0].multilabel]} names one class an image, the other run names several"
+        raise UsageError(problem, "compare runs that answer the same question")
     home = runs[0] if data is not None or Folder(Path(runs[0])).config.is_file() else runs[1]
     source, opened = data_for(home, data, split)
     split = choose_split(opened, split, computing.listener.note)
@@ -57,9 +55,8 @@ def compare(
         known_to(run, bundle, source, opened)
     if set(bundles[0].classes) != set(bundles[1].classes):
         computing.listener.note("the runs do not know the same classes; they are compared on those of the data")
-    both = [
-        answers_to(run, bundle, source, opened, split, computing) for run, bundle in zip(runs, bundles, strict=True)
-    ]
+    pairs = zip(runs, bundles, strict=True)
+    both = [answers_to(run, bundle, source, opened, split, computing) for run, bundle in pairs]
     exposures, reports = [], []
     for one in both:
         own = None if data is None and one.run == home else source
@@ -95,16 +92,10 @@ def describe_comparison(
 ) -> dict[str, Any]:
     """Return the document of a comparison: `a` and `b` are the runs as named, differences are b less a."""
     a, b = both
-    sides = [
-        {
-            "run": one.run,
-            "model": name_of(one.bundle.model.config),
-            "temperature": one.bundle.temperature,
-            **seen_by,
-            **report.summary(),
-        }
-        for one, report, seen_by in zip(both, reports, facts, strict=True)
-    ]
+    sides = []
+    for one, report, seen_by in zip(both, reports, facts, strict=True):
+        head = {"run": one.run, "model": name_of(one.bundle.model.config), "temperature": one.bundle.temperature}
+        sides.append(head | seen_by | report.summary())
     names = [os.path.basename(one.run.rstrip("/")) for one in both]
     names = names if names[0] != names[1] and all(names) else [a.run, b.run]
     return {

@@ -88,9 +88,8 @@ def evaluate(
     fitted = calibrate(run, data, computing) if chosen.calibrate else {}
     answers = compute_answers(run, data, split, computing)
     if chosen.abstain is not None and answers.split.labels.ndim == 2:
-        raise UsageError(
-            "--abstain is for data with one label an image", "use predict --threshold where there may be several"
-        )
+        hint = "use predict --threshold where there may be several"
+        raise UsageError("--abstain is for data with one label an image", hint)
     report = judge(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
     document = head_document(run, data, answers, report, computing)
     document["calibration"] = (fitted | (effect(answers) or {})) or None
@@ -120,8 +119,7 @@ def head_document(
     facts = seen(answers, data)
     for line in exposure_notes(facts, answers):
         computing.listener.note(line)
-    labels, classes = answers.split.labels, answers.bundle.classes
-    pairs = None
+    labels, classes, pairs = answers.split.labels, answers.bundle.classes, None
     if report.cells is not None:
         pairs = most_confused(report.cells, np.bincount(labels, minlength=len(classes)), classes)
     return document | facts | {"confused": pairs, "calibration": None, **dict.fromkeys(OPTIONAL)}

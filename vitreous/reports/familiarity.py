@@ -55,10 +55,10 @@ def memory(answers: Answered, computing: Computing, alone: bool = False) -> Memo
     elif "train" not in opened.splits and not alone:
         raise UsageError(f"{source} has no training images to compare with", "name a run, or data with a train split")
     split = opened.splits.get("train")
-    chosen = (
-        answers.split if split is None else matched(split, opened, answers.bundle.classes, answers.bundle.multilabel)
-    )
-    features = split_features(answers.bundle, chosen, "training images", computing)
+    bundle, chosen = answers.bundle, answers.split
+    if split is not None:
+        chosen = matched(split, opened, bundle.classes, bundle.multilabel)
+    features = split_features(bundle, chosen, "training images", computing)
     return Memory(source, chosen, features.rows, np.flatnonzero(features.good))
 
 
@@ -78,11 +78,8 @@ def outliers(answers: Answered, computing: Computing, file: str | None, against:
     order = np.argsort(-scores, kind="stable")
     table = [(answers.split.name(int(rows[i])), float(scores[i]), float(shares[i])) for i in order]
     if file:
-        write_table(
-            file,
-            ["path", "score", "training_below"],
-            [[name, f"{score:.4f}", f"{share:.4f}"] for name, score, share in table],
-        )
+        cells = [[name, f"{score:.4f}", f"{share:.4f}"] for name, score, share in table]
+        write_table(file, ["path", "score", "training_below"], cells)
     return {
         "method": "Mahalanobis" if kinds.classes is None else "relative Mahalanobis",
         "unit": "squared standard deviations of the features; higher is less familiar",
@@ -100,9 +97,8 @@ def told_apart(answers: Answered, computing: Computing, usual: np.ndarray, kinds
     """Return how well the judged images, of scores `usual` (n,), are told from all images of other data."""
     split = images_of(against)
     features = split_features(answers.bundle, split, "the other data", computing)
-    return {"data": against, "images": int(features.good.sum())} | separation(
-        usual, kinds.scores(features.rows[features.good])
-    )
+    known = features.rows[features.good]
+    return {"data": against, "images": len(known)} | separation(usual, kinds.scores(known))
 
 
 def images_of(source: str) -> Split:
@@ -123,11 +119,9 @@ def suspected(answers: Answered, computing: Computing, file: str) -> dict[str, A
     if answers.split.labels.ndim == 2:
         raise UsageError("--suspects is for data with one label an image", "leave it out")
     known, classes = memory(answers, computing, alone=True), answers.bundle.classes
-    features = (
-        known.features
-        if known.split is answers.split
-        else split_features(answers.bundle, answers.split, "the judged images", computing).rows
-    )
+    features = known.features
+    if known.split is not answers.split:
+        features = split_features(answers.bundle, answers.split, "the judged images", computing).rows
     rows = np.flatnonzero(answers.readable)
     place = {identity: index for index, identity in enumerate(identities(known.split, known.source))}
     at = {int(row): index for index, row in enumerate(known.rows)}
@@ -148,9 +142,8 @@ def suspected(answers: Answered, computing: Computing, file: str) -> dict[str, A
         for one in listed
     ]
     head = ["path", "label", "model_class", "probability", "knn_class", "share", "score"]
-    write_table(
-        file, head, [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row.values()] for row in table]
-    )
+    cells = [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row.values()] for row in table]
+    write_table(file, head, cells)
     return {
         "file": file,
         "images": len(rows),

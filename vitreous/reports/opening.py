@@ -40,10 +40,8 @@ def open_bundle(
     for text in bundle.notes:
         note(text)
     if not bundle.classes and not headless:
-        raise UsageError(
-            f"{run} has no head: it gives features, not classes",
-            f"use `vitreous embed`, or train one: vitreous train DATA --init {run}",
-        )
+        hint = f"use `vitreous embed`, or train one: vitreous train DATA --init {run}"
+        raise UsageError(f"{run} has no head: it gives features, not classes", hint)
     return bundle
 
 
@@ -60,9 +58,8 @@ def data_for(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, s
         source, split_seed = source or trained.source, trained.split_seed
         share, group_by = (trained.hold_out, trained.group_by) if data is None else (None, None)
     if source is None:
-        raise UsageError(
-            f"{run} is a bundle without a run: there are no data to judge it on", "name a data set after it"
-        )
+        problem = f"{run} is a bundle without a run: there are no data to judge it on"
+        raise UsageError(problem, "name a data set after it")
     opened = (
         open_data_of_run(run, source, split_seed, group_by) if data is None else open_data(source, split_seed, group_by)
     )
@@ -138,9 +135,8 @@ def places(data: Data, classes: tuple[str, ...]) -> np.ndarray:
     times = Counter(indices)
     unknown = [name for name, index in zip(data.classes, indices, strict=True) if index < 0 or times[index] > 1]
     if unknown:
-        raise DataError(
-            f"the model does not know the classes {', '.join(unknown[:20])}", f"it knows {', '.join(classes[:20])}"
-        )
+        problem = f"the model does not know the classes {', '.join(unknown[:20])}"
+        raise DataError(problem, f"it knows {', '.join(classes[:20])}")
     return np.array(indices, dtype=np.int64)
 
 

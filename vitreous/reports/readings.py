@@ -67,7 +67,7 @@ def write_page(
 ) -> bool:
     """Write the page; a failure is noted and raises nothing. Returns whether the page was written."""
     try:
-        pages.write_report(path, folder, answers, report, command or None)
+        pages.write_report(path, folder, answers, report, command)
     except (OSError, VitreousError) as error:
         listener.note(f"no page at {path}: {error}")
         return False

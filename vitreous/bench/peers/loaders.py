@@ -1,6 +1,6 @@
-"""Other libraries' ways from files, archives and memory to training batches: random resized crop, flip, normalise.
+"""Other libraries from files, archives and memory to training batches: random resized crop, flip, normalise.
 
-`best` is what somebody who knows the library would write: as many workers as cores, pixels at 8 bits until they are
+`best` is what somebody who knows the library would write: as many workers as cores, 8-bit pixels until they are
 normalised, the fastest decoder that it takes.
 """
 # pyright: reportMissingImports=false
@@ -28,7 +28,7 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 class Folder:
-    """The photographs of a race in folders of classes, as links in a folder that goes when this object does."""
+    """The photographs of a race as links in folders of classes, which go when this object does."""
 
     def __init__(self, images: str) -> None:
         self.home = tempfile.TemporaryDirectory()
@@ -45,7 +45,7 @@ class Folder:
 
 
 class Repeated(Dataset):
-    """A data set over and over, so that a few photographs make an epoch that outlasts the race."""
+    """A data set repeated, so that a few photographs make an epoch that outlasts the race."""
 
     def __init__(self, whole: Any, times: int = 10_000) -> None:
         self.whole, self.times = whole, times
@@ -64,7 +64,7 @@ class Repeated(Dataset):
 
 
 def turns(batches: Iterable[Any], keep: Any = None) -> Turn:
-    """A turn is a batch, its images first; `keep` lives as long."""
+    """Return turns of a batch each, images first; `keep` lives as long."""
     stream = iter(batches)
 
     def turn(batches: Any = keep) -> float:
@@ -74,13 +74,12 @@ def turns(batches: Iterable[Any], keep: Any = None) -> Turn:
 
 
 def workers(best: bool) -> dict[str, Any]:
-    """Options of a DataLoader: none, or a worker for each core, forked as is usual on Linux: a race's processes would
-    spawn them."""
+    """Return options of a DataLoader: none, or a forked worker for each core (a race's processes would spawn them)."""
     return {"num_workers": default_workers(), "prefetch_factor": 4, "multiprocessing_context": "fork"} if best else {}
 
 
 def decoded(content: bytes) -> Tensor:
-    """The bytes of a JPEG -> (3, H, W) uint8, by torchvision's decoder, or by Pillow where it is none."""
+    """JPEG bytes -> (3, H, W) uint8, by torchvision's decoder."""
     from torchvision.io import ImageReadMode, decode_image
 
     return decode_image(torch.frombuffer(bytearray(content), dtype=torch.uint8), ImageReadMode.RGB)
@@ -93,16 +92,12 @@ def read(path: str) -> Tensor:
 
 
 def transform(work: Work, best: bool) -> Callable[[Any], Tensor]:
-    """torchvision's: as its examples have it, on Pillow's pictures; or v2 on uint8."""
+    """Return torchvision's transform to (3, size, size) float32: on Pillow's pictures, or v2 on uint8."""
     from torchvision.transforms import v2
 
     cubic = v2.InterpolationMode.BICUBIC
-    steps: list[Any] = [
-        v2.RandomResizedCrop(work.image_size, interpolation=cubic, antialias=True),
-        v2.RandomHorizontalFlip(),
-    ]
-    if not best:
-        steps.append(v2.ToImage())
+    crop = v2.RandomResizedCrop(work.image_size, interpolation=cubic, antialias=True)
+    steps: list[Any] = [crop, v2.RandomHorizontalFlip()] + [v2.ToImage()] * (not best)
     return v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
 
 
@@ -125,13 +120,8 @@ def timm(work: Work, best: bool = False) -> Turn:
     pictures: Any = Repeated(create_dataset("", root=folder.train))
     own: dict[str, Any] = {"num_workers": default_workers()} if best else {}
     size = (3, work.image_size, work.image_size)
-    options: dict[str, Any] = {
-        "is_training": True,
-        "color_jitter": 0.0,
-        "interpolation": "bicubic",
-        "device": torch.device("cpu"),
-    }
-    return turns(create_loader(pictures, size, work.batch_size, **options, **own), folder)
+    options: dict[str, Any] = {"is_training": True, "color_jitter": 0.0, "interpolation": "bicubic"}
+    return turns(create_loader(pictures, size, work.batch_size, device=torch.device("cpu"), **options, **own), folder)
 
 
 def webdataset(work: Work, best: bool = False) -> Turn:

@@ -22,7 +22,7 @@ CLASSES = 1000
 
 
 def timm_model(work: Work) -> nn.Module:
-    """timm's ViT of the same shape."""
+    """Return timm's ViT of the same shape."""
     from timm.models.vision_transformer import VisionTransformer
 
     c = configure_vit(work.model, work.image_size)
@@ -31,28 +31,18 @@ def timm_model(work: Work) -> nn.Module:
     )
 
 
-def transformers_config(work: Work) -> Any:
-    """The same shape, for transformers."""
-    from transformers import ViTConfig
+def transformers_model(work: Work) -> Any:
+    """Return transformers' ViT of the same shape."""
+    from transformers import ViTConfig, ViTForImageClassification
 
     c = configure_vit(work.model, work.image_size)
-    shape: dict[str, Any] = {
-        "hidden_size": c.width, "num_hidden_layers": c.depth, "num_attention_heads": c.heads,
-        "intermediate_size": c.hidden,
-        "image_size": work.image_size, "patch_size": c.patch[0], "num_labels": CLASSES,
-    }  # fmt: skip
-    return ViTConfig(**shape)
-
-
-def transformers_model(work: Work) -> Any:
-    """transformers' ViT of the same shape."""
-    from transformers import ViTForImageClassification
-
-    return ViTForImageClassification(transformers_config(work))
+    sizes = {"hidden_size": c.width, "num_hidden_layers": c.depth, "num_attention_heads": c.heads}
+    shape: dict[str, Any] = {**sizes, "intermediate_size": c.hidden, "num_labels": CLASSES}
+    return ViTForImageClassification(ViTConfig(**shape, image_size=work.image_size, patch_size=c.patch[0]))
 
 
 def torchvision_model(work: Work) -> nn.Module:
-    """torchvision's ViT of the same shape."""
+    """Return torchvision's ViT of the same shape."""
     from torchvision.models import VisionTransformer
 
     c = configure_vit(work.model, work.image_size)
@@ -63,30 +53,30 @@ MODELS = {"timm": timm_model, "transformers": transformers_model, "torchvision":
 
 
 def batch(work: Work, seed: int = 0) -> Tensor:
-    """Normalised images: unlike vitreous, which is given bytes, peers are spared that work."""
+    """Return (B, 3, size, size) normalised images: peers are spared the work on bytes that vitreous does."""
     size = (work.batch_size, 3, work.image_size, work.image_size)
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(work.device)
 
 
 def ready(work: Work, peer: str = "timm") -> nn.Module:
-    """A peer's model to infer with; its random weights are always the same."""
+    """Return a peer's model for inference; its random weights are always the same."""
     torch.manual_seed(0)
     return MODELS[peer](work).eval().requires_grad_(False)
 
 
 @torch.inference_mode()
 def exact(work: Work, peer: str = "timm") -> np.ndarray:
-    """What it says of the batch in float32 by PyTorch, (B, K)."""
+    """Return its logits for the batch in float32 by PyTorch, (B, K)."""
     return logits_in(ready(work, peer)(batch(work).cpu()))
 
 
 def logits_in(answer: Any) -> np.ndarray:
-    """(B, K) float32 of what a model returns: transformers' has more in it."""
+    """Return (B, K) float32 of what a model returns; transformers' has more in it."""
     return getattr(answer, "logits", answer).float().cpu().numpy()
 
 
 def inference(work: Work, peer: str, precision: str = "fp32", compiled: bool = False) -> Turn:
-    """A forward pass, by PyTorch; `compiled` by inductor with its weights frozen."""
+    """A forward pass by PyTorch; `compiled` by inductor with frozen weights."""
     model: Any = ready(work, peer).to(work.device, DTYPES[precision])
     images = batch(work).to(DTYPES[precision])
     if compiled:
@@ -110,8 +100,7 @@ def inference(work: Work, peer: str, precision: str = "fp32", compiled: bool = F
 
 
 def onnxruntime(work: Work, quantised: bool = False) -> Turn:
-    """onnxruntime on timm's model, in float32, or with dynamic int8 as its documentation has it: prepared, then
-    quantised."""
+    """onnxruntime on timm's model, in float32, or with dynamic int8 as its documentation has it."""
     import onnxruntime as ort
 
     images = batch(work)
@@ -135,8 +124,7 @@ def onnxruntime(work: Work, quantised: bool = False) -> Turn:
 
 
 def openvino(work: Work, precision: str) -> Turn:
-    """OpenVINO by hand on timm's model: fp32, bf16, or int8 by nncf's post-training quantisation, calibrated on other
-    images."""
+    """OpenVINO by hand on timm's model: fp32, bf16, or int8 by nncf, calibrated on other images."""
     import openvino as ov
 
     images = batch(work)

@@ -16,7 +16,7 @@ from vitreous.machine import has_bf16
 
 
 class Pictures(torch.utils.data.Dataset):
-    """Files through a transform, as everybody writes it."""
+    """Files through a transform."""
 
     def __init__(self, files: list[Path], transform: Any) -> None:
         self.files, self.transform = files, transform
@@ -32,9 +32,9 @@ class Pictures(torch.utils.data.Dataset):
 
 
 def timm(work: Work, best: bool = False, compiled: bool = False) -> Turn:
-    """Files to the five best classes by timm's model and transform and a DataLoader, as its `inference.py` has them:
-    batches of 16 and two workers; or, `best`, batches of 32, as many workers as there are cores, and bfloat16 where the
-    machine has it.
+    """Files to the five best classes by timm's model and transform and a DataLoader, as its `inference.py` has them.
+
+    Batches of 16 and two workers; or, `best`, batches of 32, a worker a core, and bfloat16 where the machine has it.
     """
     from timm.data import create_transform  # type: ignore[attr-defined]
 
@@ -65,8 +65,9 @@ def timm(work: Work, best: bool = False, compiled: bool = False) -> Turn:
 
 
 def transformers(work: Work, best: bool = False) -> Turn:
-    """Files to the five best classes by the transformers pipeline as it comes; or, `best`, in batches of 8 that workers
-    read, in bfloat16 where the machine has it. Its processor is torchvision's, which is its fast one.
+    """Files to the five best classes by the transformers pipeline with its fast processor, torchvision's.
+
+    As it comes; or, `best`, in batches of 8 that workers read, in bfloat16 where the machine has it.
     """
     from transformers import ViTImageProcessor, pipeline
 

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from vitreous.disk import write_text
-from vitreous.reports.pages.formats import break_name, share_markup
+from vitreous.reports.pages.formats import render
 from vitreous.reports.pages.thumbnails import SMALL, data_uri, shrink
 
 
@@ -19,23 +19,11 @@ def write_album(folder: Path, document: dict[str, Any], shown: Sequence[tuple[Im
 
     `shown` are the images named, as the model sees them, with their names: they come first, with their answers.
     """
-    from jinja2 import Environment, PackageLoader
-
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=PackageLoader("vitreous", "reports/pages")
-    )
-    environment.filters |= {"share": share_markup, "name": break_name}
-    page = environment.get_template("album.html")
     pictures = {
         one["name"]: base64.b64encode((folder / one["png"]).read_bytes()).decode() for one in document["figures"]
     }
     named = [
-        {
-            "name": Path(name).name,
-            "picture": data_uri(shrink(image)),
-            "small": max(image.size) < SMALL,
-            "classes": answer["classes"],
-        }
+        {"name": Path(name).name, "picture": data_uri(shrink(image)), "small": max(image.size) < SMALL, **answer}
         for (image, name), answer in zip(shown, document["answers"], strict=True)
     ]
-    write_text(folder / "index.html", page.render(**document, pictures=pictures, named=named))
+    write_text(folder / "index.html", render("album.html", **document, pictures=pictures, named=named))

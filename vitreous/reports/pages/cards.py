@@ -28,28 +28,17 @@ def cards(bundle: Bundle, split: Split, logits: np.ndarray, bad: frozenset[int])
     worst = [int(s) for s in np.argsort(-loss, kind="stable") if usable[s] and wrong[s]][:SHOWN]
     unsure = [int(s) for s in np.argsort(margin, kind="stable") if usable[s]][:SHOWN]
     shown = pictures(bundle, split, list(dict.fromkeys([*worst, *unsure])))
-    small = max(bundle.preprocess.image) < SMALL
 
     def card(sample: int) -> dict[str, Any]:
         p, name, picture = probabilities(logits[sample : sample + 1], bundle.loss)[0], split.name(sample), shown[sample]
         best = int(p.argmax())
         label = split.labels[sample]
-        names = [
-            bundle.classes[place] for place in (np.flatnonzero(label > 0) if split.labels.ndim == 2 else [int(label)])
-        ]
-        return {
-            "name": name,
-            "label": ", ".join(names) or "none",
-            "answer": bundle.classes[best],
-            "p": float(p[best]),
-            **picture,
-        }
+        places = np.flatnonzero(label > 0) if split.labels.ndim == 2 else [int(label)]
+        names = ", ".join(bundle.classes[place] for place in places) or "none"
+        return {"name": name, "label": names, "answer": bundle.classes[best], "p": float(p[best]), **picture}
 
-    return {
-        "worst": [card(s) for s in worst if s in shown],
-        "unsure": [card(s) for s in unsure if s in shown],
-        "small": small,
-    }
+    kinds = {name: [card(s) for s in some if s in shown] for name, some in (("worst", worst), ("unsure", unsure))}
+    return {**kinds, "small": max(bundle.preprocess.image) < SMALL}
 
 
 def marks(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

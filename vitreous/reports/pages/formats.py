@@ -62,13 +62,9 @@ def format_bytes(value: float | None) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Format a time in seconds, minutes or hours."""
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.1f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def format_count(count: int, noun: str) -> str:
@@ -81,3 +77,14 @@ def break_name(name: str) -> Any:
     from markupsafe import Markup, escape
 
     return Markup("<wbr>").join(escape(piece) for piece in re.split(r"(?<=[/\\\-_.:])(?=.)", name))
+
+
+def render(template: str, **values: Any) -> str:
+    """Render a template of this folder, with these formats as filters."""
+    from jinja2 import Environment, PackageLoader
+
+    loader = PackageLoader("vitreous", "reports/pages")
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=loader)
+    environment.filters |= {"seconds": format_seconds, "percent": format_percent, "share": share_markup}
+    environment.filters |= {"number": format_number, "bytes": format_bytes, "name": break_name, "counted": format_count}
+    return environment.get_template(template).render(**values)

@@ -56,13 +56,8 @@ def curves(
         for name, colour, lines in series:
             points = [(line["epoch"], line[key]) for line in lines if line.get(key) is not None]
             if points:
-                axes.plot(
-                    *zip(*points, strict=True),
-                    color=colour,
-                    label=name,
-                    marker="o" if len(points) < 20 else "",
-                    markersize=3,
-                )
+                marker = "o" if len(points) < 20 else ""
+                axes.plot(*zip(*points, strict=True), color=colour, label=name, marker=marker, markersize=3)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("epochs")
         if limits is not None:
@@ -112,19 +107,12 @@ def confusion(matrix: np.ndarray, names: Sequence[str]) -> Any:
         # squares, not an image: what is not there stays the page's own colour
         for (row, column), value in np.ndenumerate(rows):
             if value:
-                colour = COLOURS[0] if row == column else COLOURS[1]
-                left, right, low, high = column - 0.5, column + 0.5, row - 0.5, row + 0.5
-                axes.fill([left, right, right, left], [low, low, high, high],
-                          color=colour, alpha=0.12 + 0.78 * float(value), linewidth=0)  # fmt: skip
+                across, down = ([place + offset for offset in (-0.5, 0.5)] for place in (column, row))
+                look = {"color": COLOURS[row != column], "alpha": 0.12 + 0.78 * float(value)}
+                axes.fill([*across, *reversed(across)], np.repeat(down, 2), linewidth=0, **look)
                 if count <= 30:
-                    axes.text(
-                        column,
-                        row,
-                        str(matrix[row, column]),
-                        ha="center",
-                        va="center",
-                        fontsize=8 if count <= 15 else 6,
-                    )
+                    size = 8 if count <= 15 else 6
+                    axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=size)
         shorter = [name if len(name) <= 18 else name[:17] + "…" for name in names]
         axes.set_xticks(range(count), shorter, rotation=90)
         axes.set_yticks(range(count), shorter)

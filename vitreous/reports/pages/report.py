@@ -19,17 +19,7 @@ from vitreous.evaluation.report import LABELS, Report, leading_of
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered
 from vitreous.reports.pages.cards import cards
-from vitreous.reports.pages.formats import (
-    break_name,
-    format_bytes,
-    format_count,
-    format_figure,
-    format_interval,
-    format_number,
-    format_percent,
-    format_seconds,
-    share_markup,
-)
+from vitreous.reports.pages.formats import format_figure, format_interval, render
 from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, curves, reliability
 from vitreous.training.folder import Folder, whole
 from vitreous.training.run import Run
@@ -41,25 +31,9 @@ NAMES = LABELS | {"top5": "top-5", "macro_f1": "macro F1", "micro_f1": "micro F1
 
 
 def write_report(
-    path: Path,
-    folder: Folder | None = None,
-    answers: Answered | None = None,
-    report: Report | None = None,
-    command: str | None = None,
+    path: Path, folder: Folder | None, answers: Answered | None = None, report: Report | None = None, command: str = ""
 ) -> None:
     """Write the page of a run, of an evaluation (answers and their report), or of both; `command` repeats it."""
-    from jinja2 import Environment, PackageLoader
-
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=PackageLoader("vitreous", "reports/pages")
-    )
-    environment.filters |= {
-        "seconds": format_seconds,
-        "percent": format_percent,
-        "share": share_markup,
-        "number": format_number,
-    }
-    environment.filters |= {"bytes": format_bytes, "name": break_name, "counted": format_count}
     parts: dict[str, Any] = {"trained": None, "grid": None, "judged": None}
     if folder is not None and folder.config.is_file():
         parts |= trained(folder)
@@ -67,7 +41,7 @@ def write_report(
         parts |= {"judged": evaluated(answers, report), "model": name_of(answers.bundle.model.config)}
         parts.setdefault("data", Path(answers.source).name or answers.source)
     parts["commands"] = list(dict.fromkeys([*parts.get("commands", []), *([command] if command else [])]))
-    write_text(path, environment.get_template("report.html").render(**parts))
+    write_text(path, render("report.html", **parts))
 
 
 def trained(folder: Folder) -> dict[str, Any]:
@@ -142,11 +116,9 @@ def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
     """Return what an evaluation found, for the page."""
     rank = "ap" if report.multilabel else "f1"
     rows = sorted(report.per_class, key=lambda row: row[rank] if row[rank] is not None else 2.0)
-    worst, best = (
-        (rows, [])
-        if len(rows) <= ROWS
-        else (rows[: ROWS * 2 // 3], [row for row in rows if row["images"]][-ROWS // 3 :])
-    )
+    worst, best = rows, []
+    if len(rows) > ROWS:
+        worst, best = rows[: ROWS * 2 // 3], [row for row in rows if row["images"]][-ROWS // 3 :]
     figures = [(NAMES[name], format_figure(name, value), format_interval(name, report.ends.get(name)))
                for name, value in report.figures.items() if name in NAMES and value is not None]  # fmt: skip
     return {
@@ -172,9 +144,8 @@ def matrix(report: Report, classes: tuple[str, ...]) -> dict[str, Any]:
     label, answer, count = report.cells.T
     chosen = np.arange(len(classes))
     if len(chosen) > CELLS:
-        wrong = sum(
-            np.bincount(side, weights=count * (label != answer), minlength=len(classes)) for side in (label, answer)
-        )
+        mistakes = count * (label != answer)
+        wrong = sum(np.bincount(side, weights=mistakes, minlength=len(classes)) for side in (label, answer))
         chosen = np.sort(np.argsort(-wrong, kind="stable")[:CELLS])
     places = [np.searchsorted(chosen, side).clip(max=len(chosen) - 1) for side in (label, answer)]
     shown = (chosen[places[0]] == label) & (chosen[places[1]] == answer)
@@ -191,9 +162,8 @@ def diagram(answers: Answered) -> Any:
         return None
     bins = confidence_bins(confidence)
     counts = np.bincount(bins, minlength=BINS)
-    accuracy, mean = (
-        np.bincount(bins, weights=values, minlength=BINS) / np.maximum(counts, 1) for values in (right, confidence)
-    )
+    sums = (np.bincount(bins, weights=values, minlength=BINS) for values in (right, confidence))
+    accuracy, mean = (values / np.maximum(counts, 1) for values in sums)
     return reliability(np.linspace(0, 1, BINS + 1), accuracy, mean, counts)
 
 
@@ -231,9 +201,8 @@ def commands(folder: Folder, run: Run, table: dict[str, Any]) -> list[str]:
     first = folder.path / "command.txt"
     lines = first.read_text("utf-8").splitlines() if first.is_file() else []
     homes = [*(f"{place}/{row['folder']}" for row in table.get("trials", [])), place]
-    return [*lines, *(f"vitreous train {data} --config {shlex.quote(home + '/config.yaml')} --out "
-                      "AGAIN" for home in homes),
-            f"vitreous evaluate {shlex.quote(place)}"]  # fmt: skip
+    lines += [f"vitreous train {data} --config {shlex.quote(home + '/config.yaml')} --out AGAIN" for home in homes]
+    return [*lines, f"vitreous evaluate {shlex.quote(place)}"]
 
 
 def document(path: Path) -> dict[str, Any]:

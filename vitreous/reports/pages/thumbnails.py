@@ -25,18 +25,16 @@ def rgb_image(pixels: Tensor) -> Image.Image:
 
 def shrink(image: Image.Image) -> Image.Image:
     """Return an image of at most `SIDE` pixels along a side, its aspect kept."""
-    share = min(1.0, SIDE / max(image.size))
-    return (
-        image.resize((max(1, round(image.width * share)), max(1, round(image.height * share)))) if share < 1 else image
-    )
+    share = SIDE / max(image.size)
+    width, height = (max(1, round(length * share)) for length in image.size)
+    return image.resize((width, height)) if share < 1 else image
 
 
 def multiply_map(image: Image.Image, weights: np.ndarray) -> Image.Image:
     """Multiply an image by its attention (h, w) in [0, 1], as in the paper's Figure 6."""
     light = Image.fromarray((weights * 255).astype(np.uint8)).resize(image.size, Image.Resampling.BILINEAR)
-    return Image.fromarray(
-        (np.asarray(image) * (0.12 + 0.88 * np.asarray(light, np.float32)[..., None] / 255)).astype(np.uint8)
-    )
+    pixels = np.asarray(image) * (0.12 + 0.88 * np.asarray(light, np.float32)[..., None] / 255)
+    return Image.fromarray(pixels.astype(np.uint8))
 
 
 def data_uri(image: Image.Image) -> str:

@@ -32,8 +32,8 @@ AGREE = 0.9  # share of names that a head's have to share with torchvision's, in
 RED = (255, 0, 0)
 REAL = "real.json of github.com/google-research/reassessed-imagenet: a list of 50,000 lists of numbers below 1,000"
 MAP = (
-    'expected {"class": number or [numbers], …} in JSON, or rows of class,number in CSV; numbers are ImageNet\'s, '
-    "below 1,000"
+    'expected {"class": number or [numbers], …} in JSON, or rows of class,number in CSV; '
+    "numbers are ImageNet's, below 1,000"
 )
 
 
@@ -50,17 +50,14 @@ def real(task: ProtocolTask) -> ProtocolResult:
         raise DataError(f"{split.name(matches.index(None))} is no validation image of ImageNet", hint)
     numbers = [int(match[1]) for match in matches if match]
     if not 0 < min(numbers) <= max(numbers) <= len(answers):
-        raise DataError(
-            f"images {min(numbers)} to {max(numbers)} are not all among the {len(answers)} of {printable(path)}", REAL
-        )
+        images = f"images {min(numbers)} to {max(numbers)}"
+        raise DataError(f"{images} are not all among the {len(answers)} of {printable(path)}", REAL)
     right = answer_table([answers[number - 1] for number in numbers], order)
     if not right.any():
         raise DataError(f"no image of {task.source} has a label in {printable(path)}", REAL)
     scores, right, good = answer_images(task, split, right)
-    report = judge_answer_sets(scores, right, good)
-    return ProtocolResult(
-        report, [report.summary()], {"labels": os.fspath(path), "images_without_label": len(split) - len(right)}
-    )
+    report, extra = judge_answer_sets(scores, right, good), {"images_without_label": len(split) - len(right)}
+    return ProtocolResult(report, [report.summary()], {"labels": os.fspath(path), **extra})
 
 
 def objectnet(task: ProtocolTask) -> ProtocolResult:
@@ -103,7 +100,6 @@ def answer_images(task: ProtocolTask, split: Split, right: np.ndarray) -> tuple[
     judged = split.take(rows)
     engine = make_engine(task.bundle.model, task.bundle.preprocess, s.how)
     reader = EvalLoader(judged, task.bundle.preprocess, default_workers() if s.workers is None else s.workers)
-
     logits, bad = logits_of(engine, reader, s.batch_size, progress_counter(s.listener, "evaluate", len(rows)))
     if bad and s.bad_images == "stop":
         raise refuse(bad, len(rows))
@@ -133,9 +129,8 @@ def imagenet_order(run: str, classes: tuple[str, ...]) -> np.ndarray:
         same = [first_name(own) == first_name(name) for own, name in zip(classes, torchvision_names(), strict=True)]
         if np.mean(same) >= AGREE:
             return np.arange(IMAGENET)
-    raise UsageError(
-        f"{run} does not answer with the 1,000 classes of ImageNet", "ReaL and ObjectNet are for models with that head"
-    )
+    problem = f"{run} does not answer with the 1,000 classes of ImageNet"
+    raise UsageError(problem, "ReaL and ObjectNet are for models with that head")
 
 
 def first_name(title: str) -> str:

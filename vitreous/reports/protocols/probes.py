@@ -24,15 +24,12 @@ HELD_OUT, AT_MOST = 0.2, 20_000  # share and number of training images that choo
 
 def describe_features(train: Features, judged: Features, split: str) -> dict[str, Any]:
     """Return what a document says of features."""
-    return {
-        name: {
-            "images": len(one.rows),
-            "width": one.rows.shape[1],
-            "file": one.file and os.fspath(one.file),
-            "reused": one.reused,
-        }
-        for name, one in (("train", train), (split, judged))
-    }
+    facts = {}
+    for name, one in (("train", train), (split, judged)):
+        images, width = one.rows.shape
+        file = one.file and os.fspath(one.file)
+        facts[name] = {"images": images, "width": width, "file": file, "reused": one.reused}
+    return facts
 
 
 def judge_by_neighbours(task: ProtocolTask) -> ProtocolResult:
@@ -43,9 +40,8 @@ def judge_by_neighbours(task: ProtocolTask) -> ProtocolResult:
     train, judged = task.pair()
     rows = np.flatnonzero(train.good)
     if task.options.k and max(task.options.k) > len(rows):
-        raise UsageError(
-            f"--k {max(task.options.k)} neighbours of {len(rows)} training images", f"use at most --k {len(rows)}"
-        )
+        problem = f"--k {max(task.options.k)} neighbours of {len(rows)} training images"
+        raise UsageError(problem, f"use at most --k {len(rows)}")
     ks = sorted(set(task.options.k)) or [k for k in NEIGHBOURS if k <= len(rows)] or [len(rows)]
     memory = train.rows if train.good.all() else train.rows[rows]
     labels, multilabel = task.training.labels[rows], task.data.multilabel
@@ -59,12 +55,8 @@ def judge_by_neighbours(task: ProtocolTask) -> ProtocolResult:
         figures.append({"k": k, **report.summary()})
         headline = report if k == head else headline
     assert headline is not None
-    extra = {
-        "k": head,
-        "temperature": task.options.temperature,
-        "features": describe_features(train, judged, task.split),
-    }
-    return ProtocolResult(headline, figures, extra)
+    settings = {"k": head, "temperature": task.options.temperature}
+    return ProtocolResult(headline, figures, settings | {"features": describe_features(train, judged, task.split)})
 
 
 def judge_by_regression(task: ProtocolTask) -> ProtocolResult:
@@ -73,10 +65,9 @@ def judge_by_regression(task: ProtocolTask) -> ProtocolResult:
     known = LabelledFeatures(train.rows, task.training.labels, np.flatnonzero(train.good), task.classes, task.device)
     l2, dev = (task.options.l2, None) if task.options.l2 else choose_penalty(task, known)
     report = judge(fit(known, l2).logits(judged.rows), task.judged.labels, task.data.classes, judged.good)
-    figures = [{"l2": l2, "dev": dev, **report.summary()}]
-    return ProtocolResult(
-        report, figures, {"l2": l2, "dev": dev, "features": describe_features(train, judged, task.split)}
-    )
+    settings = {"l2": l2, "dev": dev}
+    extra = settings | {"features": describe_features(train, judged, task.split)}
+    return ProtocolResult(report, [settings | report.summary()], extra)
 
 
 def choose_penalty(task: ProtocolTask, known: LabelledFeatures) -> tuple[float, dict[str, Any]]:
@@ -132,31 +123,24 @@ def judge_by_few_shots(task: ProtocolTask) -> ProtocolResult:
             drawn = np.concatenate([of_class[:shot] for of_class in order])
             ridge = few.ridge(train.rows[rows[drawn]], labels[drawn], task.classes, l2)
             hits[shot].append(int(((ridge.scores(judged.rows).argmax(1) == wanted) & judged.good).sum()))
-            task.computing.listener.progress(
-                "few-shot", sum(map(len, hits.values())), total * len(shots), f"{shot} a class"
-            )
-    figures = [
-        draw_figures(shot, hits[shot], len(wanted), task.options.seed, int((counts < shot).sum())) for shot in shots
-    ]
+            done = sum(map(len, hits.values()))
+            task.computing.listener.progress("few-shot", done, total * len(shots), f"{shot} a class")
+    images, first = len(wanted), task.options.seed
+    figures = [draw_figures(shot, hits[shot], images, first, int((counts < shot).sum())) for shot in shots]
     head = next((row for row in figures if row["shots"] == SHOTS), figures[-1])
-    report = mean_report(len(wanted), int((~judged.good).sum()), head["top1"])
-    return ProtocolResult(
-        report, figures, {"shots": head["shots"], "l2": l2, "features": describe_features(train, judged, task.split)}
-    )
+    report = mean_report(images, int((~judged.good).sum()), head["top1"])
+    extra = {"shots": head["shots"], "l2": l2, "features": describe_features(train, judged, task.split)}
+    return ProtocolResult(report, figures, extra)
 
 
 def draw_figures(shots: int, hits: list[int], images: int, seed: int, short: int) -> dict[str, Any]:
     """Return the figures of a number of shots: mean and (sample) standard deviation over draws, and each draw."""
     top1 = [hit / images for hit in hits]
-    return {
-        "shots": shots,
-        "top1": float(np.mean(top1)),
-        "std": float(np.std(top1, ddof=1)) if len(top1) > 1 else None,
-        "per_seed": [
-            {"seed": seed + n, "top1": value, "interval": list(wilson(hits[n], images))} for n, value in enumerate(top1)
-        ],
-        "classes_with_fewer": short,
-    }
+    draws = [
+        {"seed": seed + n, "top1": value, "interval": list(wilson(hits[n], images))} for n, value in enumerate(top1)
+    ]
+    mean, std = float(np.mean(top1)), float(np.std(top1, ddof=1)) if len(top1) > 1 else None
+    return {"shots": shots, "top1": mean, "std": std, "per_seed": draws, "classes_with_fewer": short}
 
 
 PROBES = {"knn": judge_by_neighbours, "linear": judge_by_regression, "fewshot": judge_by_few_shots}

@@ -59,14 +59,12 @@ class ProtocolTask:
         """
         if self.split == "train":
             raise UsageError(f"--protocol {self.options.protocol} learns from the train split", "judge val or test")
-        training = (
-            self.data.whole if self.split == "test" and self.data.whole is not None else self.data.splits.get("train")
-        )
+        training = self.data.splits.get("train")
+        if self.split == "test" and self.data.whole is not None:
+            training = self.data.whole
         if training is None:
-            raise DataError(
-                f"{self.source} has no training images",
-                f"--protocol {self.options.protocol} needs a train split beside the one judged",
-            )
+            hint = f"--protocol {self.options.protocol} needs a train split beside the one judged"
+            raise DataError(f"{self.source} has no training images", hint)
         return training
 
     @property
@@ -86,9 +84,8 @@ class ProtocolTask:
 
     def features(self, name: str, split: Split) -> Features:
         """Return the features of a split. Raises DataError for unreadable images, unless they are skipped."""
-        features = split_features(
-            self.bundle, split, f"{name} images", replace(self.computing, cache=self.options.cache)
-        )
+        computing = replace(self.computing, cache=self.options.cache)
+        features = split_features(self.bundle, split, f"{name} images", computing)
         if features.file:
             state = "found" if features.reused else "kept"
             self.computing.listener.note(f"features of {name} {state} in {features.file}")
@@ -105,12 +102,10 @@ class ProtocolTask:
             raise DataError(f"all training images of {self.source} are of one class", "a classifier needs two")
         if present < self.classes:
             self.computing.listener.note(f"{self.classes - present} of {self.classes} classes have no training image")
-        parts = self.parts
-        bank = (
-            f"learns from {parts['bank']['images']} images of {self.source} ({' and '.join(parts['bank']['splits'])})"
-        )
+        splits = " and ".join(self.parts["bank"]["splits"])
         self.computing.listener.note(
-            f"{self.options.protocol} {bank}, is judged on {len(self.judged)} others of it ({self.split})"
+            f"{self.options.protocol} learns from {len(self.training)} images of {self.source} ({splits}), "
+            f"is judged on {len(self.judged)} others of it ({self.split})"
         )
         return self.features("train", self.training), self.features(self.split, self.judged)
 

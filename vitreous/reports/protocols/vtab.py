@@ -15,7 +15,7 @@ import numpy as np
 
 from vitreous.data.keys import permutation
 from vitreous.data.sources import open_data
-from vitreous.data.split import Data, Split
+from vitreous.data.split import Data
 from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.evaluation.classification import judge
@@ -45,9 +45,8 @@ def vtab(
     of the tasks is there or can be judged.
     """
     if data is None or not os.path.isdir(data):
-        raise UsageError(
-            "--protocol vtab needs a folder with a folder for each task", f"they are called {', '.join(TASKS)}"
-        )
+        hint = f"they are called {', '.join(TASKS)}"
+        raise UsageError("--protocol vtab needs a folder with a folder for each task", hint)
     began, root, listener = time.perf_counter(), Path(data), computing.listener
     homes = task_folders(root)
     missing = [name for name in TASKS if name not in homes]
@@ -59,33 +58,22 @@ def vtab(
     notebook = Path(run) / "vtab.json" if os.path.isdir(run) else Path(f"vtab-{slug(Path(run).stem)[:60]}.json")
     tasks, failed = judge_tasks(run, squashed, homes, notebook, options, computing)
     if not tasks:
-        raise DataError(
-            f"none of the tasks in {printable(root)} can be judged: "
-            + "; ".join(f"{n}: {w}" for n, w in failed.items())
-        )
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+        raise DataError(f"none of the tasks in {printable(root)} can be judged: {reasons}")
     averages = means({name: row["top1"] for name, row in tasks.items()})
     images, unreadable = (sum(row[key] for row in tasks.values()) for key in ("images", "unreadable"))
     report = mean_report(images, unreadable, averages["mean"])
-    extra = {
-        "protocol": "vtab",
-        **averages,
-        "figures": list(tasks.values()),
-        "missing": missing,
-        "failed": failed,
-        "notebook": os.fspath(notebook),
-    }
-    record(run, os.fspath(data), "test", {"protocol": "vtab", **averages, "tasks": len(tasks), **report.summary()})
-    return (
-        describe(replace(squashed, task=Features()), report, "test", os.fspath(data), run, time.perf_counter() - began)
-        | extra
-    )
+    headline = {"protocol": "vtab", **averages}
+    record(run, os.fspath(data), "test", headline | {"tasks": len(tasks), **report.summary()})
+    bundle, seconds = replace(squashed, task=Features()), time.perf_counter() - began
+    extra = {"figures": list(tasks.values()), "missing": missing, "failed": failed, "notebook": os.fspath(notebook)}
+    return describe(bundle, report, "test", os.fspath(data), run, seconds) | headline | extra
 
 
 def task_folders(root: Path) -> dict[str, Path]:
     """Return task -> its folder below the root, by any of its names, in the order of the tasks."""
-    folders = {
-        PREFIX.sub("", normalise_name(entry.name)): Path(entry.path) for entry in os.scandir(root) if entry.is_dir()
-    }
+    entries = [entry for entry in os.scandir(root) if entry.is_dir()]
+    folders = {PREFIX.sub("", normalise_name(entry.name)): Path(entry.path) for entry in entries}
     called = {name: next((n for n in (name, *task.names) if n in folders), "") for name, task in TASKS.items()}
     return {name: folders[folder] for name, folder in called.items() if folder}
 
@@ -150,21 +138,14 @@ def task_data(task: Task, data: Data, seed: int) -> tuple[Data, str]:
     classes, place = data.classes, classes_of(task, data.classes)
     if place is not None:
         if place.min() < 0 or place.max() >= task.classes:
-            raise DataError(
-                f"labels {classes[int(place.argmin())]} to {classes[int(place.argmax())]} are not those of the task"
-            )
+            labels = f"labels {classes[int(place.argmin())]} to {classes[int(place.argmax())]}"
+            raise DataError(f"{labels} are not those of the task")
         classes = tuple(map(str, range(task.classes)))
-        train, dev, test = (relabel(split, place) for split in (train, dev, test))
+        train, dev, test = (part.take(np.arange(len(part)), place[part.labels]) for part in (train, dev, test))
     if len(classes) != task.classes:
         notes.append(f"{len(classes)} classes where the task has {task.classes}")
-    return replace(
-        data, classes=classes, splits={"train": train, "val": dev, "test": test}, whole=None, groups=None
-    ), "; ".join(notes)
-
-
-def relabel(split: Split, place: np.ndarray) -> Split:
-    """Return the split with class k as `place[k]`, place (K,)."""
-    return split.take(np.arange(len(split)), place[split.labels])
+    splits = {"train": train, "val": dev, "test": test}
+    return replace(data, classes=classes, splits=splits, whole=None, groups=None), "; ".join(notes)
 
 
 def judge_task(name: str, task: ProtocolTask, note: str) -> dict[str, Any]:
@@ -175,16 +156,12 @@ def judge_task(name: str, task: ProtocolTask, note: str) -> dict[str, Any]:
     train, dev, test = (task.features(f"{name} {split}", task.data.split(split)) for split in ("train", "val", "test"))
     labels = np.concatenate([task.data.split("train").labels, task.data.split("val").labels])
     good = np.concatenate([train.good, dev.good])
-    known = LabelledFeatures(
-        np.concatenate([train.rows, dev.rows]), labels, np.flatnonzero(good), task.classes, task.device
-    )
-    of_dev = known.rows >= len(train.rows)
-    if task.options.l2:
-        l2, chosen = task.options.l2, None
-    else:
-        l2, chosen = sweep_penalties(
-            task, known.taking(known.rows[~of_dev]), known.taking(known.rows[of_dev]), f"{name} penalty"
-        )
+    rows = np.concatenate([train.rows, dev.rows])
+    known = LabelledFeatures(rows, labels, np.flatnonzero(good), task.classes, task.device)
+    l2, chosen, of_dev = task.options.l2, None, known.rows >= len(train.rows)
+    if not l2:
+        own, held_out = (known.taking(known.rows[part]) for part in (~of_dev, of_dev))
+        l2, chosen = sweep_penalties(task, own, held_out, f"{name} penalty")
     report = judge(fit(known, l2).logits(test.rows), task.judged.labels, task.data.classes, test.good)
     return {
         "group": TASKS[name].group,
