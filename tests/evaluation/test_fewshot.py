@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitreous.evaluation.fewshot import draws, ridge
+from vitreous.evaluation.linear import draws, ridge
 
 
 def test_the_vector_of_the_specification():

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import PCA
-from sklearn.metrics.pairwise import cosine_similarity
 
 from tests.contracts import randomise
-from vitreous.inspection.features import border, colours, nearest, patches, pooled
+from vitreous.inspection.features import border, colours, patches, pooled
 from vitreous.models.zoo import create
 
 
@@ -75,13 +74,3 @@ def test_features_are_the_models_own():
 def test_a_bit_rounds_its_map_up():
     bit = create("BiT-R50x1", image_size=33, blocks=(1, 1), width=16, num_classes=3)
     assert patches(bit, torch.zeros(1, 3, 33, 17)).shape[1:3] == (5, 3)
-
-
-def test_nearest_are_those_of_scikit_learn():
-    generator = torch.Generator().manual_seed(0)
-    queries, known = torch.randn(4, 6, generator=generator), 3 * torch.randn(20, 6, generator=generator)
-    values, rows = nearest(queries, known, 5)
-    wanted = cosine_similarity(queries, known)
-    assert np.array_equal(rows, np.argsort(-wanted, axis=1)[:, :5])
-    assert np.allclose(values, np.sort(wanted, axis=1)[:, :-6:-1], atol=1e-6)
-    assert nearest(queries, known[:2], 5)[0].shape == (4, 2)

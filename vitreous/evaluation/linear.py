@@ -1,4 +1,4 @@
-"""Logistic regression on frozen features, its penalty chosen on held-out training images.
+"""Logistic regression on frozen features, its penalty chosen on held-out images, and few-shot ridge regression.
 
 n images, d numbers of a feature, K classes. For features standardised by the training images it minimises the mean loss
 + l2 / 2 |W|^2, the loss being softmax cross-entropy, or for several labels an image the sum of sigmoid losses.
@@ -29,6 +29,11 @@ COARSE = tuple(10.0**power for power in range(2, -7, -1))  # penalties tried fir
 HALVINGS = 3  # of the step between the powers, around the best
 TRIES = len(COARSE) + 2 * HALVINGS
 UNKNOWN = 20.0  # how far below the others, for a mean image, the logit of a class lies that has no training image
+SHOTS = (1, 5, 10, 25)  # of few-shot regression
+RIDGE_L2 = 2.0**10  # its penalty
+BIAS = 100.0  # its constant feature: so large that the penalty hardly touches its weight
+RIDGE_CHUNK = 8_192  # images scored at a time
+SPREAD = 1e-5  # added to its deviations
 
 #: called after every fit with its penalty and its score
 OnFit = Callable[[float, float], None]
@@ -215,3 +220,53 @@ def score(logits: np.ndarray, labels: np.ndarray) -> float:
         return float((logits.argmax(1) == labels).mean())
     mean_ap = MeanAveragePrecision(logits.astype(np.float64), labels > 0)
     return float(mean_ap(np.ones((len(labels), 1), np.float32))[0])
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """Few-shot ridge regression (arXiv:2010.11929, section 4.1), with the details of big_vision's fewshot_lsr.py.
+
+    A linear map of standardised features: `weight` (d + 1, K), its last row that of the constant feature.
+    """
+
+    mean: np.ndarray
+    deviation: np.ndarray
+    weight: np.ndarray
+
+    def scores(self, features: np.ndarray) -> np.ndarray:
+        """(m, d) -> (m, K) float64, about 1 for a class and -1 for the others."""
+        parts = [features[low : low + RIDGE_CHUNK] for low in range(0, len(features), RIDGE_CHUNK)]
+        return np.concatenate([self.standard(part) @ self.weight for part in parts])
+
+    def standard(self, features: np.ndarray) -> np.ndarray:
+        """(m, d) -> (m, d + 1) float64."""
+        return standardised(features, self.mean, self.deviation)
+
+
+def ridge(features: np.ndarray, labels: np.ndarray, classes: int, l2: float = RIDGE_L2) -> Ridge:
+    """The map that minimises |X W - Y|^2 + l2 |W|^2 for X (n, d + 1), and Y (n, K) 1 for a class and -1 for the others.
+
+    W = (X^T X + l2 I)^-1 X^T Y = X^T (X X^T + l2 I)^-1 Y, by the eigenvectors of the smaller matrix.
+    """
+    known = np.asarray(features, dtype=np.float64)
+    mean, deviation = known.mean(0), known.std(0) + SPREAD
+    x, y = standardised(known, mean, deviation), 2.0 * np.eye(classes)[labels] - 1.0
+    if len(x) >= x.shape[1]:
+        values, q = np.linalg.eigh(x.T @ x)
+        left, right = q, q.T @ (x.T @ y)
+    else:
+        values, q = np.linalg.eigh(x @ x.T)
+        left, right = x.T @ q, q.T @ y
+    return Ridge(mean, deviation, (left / (values + l2)) @ right)
+
+
+def standardised(features: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """(m, d) -> (m, d + 1) float64: standardised, with the constant feature added."""
+    return np.pad((features - mean) / deviation, ((0, 0), (0, 1)), constant_values=BIAS)
+
+
+def draws(labels: np.ndarray, classes: int, seed: int) -> list[np.ndarray]:
+    """Return the rows of each class of (n,) labels in the order a seed draws them: the first `shots` are the training
+    set."""
+    generator = np.random.default_rng(seed)
+    return [generator.permutation(np.flatnonzero(labels == label)) for label in range(classes)]

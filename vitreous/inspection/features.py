@@ -1,4 +1,4 @@
-"""Principal components of filters and of patch tokens, pooled features, and images with similar features.
+"""Principal components of filters and of patch tokens, and pooled features.
 
 B batch, D width.
 """
@@ -147,10 +147,3 @@ def stretched(scores: Tensor) -> Tensor:
     low, high = (scores.quantile(q, dim=0) for q in (CUT, 1 - CUT))
     even = ((scores - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
     return F.pad(even, (0, 3 - even.shape[1]), value=0.5)
-
-
-def nearest(queries: Tensor, known: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(Q, D), (n, D) -> (Q, k) falling cosine similarities and (Q, k) int64 rows of `known`; k is min(count, n)."""
-    similar = F.normalize(queries, dim=-1) @ F.normalize(known, dim=-1).T
-    values, rows = similar.topk(min(count, len(known)), dim=-1)
-    return values, rows

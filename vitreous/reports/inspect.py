@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import time
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 
 from vitreous.config import apply_options
 from vitreous.data.preprocess import Preprocess
@@ -23,7 +25,8 @@ from vitreous.machine import pick_device, warning
 from vitreous.models.names import name_of
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.opening import open_bundle
-from vitreous.reports.pages.album import write_album
+from vitreous.reports.pages.formats import render
+from vitreous.reports.pages.thumbnails import SMALL, data_uri, shrink
 from vitreous.reports.readings import slug
 from vitreous.reports.scene import SEEN, FigureResult, InspectOptions, Scene, open_pictures
 from vitreous.tables import write_table
@@ -201,3 +204,18 @@ def write_figure(figure: FigureResult, folder: Path) -> dict[str, Any]:
         write_table(f"{place}.csv", *figure.table)
         files["csv"] = f"{figure.name}.csv"
     return {"name": figure.name, "title": figure.title, "caption": figure.caption, **files}
+
+
+def write_album(folder: Path, document: dict[str, Any], shown: Sequence[tuple[Image.Image, str]] = ()) -> None:
+    """Write FOLDER/index.html for the figures of `inspect`'s document; each picture is in the page.
+
+    `shown` are the images named, as the model sees them, with their names: they come first, with their answers.
+    """
+    pictures = {
+        one["name"]: base64.b64encode((folder / one["png"]).read_bytes()).decode() for one in document["figures"]
+    }
+    named = [
+        {"name": Path(name).name, "picture": data_uri(shrink(image)), "small": max(image.size) < SMALL, **answer}
+        for (image, name), answer in zip(shown, document["answers"], strict=True)
+    ]
+    write_text(folder / "index.html", render("album.html", **document, pictures=pictures, named=named))

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from vitreous.data.split import Data, Split
 from vitreous.errors import UsageError
-from vitreous.inspection.features import colours, filters, nearest, patches, pooled
+from vitreous.evaluation.knn import neighbours
+from vitreous.inspection.features import colours, filters, patches, pooled
 from vitreous.reports.figures.drawing import BLUE, hide_axes, mosaic, new_figure, times
 from vitreous.reports.pages.formats import format_share
 from vitreous.reports.scene import SEEN, FigureResult, Picture, Scene, see_picture
@@ -117,9 +118,9 @@ def make_nearest(scene: Scene) -> list[FigureResult]:
         queries, titles = [one for _, one in chosen], [class_of(data, scene.split, sample) for sample, _ in chosen]
     overlap = not scene.pictures and scene.split is train
     samples, known = training_features(scene, train, len(queries) if overlap else 0)
-    features = torch.cat([pooled(scene.model, images).cpu() for images in scene.batches(queries, "pictures")])
-    values, places = nearest(features, known, NEIGHBOURS)
-    near = np.array(samples)[places.numpy()]
+    features = torch.cat([pooled(scene.model, images).cpu() for images in scene.batches(queries, "pictures")]).numpy()
+    values, places = neighbours(known.numpy(), features, min(NEIGHBOURS, len(known)))
+    near = np.array(samples)[places]
     table, rows = [], []
     for query, title, similar, line in zip(queries, titles, values.tolist(), near.tolist(), strict=True):
         rows.append([(query, title)])
@@ -131,7 +132,7 @@ def make_nearest(scene: Scene) -> list[FigureResult]:
         f"Pictures (first column), each with the most similar of {len(samples)} training images of {data.name}, drawn "
         "at random: cosine similarity of the pooled features before the head, and the class."
     )
-    numbers = {"similarity": values.numpy(), "sample": near, "features": features.numpy()}
+    numbers = {"similarity": values, "sample": near, "features": features}
     head = ["picture", "rank", "similarity", "training_image", "class"]
     return [FigureResult("nearest", "Nearest training images", caption, draw_strips(rows), numbers, (head, table))]
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from vitreous.data.holdout import hold_out
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation import fewshot as few
 from vitreous.evaluation import knn
+from vitreous.evaluation import linear as few
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.features import Features
 from vitreous.evaluation.intervals import wilson
@@ -115,7 +115,7 @@ def judge_by_few_shots(task: ProtocolTask) -> ProtocolResult:
         task.computing.listener.note(
             f"{lacking} of {task.classes} classes have less than {max(shots)} training images: all of theirs are used"
         )
-    l2, total = task.options.l2 or few.L2, task.options.seeds
+    l2, total = task.options.l2 or few.RIDGE_L2, task.options.seeds
     hits: dict[int, list[int]] = {shot: [] for shot in shots}
     for seed in range(task.options.seed, task.options.seed + total):
         order = few.draws(labels, task.classes, seed)
