@@ -54,9 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = fail(error, words, error.code)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        code = fail(
-            VitreousError(f"{place}{error.strerror or error}", "free some space, or use another place"), words, 6
-        )
+        message = f"{place}{error.strerror or error}"
+        code = fail(VitreousError(message, "free some space, or use another place"), words, 6)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
@@ -130,15 +129,11 @@ def parse(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
     words = [word for word in words if word != "--json"]
     description = (kind.__doc__ or "") + "\n\n--json prints one JSON document on stdout, everything else on stderr."
     try:
-        return tyro.cli(
-            kind, prog=f"vitreous {verb}", description=description, args=words, config=(DisallowNone,)
-        ), documented
+        options = tyro.cli(kind, prog=f"vitreous {verb}", description=description, args=words, config=(DisallowNone,))
+        return options, documented
     except SystemExit as end:
         if documented and end.code == 2:
-            write_line(
-                as_json(refusal("the options cannot be used, stderr says why", f"vitreous {verb} --help", 2)),
-                sys.stdout,
-            )
+            print_refusal("the options cannot be used, stderr says why", f"vitreous {verb} --help", 2)
         raise
 
 
@@ -148,33 +143,28 @@ def hide_empty_defaults(kind: type[Any]) -> None:
 
     from tyro.conf import arg
 
-    hint = arg(
-        help_behavior_hint=lambda default: "" if default in ("None", "False", "", "''") else f"(default: {default})"
-    )
-    kind.__annotations__ = {
-        name: Annotated[hinted, hint] for name, hinted in get_type_hints(kind, include_extras=True).items()
-    }
+    empty = ("None", "False", "", "''")
+    hint = arg(help_behavior_hint=lambda default: "" if default in empty else f"(default: {default})")
+    hinted = get_type_hints(kind, include_extras=True)
+    kind.__annotations__ = {name: Annotated[one, hint] for name, one in hinted.items()}
 
 
 def overview() -> str:
     """The text that `vitreous` alone prints."""
     rows = "\n".join(f"  {verb:10} {text}" for verb, (_, text) in VERBS.items())
-    return (
-        f"usage: vitreous VERB [OPTIONS]\n\n{rows}\n\n`vitreous VERB --help` tells more; `vitreous train digits` is "
-        "a good start."
-    )
+    advice = "`vitreous VERB --help` tells more; `vitreous train digits` is a good start."
+    return f"usage: vitreous VERB [OPTIONS]\n\n{rows}\n\n{advice}"
 
 
-def refusal(message: str, hint: str, code: int) -> dict[str, Any]:
-    """The document of a command that failed."""
-    return {"error": {"message": message, "hint": hint, "code": code}}
+def print_refusal(message: str, hint: str, code: int) -> None:
+    """Print the document of a command that failed."""
+    write_line(as_json({"error": {"message": message, "hint": hint, "code": code}}), sys.stdout)
 
 
 def fail(error: VitreousError, words: list[str], code: int) -> int:
     """Print an error: two lines on stderr and, for `--json`, a document on stdout; only the leading process does."""
-    if not speaks():
-        return code
-    Console().error(error)
-    if "--json" in words:
-        write_line(as_json(refusal(error.message, error.hint, code)), sys.stdout)
+    if speaks():
+        Console().error(error)
+        if "--json" in words:
+            print_refusal(error.message, error.hint, code)
     return code

@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -132,36 +133,21 @@ def remove_answers(path: str) -> None:
     Path(path).unlink(missing_ok=True)
 
 
-class Sink:
-    """A file of answers that is being written."""
+class AppendedFile(ABC):
+    """A file of answers that grows in place: only whole rows are in it, but for a full disk."""
 
     def __init__(self, path: str, kind: Kind) -> None:
-        self.path, self.kind = path, kind
+        self.kind = kind
+        self.file = open(path, "r+b" if os.path.lexists(path) else "w+b")  # noqa: SIM115
 
+    @abstractmethod
     def written(self) -> Iterator[tuple[str, bool]]:
         """Names of the images written before, in order, and whether each was unreadable. Iterated once, before
         `add`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add(self, rows: Sequence[Any]) -> None:
         """Write answers behind those."""
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """Complete the file on the disk."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Keep what was written."""
-        raise NotImplementedError
-
-
-class AppendedFile(Sink):
-    """A file that grows in place: only whole rows are in it, but for a full disk."""
-
-    def __init__(self, path: str, kind: Kind) -> None:
-        super().__init__(path, kind)
-        self.file = open(path, "r+b" if os.path.lexists(path) else "w+b")  # noqa: SIM115
 
     def cut(self, size: int) -> None:
         """Cut the file off behind its first `size` bytes, where writing goes on."""
@@ -242,14 +228,13 @@ class Csv(AppendedFile):
         self.write([row for answer in rows for row in cells(answer)])
 
 
-class Parts(Sink):
-    """Files of `PART` rows each, in a folder beside the file that they are joined into."""
+class Parts(ABC):
+    """Answers in files of `PART` rows each, in a folder beside the file that they are joined into."""
 
     suffix = ""
 
     def __init__(self, path: str, kind: Kind) -> None:
-        super().__init__(path, kind)
-        self.home = Path(f"{path}.parts")
+        self.path, self.kind, self.home = path, kind, Path(f"{path}.parts")
         self.home.mkdir(parents=True, exist_ok=True)
         self.waiting: list[Any] = []
 
@@ -287,17 +272,17 @@ class Parts(Sink):
             self.write_part(self.waiting)
             self.waiting = []
 
+    @abstractmethod
     def read(self, part: Path) -> Iterator[tuple[str, bool]]:
         """The names in a part, and whether each could not be read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, path: Path, rows: Sequence[Any]) -> None:
         """Write rows as a file."""
-        raise NotImplementedError
 
+    @abstractmethod
     def join(self, path: Path, parts: list[Path]) -> None:
         """Write all parts as one file."""
-        raise NotImplementedError
 
 
 class ParquetParts(Parts):
@@ -371,4 +356,9 @@ def load_array(part: Path, name: str) -> np.ndarray:
         return archive[name]
 
 
-SINKS: dict[str, type[Sink]] = {".jsonl": Lines, ".csv": Csv, ".parquet": ParquetParts, ".npz": NpzParts}
+SINKS: dict[str, type[AppendedFile | Parts]] = {
+    ".jsonl": Lines,
+    ".csv": Csv,
+    ".parquet": ParquetParts,
+    ".npz": NpzParts,
+}
