@@ -67,10 +67,8 @@ def embed_index(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.serving.index import write_index
 
     if len(options.images) > 1 or options.list or options.out:
-        raise UsageError(
-            "--index takes the run's training images, or those of one data set",
-            "vitreous embed RUN --index, or RUN DATA --index",
-        )
+        message = "--index takes the run's training images, or those of one data set"
+        raise UsageError(message, "vitreous embed RUN --index, or RUN DATA --index")
     place = write_index(options.source(options.run), options.images[0] if options.images else None, how=options.how())
     console.note(f"written to {place}")
     return {"model": options.run, "index": str(place)}

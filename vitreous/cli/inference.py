@@ -94,9 +94,8 @@ def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor |
     from vitreous.serving.ray_backend import Remote
 
     if options.precision == "int8":
-        raise UsageError(
-            "int8 is calibrated by one process, not by a cluster's", "use --precision fp32, or leave --ray out"
-        )
+        message = "int8 is calibrated by one process, not by a cluster's"
+        raise UsageError(message, "use --precision fp32, or leave --ray out")
     return Remote(options.ray, options.source(options.run), options.how(), options.exact)
 
 

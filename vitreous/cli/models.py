@@ -39,9 +39,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     names = [name for name in NAMES if fnmatchcase(name.lower(), options.pattern.lower())]
     if not names:
-        raise UsageError(
-            f"no model is called {options.pattern}", nearest(options.pattern, NAMES) or "try `vitreous models`"
-        )
+        message = f"no model is called {options.pattern}"
+        raise UsageError(message, nearest(options.pattern, NAMES) or "try `vitreous models`")
     rows = []
     for name in names:
         try:

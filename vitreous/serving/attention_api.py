@@ -94,9 +94,8 @@ def config_with_attention(config: ModelConfig) -> ViTConfig:
     if not config.has_attention:
         raise UsageError("a BiT ResNet has no attention over tokens to look at", "ask for its filters")
     if not config.sees_whole_image or len(config.grid) != 2:
-        raise UsageError(
-            "blocks of this model see rows, columns, windows or clips, not one whole picture", "ask for its filters"
-        )
+        message = "blocks of this model see rows, columns, windows or clips, not one whole picture"
+        raise UsageError(message, "ask for its filters")
     return cast(ViTConfig, config)
 
 

@@ -49,18 +49,16 @@ def precision_in(text: str | None) -> str:
 def card_in(text: str | None, origin: Path) -> Card:
     """The card of an exported file. Raises WeightsError where there is none, or of a later format."""
     if text is None:
-        raise WeightsError(
-            f"{origin} was not exported by vitreous: it tells no classes and no preprocessing", "export the model here"
-        )
+        message = f"{origin} was not exported by vitreous: it tells no classes and no preprocessing"
+        raise WeightsError(message, "export the model here")
     try:
         document = json.loads(text)
         version, card = document["format"], document["card"]
     except (ValueError, KeyError, TypeError) as error:
         raise WeightsError(f"{origin} has a card that cannot be read ({error})", AGAIN) from None
     if version != FORMAT:
-        raise WeightsError(
-            f"{origin} has export format {version}, this version reads {FORMAT}", "install a newer vitreous"
-        )
+        message = f"{origin} has export format {version}, this version reads {FORMAT}"
+        raise WeightsError(message, "install a newer vitreous")
     return read_card(card, str(origin))
 
 
@@ -87,13 +85,11 @@ def check_onnx(raw: bytes, path: Path) -> dict[str, str]:
     model = parse_onnx(raw, path)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     if not sealed and CARD in metadata:
-        raise WeightsError(
-            f"{path} was cut short or changed after it was exported: its checksum is not at its end", AGAIN
-        )
+        message = f"{path} was cut short or changed after it was exported: its checksum is not at its end"
+        raise WeightsError(message, AGAIN)
     if not sealed:
-        raise WeightsError(
-            f"{path} was not exported by vitreous: it tells no classes and no preprocessing", "export the model here"
-        )
+        message = f"{path} was not exported by vitreous: it tells no classes and no preprocessing"
+        raise WeightsError(message, "export the model here")
     if any(tensor.external_data or tensor.data_location for tensor in tensors_in(model)):
         raise WeightsError(f"{path} has tensors in other files, which are not read", "save it as one file")
     return metadata
@@ -131,9 +127,8 @@ def check_xml(raw: bytes, weights: bytes, path: Path) -> None:
     """Raise WeightsError unless an OpenVINO .xml and its .bin are as they were sealed."""
     end = len(raw) - len(XML_SEAL) - DIGITS - len(XML_END)
     if end < 0 or raw[end : end + len(XML_SEAL)] != XML_SEAL or raw[-len(XML_END) :] != XML_END:
-        raise WeightsError(
-            f"{path} was not exported by vitreous, or was cut short or changed: it has no checksum at its end", AGAIN
-        )
+        message = f"{path} was not exported by vitreous, or was cut short or changed: it has no checksum at its end"
+        raise WeightsError(message, AGAIN)
     if digest(raw[:end], weights) != raw[-len(XML_END) - DIGITS : -len(XML_END)]:
         raise WeightsError(f"{path} or its .bin was altered after it was exported: the checksum is another", AGAIN)
 

@@ -120,8 +120,6 @@ def open_exported(
     asked = () if how is None else (how.device, how.precision, how.engine, how.merge_tokens)
     allowed = (("auto", "cpu"), ("auto", "fp32"), ("auto", library), (0,))
     if any(value not in values for value, values in zip(asked, allowed, strict=False)):
-        raise UsageError(
-            f"{path} is computed by {library}, on the CPU, in the precision that it has",
-            "leave --device, --precision and --engine out",
-        )
+        message = f"{path} is computed by {library}, on the CPU, in the precision that it has"
+        raise UsageError(message, "leave --device, --precision and --engine out")
     return runtime(Path(path), quick)

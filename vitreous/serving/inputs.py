@@ -69,9 +69,8 @@ def as_item(image: Any, preprocess: Preprocess, name: str) -> Item:
         return Item(name, b"", lambda: image)
     if isinstance(image, np.ndarray) or is_tensor(image):
         if image.ndim == 4:
-            raise UsageError(
-                f"{name}: {' x '.join(map(str, image.shape))} is a batch, not an image", "give list(batch)"
-            )
+            message = f"{name}: {' x '.join(map(str, image.shape))} is a batch, not an image"
+            raise UsageError(message, "give list(batch)")
         return Item(name, b"", partial(read_pixels, image, preprocess, name))
     raise UsageError(f"{name}: {type(image).__name__} is no image", f"give {TAKES}")
 
@@ -98,8 +97,6 @@ def read_pixels(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
         return np.ascontiguousarray(image)
     low, high = float(image.min()), float(image.max())
     if not (low >= 0 and high <= 1):
-        raise DataError(
-            f"{name}: pixels from {low:.3g} to {high:.3g}",
-            "floats are in 0 to 1, before normalisation; uint8 is in 0 to 255",
-        )
+        message = f"{name}: pixels from {low:.3g} to {high:.3g}"
+        raise DataError(message, "floats are in 0 to 1, before normalisation; uint8 is in 0 to 255")
     return np.rint(image * 255).astype(np.uint8)

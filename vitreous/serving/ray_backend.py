@@ -88,9 +88,8 @@ class Remote:
                 yield unpack_answers(ray.get(in_flight.popleft()))
         except ray.exceptions.RayError as error:
             reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
-            raise ResourceError(
-                f"the Ray cluster gave out: {reason}", "see that every machine finds the model and the images"
-            ) from None
+            message = f"the Ray cluster gave out: {reason}"
+            raise ResourceError(message, "see that every machine finds the model and the images") from None
         finally:
             ray.shutdown()
 

@@ -145,10 +145,8 @@ def export_weights(
     if to not in known:
         raise UsageError(f"--to {to} is no format", nearest(to, known) or f"use one of {', '.join(known)}")
     if more:
-        raise UsageError(
-            f"--to {to} writes the weights as they are",
-            "leave the other options out, or use --to onnx, torch or openvino",
-        )
+        message = f"--to {to} writes the weights as they are"
+        raise UsageError(message, "leave the other options out, or use --to onnx, torch or openvino")
     place = choose_place(run, out, f"model-{to}", "", overwrite)
     with scratch_beside(place) as scratch:
         document = convert(run, Path(scratch) / place.name, to, tell=listener.note)
@@ -191,9 +189,8 @@ def choose_place(
 def refuse_existing(path: Path) -> None:
     """Raise UsageError where there is a file or a folder."""
     if path.exists() or path.is_symlink():
-        raise UsageError(
-            f"{path} exists already, and is not overwritten", "name another place with --out, or use --overwrite"
-        )
+        message = f"{path} exists already, and is not overwritten"
+        raise UsageError(message, "name another place with --out, or use --overwrite")
 
 
 def scratch_beside(place: Path) -> tempfile.TemporaryDirectory[str]:

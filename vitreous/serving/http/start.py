@@ -52,9 +52,8 @@ def serve(
 def settings_of(options: Any) -> tuple[Settings, str]:
     """Settings from options, and a generated token or an empty string. Raises UsageError, and ResourceError."""
     if sys.platform == "win32":
-        raise UsageError(
-            "serving needs processes that can be confined, as on Linux and macOS", "run it in WSL or a container"
-        )
+        message = "serving needs processes that can be confined, as on Linux and macOS"
+        raise UsageError(message, "run it in WSL or a container")
     for name in ("starlette", "uvicorn", "httptools", "python_multipart", "prometheus_client"):
         if find_spec(name) is None:
             raise ResourceError(f"{name} is not installed", "pip install 'vitreous[serve]'")
@@ -64,9 +63,8 @@ def settings_of(options: Any) -> tuple[Settings, str]:
     if not 0 <= options.port <= 65535:
         raise UsageError(f"--port {options.port}", "0 to 65535; 0 finds a free one")
     if options.host not in LOOPBACK and not options.public:
-        raise UsageError(
-            f"--host {options.host} lets other machines in", "say so with --public; they will need a token"
-        )
+        message = f"--host {options.host} lets other machines in"
+        raise UsageError(message, "say so with --public; they will need a token")
     generated = ""
     token = read_token(options.token_file) if options.token_file else b""
     if options.public and not token:
@@ -90,8 +88,6 @@ def read_token(path: str) -> bytes:
     except OSError as error:
         raise UsageError(f"--token-file {path}: {error.strerror}", "name a file with a token") from None
     if len(token) < SHORTEST or not token.isascii() or b" " in token or b"\n" in token:
-        raise UsageError(
-            f"--token-file {path} has no token of at least {SHORTEST} characters",
-            "python -c 'import secrets; print(secrets.token_urlsafe())'",
-        )
+        message = f"--token-file {path} has no token of at least {SHORTEST} characters"
+        raise UsageError(message, "python -c 'import secrets; print(secrets.token_urlsafe())'")
     return token
