@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from tests.conftest import TINY, document, make_folder, say
-from vitreous.cli.console import readable_bytes
+from vitreous.cli import train as verb
+from vitreous.cli.console import Console, readable_bytes
 from vitreous.cli.figures import figures
 from vitreous.jobs.train import train
 
@@ -136,3 +138,17 @@ def test_the_figures_of_every_evaluator_are_printed():
     assert figures("test", {"knn_top1": None, "images": 0, "interval": {}, "leading": "knn_top1"}).endswith(
         "k-NN top-1 not measured, 0 images"
     )
+
+
+def test_a_run_without_a_head_ends_with_its_evaluators_figures_and_embed(monkeypatch, capsys):
+    def launch(options, listener, begin):
+        begin(SimpleNamespace(model=SimpleNamespace(classes=0)), None)
+        val = {"knn_top1": 0.5, "images": 4, "interval": {"knn_top1": [0.2, 0.8]}, "leading": "knn_top1"}
+        return {"val": val, "test": None, "model": "ViT", "parameters": 5, "wall_seconds": 60.0, "run": "runs/x"}
+
+    monkeypatch.setattr("vitreous.jobs.train.launch", launch)
+    monkeypatch.setattr(verb, "print_header", lambda *given: None)
+    verb.run(verb.Options(data="digits"), Console())
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == "validation: k-NN top-1 50.00% (95 % interval 20.0% to 80.0%), 4 images"
+    assert not any(line.startswith("test") for line in rest) and rest[-1].startswith("next: vitreous embed runs/x ")

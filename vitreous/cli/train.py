@@ -37,17 +37,26 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     if options.dry_run:
         return plan(options, console)
-    summary = launch(options, console, lambda run, data: print_header(run, data, console))
-    console.say(figures("validation", summary["val"]))
-    if "lr_grid" not in summary:
-        console.say(figures("test", summary["test"]))
+    headless = False
+
+    def begin(run: Run, data: Data) -> None:
+        nonlocal headless
+        headless = not run.model.classes
+        print_header(run, data, console)
+
+    summary = launch(options, console, begin)
+    for name, key in (("validation", "val"), ("test", "test")):
+        judged = summary[key] is not None or not headless
+        if judged and (key == "val" or "lr_grid" not in summary):
+            console.say(figures(name, summary[key]))
     for line in selection(summary):
         console.say(line)
     minutes = summary["wall_seconds"] / 60
     console.say(
         f"{summary['model']}, {summary['parameters']:,} parameters, trained in {minutes:.1f} minutes: {summary['run']}"
     )
-    console.say(f"next: vitreous predict {summary['run']} IMAGE …, or read {summary['run']}/report.html")
+    verb = "embed" if headless else "predict"
+    console.say(f"next: vitreous {verb} {summary['run']} IMAGE …, or read {summary['run']}/report.html")
     return summary
 
 
