@@ -17,8 +17,8 @@ from vitreous.weights.table import (
     Shapes,
     blocks,
     count,
-    only,
     positions,
+    prefixes,
     row,
     table,
 )
@@ -69,7 +69,7 @@ def configure_torchvision(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig
     )
 
 
-PREFIXES = only(("cls_token", "register_tokens"), lambda c: (True, c.registers > 0))
+PREFIXES = prefixes("cls_token", "", "register_tokens")
 
 
 DINOV2 = Format(

@@ -13,7 +13,7 @@ ours become theirs by `fold.out`. The shapes that a file has to have are those t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -211,9 +211,12 @@ def count(shapes: Shapes, template: str) -> int:
     return len(numbers)
 
 
-def only(names: Sequence[str], wanted: Callable[[Any], Sequence[bool]]) -> Callable[[Any], tuple[str, ...]]:
-    """Those of the names whose answer for a config is true."""
-    return lambda config: tuple(name for name, applies in zip(names, wanted(config), strict=True) if applies)
+def prefixes(token: str, distillation: str, registers: str) -> Callable[[Any], tuple[str, ...]]:
+    """The names of those prefix tokens that a config has."""
+    names = token, distillation, registers
+    return lambda c: tuple(
+        name for name, had in zip(names, (c.class_token, c.pool == "distilled", c.registers), strict=True) if had
+    )
 
 
 # The transforms that formats need: how a tensor of theirs lies in memory, against how it lies here.

@@ -30,16 +30,14 @@ from vitreous.weights.table import (
     Shapes,
     blocks,
     count,
-    only,
     positions,
+    prefixes,
     row,
     table,
 )
 from vitreous.weights.variants import only_published
 
-PREFIXES = only(
-    ("cls_token", "dist_token", "reg_token"), lambda c: (c.class_token, c.pool == "distilled", c.registers > 0)
-)
+PREFIXES = prefixes("cls_token", "dist_token", "reg_token")
 BLOCKS = (
     *blocks(
         "blocks.{i}",

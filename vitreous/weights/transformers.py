@@ -21,8 +21,8 @@ from vitreous.weights.table import (
     Shapes,
     blocks,
     count,
-    only,
     positions,
+    prefixes,
     row,
     table,
 )
@@ -33,10 +33,7 @@ QKV = "attention.attention.query attention.attention.key attention.attention.val
 OUT = "attention.output.dense"
 SCALES = "layer_scale1.lambda1", "layer_scale2.lambda1"
 
-PREFIXES = only(
-    ("embeddings.cls_token", "embeddings.distillation_token", "embeddings.register_tokens"),
-    lambda c: (c.class_token, c.pool == "distilled", c.registers > 0),
-)
+PREFIXES = prefixes("embeddings.cls_token", "embeddings.distillation_token", "embeddings.register_tokens")
 COMMON = (
     row("projection.weight", "embeddings.patch_embeddings.projection.weight", CONVOLUTION),
     row("projection.bias", "embeddings.patch_embeddings.projection.bias", COPY),
