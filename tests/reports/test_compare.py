@@ -136,7 +136,8 @@ def several(home, name, seed, classes=("blue", "red")):
     return home / name
 
 
-def test_several_labels_are_compared_by_map(tmp_path, runs):
+def test_several_labels_are_compared_by_map(tmp_path, runs, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     lines = ["path,label,split"]
     for number in range(24):
         Image.fromarray(np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(

@@ -276,6 +276,7 @@ def test_one_image_is_judged_in_every_way(run, tmp_path):
 
 
 def test_int8_is_calibrated_on_training_images_whatever_is_asked(run, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     """By `evaluate` on any data and by `predict` on any files, and on the files themselves where there is no run to be
     known."""
     from vitreous.evaluation import openvino

@@ -154,7 +154,7 @@ def test_predictions_are_in_order_across_chunks(bundle, home, tmp_path, monkeypa
     whole = predictor.predict(files, top=2)
     monkeypatch.setattr(pipeline, "CHUNK", 2)
     told = []
-    assert predictor.predict(files, top=2, each=told.append) == whole
+    assert predictor.predict(files, top=2, on_images=told.append) == whole
     assert told == [2, 4, 6, 8, 10, 11] and [answer.path for answer in whole] == files
     assert all(set(answer.names) < set(CLASSES) for answer in whole)
     assert isinstance(predictor, Predictor) and predictor.bundle is not None

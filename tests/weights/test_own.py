@@ -90,7 +90,8 @@ def test_a_file_without_a_tensor_or_with_one_more_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_predict_evaluate_and_init_read_a_state_dict(suffix, tmp_path):
+def test_predict_evaluate_and_init_read_a_state_dict(suffix, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where the page of weights that are no run goes
     """On the embedded digits, whose classes are 0 to 9."""
     model = vitreous.create("ViT-64x1/4", image_size=8, num_classes=10, channels=1)
     torch.nn.init.normal_(model.head.weight)

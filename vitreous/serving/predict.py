@@ -110,7 +110,7 @@ class Predictor:
         images: ImageInput | Iterable[ImageInput],
         top: int | None = None,
         bad_images: str = "stop",
-        each: Callable[[int], None] = lambda done: None,
+        on_images: Callable[[int], None] = lambda done: None,
         threshold: float | None = None,
         abstain: float | None = None,
     ) -> Prediction | list[Prediction]:
@@ -130,14 +130,14 @@ class Predictor:
         asked = self.asked(top, threshold, abstain)
         for chunk in self.predictions(as_items(images, self.card.preprocess), asked, bad_images):
             answers += chunk
-            each(len(answers))
+            on_images(len(answers))
         return answers[0] if is_image(images) else answers
 
     def embed(
         self,
         images: ImageInput | Iterable[ImageInput],
         bad_images: str = "stop",
-        each: Callable[[int], None] = lambda done: None,
+        on_images: Callable[[int], None] = lambda done: None,
     ) -> np.ndarray:
         """What the head reads: an image -> (D,) float32, several -> (n, D) in the order given. Images are those of
         `predict`.
@@ -147,7 +147,7 @@ class Predictor:
         rows: list[Embedding] = []
         for chunk in self.embeddings(as_items(images, self.card.preprocess), bad_images):
             rows += chunk
-            each(len(rows))
+            on_images(len(rows))
         vectors = stack_embeddings(rows)
         return vectors[0] if is_image(images) else vectors
 
