@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_architecture import FILES, ROOT, module_of
+from tests.test_architecture import FILES, module_of
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 ERRORS = frozenset(
@@ -18,40 +18,6 @@ ERRORS = frozenset(
 ARRAY = re.compile(r"\b(Tensor|ndarray|NDArray)\b")
 #: `(n, K)`, `(n,)`, `(..., D)`: short elements with commas between them; or the words
 SHAPE = re.compile(r"\((?:[^(),]{1,16},\s?)+[^(),]{0,16}\)|\bscalars?\b|\b[Ss]hapes?\b")
-#: files that are still to be gone through: may only shrink
-LEFT: frozenset[str] = frozenset(
-    [
-        "jobs/plan.py",
-        "jobs/soup.py",
-        "jobs/transfer.py",
-        "models/presets.py",
-        "nn/attention.py",
-        "nn/frozen.py",
-        "objectives/base.py",
-        "recipes/architecture.py",
-        "recipes/channels.py",
-        "training/batches.py",
-        "training/compute.py",
-        "training/flat.py",
-        "training/health.py",
-        "training/lamb.py",
-        "training/loop.py",
-        "training/optimizer.py",
-        "training/ranks.py",
-        "training/saving.py",
-        "training/session.py",
-        "training/sharded.py",
-        "training/tune.py",
-        "weights/adopt.py",
-        "weights/fetch.py",
-        "weights/foreign.py",
-        "weights/npz.py",
-        "weights/pickled.py",
-        "weights/safetensors_file.py",
-        "weights/sharded.py",
-        "weights/table.py",
-    ]
-)
 
 
 def public_functions(body: list[ast.stmt], outer: str = "") -> Iterator[tuple[Function, str]]:
@@ -96,11 +62,7 @@ def gaps(text: str) -> list[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_docstrings_give_shapes_and_errors(path: Path):
-    missing = gaps(path.read_text())
-    if path.relative_to(ROOT).as_posix() in LEFT:
-        assert missing, "it is done: take it out of LEFT"
-    else:
-        assert not missing
+    assert not gaps(path.read_text())
 
 
 def test_gaps_are_seen():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_architecture import FILES, ROOT, module_of
+from tests.test_architecture import FILES, module_of
 
 #: words that name nothing; `several` is multilabel, and a hint is no `way`
 FORBIDDEN = frozenset(
@@ -45,8 +45,6 @@ FORBIDDEN = frozenset(
 )
 #: words that stay in a file, for the reason given: they are keywords of the public API
 PUBLIC = {"how": "load(how=), soup(how=): InferenceOptions, documented"}
-#: {module: words} that are still to be renamed: may only shrink
-LEFT: dict[str, str] = {}
 
 
 def identifiers(tree: ast.AST) -> Iterator[str]:
@@ -66,8 +64,7 @@ def identifiers(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_identifiers_name_something(path: Path):
-    allowed = {*PUBLIC, *LEFT.get(path.relative_to(ROOT).with_suffix("").as_posix(), "").split()}
-    assert not {name for name in identifiers(ast.parse(path.read_text())) if name in FORBIDDEN} - allowed
+    assert not {name for name in identifiers(ast.parse(path.read_text())) if name in FORBIDDEN} - PUBLIC.keys()
 
 
 def test_every_kind_of_identifier_is_seen():

@@ -51,7 +51,8 @@ def with_data(options: TrainOptions) -> TrainOptions:
 def plan(options: TrainOptions, listener: Listener, folder: Folder | None = None) -> tuple[Folder, Run, Inputs, Data]:
     """Decide everything before the first step: the folder, the run, its images and the data set.
 
-    `folder` is that of a run to continue, if `open_resumed` was asked already.
+    `folder` is that of a run to continue, if `open_resumed` was asked already. Raises UsageError for options that
+    contradict a config or the run to continue, DataError for data that are not those of that run.
     """
     if options.resume:
         folder = folder or open_resumed(options, listener)

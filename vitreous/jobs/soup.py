@@ -269,7 +269,8 @@ def leading_figure(report: Report | None) -> float:
 
 
 def add_weights(total: dict[str, Tensor], bundle: Bundle, classes: tuple[str, ...]) -> dict[str, Tensor]:
-    """Sums of weights, in float64, with one more model's; the rows of its head in the order of `classes`."""
+    """Add one more model's weights to float64 sums of the same shapes; the rows of its head in the order of
+    `classes`."""
     order = torch.tensor([bundle.classes.index(name) for name in classes])
     state = {name: tensor.double() for name, tensor in bundle.model.state_dict().items()}
     state |= {name: tensor[order] for name, tensor in state.items() if name.startswith("head.")}
@@ -277,7 +278,7 @@ def add_weights(total: dict[str, Tensor], bundle: Bundle, classes: tuple[str, ..
 
 
 def average_weights(like: Bundle, total: dict[str, Tensor], count: int, classes: tuple[str, ...]) -> Bundle:
-    """The model whose weights are sums divided by `count`, otherwise as `like`."""
+    """Return a model as `like` whose weights are the sums, of the same shapes, divided by `count`."""
     model = skip_init(like.model.config)
     fill(model, {name: (tensor / count).float() for name, tensor in total.items()}, "the soup")
     return replace(like, model=model.eval(), task=replace(like.classification, classes=classes))

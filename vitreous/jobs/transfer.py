@@ -111,8 +111,8 @@ def check_options(options: TrainOptions, folder: Folder | None = None) -> None:
 
 
 def plan_protocol(run: Run, opened: Data, inputs: Inputs, options: TrainOptions) -> Protocol:
-    """The protocol for a run on all training images. Raises DataError where the share of a class is less than one
-    image."""
+    """The protocol for a run on all training images. Raises UsageError for --keep-best and --early-stop, DataError
+    where the share of a class is less than one image."""
     if run.keep_best or run.early_stop:
         hint = "leave --keep-best and --early-stop out"
         raise UsageError("--lr-grid trains on all images in the end: none are left to choose the best weights by", hint)
@@ -177,8 +177,8 @@ def transfer(
     """Try the grid, choose, and train on everything; goes on from wherever the folder is. Returns the run's summary.
 
     Trials run one after another here, or at the same time on the Ray cluster at that address. Raises Interrupted after
-    a signal, with everything saved, NonFiniteError where every trial ended in a loss that is not finite, and what
-    `Session` raises.
+    a signal, with everything saved, UsageError for --ray under torchrun, NonFiniteError where every trial ended in a
+    loss that is not finite, and what `Session` raises.
     """
     if ray and ranks.world > 1:
         raise UsageError("--ray places the trials itself", "start it without torchrun")

@@ -187,7 +187,8 @@ def at(config: ViTConfig, changes: dict[str, Any], image: tuple[int, ...] | None
 
 
 def plain(name: str, pixels: int | None = None) -> ViTConfig:
-    """The config of a plain ViT; `pixels` that a token covers, where the name's number is not that."""
+    """The config of a plain ViT; `pixels` that a token covers, where the name's number is not that. Raises UsageError
+    for an unknown name, and a patch of less than a pixel."""
     match = _CANONICAL.fullmatch(name) or _TIMM.fullmatch(name)
     sizes = {key.lower(): key for key in SIZES if key not in ("g", "G")} | WORDS
     size = match and match["size"]

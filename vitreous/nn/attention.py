@@ -125,7 +125,8 @@ def attend_few(asking: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, h
 
 
 class KeptAttention(torch.autograd.Function):
-    """Attention by batched products that keeps its probabilities P for the backward pass.
+    """Attention by batched products that keeps its probabilities P (..., N, N) for the backward pass; q, k, v and what
+    comes out are (..., N, d).
 
     With S = q k^T / sqrt(d), P = softmax(S), y = P v:  dv = P^T dy,  dP = dy v^T,  dS = P (dP - sum(dP P)),
     dq = dS k / sqrt(d),  dk = dS^T q / sqrt(d).
@@ -149,8 +150,8 @@ class KeptAttention(torch.autograd.Function):
 
 
 def softmax_backward(grad: Tensor, p: Tensor) -> Tensor:
-    """P (dP - sum(dP P)) along the last axis, in one pass where this version of PyTorch lets its own kernel be
-    called."""
+    """P (dP - sum(dP P)) along the last axis of two tensors of one shape, in one pass where this version of PyTorch
+    lets its own kernel be called."""
     kernel = getattr(torch, "_softmax_backward_data", None)
     if kernel is not None:
         return kernel(grad, p, -1, p.dtype)

@@ -73,7 +73,7 @@ class FrozenAttention(Attention):
     """Attention whose layers are `Plain` or `Packed`."""
 
     def opened(self) -> tuple[Tensor, Tensor | None] | None:
-        """As there; None where the weight is packed."""
+        """Weight (3 D, D) and bias (3 D,); None where the weight is packed."""
         return (self.qkv.weight, self.qkv.bias) if isinstance(self.qkv, Plain) else None
 
 
@@ -130,7 +130,7 @@ def product(linear: nn.Linear, dtype: torch.dtype, packed: bool, scale: Tensor |
 
 
 class Plain(nn.Module):
-    """y = (x W^T + b) scale in `dtype`, by PyTorch's own product."""
+    """y = (x W^T + b) scale in `dtype`, by PyTorch's own product: (..., n) -> (..., m), scale (m,)."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None = None) -> None:
         super().__init__()
@@ -148,8 +148,8 @@ class Plain(nn.Module):
 
 
 class Packed(nn.Module):
-    """y = gelu((x W^T + b) scale), by oneDNN with the weight in its own layout; `gelu` is torch's name of a form, or
-    None.
+    """y = gelu((x W^T + b) scale), (..., n) -> (..., m), scale (m,), by oneDNN with the weight in its own layout;
+    `gelu` is torch's name of a form, or None.
 
     The operators are PyTorch's own but not of its public interface: `can_pack` tries them before anything relies on
     them.
@@ -178,7 +178,7 @@ class Packed(nn.Module):
 
 
 def scaled(linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a linear layer in `dtype`, its outputs multiplied by `scale`."""
+    """Weight (n, m) and bias (n,) of a linear layer in `dtype`, its outputs multiplied by `scale` (n,)."""
     weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
     if scale is not None:
         weight, bias = weight * scale.detach()[:, None], None if bias is None else bias * scale.detach()

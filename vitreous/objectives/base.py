@@ -75,7 +75,7 @@ class ObjectiveConfig:
 
 
 def identity(values: Tensor) -> Tensor:
-    """The mean over one process."""
+    """The mean over one process, of any shape."""
     return values
 
 

@@ -42,7 +42,7 @@ def architecture(
 
 
 def started(options: TrainOptions, classes: int, start: ModelConfig) -> ModelConfig:
-    """The model of the weights with a head for these classes."""
+    """The model of the weights with a head for these classes. Raises UsageError for another --model."""
     if options.model and name_of(configure(options.model)) != name_of(start):
         raise UsageError(
             f"--model {options.model} does not fit the weights of --init {options.init}", "leave --model out"
@@ -52,7 +52,8 @@ def started(options: TrainOptions, classes: int, start: ModelConfig) -> ModelCon
 
 
 def fresh(options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recipe | None) -> ModelConfig:
-    """The model to train from scratch. Where the recipe names no model, small pictures are taken as they are."""
+    """The model to train from scratch. Where the recipe names no model, small images are taken as they are. Raises
+    UsageError for --patch-size where the model has no patches."""
     own = recipe is None or not recipe.models
     native = facts.size if own and max(facts.size) <= SMALL else None
     usual = recipe.models[0] if recipe and recipe.models else "ViT-Ti/16"

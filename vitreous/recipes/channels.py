@@ -49,8 +49,8 @@ def requested_numbers(options: TrainOptions, start: Start | None) -> str | None:
 
 
 def read_info(split: Split, sample: int, numbers: str | None, channels: int | None) -> DatasetInfo:
-    """The facts that one picture tells; `channels` are those of the weights. Raises DataError where it cannot be
-    read."""
+    """The facts that one image tells; `channels` are those of the weights. Raises DataError where it cannot be read,
+    UsageError where it has other channels than the weights take."""
     raw, name = split.raw(sample), split.name(sample)
     info = channel_form(raw, name) if numbers is None else None
     if numbers not in (None, "colours"):

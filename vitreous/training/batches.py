@@ -62,7 +62,7 @@ def prepared_batches(
 
 
 def to_device(entry: Tensor | list[Any], device: str) -> Tensor | list[Any]:
-    """An entry of a batch on a device."""
+    """Move an entry of a batch, (B, ...) or a list of B, to a device."""
     if isinstance(entry, Tensor):
         return entry.to(device, non_blocking=True)
     return [part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in entry]

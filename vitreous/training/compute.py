@@ -85,7 +85,7 @@ class Compute:
         self, parts: Sequence[Part], batches: Iterator[Batch], step: int, origin: int
     ) -> tuple[Scalars, Tensor]:
         """Each part by itself: on one core of a CPU, side by side unless the model draws at random, which it does from
-        one generator."""
+        one generator. Returns scalars and (n,) int64 samples, as `step`."""
         full = [(forward, part) for forward, part in zip(self.shards.forwards, parts, strict=True) if part.share]
         work = [(forward, next(batches), part) for forward, part in full]
 

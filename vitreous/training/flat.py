@@ -239,7 +239,7 @@ class Flat:
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers by name."""
+    """Parameters and buffers of any shape, by name."""
     yield from module.named_parameters()
     yield from module.named_buffers()
 
@@ -251,14 +251,15 @@ def warm(ema: float, step: int) -> float:
 
 
 def copy_into(views: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
-    """Give views new values, name by name."""
+    """Copy tensors into views of the same shapes, name by name."""
     for name, view in views.items():
         view.copy_(tensors[name])
 
 
 def kind_of(name: str, parameter: Tensor) -> str:
     """`matrix` for the matrices of the blocks and for convolutions, `decay` for other weights, `plain` for biases,
-    norms, scales, positions and tokens, which are not decayed unless the run says so."""
+    norms, scales, positions and tokens, which are not decayed unless the run says so. Decided by the name and the
+    shape."""
     if parameter.ndim < 2 or not (name.endswith("weight") or "lora_" in name):
         return "plain"
     return "matrix" if parameter.ndim == 4 or (".blocks." in name and parameter.ndim == 2) else "decay"

@@ -85,7 +85,7 @@ class Health:
 
 
 def shared(train: Split, val: Split, rows: np.ndarray) -> int:
-    """How many of the validation pictures in these rows are in the training split, byte for byte; 0 where that cannot
+    """Count the validation images of these (n,) rows that are in the training split, byte for byte; 0 where that cannot
     be told quickly."""
     if isinstance(train, Arrays) and isinstance(val, Arrays):
         known = {digest(pixels.tobytes()) for pixels in train.pixels}

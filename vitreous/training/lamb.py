@@ -15,7 +15,7 @@ def direction(
     """Renew both moments in place and return m / (sqrt(v) + eps) + decay w, bias-corrected; `count` steps were made
     before.
 
-    All are vectors of one length.
+    All are vectors of shape (n,).
     """
     beta1, beta2 = options.betas
     count.add_(1)

@@ -131,7 +131,9 @@ def move(state: State, scalars: dict[str, float], rate: float) -> None:
 
 
 def skip(state: State, loss: float, samples: Tensor) -> None:
-    """Leave a step out that was not finite: half the scale in float16, else one of the steps that the run may skip."""
+    """Leave a step out that was not finite: half the scale in float16, else one of the steps that the run may skip.
+
+    `samples` (n,) int64 are named in the message. Raises NonFiniteError where no more may be skipped."""
     if state.run.precision == "fp16" and state.scale > 1:
         state.scale, state.good = state.scale / 2, 0
         return

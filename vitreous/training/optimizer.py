@@ -83,7 +83,7 @@ class Optimizers:
         weight.sub_(update, alpha=lr)
 
     def adamw(self, group: Group, weight: Tensor, grad: Tensor, lr: float, decay: float) -> None:
-        """One fused step of AdamW on a group."""
+        """Take one fused step of AdamW on a group: weight and gradient (n,) float32."""
         span, (beta1, beta2) = self.flat.groups[group], self.options.betas
         first, second = self.moment("exp_avg", span), self.moment("exp_avg_sq", span)
         adamw(
@@ -92,7 +92,7 @@ class Optimizers:
         )  # fmt: skip
 
     def sgd(self, weight: Tensor, grad: Tensor, momentum: Tensor, lr: float) -> None:
-        """One fused step of SGD on a group."""
+        """Take one fused step of SGD on a group: vectors (n,) float32."""
         sgd(
             [weight], [grad], [momentum], fused=True, maximize=False, nesterov=False, dampening=0.0,
             weight_decay=0.0, momentum=self.options.momentum, lr=lr,
@@ -105,12 +105,12 @@ class Optimizers:
         return tuple([views[n].flatten(1) for n in names] for views in (master, grad, momenta))  # type: ignore[return-value]
 
     def moment(self, name: str, span: slice) -> Tensor:
-        """A moment's part for a span of the flat vector."""
+        """The part (n,) of a moment for a span of the flat vector."""
         start, vector = self.moments[name]
         return vector[span.start - start : span.stop - start]
 
     def named(self, name: str) -> dict[str, Tensor]:
-        """A moment as views by the names of the parameters that have it."""
+        """A moment as views in the shape of their parameters, by name."""
         start, vector = self.moments[name]
         spans = {
             key: (a - start, b - start)
@@ -121,14 +121,15 @@ class Optimizers:
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor of the optimisers' state: `exp_avg/NAME` by parameter name, the count of steps as
-        `step/GROUP`."""
+        `step/GROUP`; in the shapes of the parameters, or scalars."""
         tensors = {f"step/{group.text}": count for group, count in self.steps.items()}
         return tensors | {f"{name}/{key}": view for name in self.moments for key, view in self.named(name).items()}
 
     def load(
         self, tensors: dict[str, Tensor], place: Callable[[dict[str, Tensor], dict[str, Tensor]], None] = copy_into
     ) -> None:
-        """Take back what `state` gave; `place` gives views their values out of whole tensors."""
+        """Load what `state` returned; `place` copies whole tensors into views of their shape, or of this process's
+        share."""
         views = self.state()
         counts = {name: views.pop(name) for name in list(views) if name.startswith("step/")}
         place(views, tensors)

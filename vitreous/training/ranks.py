@@ -42,13 +42,13 @@ class Ranks:
         return f"cuda:{self.local}" if self.joined and name.startswith("cuda") else name
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
+        """Sum a tensor of any shape over all processes, in place."""
         if self.world > 1:
             dist.all_reduce(values)
         return values
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over all processes, of each number of a tensor; without gradient."""
+        """The mean over all processes of a tensor of any shape; without gradient."""
         return values if self.world == 1 else self.sum(values.detach().clone()) / self.world
 
     def sum_number(self, value: float, device: str) -> float:
@@ -64,7 +64,7 @@ class Ranks:
         return largest.tolist()
 
     def gather(self, rows: Tensor) -> list[Tensor]:
-        """Every process's tensor, in order; they may differ in their first length."""
+        """Return every process's (n, ...) tensor, in order; n may differ."""
         if self.world == 1:
             return [rows]
         lengths = torch.zeros(self.world, dtype=torch.int64, device=rows.device)
@@ -85,7 +85,7 @@ class Ranks:
         return held[0]
 
     def broadcast_(self, vector: Tensor) -> None:
-        """Give every process the leading one's numbers, in place."""
+        """Copy the main process's vector, of any shape, to every process, in place."""
         if self.world > 1:
             dist.broadcast(vector, 0)
 

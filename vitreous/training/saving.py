@@ -127,7 +127,7 @@ class Checkpointer:
             self.settle(state.ranks.is_main)
 
     def settle(self, leads: bool) -> None:
-        """Wait for what is written in the background, and publish it."""
+        """Wait for what is written in the background, and publish it. Raises ResourceError as `trying` does."""
         if self.writing is None:
             return
         from torch.distributed.checkpoint.api import CheckpointException
@@ -187,8 +187,8 @@ def numbers(state: State) -> dict[str, Any]:
 
 
 def tensors(state: State) -> dict[str, dict[str, Tensor]]:
-    """Everything that a checkpoint keeps as tensors, by part: this process's share of it, where the model is shared
-    out."""
+    """All tensors of a checkpoint in their own shapes, by part and name; this process's share where the model is
+    sharded."""
     flat = state.flat
     parts = {"model": flat.views(flat.master), "optimizer": state.optimizers.state()}
     if flat.ema is not None:
@@ -199,7 +199,7 @@ def tensors(state: State) -> dict[str, dict[str, Tensor]]:
 
 
 def write_tensors(held: dict[str, Tensor], path: Path) -> None:
-    """A safetensors file. Raises OSError where it cannot be written."""
+    """Write tensors of any shape as a safetensors file. Raises OSError where it cannot be written."""
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in held.items()}, path)
     except SafetensorError as error:

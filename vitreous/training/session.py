@@ -285,7 +285,8 @@ class Session:
         )
 
     def finish(self, state: State) -> dict[str, Any]:
-        """Write the bundle, judge it as `evaluate` would, and sum the run up."""
+        """Write the bundle, judge it as `evaluate` would, and return the summary. Raises ResourceError where the run's
+        folder is gone."""
         run = self.run
         if self.ranks.is_main and not self.folder.path.is_dir():
             raise ResourceError(f"the run folder {self.folder.path} is gone", "start again, and leave it in place")

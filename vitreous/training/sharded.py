@@ -60,7 +60,7 @@ class Sharded(Flat):
         self.grads, self.total = [], None
 
     def local(self) -> dict[str, Tensor]:
-        """This process's share of every moving parameter, the memory that the module computes from."""
+        """This process's rows (n / W, ...) of every moving parameter: the memory that the module computes from."""
         return {name: p.detach().to_local() for name, p in self.moving.items()}  # type: ignore[attr-defined]
 
     def zero(self) -> None:
@@ -78,11 +78,11 @@ class Sharded(Flat):
                 parameter.grad = None
 
     def norm(self) -> Tensor:
-        """The norm of the whole gradient."""
+        """The norm of the whole gradient, a scalar."""
         return self.ranks.sum(self.master_grad.square().sum()).sqrt()
 
     def norms(self, vector: Tensor, names: list[str]) -> Tensor:
-        """The norms of whole parameters' parts of a vector."""
+        """The norms (len(names),) of whole parameters' parts of a vector (n,)."""
         return self.ranks.sum(super().norms(vector, names).square()).sqrt()
 
     def sync(self, step: int, decay: float | None = None) -> None:
@@ -94,7 +94,8 @@ class Sharded(Flat):
             self.average.lerp_(self.master, 1 - (warm(self.ema, step) if decay is None else decay))
 
     def load(self, model: dict[str, Tensor], average: dict[str, Tensor] | None) -> None:
-        """Give masters, parameters and average this process's share of whole tensors by name."""
+        """Load this process's share of whole tensors, in the shapes of the parameters, into masters, parameters and
+        average."""
         self.scatter(self.views(self.master), model)
         if average is not None:
             self.scatter(self.views(self.average), average)
@@ -103,14 +104,14 @@ class Sharded(Flat):
             share.copy_(master[name])
 
     def scatter(self, views: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
-        """Give views this process's share of whole tensors: rows [r c, (r + 1) c) of n for process r of W, with c =
-        ceil(n / W)."""
+        """Copy this process's share of whole tensors (n, ...) into views: rows [r c, (r + 1) c) of n for process r of
+        W, with c = ceil(n / W)."""
         for name, view in views.items():
             size = -(-len(whole[name]) // self.ranks.world)
             view.copy_(whole[name][self.ranks.rank * size : (self.ranks.rank + 1) * size])
 
     def pieces(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Views of this process's share as DTensors, which know what they are a share of; a name may have a word and a
+        """This process's views (n / W, ...) as DTensors of the whole shape; a name may have a word and a
         slash before it."""
         from torch.distributed.tensor import DTensor, Shard
 

@@ -133,7 +133,8 @@ def merged(model: Model) -> Model:
 
 
 def frozen_state(model: nn.Module, moving: Collection[str] | None = None) -> dict[str, Tensor]:
-    """Every parameter and buffer that does not move, by name: what all checkpoints of a run have in common.
+    """Every parameter and buffer that does not move, of any shape, by name: what all checkpoints of a run have in
+    common.
 
     `moving` names what does, where the model's own flags do not tell: in a twin for inference, which has the frozen
     weights in float32 while the model trains in half precision.

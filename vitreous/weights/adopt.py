@@ -89,7 +89,8 @@ def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None
 
 
 def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Weights:
-    """`open_weights` but for the rule of resizing in `settings` for bundles and checkpoints, which have their own."""
+    """`open_weights` but for the rule of resizing in `settings` for bundles and checkpoints, which have their own.
+    Raises WeightsError as that."""
     path = fetch(os.fspath(source))
     if not os.path.lexists(path):
         raise nothing_at(os.fspath(source))
@@ -239,7 +240,8 @@ def spread(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig
 
 
 def folded(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Fold positions of prefix tokens into the tokens in `state`, or add zeros, in place, as the model has them."""
+    """Fold positions of prefix tokens into the tokens in `state`, or add zeros, in place, as the model has them: rows
+    (S, D)."""
     if "slots" in state and ("slots" not in own or own["slots"].shape != state["slots"].shape):
         slots = state.pop("slots")
         state["prefix"] = torch.cat([state["prefix"][: len(slots)] + slots, state["prefix"][len(slots) :]])

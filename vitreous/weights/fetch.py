@@ -80,7 +80,8 @@ def nothing_at(source: str) -> WeightsError:
 
 
 def from_hub(source: str, name: str, listener: Listener | None) -> Path:
-    """The snapshot folder of a repository with its weights and descriptions, or the one file that was named."""
+    """The snapshot folder of a repository with its weights and descriptions, or the one file that was named. Raises
+    UsageError for a name that is none, or without the extra."""
     match = HUB.fullmatch(name)
     if not match or ".." in name:
         raise UsageError(
@@ -222,7 +223,9 @@ def offline() -> bool:
 
 
 def from_web(source: str, listener: Listener | None) -> Path:
-    """A file by its address and SHA-256: from the cache if it is there and whole, else downloaded into it."""
+    """Return a file by its address and SHA-256: from the cache if it is there and whole, else downloaded into it.
+
+    Raises UsageError for an address without a digest, WeightsError for what cannot be downloaded or has another one."""
     address, _, pin = source.partition("#")
     kind, _, wanted = pin.partition("=")
     wanted = wanted.strip().lower()

@@ -84,7 +84,8 @@ class DetectedCheckpoint:
     notes: tuple[str, ...] = ()
 
     def state(self) -> dict[str, Tensor]:
-        """Our tensors, float32. Raises WeightsError where the file cannot be read or holds NaN or infinities."""
+        """Our tensors, float32, in our shapes. Raises WeightsError where the file cannot be read or holds NaN or
+        infinities."""
         tensors: dict[str, Tensor] = {}
         for source in {id(source): source for source, _, _ in self.names.values()}.values():
             mine = {name: place for name, place in self.names.items() if place[0] is source}
@@ -183,7 +184,8 @@ def fitting(
     beside: dict[str, Any],
     outside: list[str],
 ) -> DetectedCheckpoint:
-    """The config that the shapes tell, and every tensor's shape and type checked against it."""
+    """The config that the shapes tell, and every tensor's shape and type checked against it. Raises WeightsError for
+    tensors that are missing, unknown or of another shape."""
     try:
         config = form.configure(shapes, beside)
         expected = form.write(config, believable(config).state_dict())
@@ -296,7 +298,7 @@ def writers(config: ModelConfig) -> dict[str, Format]:
 
 
 def again(form: Format, config: ModelConfig, state: dict[str, Tensor]) -> bool:
-    """Whether a model written in a format is detected as the same model."""
+    """Whether a model with a state of these shapes, written in a format, is detected as the same model."""
     settings: dict[str, Any] = {"image": config.image, "heads": getattr(config, "heads", 0)}
     if form.describe:
         settings = said_by(form.describe(config))

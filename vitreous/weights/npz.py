@@ -212,7 +212,7 @@ def header(archive: Archive, member: str) -> tuple[Entry, bool, int]:
 
 
 def read(path: Path, names: list[str]) -> dict[str, Tensor]:
-    """Those arrays as tensors, row by row. Raises WeightsError for a damaged file."""
+    """Read those arrays as tensors of their shapes, row by row. Raises WeightsError for a damaged file."""
     import torch
 
     tensors = {}

@@ -348,7 +348,8 @@ def described(content: dict[Any, Any]) -> dict[Any, Entry]:
 
 
 def read(path: Path, section: str, entries: dict[str, Entry]) -> dict[str, Tensor]:
-    """Those tensors, read by a child process that leaves them as safetensors. Raises WeightsError where it fails.
+    """Read those tensors, of any shape, by a child process that leaves them as safetensors. Raises WeightsError where
+    it fails.
 
     The child may use 8 GiB of addresses for torch, and three times what it reads; it has two minutes, and more for a
     large file.

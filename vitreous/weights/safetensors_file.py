@@ -129,7 +129,7 @@ def span(path: Path, name: str, value: Any) -> tuple[Entry, int, int]:
 
 
 def read_safetensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """Those tensors of a safetensors file, or all. Raises WeightsError as `open_weights` does."""
+    """Read those tensors of a safetensors file, or all, in their shapes. Raises WeightsError as `open_weights` does."""
     import torch
 
     with regular(path) as file:

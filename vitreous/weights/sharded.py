@@ -21,8 +21,8 @@ HEADER, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
 def tensors_in(place: Path, part: str) -> dict[str, Tensor]:
-    """A part of a checkpoint: name -> tensor, empty if it has no such part. Raises WeightsError for what cannot be
-    read."""
+    """A part of a checkpoint: name -> tensor of its whole shape, empty if it has no such part. Raises WeightsError for
+    what cannot be read."""
     try:
         whole = place / f"{part}.safetensors"
         if whole.is_file():
@@ -41,7 +41,7 @@ def tensors_in(place: Path, part: str) -> dict[str, Tensor]:
 
 
 def joined(name: str, pieces: list[tuple[list[int], Tensor]]) -> Tensor:
-    """Pieces at their offsets -> the whole tensor. Raises ValueError where some of it is missing."""
+    """Join pieces at their offsets to the tensor of the whole shape. Raises ValueError where some of it is missing."""
     first = pieces[0][1]
     if len(pieces) == 1 and not any(pieces[0][0]):
         return first

@@ -224,12 +224,12 @@ def prefixes(token: str, distillation: str, registers: str) -> Callable[[Any], t
 
 
 def apart(tensors: list[Tensor], config: Any) -> list[Tensor]:
-    """A fused tensor as its thirds along the first axis."""
+    """Split a fused tensor (3 n, ...) into its thirds."""
     return list(tensors[0].chunk(3))
 
 
 def fused(tensors: list[Tensor], config: Any) -> list[Tensor]:
-    """Tensors joined along the first axis."""
+    """Join tensors (n, ...) along the first axis."""
     return [torch.cat(tensors)]
 
 
