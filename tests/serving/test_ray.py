@@ -97,7 +97,18 @@ def test_int8_is_not_for_a_cluster(run):
         choose_backend(options, load(run))
 
 
-def test_what_cannot_be_read_has_its_row_and_features_are_the_same_bits(run, tmp_path):
+@pytest.fixture
+def one_cluster(monkeypatch):
+    """Every verb connects to the cluster that the first one has started, which ends with the test."""
+    import ray
+
+    end = ray.shutdown
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    yield
+    end()
+
+
+def test_what_cannot_be_read_has_its_row_and_features_are_the_same_bits(run, tmp_path, one_cluster):
     for number in range(3):
         Image.effect_noise((8, 8), 50 + number).convert("RGB").save(tmp_path / f"{number}.png")
     (tmp_path / "1.png").write_bytes(b"no picture")

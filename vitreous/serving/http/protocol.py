@@ -138,7 +138,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.phase, self.since = (IDLE if self.cycle.response_complete else ANSWERING), self.loop.time()
 
     def on_response_complete(self) -> None:
-        """The answer is on its way."""
+        """The answer is on its way; that to HEAD is a head alone."""
+        self.transport.write(b"")
         if self.phase == ANSWERING:
             self.phase = IDLE
         self.since = self.loop.time()
@@ -210,7 +211,7 @@ class LingeringTransport:
         """Send; hold back a head until the piece that follows it."""
         if data.endswith(b"\r\n\r\n") and data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 100 "):
             self.head = data
-        else:
+        elif self.head or data:
             data, self.head = self.head + data, b""
             self.transport.write(data)
 
@@ -223,8 +224,7 @@ class LingeringTransport:
         protocol = self.protocol
         if self.is_closing():
             return
-        if self.head:
-            self.write(b"")
+        self.write(b"")
         if (protocol.deaf or protocol.phase == BODY) and self.transport.can_write_eof():
             self.lingering = protocol.deaf = True
             protocol.since, protocol.discarded = protocol.loop.time(), 0
