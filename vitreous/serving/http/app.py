@@ -39,12 +39,9 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request (ASGI)."""
-        headers, now = dict(scope["headers"]), asyncio.get_running_loop().time()
-        given = headers.get(b"x-request-id", b"")
-        name = given.decode() if _ID.fullmatch(given) else secrets.token_hex(8)
-        service = self.service
-        info = RequestInfo(name, now, now + (service.limits.deadline if service is not None else 0.0))
-        scope["info"], scope["service"] = info, service
+        headers, service = dict(scope["headers"]), self.service
+        info = self.describe_request(headers)
+        scope["info"], scope["service"], name = info, service, info.id
 
         async def respond(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -65,6 +62,29 @@ class Gate:
             if not info.status:
                 await refusal_response(refusal_of(error, service, info), name)(scope, receive, respond)
         service.record(info, scope["method"], scope["path"])
+
+    def describe_request(self, headers: dict[bytes, bytes]) -> RequestInfo:
+        """A request that has just begun, under the id that it brings, or a new one."""
+        given, now = headers.get(b"x-request-id", b""), asyncio.get_running_loop().time()
+        name = given.decode() if _ID.fullmatch(given) else secrets.token_hex(8)
+        return RequestInfo(name, now, now + (self.service.limits.deadline if self.service is not None else 0.0))
+
+    def refuse_full(self, scope: Scope) -> tuple[Refusal, str] | None:
+        """The refusal, 429, and the id of a request for which there is no room; None for one that has to be answered,
+        or that closes its connection."""
+        service = self.service
+        if service is None or service.draining or scope["method"] != "POST" or not service.full:
+            return None
+        headers = dict(scope["headers"])
+        info = self.describe_request(headers)
+        try:
+            self.check_head(service, scope, headers, info)
+        except Refusal as refusal:
+            info.status = refusal.status
+            if refusal.status == 429 and not closes(info, headers, service):
+                service.record(info, scope["method"], scope["path"])
+                return refusal, info.id
+        return None
 
     async def answer_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The process is alive, and not ready."""

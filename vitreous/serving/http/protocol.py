@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from vitreous.serving.http.limits import Limits
@@ -36,13 +36,15 @@ IDLE, HEAD, BODY, ANSWERING = "idle", "head", "body", "answering"
 class LimitedProtocol(HttpToolsProtocol):
     """One connection. `phase`: it waits for a request, for its head, for its body, or for the answer; `since` then.
 
-    `count_malformed` is called with the status of what was no request.
+    `count_malformed` is called with the status of what was no request; `refuse_full` gives the refusal and the id of a
+    request for which there is no room.
     """
 
     def __init__(
         self,
         limits: Limits,
         count_malformed: Callable[[int], None],
+        refuse_full: Callable[[Any], tuple[Refusal, str] | None],
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -50,7 +52,7 @@ class LimitedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=False)  # type: ignore[union-attr]
-        self.limits, self.count_malformed = limits, count_malformed
+        self.limits, self.count_malformed, self.refuse_full = limits, count_malformed, refuse_full
         self.phase, self.since = HEAD, self.loop.time()
         self.head_bytes = self.header_count = self.chunks = self.body_bytes = self.discarded = 0
         self.deaf = False  # nothing that comes is taken for a request any more
@@ -83,6 +85,16 @@ class LimitedProtocol(HttpToolsProtocol):
         self.discarded += size
         if self.discarded > DISCARD:
             self.flow.pause_reading() if self.transport.is_closing() else self.transport.close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Start the application; but a request for which there is no room is refused here, without a task."""
+        refused = self.refuse_full(cycle.scope) if cycle.keep_alive else None
+        if refused is None:
+            super()._start_asgi_task(cycle, app)
+            return
+        self.transport.write(self.render(*refused))
+        cycle.response_started = cycle.response_complete = True
+        self.on_response_complete()
 
     # callbacks of the parser; an exception in one of them ends up in send_400_response
 
@@ -165,14 +177,17 @@ class LimitedProtocol(HttpToolsProtocol):
             cycle.keep_alive = cycle.more_body = False
             cycle.message_event.set()
         else:
-            name = secrets.token_hex(8)
-            response = refusal_response(refusal, name)
-            headers = [*self.server_state.default_headers, *response.raw_headers, *SECURITY]
-            headers += [(b"x-request-id", name.encode()), (b"connection", b"close")]
-            lines = [STATUS_LINE[refusal.status], *(b"%s: %s\r\n" % header for header in headers), b"\r\n"]
-            self.transport.write(b"".join(lines) + bytes(response.body))
+            closing = (b"connection", b"close")
+            self.transport.write(self.render(refusal, secrets.token_hex(8), closing))
             self.transport.close()
             self.count_malformed(refusal.status)
+
+    def render(self, refusal: Refusal, name: str, *extra: tuple[bytes, bytes]) -> bytes:
+        """The whole response of a refusal, under the request's id."""
+        response = refusal_response(refusal, name)
+        headers = [*self.server_state.default_headers, *response.raw_headers, *SECURITY, *extra]
+        lines = [STATUS_LINE[refusal.status], *(b"%s: %s\r\n" % header for header in headers)]
+        return b"".join([*lines, b"x-request-id: ", name.encode(), b"\r\n\r\n", bytes(response.body)])
 
     def sweep(self, now: float) -> None:
         """End whatever takes too long; called several times a second."""

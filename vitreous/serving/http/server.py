@@ -86,7 +86,7 @@ class Server:
         self.http = HttpServer(
             uvicorn.Config(
                 self.gate,
-                http=partial(LimitedProtocol, self.limits, self.count_malformed),  # type: ignore[arg-type]
+                http=partial(LimitedProtocol, self.limits, self.count_malformed, self.gate.refuse_full),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -67,6 +67,11 @@ class Service:
         """`ready`, or why not."""
         return "draining" if self.draining else "failed" if self.batcher.lost or not self.decoders.children else "ready"
 
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for one more picture."""
+        return bool(self.taken and self.taken >= self.queue) or self.held > self.limits.flight
+
     def check_room(self, count: int) -> None:
         """Raises Refusal, 429 or 503, where there is no room for so many more pictures."""
         if self.draining:
