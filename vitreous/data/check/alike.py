@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from vitreous.data.copies.scan import READABLE, Job, Joined, scan
 from vitreous.data.copies.search import candidates, first_equal
@@ -67,6 +65,11 @@ def verified(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
 
 def linked(pairs: np.ndarray) -> Groups:
     """Group the rows of (2, p) pairs that are alike, directly or by way of others."""
+    if not pairs.size:
+        return []
+    from scipy.sparse import coo_array  # half a second, which most data sets have no need of
+    from scipy.sparse.csgraph import connected_components
+
     rows, places = np.unique(pairs, return_inverse=True)
     one, other = places.reshape(2, -1)
     edges = coo_array((np.ones(len(one), bool), (one, other)), (len(rows), len(rows)))
