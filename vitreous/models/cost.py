@@ -79,6 +79,11 @@ def unread(config: ModelConfig, tokens: int) -> int:
     return attention + others * mlp
 
 
+def block_macs(tokens: int, width: int, hidden: int) -> int:
+    """Multiply-adds of a plain block: four products of the width, attention, and an MLP of two layers."""
+    return tokens * (4 * width**2 + 2 * tokens * width + 2 * width * hidden)
+
+
 def convolution_macs(stem: ConvStemConfig, image: tuple[int, int], channels: int) -> int:
     """Multiply-adds of a `ConvStem` for one image: a 3x3 from the stage before and one for each unit, at the size
     before pooling."""

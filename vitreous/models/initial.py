@@ -1,9 +1,9 @@
-"""Initial weights beyond the paper's: attention that starts out as trained attention looks."""
+"""Initial weights beyond the paper's: MAE's, and attention that starts out as trained attention looks."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
@@ -32,6 +32,18 @@ def mimetic(
             q[rows], k[rows] = factors(near_identity(width, *query_key), head)
         v[:], out = factors(near_identity(width, value_out[0], -value_out[1]), width)
         attention.out.weight.data.copy_(out.T)
+
+
+def xavier(module: nn.Module) -> None:
+    """Draw the weights of all linear layers from Xavier's uniform distribution, in place, as MAE does
+    (arXiv:2111.06377, appendix A.1); biases are 0, prefix tokens N(0, 0.02^2)."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.xavier_uniform_(part.weight)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+        elif isinstance(part, ViT) and part.prefix is not None:
+            nn.init.normal_(part.prefix, std=0.02)
 
 
 def near_identity(width: int, noise: float, diagonal: float) -> Tensor:

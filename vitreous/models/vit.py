@@ -137,6 +137,11 @@ class ViT(nn.Module):
         tokens = self.project(images)
         return self.answer(take(self.place(tokens), index), self.places(tokens, index))
 
+    def encode_patches(self, images: Tensor, index: Tensor) -> Tensor:
+        """(B, C, *image), (B, K) int64 -> (B, P + K, D): every token, from the patches of these numbers alone."""
+        tokens = self.project(images)
+        return self.encode(take(self.place(tokens), index), self.places(tokens, index))
+
     def blocks(self) -> list[nn.Module]:
         """The residual blocks in order, as layers are counted: from 0."""
         return list(self.encoder.blocks)

@@ -42,7 +42,8 @@ class Progress(NamedTuple):
 @dataclass(frozen=True)
 class Setting:
     """What of a run an objective may know: its seed, class names, whether images have several labels, the config of its
-    views, how often an epoch shows a sample, and the precision that the model computes in."""
+    views, how often an epoch shows a sample, the precision that the model computes in, and `normalisation`: the mean
+    and deviation of each channel, of values in 0 .. 1, that images are normalised with."""
 
     seed: int = 0
     classes: tuple[str, ...] = ()
@@ -50,6 +51,7 @@ class Setting:
     views: Any = None
     repeats: int = 1
     dtype: torch.dtype = torch.float32
+    normalisation: tuple[tuple[float, ...], tuple[float, ...]] = ((0.5,), (0.5,))
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class ObjectiveConfig:
     splittable: ClassVar[bool] = (
         True  # the loss is a mean over samples that do not see each other, drawn without chance
     )
+    least_batch: ClassVar[int] = 1  # images of a batch that the loss needs
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for a model, classes or views that the objective cannot have."""
@@ -79,16 +82,24 @@ def identity(values: Tensor) -> Tensor:
     return values
 
 
+def alone(rows: Tensor) -> tuple[Tensor, int]:
+    """The rows (n, ...) of one process, and the number of the first."""
+    return rows, 0
+
+
 class Objective(nn.Module):
     """What a run minimises: model, mathematics and state.
 
     Its parameters that require a gradient are moved by the optimiser. Other parameters and persistent buffers are
     state: a checkpoint holds them at their own precision, so they are changed in place (`copy_`, `lerp_`), in
-    `after_step`. No device moves, no logging and no process groups in it: `reduce` is the mean over processes.
+    `after_step`. No device moves, no logging and no process groups in it: `reduce` is the mean over processes, `gather`
+    gives the rows (n, ...) of all processes in order, without gradient, and the number of the first of its own.
     """
 
     logged: ClassVar[tuple[str, ...]] = ()  # scalars of `forward` beside "loss", logged as train/NAME
-    reduce: Callable[[Tensor], Tensor] = staticmethod(identity)  # set by the session
+    idle = False  # the batch is computed for nothing, as others still have samples: statistics leave it out
+    reduce: Callable[[Tensor], Tensor] = staticmethod(identity)  # set by the session, as `gather`
+    gather: Callable[[Tensor], tuple[Tensor, int]] = staticmethod(alone)
 
     def prepare(self, batch: Batch, progress: Progress) -> Batch:
         """A batch on the device, its views normalised float32 -> what `forward` takes: mixing, masks, noise.
@@ -104,6 +115,14 @@ class Objective(nn.Module):
 
     def after_step(self, progress: Progress) -> None:
         """Called without gradient when the optimiser has moved the weights: a teacher, a centre follow."""
+
+    def warnings(self, scalars: Mapping[str, float], progress: Progress) -> Iterator[tuple[str, str]]:
+        """What looks wrong in the mean scalars since the last log line: a name, and what it means and what mends it."""
+        return iter(())
+
+    def held_back(self, progress: Progress) -> tuple[str, ...]:
+        """Names of parameters that the optimiser leaves as they are at this step."""
+        return ()
 
     def frozen_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters that never move, which may compute in the run's precision: those of `model` without gradient."""

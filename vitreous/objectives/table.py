@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from vitreous.objectives.base import ObjectiveConfig
+from vitreous.objectives.dino import DINOConfig
+from vitreous.objectives.dinov2 import DINOv2Config
+from vitreous.objectives.distillation import DistillationConfig
+from vitreous.objectives.mae import MAEConfig
+from vitreous.objectives.masked import MaskedPatchesConfig
 from vitreous.objectives.supervised import SupervisedConfig
 
-OBJECTIVES: dict[str, type[ObjectiveConfig]] = {"supervised": SupervisedConfig}
+OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
+    "supervised": SupervisedConfig,
+    "masked-patches": MaskedPatchesConfig,
+    "mae": MAEConfig,
+    "dino": DINOConfig,
+    "dinov2": DINOv2Config,
+    "distillation": DistillationConfig,
+}

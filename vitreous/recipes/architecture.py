@@ -52,12 +52,13 @@ def started(options: TrainOptions, classes: int, start: ModelConfig) -> ModelCon
 
 
 def fresh(options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recipe | None) -> ModelConfig:
-    """The model to train from scratch. Where the recipe names no model, small images are taken as they are. Raises
-    UsageError for --patch-size where the model has no patches."""
-    own = recipe is None or not recipe.models
+    """The model to train from scratch. Where the recipe names no model, or one for small images, these are taken as
+    they are. Raises UsageError for --patch-size where the model has no patches."""
+    own = recipe is None or not recipe.models or recipe.small is not None
     native = facts.size if own and max(facts.size) <= SMALL else None
     usual = recipe.models[0] if recipe and recipe.models else "ViT-Ti/16"
-    name = options.model or (usual if native is None else model_for_small_images(native))
+    small = (recipe and recipe.small) or (model_for_small_images(native) if native else "")
+    name = options.model or (usual if native is None else small)
     model = configure(name)
     if options.patch_size and model.front != "patches":
         raise UsageError(f"{name} has no patches to choose a size for", "leave --patch-size out")

@@ -31,7 +31,8 @@ NAMES = (
     ),
     "augreg-finetune-imagenet",
     *(f"augreg-finetune-{data}{length}" for data in ("pets", "cifar", "vtab") for length in ("", "-long")),
-    *("plain-vit", "plain-vit-300", "deit", "deit-384", "deit3", "deit3-finish"),
+    *("plain-vit", "plain-vit-300", "deit", "distil", "deit-384", "deit3", "deit3-finish"),
+    *("masked-patches", "mae", "dino", "dinov2", "dinov2-large"),
 )
 
 

@@ -84,8 +84,9 @@ class Recipe:
     for. `objective` is the config of what it minimises. `models` are those that its table names, the first of them
     the default; `image` their side in pixels, of the model's name and the data (None: whatever the data or the
     weights have). `by_steps`: its length is counted in steps, not epochs; `warmup_in_epochs`: so is its warm-up.
-    `lengths`: where the number of images decides the epochs, how, for each kind of model; the first is that of the
-    first model. `grid` holds the learning rates to choose from, and `hold_out` the share of the training images to
+    `small`: the model that it trains on images up to 64 pixels, which it takes as they are, if it has numbers for
+    such. `lengths`: where the number of images decides the epochs, how, for each kind of model; the first is that of
+    the first model. `grid` holds the learning rates to choose from, and `hold_out` the share of the training images to
     choose on, if its table has one.
     """
 
@@ -97,6 +98,7 @@ class Recipe:
     published: tuple[Published, ...] = ()
     data: str = "ImageNet"
     models: tuple[str, ...] = ()
+    small: str | None = None
     image: Callable[[str, DatasetInfo], int] | None = None
     objective: type[ObjectiveConfig] = SupervisedConfig
     family: Literal["vit", "bit", "any"] = "any"

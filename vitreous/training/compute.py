@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitreous.data.batch import Batch, batch_size, rows
 from vitreous.data.keys import key
 from vitreous.machine import thread_pool
+from vitreous.objectives.base import Objective
 from vitreous.training.flat import Flat
 from vitreous.training.parts import Part, ends
 from vitreous.training.ranks import Ranks
@@ -27,7 +28,7 @@ class Compute:
     nothing depends on who computes what.
     """
 
-    def __init__(self, objective: nn.Module, flat: Flat, run: Run, ranks: Ranks) -> None:
+    def __init__(self, objective: Objective, flat: Flat, run: Run, ranks: Ranks) -> None:
         self.objective, self.flat, self.run, self.ranks = objective, flat, run, ranks
         one_pass = run.accumulate == 1 and run.micro_batch is None and not run.reproducible
         self.sharded = ranks.joined and run.parallel == "fsdp"
@@ -52,6 +53,7 @@ class Compute:
         for part in parts:
             batch = next(batches)
             torch.manual_seed(int(key(self.run.seed, step, part.start - origin)) >> 1)
+            self.objective.idle = not part.share
             scalars.append(self.backward(batch, part, last=part is parts[-1]))
             if not (self.overlapped or self.sharded):
                 self.flat.collect()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -182,12 +183,32 @@ class Flat:
         start = self.spans[names[0]][0]
         return torch.stack([vector[a - start : b - start].norm() for a, b in (self.spans[name] for name in names)])
 
-    def clip(self, limit: float | None) -> Tensor:
-        """The norm of the whole gradient, which is scaled down to `limit` where it is longer."""
+    def clip(self, limit: float | None, by: str = "all") -> Tensor:
+        """The norm of the whole gradient, a scalar. Gradients longer than `limit` are scaled down to it: the whole one,
+        or `by` each `tensor`, or each `part`, which is what stands before the first dot of the names."""
         norm = self.norm()
-        if limit is not None:
+        if limit is not None and by == "all":
             self.master_grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+        elif limit is not None:
+            part = {name: name if by == "tensor" else name.partition(".")[0] for name in self.spans}
+            squares: dict[str, Tensor] = {}
+            for group, span in self.groups.items():
+                norms = self.norms(self.master_grad[span], self.names[group])
+                for name, own in zip(self.names[group], norms, strict=True):
+                    squares[part[name]] = squares.get(part[name], 0) + own.square()
+            for name, view in self.views(self.master_grad).items():
+                view.mul_((limit / (squares[part[name]].sqrt() + 1e-6)).clamp(max=1.0))
         return norm
+
+    @contextmanager
+    def holding(self, names: tuple[str, ...]) -> Iterator[None]:
+        """Leave these parameters as they are, whatever moves the masters within; their gradient becomes 0."""
+        masters, gradients = self.views(self.master), self.views(self.master_grad) if names else {}
+        before = {name: masters[name].clone() for name in names if name in masters}
+        for name in before:
+            gradients[name].zero_()
+        yield
+        copy_into({name: masters[name] for name in before}, before)
 
     def sync(self, step: int, decay: float | None = None) -> None:
         """After the masters moved for the `step`-th time (from 1): renew the working copy, and the average, which

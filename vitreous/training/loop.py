@@ -115,10 +115,12 @@ def move(state: State, scalars: dict[str, float], rate: float) -> None:
     flat, loss, values = state.flat, scalars["loss"], state.progress.values
     if state.scale != 1:
         flat.master_grad.mul_(1 / state.scale)
-    state.norm = float(flat.clip(state.run.optimizer.clip))
+    options = state.run.optimizer
+    state.norm = float(flat.clip(options.clip, options.clip_by))
     if not math.isfinite(loss + state.norm):
         return
-    state.optimizers.step(rate, values.get("weight_decay"))
+    with flat.holding(state.objective.held_back(state.progress)):
+        state.optimizers.step(rate, values.get("weight_decay"))
     state.updates += 1
     flat.sync(state.updates, values.get("ema"))
     with torch.no_grad():

@@ -76,6 +76,11 @@ class Ranks:
         dist.all_gather(gathered, padded)
         return [part[: int(length)] for part, length in zip(gathered, lengths, strict=True)]
 
+    def gather_rows(self, rows: Tensor) -> tuple[Tensor, int]:
+        """(n, ...) -> the rows of all processes, (N, ...), without gradient, and the number of the first of its own."""
+        parts = self.gather(rows.detach())
+        return torch.cat(parts), sum(map(len, parts[: self.rank]))
+
     def broadcast_text(self, text: str) -> str:
         """The leading process's text."""
         if self.world == 1:

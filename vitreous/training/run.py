@@ -58,7 +58,9 @@ class Optimizer:
     momentum: float = 0.9
     weight_decay: float = 0.05
     decay_on: Literal["matrices", "all"] = "matrices"
-    clip: float | None = 1.0  # of the global gradient norm
+    clip: float | None = 1.0  # of the gradient's norm
+    # whose norm: of the whole gradient, of each tensor's (DINO), or of each part's of the objective (DINOv2)
+    clip_by: Literal["all", "tensor", "part"] = "all"
     layer_decay: float = 1.0
     rates: tuple[tuple[str, float], ...] = ()
 
@@ -206,6 +208,11 @@ class Run:
             raise UsageError(
                 f"the samples of a batch see each other in the objective {self.objective.name}",
                 "leave out --shards, --micro-batch and --reproducible",
+            )
+        if self.batch_size < self.objective.least_batch:
+            raise UsageError(
+                f"{self.objective.name} compares images of a batch, and one of {self.batch_size} has too few",
+                f"use --batch-size {self.objective.least_batch} or more",
             )
         self.objective.check(self.model, self.data.classes, self.views)
         batches = -(-self.data.images // self.batch_size)

@@ -116,14 +116,16 @@ class Session:
         if run.recompute:
             recompute(model)
         multilabel = self.inputs.train.labels.ndim == 2 and bool(run.data.classes)
-        setting = Setting(run.seed, run.data.classes, multilabel, run.views, run.data.repeats, DTYPES[run.precision])
+        normalisation = (run.preprocess.mean, run.preprocess.std)
+        dtype = DTYPES[run.precision]
+        setting = Setting(run.seed, run.data.classes, multilabel, run.views, run.data.repeats, dtype, normalisation)
         objective = run.objective.build(model, setting)
-        objective.reduce = self.ranks.mean
+        objective.reduce, objective.gather = self.ranks.mean, self.ranks.gather_rows
         factor = partial(factor_of, run.optimizer, run.model)
         if self.ranks.joined and run.parallel == "fsdp":
-            flat = Sharded(objective, DTYPES[run.precision], device, self.ranks, run.ema, factor)
+            flat = Sharded(objective, dtype, device, self.ranks, run.ema, factor)
         else:
-            flat = Flat(objective, DTYPES[run.precision], device, run.ema, count_gradients(run, self.ranks), factor)
+            flat = Flat(objective, dtype, device, run.ema, count_gradients(run, self.ranks), factor)
         self.evaluators = objective.evaluators(self.inputs.train)
         scale = 2.0**16 if run.precision == "fp16" else 1.0
         return State(
@@ -162,6 +164,9 @@ class Session:
             line["loss_scale"] = state.scale
         self.record(line)
         self.health.line(figures["waiting"], state, self.inputs.cached is not None)
+        scalars = {name: total / max(state.counted, 1) for name, total in state.scalars.items()}
+        for name, text in state.objective.warnings(scalars, state.progress):
+            self.health.once(name, text)
         loss = state.losses / max(state.counted, 1)
         state.losses, state.counted, state.scalars = 0.0, 0, {}
         val = f"  val {self.last.leading[0]} {self.last.leading[1]:.1%}" if self.last else ""

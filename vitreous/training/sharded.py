@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vitreous.errors import UsageError
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective
 from vitreous.training.flat import Flat, Group, kind_of, named_tensors, warm
@@ -37,19 +36,18 @@ class Sharded(Flat):
 
         self.dtype, self.ranks, self.ema, self.device = dtype, ranks, ema, device
         self.module = module
-        refuse_moving_state(module)
         self.copy_deployed(torch.device("cpu"))
         whole = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
-        for parameter in module.parameters():
+        replicated = {parameter for child in module.children() if not learns(child) for parameter in child.parameters()}
+        for parameter in set(module.parameters()) - replicated:
             parameter.data = parameter.data.to(device, dtype)
         module.to(device)
         self.mesh = init_device_mesh(device.type, (ranks.world,))
-        for blocks in (
-            part for name, part in module.named_modules() if name.endswith("blocks") and isinstance(part, nn.ModuleList)
-        ):
-            for block in blocks:
-                fully_shard(block, mesh=self.mesh)
-        fully_shard(module, mesh=self.mesh)
+        for name, part in module.named_modules():
+            if name.endswith("blocks") and isinstance(part, nn.ModuleList) and not replicated & set(part.parameters()):
+                for block in part:
+                    fully_shard(block, mesh=self.mesh)
+        fully_shard(module, mesh=self.mesh, ignored_params=replicated)
         self.moving = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.parameters = self.local()
         self.spans = {}
@@ -126,22 +124,20 @@ class Sharded(Flat):
     @torch.no_grad()
     def averaged(self) -> Model:
         """The deployed module with the average, put together on the CPU. Every process has to call this."""
-        average = self.pieces(self.views(self.average))
+        average, live = self.pieces(self.views(self.average)), dict(named_tensors(self.module))
         for name, tensor in named_tensors(self.eval_module):
-            if self.shipped[name] in average:
-                tensor.copy_(average[self.shipped[name]].full_tensor())  # type: ignore[attr-defined]
+            own = self.shipped[name]
+            if own in average:
+                tensor.copy_(average[own].full_tensor())  # type: ignore[attr-defined]
+            elif own not in self.frozen:
+                tensor.copy_(live[own])
         return self.eval_module
 
 
-def refuse_moving_state(module: Objective) -> None:
-    """Raise UsageError for an objective with state that follows the weights: every process has a share of those."""
-    static = {id(p) for p in module.frozen_parameters()}
-    moving = [name for name, p in module.named_parameters() if not p.requires_grad and id(p) not in static]
-    moving += [name for name in module.state_dict() if name in dict(module.named_buffers())]
-    if moving:
-        raise UsageError(
-            f"--parallel fsdp cannot share out {moving[0]}, which follows the weights", "use --parallel ddp"
-        )
+def learns(module: nn.Module) -> bool:
+    """Whether any parameter requires a gradient. A part of an objective that does not, as a teacher, is whole in every
+    process."""
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def group_on_cpu() -> dist.ProcessGroup:

@@ -105,6 +105,11 @@ class BiTConfig:
         return 4 * self.width * self.factor * 2 ** (len(self.blocks) - 1)
 
     @property
+    def features(self) -> int:
+        """Channels of what the head reads."""
+        return self.width_out
+
+    @property
     def prefix(self) -> int:
         """Tokens in front of the map: none."""
         return 0

@@ -1,0 +1,334 @@
+"""DINO and DINOv2: losses against the loops of their docstrings, and the invariants of the papers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.views import MultiCrop
+from vitreous.errors import UsageError
+from vitreous.models.config import ViTConfig
+from vitreous.models.names import configure
+from vitreous.models.zoo import build
+from vitreous.objectives.base import Progress, Setting, alone, identity
+from vitreous.objectives.dino import DINO, DINOConfig, Head, HeadOptions, collapse, cross_views, describe_targets
+from vitreous.objectives.dinov2 import DINOv2, DINOv2Config, koleo, masked_cross_entropy, sinkhorn
+from vitreous.recipes.registry import example
+
+SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=0, width=32, depth=2, heads=2, hidden=64)
+HEAD = {"prototypes": 24, "head_width": 32, "bottleneck": 16}
+VIEWS = MultiCrop(locals=3, local_image=(16, 16))
+PROGRESS = Progress(0, 0, 100, {"teacher_temperature": 0.05, "momentum": 0.9})
+
+
+def objective(kind=DINO, config=None, model=SMALL, **settings):
+    """An objective on a small model, in training."""
+    torch.manual_seed(0)
+    config = config or {DINO: DINOConfig, DINOv2: DINOv2Config}[kind](**HEAD, **settings)
+    return kind(build(model), config, Setting(views=VIEWS)).train()
+
+
+def batch_for(own, images=4):
+    """A prepared batch of random views."""
+    generator = torch.Generator().manual_seed(1)
+    batch = {
+        "images": torch.randn(images, 2, 3, 32, 32, generator=generator),
+        "local": torch.randn(images, 3, 3, 16, 16, generator=generator),
+        "positions": torch.arange(images),
+        "samples": torch.arange(images),
+    }
+    return own.prepare(batch, PROGRESS)
+
+
+def test_pairs_of_different_views_are_compared():
+    targets, logits = torch.randn(5, 2, 7).softmax(-1), torch.randn(5, 10, 7) * 3
+    pairs = [
+        -(targets[:, i] * logits[:, v].log_softmax(-1)).sum(-1).mean() for i in range(2) for v in range(10) if v != i
+    ]
+    assert len(pairs) == 18
+    assert cross_views(targets, logits).item() == pytest.approx(torch.stack(pairs).mean().item(), rel=1e-6)
+
+
+def test_uniform_outputs_have_the_loss_ln_k():
+    targets, logits = torch.full((3, 2, 64), 1 / 64), torch.zeros(3, 5, 64)
+    assert cross_views(targets, logits).item() == pytest.approx(math.log(64), rel=1e-6)
+
+
+@pytest.mark.parametrize(("width", "count"), [(384, 22_352_128), (768, 23_138_560)])
+def test_heads_have_the_published_parameters(width, count):
+    with torch.device("meta"):
+        head = Head(width, HeadOptions())
+    lengths = 65536  # which the authors' code counts, though they are one
+    assert sum(p.numel() for p in head.parameters()) + lengths == count
+
+
+def test_lengths_of_prototypes_are_learned_where_asked():
+    head, x = Head(32, HeadOptions(**HEAD, unit_prototypes=False)), torch.randn(3, 32)
+    before = head(x)
+    head.lengths.data.mul_(2)
+    assert torch.allclose(head(x), 2 * before)
+
+
+@pytest.mark.parametrize(
+    ("width", "bottleneck", "count"),
+    [(1024, 384, 57_545_088), (1024, 256, 40_505_600), (1536, 384, 58_593_664), (1536, 256, 41_554_176)],
+)
+def test_heads_of_dinov2_have_the_published_parameters(width, bottleneck, count):
+    with torch.device("meta"):
+        head = Head(width, HeadOptions(131072, bottleneck=bottleneck, unit_prototypes=False))
+    assert sum(p.numel() for p in head.parameters()) == count
+
+
+def test_a_head_is_the_cosine_to_unit_prototypes():
+    head, x = Head(32, HeadOptions(**HEAD)), torch.randn(3, 32)
+    hidden = x
+    for number, layer in enumerate(head.mlp):
+        hidden = layer(F.gelu(hidden) if number else hidden)
+    expected = F.cosine_similarity(hidden[:, None], head.prototypes.weight[None], dim=-1)
+    assert torch.allclose(head(x), expected, atol=1e-6)
+
+
+def test_the_centre_follows_after_the_step_and_is_not_used_within_it():
+    own = objective()
+    batch = batch_for(own)
+    before = own(batch)["loss"]
+    assert own.centre.abs().max() == 0
+    answers = own.answer(batch["images"])
+    own.after_step(PROGRESS)
+    assert torch.allclose(own.centre, 0.1 * answers.mean((0, 1)), atol=1e-6)
+    assert own.outputs.abs().max() == 0 and own(batch)["loss"] != before
+
+
+def test_the_teacher_has_no_gradient_and_follows_by_its_momentum():
+    own = objective(model=replace(SMALL, drop_path=0.5))
+    own(batch_for(own))["loss"].backward()
+    assert all(p.grad is None and not p.requires_grad for p in own.teacher.parameters())
+    assert not own.teacher.training and own.model.training
+    moved = {name: p + 1 for name, p in own.model.state_dict().items()}
+    own.model.load_state_dict(moved)
+    before = {name: p.clone() for name, p in own.teacher.state_dict().items()}
+    own.after_step(PROGRESS)
+    for name, p in own.teacher.state_dict().items():
+        assert torch.allclose(p, 0.9 * before[name] + 0.1 * moved[name], atol=1e-6)
+    own.after_step(PROGRESS._replace(values={"momentum": 1.0}))
+
+
+def test_a_momentum_of_one_keeps_the_teacher():
+    own = objective()
+    own.model.load_state_dict({name: p + 1 for name, p in own.model.state_dict().items()})
+    before = {name: p.clone() for name, p in own.teacher.state_dict().items()}
+    own(batch_for(own))
+    own.after_step(PROGRESS._replace(values={"momentum": 1.0}))
+    assert all(torch.equal(p, before[name]) for name, p in own.teacher.state_dict().items())
+
+
+def test_local_views_count():
+    own = objective()
+    batch = batch_for(own)
+    with_locals = own(batch)["loss"]
+    assert own({**batch, "local": batch["local"] + 1})["loss"] != with_locals
+    assert torch.isfinite(own({**batch, "local": batch["local"][:, :0]})["loss"])
+
+
+@pytest.mark.parametrize("kind", [DINO, DINOv2])
+def test_prototypes_are_held_back_at_the_start_alone(kind):
+    own = objective(kind)
+    names = dict(own.named_parameters())
+    assert "head.prototypes.weight" in own.held_back(Progress(0, 0, 1000))
+    assert own.held_back(Progress(10, 10, 1000)) == ()
+    assert "head.prototypes.weight" in names
+
+
+def test_masked_patches_are_weighed_by_their_image():
+    masks = torch.zeros(3, 8, dtype=torch.bool)
+    masks[0, :2] = masks[2, 3:8] = True
+    targets, logits = torch.randn(7, 5).softmax(-1), torch.randn(7, 5)
+    terms = -(targets * logits.log_softmax(-1)).sum(-1)
+    expected = (terms[:2].mean() + terms[2:].mean()) / 3
+    assert masked_cross_entropy(targets, logits, masks).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert masked_cross_entropy(targets[:0], logits[:0], masks & False) == 0
+
+
+def test_koleo_looks_for_the_nearest_other():
+    features = torch.randn(6, 10)
+    x = F.normalize(features, dim=-1)
+    total = 0.0
+    for i in range(6):
+        nearest = max((float(x[i] @ x[j]), j) for j in range(6) if j != i)[1]
+        total -= math.log(float((x[i] - x[nearest] + 1e-8).norm()) + 1e-8) / 6
+    assert koleo(features, alone).item() == pytest.approx(total, rel=1e-5)
+    assert koleo(torch.eye(4), alone).item() == pytest.approx(-math.log(2) / 2, rel=1e-5)
+    assert koleo(torch.ones(3, 8), alone).item() == pytest.approx(17.08, abs=0.01)
+    assert torch.isfinite(koleo(torch.ones(3, 16, dtype=torch.float16), alone))
+
+
+def test_koleo_of_parts_is_koleo_of_the_whole():
+    whole = torch.randn(8, 5, requires_grad=True)
+    loss = koleo(whole, alone)
+    (expected,) = torch.autograd.grad(loss, whole)
+    parts = []
+    for start in (0, 4):
+        rows = F.normalize(whole.detach(), dim=-1)
+        own = whole[start : start + 4]
+        part = koleo(own, lambda _, rows=rows, start=start: (rows, start))
+        assert part.item() == pytest.approx(loss.item(), rel=1e-6)
+        parts.append(part * 4 / 8)  # as a process's loss is weighed
+    (gradient,) = torch.autograd.grad(sum(parts), whole)
+    assert torch.allclose(gradient, expected, atol=1e-6)
+
+
+def test_koleo_of_one_is_nothing_and_such_batches_are_refused():
+    assert koleo(torch.randn(1, 4), alone) == 0
+    run = example("dinov2")
+    with pytest.raises(UsageError, match="--batch-size 2"):
+        replace(run, batch_size=1)
+
+
+def test_an_idle_batch_counts_nowhere():
+    own = objective()
+    batch = batch_for(own)
+    own.idle = True
+    own(batch)
+    assert own.outputs.abs().max() == 0
+    assert koleo(torch.randn(3, 4), alone, idle=True) == 0
+    brought = []
+    sinkhorn(torch.randn(3, 5), lambda values: brought.append(values) or values, idle=True)
+    assert all(values.abs().max() == 0 for values in brought)
+
+
+def test_sinkhorn_is_the_loop_of_its_docstring():
+    scores = torch.randn(9, 5) * 4
+    q = scores.exp() / scores.exp().sum()
+    for _ in range(3):
+        q = q / q.sum(0) / 5
+        q = q / q.sum(1, keepdim=True) / 9
+    assert torch.allclose(sinkhorn(scores, identity), q * 9, atol=1e-6)
+    large = sinkhorn(scores * 300, identity)
+    assert torch.isfinite(large).all() and torch.allclose(large.sum(1), torch.ones(9), atol=1e-5)
+    assert sinkhorn(scores[:0], identity).shape == (0, 5)
+
+
+def test_sinkhorn_of_parts_is_sinkhorn_of_the_whole():
+    """Two processes, simulated step by step: each `reduce` is the mean of what both bring."""
+    scores = torch.randn(10, 6) * 3
+    parts, whole = [scores[:3], scores[3:]], sinkhorn(scores, identity)
+    import threading
+
+    barrier, brought, outcome = threading.Barrier(2), [None, None], [None, None]
+
+    def work(rank):
+        def reduce(values):
+            brought[rank] = values
+            barrier.wait()
+            mean = (brought[0] + brought[1]) / 2
+            barrier.wait()
+            return mean
+
+        outcome[rank] = sinkhorn(parts[rank], reduce)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert torch.allclose(torch.cat(outcome), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("centring", ["moving", "sinkhorn"])
+@pytest.mark.parametrize("patch_prototypes", [0, 12])
+def test_dinov2_learns_all_it_has(centring, patch_prototypes):
+    own = objective(DINOv2, centring=centring, patch_prototypes=patch_prototypes)
+    outputs = own(batch_for(own))
+    outputs["loss"].backward()
+    assert {name for name, p in own.named_parameters() if p.requires_grad and p.grad is None} == set()
+    expected = outputs["dino"] + outputs["ibot"] + 0.1 * outputs["koleo"]
+    assert outputs["loss"].item() == pytest.approx(expected.item(), rel=1e-6)
+    own.after_step(PROGRESS)
+    assert (own.centre.abs().max() > 0) == (centring == "moving")
+
+
+def test_masked_tokens_are_the_mask_token_at_their_place():
+    own = objective(DINOv2)
+    own.mask_token.data.normal_()
+    images, masks = torch.randn(2, 3, 32, 32), torch.zeros(2, 16, dtype=torch.bool)
+    masks[0, 5] = True
+    features, patches = own.encode(images, masks)
+    assert patches.shape == (1, 32)
+    images[0, :, 8:16, 8:16] = 9.0  # the masked patch
+    again, _ = own.encode(images, masks)
+    assert torch.allclose(features, again, atol=1e-6)
+    assert torch.allclose(own.encode(images, masks & False)[0], own.model(images), atol=1e-5)
+
+
+def test_about_half_of_the_views_are_masked():
+    own = objective(DINOv2)
+    masks = batch_for(own, 64)["masks"].flatten(2)
+    happened = masks.any(-1).float().mean().item()
+    assert 0.3 < happened < 0.7 and masks.float().mean(-1).max() <= 0.5
+
+
+@pytest.mark.parametrize("kind", [DINO, DINOv2])
+def test_it_overfits(kind):
+    own = objective(kind, unit_prototypes=True)
+    batch, first = batch_for(own, 8), None
+    moving = [p for p in own.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(moving, 2e-3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        outputs = own(batch)
+        outputs["loss"].backward()
+        first = first or outputs["loss"].item()
+        optimizer.step()
+        own.after_step(PROGRESS)
+    assert outputs["loss"].item() < first
+    assert 0.05 < outputs["teacher_entropy"].item() < math.log(24)
+
+
+@pytest.mark.parametrize(
+    ("config", "views", "text"),
+    [
+        (DINOConfig(), Augment(), "views of the kind multicrop"),
+        (DINOConfig(), MultiCrop(local_image=(20, 20)), "20"),
+        (DINOv2Config(), Augment(), "views of the kind multicrop"),
+    ],
+)
+def test_what_cannot_be_is_refused(config, views, text):
+    with pytest.raises(UsageError, match=text):
+        config.check(SMALL, (), views)
+
+
+def test_resnets_are_students_of_dino_alone():
+    resnet = configure("BiT-R50x1")
+    DINOConfig().check(resnet, (), MultiCrop())
+    with pytest.raises(UsageError, match="plain ViT"):
+        DINOv2Config().check(resnet, (), MultiCrop())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"prototypes": 0}, {"temperature": 0}, {"centre_momentum": 2}, {"mask_shares": (0.5, 0.1)}]
+)
+def test_numbers_that_cannot_be_are_refused(settings):
+    with pytest.raises(UsageError):
+        DINOv2Config(**settings)
+    if "mask_shares" not in settings:
+        with pytest.raises(UsageError):
+            DINOConfig(**settings)
+
+
+def test_a_collapse_is_told_with_what_mends_it():
+    later = Progress(10, 10, 100)
+    one = torch.zeros(8, 16)
+    one[:, 3] = 1
+    features = torch.randn(8, 4)
+    for targets, name in ((one, "one prototype"), (torch.full((8, 16), 1 / 16), "uniform teacher")):
+        scalars = {key: value.item() for key, value in describe_targets(targets, features).items()}
+        assert [told for told, _ in collapse(scalars, 16, later)] == [name]
+        assert not list(collapse(scalars, 16, Progress(1, 1, 100)))
+    healthy = {key: value.item() for key, value in describe_targets(torch.eye(8, 16), features).items()}
+    assert healthy["teacher_entropy"] == pytest.approx(0, abs=1e-6)
+    assert healthy["prototype_entropy"] == pytest.approx(math.log(8), rel=1e-5)
+    assert not list(collapse(healthy, 16, later))
+    assert describe_targets(one, torch.ones(8, 4))["feature_deviation"] == 0

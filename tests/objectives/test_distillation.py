@@ -1,0 +1,151 @@
+"""Learning from a teacher: DeiT's losses, and what the teacher is shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import vitreous
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError, WeightsError
+from vitreous.models.config import ViTConfig
+from vitreous.models.zoo import build
+from vitreous.objectives.base import Progress, Setting
+from vitreous.objectives.distillation import Distillation, DistillationConfig
+from vitreous.objectives.supervised import cross_entropy
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Classification, Features
+
+CLASSES = ("ant", "bee", "cat")
+PLAIN = ViTConfig(image=(16, 16), patch=(4, 4), classes=3, width=32, depth=2, heads=2, hidden=64)
+TOKEN = replace(PLAIN, pool="distilled")
+SETTING = Setting(classes=CLASSES, views=Augment(), normalisation=((0.5,) * 3, (0.5,) * 3))
+
+
+def bundle(classes=CLASSES, task=None, **preprocess):
+    """A teacher with random weights."""
+    torch.manual_seed(5)
+    model = build(replace(PLAIN, channels=preprocess.get("channels", 3), classes=len(classes)))
+    torch.nn.init.normal_(model.head.weight)
+    return Bundle(model.eval(), task or Classification(classes), Preprocess((16, 16), **preprocess), {})
+
+
+def student(config=TOKEN, teacher=None, setting=SETTING, **options):
+    """A student with random heads, and a prepared batch."""
+    torch.manual_seed(0)
+    model = build(config)
+    for layer in (p for name, p in model.named_parameters() if name.startswith("head.") and p.ndim == 2):
+        torch.nn.init.normal_(layer)
+    own = Distillation(model, DistillationConfig(teacher="t", **options), setting, teacher or bundle()).train()
+    batch = {
+        "images": torch.randn(6, 3, 16, 16),
+        "labels": torch.tensor([0, 1, 2, 0, 1, 2]),
+        "positions": torch.arange(6),
+        "samples": torch.arange(6),
+    }
+    return own, own.prepare(batch, Progress())
+
+
+def heads_of(own, batch):
+    """The logits of the two heads."""
+    tokens = own.model.features(batch["images"])
+    return own.model.head.label(tokens[:, 0]), own.model.head.teacher(tokens[:, 1])
+
+
+def test_the_hard_loss_is_the_cross_entropy_with_the_teachers_class():
+    own, batch = student(alpha=0.3, smoothing=0.1)
+    label, taught = heads_of(own, batch)
+    expected = 0.7 * cross_entropy(label, batch["labels"], smoothing=0.1)
+    expected += 0.3 * F.cross_entropy(taught, batch["answers"].argmax(1))  # not smoothed
+    assert own(batch)["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("reduction", "divisor"), [("batchmean", 1), ("official", 3)])
+def test_the_soft_loss_is_the_divergence_at_a_temperature(reduction, divisor):
+    own, batch = student(kind="soft", alpha=0.5, temperature=3.0, reduction=reduction)
+    label, taught = heads_of(own, batch)
+    p, q = ((z / 3).softmax(1) for z in (batch["answers"], taught))
+    divergence = 9 * (p * (p / q).log()).sum(1).mean() / divisor
+    expected = 0.5 * cross_entropy(label, batch["labels"]) + 0.5 * divergence
+    assert own(batch)["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_alpha_of_zero_is_learning_from_labels_alone():
+    own, batch = student(alpha=0.0)
+    loss = own(batch)["loss"]
+    loss.backward()
+    assert loss.item() == pytest.approx(cross_entropy(heads_of(own, batch)[0], batch["labels"]).item(), rel=1e-5)
+    assert own.model.head.teacher.weight.grad.abs().max() == 0
+
+
+def test_a_model_without_the_token_learns_both_with_one_head():
+    own, batch = student(PLAIN, alpha=0.4)
+    logits = own.model(batch["images"])
+    expected = 0.6 * F.cross_entropy(logits, batch["labels"]) + 0.4 * F.cross_entropy(
+        logits, batch["answers"].argmax(1)
+    )
+    assert own(batch)["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_model_answers_with_the_mean_of_its_heads():
+    own, batch = student()
+    label, taught = heads_of(own.eval(), batch)
+    assert torch.allclose(own.deployed()(batch["images"]), (label + taught) / 2, atol=1e-5)
+
+
+def test_the_teacher_sees_the_students_images_mixed_as_they_are_in_its_own_normalisation():
+    teacher = bundle(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
+    setting = replace(SETTING, views=Augment(mixup=0.8))
+    own, batch = student(teacher=teacher, setting=setting)
+    pixels = batch["images"] * 0.5 + 0.5
+    mean, std = (torch.tensor(n).view(3, 1, 1) for n in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.1)))
+    with torch.no_grad():
+        assert torch.allclose(batch["answers"], teacher.model((pixels - mean) / std), atol=1e-5)
+    assert batch["labels"].ndim == 2 and batch["labels"].sum(1).allclose(torch.ones(6))
+    assert not own.teacher.training and all(not p.requires_grad for p in own.teacher.parameters())
+
+
+def test_classes_are_put_in_the_students_order():
+    swapped = bundle(("cat", "ant", "bee"))
+    own, batch = student(teacher=swapped)
+    with torch.no_grad():
+        assert torch.allclose(batch["answers"], swapped.model(batch["images"])[:, [1, 2, 0]], atol=1e-5)
+    assert own.order == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("teacher", "text"),
+    [
+        (lambda: bundle(("ant", "bee", "dog")), "'cat' of the data"),
+        (lambda: bundle(("ant", "bee", "cat", "dog")), "4 classes"),
+        (lambda: bundle(task=Features()), "no classes"),
+        (lambda: bundle(channels=1, mean=(0.5,), std=(0.5,)), "1 channels"),
+    ],
+)
+def test_teachers_that_do_not_fit_are_refused(teacher, text):
+    with pytest.raises(UsageError, match=text):
+        student(teacher=teacher())
+
+
+def test_a_teacher_is_named_and_read(tmp_path):
+    with pytest.raises(UsageError, match=r"--objective\.teacher"):
+        DistillationConfig().build(build(TOKEN), SETTING)
+    with pytest.raises((UsageError, WeightsError)):
+        DistillationConfig(teacher=str(tmp_path / "none")).build(build(TOKEN), SETTING)
+
+
+def test_a_run_learns_from_a_run(folder, tmp_path):
+    usual = {"workers": 0, "device": "cpu", "epochs": 1.0, "batch_size": 8, "seed": 1, "precision": "fp32"}
+    vitreous.train(str(folder), out=str(tmp_path / "teacher"), model="ViT-32x2/8", image_size=32, **usual)
+    settings = {"objective.teacher": [str(tmp_path / "teacher")]}
+    out = tmp_path / "student"
+    vitreous.train(
+        str(folder), recipe="distil", out=str(out), model="ViT-32x1/8", image_size=32, settings=settings, **usual
+    )
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
+    assert any("val/top1" in line for line in lines) and (out / "model" / "weights.safetensors").is_file()

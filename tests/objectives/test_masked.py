@@ -1,0 +1,142 @@
+"""Masked patch prediction: the three targets and the corruption of the paper's appendix B.1.2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.masks import MASK
+from vitreous.data.augmentation.views import MultiCrop
+from vitreous.errors import UsageError
+from vitreous.models.config import ViTConfig
+from vitreous.models.names import configure
+from vitreous.models.zoo import build
+from vitreous.objectives.base import Progress, Setting
+from vitreous.objectives.masked import MaskedPatches, MaskedPatchesConfig, shrink
+
+SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=0, width=32, depth=2, heads=2, hidden=64)
+RGB = Setting(seed=1, normalisation=((0.4, 0.5, 0.6), (0.2, 0.25, 0.3)))
+TARGETS = ("mean-colour", "small-colours", "pixels")
+
+
+def batch_of(pixels, setting=RGB):
+    """A batch as the loader gives it, of pixels in 0 .. 1."""
+    mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in setting.normalisation)
+    return {
+        "images": (pixels - mean) / std,
+        "positions": torch.arange(len(pixels)),
+        "samples": torch.arange(len(pixels)),
+    }
+
+
+def masked(target="mean-colour", config=SMALL, **settings):
+    """An objective on a small model."""
+    torch.manual_seed(0)
+    return MaskedPatches(build(config), MaskedPatchesConfig(target=target, **settings), RGB)
+
+
+def test_half_of_the_patches_are_predicted_four_fifths_of_them_masked():
+    objective = MaskedPatches(build(replace(configure("ViT-Ti/16"), classes=0, depth=1)), setting=RGB)
+    batch = objective.prepare(batch_of(torch.rand(64, 3, 224, 224)), Progress())
+    source, places = batch["source"], batch["places"]
+    assert source.shape == (64, 196) and places.shape == (64, 98)
+    chosen = torch.zeros(64, 196, dtype=torch.bool).scatter_(1, places, True)
+    itself = torch.arange(196).expand(64, 196)
+    assert (source[~chosen] == itself[~chosen]).all()
+    shares = [(source[chosen] == MASK).float().mean(), (source[chosen] == itself[chosen]).float().mean()]
+    assert shares[0].item() == pytest.approx(0.8, abs=0.02) and shares[1].item() == pytest.approx(0.1, abs=0.02)
+
+
+def test_a_mean_colour_is_three_bits_a_channel():
+    objective, pixels = masked(share=1.0), torch.zeros(1, 3, 32, 32)
+    pixels[0, 0], pixels[0, 1], pixels[0, 2] = 1.0, 0.51, 0.13  # levels 7, 4 and 1
+    pixels[0, 2, :4, :8] = 0.9  # half of the first patch: mean 0.515, level 4
+    batch = objective.prepare(batch_of(pixels), Progress())
+    colours = torch.zeros(16, dtype=torch.int64).scatter_(0, batch["places"][0], batch["targets"][0])
+    assert colours[0] == 64 * 7 + 8 * 4 + 4 and (colours[1:] == 64 * 7 + 8 * 4 + 1).all()
+
+
+def test_small_colours_are_those_of_the_patch_shrunk_to_four_by_four():
+    objective, pixels = masked("small-colours"), torch.rand(2, 3, 32, 32)
+    batch = objective.prepare(batch_of(pixels), Progress())
+    place = int(batch["places"][1, 3])
+    row, column = divmod(place, 4)
+    patch = pixels[1, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
+    levels = (torch.nn.functional.avg_pool2d(patch, 2) * 8).floor().clamp(max=7).long()
+    expected = 64 * levels[0] + 8 * levels[1] + levels[2]
+    agree = (batch["targets"][1, 3] == expected.flatten()).float().mean()
+    assert batch["targets"].shape == (2, 8, 16) and agree > 0.9  # a level at an edge may round the other way
+
+
+@pytest.mark.parametrize(("side", "length"), [(4, 8), (4, 14), (4, 4), (1, 6)])
+def test_shrinking_is_adaptive_pooling(side, length):
+    patches = torch.rand(3, 5, length, length)
+    expected = torch.nn.functional.adaptive_avg_pool2d(patches, side).flatten(-2)
+    assert torch.allclose(shrink(patches, side, 2), expected, atol=1e-6)
+
+
+def test_pixels_are_those_of_the_images():
+    objective = masked("pixels")
+    batch = objective.prepare(batch_of(torch.rand(2, 3, 32, 32)), Progress())
+    row, column = divmod(int(batch["places"][0, 0]), 4)
+    patch = batch["images"][0, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
+    assert torch.equal(batch["targets"][0, 0], patch.flatten())
+
+
+def test_the_loss_begins_at_ln_of_the_colours():
+    for target in ("mean-colour", "small-colours"):
+        objective = masked(target)
+        loss = objective(objective.prepare(batch_of(torch.rand(2, 3, 32, 32)), Progress()))["loss"]
+        assert loss.item() == pytest.approx(torch.tensor(512.0).log().item(), rel=1e-6)  # the head starts at zero
+
+
+def test_what_is_masked_is_not_seen():
+    objective = masked(masked=1.0, swapped=0.0)
+    objective.head.weight.data.normal_()
+    batch = objective.prepare(batch_of(torch.rand(1, 3, 32, 32)), Progress())
+    row, column = divmod(int(batch["places"][0, 0]), 4)
+    before = objective(batch)["loss"]
+    batch["images"][0, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = 9.0
+    assert torch.equal(objective(batch)["loss"], before)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_it_overfits(target):
+    objective = masked(target)
+    batch = objective.prepare(
+        batch_of(torch.rand(8, 3, 4, 4).repeat_interleave(8, 2).repeat_interleave(8, 3)), Progress()
+    )
+    optimizer = torch.optim.AdamW(objective.parameters(), 5e-3)
+    first = objective(batch)["loss"].item()
+    for _ in range(120):
+        optimizer.zero_grad()
+        loss = objective(batch)["loss"]
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < first / 3
+    assert {name for name, p in objective.named_parameters() if p.grad is None} == set()
+
+
+@pytest.mark.parametrize(
+    ("settings", "change", "text"),
+    [
+        ({"share": 0.01}, {}, "is none"),
+        ({"share": 1.5}, {}, "cannot be"),
+        ({"masked": 0.9, "swapped": 0.2}, {}, "cannot be"),
+        ({"target": "mean-colour"}, {"channels": 5}, "pixels"),
+        ({"target": "small-colours"}, {"patch": (2, 2)}, "smaller"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings, change, text):
+    with pytest.raises(UsageError, match=text):
+        MaskedPatchesConfig(**settings).check(replace(SMALL, **change), (), Augment())
+
+
+def test_other_models_and_views_are_refused():
+    with pytest.raises(UsageError, match="plain ViT"):
+        MaskedPatchesConfig().check(configure("R50+ViT-B/16"), (), Augment())
+    with pytest.raises(UsageError, match="views of the kind augment"):
+        MaskedPatchesConfig().check(SMALL, (), MultiCrop())

@@ -1,0 +1,256 @@
+"""DINO, self-distillation without labels (arXiv:2104.14294): a student sees every view of an image and matches what a
+teacher, its moving average, says of the global ones.
+
+B images, V views of which 2 are global, K prototypes, D width.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.data.augmentation.views import GLOBAL, MultiCrop
+from vitreous.data.batch import Batch
+from vitreous.errors import UsageError
+from vitreous.models.config import ModelConfig
+from vitreous.models.cost import computed
+from vitreous.models.zoo import Model
+from vitreous.objectives.base import ObjectiveConfig, Progress, Setting
+from vitreous.objectives.unlabelled import Unlabelled, check_views
+
+STARTED = 0.05  # share of a run before which features say nothing
+UNIFORM = 0.999  # of ln K: an entropy from which a teacher says nothing
+ONE = 0.05  # nats: an entropy of the mean target up to which one prototype has all images
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """The head between features and prototypes: `head_layers` of `head_width`, the last of `bottleneck` channels.
+
+    `unit_prototypes`: the `prototypes` have length one (`norm_last_layer`), else their lengths are learned.
+    """
+
+    prototypes: int = 65536
+    head_layers: int = 3
+    head_width: int = 2048
+    bottleneck: int = 256
+    unit_prototypes: bool = True
+
+
+@dataclass(frozen=True)
+class DINOConfig(HeadOptions, ObjectiveConfig):
+    """DINO; the defaults are those of the authors' code.
+
+    `temperature` is the student's; the teacher's is the schedule `teacher_temperature`, and the schedule `momentum` the
+    share of itself that the teacher keeps at a step. `centre_momentum` is that of the mean of the teacher's outputs,
+    which is taken away from them. The prototypes stay as they are for the first share `frozen` of the run. Raises
+    UsageError for numbers that cannot be.
+    """
+
+    splittable: ClassVar[bool] = False
+
+    name: Literal["dino"] = "dino"
+    temperature: float = 0.1
+    centre_momentum: float = 0.9
+    frozen: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_head(self)
+        if self.temperature <= 0 or not 0 <= self.centre_momentum <= 1:
+            raise UsageError("a temperature is above 0, a momentum from 0 to 1")
+
+    def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
+        """Raise UsageError for a single view, and local views that no patch divides."""
+        check_views(views, MultiCrop, self.name)
+        if views.locals:
+            model.check_image(views.local_image)
+
+    def build(self, model: Model, setting: Setting) -> DINO:
+        """The objective of an encoder."""
+        return DINO(model, self, setting)
+
+
+def check_head(options: HeadOptions) -> None:
+    """Raise UsageError for a head that cannot be."""
+    if min(options.prototypes, options.head_layers, options.head_width, options.bottleneck) < 1:
+        raise UsageError("prototypes, head_layers, head_width and bottleneck must be at least 1")
+
+
+class Head(nn.Module):
+    """MLP with GELU, then the cosine to each prototype, times its length: (..., D) -> (..., K)."""
+
+    def __init__(self, width: int, config: HeadOptions) -> None:
+        super().__init__()
+        widths = [width, *[config.head_width] * (config.head_layers - 1), config.bottleneck]
+        layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
+        for layer in layers:
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+        self.mlp = nn.ModuleList(layers)
+        self.prototypes = nn.Linear(config.bottleneck, config.prototypes, bias=False)
+        self.lengths = None if config.unit_prototypes else nn.Parameter(torch.ones(config.prototypes, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., K) float32."""
+        for number, layer in enumerate(self.mlp):
+            x = layer(F.gelu(x) if number else x)
+        prototypes = F.normalize(self.prototypes.weight.float(), dim=-1)
+        if self.lengths is not None:
+            prototypes = prototypes * self.lengths.float()
+        return F.linear(F.normalize(x.float(), dim=-1), prototypes)
+
+
+class DINO(Unlabelled):
+    """Cross-entropy of the student's views with the teacher's, in nats, mean over all pairs of different views.
+
+    Takes {"images": (B, 2, C, *image), "local": (B, V - 2, C, *local image)}. The teacher's parameters are float32
+    state that follows the student's after each step.
+    """
+
+    logged: ClassVar[tuple[str, ...]] = ("teacher_entropy", "prototype_entropy", "feature_deviation")
+    centre: Tensor
+    temperature: Tensor
+    outputs: Tensor
+
+    def __init__(self, model: Model, config: DINOConfig = DINOConfig(), setting: Setting = Setting()) -> None:  # noqa: B008
+        super().__init__()
+        self.config, self.setting = config, setting
+        self.model, self.head = model, Head(model.config.features, config)
+        self.teacher: Model = copy.deepcopy(model).requires_grad_(False)
+        self.teacher_head = copy.deepcopy(self.head).requires_grad_(False)
+        self.model.any_size = self.teacher.any_size = True
+        self.register_buffer("centre", torch.zeros(config.prototypes))
+        self.register_buffer("temperature", torch.tensor(0.04), persistent=False)
+        #: the sum of the teacher's outputs since the last step, and their number
+        self.register_buffer("outputs", torch.zeros(config.prototypes + 1), persistent=False)
+
+    def train(self, mode: bool = True) -> DINO:
+        """The teacher has neither dropout nor stochastic depth."""
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+        """Set the teacher's temperature."""
+        self.temperature.fill_(progress.values.get("teacher_temperature", 0.04))
+        return batch
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        images = batch["images"]
+        with torch.no_grad():
+            answers = self.answer(images)
+            add_outputs(self.outputs, answers.flatten(0, 1), self.idle)
+            targets = ((answers - self.centre) / self.temperature).softmax(-1)
+        features = [self.model(batch[name].flatten(0, 1)) for name in ("images", "local") if batch[name].shape[1]]
+        counts = [batch[name].shape[1] for name in ("images", "local") if batch[name].shape[1]]
+        logits = self.head(torch.cat(features)) / self.config.temperature
+        rows = [part.unflatten(0, (len(images), -1)) for part in logits.split([len(images) * n for n in counts])]
+        loss = cross_views(targets, torch.cat(rows, 1))
+        return {"loss": loss, **describe_targets(targets, features[0])}
+
+    def answer(self, images: Tensor) -> Tensor:
+        """(B, 2, C, *image) -> (B, 2, K) float32: what the teacher says."""
+        dtype = images.dtype
+        with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
+            features = self.teacher(images.flatten(0, 1))
+        return self.teacher_head(features.float()).unflatten(0, images.shape[:2])
+
+    def after_step(self, progress: Progress) -> None:
+        """Let the teacher follow the student, and the centre the teacher's outputs of this step."""
+        momentum = progress.values.get("momentum", 0.996)
+        follow((self.model, self.head), (self.teacher, self.teacher_head), momentum)
+        mean = self.reduce(self.outputs)
+        self.centre.lerp_(mean[:-1] / mean[-1], 1 - self.config.centre_momentum)
+        self.outputs.zero_()
+
+    def deployed(self) -> Model:
+        """The teacher."""
+        return self.teacher
+
+    def warnings(self, scalars: Mapping[str, float], progress: Progress) -> Iterator[tuple[str, str]]:
+        """A collapse: every image has the same target, or none has one."""
+        return collapse(scalars, self.config.prototypes, progress)
+
+    def held_back(self, progress: Progress) -> tuple[str, ...]:
+        """The prototypes, at the start of the run."""
+        return ("head.prototypes.weight", "head.lengths") if progress.done < self.config.frozen else ()
+
+    def flops(self, progress: Progress) -> float:
+        """Three passes of the student over every view, one of the teacher over the global ones; heads included."""
+        views, shape = self.setting.views, self.teacher.config
+        head = sum(weight.numel() for weight in self.head.parameters() if weight.ndim == 2)
+        large, small = computed(shape) + head, computed(shape, views.local_image) + head if views.locals else 0
+        return 2 * (4 * GLOBAL * large + 3 * views.locals * small)
+
+
+def add_outputs(outputs: Tensor, answers: Tensor, idle: bool) -> None:
+    """Add (n, K) answers to (K + 1,) `outputs`: their sum, and their number; nothing where the batch is `idle`."""
+    if not idle:
+        outputs += torch.cat([answers.sum(0), answers.new_tensor([float(len(answers))])])
+
+
+def cross_views(targets: Tensor, logits: Tensor) -> Tensor:
+    """(B, 2, K) probabilities q, (B, V, K) logits s -> a scalar: the mean over pairs i, v != i of -sum_k q_ik log p_vk.
+
+        for i in range(2): for v in range(V): if v != i: loss -= (q[:, i] * log_softmax(s[:, v])).sum(-1).mean()
+        loss /= 2 (V - 1)
+
+    As each q_i adds up to one, a term is log sum exp(s_v) - q_i s_v, and the s_v can be added up first.
+    """
+    views, evidence = logits.shape[1], logits.logsumexp(-1)
+    others = logits.sum(1, keepdim=True) - logits[:, :GLOBAL]
+    matched = (targets * others).sum(-1)
+    return (evidence.sum(1, keepdim=True) - evidence[:, :GLOBAL] - matched).mean() / (views - 1)
+
+
+def describe_targets(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
+    """(..., K) probabilities, (n, D) features -> scalars: the mean entropy of the targets and the entropy of their
+    mean, in nats, 0 to ln K; and the deviation over the images of features of length one, 0 to 1 / sqrt(D)."""
+    rows = targets.flatten(0, -2)
+    mean = rows.mean(0)
+    return {
+        "teacher_entropy": -(rows * rows.clamp_min(1e-12).log()).sum(-1).mean(),
+        "prototype_entropy": -(mean * mean.clamp_min(1e-12).log()).sum(),
+        "feature_deviation": F.normalize(features.detach().float(), dim=-1).std(0, correction=0).mean(),
+    }
+
+
+def collapse(scalars: Mapping[str, float], prototypes: int, progress: Progress) -> Iterator[tuple[str, str]]:
+    """Warnings of a collapse, once the run has begun to learn."""
+    if progress.done < STARTED or not scalars:
+        return
+    if scalars["teacher_entropy"] > UNIFORM * math.log(prototypes):
+        yield (
+            "uniform teacher",
+            (
+                "the teacher finds all prototypes as likely for every image, so there is nothing to learn: lower its "
+                "temperature, as with --schedules.teacher_temperature.end 0.04, or --objective.prototypes"
+            ),
+        )
+    if scalars["prototype_entropy"] < ONE:
+        yield (
+            "one prototype",
+            (
+                "the teacher finds one prototype for every image, so there is nothing to learn: raise its temperature, "
+                "as with --schedules.teacher_temperature.end 0.07, lower --lr, or use larger batches"
+            ),
+        )
+
+
+def follow(student: tuple[nn.Module, ...], teacher: tuple[nn.Module, ...], momentum: float) -> None:
+    """teacher <- momentum teacher + (1 - momentum) student, parameter by parameter, in float32.
+
+    Of a student that is shared out among processes (FSDP2), one parameter after the other is put together.
+    """
+    pairs = zip(nn.ModuleList(student).parameters(), nn.ModuleList(teacher).parameters(), strict=True)
+    for weight, follower in pairs:
+        whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # type: ignore[operator]
+        follower.lerp_(whole.detach().to(follower.dtype), 1 - momentum)

@@ -1,0 +1,282 @@
+"""DINOv2 (arXiv:2304.07193): DINO on whole images, iBOT on masked patches (arXiv:2111.07832), and KoLeo, which spreads
+features apart (arXiv:1806.03198).
+
+B images, V views of which 2 are global, N patches of a view, M masked patches of the batch, K prototypes, D width.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.data.augmentation.masks import ibot_masks
+from vitreous.data.augmentation.views import GLOBAL, MultiCrop
+from vitreous.data.batch import Batch
+from vitreous.data.keys import key
+from vitreous.errors import UsageError
+from vitreous.models.config import ModelConfig
+from vitreous.models.cost import computed, macs
+from vitreous.models.vit import ViT
+from vitreous.models.zoo import Model
+from vitreous.objectives.base import ObjectiveConfig, Progress, Setting
+from vitreous.objectives.dino import (
+    Head,
+    HeadOptions,
+    add_outputs,
+    check_head,
+    collapse,
+    cross_views,
+    describe_targets,
+    follow,
+)
+from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views
+
+ITERATIONS = 3  # of Sinkhorn and Knopp
+EPS = 1e-8
+_MASK = 0x69424F54  # sets the draws of masks apart from those of augmentation
+
+
+@dataclass(frozen=True)
+class DINOv2Config(HeadOptions, ObjectiveConfig):
+    """DINOv2; the defaults are those of the authors' code (`ssl_default_config.yaml`).
+
+    Options are DINO's, and: `patch_prototypes` and `patch_bottleneck` of a head of its own for patches, or 0 for the
+    same head. `centring` of the teacher's outputs: by their moving mean, or `sinkhorn`, which gives every prototype an
+    equal share of the batch. With `mask_probability` a global view is masked in blocks, a share of it between the two
+    of `mask_shares`. `patch_weight` and `koleo` are what the losses of patches and of near features are multiplied by.
+    Raises UsageError for numbers that cannot be.
+    """
+
+    splittable: ClassVar[bool] = False
+    least_batch: ClassVar[int] = 2  # an image's features have a nearest other
+
+    name: Literal["dinov2"] = "dinov2"
+    unit_prototypes: bool = False
+    patch_prototypes: int = 0
+    patch_bottleneck: int = 256
+    temperature: float = 0.1
+    centring: Literal["moving", "sinkhorn"] = "moving"
+    centre_momentum: float = 0.9
+    mask_probability: float = 0.5
+    mask_shares: tuple[float, float] = (0.1, 0.5)
+    patch_weight: float = 1.0
+    koleo: float = 0.1
+    frozen: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_head(self)
+        if self.temperature <= 0 or not 0 <= self.centre_momentum <= 1 or not 0 <= self.mask_probability <= 1:
+            raise UsageError("a temperature is above 0, a momentum and a probability from 0 to 1")
+        if not 0 <= self.mask_shares[0] <= self.mask_shares[1] <= 1:
+            raise UsageError(f"shares of {self.mask_shares} to mask cannot be", "they are from 0 to 1, low before high")
+
+    def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
+        """Raise UsageError for a single view, local views that no patch divides, and models without patch tokens."""
+        check_views(views, MultiCrop, self.name)
+        check_takes_patches(model, self.name)
+        if views.locals:
+            model.check_image(views.local_image)
+
+    def build(self, model: Model, setting: Setting) -> DINOv2:
+        """The objective of an encoder."""
+        return DINOv2(model, self, setting)
+
+
+class DINOv2(Unlabelled):
+    """The sum of three losses, in nats: DINO's, iBOT's times `patch_weight`, and KoLeo times `koleo`.
+
+    Takes {"images": (B, 2, C, *image), "local": (B, V - 2, C, *local image), "masks": (B, 2, *grid) bool}. The teacher
+    sees the whole of the images, the student a mask token in place of each masked patch.
+    """
+
+    logged: ClassVar[tuple[str, ...]] = (
+        "dino",
+        "ibot",
+        "koleo",
+        "teacher_entropy",
+        "prototype_entropy",
+        "feature_deviation",
+    )
+    temperature: Tensor
+    centre: Tensor
+    outputs: Tensor
+    patch_centre: Tensor
+    patch_outputs: Tensor
+
+    def __init__(self, model: Model, config: DINOv2Config = DINOv2Config(), setting: Setting = Setting()) -> None:  # noqa: B008
+        super().__init__()
+        self.config, self.setting = config, setting
+        width, shape = model.config.features, model.config
+        self.model, self.head = cast(ViT, model), Head(width, config)
+        self.mask_token = nn.Parameter(torch.zeros(shape.width))
+        if config.patch_prototypes:
+            sizes = (config.patch_prototypes, config.head_layers, config.head_width, config.patch_bottleneck)
+            self.patch_head = Head(shape.width, HeadOptions(*sizes, config.unit_prototypes))
+            self.teacher_patch_head = copy.deepcopy(self.patch_head).requires_grad_(False)
+        self.teacher = copy.deepcopy(self.model).requires_grad_(False)
+        self.teacher_head = copy.deepcopy(self.head).requires_grad_(False)
+        self.model.any_size = self.teacher.any_size = True
+        self.register_buffer("temperature", torch.tensor(0.04), persistent=False)
+        for name, count in (("", config.prototypes), ("patch_", config.patch_prototypes or config.prototypes)):
+            self.register_buffer(f"{name}centre", torch.zeros(count))
+            # the sum of the teacher's outputs since the last step, and their number
+            self.register_buffer(f"{name}outputs", torch.zeros(count + 1), persistent=False)
+
+    def heads(self, owner: str = "") -> tuple[Head, ...]:
+        """The student's heads, or those of the owner "teacher_": of images, and of patches where these have their
+        own."""
+        names = ("head", "patch_head") if self.config.patch_prototypes else ("head",)
+        return tuple(getattr(self, owner + name) for name in names)
+
+    def train(self, mode: bool = True) -> DINOv2:
+        """The teacher has neither dropout nor stochastic depth."""
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+        """Draw the masks, and set the teacher's temperature."""
+        self.temperature.fill_(progress.values.get("teacher_temperature", 0.04))
+        keys = key(self.setting.seed, _MASK, batch["positions"].numpy()[:, None], torch.arange(GLOBAL).numpy())
+        grid = self.model.config.grid
+        masks = ibot_masks(keys.ravel(), grid, self.config.mask_shares, self.config.mask_probability)
+        masks = torch.from_numpy(masks).reshape(*keys.shape, *grid)
+        return {**batch, "masks": masks.to(batch["images"].device)}
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        config, images, masks = self.config, batch["images"], batch["masks"].flatten(0, 1).flatten(1)
+        count = len(images)
+        with torch.no_grad():
+            targets, patch_targets = self.answer(images.flatten(0, 1), masks)
+        whole, patches = self.encode(images.flatten(0, 1), masks)
+        views = [whole]
+        if batch["local"].shape[1]:
+            views.append(self.model(batch["local"].flatten(0, 1)))
+        logits = self.head(torch.cat(views)) / config.temperature
+        rows = [part.unflatten(0, (count, -1)) for part in logits.split([len(view) for view in views])]
+        losses = {
+            "dino": cross_views(targets.unflatten(0, (count, GLOBAL)), torch.cat(rows, 1)),
+            "ibot": masked_cross_entropy(patch_targets, self.heads()[-1](patches) / config.temperature, masks),
+            "koleo": sum(koleo(view, self.gather, self.idle) for view in whole.unflatten(0, (count, GLOBAL)).unbind(1)),
+        }
+        loss = losses["dino"] + config.patch_weight * losses["ibot"] + config.koleo * losses["koleo"]
+        parts = {name: value.detach() for name, value in losses.items()}
+        return {"loss": loss, **parts, **describe_targets(targets, whole)}
+
+    def encode(self, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+        """(b, C, *image), (b, N) bool -> (b, D) features and (M, D) masked patches, as the student has them."""
+        model = self.model
+        grid = model.project(images)
+        tokens = torch.where(masks.view(*grid.shape[:-1], 1), self.mask_token.to(grid.dtype), grid)
+        encoded = model.encode(model.place(tokens), model.places(tokens))
+        return model.pool(encoded), encoded[:, model.config.prefix :][masks]
+
+    def answer(self, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+        """(b, C, *image), (b, N) bool -> (b, K) and (M, K) float32 probabilities: what the teacher says of images and
+        masked patches."""
+        model, dtype = self.teacher, images.dtype
+        with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
+            encoded = model.features(images)
+        features, patches = model.pool(encoded).float(), encoded[:, model.config.prefix :][masks].float()
+        logits = self.teacher_head(features), self.heads("teacher_")[-1](patches)
+        if self.config.centring == "sinkhorn":
+            whole, part = (sinkhorn(rows / self.temperature, self.reduce, self.idle) for rows in logits)
+            return whole, part
+        for outputs, rows in zip((self.outputs, self.patch_outputs), logits, strict=True):
+            add_outputs(outputs, rows, self.idle)
+        centres = (self.centre, self.patch_centre)
+        whole, part = (
+            ((rows - centre) / self.temperature).softmax(-1) for rows, centre in zip(logits, centres, strict=True)
+        )
+        return whole, part
+
+    def after_step(self, progress: Progress) -> None:
+        """Let the teacher follow the student, and the centres the teacher's outputs of this step."""
+        momentum = progress.values.get("momentum", 0.994)
+        follow((self.model, *self.heads()), (self.teacher, *self.heads("teacher_")), momentum)
+        for centre, outputs in ((self.centre, self.outputs), (self.patch_centre, self.patch_outputs)):
+            mean = self.reduce(outputs)
+            if mean[-1] > 0:
+                centre.lerp_(mean[:-1] / mean[-1], 1 - self.config.centre_momentum)
+            outputs.zero_()
+
+    def deployed(self) -> Model:
+        """The teacher."""
+        return self.teacher
+
+    def warnings(self, scalars: Mapping[str, float], progress: Progress) -> Iterator[tuple[str, str]]:
+        """A collapse: every image has the same target, or none has one."""
+        return collapse(scalars, self.config.prototypes, progress)
+
+    def held_back(self, progress: Progress) -> tuple[str, ...]:
+        """The prototypes, at the start of the run."""
+        if progress.done >= self.config.frozen:
+            return ()
+        heads = ("head", "patch_head")[: len(self.heads())]
+        return tuple(f"{head}.{name}" for head in heads for name in ("prototypes.weight", "lengths"))
+
+    def flops(self, progress: Progress) -> float:
+        """Three passes of the student over every view, one of the teacher over the global ones; heads included."""
+        views, shape, config = self.setting.views, self.teacher.config, self.config
+        heads = [sum(p.numel() for p in head.parameters() if p.ndim == 2) for head in self.heads()]
+        masked = config.mask_probability * sum(config.mask_shares) / 2 * math.prod(shape.grid)
+        large = macs(shape) + heads[0] + masked * heads[-1]
+        small = computed(shape, views.local_image) + heads[0] if views.locals else 0
+        return 2 * (4 * GLOBAL * large + 3 * views.locals * small)
+
+
+def masked_cross_entropy(targets: Tensor, logits: Tensor, masks: Tensor) -> Tensor:
+    """(M, K) probabilities q and logits s of the masked patches, in the order of `masks` (b, N) bool -> a scalar: the
+    mean over images of the mean over their masked patches of -sum_k q_k log softmax(s)_k; 0 for an image without any.
+
+        for image in range(b): loss += -(q * log_softmax(s)).sum(-1)[of the image].mean() / b
+    """
+    weights = (1 / masks.sum(1, keepdim=True).clamp(min=1)).expand_as(masks)[masks]
+    terms = logits.logsumexp(-1) - (targets * logits).sum(-1)
+    return (terms * weights).sum() / len(masks)
+
+
+def koleo(features: Tensor, gather: Callable[[Tensor], tuple[Tensor, int]], idle: bool = False) -> Tensor:
+    """(n, D) features -> a scalar, -mean_i ln(|x_i - x_j + eps| + eps), x of length one in float32, x_j the nearest
+    other, eps 1e-8 (arXiv:1806.03198, as DINOv2's code has it); 0 of one feature alone.
+
+        for i in range(n): j = argmax over j != i of x_i x_j; loss -= log((x_i - x_j + eps).norm() + eps) / n
+
+    Neighbours are looked for among the features of all processes, and a feature is moved by those that it is the
+    neighbour of, too. Features of an `idle` process are no neighbours.
+    """
+    own = F.normalize(features.float(), dim=-1, eps=EPS)[: 0 if idle else len(features)]
+    everything, start = gather(own)
+    count = len(everything)
+    if count < 2 or idle:
+        return 0.0 * features.float().sum()
+    with torch.no_grad():
+        nearest = (everything @ everything.T).fill_diagonal_(-2).argmax(1)
+    rows = torch.cat([everything[:start], own, everything[start + len(own) :]])
+    loss = -((rows - rows[nearest] + EPS).norm(dim=-1) + EPS).log().mean()
+    # a process's loss weighs as its share of the samples: its part of the gradient of the whole must weigh one
+    return loss.detach() + (loss - loss.detach()) * (count / len(own))
+
+
+def sinkhorn(scores: Tensor, reduce: Callable[[Tensor], Tensor], idle: bool = False) -> Tensor:
+    """(n, K) scores -> (n, K) probabilities: exp(scores) with the columns brought to equal sums, then the rows to one,
+    three times (arXiv:2006.09882, Algorithm 1 of its appendix), over the rows of all processes that are not `idle`.
+
+        Q = exp(scores); for _ in range(3): Q /= Q.sum(0) * K; Q /= Q.sum(1, keepdim) * n; return Q * n
+
+    In logarithms, so nothing overflows.
+    """
+    logs, none = scores.float(), scores.new_full(scores.shape[1:], -torch.inf, dtype=torch.float32)
+    for _ in range(ITERATIONS):
+        sums = none if idle or not len(logs) else logs.logsumexp(0)
+        level = reduce(sums.nan_to_num(neginf=0.0))
+        logs = logs - level - reduce((sums - level).exp()).log()
+        logs = logs - logs.logsumexp(1, keepdim=True)
+    return logs.exp()

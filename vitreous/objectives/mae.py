@@ -1,0 +1,182 @@
+"""Masked autoencoding (arXiv:2111.06377): encode a quarter of the patches, predict the pixels of the others.
+
+B images, N patches of which K are visible and M = N - K masked, P prefix tokens, D width of the encoder, d of the
+decoder, V values in a patch: channels times pixels. Any number of axes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.masks import random_masks
+from vitreous.data.batch import Batch
+from vitreous.data.keys import key
+from vitreous.errors import UsageError
+from vitreous.models.config import ModelConfig
+from vitreous.models.cost import block_macs, computed
+from vitreous.models.initial import xavier
+from vitreous.models.vit import ViT
+from vitreous.models.zoo import Model
+from vitreous.nn.attention import Attention
+from vitreous.nn.block import Block, Mlp
+from vitreous.nn.encoder import Encoder, stack
+from vitreous.nn.grid import patchify, take, unpatchify
+from vitreous.nn.position import sincos
+from vitreous.objectives.base import ObjectiveConfig, Progress, Setting
+from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views
+
+_MASK = 0x6D6165  # sets the draws of masks apart from those of augmentation
+
+
+@dataclass(frozen=True)
+class MAEConfig(ObjectiveConfig):
+    """Masked autoencoding; the defaults are the paper's (section 4, appendix A.1).
+
+    `mask`: the share of the patches that the encoder does not see. The decoder has `decoder_depth` blocks of
+    `decoder_width` with `decoder_heads` heads. `normalise`: targets have mean 0 and variance 1 within a patch.
+    Raises UsageError for numbers that cannot be.
+    """
+
+    name: Literal["mae"] = "mae"
+    mask: float = 0.75
+    decoder_width: int = 512
+    decoder_depth: int = 8
+    decoder_heads: int = 16
+    normalise: bool = True
+
+    def __post_init__(self) -> None:
+        width, heads = self.decoder_width, self.decoder_heads
+        if min(width, heads) < 1 or self.decoder_depth < 0 or width % heads or width % 4:
+            raise UsageError(
+                f"a decoder of {self.decoder_depth} blocks of width {width} with {heads} heads cannot be",
+                "the width is a multiple of 4 and of the heads",
+            )
+
+    def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
+        """Raise UsageError for a model that needs every patch, several views, or a mask that leaves nothing."""
+        check_views(views, Augment, self.name)
+        check_takes_patches(model, self.name)
+        random_masks(np.zeros(1, np.int64), model.grid, self.mask)
+
+    def initialise(self, model: Model) -> None:
+        """Draw the encoder's weights as the paper does (appendix A.1)."""
+        xavier(model)
+
+    def build(self, model: Model, setting: Setting) -> MAE:
+        """The objective of an encoder."""
+        return MAE(model, self, setting)
+
+
+class Decoder(nn.Module):
+    """A narrow ViT that sees the encoded tokens, and a mask token in each other place.
+
+    Attention does not know the order of tokens, so the masked ones come first: what is read is a slice.
+    """
+
+    position: Tensor
+
+    def __init__(self, width: int, grid: tuple[int, ...], config: MAEConfig, values: int) -> None:
+        super().__init__()
+        own, heads = config.decoder_width, config.decoder_heads
+        self.embed = nn.Linear(width, own)
+        self.mask_token = nn.Parameter(torch.empty(own).normal_(std=0.02))
+        self.register_buffer("position", sincos(grid, own).flatten(0, -2), persistent=False)
+        blocks = stack(config.decoder_depth, lambda i, rate: Block(own, Attention(own, heads), Mlp(own, 4 * own)))
+        self.encoder = Encoder(own, blocks)
+        self.head = nn.Linear(own, values)
+        xavier(self)
+
+    def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
+        """(B, P + K, D) encoded tokens, (B, K) and (B, M) int64 places -> (B, M, V): what the masked patches hold."""
+        x, position = self.embed(tokens), self.position.to(tokens.dtype)
+        prefix, seen = x.split([x.shape[1] - visible.shape[1], visible.shape[1]], 1)
+        x = torch.cat([self.mask_token + position[masked], seen + position[visible], prefix], 1)
+        return self.head(self.encoder(x)[:, : masked.shape[1]])
+
+
+class MAE(Unlabelled):
+    """The mean squared error of the masked patches.
+
+    Takes {"images": (B, C, *image), "visible": (B, K), "masked": (B, M) int64, "targets": (B, M, V) float32}. The
+    squares are summed in float32 whatever the model computes in.
+    """
+
+    def __init__(self, model: Model, config: MAEConfig = MAEConfig(), setting: Setting = Setting()) -> None:  # noqa: B008
+        super().__init__()
+        shape = model.config
+        self.model = cast(ViT, model)
+        self.config, self.setting = config, setting
+        self.decoder = Decoder(shape.width, shape.grid, config, shape.channels * math.prod(shape.patch))
+
+    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+        """Draw the masks, and take the masked patches of the images as targets."""
+        images = batch["images"]
+        visible, masked = self.draw(key(self.setting.seed, _MASK, batch["positions"].numpy()), images.device)
+        return {
+            "images": images,
+            "visible": visible,
+            "masked": masked,
+            "targets": self.targets(images, masked),
+            "positions": batch["positions"],
+            "samples": batch["samples"],
+        }
+
+    def draw(self, keys: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+        """(B,) keys -> (B, K) and (B, M) int64: the visible patches and the masked ones."""
+        masks = random_masks(keys, self.model.config.grid, self.config.mask)
+        masked = masks.mask.reshape(len(keys), -1).nonzero()[1].reshape(len(keys), -1)
+        return torch.from_numpy(masks.keep).to(device), torch.from_numpy(masked).to(device)
+
+    def targets(self, images: Tensor, masked: Tensor) -> Tensor:
+        """(B, C, *image), (B, M) int64 -> (B, M, V) float32: the pixels of these patches, normalised where the config
+        says so: (x - mean) / sqrt(var + 1e-6), by the patch's unbiased variance."""
+        patches = take(patchify(images.float(), self.model.config.patch).flatten(1, -2), masked)
+        if not self.config.normalise:
+            return patches
+        variance, mean = torch.var_mean(patches, -1, keepdim=True)
+        return (patches - mean) / (variance + 1e-6).sqrt()
+
+    def predict(self, images: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
+        """(B, C, *image), (B, K), (B, M) int64 -> (B, M, V): the masked patches, as the decoder sees them."""
+        return self.decoder(self.model.encode_patches(images, visible), visible, masked)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        predicted = self.predict(batch["images"], batch["visible"], batch["masked"]).float()
+        return {"loss": (predicted - batch["targets"]).square().mean()}
+
+    @torch.no_grad()
+    def reconstruct(self, images: Tensor, keys: np.ndarray) -> tuple[Tensor, Tensor]:
+        """(B, C, *image) normalised, (B,) keys -> what the encoder sees, masked patches 0, and the same with these
+        patches predicted, (B, C, *image) float32 each.
+
+        Patches that were learned normalised are given back their true mean and deviation.
+        """
+        patch, grid = self.model.config.patch, self.model.config.grid
+        visible, masked = self.draw(keys, images.device)
+        predicted = self.predict(images, visible, masked).float()
+        whole = patchify(images.float(), patch).flatten(1, -2)
+        if self.config.normalise:
+            variance, mean = torch.var_mean(take(whole, masked), -1, keepdim=True)
+            predicted = predicted * (variance + 1e-6).sqrt() + mean
+        places = masked[..., None].expand_as(predicted)
+        shown = (whole.scatter(1, places, torch.zeros_like(predicted)), whole.scatter(1, places, predicted))
+        seen, restored = (unpatchify(patches.unflatten(1, grid), patch) for patches in shown)
+        return seen, restored
+
+    def flops(self, progress: Progress) -> float:
+        """Three passes: the encoder over the visible patches, the decoder over all."""
+        shape, config = self.model.config, self.config
+        patches = math.prod(shape.grid)
+        visible = int(patches * (1 - config.mask))
+        width, tokens = config.decoder_width, patches + shape.prefix
+        embed = (visible + shape.prefix) * shape.width * width
+        head = (patches - visible) * width * shape.channels * math.prod(shape.patch)
+        decoder = config.decoder_depth * block_macs(tokens, width, 4 * width)
+        return 6 * (computed(shape, patches=visible) + embed + decoder + head)

@@ -1,0 +1,156 @@
+"""Masked patch prediction (arXiv:2010.11929, section 4.6 and B.1.2): restore the colours of corrupted patches.
+
+B images of C channels, N patches of which M are corrupted, D width, V values in a patch: channels times pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.masks import MASK, corruptions
+from vitreous.data.batch import Batch
+from vitreous.data.keys import key
+from vitreous.errors import UsageError
+from vitreous.models.config import ModelConfig
+from vitreous.models.cost import computed
+from vitreous.models.vit import ViT
+from vitreous.models.zoo import Model
+from vitreous.nn.grid import patchify, take
+from vitreous.objectives.base import ObjectiveConfig, Progress, Setting
+from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views
+
+Target = Literal["mean-colour", "small-colours", "pixels"]
+LEVELS = 8  # of a channel: 3 bits
+SMALL = 4  # pixels along a side of the patch that `small-colours` predicts
+CHANNELS = 4  # at most, for 8 to the power of them are the classes
+_CORRUPT = 0x6D7070  # sets the draws of corruptions apart from those of augmentation
+
+
+@dataclass(frozen=True)
+class MaskedPatchesConfig(ObjectiveConfig):
+    """Masked patch prediction; the defaults are the paper's (B.1.2).
+
+    `share` of the patches are to be restored: of their embeddings `masked` become the mask token, `swapped` that of
+    another patch, the rest stay. `target`: the mean 3-bit colour of a patch (512 classes of RGB), the 4 x 4 3-bit
+    colours of the shrunk patch, or all its pixels by the squared error.
+    """
+
+    name: Literal["masked-patches"] = "masked-patches"
+    target: Target = "mean-colour"
+    share: float = 0.5
+    masked: float = 0.8
+    swapped: float = 0.1
+
+    def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
+        """Raise UsageError for several views, a model without patch tokens, and patches that cannot be targets."""
+        check_views(views, Augment, self.name)
+        check_takes_patches(model, self.name)
+        corruptions(np.zeros(1, np.int64), model.grid, self.share, self.masked, self.swapped)
+        if not int(self.share * math.prod(model.grid)):
+            raise UsageError(f"{self.share} of {math.prod(model.grid)} patches is none", "use smaller patches")
+        if self.target != "pixels" and model.channels > CHANNELS:
+            hint = "use --objective.target pixels"
+            raise UsageError(f"colours of {model.channels} channels are too many classes", hint)
+        if self.target == "small-colours" and min(model.patch) < SMALL:
+            hint = "use --objective.target mean-colour"
+            raise UsageError(f"patches of {model.patch} pixels are smaller than {SMALL}", hint)
+
+    def build(self, model: Model, setting: Setting) -> MaskedPatches:
+        """The objective of an encoder."""
+        return MaskedPatches(model, self, setting)
+
+
+class MaskedPatches(Unlabelled):
+    """Mean cross-entropy in nats, or mean squared error, over the corrupted patches.
+
+    Takes {"images": (B, C, *image), "source": (B, N) int64, "places": (B, M) int64, "targets"}: which patch's embedding
+    stands in each place, `MASK` for the mask token; the places to predict; their colours (B, M) or (B, M, S) int64, or
+    pixels (B, M, V) float32.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: MaskedPatchesConfig = MaskedPatchesConfig(),
+        setting: Setting = Setting(),  # noqa: B008
+    ) -> None:
+        super().__init__()
+        shape = model.config
+        self.model = cast(ViT, model)
+        self.config, self.setting = config, setting
+        self.mask_token = nn.Parameter(torch.empty(shape.width).normal_(std=0.02))
+        self.colours = LEVELS**shape.channels
+        self.predictions = SMALL ** len(shape.patch) if config.target == "small-colours" else 1
+        values = shape.channels * math.prod(shape.patch)
+        self.head = nn.Linear(shape.width, values if config.target == "pixels" else self.predictions * self.colours)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+        """Draw the corruptions, and take the corrupted patches of the images as targets."""
+        config, images = self.config, batch["images"]
+        keys = key(self.setting.seed, _CORRUPT, batch["positions"].numpy())
+        drawn = corruptions(keys, self.model.config.grid, config.share, config.masked, config.swapped)
+        predicted = drawn.predicted.reshape(len(keys), -1)
+        places = torch.from_numpy(predicted.nonzero()[1].reshape(len(keys), -1)).to(images.device)
+        source = torch.from_numpy(drawn.source.reshape(len(keys), -1)).to(images.device)
+        entries = {"images": images, "source": source, "places": places, "targets": self.targets(images, places)}
+        return entries | {name: batch[name] for name in ("positions", "samples")}
+
+    def targets(self, images: Tensor, places: Tensor) -> Tensor:
+        """(B, C, *image) normalised, (B, M) int64 -> what the head has to say of these patches.
+
+        Colours: the levels floor(8 x) of the channels, x in 0 .. 1, as digits of a number to the base 8, red first;
+        (B, M) int64 of a patch's mean, (B, M, 4^axes) of it shrunk to 4 pixels a side. Pixels: (B, M, V) float32.
+        """
+        shape, images = self.model.config, images.float()
+        patches = take(patchify(images, shape.patch).flatten(1, -2), places)
+        if self.config.target == "pixels":
+            return patches
+        channels = patches.unflatten(-1, (shape.channels, *shape.patch))
+        small = shrink(channels, SMALL if self.config.target == "small-colours" else 1, len(shape.patch))
+        mean, std = (torch.tensor(values, device=images.device) for values in self.setting.normalisation)
+        levels = ((small * std[:, None] + mean[:, None]) * LEVELS).floor().clamp(0, LEVELS - 1).long()
+        digits = LEVELS ** torch.arange(shape.channels - 1, -1, -1, device=images.device)
+        colours = (levels * digits[:, None]).sum(-2)
+        return colours if self.config.target == "small-colours" else colours[..., 0]
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        model, source, targets = self.model, batch["source"], batch["targets"]
+        grid = model.project(batch["images"])
+        tokens = take(grid.flatten(1, -2), source.clamp(min=0))
+        tokens = torch.where((source == MASK)[..., None], self.mask_token.to(tokens.dtype), tokens)
+        places = model.places(grid)
+        encoded = model.encode(model.place(tokens.unflatten(1, grid.shape[1:-1])), places)
+        answers = self.head(take(encoded[:, model.config.prefix :], batch["places"])).float()
+        if self.config.target == "pixels":
+            return {"loss": (answers - targets).square().mean()}
+        return {"loss": F.cross_entropy(answers.reshape(-1, self.colours), targets.flatten())}
+
+    def flops(self, progress: Progress) -> float:
+        """Three passes over all patches."""
+        shape = self.model.config
+        head = int(self.config.share * math.prod(shape.grid)) * shape.width * self.head.out_features
+        return 6 * (computed(shape) + head)
+
+
+def shrink(patches: Tensor, side: int, axes: int) -> Tensor:
+    """(..., *patch) of so many axes -> (..., side^axes): means over the parts that each axis is cut into, as equal as
+    they can be.
+
+    for part i of an axis of n pixels: those from floor(i n / side) to ceil((i + 1) n / side) - 1
+    """
+    for axis in range(-axes, 0):
+        length = patches.shape[axis]
+        starts, ends = ([f(i * length / side) for i in range(side + 1)] for f in (math.floor, math.ceil))
+        parts = [patches.narrow(axis, a, b - a).mean(axis) for a, b in zip(starts[:-1], ends[1:], strict=True)]
+        patches = torch.stack(parts, axis)
+    return patches.flatten(-axes)

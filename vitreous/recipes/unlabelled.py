@@ -1,0 +1,302 @@
+"""Learning without labels: masked patches, MAE, DINO and DINOv2 as published, and for small images as tuned here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.views import DINO, DINOV2, MultiCrop
+from vitreous.data.preprocess import IMAGENET
+from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.defaults import SMALL
+from vitreous.objectives.dino import DINOConfig
+from vitreous.objectives.dinov2 import DINOv2Config
+from vitreous.objectives.mae import MAEConfig
+from vitreous.objectives.masked import MaskedPatchesConfig
+from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.recipe import DatasetInfo, Length, Recipe, as_paper, common, google
+from vitreous.training.run import Optimizer, Ramp, Run, Schedule
+
+MEASURED = "benchmarks/README.md"
+ITERATIONS = 1250  # what DINOv2 calls an epoch
+SHORT = Length(2e6, 20, 1600)  # small images
+CROP = Augment(crop=(0.2, 1.0), crop_filter="bicubic", flip=0.5)
+
+
+def small(model: ModelConfig) -> bool:
+    """Whether a recipe takes the numbers that are tuned here for small images."""
+    return max(model.image) <= SMALL
+
+
+def normalised(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
+    """What every run starts from, with ImageNet's mean and deviation where the images are in colour."""
+    parts, (mean, std) = common(model, facts), IMAGENET
+    if model.channels != len(mean):
+        return parts
+    return parts | {"preprocess": replace(parts["preprocess"], mean=mean, std=std)}
+
+
+def plain(model: ModelConfig, drop_path: float = 0.0, **fields: Any) -> ModelConfig:
+    """The model without dropout, with so much stochastic depth."""
+    return replace_fields(model, {"dropout": 0.0, "drop_path": drop_path, **fields})
+
+
+def length(facts: DatasetInfo, batch: int, epochs: Length = SHORT) -> dict[str, Any]:
+    """The length of a run on small images, and a warm-up of a twentieth of it."""
+    count = epochs.epochs(facts.images)
+    steps = max(1, round(count * facts.images / batch))
+    return {"batch_size": batch, "epochs": count, "schedule": Schedule(round(0.05 * steps))}
+
+
+def masked_patches(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """Masked patch prediction: arXiv:2010.11929, section 4.6 and B.1.2. Images up to 64 pixels: tuned here.
+
+    vitreous train DATA --recipe NAME
+
+    A million steps of 4096 images on JFT-300M, Adam at 2e-4 with 10,000 steps of warm-up and cosine decay; the decay of
+    weights is not printed: that of Table 3's rows for JFT-300M, 0.1. The target is the mean colour; for the others:
+    --objective.target small-colours, or pixels.
+    """
+    if small(model):
+        batch = max(1, min(256, facts.images // 4))
+        optimizer = Optimizer("adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05)
+        return Run(
+            **common(plain(model), facts),
+            views=replace(CROP, crop=(0.4, 1.0)),
+            optimizer=optimizer,
+            objective=MaskedPatchesConfig(),
+            **length(facts, batch),
+        )
+    return Run(
+        **google(as_paper(model, options, representation=False), facts),
+        views=CROP,
+        optimizer=Optimizer("adamw", lr=2e-4, weight_decay=0.1, decay_on="all", clip=None),
+        schedule=Schedule(10_000, "cosine"),
+        objective=MaskedPatchesConfig(),
+        batch_size=4096,
+        epochs=1e6 * 4096 / facts.images,
+    )
+
+
+def mae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """Masked autoencoding: arXiv:2111.06377, Table 8, and facebookresearch/mae. Images up to 64 pixels: tuned here.
+
+    vitreous train DATA --recipe NAME --model ViT-B/16
+
+    800 epochs of ImageNet, 4096 images a step, lr 1.5e-4 x batch / 256, 40 epochs of warm-up; the crop and a flip are
+    all that is done to images. 1600 epochs, as the published models: --epochs 1600. Class and mask tokens are not
+    decayed here.
+    """
+    if small(model):
+        batch = max(1, min(256, facts.images // 4))
+        return Run(
+            **common(plain(model, position="sincos"), facts),
+            views=replace(CROP, crop=(0.4, 1.0)),
+            optimizer=Optimizer("adamw", lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
+            objective=MAEConfig(decoder_width=96, decoder_depth=2, decoder_heads=3),
+            **length(facts, batch),
+        )
+    return Run(
+        **normalised(plain(model, position="sincos"), facts),
+        views=CROP,
+        optimizer=Optimizer("adamw", lr=2.4e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
+        schedule=Schedule(round(40 * facts.images / 4096)),
+        objective=MAEConfig(),
+        batch_size=4096,
+        epochs=800,
+    )
+
+
+def dino(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """DINO: arXiv:2104.14294, and facebookresearch/dino's main_dino.py. Images up to 64 pixels: tuned here.
+
+    vitreous train DATA --recipe NAME --model ViT-S/16
+
+    100 epochs of 1024 images a step, lr 5e-4 x batch / 256 with 10 epochs of warm-up, weight decay from 0.04 to 0.4,
+    the teacher's momentum from 0.996 to 1 (for small batches: --schedules.momentum.start 0.9995), its temperature 0.04.
+    Gradients are clipped tensor by tensor.
+    """
+    if small(model):
+        batch = max(2, min(128, facts.images // 4))
+        side = model.image[0] // 2
+        side -= side % model.patch[0]
+        return Run(
+            **common(plain(model, 0.1), facts),
+            views=replace(DINO, locals=4 if side else 0, local_image=(side or 1,) * 2, blur=(0.0, 0.0, 0.0)),
+            optimizer=Optimizer("adamw", lr=1e-3, weight_decay=0.04, clip=3.0, clip_by="tensor"),
+            objective=DINOConfig(prototypes=2048, head_width=512, bottleneck=128, frozen=0.01),
+            schedules={
+                "weight_decay": Ramp(0.04, 0.4),
+                "momentum": Ramp(0.99, 1.0),
+                "teacher_temperature": Ramp(0.04, 0.04),
+            },
+            **length(facts, batch, Length(1e6, 10, 800)),
+        )
+    return Run(
+        **normalised(plain(model, 0.1), facts),
+        views=fitting(DINO, model),
+        optimizer=Optimizer("adamw", lr=2e-3, weight_decay=0.04, clip=3.0, clip_by="tensor"),
+        schedule=Schedule(round(10 * facts.images / 1024), end=1e-6 / 2e-3),
+        objective=DINOConfig(frozen=0.01),
+        schedules={
+            "weight_decay": Ramp(0.04, 0.4),
+            "momentum": Ramp(0.996, 1.0),
+            "teacher_temperature": Ramp(0.04, 0.04),
+        },
+        batch_size=1024,
+        epochs=100,
+    )
+
+
+def dinov2(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """DINOv2 on ImageNet: arXiv:2304.07193, and facebookresearch/dinov2's vitl16_short.yaml. Images up to 64 pixels:
+    tuned here.
+
+    vitreous train DATA --recipe NAME --model ViT-L/16
+
+    125,000 steps of 2048 images, lr 4e-3 x sqrt(batch / 1024) with layer decay 0.9 and a fifth of it for the patch
+    embedding, one head for images and patches, gradients clipped for the backbone and the heads apart. Stochastic depth
+    leaves out samples one by one here, where theirs leaves out the same number in every step.
+    """
+    if small(model):
+        run = dino(model, facts, options)
+        head = HEAD_OF_SMALL
+        return replace(run, objective=head, optimizer=replace(run.optimizer, clip_by="part"))
+    return short(model, facts, 4e-3, drop_path=0.3, layer_decay=0.9, momentum=0.992, decay=0.4, warmup=10, epochs=100)
+
+
+def dinov2_large(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """DINOv2 on a large set: facebookresearch/dinov2's vitl14.yaml.
+
+    vitreous train DATA --recipe NAME --model DINOv2-L/14
+
+    625,000 steps of 2048 images (theirs are on LVD-142M), heads of their own for images and patches, Sinkhorn and Knopp
+    in place of the centre, no layer decay. The last phase at 518 pixels was never published as code.
+    """
+    run = short(model, facts, 2e-4, drop_path=0.4, layer_decay=1.0, momentum=0.994, decay=0.2, warmup=80, epochs=500)
+    objective = DINOv2Config(
+        prototypes=131_072,
+        bottleneck=384,
+        patch_prototypes=131_072,
+        patch_bottleneck=256,
+        centring="sinkhorn",
+        frozen=1 / 500,
+    )
+    return replace(run, objective=objective)
+
+
+HEAD_OF_SMALL = DINOv2Config(prototypes=2048, head_width=512, bottleneck=128, frozen=0.01)
+
+
+def short(
+    model: ModelConfig,
+    facts: DatasetInfo,
+    base: float,
+    drop_path: float,
+    layer_decay: float,
+    momentum: float,
+    decay: float,
+    warmup: int,
+    epochs: int,
+) -> Run:
+    """What the configs of DINOv2 have in common; `warmup` and `epochs` in its epochs of 1250 steps."""
+    lr, batch = base * 2**0.5, 2048
+    return Run(
+        **normalised(plain(model, drop_path, drop_path_rises=False, layer_scale=1e-5), facts),
+        views=fitting(DINOV2, model),
+        optimizer=Optimizer(
+            "adamw",
+            lr=lr,
+            weight_decay=0.04,
+            clip=3.0,
+            clip_by="part",
+            layer_decay=layer_decay,
+            rates=(("model.projection.", 0.2),),
+        ),
+        schedule=Schedule(warmup * ITERATIONS, end=1e-6 / lr),
+        objective=DINOv2Config(frozen=1 / epochs),
+        schedules={
+            "weight_decay": Ramp(0.04, decay),
+            "momentum": Ramp(momentum, 1.0),
+            "teacher_temperature": Ramp(0.04, 0.07, "linear", 30 * ITERATIONS),
+        },
+        batch_size=batch,
+        epochs=epochs * ITERATIONS * batch / facts.images,
+    )
+
+
+def fitting(views: MultiCrop, model: ModelConfig) -> MultiCrop:
+    """The views, with local ones of a size that the model's patch divides: 96 pixels, or 98 for patches of 14."""
+    return replace(views, local_image=tuple(round(96 / side) * side for side in model.patch))  # type: ignore[arg-type]
+
+
+PLAIN = "ViT-192x9/4"  # images up to 64 pixels; without convolutions, which would let neighbours see a masked patch
+LENGTHS = (("images up to 64 pixels", SHORT),)
+UNLABELLED = (
+    Recipe(
+        "masked-patches",
+        masked_patches,
+        "masked patch prediction",
+        "arXiv:2010.11929, B.1.2",
+        "fixed",
+        published=(("ViT-B/16", "ImageNet, from JFT-300M", "79.9 %"),),
+        data="JFT-300M",
+        models=("ViT-B/16",),
+        small=PLAIN,
+        objective=MaskedPatchesConfig,
+        by_steps=True,
+    ),
+    Recipe(
+        "mae",
+        mae,
+        "masked autoencoding",
+        "arXiv:2111.06377, Table 8",
+        "linear",
+        published=(
+            ("ViT-B/16", "ImageNet, fine-tuned", "83.6 %"),
+            ("ViT-L/16", "ImageNet, fine-tuned", "85.9 %"),
+            ("ViT-H/14", "ImageNet, fine-tuned", "86.9 %"),
+        ),
+        models=("ViT-B/16", "ViT-L/16", "ViT-H/14"),
+        small=PLAIN,
+        objective=MAEConfig,
+        warmup_in_epochs=True,
+    ),
+    Recipe(
+        "dino",
+        dino,
+        "self-distillation",
+        "arXiv:2104.14294",
+        "linear",
+        published=(("ViT-S/16", "ImageNet, k-NN after 100 epochs", "69.3 %"),),
+        models=("ViT-S/16", "ViT-B/16"),
+        small=PLAIN,
+        objective=DINOConfig,
+        warmup_in_epochs=True,
+    ),
+    Recipe(
+        "dinov2",
+        dinov2,
+        "self-distillation of images and patches",
+        "arXiv:2304.07193",
+        "sqrt",
+        published=(("ViT-L/16", "ImageNet, k-NN", "81.6 %"),),
+        models=("ViT-L/16",),
+        small=PLAIN,
+        objective=DINOv2Config,
+        by_steps=True,
+    ),
+    Recipe(
+        "dinov2-large",
+        dinov2_large,
+        "DINOv2 on a large set",
+        "arXiv:2304.07193",
+        "sqrt",
+        published=(("DINOv2-L/14", "ImageNet, k-NN, distilled from ViT-g", "83.5 %"),),
+        data="ImageNet-21k",
+        models=("DINOv2-L/14",),
+        objective=DINOv2Config,
+        by_steps=True,
+    ),
+)
