@@ -119,7 +119,8 @@ def test_commands_that_are_shown_are_understood(line):
     options = import_module(VERBS[verb][0]).Options
     rest, settings = split_settings(words) if "settings" in options.__dataclass_fields__ else (words, {})
     parse(options, verb, rest)  # exits where it does not understand
-    assert all(path.partition(".")[0] in ("model", "optimizer", "augment", "schedule", "data") for path in settings)
+    fields = ("model", "optimizer", "augment", "schedule", "schedules", "data", "objective", "views")
+    assert all(path.partition(".")[0] in fields for path in settings)
 
 
 @pytest.mark.timeout(3600)  # a busy machine is no fault
