@@ -1,0 +1,164 @@
+"""DINO, iBOT, KoLeo and Sinkhorn beside the losses of lightly 1.6 (lightly.loss), and where that library differs from
+the papers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightly.loss import DINOLoss, IBOTPatchLoss, KoLeoLoss
+from lightly.loss.swav_loss import sinkhorn as their_sinkhorn
+
+from tests.objectives.test_dino import HEAD, PROGRESS, batch_for, objective
+from vitreous.objectives.base import alone, identity
+from vitreous.objectives.dino import DINO, cross_views
+from vitreous.objectives.dinov2 import DINOv2, koleo, masked_cross_entropy, sinkhorn
+from vitreous.training.run import Ramp
+from vitreous.training.schedule import ramp
+
+PROTOTYPES, TEMPERATURE = HEAD["prototypes"], PROGRESS.values["teacher_temperature"]
+EXACT = 1e-6  # relative, of float32
+VIEWS = [2, 3, 10]  # global ones alone, with one local, with eight
+
+
+def gradient(loss, leaf):
+    """d loss / d leaf."""
+    return torch.autograd.grad(loss, leaf, retain_graph=True)[0]
+
+
+@pytest.mark.parametrize("views", VIEWS)
+def test_the_cross_entropy_of_views_is_theirs(views):
+    torch.manual_seed(views)
+    answers, logits = torch.randn(2, 6, PROTOTYPES), torch.randn(views, 6, PROTOTYPES, requires_grad=True)
+    theirs = DINOLoss(PROTOTYPES, student_temp=0.1)(list(answers), list(logits), teacher_temp=TEMPERATURE)
+    targets = (answers / TEMPERATURE).softmax(-1).transpose(0, 1)
+    ours = cross_views(targets, logits.transpose(0, 1) / 0.1)
+    assert ours.item() == pytest.approx(theirs.item(), rel=EXACT)
+    assert torch.allclose(gradient(ours, logits), gradient(theirs, logits), rtol=1e-5, atol=1e-6)
+
+
+def step_of(own, batch, theirs):
+    """One step's loss as ours and as theirs, of the same answers and logits; then the step ends."""
+    images, local = batch["images"], batch["local"]
+    answers = own.answer(images).unbind(1)
+    logits = [own.head(own.model(view)) for part in (images, local) for view in part.unbind(1)]
+    expected = theirs(list(answers), logits, teacher_temp=TEMPERATURE)
+    loss = own(batch)["loss"]
+    own.after_step(PROGRESS)
+    return loss, expected
+
+
+def test_dino_is_theirs_step_after_step_with_the_centre():
+    """Their centre moves as ours does, after the loss of a step."""
+    own, theirs = objective(DINO), DINOLoss(PROTOTYPES, student_temp=0.1)
+    batch = batch_for(own, 6)
+    for _ in range(4):
+        loss, expected = step_of(own, batch, theirs)
+        assert loss.item() == pytest.approx(expected.item(), rel=EXACT)
+        assert torch.allclose(own.centre, theirs.center.flatten(), rtol=EXACT, atol=1e-7)
+    assert own.centre.abs().max() > 0.01
+
+
+def test_their_centre_moves_with_every_part_of_a_step_ours_once():
+    """The paper's centre (Eq. 4) is that of a batch. Theirs moves inside the loss, so that with accumulated gradients it
+    moves once for each part, and the second part is compared with another centre than the first."""
+    own, theirs = objective(DINO), DINOLoss(PROTOTYPES, student_temp=0.1)
+    batch = batch_for(own, 6)
+    parts = [{name: entry[rows] for name, entry in batch.items()} for rows in (slice(0, 3), slice(3, 6))]
+    answers = [own.answer(part["images"]) for part in parts]
+    for part, answer in zip(parts, answers, strict=True):
+        own(part)
+        theirs(list(answer.unbind(1)), list(answer.unbind(1)))
+    own.after_step(PROGRESS)
+    means = [answer.mean((0, 1)) for answer in answers]
+    assert torch.allclose(own.centre, 0.1 * (means[0] + means[1]) / 2, rtol=1e-5, atol=1e-7)
+    assert torch.allclose(theirs.center.flatten(), 0.09 * means[0] + 0.1 * means[1], rtol=1e-5, atol=1e-7)
+
+
+def test_their_temperature_goes_up_by_epochs_and_ours_by_steps():
+    """The authors' code steps the temperature once an epoch, from the first value in epoch 0 to the last in epoch n - 1;
+    a `Ramp` moves with each step and has both ends, too."""
+    theirs = DINOLoss(PROTOTYPES, 0.04, 0.07, warmup_teacher_temp_epochs=31).teacher_temp_schedule
+    ours = [ramp(Ramp(0.04, 0.07, "linear", 30), step, 100) for step in range(31)]
+    assert ours == pytest.approx(theirs.tolist(), rel=EXACT)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_the_loss_of_patches_is_theirs(centred):
+    torch.manual_seed(3)
+    masks = torch.rand(5, 4, 4) < 0.4
+    masks[2] = False  # an image without a masked patch counts among the images
+    count = int(masks.sum())
+    answers, logits = torch.randn(count, PROTOTYPES), torch.randn(count, PROTOTYPES, requires_grad=True)
+    theirs = IBOTPatchLoss(PROTOTYPES, student_temp=0.1)
+    if centred:
+        theirs.center.center.copy_(torch.randn(1, PROTOTYPES))
+    targets = ((answers - theirs.center.value) / TEMPERATURE).softmax(-1)
+    expected = theirs(answers, logits, masks, teacher_temp=TEMPERATURE)
+    ours = masked_cross_entropy(targets, logits / 0.1, masks.flatten(1))
+    assert ours.item() == pytest.approx(expected.item(), rel=EXACT)
+    assert torch.allclose(gradient(ours, logits), gradient(expected, logits), rtol=1e-5, atol=1e-6)
+
+
+def test_ibot_is_theirs_step_after_step_with_the_centre():
+    own, theirs = objective(DINOv2, mask_probability=1.0), IBOTPatchLoss(PROTOTYPES, student_temp=0.1)
+    batch = batch_for(own, 6)
+    masks = batch["masks"].flatten(0, 1)
+    images = batch["images"].flatten(0, 1)
+    for _ in range(3):
+        hidden = own.teacher.features(images)[:, own.model.config.prefix :][masks.flatten(1)]
+        logits = own.head(own.encode(images, masks.flatten(1))[1])
+        expected = theirs(own.teacher_head(hidden), logits, masks, teacher_temp=TEMPERATURE)
+        assert own(batch)["ibot"].item() == pytest.approx(expected.item(), rel=EXACT)
+        own.after_step(PROGRESS)
+        assert torch.allclose(own.patch_centre, theirs.center.value.flatten(), rtol=1e-5, atol=1e-7)
+    assert own.patch_centre.abs().max() > 0.01
+
+
+def test_a_batch_without_masked_patches_makes_their_centre_nan_and_leaves_ours():
+    """Half of the views have no mask, so a small batch may have none at all."""
+    own, theirs = objective(DINOv2, mask_probability=0.0), IBOTPatchLoss(PROTOTYPES)
+    batch = batch_for(own)
+    none = torch.zeros(0, PROTOTYPES)
+    assert theirs(none, none, batch["masks"].flatten(0, 1)) == 0 and theirs.center.value.isnan().all()
+    outputs = own(batch)
+    own.after_step(PROGRESS)
+    assert outputs["ibot"] == 0 and torch.isfinite(outputs["loss"])
+    assert own.patch_centre.abs().max() == 0 and own.centre.abs().max() > 0
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_koleo_is_theirs(count):
+    torch.manual_seed(count)
+    features = torch.randn(count, 12, requires_grad=True)
+    ours, theirs = koleo(features, alone), KoLeoLoss()(features)
+    assert ours.item() == pytest.approx(theirs.item(), rel=EXACT)
+    assert torch.allclose(gradient(ours, features), gradient(theirs, features), rtol=1e-5, atol=1e-6)
+
+
+def test_their_koleo_has_no_float32_within_and_takes_one_image_for_its_own_neighbour():
+    """eps is 1e-8, which is 0 in float16; and an image alone has no neighbour that it could be moved away from."""
+    same = torch.ones(3, 16)
+    assert koleo(same, alone).item() == pytest.approx(KoLeoLoss()(same).item(), rel=EXACT)
+    assert KoLeoLoss()(same.half()).isinf()
+    assert koleo(same.half(), alone).item() == pytest.approx(koleo(same, alone).item(), rel=1e-2)
+    alone_image = F.normalize(torch.randn(1, 16), dim=-1)
+    assert KoLeoLoss()(alone_image) > 10 and koleo(alone_image, alone) == 0
+
+
+@pytest.mark.parametrize("shape", [(9, 5), (4, 24), (32, 3)])
+def test_sinkhorn_is_theirs(shape):
+    torch.manual_seed(shape[0])
+    cosines = 2 * torch.rand(shape) - 1
+    theirs = their_sinkhorn(cosines.double(), iterations=3, epsilon=TEMPERATURE)
+    assert torch.allclose(sinkhorn(cosines / TEMPERATURE, identity).double(), theirs, rtol=1e-5, atol=EXACT)
+    assert torch.allclose(theirs.sum(1), torch.ones(shape[0]).double(), rtol=EXACT)
+
+
+def test_their_sinkhorn_overflows_where_ours_stays_finite():
+    """exp(8 / 0.07) is no float32: logits of a learned length (DINOv2's heads) may come that far. They take away no
+    maximum, as the authors' code."""
+    logits = torch.tensor([[8.0, 0.0, 1.0], [7.5, 2.0, 0.0], [0.0, 8.0, 8.0]])
+    assert their_sinkhorn(logits, epsilon=0.07).isnan().any()
+    ours, exact = sinkhorn(logits / 0.07, identity), their_sinkhorn(logits.double(), epsilon=0.07)
+    assert torch.allclose(ours.double(), exact, rtol=1e-4, atol=EXACT)
