@@ -12,12 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import vitreous
 from tests.conftest import picture, say
 from tests.objectives import toys
-from tests.training.test_ranks import carry_out, job, outcome  # noqa: F401  a fixture
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.errors import DataError, UsageError
@@ -74,49 +72,6 @@ def test_images_without_labels_train_a_model_that_embeds(flat, tmp_path, name):
 def summary_images(out):
     """Training images of a run."""
     return Folder(out).run().data.images
-
-
-@pytest.mark.parametrize("name", TOYS)
-def test_a_killed_run_goes_on_to_the_same_bits(flat, tmp_path, name, carry_out):  # noqa: F811
-    options = {"recipe": name, **OPTIONS}
-    codes, errors = carry_out(
-        job(flat, tmp_path / "whole", 1, options=options),
-        job(flat, tmp_path / "killed", 1, options=options, kill=[0, 5]),
-        job(flat, tmp_path / "killed", 1, options={"resume": True}),
-    )
-    assert codes == [[0], [-9], [0]], errors
-    whole, killed = outcome(tmp_path / "whole"), outcome(tmp_path / "killed")
-    assert whole == killed
-    held = (
-        load_file(max((tmp_path / "whole" / "checkpoints").glob("step-*")) / "frozen.safetensors")
-        if name == "tiny-dino"
-        else {}
-    )
-    assert name == "tiny-pixels" or {"centre", "teacher_head.weight", "teacher.projection.weight"} <= held.keys()
-
-
-@pytest.mark.parametrize("name", TOYS)
-def test_one_process_and_two_agree(flat, tmp_path, name, carry_out):  # noqa: F811
-    options = {"recipe": name, **OPTIONS, "optimizer": "sgd", "lr": 0.05}
-    codes, errors = carry_out(
-        job(flat, tmp_path / "one", 1, options=options), job(flat, tmp_path / "two", 2, options=options)
-    )
-    assert codes == [[0], [0, 0]], errors
-    for part in ("model", "frozen", "ema"):
-        one, two = (newest(tmp_path / way, part) for way in ("one", "two"))
-        assert one.keys() == two.keys()
-        assert all(torch.allclose(one[key], two[key], atol=1e-5) for key in one), part
-    curves = [
-        [line["train/loss"] for line in map(json.loads, (tmp_path / way / "metrics.jsonl").open())]
-        for way in ("one", "two")
-    ]
-    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
-
-
-def newest(out, part):
-    """Tensors of the last checkpoint."""
-    path = max((out / "checkpoints").glob("step-*")) / f"{part}.safetensors"
-    return load_file(path) if path.is_file() else {}
 
 
 def session_of(name, tmp_path, **changes):

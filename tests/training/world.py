@@ -2,8 +2,9 @@
 less time.
 
 python -m tests.training.world: reads JSON, a line at a time: {"jobs": [...], "errors": the file that their stderr goes
-to}. A job is {"world", "options": those of train, "stop": a step to be interrupted after, "kill": [rank, step],
-"poison": [rank, step], "timeout": seconds}. Prints, a line each, the list of each job's exit codes by rank.
+to}. A job is {"world", "options": those of train, or a list of them for runs one after the other in the same processes,
+"stop": a step to be interrupted after, "kill": [rank, step], "poison": [rank, step], "timeout": seconds}. Prints, a line
+each, the list of each job's exit codes by rank.
 """
 
 from __future__ import annotations
@@ -16,15 +17,20 @@ import socket
 import sys
 import time
 
-import pydantic.type_adapter  # noqa: F401  what a run imports late is imported here, once for all processes
+import numpy.ma  # noqa: F401  what a run imports late is imported here, once for all processes
+import PIL.Image
+import pydantic.type_adapter  # noqa: F401
+import scipy.special  # noqa: F401
 import torch
 import torch._dynamo
 import torch.distributed.checkpoint.hf_storage
 import torch.distributed.fsdp
 import torch.nested._internal.nested_tensor
 import torch.nn.parallel
+import torchvision.transforms.v2  # noqa: F401
 import yaml  # noqa: F401
 
+from tests.objectives import toys  # objectives that only the tests have
 from vitreous.errors import VitreousError
 from vitreous.jobs.train import train
 from vitreous.reports.pages import report
@@ -60,40 +66,39 @@ def arm(rank: int, job: dict) -> None:
     report.write_report = lambda *parts, **named: None  # longer than the run that it would tell of
 
 
-def process(rank: int, port: int, job: dict) -> int:
-    """One process of a job. Returns its exit code."""
+def process(rank: int, ports: list[int], job: dict) -> int:
+    """One process of a job. Returns its exit code, or that of the first run that failed."""
     torch.set_num_threads(1)
-    names = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": job["world"],
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-    if job.get("joined", job["world"] > 1):
-        os.environ |= {name: str(value) for name, value in names.items()}
     arm(rank, job)
-    if str(job["options"].get("recipe") or "").startswith("tiny-") or job["options"].get("resume"):
-        from tests.objectives import toys  # objectives that only the tests have
-
-        toys.install()
-    try:
-        train(**job["options"], timeout=float(job.get("timeout", 60)))
-    except VitreousError as error:
-        print(f"rank {rank}: {error}", file=sys.stderr)
-        return error.code
+    runs = job["options"] if isinstance(job["options"], list) else [job["options"]]
+    for port, options in zip(ports, runs, strict=True):
+        names = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": job["world"],
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        if job.get("joined", job["world"] > 1):
+            os.environ |= {name: str(value) for name, value in names.items()}
+        try:
+            train(**options, timeout=float(job.get("timeout", 60)))
+        except VitreousError as error:
+            print(f"rank {rank}: {error}", file=sys.stderr)
+            return error.code
     return 0
 
 
 def carry_out(job: dict) -> list[int]:
     """A job: its processes' exit codes, negative for a signal. After `limit` seconds they are killed."""
-    port, children = free_port(), []
+    runs = len(job["options"]) if isinstance(job["options"], list) else 1
+    ports, children = [free_port() for _ in range(runs)], []
     for rank in range(job["world"]):
         child = os.fork()
         if child == 0:
             code = 99
             try:
-                code = process(rank, port, job)
+                code = process(rank, ports, job)
             except BaseException:
                 import traceback
 
@@ -116,6 +121,8 @@ def carry_out(job: dict) -> list[int]:
 
 
 if __name__ == "__main__":
+    PIL.Image.preinit()
+    toys.install()
     for line in sys.stdin:
         order = json.loads(line)
         errors = os.open(order["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -1,0 +1,151 @@
+"""Every objective by `train`'s own path in processes of its own: to the same bits after SIGKILL, and the same for 1, 2
+and 4 processes and under FSDP2.
+
+All runs of a kind are made by the same processes, one after the other, for most of a short run is its start.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.conftest import make_folder, picture
+from tests.objectives.test_distillation import bundle
+from tests.training.test_ranks import carry_out, outcome  # noqa: F401  a fixture
+from vitreous.weights.sharded import tensors_in
+
+SMALL = {"model": "ViT-32x2/4", "image_size": 16, "precision": "fp32", "seed": 3, "log_every": 1, "batch_size": 8}
+HEADS = {"prototypes": 32, "head_width": 24, "bottleneck": 16}
+#: recipe, and settings of the objective
+VARIANTS = {
+    "mean-colour": ("masked-patches", {}),
+    "small-colours": ("masked-patches", {"target": "small-colours"}),
+    "pixels": ("masked-patches", {"target": "pixels"}),
+    "mae": ("mae", {"decoder_width": 16, "decoder_heads": 2, "decoder_depth": 1}),
+    "dino": ("dino", HEADS),
+    "dinov2": ("dinov2", HEADS),
+    "dinov2-sinkhorn": ("dinov2", {**HEADS, "centring": "sinkhorn", "patch_prototypes": 16}),
+    "hard": ("distil", {}),
+    "soft": ("distil", {"kind": "soft", "temperature": 2.0, "reduction": "official"}),
+    "tiny-dino": ("tiny-dino", {}),
+    "tiny-pixels": ("tiny-pixels", {}),
+}
+TOKEN = {
+    "hard": {"model.pool": ["distilled"], "model.class_token": ["True"], "model.slots": ["2"]}
+}  # the other student has one head for labels and teacher
+#: a run of more than an epoch: four steps of 8 images, and a last one of 2 or 3, in which some of 4 processes have none
+OPTIONS = {**SMALL, "workers": 0, "epochs": 1.2, "evaluate_every": 100, "drop_path": 0.0}
+WAYS = {"one": 1, "two": 2, "four": 4, "fsdp": 2}
+#: every objective in each way; what differs in the target or the head alone by one process and two, else in slow tests
+MANY = ("mae", "dino", "dinov2", "dinov2-sinkhorn", "hard")
+TWO = [("two", name) for name in VARIANTS]
+ORDINARY = [*TWO, *((way, name) for way in ("four", "fsdp") for name in MANY)]
+SLOW = [(way, name) for way in ("four", "fsdp") for name in VARIANTS if name not in MANY and "tiny" not in name]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """29 training images without classes, or 30 of three classes, 3 and 6 more to judge on; and a teacher."""
+    home = tmp_path_factory.mktemp("data")
+    (home / "flat").mkdir()
+    for index in range(32):
+        picture(index, (16, 16), index % 3).save(home / "flat" / f"{index}.png")
+    make_folder(home / "photos", {"train": 10, "val": 2})
+    bundle().save(home / "teacher")
+    return home
+
+
+def options_of(data, out, name, **changes):
+    """Options of a short run."""
+    recipe, settings = VARIANTS[name]
+    folder = data / ("photos" if recipe == "distil" else "flat")
+    if recipe == "distil":
+        settings, changes = {**settings, "teacher": data / "teacher"}, {"mixup": 0.0, **changes}
+    chosen = {f"objective.{key}": [str(value)] for key, value in settings.items()} | TOKEN.get(name, {})
+    return {"data": str(folder), "out": str(out / name), "recipe": recipe, "settings": chosen, **OPTIONS, **changes}
+
+
+def runs(world, options, **further):
+    """Runs one after the other in the same processes."""
+    return {"world": world, "options": options, **further}
+
+
+@pytest.fixture(scope="module")
+def killed(data, tmp_path_factory, carry_out):  # noqa: F811
+    """A folder with every run as it is `whole`, and `killed` after the third step and resumed."""
+    home = tmp_path_factory.mktemp("killed")
+    often = {"save_every": 1}
+    codes, errors = carry_out(
+        runs(1, [options_of(data, home / "whole", name, **often) for name in VARIANTS]),
+        *(runs(1, options_of(data, home / "killed", name, **often), kill=[0, 3]) for name in VARIANTS),
+        runs(1, [{"data": "", "out": str(home / "killed" / name), "resume": True} for name in VARIANTS]),
+    )
+    assert codes == [[0], *[[-9]] * len(VARIANTS), [0]], errors
+    return home
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_killed_run_goes_on_to_the_same_bits(killed, name):
+    whole = outcome(killed / "whole" / name)
+    assert whole == outcome(killed / "killed" / name) and whole[0] == "step-00000005"
+    if "dino" in name:
+        held = load_file(max((killed / "whole" / name / "checkpoints").glob("step-*")) / "frozen.safetensors")
+        head = "teacher_head.weight" if "tiny" in name else "teacher_head.prototypes.weight"
+        assert {"centre", head, "teacher.projection.weight"} <= held.keys()
+        assert (held["centre"].abs().max() == 0) == (name == "dinov2-sinkhorn")
+
+
+def share(data, home, pairs, carry_out):  # noqa: F811
+    """A folder with the runs by one process, and each of the ways in which it is also made."""
+    same = {"optimizer": "sgd", "lr": 0.05, "save_every": 100}
+    pairs = [*(("one", name) for name in VARIANTS if any(name == other for _, other in pairs)), *pairs]
+    orders = {}
+    for way, name in pairs:
+        further = {"parallel": "fsdp"} if way == "fsdp" else {}
+        orders.setdefault(way, []).append(options_of(data, home / way, name, **same, **further))
+    codes, errors = carry_out(*(runs(WAYS[way], options) for way, options in orders.items()))
+    assert codes == [[0] * WAYS[way] for way in orders], errors
+    return home
+
+
+def agree(home, way, name):
+    """Assert that a run by several processes has the weights, state and losses of that by one."""
+    one, other = states(home / "one" / name), states(home / way / name)
+    assert one.keys() == other.keys()
+    assert [key for key in one if not torch.allclose(one[key], other[key].reshape(one[key].shape), atol=1e-5)] == []
+    assert losses(home / way / name) == pytest.approx(losses(home / "one" / name), rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def shared(data, tmp_path_factory, carry_out):  # noqa: F811
+    return share(data, tmp_path_factory.mktemp("shared"), ORDINARY, carry_out)
+
+
+@pytest.mark.parametrize(("way", "name"), ORDINARY)
+def test_any_number_of_processes_agrees(shared, way, name):
+    agree(shared, way, name)
+
+
+@pytest.fixture(scope="module")
+def shared_too(data, tmp_path_factory, carry_out):  # noqa: F811
+    return share(data, tmp_path_factory.mktemp("shared"), SLOW, carry_out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "name"), SLOW)
+def test_any_number_of_processes_agrees_for_every_target_and_head(shared_too, way, name):
+    agree(shared_too, way, name)
+
+
+def states(out):
+    """Tensors of the last checkpoint, by part and name."""
+    place = max((out / "checkpoints").glob("step-*"))
+    return {f"{part}/{n}": t for part in ("model", "frozen", "ema") for n, t in tensors_in(place, part).items()}
+
+
+def losses(out):
+    """The loss of every step."""
+    return [line["train/loss"] for line in map(json.loads, (out / "metrics.jsonl").open()) if "train/loss" in line]
