@@ -12,7 +12,7 @@ from PIL import Image, ImageFilter, ImageOps
 from tests.conftest import make_folder, picture
 from vitreous.config import from_yaml, to_yaml
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.augmentation.views import DINO, DINOV2, MultiCrop, blurred, of_tensor
+from vitreous.data.augmentation.views import DINO, DINOV2, MultiCrop, blurred
 from vitreous.data.batch import batch_size, rows
 from vitreous.data.decoding.decode import decode
 from vitreous.data.keys import key
@@ -130,25 +130,6 @@ def test_rows_of_views_become_batches(locals):
     assert crops.unpack(rows[:0], SEEN)["images"].shape == (0, 2, 3, *SIZE)
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_pictures_in_memory_have_the_views_of_files(mode):
-    crops, images = MultiCrop(1, SMALL), [picture(i, SIZE[::-1]).convert(mode) for i in range(3)]
-    pixels, keys = torch.stack([to_tensor(image) for image in images]), key(0, np.arange(3))
-    seen = Preprocess(SIZE, pixels.shape[1])
-    rows = crops.batch(pixels, keys)
-    assert all(
-        torch.equal(row, crops.picture(image, seen, int(k))) for row, image, k in zip(rows, images, keys, strict=True)
-    )
-    assert crops.unpack(crops.batch(pixels[:0], keys[:0]), seen)["images"].shape[:2] == (0, 2)
-
-
-def test_what_tensors_were_pictures_of():
-    floats = of_tensor(torch.rand(2, 5, 6))
-    assert isinstance(floats, tuple) and [band.mode for band in floats] == ["F", "F"] and floats[0].size == (6, 5)
-    bytes = of_tensor(torch.zeros(4, 5, 6, dtype=torch.uint8))
-    assert isinstance(bytes, tuple) and [band.mode for band in bytes] == ["L"] * 4
-
-
 def test_views_are_kept_in_a_config_and_checked():
     assert from_yaml(MultiCrop, to_yaml(DINOV2)) == DINOV2
     for options in (
@@ -177,9 +158,12 @@ def test_a_feed_gives_batches_of_views(tmp_path, memory, workers):
         assert batch["images"].shape[:2] == (count, 2) and batch["local"].shape[:2] == (count, 3)
         assert (batch["labels"].numpy() == split.labels[batch["samples"].numpy()]).all()
     sample = int(batches[0]["samples"][0])
-    alone = crops.views(pictures[sample], SIZE, int(key(feed.seed, 0, sample, 0)))
-    assert torch.equal(batches[0]["images"][0], torch.stack(alone[:2]))
-    assert torch.equal(batches[0]["local"][0], torch.stack(alone[2:]))
+    own = key(feed.seed, 0, sample, 0)
+    row = (
+        crops.batch(cached[sample : sample + 1], own[None])[0] if memory else crops.picture(pictures[sample], SEEN, own)
+    )
+    alone = crops.unpack(row[None], SEEN)
+    assert all(torch.equal(batches[0][name][0], alone[name][0]) for name in ("images", "local"))
 
 
 @pytest.mark.parametrize("memory", [False, True])

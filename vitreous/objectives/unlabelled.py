@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from vitreous.data.keys import permutation
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
 from vitreous.evaluation.evaluator import Evaluator
@@ -12,6 +15,8 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, Setting
 from vitreous.weights.tasks import Features, Task
+
+NEIGHBOURS = 5000  # training images that validation images are compared with as a run goes; `evaluate` takes them all
 
 
 class Unlabelled(Objective):
@@ -29,8 +34,12 @@ class Unlabelled(Objective):
         return Features()
 
     def evaluators(self, train: Split) -> list[Evaluator]:
-        """Nearest neighbours of the features, where images have labels."""
-        return [KNNEvaluator(self.setting.classes, train)] if self.setting.classes else []
+        """Nearest neighbours of the features among `NEIGHBOURS` training images, where images have labels."""
+        if not self.setting.classes:
+            return []
+        if len(train) > NEIGHBOURS:
+            train = train.take(np.sort(permutation(len(train), self.setting.seed, 0)[:NEIGHBOURS]))
+        return [KNNEvaluator(self.setting.classes, train)]
 
 
 def check_takes_patches(model: ModelConfig, name: str) -> None:

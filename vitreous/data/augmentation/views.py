@@ -17,15 +17,16 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 
 from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.batched import DRAWS, SOLAR, crop, paint
 from vitreous.data.augmentation.crops import AreaCrop, to_picture
 from vitreous.data.decoding.regions import Regions
 from vitreous.data.decoding.spectral import Picture
-from vitreous.data.keys import seeded
+from vitreous.data.keys import key, seeded, uniform
 from vitreous.data.preprocess import Preprocess, to_tensor
 from vitreous.errors import UsageError
 
 GLOBAL = 2  # global views, which a teacher sees too
-SOLAR = 128  # solarising inverts values from here on
+CHUNK = 64  # views of images in memory that are computed together: they stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,37 @@ class MultiCrop:
         return torch.cat([view.flatten() for view in self.views(picture, preprocess.image, sample_key)])
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """Draw the views of (B, C, H, W) images in memory, of the model's size, by (B,) keys: (B, n) rows."""
-        size = (pixels.shape[-2], pixels.shape[-1])
-        rows = [self.views(of_tensor(image), size, int(k)) for image, k in zip(pixels, keys, strict=True)]
-        return torch.stack([torch.cat([view.flatten() for view in row]) for row in rows]) if rows else pixels.flatten(1)
+        """Draw the views of (B, C, H, W) images in memory, of the model's size, by (B,) keys: (B, n) rows.
+
+        Whole batches at once, in float32 up to the last step, where files go through Pillow: the same distributions,
+        other numbers.
+        """
+        kinds = (np.arange(GLOBAL), GLOBAL + np.arange(self.locals))
+        return torch.cat([self.drawn(pixels, keys, views).flatten(1) for views in kinds if len(views)], 1)
+
+    def drawn(self, pixels: Tensor, keys: np.ndarray, views: np.ndarray) -> Tensor:
+        """Draw `views` (V,), all global or all local, of (B, C, H, W) images by (B,) keys: (B, V, C, h, w)."""
+        local, channels = views[0] >= GLOBAL, pixels.shape[1]
+        size = self.local_image if local else (pixels.shape[-2], pixels.shape[-1])
+        area = self.local_area if local else self.global_area
+        kinds = np.minimum(views, GLOBAL)
+        blur, solarise = np.array(self.blur)[kinds], np.array(self.solarise)[kinds]
+        always = np.ones(len(views))
+        chances = np.stack([self.jitter_probability * always, self.grey * always, blur, solarise], 1)
+        u, sources = uniform(key(keys[:, None], views).ravel(), DRAWS), np.arange(len(keys)).repeat(len(views))
+        chances = np.tile(chances, (len(keys), 1))
+        drawn = torch.empty(len(sources), channels, *size, dtype=pixels.dtype)
+        for start in range(0, len(sources), CHUNK):
+            span = slice(start, start + CHUNK)
+            rows = pixels[torch.from_numpy(sources[span])].permute(0, 2, 1, 3).float()
+            rows = crop(rows, u[span], size, area, self.ratio, self.flip)
+            if pixels.dtype == torch.uint8:
+                rows.clamp_(0, 255)
+                if channels in (1, 3):
+                    rows = paint(rows, u[span], chances[span], self.jitter, self.radius)
+                rows.round_()
+            drawn[span] = rows.permute(0, 2, 1, 3)
+        return drawn.unflatten(0, (len(keys), len(views)))
 
     def unpack(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
         """Unpack (B, n) rows to `images` (B, 2, C, *image) and `local` (B, locals, C, *local_image)."""
@@ -134,11 +162,3 @@ def blurred(picture: Image.Image, probability: float, radius: Sequence[float]) -
     if happens >= probability:
         return picture
     return picture.filter(ImageFilter.GaussianBlur(radius[0] + (radius[1] - radius[0]) * share))
-
-
-def of_tensor(image: Tensor) -> Picture:
-    """Convert (C, H, W) back to its image: grey or RGB if it has 8 bits, else one of mode L or F per channel."""
-    array = image.numpy()
-    if image.dtype == torch.uint8 and len(array) in (1, 3):
-        return Image.fromarray(array[0] if len(array) == 1 else np.ascontiguousarray(array.transpose(1, 2, 0)))
-    return tuple(Image.fromarray(np.ascontiguousarray(band)) for band in array)

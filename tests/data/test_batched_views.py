@@ -1,0 +1,158 @@
+"""Views of images in memory, whole batches at once, are distributed as those of files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageFilter
+from torchvision.transforms.v2 import functional as tv
+
+from tests.conftest import picture
+from vitreous.data.augmentation import batched
+from vitreous.data.augmentation.batched import DRAWS, apply_matrices, bicubic, box_sides, gaussian, jittered, luma
+from vitreous.data.augmentation.crops import AreaCrop
+from vitreous.data.augmentation.views import DINO, MultiCrop
+from vitreous.data.keys import key, seeded, uniform
+from vitreous.data.preprocess import Preprocess, to_tensor
+
+SIZE, SMALL = (20, 24), (8, 10)
+STILL: dict[str, Any] = {
+    "flip": 0.0,
+    "jitter_probability": 0.0,
+    "grey": 0.0,
+    "blur": (0.0,) * 3,
+    "solarise": (0.0,) * 3,
+}
+WHOLE: dict[str, Any] = {"global_area": (1.0, 1.0), "local_area": (1.0, 1.0), "ratio": (1.2, 1.2)}
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    return torch.stack([to_tensor(picture(i, SIZE[::-1])) for i in range(70)])
+
+
+def rows_first(images: torch.Tensor) -> torch.Tensor:
+    return images.permute(0, 2, 1, 3).float()
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_each_image_has_its_own_views_by_its_key_whatever_else_is_in_the_batch(pixels, channels):
+    pixels = pixels[:, [0] if channels == 1 else [0, 1, 2, 0][:channels]]
+    crops, keys = MultiCrop(3, SMALL), key(0, np.arange(len(pixels)))
+    rows = crops.batch(pixels, keys)
+    assert rows.dtype == torch.uint8
+    for row in (0, 41, 69):
+        assert torch.equal(crops.batch(pixels[row : row + 1], keys[row : row + 1])[0], rows[row])
+    batch = crops.unpack(rows, Preprocess(SIZE, channels))
+    assert batch["images"].shape == (70, 2, channels, *SIZE) and batch["local"].shape == (70, 3, channels, *SMALL)
+    alone = replace(crops, locals=0).batch(pixels, keys)
+    assert torch.equal(alone, batch["images"].flatten(1))
+    assert len({view.numpy().tobytes() for view in batch["local"].flatten(0, 1)}) > 205
+
+
+def test_without_any_change_the_image_itself_is_a_view(pixels):
+    crops = MultiCrop(1, SIZE, **STILL, **WHOLE)
+    rows = crops.batch(pixels, np.arange(70)).unflatten(1, (3, 3, *SIZE))
+    assert (rows == pixels[:, None]).all()
+    mirrored = replace(crops, flip=1.0).batch(pixels, np.arange(70)).unflatten(1, (3, 3, *SIZE))
+    assert (mirrored == pixels[:, None].flip(-1)).all()
+    floats = torch.rand(5, 2, *SIZE) * 1000
+    assert torch.allclose(crops.batch(floats, np.arange(5)).unflatten(1, (3, 2, *SIZE)), floats[:, None], rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(20, 24), (8, 10), (40, 50)])
+def test_boxes_are_read_as_torchs_antialiased_bicubic_filter_does(pixels, size):
+    top, left, tall, wide = (np.array(v, float) for v in ([0, 3, 9], [5, 0, 14], [20, 11, 6], [12, 24, 10]))
+    read = apply_matrices(rows_first(pixels[:3]), bicubic(top, tall, 20, size[0]), bicubic(left, wide, 24, size[1]))
+    for row in range(3):
+        y, x, h, w = (int(v[row]) for v in (top, left, tall, wide))
+        box = pixels[row : row + 1, :, y : y + h, x : x + w].float()
+        expected = F.interpolate(box, size, mode="bicubic", antialias=True)[0]
+        assert torch.allclose(read[row].permute(1, 0, 2), expected, atol=1e-2)
+
+
+def test_boxes_have_the_sizes_of_torchvisions():
+    crop, sides = AreaCrop(SMALL, (0.1, 0.6), (3 / 4, 4 / 3), "bicubic"), []
+    for k in range(1500):
+        with seeded(k):
+            left, top, right, bottom = crop.box(30, 20)
+        sides.append((bottom - top, right - left))
+    drawn = np.stack(box_sides(uniform(np.arange(6000), DRAWS), 20, 30, crop.area, crop.ratio), 1)
+    assert drawn.min() >= 1 and (drawn <= (20, 30)).all() and (drawn == drawn.round()).all()
+    assert np.allclose(drawn.mean(0), np.mean(sides, 0), atol=0.2)
+    assert np.allclose(drawn.std(0), np.std(sides, 0), atol=0.2)
+    none = np.stack(box_sides(np.full((1, DRAWS), 0.99), 20, 200, (1.0, 1.0), crop.ratio), 1)
+    assert none.tolist() == [[20, 27]]  # the largest of the aspect nearest to the image's
+
+
+@pytest.mark.parametrize(
+    ("kind", "strength", "change"),
+    [
+        (batched.BRIGHTNESS, (0.4, 0, 0, 0), lambda x, a: tv.adjust_brightness(x, 1 + a)),
+        (batched.CONTRAST, (0, 0.4, 0, 0), lambda x, a: tv.adjust_contrast(x, 1 + a)),
+        (batched.SATURATION, (0, 0, 0.9, 0), lambda x, a: tv.adjust_saturation(x, 1 + a)),
+        (batched.HUE, (0, 0, 0, 0.4), lambda x, a: tv.adjust_hue(x, a)),
+    ],
+)
+def test_jitter_is_torchvisions(pixels, kind, strength, change):
+    u = np.linspace(0.01, 0.99, 70)[:, None].repeat(4, 1)
+    rows = jittered(rows_first(pixels), np.random.default_rng(0).random((70, 4)), u, strength)
+    for row in range(0, 70, 7):
+        amount = float((2 * u[row, kind] - 1) * strength[kind])
+        expected = change(pixels[row].float() / 255, amount) * 255
+        assert torch.allclose(rows[row].permute(1, 0, 2), expected, atol=0.1), row
+
+
+def test_jitter_follows_its_order(pixels):
+    """Brightness before contrast, and the other way round: each as torchvision would, one after the other."""
+    rows, u = rows_first(pixels[:2]), np.full((2, 4), 0.9)
+    order = np.array([[0.0, 0.1, 0.2, 0.3], [0.1, 0.0, 0.2, 0.3]])
+    both = jittered(rows, order, u, (0.5, 0.5, 0.0, 0.0))
+    image = pixels[:2].float() / 255
+    one = tv.adjust_contrast(tv.adjust_brightness(image[0], 1.4), 1.4)
+    assert torch.allclose(both[0].permute(1, 0, 2), one * 255, atol=0.1)
+    other = tv.adjust_brightness(tv.adjust_contrast(image[1], 1.4), 1.4)
+    assert torch.allclose(both[1].permute(1, 0, 2), other * 255, atol=0.1)
+
+
+def test_blur_is_a_gaussian_with_the_outermost_pixels_outside(pixels):
+    radius = np.array([0.5, 1.5, 2.0])
+    down, across = gaussian(radius, 20), gaussian(radius, 24)
+    assert torch.allclose(down.sum(-1), torch.ones(3, 20))
+    read = apply_matrices(rows_first(pixels[:3]), down, across).permute(0, 2, 1, 3)
+    for row in range(3):
+        image = Image.fromarray(pixels[row].permute(1, 2, 0).numpy())
+        pillows = to_tensor(image.filter(ImageFilter.GaussianBlur(float(radius[row])))).float()
+        assert (read[row] - pillows).abs().mean() < 1.5  # Pillow's is three boxes
+
+
+def test_grey_and_solarised_views_come_as_often_as_they_shall(pixels):
+    keys = key(7, np.arange(70))
+    grey = MultiCrop(2, SIZE, **{**STILL, "grey": 0.2}, **WHOLE).batch(pixels, keys).unflatten(1, (4, 3, *SIZE))
+    shades = grey.float().std(2).amax((2, 3)) < 1
+    assert 0.1 < float(shades.float().mean()) < 0.3
+    one = shades.nonzero()[0]
+    assert (grey[one[0], one[1], 0].float() - luma(rows_first(pixels[one[:1]]))[0, :, 0]).abs().max() <= 0.5
+    inverted = replace(DINO, locals=2, local_image=SIZE, **{**STILL, "solarise": DINO.solarise}, **WHOLE)
+    rows = inverted.batch(pixels, keys).unflatten(1, (4, 3, *SIZE))
+    changed = (rows != pixels[:, None]).flatten(2).any(-1).float().mean(0)
+    assert changed[0] == 0 and 0.08 < changed[1] < 0.35 and changed[2] == changed[3] == 0
+    assert (rows <= torch.maximum(pixels, 255 - pixels)[:, None]).all()
+
+
+def test_whole_views_have_the_colours_of_those_of_files(pixels):
+    """Mean, deviation and share of extremes of 200 DINO views by each way."""
+    crops = replace(DINO, locals=1, local_image=SMALL)
+    stacked = crops.unpack(crops.batch(pixels, key(1, np.arange(70))), Preprocess(SIZE))
+    alone = [crops.views(Image.fromarray(p.permute(1, 2, 0).numpy()), SIZE, k) for k, p in enumerate(pixels)]
+    for mine, theirs in (
+        (stacked["images"], torch.stack([torch.stack(views[:2]) for views in alone])),
+        (stacked["local"], torch.stack([views[2] for views in alone])),
+    ):
+        for measure in (torch.mean, torch.std):
+            assert abs(float(measure(mine.float())) - float(measure(theirs.float()))) < 4

@@ -1,0 +1,176 @@
+"""Multi-crop views of whole batches of images in memory: what `MultiCrop` draws of files, in float32 and all at once.
+
+n rows, each a view of an image; images are laid out (n, H, C, W), so that a crop, a mirror, a change of size and a blur
+are two products with matrices (n, out, in) whose rows add up to one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.data.augmentation.crops import ATTEMPTS
+
+TRIES = ATTEMPTS["torchvision"]
+CROP, COLOUR = 2 * TRIES, 2 * TRIES + 3  # where the draws of a row's place and mirror begin, and those of its colours
+DRAWS = COLOUR + 13
+SHARPNESS = -0.5  # of Pillow's bicubic filter
+REACH = 4.0  # deviations of a Gaussian that are kept
+LUMA = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
+SOLAR = 128  # solarising inverts values from here on
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
+
+
+def crop(
+    rows: Tensor,
+    u: np.ndarray,
+    size: tuple[int, int],
+    area: tuple[float, float],
+    ratio: tuple[float, float],
+    flip: float,
+) -> Tensor:
+    """Cut a box out of each (n, H, C, W) row, by (n, DRAWS) numbers, scale it to `size` and mirror some: (n, h, C, w).
+
+    Boxes are those of torchvision's RandomResizedCrop (`AreaCrop`).
+    """
+    height, _, width = rows.shape[1:]
+    tall, wide = box_sides(u, height, width, area, ratio)
+    top = np.floor(u[:, CROP] * (height - tall + 1))
+    left = np.floor(u[:, CROP + 1] * (width - wide + 1))
+    across = bicubic(left, wide, width, size[1])
+    mirror = torch.from_numpy(u[:, CROP + 2] < flip)
+    across[mirror] = across[mirror].flip(1)
+    return apply_matrices(rows, bicubic(top, tall, height, size[0]), across)
+
+
+def box_sides(
+    u: np.ndarray, height: int, width: int, area: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(n, 2 TRIES) or more numbers in 0 .. 1 -> (n,) heights and (n,) widths of boxes, whole numbers in float64: the
+    first try that fits, else the largest box that keeps the aspect."""
+    areas = height * width * (area[0] + (area[1] - area[0]) * u[:, :TRIES])
+    low, high = np.log(ratio)
+    aspects = np.exp(low + (high - low) * u[:, TRIES : 2 * TRIES])
+    wide, tall = np.rint(np.sqrt(areas * aspects)), np.rint(np.sqrt(areas / aspects))
+    fits = (wide > 0) & (wide <= width) & (tall > 0) & (tall <= height)
+    first = np.arange(len(u)), fits.argmax(1)
+    whole = min(max(width / height, ratio[0]), ratio[1])
+    largest = (min(height, round(width / whole)), min(width, round(height * whole)))
+    return np.where(fits.any(1), tall[first], largest[0]), np.where(fits.any(1), wide[first], largest[1])
+
+
+def bicubic(start: np.ndarray, length: np.ndarray, side: int, out: int) -> Tensor:
+    """Matrices (n, out, side) float32 that read `out` pixels from (n,) lengths of a side, from (n,) starts on, with
+    Pillow's antialiased bicubic filter."""
+    scale = (length / out)[:, None, None]
+    support = np.maximum(scale, 1.0)
+    centres = (np.arange(out) + 0.5)[None, :, None] * scale
+    places = np.arange(side)[None, None] - start[:, None, None]
+    x = np.abs((places + 0.5 - centres) / support).astype(np.float32)
+    inner = ((SHARPNESS + 2) * x - (SHARPNESS + 3)) * x * x + 1
+    outer = (((x - 5) * x + 8) * x - 4) * SHARPNESS
+    inside = (places >= 0) & (places < length[:, None, None]) & (x < 2)
+    weights = np.where(inside, np.where(x < 1, inner, outer), 0)
+    return torch.from_numpy(weights / weights.sum(-1, keepdims=True))
+
+
+def gaussian(radius: np.ndarray, side: int) -> Tensor:
+    """Matrices (n, side, side) float32 that blur a side by Gaussians of (n,) deviations in pixels; the outermost pixels
+    go on outside."""
+    reach = math.ceil(REACH * float(radius.max()))
+    places = np.arange(-reach, side + reach)[None, None]
+    apart = (places - np.arange(side)[None, :, None]) / np.maximum(radius, 1e-6)[:, None, None]
+    weights = np.exp(-0.5 * np.minimum(apart * apart, 1e3)).astype(np.float32)
+    weights[..., reach] += weights[..., :reach].sum(-1)
+    weights[..., side + reach - 1] += weights[..., side + reach :].sum(-1)
+    weights = weights[..., reach : side + reach]
+    return torch.from_numpy(weights / weights.sum(-1, keepdims=True))
+
+
+def apply_matrices(rows: Tensor, down: Tensor, across: Tensor) -> Tensor:
+    """(n, H, C, W) by (n, h, H) and (n, w, W) -> (n, h, C, w)."""
+    count, height, channels, _ = rows.shape
+    wide = torch.bmm(rows.reshape(count, height * channels, -1), across.transpose(1, 2))
+    return torch.bmm(down, wide.view(count, height, -1)).view(count, down.shape[1], channels, -1)
+
+
+def paint(
+    rows: Tensor,
+    u: np.ndarray,
+    chances: np.ndarray,
+    jitter: tuple[float, float, float, float],
+    radius: tuple[float, float],
+) -> Tensor:
+    """Change colours of (n, h, C, w) rows in 0 .. 255, C 1 or 3, by (n, DRAWS) numbers in 0 .. 1.
+
+    `chances` (n, 4): the probabilities of jitter, grey, blur and solarising, which come in this order; `radius` in
+    pixels of the blur, uniform.
+    """
+    u = u[:, COLOUR:]
+    happens = u[:, [0, 9, 10, 12]] < chances
+    changed, grey, blurred, solarised = (np.flatnonzero(column) for column in happens.T)
+    if any(jitter) and len(changed):
+        place = torch.from_numpy(changed)
+        rows[place] = jittered(rows[place], u[changed, 1:5], u[changed, 5:9], jitter)
+    if rows.shape[2] == 3 and len(grey):
+        place = torch.from_numpy(grey)
+        rows[place] = luma(rows[place]).expand(-1, -1, 3, -1)
+    if len(blurred):
+        place, reach = torch.from_numpy(blurred), radius[0] + (radius[1] - radius[0]) * u[blurred, 11]
+        down, across = (gaussian(reach, side) for side in (rows.shape[1], rows.shape[3]))
+        rows[place] = apply_matrices(rows[place], down, across)
+    if len(solarised):
+        place = torch.from_numpy(solarised)
+        rows[place] = torch.where(rows[place] >= SOLAR, 255 - rows[place], rows[place])
+    return rows
+
+
+def jittered(rows: Tensor, order: np.ndarray, u: np.ndarray, strength: tuple[float, float, float, float]) -> Tensor:
+    """Jitter (n, h, C, w) rows in 0 .. 255: brightness, contrast, saturation and hue in the order of (n, 4) numbers, by
+    factors 1 +- strength, the hue by +- strength of the circle, from (n, 4) numbers in 0 .. 1.
+
+    The first three are f x + (1 - f) of black, the mean of the grey image, and the grey image.
+    """
+    order = order.argsort(1)
+    amount = torch.from_numpy((2 * u - 1) * np.asarray(strength)).float()
+    for place in range(4):
+        kind = torch.from_numpy(order[:, place])
+        factor = torch.where(kind == HUE, 1.0, 1 + amount.gather(1, kind[:, None])[:, 0])[:, None, None, None]
+        grey = luma(rows)
+        base = torch.where((kind == SATURATION)[:, None, None, None], grey, 0.0)
+        base += torch.where(kind == CONTRAST, grey.mean((1, 2, 3)), 0.0)[:, None, None, None]
+        rows = (rows * factor).add_(base.mul_(1 - factor)).clamp_(0, 255)
+        turned = (kind == HUE).nonzero()[:, 0]
+        if rows.shape[2] == 3 and len(turned):
+            rows[turned] = turn_hue(rows[turned], amount[turned, HUE])
+    return rows
+
+
+def luma(rows: Tensor) -> Tensor:
+    """The grey images (n, h, 1, w) of (n, h, C, w) rows, C 1 or 3."""
+    if rows.shape[2] == 1:
+        return rows
+    red, green, blue = rows.split(1, 2)
+    return (red * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
+
+
+def turn_hue(rows: Tensor, turn: Tensor) -> Tensor:
+    """Turn the hue of (n, h, 3, w) colours by (n,) shares of the circle, value and saturation (HSV) as they are."""
+    red, green, blue = rows.unbind(2)
+    value = rows.amax(2)
+    chroma = value - rows.amin(2)
+    unit = chroma.clamp(min=1e-6)
+    hue = torch.where(
+        value == red,
+        (green - blue) / unit,
+        torch.where(value == green, (blue - red) / unit + 2, (red - green) / unit + 4),
+    )
+    hue += 6 * turn[:, None, None]
+    parts = []
+    for offset in (5, 3, 1):
+        sector = (hue + offset).remainder_(6)
+        parts.append(value - chroma * torch.minimum(sector, 4 - sector).clamp_(0, 1))
+    return torch.stack(parts, 2)
