@@ -270,23 +270,6 @@ def test_about_half_of_the_views_are_masked():
     assert 0.3 < happened < 0.7 and masks.float().mean(-1).max() <= 0.5
 
 
-@pytest.mark.parametrize("kind", [DINO, DINOv2])
-def test_it_overfits(kind):
-    own = objective(kind, unit_prototypes=True)
-    batch, first = batch_for(own, 8), None
-    moving = [p for p in own.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(moving, 2e-3)
-    for _ in range(60):
-        optimizer.zero_grad()
-        outputs = own(batch)
-        outputs["loss"].backward()
-        first = first or outputs["loss"].item()
-        optimizer.step()
-        own.after_step(PROGRESS)
-    assert outputs["loss"].item() < first
-    assert 0.05 < outputs["teacher_entropy"].item() < math.log(24)
-
-
 @pytest.mark.parametrize(
     ("config", "views", "text"),
     [

@@ -104,20 +104,11 @@ def test_what_is_masked_is_not_seen():
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_it_overfits(target):
+def test_it_learns_all_it_has(target):
     objective = masked(target)
-    batch = objective.prepare(
-        batch_of(torch.rand(8, 3, 4, 4).repeat_interleave(8, 2).repeat_interleave(8, 3)), Progress()
-    )
-    optimizer = torch.optim.AdamW(objective.parameters(), 5e-3)
-    first = objective(batch)["loss"].item()
-    for _ in range(120):
-        optimizer.zero_grad()
-        loss = objective(batch)["loss"]
-        loss.backward()
-        optimizer.step()
-    assert loss.item() < first / 3
-    assert {name for name, p in objective.named_parameters() if p.grad is None} == set()
+    objective.head.weight.data.normal_()
+    objective(objective.prepare(batch_of(torch.rand(2, 3, 32, 32)), Progress()))["loss"].backward()
+    assert {name for name, p in objective.named_parameters() if p.grad is None or not p.grad.any()} == set()
 
 
 @pytest.mark.parametrize(

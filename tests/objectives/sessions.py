@@ -1,0 +1,100 @@
+"""Sessions of every objective on 32 patterned pictures in memory: seconds long, through the loop that trains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.objectives.test_distillation import CLASSES, bundle
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.views import MultiCrop
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.split import Arrays
+from vitreous.models.config import ViTConfig
+from vitreous.objectives.dino import DINOConfig
+from vitreous.objectives.dinov2 import DINOv2Config
+from vitreous.objectives.distillation import DistillationConfig
+from vitreous.objectives.mae import MAEConfig
+from vitreous.objectives.masked import MaskedPatchesConfig
+from vitreous.training.batches import Inputs
+from vitreous.training.folder import Folder
+from vitreous.training.loop import fit
+from vitreous.training.run import DataOptions, Optimizer, Ramp, Run, Schedule
+from vitreous.training.session import Session
+
+COUNT = 32
+MODEL = ViTConfig(image=(16, 16), patch=(4, 4), classes=0, width=32, depth=2, heads=2, hidden=64, position="sincos")
+HEADS = {"prototypes": 32, "head_width": 24, "bottleneck": 16, "frozen": 0.1}
+APART: dict[str, Any] = {"centring": "sinkhorn", "patch_prototypes": 24, "patch_bottleneck": 8}
+#: the objective of each run; a teacher is put where there is to be one
+OBJECTIVES = {
+    "mean-colour": MaskedPatchesConfig(),
+    "small-colours": MaskedPatchesConfig(target="small-colours"),
+    "pixels": MaskedPatchesConfig(target="pixels"),
+    "mae": MAEConfig(decoder_width=16, decoder_depth=1, decoder_heads=2),
+    "dino": DINOConfig(**HEADS),
+    "dinov2": DINOv2Config(**HEADS),
+    "dinov2-sinkhorn": DINOv2Config(**HEADS, **APART),
+    "hard": DistillationConfig(smoothing=0.1),
+    "soft": DistillationConfig(kind="soft", temperature=2.0),
+}
+MODELS = {"hard": replace(MODEL, classes=3, pool="distilled"), "soft": replace(MODEL, classes=3)}
+SCHEDULES = {
+    "weight_decay": Ramp(0.04, 0.4),
+    "momentum": Ramp(0.95, 1.0),
+    "teacher_temperature": Ramp(0.1, 0.12, "linear", 10),
+}
+
+
+def pictures() -> Arrays:
+    """32 pictures of four squares, each of its colour, under stripes of one of four kinds; and the kinds as labels.
+
+    What is masked can be told from what is seen: the squares are larger than a patch, the stripes as long as one.
+    """
+    generator = np.random.default_rng(0)
+    colours = generator.integers(40, 216, (COUNT, 2, 2, 3)).repeat(8, 1).repeat(8, 2)
+    kinds = np.arange(COUNT) % 4
+    row, column = np.mgrid[:16, :16]
+    stripes = np.stack([row, column, row + column, row - column])[kinds] % 4 * 24 - 36
+    pixels = (colours + stripes[..., None]).clip(0, 255).astype(np.uint8)
+    return Arrays(pixels, (kinds % 3).astype(np.int64))
+
+
+def session_of(name: str, home: Path, **changes: Any) -> tuple[Session, Any]:
+    """A session of an objective of `OBJECTIVES`, and its state: 20 steps of 8 images. `changes` are fields of the
+    run."""
+    split, objective = pictures(), OBJECTIVES[name]
+    distilled = isinstance(objective, DistillationConfig)
+    if distilled:
+        bundle().save(home / "teacher")
+        objective = replace(objective, teacher=str(home / "teacher"))
+    else:
+        split = Arrays(split.pixels, np.zeros((COUNT, 0), np.float32))
+    crops = isinstance(objective, (DINOConfig, DINOv2Config))
+    run = Run(
+        data=DataOptions("synthetic", CLASSES if distilled else (), COUNT, "", cache=True),
+        model=MODELS.get(name, MODEL),
+        preprocess=Preprocess((16, 16)),
+        views=MultiCrop(locals=2, local_image=(8, 8), blur=(0.0, 0.0, 0.0)) if crops else Augment(flip=0.5),
+        optimizer=Optimizer(lr=2e-3, clip=3.0, clip_by="tensor" if name == "dino" else "part" if crops else "all"),
+        schedule=Schedule(2),
+        objective=objective,
+        schedules=SCHEDULES if crops else {},
+        batch_size=8,
+        epochs=5.0,
+    )
+    run = replace(run, **changes)
+    cached = torch.from_numpy(split.pixels.transpose(0, 3, 1, 2).copy())
+    session = Session(run, Inputs(split, None, cached), Folder(home))
+    return session, session.build()
+
+
+def losses(session: Session, state: Any) -> list[float]:
+    """The loss of every step, and the run behind them."""
+    found: list[float] = []
+    fit(state, session.batches(state), [(1, lambda s: (found.append(s.losses), setattr(s, "losses", 0.0)))])
+    return found
