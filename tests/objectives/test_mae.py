@@ -130,8 +130,9 @@ def test_masked_patches_are_not_seen(mae):
 
 def test_a_reconstruction_keeps_what_was_seen_and_fills_the_rest(mae):
     images = torch.randn(2, 3, 32, 32)
-    seen, restored = mae.reconstruct(images, np.arange(2))
+    seen, restored, hidden, predicted = mae.reconstruct(images, np.arange(2))
     shown = seen != 0
+    assert hidden.sum().item() == 24 and torch.equal(hidden, predicted)
     assert shown.float().mean().item() == pytest.approx(0.25)
     assert torch.equal(restored[shown], images[shown]) and torch.isfinite(restored).all()
     assert not torch.equal(restored[~shown], images[~shown])

@@ -11,6 +11,7 @@ FORMATS = {
     "map": ("mAP", ".2%"),
     "knn_top1": ("k-NN top-1", ".2%"),
     "knn_map": ("k-NN mAP", ".2%"),
+    "rankme": ("RankMe", ".1f"),
     "top5": ("top-5", ".2%"),
     "macro_f1": ("macro F1", ".2%"),
     "micro_f1": ("micro F1", ".2%"),
@@ -20,6 +21,8 @@ FORMATS = {
 FURTHER = {
     "top1": ("top5", "nll", "ece"),
     "map": ("macro_f1", "micro_f1", "nll"),
+    "knn_top1": ("rankme",),
+    "knn_map": ("rankme",),
 }  # figures printed after a leading one
 
 

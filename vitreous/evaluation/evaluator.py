@@ -44,6 +44,10 @@ class Evaluator(ABC):
         """The splits whose outputs `report` takes: the judged one first."""
         return (split,)
 
+    def without_labels(self) -> Evaluator | None:
+        """What can be measured on training images where there is no validation split; None: nothing."""
+        return None
+
     def outputs(
         self, engine: Engine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[np.ndarray, dict[int, DataError]]:

@@ -12,7 +12,9 @@ import numpy as np
 DENSE = 2000  # classes of a confusion matrix that is written down whole
 
 Better = Literal["higher", "lower"]
-LABELS = {"top1": "top-1", "map": "mAP", "knn_top1": "k-NN top-1", "knn_map": "k-NN mAP"}  # figures' names for people
+#: names of leading figures for people
+LABELS = {"top1": "top-1", "map": "mAP", "knn_top1": "k-NN top-1", "knn_map": "k-NN mAP", "rankme": "RankMe"}
+COUNTS = ("rankme",)  # leading figures that are no shares
 TIE_BREAKER = "nll"  # lower is better; decides between evaluations of one leading figure
 
 
@@ -51,6 +53,12 @@ class Report:
     def leading(self) -> tuple[str, float]:
         """Name for people and value of the leading figure, 0 where nothing was judged."""
         return LABELS.get(self.figure, self.figure), self.figures[self.figure] or 0.0
+
+    @property
+    def leading_text(self) -> str:
+        """The leading figure for a line of progress: `top-1 93.1%`, `RankMe 27.4`."""
+        name, value = self.leading
+        return f"{name} {value:.1f}" if self.figure in COUNTS else f"{name} {value:.1%}"
 
     @property
     def score(self) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -71,6 +72,10 @@ class ObjectiveConfig:
     def initialise(self, model: Model) -> None:
         """Change a fresh model in place, before weights are loaded into it."""
 
+    def restoration(self) -> str:
+        """What `Objective.reconstruct` shows, in sentences for people; empty where the objective restores nothing."""
+        return ""
+
     def build(self, model: Model, setting: Setting) -> Objective:
         """The objective of a model, whose weights are loaded and whose frozen parameters require no gradient. May draw
         from torch's generator."""
@@ -87,6 +92,19 @@ def alone(rows: Tensor) -> tuple[Tensor, int]:
     return rows, 0
 
 
+class Reconstruction(NamedTuple):
+    """Images with patches restored: (B, C, *image) float32 normalised, as the encoder `seen` them and `restored`; and
+    (B, *grid) bool, the patches of which it was given no pixels, and those that are `predicted`.
+
+    In `restored` patches that are not predicted are those of the image. In `seen` hidden ones are 0.
+    """
+
+    seen: Tensor
+    restored: Tensor
+    hidden: Tensor
+    predicted: Tensor
+
+
 class Objective(nn.Module):
     """What a run minimises: model, mathematics and state.
 
@@ -96,6 +114,7 @@ class Objective(nn.Module):
     gives the rows (n, ...) of all processes in order, without gradient, and the number of the first of its own.
     """
 
+    config: ObjectiveConfig
     logged: ClassVar[tuple[str, ...]] = ()  # scalars of `forward` beside "loss", logged as train/NAME
     idle = False  # the batch is computed for nothing, as others still have samples: statistics leave it out
     reduce: Callable[[Tensor], Tensor] = staticmethod(identity)  # set by the session, as `gather`
@@ -140,6 +159,11 @@ class Objective(nn.Module):
     def evaluators(self, train: Split) -> list[Evaluator]:
         """What is measured on the validation split, the leading one first; none where there is nothing to measure."""
         return []
+
+    def reconstruct(self, images: Tensor, keys: np.ndarray) -> Reconstruction:
+        """(B, C, *image) normalised, (B,) keys that chance is drawn from -> what is hidden of them and restored, where
+        the config's `restoration` says that the objective can."""
+        raise NotImplementedError
 
     def flops(self, progress: Progress) -> float:
         """Floating-point operations of one sample's training step, as carried out: two to a multiply-add."""

@@ -24,9 +24,8 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.cost import computed
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import ObjectiveConfig, Progress, Setting
-from vitreous.objectives.unlabelled import Unlabelled, check_views
+from vitreous.objectives.unlabelled import STARTED, Unlabelled, check_views
 
-STARTED = 0.05  # share of a run before which features say nothing
 UNIFORM = 0.999  # of ln K: an entropy from which a teacher says nothing
 ONE = 0.05  # nats: an entropy of the mean target up to which one prototype has all images
 
@@ -116,6 +115,7 @@ class DINO(Unlabelled):
     """
 
     logged: ClassVar[tuple[str, ...]] = ("teacher_entropy", "prototype_entropy", "feature_deviation")
+    mends: ClassVar[str] = "lower --lr, use larger batches, or --schedules.momentum.start nearer to 1"
     centre: Tensor
     temperature: Tensor
     outputs: Tensor
@@ -176,8 +176,9 @@ class DINO(Unlabelled):
         return self.teacher
 
     def warnings(self, scalars: Mapping[str, float], progress: Progress) -> Iterator[tuple[str, str]]:
-        """A collapse: every image has the same target, or none has one."""
-        return collapse(scalars, self.config.prototypes, progress)
+        """A collapse: of the features, and where every image has the same target, or none has one."""
+        yield from super().warnings(scalars, progress)
+        yield from collapse(scalars, self.config.prototypes, progress)
 
     def held_back(self, progress: Progress) -> tuple[str, ...]:
         """The prototypes, at the start of the run."""
@@ -225,7 +226,7 @@ def describe_targets(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
 
 def collapse(scalars: Mapping[str, float], prototypes: int, progress: Progress) -> Iterator[tuple[str, str]]:
     """Warnings of a collapse, once the run has begun to learn."""
-    if progress.done < STARTED or not scalars:
+    if progress.done < STARTED or "teacher_entropy" not in scalars:
         return
     if scalars["teacher_entropy"] > UNIFORM * math.log(prototypes):
         yield (

@@ -104,6 +104,7 @@ class DINOv2(Unlabelled):
         "prototype_entropy",
         "feature_deviation",
     )
+    mends: ClassVar[str] = "raise --objective.koleo, lower --lr, or use larger batches"
     temperature: Tensor
     centre: Tensor
     outputs: Tensor
@@ -212,8 +213,9 @@ class DINOv2(Unlabelled):
         return self.teacher
 
     def warnings(self, scalars: Mapping[str, float], progress: Progress) -> Iterator[tuple[str, str]]:
-        """A collapse: every image has the same target, or none has one."""
-        return collapse(scalars, self.config.prototypes, progress)
+        """A collapse: of the features, and where every image has the same target, or none has one."""
+        yield from super().warnings(scalars, progress)
+        yield from collapse(scalars, self.config.prototypes, progress)
 
     def held_back(self, progress: Progress) -> tuple[str, ...]:
         """The prototypes, at the start of the run."""

@@ -29,7 +29,7 @@ from vitreous.nn.block import Block, Mlp
 from vitreous.nn.encoder import Encoder, stack
 from vitreous.nn.grid import patchify, take, unpatchify
 from vitreous.nn.position import sincos
-from vitreous.objectives.base import ObjectiveConfig, Progress, Setting
+from vitreous.objectives.base import ObjectiveConfig, Progress, Reconstruction, Setting
 from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views
 
 _MASK = 0x6D6165  # sets the draws of masks apart from those of augmentation
@@ -64,6 +64,16 @@ class MAEConfig(ObjectiveConfig):
         check_views(views, Augment, self.name)
         check_takes_patches(model, self.name)
         random_masks(np.zeros(1, np.int64), model.grid, self.mask)
+
+    def restoration(self) -> str:
+        """What a reconstruction shows."""
+        text = f"{self.mask:.0%} of the patches (grey) are hidden from the encoder, and restored by the decoder."
+        if not self.normalise:
+            return text
+        return text + (
+            " It learned pixels that have mean 0 and deviation 1 within a patch: each restored patch is shown with the"
+            " mean and the deviation that it has in the image, which the model did not have to know."
+        )
 
     def initialise(self, model: Model) -> None:
         """Draw the encoder's weights as the paper does (appendix A.1)."""
@@ -152,9 +162,8 @@ class MAE(Unlabelled):
         return {"loss": (predicted - batch["targets"]).square().mean()}
 
     @torch.no_grad()
-    def reconstruct(self, images: Tensor, keys: np.ndarray) -> tuple[Tensor, Tensor]:
-        """(B, C, *image) normalised, (B,) keys -> what the encoder sees, masked patches 0, and the same with these
-        patches predicted, (B, C, *image) float32 each.
+    def reconstruct(self, images: Tensor, keys: np.ndarray) -> Reconstruction:
+        """(B, C, *image) normalised, (B,) keys -> what is seen, and the same with masked patches predicted.
 
         Patches that were learned normalised are given back their true mean and deviation.
         """
@@ -168,7 +177,8 @@ class MAE(Unlabelled):
         places = masked[..., None].expand_as(predicted)
         shown = (whole.scatter(1, places, torch.zeros_like(predicted)), whole.scatter(1, places, predicted))
         seen, restored = (unpatchify(patches.unflatten(1, grid), patch) for patches in shown)
-        return seen, restored
+        hidden = torch.zeros(whole.shape[:2], dtype=torch.bool, device=images.device).scatter(1, masked, True)
+        return Reconstruction(seen, restored, *[hidden.unflatten(1, grid)] * 2)
 
     def flops(self, progress: Progress) -> float:
         """Three passes: the encoder over the visible patches, the decoder over all."""

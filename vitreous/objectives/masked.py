@@ -23,8 +23,8 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.cost import computed
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
-from vitreous.nn.grid import patchify, take
-from vitreous.objectives.base import ObjectiveConfig, Progress, Setting
+from vitreous.nn.grid import patchify, take, unpatchify
+from vitreous.objectives.base import ObjectiveConfig, Progress, Reconstruction, Setting
 from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views
 
 Target = Literal["mean-colour", "small-colours", "pixels"]
@@ -63,6 +63,20 @@ class MaskedPatchesConfig(ObjectiveConfig):
             hint = "use --objective.target mean-colour"
             raise UsageError(f"patches of {model.patch} pixels are smaller than {SMALL}", hint)
 
+    def restoration(self) -> str:
+        """What a reconstruction shows."""
+        stay = 1 - self.masked - self.swapped
+        text = (
+            f"{self.share:.0%} of the patches are to be restored. Of these {self.masked:.0%} (grey) are hidden from the"
+            f" encoder, {self.swapped:.0%} show another patch, {stay:.0%} are as they were."
+        )
+        if self.target == "pixels":
+            return text
+        parts = "its mean colour" if self.target == "mean-colour" else f"{SMALL} x {SMALL} colours"
+        return (
+            text + f" Of a patch {parts} is predicted, by {LEVELS} levels of each channel; shown is a level's middle."
+        )
+
     def build(self, model: Model, setting: Setting) -> MaskedPatches:
         """The objective of an encoder."""
         return MaskedPatches(model, self, setting)
@@ -96,14 +110,18 @@ class MaskedPatches(Unlabelled):
 
     def prepare(self, batch: Batch, progress: Progress) -> Batch:
         """Draw the corruptions, and take the corrupted patches of the images as targets."""
-        config, images = self.config, batch["images"]
-        keys = key(self.setting.seed, _CORRUPT, batch["positions"].numpy())
-        drawn = corruptions(keys, self.model.config.grid, config.share, config.masked, config.swapped)
-        predicted = drawn.predicted.reshape(len(keys), -1)
-        places = torch.from_numpy(predicted.nonzero()[1].reshape(len(keys), -1)).to(images.device)
-        source = torch.from_numpy(drawn.source.reshape(len(keys), -1)).to(images.device)
+        images = batch["images"]
+        source, places = self.draw(key(self.setting.seed, _CORRUPT, batch["positions"].numpy()), images.device)
         entries = {"images": images, "source": source, "places": places, "targets": self.targets(images, places)}
         return entries | {name: batch[name] for name in ("positions", "samples")}
+
+    def draw(self, keys: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+        """(B,) keys -> (B, N) and (B, M) int64: the source of each place, and the places to predict."""
+        config = self.config
+        drawn = corruptions(keys, self.model.config.grid, config.share, config.masked, config.swapped)
+        predicted = drawn.predicted.reshape(len(keys), -1)
+        places = torch.from_numpy(predicted.nonzero()[1].reshape(len(keys), -1)).to(device)
+        return torch.from_numpy(drawn.source.reshape(len(keys), -1)).to(device), places
 
     def targets(self, images: Tensor, places: Tensor) -> Tensor:
         """(B, C, *image) normalised, (B, M) int64 -> what the head has to say of these patches.
@@ -123,17 +141,49 @@ class MaskedPatches(Unlabelled):
         colours = (levels * digits[:, None]).sum(-2)
         return colours if self.config.target == "small-colours" else colours[..., 0]
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        model, source, targets = self.model, batch["source"], batch["targets"]
-        grid = model.project(batch["images"])
+    def predict(self, images: Tensor, source: Tensor, predicted: Tensor) -> Tensor:
+        """(B, C, *image), (B, N), (B, M) int64 -> (B, M, outputs of the head) float32."""
+        model = self.model
+        grid = model.project(images)
         tokens = take(grid.flatten(1, -2), source.clamp(min=0))
         tokens = torch.where((source == MASK)[..., None], self.mask_token.to(tokens.dtype), tokens)
         places = model.places(grid)
         encoded = model.encode(model.place(tokens.unflatten(1, grid.shape[1:-1])), places)
-        answers = self.head(take(encoded[:, model.config.prefix :], batch["places"])).float()
+        return self.head(take(encoded[:, model.config.prefix :], predicted)).float()
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        answers, targets = self.predict(batch["images"], batch["source"], batch["places"]), batch["targets"]
         if self.config.target == "pixels":
             return {"loss": (answers - targets).square().mean()}
         return {"loss": F.cross_entropy(answers.reshape(-1, self.colours), targets.flatten())}
+
+    @torch.no_grad()
+    def reconstruct(self, images: Tensor, keys: np.ndarray) -> Reconstruction:
+        """(B, C, *image) normalised, (B,) keys -> the images with patches corrupted, and with these predicted."""
+        patch, grid = self.model.config.patch, self.model.config.grid
+        source, places = self.draw(keys, images.device)
+        answers = self.predict(images, source, places)
+        painted = answers if self.config.target == "pixels" else self.paint(answers)
+        whole, hidden = patchify(images.float(), patch).flatten(1, -2), source == MASK
+        seen = take(whole, source.clamp(min=0)).masked_fill(hidden[..., None], 0.0)
+        restored = whole.scatter(1, places[..., None].expand_as(painted), painted)
+        shown = (unpatchify(patches.unflatten(1, grid), patch) for patches in (seen, restored))
+        predicted = torch.zeros_like(hidden).scatter(1, places, True)
+        return Reconstruction(*shown, hidden.unflatten(1, grid), predicted.unflatten(1, grid))
+
+    def paint(self, answers: Tensor) -> Tensor:
+        """(B, M, outputs) logits of colours -> (B, M, V) normalised pixels: the likeliest colour, or 4^axes of them, at
+        the middle of its levels."""
+        shape = self.model.config
+        colours = answers.unflatten(-1, (self.predictions, self.colours)).argmax(-1)
+        digits = LEVELS ** torch.arange(shape.channels - 1, -1, -1, device=answers.device)
+        levels = colours[:, :, None] // digits[:, None] % LEVELS
+        mean, std = (torch.tensor(values, device=answers.device)[:, None] for values in self.setting.normalisation)
+        side = SMALL if self.config.target == "small-colours" else 1
+        pixels = (((levels + 0.5) / LEVELS - mean) / std).unflatten(-1, (side,) * len(shape.patch))
+        for axis, length in enumerate(shape.patch, -len(shape.patch)):
+            pixels = pixels.index_select(axis, torch.arange(length, device=answers.device) * side // length)
+        return pixels.flatten(2)
 
     def flops(self, progress: Progress) -> float:
         """Three passes over all patches."""

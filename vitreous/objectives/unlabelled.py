@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -11,19 +13,26 @@ from vitreous.data.split import Split
 from vitreous.errors import UsageError
 from vitreous.evaluation.evaluator import Evaluator
 from vitreous.evaluation.knn import KNNEvaluator
+from vitreous.evaluation.rankme import FeatureEvaluator
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
-from vitreous.objectives.base import Objective, Setting
+from vitreous.objectives.base import Objective, Progress, Setting
 from vitreous.weights.tasks import Features, Task
 
 NEIGHBOURS = 5000  # training images that validation images are compared with as a run goes; `evaluate` takes them all
+STARTED = 0.05  # share of a run before which features say nothing
+ONE_DIRECTION = 1.1  # a RankMe up to which features differ in their length alone
+FALLEN = 0.1  # of the highest RankMe: a share from which most directions are lost
+ALIKE = 0.003  # deviation of features of length sqrt(D), up to which all images have the same
 
 
 class Unlabelled(Objective):
-    """An objective whose deployed model is `model`, an encoder without a head."""
+    """An objective whose deployed model is `model`, an encoder without a head. `mends`: what helps features that
+    collapse."""
 
     model: Any
     setting: Setting
+    mends: ClassVar[str] = "lower --lr, or train longer"
 
     def deployed(self) -> Model:
         """The encoder."""
@@ -34,12 +43,28 @@ class Unlabelled(Objective):
         return Features()
 
     def evaluators(self, train: Split) -> list[Evaluator]:
-        """Nearest neighbours of the features among `NEIGHBOURS` training images, where images have labels."""
-        if not self.setting.classes:
-            return []
-        if len(train) > NEIGHBOURS:
+        """The rank of the features and, where images have labels, their nearest neighbours among `NEIGHBOURS` training
+        images."""
+        classes, multilabel = self.setting.classes, self.setting.multilabel
+        if classes and len(train) > NEIGHBOURS:
             train = train.take(np.sort(permutation(len(train), self.setting.seed, 0)[:NEIGHBOURS]))
-        return [KNNEvaluator(self.setting.classes, train)]
+        return [FeatureEvaluator(KNNEvaluator(classes, train, multilabel) if classes else None)]
+
+    def warnings(self, scalars: Mapping[str, float], progress: Progress) -> Iterator[tuple[str, str]]:
+        """Features that collapse: all alike, along one direction, or along few of those that there were."""
+        if progress.done < STARTED:
+            return
+        deviation, rank = scalars.get("feature_deviation", math.inf), scalars.get("rankme", math.inf)
+        highest = scalars.get("highest_rankme", rank)
+        if deviation * math.sqrt(self.model.config.features) < ALIKE:
+            yield "same features", f"all images have nearly the same features (deviation {deviation:.2g}): {self.mends}"
+        if rank < ONE_DIRECTION:
+            yield "one direction", f"features lie along one direction (RankMe {rank:.2f}): {self.mends}"
+        elif rank < FALLEN * highest:
+            yield (
+                "fallen rank",
+                f"features have lost most directions (RankMe {highest:.1f}, now {rank:.1f}): {self.mends}",
+            )
 
 
 def check_takes_patches(model: ModelConfig, name: str) -> None:

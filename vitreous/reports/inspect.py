@@ -53,6 +53,7 @@ FIGURES = {
     "fourier": Kind("layers", styled=True),
     "features": Kind("features", of_pictures=True, styled=True),
     "nearest": Kind("features", of_pictures=True, styled=True),
+    "reconstruction": Kind("reconstruction", of_pictures=True),
     "similarity": Kind("layers", styled=True),
     "cost": Kind("layers", styled=True),
 }

@@ -45,11 +45,13 @@ def open_bundle(
     return bundle
 
 
-def data_for(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None) -> tuple[str, Data]:
+def data_for(
+    run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, labelled: bool = True
+) -> tuple[str, Data]:
     """Return name and data set to judge a run on: the run's own, split as the run split it, or `data`.
 
     A folder of classes that is named is judged whole, as its test split, unless `split` is another one. Raises
-    UsageError for a bundle without data.
+    UsageError for a bundle without data, and, if `labelled`, DataError for data without labels.
     """
     folder, source = Folder(Path(run)), os.fspath(data) if data is not None else None
     split_seed, share, group_by = 0, None, None
@@ -63,7 +65,8 @@ def data_for(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, s
     opened = (
         open_data_of_run(run, source, split_seed, group_by) if data is None else open_data(source, split_seed, group_by)
     )
-    require_labels(opened)
+    if labelled:
+        require_labels(opened)
     opened = opened.holding_out(share, split_seed)
     return source, everything(opened) if data is not None and opened.unsplit and split in (None, "test") else opened
 

@@ -101,7 +101,7 @@ class Scene:
     @cached_property
     def data(self) -> tuple[str, Data]:
         """Name and data set: of --data, or of the run. Raises UsageError where there is none."""
-        return data_for(self.run, self.options.data, self.options.split or "val")
+        return data_for(self.run, self.options.data, self.options.split or "val", labelled=False)
 
     @cached_property
     def split(self) -> Split:

@@ -38,6 +38,11 @@ class Folder:
         return self.path / "metrics.jsonl"
 
     @property
+    def warnings(self) -> Path:
+        """What looked wrong, a line each: step, name and text."""
+        return self.path / "warnings.jsonl"
+
+    @property
     def summary(self) -> Path:
         return self.path / "summary.json"
 
@@ -118,16 +123,26 @@ class Folder:
 
     def append(self, line: dict[str, Any]) -> None:
         """Add one line to the metrics."""
-        with open(self.metrics, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(self.metrics, line)
+
+    def warn(self, step: int, name: str, text: str) -> None:
+        """Add one line to the warnings."""
+        append_line(self.warnings, {"step": step, "name": name, "text": text})
 
     def rewind(self, step: int, but: str | None = None) -> None:
-        """Keep the metrics up to a step, less lines that hold `but`: what goes will be written again. A torn last line
-        goes too."""
-        if self.metrics.exists():
-            lines = [line for line in self.metrics.read_text("utf-8").splitlines(keepends=True) if whole(line)]
-            remaining = [line for line in lines if json.loads(line)["step"] <= step and not (but and but in line)]
-            write_text(self.metrics, "".join(remaining))
+        """Keep metrics and warnings up to a step, less metrics that hold `but`: what goes will be written again. A torn
+        last line goes too."""
+        for path, left_out in ((self.metrics, but), (self.warnings, None)):
+            if path.exists():
+                lines = [line for line in path.read_text("utf-8").splitlines(keepends=True) if whole(line)]
+                lines = [line for line in lines if json.loads(line)["step"] <= step]
+                write_text(path, "".join(line for line in lines if not (left_out and left_out in line)))
+
+
+def append_line(path: Path, line: dict[str, Any]) -> None:
+    """Add a JSON object as a line of a file."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def whole(line: str) -> bool:

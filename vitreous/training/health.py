@@ -19,10 +19,13 @@ WAITING, LINES = 0.3, 3  # share of the time, in so many log lines one after the
 
 
 class Health:
-    """Watches a run. `tell` is given each warning."""
+    """Watches a run. `tell` is given each warning, and `keep` its step, its name and its text."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self.tell, self.warned = tell, set()
+    def __init__(
+        self, tell: Callable[[str], None], keep: Callable[[int, str, str], None] = lambda step, name, text: None
+    ) -> None:
+        self.tell, self.keep, self.warned = tell, keep, set()
+        self.at = 0  # the last step
         self.norms: deque[float] = deque(maxlen=REMEMBERED)
         self.slow = 0
 
@@ -31,6 +34,7 @@ class Health:
         if name not in self.warned:
             self.warned.add(name)
             self.tell(text)
+            self.keep(self.at, name, text)
 
     def data(self, train: Split, val: Split | None) -> None:
         """Validation pictures that are training pictures too, byte for byte."""
@@ -48,6 +52,7 @@ class Health:
 
     def step(self, state: State) -> None:
         """After a step: a gradient far beyond what was usual."""
+        self.at = state.step
         usual = float(np.median(self.norms)) if len(self.norms) == REMEMBERED else math.inf
         if math.isfinite(state.norm) and state.norm > EXPLODED * usual > 0:
             text = (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ from vitreous.training.sharded import Sharded
 from vitreous.training.signals import Signals
 from vitreous.training.throughput import ThroughputMeter
 from vitreous.training.tune import merged, prepare
-from vitreous.training.validation import shared_outputs
+from vitreous.training.validation import VAL, Measured, highest, measured, shared_outputs
 from vitreous.weights.adopt import adopt
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.options import WeightsSource
@@ -60,7 +61,7 @@ class Session:
         self.device = ranks.device(run.device)
         self.signals = Signals()
         self.checkpointer = Checkpointer(folder.store(run.keep), self.tell)
-        self.health = Health(self.tell)
+        self.health = Health(self.tell, self.keep_warning)
         self.meter = ThroughputMeter(ranks, self.device, run.precision)
         self.pending = False  # an evaluation was cut short and has to be made after resuming
         self.last: Report | None = None
@@ -70,6 +71,12 @@ class Session:
         """A note, from the process that speaks."""
         if self.ranks.is_main:
             self.listener.note(text)
+
+    def keep_warning(self, step: int, name: str, text: str) -> None:
+        """Write a warning down, for the page of the run."""
+        with suppress(OSError):  # it was told
+            if self.ranks.is_main and self.folder.path.is_dir():
+                self.folder.warn(step, name, text)
 
     def train(self) -> dict[str, Any]:
         """Train to the end, write the bundle, and return the run's summary, without figures for a test split.
@@ -126,7 +133,7 @@ class Session:
             flat = Sharded(objective, dtype, device, self.ranks, run.ema, factor)
         else:
             flat = Flat(objective, dtype, device, run.ema, count_gradients(run, self.ranks), factor)
-        self.evaluators = objective.evaluators(self.inputs.train)
+        self.measured = measured(objective.evaluators(self.inputs.train), self.inputs)
         scale = 2.0**16 if run.precision == "fp16" else 1.0
         return State(
             run=run,
@@ -164,17 +171,20 @@ class Session:
             line["loss_scale"] = state.scale
         self.record(line)
         self.health.line(figures["waiting"], state, self.inputs.cached is not None)
-        scalars = {name: total / max(state.counted, 1) for name, total in state.scalars.items()}
-        for name, text in state.objective.warnings(scalars, state.progress):
-            self.health.once(name, text)
+        self.warn(state, {name: total / max(state.counted, 1) for name, total in state.scalars.items()})
         loss = state.losses / max(state.counted, 1)
         state.losses, state.counted, state.scalars = 0.0, 0, {}
-        val = f"  val {self.last.leading[0]} {self.last.leading[1]:.1%}" if self.last else ""
+        val = f"  val {self.last.leading_text}" if self.last and self.measured.prefix == VAL else ""
         text = (
             f"epoch {epoch:.1f}/{self.run.epochs:g}  loss {loss:.3f}  {figures['images_per_second']:.0f} images/s{val}"
         )
         if self.ranks.is_main:
             self.listener.progress("train", state.images, self.run.total, text)
+
+    def warn(self, state: State, figures: Mapping[str, float]) -> None:
+        """Tell what the objective finds wrong in figures."""
+        for name, text in state.objective.warnings(figures, state.progress):
+            self.health.once(name, text)
 
     def record(self, line: dict[str, Any]) -> None:
         """A line of metrics. One that cannot be written is told, and does not stop the run."""
@@ -186,7 +196,7 @@ class Session:
 
     def evaluate(self, state: State) -> None:
         """Judge the averaged weights on the validation split, in the run's precision."""
-        if not self.judges or (state.done and not self.run.keep_best):
+        if not self.measured.evaluators or (state.done and not self.run.keep_best):
             return  # the last one is made by `finish`, as `evaluate` would
         self.pending = True
         try:
@@ -196,13 +206,15 @@ class Session:
         self.pending = False
         self.record({"step": state.step, "epoch": self.epoch(state), **figures, "seconds": self.meter.seconds})
         self.health.report(self.last, self.run.data.classes)
+        self.warn(state, self.features(self.last))
         self.choose(state, self.last)
         self.meter.mark(state)
 
-    @property
-    def judges(self) -> bool:
-        """Whether there is anything to measure on validation images."""
-        return self.inputs.val is not None and bool(self.evaluators)
+    def features(self, report: Report) -> dict[str, float]:
+        """What an evaluation says of features, and "highest_rankme", the highest rank so far."""
+        figures = {name: report.figures.get(name) for name in ("rankme", "feature_deviation")}
+        best = highest(self.folder.metrics, f"{self.measured.prefix}rankme") if figures["rankme"] else None
+        return {name: value for name, value in {**figures, "highest_rankme": best}.items() if value is not None}
 
     def epoch(self, state: State) -> float:
         """Passes over the training images so far."""
@@ -226,22 +238,23 @@ class Session:
             self.save(state)
 
     def judged(self, model: Model, precision: str) -> tuple[Report, dict[str, float | None]]:
-        """The leading report on the validation images, and all figures by the name that a line of metrics has for them.
+        """The leading report on the images that are judged, and all figures by the name that a line of metrics has for
+        them.
 
         Raises Interrupted, in all processes, when a signal came in.
         """
-        assert self.inputs.val is not None
+        judged: Measured = self.measured
         precision = "fp32" if precision == "fp16" else precision
         engine = TorchEngine(model, self.run.preprocess, self.device, precision)
         measure = partial(
             shared_outputs, engine, self.ranks, self.run.data.workers, lambda: bool(self.signals.received)
         )
         reports = [
-            evaluator.report(*(measure(evaluator, split) for split in evaluator.splits(self.inputs.val)))
-            for evaluator in self.evaluators
+            evaluator.report(*(measure(evaluator, split) for split in evaluator.splits(judged.split)))
+            for evaluator in judged.evaluators
         ]
         figures = {name: value for report in reversed(reports) for name, value in report.figures.items()}
-        return reports[0], {f"val/{name}": value for name, value in figures.items()}
+        return reports[0], {f"{judged.prefix}{name}": value for name, value in figures.items()}
 
     def save(self, state: State) -> None:
         """A checkpoint."""
@@ -266,7 +279,7 @@ class Session:
             if changed and not self.run.reproducible:
                 self.tell(f"{'; '.join(changed)}: results may differ in the last bits")
         if self.ranks.is_main:
-            again = judgement(state.step, self.epoch(state)) if self.pending else None
+            again = judgement(state.step, self.epoch(state), self.measured.prefix) if self.pending else None
             self.folder.rewind(state.step, but=again)
 
     def stop(self, state: State) -> None:
@@ -307,17 +320,18 @@ class Session:
         }
         if self.ranks.is_main:
             Bundle(model, state.objective.task(), run.preprocess, provenance).save(self.folder.bundle)
-        val = None
-        if self.judges:
+        val, train = None, {"loss": last_of(self.folder.metrics, "train/loss") if self.ranks.is_main else None}
+        if self.measured.evaluators:
             try:
                 self.last, figures = self.judged(model, "auto")
             except Interrupted:
                 raise self.interrupted(state) from None
-            val = self.last.summary()
+            val = self.last.summary() if self.measured.prefix == VAL else None
+            train |= {} if val else self.last.figures
             if self.ranks.is_main and step == state.step:
-                self.folder.rewind(state.step, but=judgement(state.step, epoch))
+                self.folder.rewind(state.step, but=judgement(state.step, epoch, self.measured.prefix))
                 self.folder.append({"step": state.step, "epoch": epoch, **figures, "seconds": self.meter.seconds})
-        loss = last_of(self.folder.metrics, "train/loss") if self.ranks.is_main else None
+            self.warn(state, self.features(self.last))
         return {
             "model": name_of(run.model),
             "parameters": sum(p.numel() for p in model.parameters()),
@@ -327,7 +341,7 @@ class Session:
             "seed": run.seed,
             **self.meter.totals(state),
             "skipped": state.skipped,
-            "train": {"loss": loss},
+            "train": train,
             "val": val,
             "test": None,
             "selection": best.describe(run, self.best, step, state.step),
@@ -358,9 +372,9 @@ def recompute(model: Model) -> None:
             part.recompute = True
 
 
-def judgement(step: int, epoch: float) -> str:
+def judgement(step: int, epoch: float, prefix: str = VAL) -> str:
     """What a line of metrics with the figures of an evaluation has in it."""
-    return f'"step": {step}, "epoch": {json.dumps(epoch)}, "val/'
+    return f'"step": {step}, "epoch": {json.dumps(epoch)}, "{prefix}'
 
 
 def last_of(path: Path, name: str) -> float | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +15,37 @@ from vitreous.data.split import Split
 from vitreous.errors import Interrupted
 from vitreous.evaluation.engine import CHUNK, TorchEngine, readable_mask
 from vitreous.evaluation.evaluator import Evaluator, Outputs
+from vitreous.training.batches import Inputs
 from vitreous.training.ranks import Ranks
+
+VAL, TRAINING_IMAGES = "val/", "training_images/"  # what figures begin with in the metrics, by the images judged
+SAMPLED = 2_048  # training images that are judged where there are none for validation
+
+
+class Measured(NamedTuple):
+    """The images that a run is judged on, what judges it, and what the names of its figures begin with."""
+
+    split: Split
+    evaluators: list[Evaluator]
+    prefix: str
+
+
+def measured(evaluators: Sequence[Evaluator], inputs: Inputs) -> Measured:
+    """The validation images and all evaluators; without such images some of the training images, evenly spread, and
+    what can be said of these."""
+    if inputs.val is not None:
+        return Measured(inputs.val, list(evaluators), VAL)
+    train = inputs.train
+    rows = np.linspace(0, len(train) - 1, min(SAMPLED, len(train))).astype(np.int64)
+    able = [other for one in evaluators if (other := one.without_labels()) is not None]
+    return Measured(train.take(rows), able, TRAINING_IMAGES)
+
+
+def highest(path: Path, name: str) -> float | None:
+    """The largest value of a figure in a file of metrics; None where there is none."""
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+    values = [json.loads(line)[name] for line in lines if f'"{name}"' in line and line.endswith("}")]
+    return max((value for value in values if value is not None), default=None)
 
 
 def shared_outputs(

@@ -14,13 +14,20 @@ SIDE = 224  # pixels of an image on a page, at most
 SMALL = 64  # below which an image is shown with its pixels as squares
 
 
-def rgb_image(pixels: Tensor) -> Image.Image:
-    """(C, *image) pixels -> an RGB image: the first three channels, or the first as grey; floats are stretched."""
-    bands = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, *pixels.shape[1:])
+def rgb_image(pixels: Tensor, like: Tensor | None = None) -> Image.Image:
+    """(C, *image) pixels -> an RGB image: the first three channels, or the first as grey; floats are stretched from
+    their range, or that of the pixels `like`, (C, *image) too."""
+    bands = visible_bands(pixels)
     if pixels.dtype != torch.uint8:
-        low, high = bands.min(), bands.max()
-        bands = ((bands - low) / (high - low).clamp(min=1e-9) * 255).to(torch.uint8)
+        known = visible_bands(pixels if like is None else like)
+        low, high = known.min(), known.max()
+        bands = ((bands - low) / (high - low).clamp(min=1e-9) * 255).clamp(0, 255).to(torch.uint8)
     return Image.fromarray(bands.permute(1, 2, 0).contiguous().numpy())
+
+
+def visible_bands(pixels: Tensor) -> Tensor:
+    """(C, *image) -> (3, *image): the first three channels, or the first three times."""
+    return pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, *pixels.shape[1:])
 
 
 def shrink(image: Image.Image) -> Image.Image:

@@ -1,0 +1,110 @@
+"""What runs without labels restore: `inspect --figures reconstruction`, of runs, and why not of others."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import vitreous
+from tests.conftest import picture, say
+from vitreous.errors import UsageError, WeightsError
+from vitreous.reports.figures.reconstruction import GREY
+from vitreous.reports.restored import load_objective
+
+OPTIONS = {
+    "model": "ViT-16x1/4",
+    "image_size": 16,
+    "precision": "fp32",
+    "batch_size": 16,
+    "epochs": 2.0,
+    "workers": 0,
+    "device": "cpu",
+}
+SETTINGS = {
+    "mae": ("mae", {"decoder_width": ["16"], "decoder_heads": ["2"], "decoder_depth": ["1"]}),
+    "pixels": (
+        "mae",
+        {"decoder_width": ["16"], "decoder_heads": ["2"], "decoder_depth": ["1"], "normalise": ["false"]},
+    ),
+    "mean-colour": ("masked-patches", {}),
+    "small-colours": ("masked-patches", {"target": ["small-colours"]}),
+    "dino": ("dino", {"prototypes": ["16"], "head_width": ["16"], "bottleneck": ["8"]}),
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder of 24 images without labels, and a short run of each of `SETTINGS` on it."""
+    home = tmp_path_factory.mktemp("restored")
+    (home / "photos").mkdir()
+    for index in range(24):
+        picture(index, (16, 16), index % 3).save(home / "photos" / f"{index}.png")
+    for name, (recipe, settings) in SETTINGS.items():
+        words = {f"objective.{key}": value for key, value in settings.items()}
+        vitreous.train(str(home / "photos"), recipe=recipe, out=str(home / name), settings=words, **OPTIONS)
+    return home
+
+
+@pytest.mark.parametrize("name", ["mae", "pixels", "mean-colour", "small-colours"])
+def test_predicted_patches_differ_and_the_others_are_equal_to_the_pixel(home, name, tmp_path):
+    document = vitreous.inspect(str(home / name), figures=["reconstruction"], out=tmp_path, device="cpu")
+    (figure,) = document["figures"]
+    made = np.load(tmp_path / figure["npz"])
+    image, seen, restored = (made[part].astype(int) for part in ("image", "seen", "restored"))
+    predicted = made["predicted"].repeat(4, 1).repeat(4, 2)
+    assert image.shape == seen.shape == restored.shape == (2, 16, 16, 3)
+    assert (restored[~predicted] == image[~predicted]).all() and (seen[~predicted] == image[~predicted]).all()
+    patches = np.abs(restored - image).reshape(2, 4, 4, 4, 4, 3).sum((2, 4, 5))
+    assert ((patches > 0) == made["predicted"]).mean() > 0.9
+    share = 0.75 if SETTINGS[name][0] == "mae" else 0.5
+    assert made["predicted"].mean() == share
+    hidden = (seen == GREY).all(-1)
+    assert (hidden == predicted).all() if share == 0.75 else (predicted[hidden].all() and hidden.mean() > 0.25)
+    assert ("true mean" in figure["caption"] or "deviation that it has" in figure["caption"]) == (name == "mae")
+    assert (tmp_path / figure["png"]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_colours_are_painted_where_they_belong(home):
+    objective = load_objective(home / "small-colours")
+    answers = torch.zeros(1, 1, 16, 512)
+    answers[0, 0, 1, 0o705] = 1.0  # the second of the first row: all red, no green, level 5 of blue
+    mean, std = (torch.tensor(values)[:, None, None] for values in objective.setting.normalisation)
+    patch = objective.paint(answers.flatten(2)).unflatten(-1, (3, 4, 4))[0, 0] * std + mean
+    assert torch.allclose(patch[:, 0, 1], (torch.tensor([7.0, 0.0, 5.0]) + 0.5) / 8, atol=1e-6)
+    assert torch.allclose(patch[:, 1, 0], torch.full((3,), 0.5 / 8), atol=1e-6)
+
+
+def test_images_named_are_restored_and_the_same_by_the_same_seed(home, tmp_path):
+    photo = str(home / "photos" / "3.png")
+    words = {"figures": ["reconstruction"], "device": "cpu"}
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        vitreous.inspect(str(home / "mae"), photo, out=tmp_path / name, seed=seed, **words)
+    a, b, c = (np.load(tmp_path / name / "reconstruction.npz") for name in "abc")
+    assert (a["restored"] == b["restored"]).all() and not (a["predicted"] == c["predicted"]).all()
+
+
+def test_what_restores_nothing_says_what_does(home, tmp_path):
+    found = say("inspect", str(home / "dino"), "--figures", "reconstruction", "--out", str(tmp_path / "x"))
+    assert found.returncode == 2 and "learned by dino, which restores no image" in found.stderr
+    assert "--recipe mae" in found.stderr and "Traceback" not in found.stderr
+    with pytest.raises(UsageError, match="--image-size"):
+        vitreous.inspect(str(home / "mae"), figures=["reconstruction"], image_size=[32], out=tmp_path / "y")
+    shutil.copytree(home / "mae" / "model", tmp_path / "bundle")
+    with pytest.raises(UsageError, match="no decoder"):
+        load_objective(tmp_path / "bundle")
+
+
+def test_a_run_without_checkpoints_or_with_those_of_another_says_so(home, tmp_path):
+    shutil.copytree(home / "mae", tmp_path / "mae")
+    assert torch.equal(
+        load_objective(tmp_path / "mae" / "model").decoder.mask_token, load_objective(home / "mae").decoder.mask_token
+    )
+    shutil.rmtree(tmp_path / "mae" / "checkpoints")
+    with pytest.raises(UsageError, match="no checkpoint left"):
+        load_objective(tmp_path / "mae")
+    shutil.copytree(home / "mean-colour" / "checkpoints", tmp_path / "mae" / "checkpoints")
+    with pytest.raises(WeightsError, match="another run"):
+        load_objective(tmp_path / "mae")

@@ -1,0 +1,96 @@
+"""The figure of hidden patches that a model restores, as it was taught to without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitreous.data.keys import key
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError
+from vitreous.objectives.base import Objective
+from vitreous.reports.figures.drawing import picture_rows, times
+from vitreous.reports.pages.thumbnails import rgb_image
+from vitreous.reports.restored import load_objective
+from vitreous.reports.scene import SEEN, FigureResult, Picture, Scene
+
+GREY = 128  # of patches that the encoder does not see
+HEADS = ("image", "what is seen", "restored")
+
+
+class Restored(NamedTuple):
+    """An image as the encoder sees it and as it is restored, RGB; (h, w) bool: the patches to restore."""
+
+    seen: Image.Image
+    restored: Image.Image
+    predicted: np.ndarray
+
+
+def make_reconstruction(scene: Scene) -> list[FigureResult]:
+    """Draw images, what the encoder sees of them when patches are hidden, and what is restored of these.
+
+    Raises UsageError for a model without a decoder, and at another size than that of the run.
+    """
+    objective = load_objective(scene.run).to(scene.device)
+    config = objective.deployed().config
+    if scene.preprocess.image != config.image:
+        asked = times(scene.preprocess.image)
+        raise UsageError(
+            f"images of {asked} pixels cannot be restored", f"leave out --image-size: {times(config.image)}"
+        )
+    pictures = scene.some(SEEN)
+    results = restore(objective, scene.preprocess, pictures, scene.options.seed)
+    figure, axes = picture_rows(scene, pictures, HEADS)
+    for row, result in zip(axes, results, strict=True):
+        for place, image in zip(row[1:], (result.seen, result.restored), strict=True):
+            place.imshow(np.asarray(image), interpolation="nearest")
+    numbers = {
+        "seen": np.stack([np.asarray(one.seen) for one in results]),
+        "restored": np.stack([np.asarray(one.restored) for one in results]),
+        "image": np.stack([np.asarray(one.shown) for one in pictures]),
+        "predicted": np.stack([one.predicted for one in results]),
+        "images": np.array([one.name for one in pictures]),
+    }
+    caption = objective_caption(objective)
+    return [FigureResult("reconstruction", "Restored images", caption, figure, numbers)]
+
+
+def objective_caption(objective: Objective) -> str:
+    """Return what a figure of an objective's reconstructions shows."""
+    return objective.config.restoration()  # type: ignore[union-attr]
+
+
+def restore(objective: Objective, preprocess: Preprocess, pictures: Sequence[Picture], seed: int = 0) -> list[Restored]:
+    """Hide patches of images, drawn by the seed, and restore them, one image at a time."""
+    results, device = [], next(objective.parameters()).device
+    for number, picture in enumerate(pictures):
+        images = preprocess.normalise(picture.pixels[None].to(device)).float()
+        with torch.no_grad():
+            found = objective.reconstruct(images, key(seed, np.array([number])))
+        hidden = grown(found.hidden[0], picture.pixels.shape[1:])
+        seen, restored = (pixels_of(part[0], preprocess, picture) for part in (found.seen, found.restored))
+        shown = np.where(hidden[..., None], np.uint8(GREY), np.asarray(seen))
+        results.append(Restored(Image.fromarray(shown), restored, found.predicted[0].cpu().numpy()))
+    return results
+
+
+def grown(patches: Tensor, image: Sequence[int]) -> np.ndarray:
+    """(*grid) bool -> (*image) bool."""
+    result = patches.cpu().numpy()
+    for axis, (length, count) in enumerate(zip(image, patches.shape, strict=True)):
+        result = result.repeat(length // count, axis)
+    return result
+
+
+def pixels_of(image: Tensor, preprocess: Preprocess, picture: Picture) -> Image.Image:
+    """(C, h, w) normalised -> RGB, with colours as the picture is shown in."""
+    mean, std = (torch.tensor(values)[:, None, None] for values in (preprocess.mean, preprocess.std))
+    values = (image.float().cpu() * std + mean) * preprocess.peak
+    if picture.pixels.dtype == torch.uint8:
+        return rgb_image(values.round().clamp(0, 255).to(torch.uint8))
+    return rgb_image(values, picture.pixels)
