@@ -27,6 +27,7 @@ from vitreous.machine import environment, pick_device, warning
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.reports.answers import Computing, compute_answers
+from vitreous.reports.learned import write_learned
 from vitreous.reports.readings import record, write_page
 from vitreous.training import best, parts
 from vitreous.training.folder import Folder
@@ -171,6 +172,8 @@ def evaluate_run(folder: Folder, run: Run, opened: Data, summary: dict[str, Any]
         summary["test"] = report.summary()
         record(folder.path, answers.source, "test", summary["test"])
     write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
+    if not run.objective.labelled:
+        write_learned(folder, listener)
     write_page(folder.path / "report.html", folder, answers, report, listener)
 
 

@@ -114,7 +114,7 @@ class Objective(nn.Module):
     gives the rows (n, ...) of all processes in order, without gradient, and the number of the first of its own.
     """
 
-    config: ObjectiveConfig
+    config: Any  # the `ObjectiveConfig` that it was built by
     logged: ClassVar[tuple[str, ...]] = ()  # scalars of `forward` beside "loss", logged as train/NAME
     idle = False  # the batch is computed for nothing, as others still have samples: statistics leave it out
     reduce: Callable[[Tensor], Tensor] = staticmethod(identity)  # set by the session, as `gather`

@@ -167,9 +167,9 @@ class MaskedPatches(Unlabelled):
         whole, hidden = patchify(images.float(), patch).flatten(1, -2), source == MASK
         seen = take(whole, source.clamp(min=0)).masked_fill(hidden[..., None], 0.0)
         restored = whole.scatter(1, places[..., None].expand_as(painted), painted)
-        shown = (unpatchify(patches.unflatten(1, grid), patch) for patches in (seen, restored))
+        seen, restored = (unpatchify(patches.unflatten(1, grid), patch) for patches in (seen, restored))
         predicted = torch.zeros_like(hidden).scatter(1, places, True)
-        return Reconstruction(*shown, hidden.unflatten(1, grid), predicted.unflatten(1, grid))
+        return Reconstruction(seen, restored, hidden.unflatten(1, grid), predicted.unflatten(1, grid))
 
     def paint(self, answers: Tensor) -> Tensor:
         """(B, M, outputs) logits of colours -> (B, M, V) normalised pixels: the likeliest colour, or 4^axes of them, at

@@ -57,8 +57,8 @@ def checkpoint_of(folder: Folder, run: Run) -> Path | None:
     """Return the checkpoint whose weights the bundle has: the newest, or with --keep-best the best."""
     store = folder.store(run.keep)
     summary = json.loads(folder.summary.read_text("utf-8")) if folder.summary.is_file() else {}
-    kept = (summary.get("selection") or {}).get("kept_step")
-    places = [*([store.place(kept)] if kept else []), *store.places()]
+    best = (summary.get("selection") or {}).get("kept_step")
+    places = [*([store.place(best)] if best else []), *store.places()]
     return next((place for place in places if quick_flaw(place) is None), None)
 
 

@@ -56,31 +56,25 @@ def make_reconstruction(scene: Scene) -> list[FigureResult]:
         "predicted": np.stack([one.predicted for one in results]),
         "images": np.array([one.name for one in pictures]),
     }
-    caption = objective_caption(objective)
-    return [FigureResult("reconstruction", "Restored images", caption, figure, numbers)]
-
-
-def objective_caption(objective: Objective) -> str:
-    """Return what a figure of an objective's reconstructions shows."""
-    return objective.config.restoration()  # type: ignore[union-attr]
+    return [FigureResult("reconstruction", "Restored images", objective.config.restoration(), figure, numbers)]
 
 
 def restore(objective: Objective, preprocess: Preprocess, pictures: Sequence[Picture], seed: int = 0) -> list[Restored]:
     """Hide patches of images, drawn by the seed, and restore them, one image at a time."""
-    results, device = [], next(objective.parameters()).device
+    images_restored, device = [], next(objective.parameters()).device
     for number, picture in enumerate(pictures):
         images = preprocess.normalise(picture.pixels[None].to(device)).float()
         with torch.no_grad():
-            found = objective.reconstruct(images, key(seed, np.array([number])))
-        hidden = grown(found.hidden[0], picture.pixels.shape[1:])
-        seen, restored = (pixels_of(part[0], preprocess, picture) for part in (found.seen, found.restored))
+            result = objective.reconstruct(images, key(seed, np.array([number])))
+        hidden = enlarge(result.hidden[0], picture.pixels.shape[1:])
+        seen, restored = (pixels_of(part[0], preprocess, picture) for part in (result.seen, result.restored))
         shown = np.where(hidden[..., None], np.uint8(GREY), np.asarray(seen))
-        results.append(Restored(Image.fromarray(shown), restored, found.predicted[0].cpu().numpy()))
-    return results
+        images_restored.append(Restored(Image.fromarray(shown), restored, result.predicted[0].cpu().numpy()))
+    return images_restored
 
 
-def grown(patches: Tensor, image: Sequence[int]) -> np.ndarray:
-    """(*grid) bool -> (*image) bool."""
+def enlarge(patches: Tensor, image: Sequence[int]) -> np.ndarray:
+    """(h, w) bool, of patches -> (H, W) bool, of the pixels of an image."""
     result = patches.cpu().numpy()
     for axis, (length, count) in enumerate(zip(image, patches.shape, strict=True)):
         result = result.repeat(length // count, axis)

@@ -18,9 +18,11 @@ from vitreous.evaluation.calibration import BINS, confidence_bins
 from vitreous.evaluation.report import LABELS, Report, leading_of
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered
+from vitreous.reports.learned import read_learned
 from vitreous.reports.pages.cards import cards
 from vitreous.reports.pages.formats import format_figure, format_interval, render
 from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, curves, reliability
+from vitreous.reports.pages.unlabelled import alarms, headline, measured_curves
 from vitreous.training.folder import Folder, whole
 from vitreous.training.run import Run
 
@@ -56,10 +58,16 @@ def trained(folder: Folder) -> dict[str, Any]:
         ("learning rate", "lr", [("", COLOURS[1], lines)]),
     ]
     drawn = [curves(*panel, limits=loss_limits(lines, panel[1])) for panel in panels if has(lines, panel[1])]
+    unlabelled = None
+    if not run.objective.labelled:
+        drawn, unlabelled = [], {"curves": measured_curves(lines), "figures": headline(summary)}
     return {
         "model": name_of(run.model),
         "data": Path(run.data.source).name or run.data.source,
         "trained": {"run": run, "summary": summary, "curves": drawn},
+        "unlabelled": unlabelled,
+        "learned": read_learned(folder.path) if unlabelled else {},
+        "alarms": alarms(folder),
         "classes_of": data_facts(folder, run),
         "readings": [reading(line) for line in metrics(folder.path / "evaluations.jsonl")[-READ:]],
         "grid": grid(folder, run, table, summary) if table else None,
@@ -189,7 +197,7 @@ def data_facts(folder: Folder, run: Run) -> list[tuple[str, Any]]:
         return []
     splits = ", ".join(f"{name} {count:,}" for name, count in facts.get("splits", {}).items())
     answers = [("source", facts["source"]), ("images", splits), ("trained on", f"{run.data.images:,}")]
-    answers += [("classes", f"{len(facts['classes']):,}")]
+    answers += [("classes", f"{len(facts['classes']):,}")] if facts["classes"] else []
     answers += [("left out by", facts["left_out_by"])] if facts.get("left_out_by") else []
     answers += [("note", note) for note in facts.get("notes", [])]
     return [*answers, ("fingerprint", facts["fingerprint"])]
@@ -202,7 +210,11 @@ def commands(folder: Folder, run: Run, table: dict[str, Any]) -> list[str]:
     lines = first.read_text("utf-8").splitlines() if first.is_file() else []
     homes = [*(f"{place}/{row['folder']}" for row in table.get("trials", [])), place]
     lines += [f"vitreous train {data} --config {shlex.quote(home + '/config.yaml')} --out AGAIN" for home in homes]
-    return [*lines, f"vitreous evaluate {shlex.quote(place)}"]
+    if run.model.classes:
+        return [*lines, f"vitreous evaluate {shlex.quote(place)}"]
+    if run.data.classes:
+        return [*lines, f"vitreous evaluate {shlex.quote(place)} --protocol knn"]
+    return [*lines, f"vitreous embed {shlex.quote(place)} {data} --out vectors.npz"]
 
 
 def document(path: Path) -> dict[str, Any]:

@@ -44,6 +44,15 @@ def multiply_map(image: Image.Image, weights: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels.astype(np.uint8))
 
 
+def heat_map(image: Image.Image, weights: np.ndarray) -> Image.Image:
+    """Lay attention (h, w) in [0, 1] over the grey image, in colours from black to yellow."""
+    from matplotlib import colormaps
+
+    light = Image.fromarray((weights * 255).astype(np.uint8)).resize(image.size, Image.Resampling.BILINEAR)
+    heat = Image.fromarray(colormaps["inferno"](np.asarray(light), bytes=True)[..., :3])
+    return Image.blend(image.convert("L").convert("RGB"), heat, 0.65)
+
+
 def data_uri(image: Image.Image) -> str:
     """Encode an image as a data URI: PNG where it is small, else JPEG."""
     buffer = io.BytesIO()
