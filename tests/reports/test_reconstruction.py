@@ -1,7 +1,9 @@
-"""What runs without labels restore: `inspect --figures reconstruction`, of runs, and why not of others."""
+"""What runs without labels restore and learn: `inspect --figures reconstruction`, and their pages."""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 
 import numpy as np
@@ -9,10 +11,14 @@ import pytest
 import torch
 
 import vitreous
-from tests.conftest import picture, say
+from tests.conftest import make_folder, picture, say
+from tests.reports.test_report import Heard
 from vitreous.errors import UsageError, WeightsError
 from vitreous.reports.figures.reconstruction import GREY
+from vitreous.reports.learned import read_learned, write_learned
+from vitreous.reports.pages.report import write_report
 from vitreous.reports.restored import load_objective
+from vitreous.training.folder import Folder
 
 OPTIONS = {
     "model": "ViT-16x1/4",
@@ -108,3 +114,53 @@ def test_a_run_without_checkpoints_or_with_those_of_another_says_so(home, tmp_pa
     shutil.copytree(home / "mean-colour" / "checkpoints", tmp_path / "mae" / "checkpoints")
     with pytest.raises(WeightsError, match="another run"):
         load_objective(tmp_path / "mae")
+
+
+def test_the_page_of_a_run_shows_what_it_restored_and_no_empty_table(home):
+    page = (home / "mae" / "report.html").read_text()
+    learned = read_learned(home / "mae")
+    assert [len(row["pictures"]) for row in learned["restored"]["rows"]] == [3, 3]  # two images were held out
+    assert learned["nearest"]["images"] == 22 and len(learned["nearest"]["rows"][0]["near"]) == 6
+    for heading in ("Restored images", "Attention", "Nearest training images", "Curves", "Data", "To repeat it"):
+        assert f"<h2>{heading}</h2>" in page, heading
+    for heading in ("Classes", "Confusion", "Calibration", "Most wrong", "Warnings"):
+        assert f"<h2>{heading}</h2>" not in page, heading
+    pictures = [uri for row in learned["restored"]["rows"] for uri in row["pictures"]]
+    assert len(set(pictures)) == 6 and all(uri in page for uri in pictures)
+    assert "RankMe" in page and "k-NN" not in page and "vitreous embed" in page and "<td>classes</td>" not in page
+    shown = re.findall(r'<svg role="img" aria-label="([^"]*)"', page)
+    assert {"training loss", "validation RankMe", "deviation of validation features", "learning rate"} == set(shown)
+
+
+def test_the_page_of_dino_has_its_entropies_and_no_restored_images(home):
+    page, learned = (home / "dino" / "report.html").read_text(), read_learned(home / "dino")
+    assert learned["restored"] is None and "Restored images" not in page
+    heads = learned["attention"]["heads"]
+    assert [len(row["pictures"]) for row in learned["attention"]["rows"]] == [1 + heads] * 2 and heads >= 1
+    assert f"What {learned['attention']['reader']} looks at" in page
+    for title in ("entropy of the teacher", "entropy of the mean target", "deviation of training features"):
+        assert title in page, title
+    assert "0 to ln K" in page
+
+
+def test_labels_that_are_there_are_shown_beside_neighbours_and_alarms_stand_on_the_page(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitreous.objectives.unlabelled.ONE_DIRECTION", 1e9)
+    photos = make_folder(tmp_path / "photos", {"train": 6, "val": 2}, size=(16, 16))
+    words = {f"objective.{key}": value for key, value in SETTINGS["mae"][1].items()}
+    vitreous.train(str(photos), recipe="mae", out=str(tmp_path / "run"), settings=words, **OPTIONS)
+    page, learned = (tmp_path / "run" / "report.html").read_text(), read_learned(tmp_path / "run")
+    assert learned["nearest"]["rows"][0]["label"] in Folder(tmp_path / "run").run().data.classes
+    assert "<h2>Warnings</h2>" in page and "Features lie along one direction" in page and "--lr" in page
+    assert "k-NN top-1" in page and "validation k-NN top-1" in page and "--protocol knn" in page
+
+
+def test_a_run_whose_images_are_gone_still_has_a_page(home, tmp_path):
+    shutil.copytree(home / "mae", tmp_path / "mae")
+    os.remove(tmp_path / "mae" / "learned.json")
+    config = tmp_path / "mae" / "config.yaml"
+    config.write_text(config.read_text().replace(str(home / "photos"), str(tmp_path / "nowhere")))
+    heard = Heard()
+    write_learned(Folder(tmp_path / "mae"), heard)
+    assert "no pictures of what the model learned" in heard.notes[-1]
+    write_report(tmp_path / "page.html", Folder(tmp_path / "mae"))
+    assert "<h2>Curves</h2>" in (tmp_path / "page.html").read_text()
