@@ -36,7 +36,7 @@ def write_report(
     path: Path, folder: Folder | None, answers: Answered | None = None, report: Report | None = None, command: str = ""
 ) -> None:
     """Write the page of a run, of an evaluation (answers and their report), or of both; `command` repeats it."""
-    parts: dict[str, Any] = {"trained": None, "grid": None, "judged": None}
+    parts: dict[str, Any] = {"trained": None, "grid": None, "judged": None, "unlabelled": None, "learned": {}}
     if folder is not None and folder.config.is_file():
         parts |= trained(folder)
     if answers is not None and report is not None:
