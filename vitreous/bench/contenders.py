@@ -8,19 +8,28 @@ from functools import partial
 import torch
 
 from vitreous.bench import ours
-from vitreous.bench.peers import loaders, models, pictures
+from vitreous.bench.peers import loaders, models, pictures, pretraining
+from vitreous.bench.pretraining import pretrain
 from vitreous.bench.work import DECODING, Contender, Turn, Work
 from vitreous.machine import has_bf16
 from vitreous.training.peak import fastest, synchronise
 
-TASKS = ("inference", "train", "loader", "memory", "predict")
+TASKS = ("inference", "train", "mae", "dino", "loader", "memory", "predict")
 SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices whose product is the peak
 
 
 def contenders(task: str, device: str) -> list[Contender]:
     """Return who does a task on a device, ours first, without settings that the device has no hardware for."""
     half = has_bf16(device)
-    table = {"inference": inference, "train": train, "loader": loader, "memory": memory, "predict": predict}
+    table = {
+        "inference": inference,
+        "train": train,
+        "mae": mae,
+        "dino": dino,
+        "loader": loader,
+        "memory": memory,
+        "predict": predict,
+    }
     return [c for c in table[task](device) if half or "bf16" not in c.settings]
 
 
@@ -90,6 +99,29 @@ def train(device: str) -> list[Contender]:
         peer("timm", "bf16 autocast, fused AdamW", models.train, precision="bf16"),
         peer("timm", "best: bf16 autocast, compiled", models.train, precision="bf16", compiled=True),
         peer("timm", "fp32, compiled", models.train, compiled=True),
+    ]
+
+
+def mae(device: str) -> list[Contender]:
+    """A step of masked autoencoding."""
+    return [
+        own("default", pretrain),
+        own("fp32", pretrain, precision="fp32"),
+        peer("transformers", "default (fp32)", pretraining.mae),
+        peer("transformers", "bf16 autocast, fused AdamW", pretraining.mae, precision="bf16"),
+        peer("transformers", "best: bf16 autocast, compiled", pretraining.mae, precision="bf16", compiled=True),
+        peer("transformers", "fp32, compiled", pretraining.mae, compiled=True),
+    ]
+
+
+def dino(device: str) -> list[Contender]:
+    """A step of DINO, two global and eight local views an image."""
+    return [
+        own("default", pretrain),
+        own("fp32", pretrain, precision="fp32"),
+        peer("lightly", "default (fp32), a view at a time", pretraining.dino),
+        peer("lightly", "fp32, views of a size together", pretraining.dino, together=True),
+        peer("lightly", "best: bf16 autocast, together, fused", pretraining.dino, together=True, precision="bf16"),
     ]
 
 

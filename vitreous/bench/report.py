@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from vitreous.bench.pretraining import PRETRAINING, operations
 from vitreous.bench.race import Lane
 from vitreous.bench.work import DECODING, Work
 from vitreous.evaluation.cache import installed_version
@@ -17,7 +18,7 @@ from vitreous.models.names import configure
 
 # forward passes' worth of products that an image costs
 PASSES = {"inference": 1, "predict": 1, "train": 3, "loader": 0, "memory": 0}
-PACKAGES = ("torch", "timm", "transformers", "torchvision", "onnxruntime", "openvino", "nncf")
+PACKAGES = ("torch", "timm", "transformers", "torchvision", "lightly", "onnxruntime", "openvino", "nncf")
 PACKAGES += ("pillow", "simplejpeg", "webdataset", "datasets")
 
 
@@ -37,9 +38,11 @@ class Race:
     def fraction(self, lane: Lane) -> float | None:
         """Return the share of the highest peak of the same race, in products, or in images where the work has none."""
         limit = max((peak.median for peak in self.peaks if peak.rates), default=0.0)
-        passes = PASSES[self.work.task]
         if not limit:
             return None
+        if self.work.task in PRETRAINING:
+            return lane.median * operations(self.work) / limit
+        passes = PASSES[self.work.task]
         if not passes:
             return lane.median / limit
         cost = computed if lane.contender.ours else macs  # nobody else leaves out what of the last block is not read

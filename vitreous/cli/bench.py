@@ -15,7 +15,10 @@ class Options:
     Example: vitreous bench --tasks inference train --models ViT-Ti/16 ViT-S/16 --batch-sizes 1 16
     """
 
-    tasks: tuple[Literal["inference", "train", "loader", "memory", "predict"], ...] = ("inference", "train")
+    tasks: tuple[Literal["inference", "train", "mae", "dino", "loader", "memory", "predict"], ...] = (
+        "inference",
+        "train",
+    )
     """What to measure; loader and predict read the photographs of --images, memory makes pictures of CIFAR's size."""
     models: tuple[str, ...] = ("ViT-S/16",)
     """Models, with random weights."""
