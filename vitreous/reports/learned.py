@@ -32,7 +32,7 @@ from vitreous.reports.scene import InspectOptions, Picture, Scene, see_picture
 from vitreous.training.folder import Folder
 
 LEARNED = "learned.json"
-IMAGES, ATTENDED, QUERIES, NEAR = 9, 4, 6, 6  # images restored, attended to, compared; and the nearest of each
+IMAGES, ATTENDED, QUERIES, NEAR = 8, 4, 6, 6  # images restored, attended to, compared; and the nearest of each
 COUNT = 64  # eight times as many training images are looked through
 HEADS = 12  # shown of the last block
 
