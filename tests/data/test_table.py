@@ -12,6 +12,7 @@ from vitreous.data.holdout import hold_out
 from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
+from vitreous.data.split import require_labels
 from vitreous.errors import DataError
 
 
@@ -36,7 +37,7 @@ def lines(labels, start=0):
 
 def refusal(source):
     with pytest.raises(DataError) as error:
-        open_data(source)
+        require_labels(open_data(source))
     return str(error.value)
 
 
@@ -95,7 +96,7 @@ FAULTS = {
     "no rows": ("path,label\n", "x.csv has no rows"),
     "no header": (lines("ab"), "line 1: unknown column images/0.png"),
     "other column": ("path,labels\n" + lines("ab"), "line 1: unknown column labels\n  did you mean label?"),
-    "no such column": ("path,split\nimages/0.png,train\n", "line 1: no column label"),
+    "no such column": ("path,split\nimages/0.png,train\n", "x.csv: no column label"),
     "column twice": ("path,label,path\n", "line 1: two columns path"),
     "semicolons": ("path;label\nimages/0.png;a\n", "separate cells with commas"),
     "too many cells": ("path,label\n" + lines("ab") + "images/2.png,a,b\n", "line 4: 3 cells for 2 columns"),
@@ -192,3 +193,10 @@ def test_a_tenth_of_several_labels_is_drawn_over_all_and_leaves_every_class_one(
     assert not np.array_equal(parts["val"], hold_out(labels, 0, {"val": 0.1, "test": 0.25})["val"])
     alone = np.eye(4, dtype=np.float32)
     assert len(hold_out(alone, 0, {"val": 0.5})["val"]) == 0
+
+
+@pytest.mark.parametrize("text", ["path\n" + lines([""] * 12).replace(",", ""), "path,label\n" + lines("a" * 12)])
+def test_without_two_classes_the_images_have_no_labels(home, text):
+    data = open_data(write(home, text))
+    assert data.classes == () and not data.labelled and [len(split) for split in data.splits.values()] == [11, 1]
+    assert data.splits["train"].labels.shape == (11, 0)

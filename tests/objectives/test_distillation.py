@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import vitreous
+from tests.conftest import picture, say
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError, WeightsError
@@ -18,6 +19,7 @@ from vitreous.models.zoo import build
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.distillation import Distillation, DistillationConfig
 from vitreous.objectives.supervised import cross_entropy
+from vitreous.objectives.teacher import OnnxTeacher, WeightsTeacher, open_teacher
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Classification, Features
 
@@ -41,7 +43,9 @@ def student(config=TOKEN, teacher=None, setting=SETTING, **options):
     model = build(config)
     for layer in (p for name, p in model.named_parameters() if name.startswith("head.") and p.ndim == 2):
         torch.nn.init.normal_(layer)
-    own = Distillation(model, DistillationConfig(teacher="t", **options), setting, teacher or bundle()).train()
+    own = Distillation(
+        model, DistillationConfig(teacher="t", **options), setting, WeightsTeacher("t", teacher or bundle())
+    ).train()
     batch = {
         "images": torch.randn(6, 3, 16, 16),
         "labels": torch.tensor([0, 1, 2, 0, 1, 2]),
@@ -107,7 +111,7 @@ def test_the_teacher_sees_the_students_images_mixed_as_they_are_in_its_own_norma
     with torch.no_grad():
         assert torch.allclose(batch["answers"], teacher.model((pixels - mean) / std), atol=1e-5)
     assert batch["labels"].ndim == 2 and batch["labels"].sum(1).allclose(torch.ones(6))
-    assert not own.teacher.training and all(not p.requires_grad for p in own.teacher.parameters())
+    assert not own.teacher.model.training and all(not p.requires_grad for p in own.teacher.model.parameters())
 
 
 def test_classes_are_put_in_the_students_order():
@@ -137,6 +141,83 @@ def test_a_teacher_is_named_and_read(tmp_path):
         DistillationConfig().build(build(TOKEN), SETTING)
     with pytest.raises((UsageError, WeightsError)):
         DistillationConfig(teacher=str(tmp_path / "none")).build(build(TOKEN), SETTING)
+
+
+def test_a_teacher_of_another_size_sees_the_images_resized():
+    teacher = WeightsTeacher("t", bundle())
+    images = torch.rand(2, 3, 24, 24)
+    read = teacher.read(images, ((0.0,) * 3, (1.0,) * 3))
+    expected = F.interpolate((images - 0.5) / 0.5, (16, 16), mode="bicubic", antialias=True)
+    assert torch.allclose(read, expected, atol=1e-6) and teacher.logits(read).shape == (2, 3)
+
+
+def test_an_exported_teacher_answers_as_the_model_does(tmp_path):
+    own = bundle(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
+    own.save(tmp_path / "teacher")
+    (tmp_path / "images").mkdir()
+    for index in range(8):
+        picture(index, (16, 16), index % 3).save(tmp_path / "images" / f"{index}.png")
+    words = ("--to", "onnx", "--out", str(tmp_path / "t.onnx"), "--images", str(tmp_path / "images"))
+    found = say("export", str(tmp_path / "teacher"), *words)
+    assert found.returncode == 0, found.stderr
+    exported = open_teacher(str(tmp_path / "t.onnx"))
+    known = WeightsTeacher("t", own)
+    assert isinstance(exported, OnnxTeacher) and exported.classes == CLASSES and exported.size == (16, 16)
+    assert exported.normalisation == known.normalisation
+    images = torch.rand(5, 3, 16, 16)
+    logits = [one.logits(one.read(images, SETTING.normalisation)) for one in (exported, known)]
+    assert torch.allclose(*logits, atol=1e-4) and logits[0].std() > 0
+
+
+def foreign(place, count=3):
+    """An ONNX file of another library: the mean of each channel as the logits, or `count` of them."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    entry = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 16, 16])
+    answer = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", count])
+    nodes = [helper.make_node("ReduceMean", ["x"], ["y"], axes=[2, 3], keepdims=0)]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [entry], [answer]), opset_imports=[helper.make_opsetid("", 13)]
+    )
+    model.ir_version = 8
+    onnx.save(model, str(place))
+    return str(place)
+
+
+def test_what_a_foreign_file_does_not_tell_is_asked_for(tmp_path):
+    source = foreign(tmp_path / "x.onnx")
+    with pytest.raises(UsageError, match="does not tell its mean") as error:
+        DistillationConfig(teacher=source).located(PLAIN, CLASSES)
+    assert "--objective.teacher-mean" in error.value.hint and "--objective.teacher-std" in error.value.hint
+    config = DistillationConfig(teacher=source, teacher_mean=(0.5, 0.25, 0.0), teacher_std=(1.0, 2.0, 4.0))
+    assert config.located(PLAIN, CLASSES).teacher == source
+    own = config.build(build(PLAIN), SETTING)
+    images = torch.randn(4, 3, 16, 16)
+    expected = (images * 0.5 + 0.5).mean((2, 3)) - torch.tensor([0.5, 0.25, 0.0])
+    assert torch.allclose(own.ask(images), expected / torch.tensor([1.0, 2.0, 4.0]), atol=1e-5)
+    with pytest.raises(UsageError, match="has 3 classes"):
+        config.located(replace(PLAIN, classes=2), CLASSES[:2])
+
+
+def test_a_teacher_is_found_again_and_told_from_another(tmp_path):
+    bundle().save(tmp_path / "teacher")
+    config = DistillationConfig(teacher=str(tmp_path / "teacher"))
+    own = config.build(build(PLAIN), SETTING)
+    held = own.state_dict()
+    assert held["digest"].shape == (32,) and not any(name.startswith("teacher") for name in held)
+    again = config.build(build(PLAIN), SETTING)
+    again.load_state_dict(held)
+    images = torch.randn(2, 3, 16, 16)
+    assert again.ask(images).equal(own.ask(images))
+    other = bundle()
+    torch.nn.init.ones_(other.model.head.bias)
+    (tmp_path / "teacher").rename(tmp_path / "old")
+    other.save(tmp_path / "teacher")
+    changed = config.build(build(PLAIN), SETTING)
+    changed.load_state_dict(held)
+    with pytest.raises(WeightsError, match="not what it was when the run began"):
+        changed.ask(images)
 
 
 def test_a_run_learns_from_a_run(folder, tmp_path):

@@ -81,6 +81,7 @@ def derive_run(opened: Data, options: TrainOptions, split_settings: dict[str, An
         listener.note(note)
     info = detect_info(opened, options, start)
     run = derive(options, opened, info, start, listener.note)
+    run = replace(run, objective=run.objective.located(run.model, run.data.classes))
     if warning := advise_weights(run):
         listener.note(warning)
     run = measure_channels(run, info, split, start, options, first_workers(opened, options), listener.note)

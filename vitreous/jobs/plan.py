@@ -34,6 +34,7 @@ FIXED = (
     "tune.",
     "objective.name:",
     "objective.loss:",
+    "objective.teacher:",
     "preprocess.",
     "batch_size:",
     "accumulate:",
@@ -85,6 +86,9 @@ def open_resumed(options: TrainOptions, listener: Listener | None = None) -> Fol
     """
     folder = Folder(Path(options.out or LATEST))
     stored = folder.run()
+    if (name := options.settings.get("objective.name", [stored.objective.name])) != [stored.objective.name]:
+        problem = f"a resumed run cannot change these:\n    objective.name: {stored.objective.name} -> {' '.join(name)}"
+        raise UsageError(problem, f"leave it out, or start a new run from its weights: --init {folder.path}")
     changed = [line for line in differences(stored, apply(stored, options)) if not line.startswith(FREE)]
     fixed = [line for line in changed if line.startswith(FIXED)] + contradictions(stored, options)
     if resolve_source(options.data) != resolve_source(stored.data.source) and not is_moved(
@@ -95,7 +99,10 @@ def open_resumed(options: TrainOptions, listener: Listener | None = None) -> Fol
     if refused:
         listing = "".join(f"\n    {line}" for line in refused)
         word = "cannot change these" if options.override else "keeps its settings; these differ"
-        raise UsageError(f"a resumed run {word}:{listing}", "leave them out" + ("" if fixed else ", or use --override"))
+        hint = "" if fixed else ", or use --override"
+        if any(line.startswith("recipe:") for line in refused):
+            hint = f", or start a new run from its weights: --init {folder.path}"
+        raise UsageError(f"a resumed run {word}:{listing}", "leave them out" + hint)
     if changed and listener:
         listener.note("going on with other settings: " + "; ".join(changed))
     return folder

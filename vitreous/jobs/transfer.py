@@ -26,6 +26,7 @@ from vitreous.evaluation.report import leading_of, score_of
 from vitreous.jobs.cluster import run_trials_on_ray
 from vitreous.jobs.trial import raise_if_stopped, run_trial
 from vitreous.progress import Listener, NullListener
+from vitreous.recipes.derive import objective_of
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import SHARES
 from vitreous.recipes.registry import grid_of, hold_out_of
@@ -95,6 +96,9 @@ def check_options(options: TrainOptions, folder: Folder | None = None) -> None:
         if options.ray and not resumed:
             raise UsageError("--ray is for the trials of --lr-grid", "add --lr-grid, or leave --ray out")
         return
+    if folder is None and not objective_of(options).labelled:
+        problem = f"--lr-grid chooses by labels, and {options.recipe} learns without them"
+        raise UsageError(problem, "leave it out, or name a rate with --lr")
     if options.lr is not None:
         raise UsageError("--lr says the rate that --lr-grid is to find", "leave one of them out")
     if any(path.replace("-", "_") in ("data.hold_out", "optimizer.lr") for path in options.settings):

@@ -69,6 +69,11 @@ class ObjectiveConfig:
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for a model, classes or views that the objective cannot have."""
 
+    def located(self, model: ModelConfig, classes: tuple[str, ...]) -> ObjectiveConfig:
+        """The config of a new run, with absolute paths of the files that it reads. Raises UsageError and WeightsError
+        for files that are not there or do not fit, before anything is written."""
+        return self
+
     def initialise(self, model: Model) -> None:
         """Change a fresh model in place, before weights are loaded into it."""
 

@@ -24,7 +24,7 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.cost import computed
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import ObjectiveConfig, Progress, Setting
-from vitreous.objectives.unlabelled import STARTED, Unlabelled, check_views
+from vitreous.objectives.unlabelled import STARTED, Unlabelled, check_local_views, check_views
 
 UNIFORM = 0.999  # of ln K: an entropy from which a teacher says nothing
 ONE = 0.05  # nats: an entropy of the mean target up to which one prototype has all images
@@ -69,8 +69,7 @@ class DINOConfig(HeadOptions, ObjectiveConfig):
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for a single view, and local views that no patch divides."""
         check_views(views, MultiCrop, self.name)
-        if views.locals:
-            model.check_image(views.local_image)
+        check_local_views(model, views)
 
     def build(self, model: Model, setting: Setting) -> DINO:
         """The objective of an encoder."""

@@ -36,7 +36,7 @@ from vitreous.objectives.dino import (
     describe_targets,
     follow,
 )
-from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views
+from vitreous.objectives.unlabelled import Unlabelled, check_local_views, check_takes_patches, check_views
 
 ITERATIONS = 3  # of Sinkhorn and Knopp
 EPS = 1e-8
@@ -81,8 +81,7 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
         """Raise UsageError for a single view, local views that no patch divides, and models without patch tokens."""
         check_views(views, MultiCrop, self.name)
         check_takes_patches(model, self.name)
-        if views.locals:
-            model.check_image(views.local_image)
+        check_local_views(model, views)
 
     def build(self, model: Model, setting: Setting) -> DINOv2:
         """The objective of an encoder."""

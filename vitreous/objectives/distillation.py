@@ -5,8 +5,7 @@ B images, K classes.
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import torch
@@ -15,20 +14,20 @@ from torch import Tensor
 
 from vitreous.data.batch import Batch
 from vitreous.errors import UsageError
-from vitreous.models.cost import macs
+from vitreous.models.config import ModelConfig
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
 from vitreous.nn.grid import take
 from vitreous.nn.pool import Heads
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.supervised import Supervised, SupervisedConfig, cross_entropy
-from vitreous.weights.adopt import open_weights
-from vitreous.weights.bundle import Bundle
+from vitreous.objectives.teacher import Teacher, check_same, located, open_teacher
 
 
 @dataclass(frozen=True)
 class DistillationConfig(SupervisedConfig):
-    """The loss of labels, and that of what a `teacher` says of the same images: a run, a bundle, or other weights.
+    """The loss of labels, and that of what a `teacher` says of the same images: a run, a bundle, other weights or an
+    ONNX file, whose mean and deviation are `teacher_mean` and `teacher_std` where it does not tell them.
 
     A model with a distillation token (`deit_small_distilled_patch16_224`) has a head for each of them; another model
     learns both with its one head. `kind` hard: cross-entropy with the class that the teacher finds likeliest; soft: the
@@ -43,49 +42,46 @@ class DistillationConfig(SupervisedConfig):
     alpha: float = 0.5
     temperature: float = 1.0
     reduction: Literal["batchmean", "official"] = "batchmean"
+    teacher_mean: tuple[float, ...] = ()
+    teacher_std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.alpha <= 1 or self.temperature <= 0:
             raise UsageError("alpha is from 0 to 1, a temperature above 0")
+        if len(self.teacher_mean) != len(self.teacher_std) or any(std <= 0 for std in self.teacher_std):
+            raise UsageError("teacher_mean and teacher_std have one number a channel each, deviations above 0")
+
+    def located(self, model: ModelConfig, classes: tuple[str, ...]) -> DistillationConfig:
+        """The config with the teacher's absolute path. Raises UsageError where no teacher is named, or one of other
+        classes or channels; WeightsError for one that cannot be read."""
+        fitting(self.opened(), self.teacher, model, classes)
+        return replace(self, teacher=located(self.teacher))
+
+    def opened(self, dtype: torch.dtype = torch.float32) -> Teacher:
+        """The teacher. Raises UsageError for none, WeightsError for one that cannot be read."""
+        return open_teacher(self.teacher, dtype, (self.teacher_mean, self.teacher_std) if self.teacher_mean else None)
 
     def build(self, model: Model, setting: Setting) -> Distillation:
-        """The objective of a student. Raises UsageError where no teacher is named, or one of other classes or channels;
-        WeightsError for one that cannot be read."""
-        if not self.teacher:
-            raise UsageError("no teacher to learn from", "name its weights with --objective.teacher")
-        return Distillation(model, self, setting, open_weights(self.teacher).bundle())
+        """The objective of a student. Raises UsageError and WeightsError as `located`."""
+        return Distillation(model, self, setting, self.opened(setting.dtype))
 
 
 class Distillation(Supervised):
     """(1 - alpha) times the loss of the labels, and alpha times that of the teacher's answers.
 
     Takes what `Supervised` takes, and "answers" (B, K) float32: the teacher's logits for the very images, mixed as they
-    are. Raises UsageError for a teacher of other classes or channels.
+    are. The teacher is no part of the checkpoint: its name is in the run's config, its digest in the checkpoint. Raises
+    UsageError for a teacher of other classes or channels.
     """
 
-    def __init__(self, model: Model, config: DistillationConfig, setting: Setting, teacher: Bundle) -> None:
+    digest: Tensor
+
+    def __init__(self, model: Model, config: DistillationConfig, setting: Setting, teacher: Teacher) -> None:
         super().__init__(model, config, setting)
-        self.distillation = config
-        self.order = class_order(setting.classes, teacher, config.teacher)
-        channels = teacher.preprocess.channels
-        if channels != model.config.channels:
-            message = f"the teacher {config.teacher} reads {channels} channels, the student {model.config.channels}"
-            raise UsageError(message, "name another teacher")
-        self.teacher: Model = copy.deepcopy(teacher.model).requires_grad_(False).eval()
-        self.teacher.any_size = True  # type: ignore[assignment]
-        self.input = (teacher.preprocess.mean, teacher.preprocess.std)
-
-    def train(self, mode: bool = True) -> Distillation:
-        """The teacher has neither dropout nor stochastic depth."""
-        super().train(mode)
-        self.teacher.eval()
-        return self
-
-    def frozen_parameters(self):
-        """Those of the model, and the whole teacher."""
-        yield from super().frozen_parameters()
-        yield from self.teacher.parameters()
+        self.distillation, self.teacher = config, teacher
+        self.order = fitting(teacher, config.teacher, model.config, setting.classes)
+        self.register_buffer("digest", teacher.digest.clone())  # a checkpoint has that of the teacher it began with
 
     def prepare(self, batch: Batch, progress: Progress) -> Batch:
         """Mix and resize as `Supervised`, and ask the teacher about the result."""
@@ -94,14 +90,9 @@ class Distillation(Supervised):
 
     def ask(self, images: Tensor) -> Tensor:
         """(B, C, *image) as the student gets them, float32 -> (B, K) float32: the teacher's logits, in the order of the
-        student's classes."""
-        own, its = (
-            torch.tensor(numbers, device=images.device).view(2, -1, *(1,) * (images.ndim - 2))
-            for numbers in (self.setting.normalisation, self.input)
-        )
-        images = (images * own[1] + own[0] - its[0]) / its[1]
-        parameter = next(self.teacher.parameters())
-        return self.teacher(images.to(parameter.dtype)).float()[:, self.order]
+        student's classes. Raises WeightsError where a resumed run finds another teacher."""
+        check_same(self.teacher, self.digest)
+        return self.teacher.logits(self.teacher.read(images, self.setting.normalisation))[:, self.order]
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config, (logits, taught) = self.distillation, self.answer(batch)
@@ -133,13 +124,22 @@ class Distillation(Supervised):
 
     def flops(self, progress: Progress) -> float:
         """The student's, and one pass of the teacher."""
-        return super().flops(progress) + 2 * macs(self.teacher.config, self.model.config.image)
+        return super().flops(progress) + self.teacher.flops()
 
 
-def class_order(classes: tuple[str, ...], teacher: Bundle, source: str) -> list[int]:
-    """The teacher's logits in the order of `classes`: by their names where it has these, else as they come. Raises
+def fitting(teacher: Teacher, source: str, model: ModelConfig, classes: tuple[str, ...]) -> list[int]:
+    """The order of the teacher's logits, as `class_order`. Raises UsageError for other channels than the student's, and
+    other classes."""
+    if teacher.channels != model.channels:
+        message = f"the teacher {source} reads {teacher.channels} channels, the student {model.channels}"
+        raise UsageError(message, "name another teacher")
+    return class_order(classes, teacher.classes, source)
+
+
+def class_order(classes: tuple[str, ...], own: tuple[str, ...], source: str) -> list[int]:
+    """The teacher's logits, of its `own` classes, in the order of `classes`: by their names where it has these, else
+    as they come. Raises
     UsageError where it has other classes, or another number of them."""
-    own = getattr(teacher.task, "classes", ())
     if set(own) == set(classes):
         return [own.index(name) for name in classes]
     if own and len(own) == len(classes) and all(name.isdecimal() for name in own):

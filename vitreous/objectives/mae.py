@@ -63,7 +63,12 @@ class MAEConfig(ObjectiveConfig):
         """Raise UsageError for a model that needs every patch, several views, or a mask that leaves nothing."""
         check_views(views, Augment, self.name)
         check_takes_patches(model, self.name)
-        random_masks(np.zeros(1, np.int64), model.grid, self.mask)
+        length = math.prod(model.grid)
+        if not 0 < int(length * (1 - self.mask)) < length:
+            raise UsageError(
+                f"--objective.mask {self.mask} of {length} patches leaves none to see, or none to restore",
+                "use a share like 0.75, and smaller patches where there are few",
+            )
 
     def restoration(self) -> str:
         """What a reconstruction shows."""

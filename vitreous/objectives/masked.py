@@ -55,7 +55,9 @@ class MaskedPatchesConfig(ObjectiveConfig):
         check_takes_patches(model, self.name)
         corruptions(np.zeros(1, np.int64), model.grid, self.share, self.masked, self.swapped)
         if not int(self.share * math.prod(model.grid)):
-            raise UsageError(f"{self.share} of {math.prod(model.grid)} patches is none", "use smaller patches")
+            raise UsageError(
+                f"--objective.share {self.share} of {math.prod(model.grid)} patches is none", "use smaller patches"
+            )
         if self.target != "pixels" and model.channels > CHANNELS:
             hint = "use --objective.target pixels"
             raise UsageError(f"colours of {model.channels} channels are too many classes", hint)

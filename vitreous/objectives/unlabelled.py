@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from vitreous.data.augmentation.views import MultiCrop
 from vitreous.data.keys import permutation
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
@@ -16,6 +17,7 @@ from vitreous.evaluation.knn import KNNEvaluator
 from vitreous.evaluation.rankme import FeatureEvaluator
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
+from vitreous.nn.sizes import format_size
 from vitreous.objectives.base import Objective, Progress, Setting
 from vitreous.weights.tasks import Features, Task
 
@@ -73,6 +75,17 @@ def check_takes_patches(model: ModelConfig, name: str) -> None:
         raise UsageError(
             f"{name} is for ViTs that read patches of pixels, all of which every block sees",
             "name a plain ViT, as --model ViT-B/16",
+        )
+
+
+def check_local_views(model: ModelConfig, views: MultiCrop) -> None:
+    """Raise UsageError for local views that the model's patches do not divide."""
+    sides = views.local_image
+    if views.locals and any(side % patch for side, patch in zip(sides, model.patch, strict=True)):
+        fitting = " ".join(str(max(1, side // patch) * patch) for side, patch in zip(sides, model.patch, strict=True))
+        raise UsageError(
+            f"local views of {format_size(sides)} pixels are not whole patches of {format_size(model.patch)}",
+            f"use --views.local-image {fitting}, or --views.locals 0",
         )
 
 

@@ -84,8 +84,11 @@ def objective_of(options: TrainOptions) -> type[ObjectiveConfig]:
 def fitted_to_labels(objective: ObjectiveConfig, data: Data, options: TrainOptions) -> ObjectiveConfig:
     """The objective with a loss for the labels that images have, and the class weights that were asked for.
 
-    Raises UsageError for a loss that cannot have such labels.
+    Raises UsageError for a loss that cannot have such labels, and for balance where no labels are learned from.
     """
+    if not objective.labelled and "balanced" in (options.class_weights, options.sampling):
+        word = "--sampling" if options.sampling == "balanced" else "--class-weights"
+        raise UsageError(f"{word} balanced reads labels, and {objective.name} learns without them", "leave it out")
     if not isinstance(objective, SupervisedConfig):
         return objective
     if data.multilabel and objective.loss == "softmax":
@@ -116,7 +119,7 @@ def advise_weights(run: Run) -> str:
 def default_recipe(data: Data, model: ModelConfig, start: Start | None) -> Recipe:
     """The recipe where none is named."""
     if start is not None:
-        return RECIPES["finetune"]
+        return RECIPES["finetune" if start.classifies else "finetune-encoder"]
     return RECIPES["digits" if data.name == "digits" else "small" if max(model.image) <= SMALL else "photos"]
 
 

@@ -16,7 +16,7 @@ LEVELS = {
 }
 
 #: those that a run takes when none is named
-OWN = ("digits", "small", "photos", "finetune")
+OWN = ("digits", "small", "photos", "finetune", "finetune-encoder")
 
 NAMES = (
     *OWN,
@@ -32,7 +32,7 @@ NAMES = (
     "augreg-finetune-imagenet",
     *(f"augreg-finetune-{data}{length}" for data in ("pets", "cifar", "vtab") for length in ("", "-long")),
     *("plain-vit", "plain-vit-300", "deit", "distil", "deit-384", "deit3", "deit3-finish"),
-    *("masked-patches", "mae", "dino", "dinov2", "dinov2-large"),
+    *("masked-patches", "mae", "dino", "dinov2", "dinov2-large", "mae-finetune", "dino-finetune"),
 )
 
 

@@ -21,7 +21,7 @@ class TrainOptions(WeightsOptions):
     """
 
     data: Annotated[Positional[str], arg(metavar="DATA")] = ""
-    """`digits`, a folder with train/, val/, test/ of CLASS/*, a folder of CLASS/*, or a CSV file path,label[,split];
+    """`digits`, a folder with train/, val/, test/ of CLASS/*, a folder of CLASS/*, or a CSV file path[,label][,split];
     with --resume the run's own may be left out."""
     recipe: str | None = None
     """A recipe by name; `vitreous recipes` lists them (default: one that suits the data)."""

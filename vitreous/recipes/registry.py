@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from vitreous.recipes import augreg, deit, finetune, ours, pretrain, unlabelled
+from vitreous.recipes import augreg, deit, encoder, finetune, ours, pretrain, unlabelled
 from vitreous.recipes.architecture import architecture
 from vitreous.recipes.names import OWN, known
 from vitreous.recipes.options import TrainOptions
@@ -16,6 +16,7 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipes in (
         ours.OURS,
+        (encoder.ENCODERS[0],),
         pretrain.PRETRAINING,
         finetune.FINETUNING,
         augreg.PRETRAINING,
@@ -23,6 +24,7 @@ RECIPES: dict[str, Recipe] = {
         augreg.PLAIN,
         deit.DEITS,
         unlabelled.UNLABELLED,
+        encoder.ENCODERS[1:],
     )
     for recipe in recipes
 }

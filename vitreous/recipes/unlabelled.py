@@ -88,17 +88,18 @@ def mae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     all that is done to images. 1600 epochs, as the published models: --epochs 1600. Class and mask tokens are not
     decayed here.
     """
+    fixed = {} if options.init else {"position": "sincos"}  # weights keep their own
     if small(model):
         batch = max(1, min(256, facts.images // 4))
         return Run(
-            **common(plain(model, position="sincos"), facts),
+            **common(plain(model, **fixed), facts),
             views=replace(CROP, crop=(0.4, 1.0)),
             optimizer=Optimizer("adamw", lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
             objective=MAEConfig(decoder_width=96, decoder_depth=2, decoder_heads=3),
             **length(facts, batch),
         )
     return Run(
-        **normalised(plain(model, position="sincos"), facts),
+        **normalised(plain(model, **fixed), facts),
         views=CROP,
         optimizer=Optimizer("adamw", lr=2.4e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
         schedule=Schedule(round(40 * facts.images / 4096)),

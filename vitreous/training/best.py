@@ -66,9 +66,14 @@ class Best:
 
 
 def check(run: Run, val: Split | None) -> None:
-    """Raise UsageError where a run is to choose by validation images, and there are none."""
+    """Raise UsageError where a run is to choose by validation images, and there are none, or none with labels."""
+    option = "--keep-best" if run.keep_best else "--early-stop"
+    if (run.keep_best or run.early_stop) and not (run.objective.labelled or run.data.classes):
+        raise UsageError(
+            f"{option} chooses by the labels of validation images, and these have none",
+            "name data with classes, or leave it out",
+        )
     if (run.keep_best or run.early_stop) and (val is None or not len(val)):
-        option = "--keep-best" if run.keep_best else "--early-stop"
         raise UsageError(
             f"{option} chooses by the validation images, and the run has none",
             "name data with a val split, or leave it out",

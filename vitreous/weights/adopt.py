@@ -32,6 +32,7 @@ from vitreous.weights.tasks import Classification, Features, Task, WithTask
 from vitreous.weights.variants import heads_mismatch
 
 HEAD = ("head.", "representation.")
+NORMS = ("encoder.norm.", "pooled_norm.")  # the last one, on every token or on what is pooled of them
 BUNDLE, CHECKPOINT = "a bundle", "a checkpoint"  # titles of what this project writes, which tells everything
 TABLES = re.compile(r"(^|\.)(table|tables\.\d+|rows|columns|relative)$")  # names of what is read at another grid
 #: the first of these names that is there reads the image
@@ -182,7 +183,7 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
     `classes` names the model's; where the source names its own too, a head for the same ones is reordered, and one for
     others is left out. Positions are resized to the model's grid by the rule in its config (arXiv:2010.11929, section
     3.2), channels are changed as by `rechannelled`, and a representation layer or head that does not fit keeps its
-    initial zeros. Raises WeightsError, listing them, for other differences.
+    initial zeros; so does a last norm that stands elsewhere. Raises WeightsError, listing them, for other differences.
     """
     weights = source if isinstance(source, Weights) else open_weights(source)
     own, state = model.state_dict(), dict(weights.state())
@@ -211,7 +212,8 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
         if name.startswith(HEAD)
         and (name not in state or state[name].shape != own[name].shape or (foreign and name.startswith("head.")))
     ]
-    unused = [name for name in state if name.startswith(HEAD) and (name in dropped or name not in own)]
+    dropped += [name for name in own if name.startswith(NORMS) and name not in state]
+    unused = [name for name in state if name.startswith(HEAD + NORMS) and (name in dropped or name not in own)]
     loaded = [name for name in state if name not in unused]
     fill(model, {name: state[name] for name in loaded} | {name: own[name] for name in dropped}, weights.source)
     return Adoption(weights.source, weights.title, loaded, dropped, unused + weights.unused, resized, channels)
@@ -264,19 +266,20 @@ def rechannelled(weight: Tensor, before: int, after: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a model starts: the config of the weights, the preprocessing they were trained with, and what was assumed
-    of them."""
+    """Where a model starts: the config of the weights, the preprocessing they were trained with, what was assumed of
+    them, and whether they classify or are an encoder alone."""
 
     config: ModelConfig
     preprocess: Preprocess | None = None
     notes: tuple[str, ...] = ()
+    classifies: bool = True
 
 
 def starting_point(source: str | os.PathLike[str]) -> Start:
     """What a new run has to know of the weights that it starts from, read off their header. Raises WeightsError and
     UsageError."""
     weights = open_weights(source)
-    return Start(weights.config, weights.preprocess, weights.notes)
+    return Start(weights.config, weights.preprocess, weights.notes, not isinstance(weights.task, Features))
 
 
 def bundle_in(path: Path) -> Path | None:

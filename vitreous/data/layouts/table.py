@@ -1,4 +1,4 @@
-"""Images listed in a CSV file: `path,label[,split][,group]` in a header, then one image a row.
+"""Images listed in a CSV file: `path[,label][,split][,group]` in a header, then one image a row.
 
     path,label,split,group
     birds/1.jpg,duck|water,train,video 7
@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
-from vitreous.data.layouts.classes import WORDS, class_order, label_array, too_few_classes
-from vitreous.data.split import Data, Files, Split, with_val
+from vitreous.data.layouts.classes import WORDS, class_order, label_array, one_class_note, too_few_classes
+from vitreous.data.split import Data, Files, Split, no_labels, with_val
 from vitreous.errors import DataError, first_lines, nearest, printable
 
 COLUMNS = ("path", "label", "split", "group")
@@ -28,11 +28,11 @@ EXPECTED = "expected a header path,label[,split][,group] and one image a row; se
 
 
 class Row(NamedTuple):
-    """One image: its path as the file has it, its labels, its split and group ("" where there is no such column), its
-    line from 1."""
+    """One image: its path as the file has it, its labels (None where there is no such column), its split and group (""
+    where there is no such column), its line from 1."""
 
     path: str
-    labels: tuple[str, ...]
+    labels: tuple[str, ...] | None
     split: str
     group: str
     line: int
@@ -42,9 +42,10 @@ def table(source: Path, split_seed: int = 0) -> Data:
     """Open the data set that a CSV file (UTF-8) describes.
 
     Labels are (n,) int64 where every image has exactly one; else (n, K) float32, 1 where an image has the class.
-    Without rows for validation, a tenth of the training images is held out. Class order is natural; samples are in the
-    order of the file. Raises DataError, with the line, for invalid cells, columns, splits and classes, for one image
-    with two answers or groups, and for missing files.
+    Without a column of labels, and with fewer than two classes, the images have none. Without rows for validation, a
+    tenth of the training images is held out. Class order is natural; samples are in the order of the file. Raises
+    DataError, with the line, for invalid cells, columns, splits and classes, for one image with two answers or groups,
+    and for missing files.
     """
     name = printable(source)
     rows, notes = distinct(list(read(source, name)), name)
@@ -59,21 +60,33 @@ def table(source: Path, split_seed: int = 0) -> Data:
     if not parts.get("train"):
         problem = f"{', '.join(parts)} but no row of the split train" if rows else "no rows"
         raise DataError(f"{name} has {problem}", EXPECTED)
-    classes = class_order(list({label for row in parts["train"] for label in row.labels}))
-    multiple = sum(len(row.labels) > 1 for row in rows)
+    classes = class_order(list({label for row in parts["train"] for label in row.labels or ()}))
+    multiple = sum(len(row.labels or ()) > 1 for row in rows)
     none = sum(not row.labels for row in rows)
     multilabel = multiple + none > 0
-    if multilabel:
+    unlabelled = why_unlabelled(name, rows, classes, multilabel)
+    if unlabelled is not None:
+        notes += one_class_note(classes)
+        classes = []
+    elif multilabel:
         notes.append(f"multi-label: {multiple} of {len(rows)} images have several labels, {none} have none")
-    if len(classes) < (1 if multilabel else 2):
-        raise too_few_classes(name, classes, EXPECTED)
     splits: dict[str, Split] = {
-        split: Files([home / row.path for row in part], labels_of(part, split, classes, multilabel, name))
+        split: Files(
+            [home / row.path for row in part],
+            no_labels(len(part)) if unlabelled else labels_of(part, split, classes, multilabel, name),
+        )
         for split, part in parts.items()
     }
     groups = read_groups(parts, notes)
     splits, whole = with_val(splits, split_seed, notes, groups)
-    return Data(name, tuple(classes), splits, notes, unsplit, whole, groups=groups)
+    return Data(name, tuple(classes), splits, notes, unsplit, whole, groups=groups, unlabelled=unlabelled)
+
+
+def why_unlabelled(name: str, rows: list[Row], classes: list[str], multilabel: bool) -> DataError | None:
+    """Why the images have no labels: no column of them, or fewer than two classes; None where they have some."""
+    if rows[0].labels is None:
+        return DataError(f"{name}: no column label", EXPECTED)
+    return too_few_classes(name, classes, EXPECTED) if len(classes) < (1 if multilabel else 2) else None
 
 
 def read_groups(parts: dict[str, list[Row]], notes: list[str]) -> np.ndarray | None:
@@ -125,8 +138,8 @@ def header(cells: list[str], where: str) -> list[str]:
             raise DataError(f"{where}: unknown column {printable(column) or 'without a name'}", hint)
         if columns.count(column) > 1:
             raise DataError(f"{where}: two columns {column}", "keep one of them")
-    if lacking := [column for column in COLUMNS[:2] if column not in columns]:
-        raise DataError(f"{where}: no column {' and no column '.join(lacking)}", EXPECTED)
+    if "path" not in columns:
+        raise DataError(f"{where}: no column path", EXPECTED)
     return columns
 
 
@@ -139,7 +152,8 @@ def row_of(cells: list[str], columns: list[str], name: str, line: int) -> Row:
     row = dict(zip(columns, cells, strict=True))
     if not row["path"]:
         raise DataError(f"{where}: no path", EXPECTED)
-    labels = [label.strip() for label in row["label"].split("|")] if row["label"].strip() else []
+    text = row.get("label", "").strip()
+    labels = [label.strip() for label in text.split("|")] if text else []
     if "" in labels:
         hint = "take out the | that has nothing on one side"
         raise DataError(f"{where}: an empty label in {printable(row['label'])}", hint)
@@ -149,7 +163,8 @@ def row_of(cells: list[str], columns: list[str], name: str, line: int) -> Row:
         raise DataError(f"{where}: {problem}", nearest(word, WORDS) or f"use {', '.join(WORDS)}")
     if "group" in row and not group:
         raise DataError(f"{where}: no group", "give an image that belongs to no other a name of its own")
-    return Row(row["path"], tuple(dict.fromkeys(labels)), WORDS.get(word, ""), group, line)
+    named = tuple(dict.fromkeys(labels)) if "label" in row else None
+    return Row(row["path"], named, WORDS.get(word, ""), group, line)
 
 
 def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
@@ -165,7 +180,7 @@ def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
     for row in rows:
         path = os.path.normpath(row.path)
         known = first.setdefault(path, row)
-        if set(known.labels) != set(row.labels):
+        if set(known.labels or ()) != set(row.labels or ()):
             contrary["labels"].append(row)
         if known.group != row.group:
             contrary["groups"].append(row)
@@ -190,7 +205,7 @@ def listing(rows: list[Row]) -> str:
 def labels_of(rows: list[Row], split: str, classes: list[str], multilabel: bool, name: str) -> np.ndarray:
     """Rows -> (n,) int64 classes, or (n, K) float32 if `multilabel`. Raises DataError for classes that train lacks."""
     known = set(classes)
-    line = next((f", line {row.line}" for row in rows if not known.issuperset(row.labels)), "")
-    codes = {label: code for code, label in enumerate(dict.fromkeys(row.labels for row in rows))}
-    own = np.array([codes[row.labels] for row in rows], dtype=np.int64)
+    line = next((f", line {row.line}" for row in rows if not known.issuperset(row.labels or ())), "")
+    codes = {label: code for code, label in enumerate(dict.fromkeys(row.labels or () for row in rows))}
+    own = np.array([codes[row.labels or ()] for row in rows], dtype=np.int64)
     return label_array(f"{name}{line}: {split}", list(codes), own, classes, multilabel)

@@ -1,0 +1,142 @@
+"""What cannot be learned without labels or from a teacher: one message with the way out, before anything is written;
+and labels are never learned from where they are not asked for."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+import vitreous
+from tests.conftest import picture, say
+from tests.objectives.test_unlabelled import SETTINGS
+from vitreous.errors import DataError, UsageError, VitreousError, WeightsError
+from vitreous.models.config import ViTConfig
+from vitreous.models.zoo import build
+
+TINY = {"model": "ViT-16x1/4", "image_size": 16, "device": "cpu", "workers": 0, "precision": "fp32", "batch_size": 8}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """24 images in a flat folder and in two classes, and a run of MAE on them."""
+    home = tmp_path_factory.mktemp("data")
+    for index in range(24):
+        for place in ("flat", f"classes/{'ab'[index % 2]}"):
+            (home / place).mkdir(parents=True, exist_ok=True)
+            picture(index, (16, 16), index % 3).save(home / place / f"{index}.png")
+    for suffix in ("pt", "onnx"):
+        (home / f"junk.{suffix}").write_text("junk")
+    shape = {"image": (16, 16), "patch": (4, 4), "classes": 2, "width": 16, "depth": 1, "heads": 1, "hidden": 16}
+    vitreous.save(build(ViTConfig(**shape)), home / "cd", ("c", "d"))
+    vitreous.save(build(ViTConfig(**shape, channels=1)), home / "grey", ("a", "b"))
+    train(home / "flat", "mae", home / "mae", epochs=1.0)
+    return home
+
+
+def train(data, recipe, out, settings=(), **options):
+    """A tiny run."""
+    options = {**TINY, "settings": {**SETTINGS.get(recipe, {}), **dict(settings)}, **options}
+    return vitreous.train(str(data), recipe=recipe, out=str(out), progress=False, **options)
+
+
+#: what is wrong -> data, recipe, options; settings; what the message and its hint say
+REFUSED = {
+    "a mask of all": ("flat", "mae", {}, {"objective.mask": ["0.99"]}, "16 patches leaves none to see", "smaller"),
+    "one patch": ("flat", "mae", {"model": "ViT-16x1/16"}, {}, "0.75 of 1 patches leaves none", "smaller patches"),
+    "no patch": ("flat", "masked-patches", {}, {"objective.share": ["0.01"]}, "0.01 of 16 patches", "smaller patches"),
+    "image below a patch": ("flat", "mae", {"image_size": 2}, {}, "2 is not a multiple of patch 4", "--image-size 4"),
+    "crop below a patch": ("flat", "dino", {}, {"views.local_image": ["2", "2"]}, "local views of 2", "image 4 4"),
+    "crops that divide not": ("flat", "dinov2", {}, {"views.local_image": ["10", "8"]}, "10x8", "local-image 8 8"),
+    "a batch of one": ("flat", "dinov2", {"batch_size": 1}, {}, "one of 1 has too few", "--batch-size 2"),
+    "no plain ViT": ("flat", "mae", {"model": "BiT-R50x1"}, {}, "mae is for ViTs", "--model ViT-B/16"),
+    "balance": ("classes", "dino", {"sampling": "balanced"}, {}, "balanced reads labels", "leave it out"),
+    "class weights": ("classes", "mae", {"class_weights": "balanced"}, {}, "balanced reads labels", "leave it out"),
+    "the best of none": ("flat", "mae", {"keep_best": True}, {}, "--keep-best chooses by the labels", "classes"),
+    "a grid": ("classes", "mae", {"lr_grid": (0.1,)}, {}, "--lr-grid chooses by labels", "--lr"),
+    "no labels": ("flat", "small", {}, {}, "so there are no labels", "folder of its class"),
+    "no labels for a student": ("flat", "distil", {}, {}, "so there are no labels", "folder of its class"),
+    "no teacher": ("classes", "distil", {}, {}, "no teacher to learn from", "--objective.teacher"),
+    "a teacher that is nowhere": ("classes", "distil", {}, {"objective.teacher": ["nowhere"]}, "no weights at", "name"),
+    "a damaged teacher": ("classes", "distil", {}, {"objective.teacher": ["HOME/junk.pt"]}, "damaged", "again"),
+    "a damaged file": ("classes", "distil", {}, {"objective.teacher": ["HOME/junk.onnx"]}, "not run by onnx", "again"),
+    "no file": ("classes", "distil", {}, {"objective.teacher": ["HOME/none.onnx"]}, "cannot be read", "the file of"),
+    "a teacher without a head": ("classes", "distil", {}, {"objective.teacher": ["HOME/mae"]}, "no classes", "name"),
+    "a teacher of other classes": ("classes", "distil", {}, {"objective.teacher": ["HOME/cd"]}, "2 classes", "fine"),
+    "a teacher of grey images": (
+        "classes",
+        "distil",
+        {},
+        {"objective.teacher": ["HOME/grey"]},
+        "1 channels",
+        "another",
+    ),
+    "a deviation of 0": (
+        "classes",
+        "distil",
+        {},
+        {"objective.teacher_mean": ["0"], "objective.teacher_std": ["0"]},
+        "a channel each",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused_before_anything_is_written(home, tmp_path, case):
+    data, recipe, options, settings, problem, way = REFUSED[case]
+    settings = {path: [word.replace("HOME", str(home)) for word in words] for path, words in settings.items()}
+    with pytest.raises(VitreousError) as error:
+        train(home / data, recipe, tmp_path / "run", settings, epochs=1.0, **options)
+    assert problem in error.value.message and way in error.value.hint
+    assert error.value.code in (UsageError.code, DataError.code, WeightsError.code) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"settings": {"objective.name": ["dino"]}, "override": True}, "objective.name: mae -> dino"),
+        ({"recipe": "dino"}, "recipe: mae -> dino"),
+    ],
+)
+def test_a_run_of_one_objective_is_not_resumed_as_another(home, options, problem):
+    before = (home / "mae" / "config.yaml").read_bytes()
+    with pytest.raises(UsageError, match=problem) as error:
+        vitreous.train(out=str(home / "mae"), resume=True, progress=False, **options)
+    assert f"--init {home / 'mae'}" in error.value.hint and (home / "mae" / "config.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize("protocol", ["knn", "linear", "fewshot"])
+def test_a_protocol_that_needs_labels_says_so(home, protocol):
+    found = say("evaluate", str(home / "mae"), str(home / "flat"), "--protocol", protocol)
+    assert found.returncode == 3 and "so there are no labels" in found.stderr and "path,label" in found.stderr
+
+
+def listed(home, labels):
+    """The flat folder as a table with splits of its own and these labels, or none."""
+    place = home / f"{'none' if labels is None else ''.join(labels)}.csv"
+    with place.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["path", "split", *(["label"] if labels is not None else [])])
+        for index in range(24):
+            split = "val" if index % 6 == 5 else "train"
+            rows.writerow([f"flat/{index}.png", split, *([labels[index]] if labels is not None else [])])
+    return place
+
+
+@pytest.mark.parametrize("recipe", SETTINGS)
+def test_labels_are_never_learned_from(home, tmp_path, recipe):
+    """The same weights to the bit with labels, with these permuted, and with none."""
+    labels = list("ab" * 12)
+    permuted = [labels[at] for at in np.random.default_rng(0).permutation(24)]
+    shipped = []
+    for number, own in enumerate((labels, permuted, None)):
+        out = tmp_path / str(number)
+        summary = train(listed(home, own), recipe, out, epochs=2.0, evaluate_every=2)
+        assert (summary["val"] is None) == (own is None)
+        shipped.append(load_file(out / "model" / "weights.safetensors"))
+    for other in shipped[1:]:
+        assert other.keys() == shipped[0].keys()
+        assert all(other[name].equal(tensor) for name, tensor in shipped[0].items())

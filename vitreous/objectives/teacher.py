@@ -1,0 +1,180 @@
+"""A trained model that is asked, and never moves: a run, a bundle, other weights, or an ONNX file.
+
+B images, K classes, C channels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitreous.config import from_plain
+from vitreous.cores import cores
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError, WeightsError
+from vitreous.evaluation.cache import weights_digest
+from vitreous.evaluation.libraries import needed
+from vitreous.models.cost import macs
+from vitreous.models.zoo import Model
+from vitreous.weights.adopt import open_weights
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import task_from_json
+
+CARD = "vitreous"  # the metadata of an exported file that say what it is
+ASKED = "say --objective.teacher-mean 0.485 0.456 0.406 and --objective.teacher-std 0.229 0.224 0.225, if these are its"
+Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+class Teacher:
+    """What answers for images: its classes, how it reads pixels, and a SHA-256 of its weights.
+
+    `size` is its (height, width) in pixels, None where it takes any. No torch module, so that a run neither moves,
+    copies nor saves it: a checkpoint holds the digest alone.
+    """
+
+    channels: int
+    size: tuple[int, ...] | None
+
+    def __init__(self, source: str, classes: tuple[str, ...], normalisation: Normalisation, digest: str) -> None:
+        self.source, self.classes, self.normalisation = source, classes, normalisation
+        self.channels = len(normalisation[0])
+        self.digest = torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Teacher:
+        return self
+
+    def read(self, images: Tensor, normalisation: Normalisation) -> Tensor:
+        """(B, C, *image) as the student gets them, of that (mean, deviation), float32 -> (B, C, *own image): the same
+        pixels in the teacher's normalisation, resized where its size is another."""
+        mean, std, own_mean, own_std = (
+            torch.tensor(numbers, device=images.device).view(-1, 1, 1)
+            for numbers in (*normalisation, *self.normalisation)
+        )
+        images = (images * std + mean - own_mean) / own_std
+        if self.size is not None and tuple(images.shape[2:]) != self.size:
+            images = F.interpolate(images, self.size, mode="bicubic", antialias=True)
+        return images
+
+    def logits(self, images: Tensor) -> Tensor:
+        """(B, C, *own image) that `read` made -> (B, K) float32, on the same device."""
+        raise NotImplementedError
+
+    def flops(self) -> float:
+        """Floating-point operations of an image; 0 where they are not known."""
+        return 0.0
+
+
+class WeightsTeacher(Teacher):
+    """A model of this project, which computes in `dtype`: of a run, a bundle, or weights of a known format."""
+
+    def __init__(self, source: str, bundle: Bundle, dtype: torch.dtype = torch.float32) -> None:
+        seen = bundle.preprocess
+        super().__init__(source, bundle.classes, (seen.mean, seen.std), weights_digest(bundle.model))
+        self.size = tuple(bundle.model.config.image)
+        self.model: Model = bundle.model.requires_grad_(False).eval()
+        self.dtype = dtype
+
+    def placed(self, device: torch.device) -> Model:
+        """The model, on a device and in the run's precision."""
+        parameter = next(self.model.parameters())
+        if parameter.device != device or parameter.dtype != self.dtype:
+            self.model.to(device, self.dtype)
+        return self.model
+
+    def logits(self, images: Tensor) -> Tensor:
+        """(B, C, *own image) that `read` made -> (B, K) float32, on the same device."""
+        with torch.no_grad():
+            return self.placed(images.device)(images.to(self.dtype)).float()
+
+    def flops(self) -> float:
+        """Floating-point operations of an image."""
+        return 2 * macs(self.model.config)
+
+
+class OnnxTeacher(Teacher):
+    """An ONNX file, run by onnxruntime on the CPU.
+
+    One that `vitreous export` wrote tells its classes and its normalisation. Of any other the normalisation is `given`;
+    its first output is taken for the logits, in the order of the data's classes. Raises WeightsError for a file that
+    cannot be run, UsageError for one that tells no normalisation, where none is given.
+    """
+
+    def __init__(self, source: str, given: Normalisation | None = None) -> None:
+        runtime = needed("onnxruntime", "a teacher in an ONNX file needs")
+        try:
+            raw = Path(source).read_bytes()
+        except OSError as error:
+            raise WeightsError(f"{source} cannot be read ({error.strerror})", "name the file of a teacher") from None
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = cores(), 1
+        options.log_severity_level = 4
+        try:
+            self.session = runtime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime has a class of its own for each, none of them public
+            problem = f"{source} is not run by onnxruntime {runtime.__version__} ({str(error)[:200]})"
+            raise WeightsError(problem, "export the teacher again, or restore the file from a copy") from None
+        entry, answer = self.session.get_inputs()[0], self.session.get_outputs()[0]
+        self.input, self.output = entry.name, answer.name
+        card = card_in(self.session.get_modelmeta().custom_metadata_map, source)
+        if card is None and given is None:
+            problem = f"{source} does not tell its mean and deviation, which `vitreous export` writes into its files"
+            raise UsageError(problem, ASKED)
+        if card is not None:
+            classes, normalisation = card
+        else:
+            count = answer.shape[-1] if isinstance(answer.shape[-1], int) else 0
+            classes, normalisation = tuple(map(str, range(count))), given
+        super().__init__(source, classes, normalisation, hashlib.sha256(raw).hexdigest())  # type: ignore[arg-type]
+        sides = tuple(entry.shape[2:])
+        self.size = sides if all(isinstance(side, int) for side in sides) else None
+
+    def logits(self, images: Tensor) -> Tensor:
+        """(B, C, *own image) that `read` made -> (B, K) float32, on the same device."""
+        pixels = np.ascontiguousarray(images.float().cpu().numpy())
+        answers = self.session.run([self.output], {self.input: pixels})[0]
+        return torch.from_numpy(np.array(answers, dtype=np.float32)).to(images.device)
+
+
+def card_in(metadata: dict[str, str], source: str) -> tuple[tuple[str, ...], Normalisation] | None:
+    """The classes, and the mean and deviation, that `vitreous export` wrote into a file; None for another file's.
+    Raises WeightsError where they cannot be read."""
+    if CARD not in metadata:
+        return None
+    try:
+        card: Any = json.loads(metadata[CARD])["card"]
+        seen = from_plain(Preprocess, card["preprocess"])
+        return getattr(task_from_json(card, source), "classes", ()), (seen.mean, seen.std)
+    except (KeyError, ValueError, TypeError) as error:
+        raise WeightsError(f"{source} has a card that cannot be read ({error})", "export the teacher again") from None
+
+
+def open_teacher(source: str, dtype: torch.dtype = torch.float32, given: Normalisation | None = None) -> Teacher:
+    """The teacher of that name; `given` is the normalisation of an ONNX file that does not tell it. Raises UsageError
+    for none, WeightsError for one that cannot be read."""
+    if not source:
+        raise UsageError("no teacher to learn from", "name its weights with --objective.teacher")
+    if source.lower().endswith(".onnx") and not os.path.isdir(source):
+        return OnnxTeacher(source, given)
+    return WeightsTeacher(source, open_weights(source).bundle(), dtype)
+
+
+def located(source: str) -> str:
+    """A teacher's name that is valid in every folder: an absolute path for what lies on disk, else unchanged."""
+    return os.path.abspath(source) if source and os.path.lexists(source) else source
+
+
+def check_same(teacher: Teacher, digest: Tensor) -> None:
+    """Raise WeightsError unless the teacher is the one whose `digest` (32,) uint8 the run has kept."""
+    if not torch.equal(teacher.digest, digest.cpu()):
+        raise WeightsError(
+            f"the teacher {teacher.source} is not what it was when the run began: its weights have another digest",
+            "restore it, or start a new run",
+        )

@@ -1,0 +1,154 @@
+"""Fine-tuning of encoders that learned without labels: as MAE's and DINO's authors do it, and as tuned here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from vitreous.data.augmentation.augment import Augment
+from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.defaults import SMALL
+from vitreous.objectives.supervised import SupervisedConfig
+from vitreous.recipes.deit import RANDOM, judged
+from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.recipe import DatasetInfo, Length, Recipe, common, fixed_side
+from vitreous.training.run import Optimizer, Run, Schedule
+
+PHOTOGRAPHS, PICTURES = Length(1e5, 10, 100), Length(1e5, 10, 100)
+LENGTHS = (("photographs", PHOTOGRAPHS), ("images up to 64 pixels", PICTURES))
+
+
+class Size(NamedTuple):
+    """What MAE's fine-tuning takes for a size of ViT: epochs, base rate for 256 images, layer decay, stochastic
+    depth."""
+
+    epochs: int
+    base: float
+    layer_decay: float
+    drop_path: float
+
+
+#: arXiv:2111.06377, Table 9, and facebookresearch/mae's FINETUNE.md; by the depth of the model
+SIZES = {12: Size(100, 5e-4, 0.65, 0.1), 24: Size(50, 1e-3, 0.75, 0.2), 32: Size(50, 1e-3, 0.75, 0.3)}
+
+
+def mean_of_patches(model: ModelConfig, drop_path: float) -> ModelConfig:
+    """A ViT that answers from the mean of its patch tokens, which is normalised after it is taken, not before."""
+    pooled = {"pool": "mean", "norm": "pooled"} if model.kind == "vit" and model.pool == "class" else {}
+    return replace_fields(model, pooled | {"dropout": 0.0, "drop_path": drop_path, "drop_path_rises": True})
+
+
+def mae_finetune(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """Fine-tuning of MAE's encoders: arXiv:2111.06377, Table 9, and facebookresearch/mae's FINETUNE.md.
+
+    vitreous train DATA --recipe NAME --init runs/mae
+
+    AdamW, 1024 images a step, lr 5e-4 x batch / 256 and 100 epochs for ViT-B, 1e-3 and 50 for L and H; layer decay 0.65
+    (0.75 for L and H), stochastic depth 0.1, 0.2 and 0.3, RandAugment m9 with deviation 0.5, MixUp 0.8 or CutMix 1,
+    erasing with noise, smoothing 0.1. The head reads the mean of the patch tokens, normalised by a LayerNorm of its own
+    in place of the last one. It starts at zero, where theirs is drawn with a deviation of 2e-5. Models of another depth
+    take the numbers of the next larger one.
+    """
+    size = SIZES[next((depth for depth in SIZES if model.depth <= depth), 32)]
+    lr = size.base * 1024 / 256
+    return Run(
+        **judged(mean_of_patches(model, size.drop_path), facts, 0.875, repeats=1),
+        views=replace(RANDOM, erase=0.25, erase_noise=True),
+        optimizer=Optimizer(
+            "adamw", lr=lr, betas=(0.9, 0.999), weight_decay=0.05, clip=None, layer_decay=size.layer_decay
+        ),
+        schedule=Schedule(round(5 * facts.images / 1024), "cosine", end=1e-6 / lr),
+        objective=SupervisedConfig(smoothing=0.1),
+        batch_size=1024,
+        epochs=size.epochs,
+    )
+
+
+def dino_finetune(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """Fine-tuning of DINO's encoders on CIFAR: arXiv:2104.14294, Table 6, with the authors' numbers for ViT-B
+    (facebookresearch/dino, issues 81 and 144).
+
+    vitreous train DATA --recipe NAME --init runs/dino
+
+    DeiT's augmentation, AdamW, 768 images a step at 224 pixels, lr 7.5e-6 whatever the batch (5e-6 for CIFAR-100), 1000
+    epochs, decay 0.05, no layer decay. What they do not print, stochastic depth, warm-up and the end of the rate, is
+    DeiT's.
+    """
+    lr = 7.5e-6
+    return Run(
+        **judged(replace_fields(model, {"dropout": 0.0, "drop_path": 0.1}), facts, 0.875, repeats=1),
+        views=replace(RANDOM, erase=0.25, erase_noise=True),
+        optimizer=Optimizer("adamw", lr=lr, betas=(0.9, 0.999), weight_decay=0.05, clip=None),
+        schedule=Schedule(round(5 * facts.images / 768), "cosine", end=1e-6 / lr),
+        objective=SupervisedConfig(smoothing=0.1),
+        batch_size=768,
+        epochs=1000,
+    )
+
+
+def finetune_encoder(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """Images of any size from an encoder that learned without labels. Figures: benchmarks/README.md.
+
+    vitreous train DATA --init runs/mae
+
+    Taken where the weights have no head. Layer decay keeps what the first blocks know while the last ones, which know
+    least about classes, move as if they were new: lr 1e-3 x batch / 256 with decay 0.75, as MAE's fine-tuning has it.
+    """
+    small = max(model.image) <= SMALL
+    batch = max(1, min(64, facts.images // 4))
+    epochs = (PICTURES if small else PHOTOGRAPHS).epochs(facts.images)
+    steps = max(1, round(epochs * facts.images / batch))
+    crop = Augment(shift=0.125, flip=0.5) if small else Augment(crop=(0.2, 1.0), flip=0.5, rand_layers=2)
+    return Run(
+        **common(replace_fields(model, {"dropout": 0.0, "drop_path": 0.1}), facts),
+        views=crop,
+        optimizer=Optimizer("adamw", lr=1e-3 * 64 / 256, weight_decay=0.05, layer_decay=0.75),
+        schedule=Schedule(round(0.05 * steps)),
+        objective=SupervisedConfig(smoothing=0.1),
+        batch_size=batch,
+        epochs=epochs,
+        ema=0.998 if steps > 1000 else None,
+    )
+
+
+OWN = Recipe(
+    "finetune-encoder",
+    finetune_encoder,
+    "images, from an encoder that learned without labels",
+    "tuned here",
+    from_weights=True,
+    lengths=LENGTHS,
+    data="photographs",
+    floor=64,
+)
+WEIGHTS: dict[str, Any] = {"from_weights": True, "warmup_in_epochs": True, "image": fixed_side(224)}
+ENCODERS = (
+    OWN,
+    Recipe(
+        "mae-finetune",
+        mae_finetune,
+        "MAE's encoder to ImageNet-sized data",
+        "arXiv:2111.06377, Table 9",
+        "linear",
+        published=(
+            ("ViT-B/16", "ImageNet", "83.6 %"),
+            ("ViT-L/16", "ImageNet", "85.9 %"),
+            ("ViT-H/14", "ImageNet", "86.9 %"),
+        ),
+        models=("ViT-B/16", "ViT-L/16", "ViT-H/14"),
+        hold_out=0.01,
+        **WEIGHTS,
+    ),
+    Recipe(
+        "dino-finetune",
+        dino_finetune,
+        "DINO's encoder to CIFAR-10 or CIFAR-100, 224 pixels",
+        "arXiv:2104.14294, Table 6",
+        "fixed",
+        published=(("ViT-B/16", "CIFAR-10", "99.1 %"), ("ViT-B/16", "CIFAR-100", "91.7 %")),
+        data="CIFAR-10",
+        models=("ViT-B/16", "ViT-S/16"),
+        hold_out=0.02,
+        **WEIGHTS,
+    ),
+)
