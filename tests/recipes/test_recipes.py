@@ -20,12 +20,12 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.preprocess import IMAGENET as NORM
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Data
-from vitreous.errors import UsageError
+from vitreous.errors import UsageError, WeightsError
 from vitreous.jobs.train import train
 from vitreous.models.config import BiTConfig, ViTConfig
 from vitreous.models.names import configure, name_of
 from vitreous.models.zoo import build
-from vitreous.objectives import distillation
+from vitreous.objectives import teacher as teachers
 from vitreous.recipes.augreg import augreg_grid
 from vitreous.recipes.derive import apply, derive
 from vitreous.recipes.names import LEVELS, NAMES
@@ -37,8 +37,8 @@ from vitreous.training.folder import Folder
 from vitreous.training.loop import fit
 from vitreous.training.run import Run
 from vitreous.training.session import Session
-from vitreous.weights.adopt import Start
-from vitreous.weights.bundle import Bundle
+from vitreous.weights.adopt import Start, adopt
+from vitreous.weights.bundle import Bundle, save
 from vitreous.weights.tasks import Classification
 
 GOLDEN = Path(__file__).parent / "golden.json"
@@ -434,7 +434,7 @@ def test_every_recipe_trains_two_steps(name, tmp_path, monkeypatch):
     run = reduced(name, 2)
     if name == "distil":
         teacher = Bundle(build(replace(run.model, pool="class")), Classification(run.data.classes), run.preprocess, {})
-        monkeypatch.setattr(distillation, "open_weights", lambda source: SimpleNamespace(bundle=lambda: teacher))
+        monkeypatch.setattr(teachers, "open_weights", lambda source: SimpleNamespace(bundle=lambda: teacher))
         run = replace(run, objective=replace(run.objective, teacher="runs/teacher"))
     curve, moved = losses(run, tmp_path)
     assert len(curve) == 2 and all(map(math.isfinite, curve)) and moved
@@ -536,6 +536,11 @@ def test_options_win_over_the_recipe():
     assert run.recipe == "deit"
 
 
+PLAIN_ENCODER = ViTConfig(
+    image=(32, 32), patch=(4, 4), classes=0, width=32, depth=2, heads=2, hidden=64, class_token=False, pool="mean"
+)
+
+
 def test_without_a_name_the_data_decide():
     assert [derived(size=(32, 32)).recipe, derived().recipe, derived(start=configure("ViT-B/32")).recipe] == [
         "small",
@@ -543,6 +548,29 @@ def test_without_a_name_the_data_decide():
         "finetune",
     ]
     assert derived(start=configure("ViT-B/32")).optimizer.lr == pytest.approx(2.5e-5)
+
+
+def test_an_encoder_without_a_head_is_moved_by_layer_decay():
+    data = Data("synthetic", ("a", "b"), {"train": Arrays(np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1]))})
+    options = TrainOptions("x", device="cpu", init="weights")
+    runs = {
+        classifies: derive(options, data, DatasetInfo(1_000, (32, 32), 3), Start(PLAIN_ENCODER, classifies=classifies))
+        for classifies in (True, False)
+    }
+    assert [runs[True].recipe, runs[False].recipe] == ["finetune", "finetune-encoder"]
+    assert (runs[True].optimizer.layer_decay, runs[False].optimizer.layer_decay) == (1.0, 0.75)
+    assert runs[False].optimizer.lr == pytest.approx(2e-3)
+
+
+def test_maes_fine_tuning_reads_the_mean_of_the_patches_behind_a_norm_of_its_own(tmp_path):
+    save(build(replace(PLAIN_ENCODER, pool="class", class_token=True)), tmp_path / "encoder")
+    run = derived("mae-finetune", images=100, start=replace(PLAIN_ENCODER, pool="class", class_token=True))
+    assert (run.model.pool, run.model.norm, run.model.drop_path) == ("mean", "pooled", 0.1)
+    assert run.optimizer.layer_decay == 0.65 and run.objective.smoothing == 0.1
+    told = adopt(build(run.model), tmp_path / "encoder", ("a", "b"))
+    assert {"pooled_norm.weight", "head.weight"} <= set(told.new) and "encoder.norm.weight" in told.unused
+    with pytest.raises(WeightsError, match="projection"):
+        adopt(build(replace(run.model, patch=(8, 8), image=(32, 32))), tmp_path / "encoder")
 
 
 def test_fine_tuning_keeps_the_pixels_of_the_weights():
@@ -631,7 +659,7 @@ def test_the_command_lists_and_tells(capsys):
         and "94.43 %" in text
         and "10% of the training images held out" in text
     )
-    assert len(said(capsys, "recipes", "finetune-*")[0].splitlines()) == 8  # head, six recipes, a hint
+    assert len(said(capsys, "recipes", "finetune-*")[0].splitlines()) == 9  # head, seven recipes, a hint
     with pytest.raises(UsageError, match="did you mean finetune-pets"):
         command(["recipes", "finetune-pet"])
 

@@ -65,7 +65,34 @@ def test_lamb_steps_as_far_as_a_parameter_is_large():
     assert (after[name] - before[name]).norm().item() == pytest.approx(1e-3 * before[name].norm().item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "muon"])
+class NaiveLars(torch.optim.Optimizer):
+    """The loop of facebookresearch/mae's util/lars.py, parameter by parameter."""
+
+    def step(self):  # pyright: ignore[reportIncompatibleMethodOverride]
+        for group in self.param_groups:
+            for p in group["params"]:
+                change = p.grad
+                if p.ndim > 1:
+                    change = change + group["decay"] * p.data
+                    length, other = p.data.norm(), change.norm()
+                    change = change * (0.001 * length / other if length > 0 and other > 0 else 1.0)
+                moment = self.state[p].setdefault("mu", torch.zeros_like(p))
+                moment.mul_(0.9).add_(change)
+                p.data.add_(moment, alpha=-0.05)
+
+
+@pytest.mark.parametrize(("decay", "steps"), [(0.0, 4), (0.1, 1)])
+def test_lars_is_a_naive_loops(decay, steps):
+    """But for tokens and positions, which have two axes and are not decayed here."""
+    found = ours(Optimizer("lars", lr=0.05, weight_decay=decay), steps)
+    expected = theirs(lambda m: NaiveLars(m.parameters(), {"decay": decay}), steps)
+    free = ("model.prefix", "model.slots", "model.position.table") if decay else ()
+    same(*({name: tensor for name, tensor in one.items() if name not in free} for one in (found, expected)))
+    head = "model.head.weight"
+    assert not torch.equal(found[head], dict(objective().named_parameters())[head])
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lars", "muon"])
 def test_a_rate_of_its_own_moves_a_parameter_so_much_further(name):
     options = Optimizer(
         name, lr=1e-3, matrix_lr=1e-3, weight_decay=0.0, rates=(("projection", 0.2), ("qkv.weight", 0.5))

@@ -18,6 +18,7 @@ PRINTED = (("data", "repeats"), ("preprocess", "fit"), ("preprocess", "share"))
 UNUSED = {
     "adamw": ("matrix_lr", "momentum"),
     "lamb": ("matrix_lr", "momentum"),
+    "lars": ("matrix_lr", "betas", "eps"),
     "sgd": ("matrix_lr", "betas", "eps"),
     "muon": ("momentum",),
 }

@@ -87,12 +87,13 @@ def dino_finetune(model: ModelConfig, facts: DatasetInfo, options: TrainOptions)
 
 
 def finetune_encoder(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """Images of any size from an encoder that learned without labels. Figures: benchmarks/README.md.
+    """Images of any size from an encoder that learned without labels.
 
-    vitreous train DATA --init runs/mae
+    vitreous train DATA --recipe NAME --init runs/mae
 
-    Taken where the weights have no head. Layer decay keeps what the first blocks know while the last ones, which know
-    least about classes, move as if they were new: lr 1e-3 x batch / 256 with decay 0.75, as MAE's fine-tuning has it.
+    Taken without a name where the weights have no head. Layer decay keeps what the first blocks know, while the last
+    ones, which know least about classes, move as if they were new: lr 1e-3 x batch / 256 with decay 0.75, as MAE's
+    fine-tuning has it; images up to 64 pixels 2e-3 for 64 images.
     """
     small = max(model.image) <= SMALL
     batch = max(1, min(64, facts.images // 4))
@@ -102,7 +103,7 @@ def finetune_encoder(model: ModelConfig, facts: DatasetInfo, options: TrainOptio
     return Run(
         **common(replace_fields(model, {"dropout": 0.0, "drop_path": 0.1}), facts),
         views=crop,
-        optimizer=Optimizer("adamw", lr=1e-3 * 64 / 256, weight_decay=0.05, layer_decay=0.75),
+        optimizer=Optimizer("adamw", lr=2e-3 if small else 1e-3 * 64 / 256, weight_decay=0.05, layer_decay=0.75),
         schedule=Schedule(round(0.05 * steps)),
         objective=SupervisedConfig(smoothing=0.1),
         batch_size=batch,

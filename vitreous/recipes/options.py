@@ -60,7 +60,7 @@ class TrainOptions(WeightsOptions):
     all at once)."""
     recompute: bool = False
     """Gradient checkpointing: less memory, a third more work."""
-    optimizer: Literal["adamw", "sgd", "lamb", "muon"] | None = None
+    optimizer: Literal["adamw", "sgd", "lamb", "lars", "muon"] | None = None
     """Muon moves the matrices of the blocks, and AdamW the rest (default: from the recipe)."""
     lr: Annotated[float | None, arg(aliases=["--learning-rate"])] = None
     """Peak learning rate (default: from the recipe)."""

@@ -18,6 +18,7 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.families import family_of
 from vitreous.training.flat import Flat, Group, copy_into
 from vitreous.training.lamb import direction, trust
+from vitreous.training.lars import adaptation
 from vitreous.training.muon import muon
 from vitreous.training.run import Optimizer
 
@@ -25,8 +26,8 @@ MUON_MOMENTUM = 0.95
 
 
 class Optimizers:
-    """AdamW, SGD with momentum, LAMB, or Muon for the matrices of the blocks and for convolutions with AdamW for the
-    rest.
+    """AdamW, SGD with momentum, LAMB, LARS, or Muon for the matrices of the blocks and for convolutions with AdamW for
+    the rest.
 
     AdamW and SGD are element-wise, so each group is one vector to them; Muon orthogonalises, so it takes the matrices,
     which are views of the same memory. The state is flat too: `moments` maps its names to the place where a vector
@@ -41,7 +42,7 @@ class Optimizers:
             flat.length,
         )
         spans = {"exp_avg": (0, total), "exp_avg_sq": (0, total)}
-        if options.name == "sgd":
+        if options.name in ("sgd", "lars"):
             spans = {"momentum_buffer": (0, total)}
         if options.name == "muon":
             spans = {"momentum_buffer": (0, matrix), "exp_avg": (matrix, total), "exp_avg_sq": (matrix, total)}
@@ -64,6 +65,8 @@ class Optimizers:
                 # decoupled, as everywhere; torch's own would add it to the gradient
                 weight.mul_(1 - options.lr * rate * decay)
                 self.sgd(weight, grad, self.moment("momentum_buffer", span), options.lr * rate)
+            elif options.name == "lars":
+                self.lars(group, options.lr * rate, decay)
             elif options.name == "lamb":
                 self.lamb(group, options.lr * rate, decay)
             else:
@@ -81,6 +84,17 @@ class Optimizers:
                 a, b = self.flat.spans[name]
                 update[a - span.start : b - span.start] *= factor
         weight.sub_(update, alpha=lr)
+
+    def lars(self, group: Group, lr: float, decay: float) -> None:
+        """One step of LARS on a group; the rate adapts for parameters of more than one axis."""
+        span, names = self.flat.groups[group], self.flat.names[group]
+        weight, update = self.flat.master[span], self.flat.master_grad[span].add(self.flat.master[span], alpha=decay)
+        factors = adaptation(self.flat.norms(weight, names), self.flat.norms(update, names))
+        for name, factor in zip(names, factors, strict=True):
+            if self.flat.parameters[name].ndim > 1:
+                a, b = self.flat.spans[name]
+                update[a - span.start : b - span.start] *= factor
+        self.sgd(weight, update, self.moment("momentum_buffer", span), lr)
 
     def adamw(self, group: Group, weight: Tensor, grad: Tensor, lr: float, decay: float) -> None:
         """Take one fused step of AdamW on a group: weight and gradient (n,) float32."""

@@ -44,13 +44,13 @@ class Optimizer:
     """How weights move. Decay is decoupled and multiplied by the current learning rate.
 
     `adamw` with decay_on=all is the paper's Adam (arXiv:2010.11929, B.1: flax's, which decays biases and norms too); by
-    default matrices alone are decayed. `sgd` has momentum; `lamb` is arXiv:1904.00962. `matrix_lr` is the learning rate
-    of Muon, which moves the matrices of the blocks and filters; AdamW with `lr` moves the rest. `layer_decay` d
-    multiplies the rates of block i of L by d^(L - i), of what comes before the blocks by d^(L + 1). `rates` multiplies
-    those of parameters whose name holds the text.
+    default matrices alone are decayed. `sgd` has momentum; `lamb` is arXiv:1904.00962, `lars` arXiv:1708.03888.
+    `matrix_lr` is the learning rate of Muon, which moves the matrices of the blocks and filters; AdamW with `lr` moves
+    the rest. `layer_decay` d multiplies the rates of block i of L by d^(L - i), of what comes before the blocks by
+    d^(L + 1). `rates` multiplies those of parameters whose name holds the text.
     """
 
-    name: Literal["adamw", "sgd", "lamb", "muon"] = "adamw"
+    name: Literal["adamw", "sgd", "lamb", "lars", "muon"] = "adamw"
     lr: float = 1e-3
     matrix_lr: float = 0.02
     betas: tuple[float, float] = (0.9, 0.999)
