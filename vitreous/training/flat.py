@@ -246,6 +246,15 @@ class Flat:
         state = self.module.state_dict() | self.frozen
         return {name: tensor for name, tensor in state.items() if name not in self.parameters}
 
+    def masters(self) -> dict[str, Tensor]:
+        """The float32 masters, whole, by name."""
+        return self.views(self.master)
+
+    def unshipped(self) -> dict[str, Tensor]:
+        """What the objective holds beside what is shipped, whole, by name: a decoder, heads, a student, a centre."""
+        names = set(self.shipped.values())
+        return {name: tensor for name, tensor in (self.held_state() | self.masters()).items() if name not in names}
+
     @torch.no_grad()
     def load_held(self, tensors: dict[str, Tensor]) -> None:
         """Take back what `held_state` gave. Raises WeightsError where a tensor that follows the weights is missing."""

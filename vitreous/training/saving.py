@@ -63,6 +63,7 @@ class Checkpointer:
                 **extra,
                 "threads": torch.get_num_threads(),
                 "world": state.ranks.world,
+                "shipped": next(iter(state.flat.shipped.values()), "model.").partition(".")[0],
             }
         )
         if isinstance(state.flat, Sharded):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from vitreous.config import to_plain
 from vitreous.data.batch import Batch
 from vitreous.data.keys import key
 from vitreous.data.sources import public_name
@@ -42,9 +43,10 @@ from vitreous.training.signals import Signals
 from vitreous.training.throughput import ThroughputMeter
 from vitreous.training.tune import merged, prepare
 from vitreous.training.validation import VAL, Measured, highest, measured, shared_outputs
-from vitreous.weights.adopt import adopt
+from vitreous.weights.adopt import adopt, parts_of
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.options import WeightsSource
+from vitreous.weights.parts import ObjectiveParts, adopt_parts
 
 
 class Session:
@@ -127,6 +129,9 @@ class Session:
         dtype = DTYPES[run.precision]
         setting = Setting(run.seed, run.data.classes, multilabel, run.views, run.data.repeats, dtype, normalisation)
         objective = run.objective.build(model, setting)
+        parts = parts_of(run.init) if run.init else None
+        if parts and parts.config["name"] == run.objective.name:
+            self.tell(f"{run.objective.name} {adopt_parts(objective, parts)}")
         objective.reduce, objective.gather = self.ranks.mean, self.ranks.gather_rows
         factor = partial(factor_of, run.optimizer, run.model)
         if self.ranks.joined and run.parallel == "fsdp":
@@ -318,8 +323,10 @@ class Session:
             "epochs": seen,
             "seed": run.seed,
         }
+        parts = None if run.objective.labelled else ObjectiveParts(to_plain(run.objective), state.flat.unshipped())
         if self.ranks.is_main:
-            Bundle(model, state.objective.task(), run.preprocess, provenance).save(self.folder.bundle)
+            task = state.objective.task()
+            Bundle(model, task, run.preprocess, provenance, parts=parts).save(self.folder.bundle)
         val, train = None, {"loss": last_of(self.folder.metrics, "train/loss") if self.ranks.is_main else None}
         if self.measured.evaluators:
             try:

@@ -122,6 +122,12 @@ class Sharded(Flat):
         return distributed
 
     @torch.no_grad()
+    def masters(self) -> dict[str, Tensor]:
+        """The float32 masters, whole, by name. Every process has to call this."""
+        pieces = self.pieces(self.views(self.master))
+        return {name: piece.full_tensor() for name, piece in pieces.items()}  # type: ignore[attr-defined]
+
+    @torch.no_grad()
     def averaged(self) -> Model:
         """The deployed module with the average, put together on the CPU. Every process has to call this."""
         average, live = self.pieces(self.views(self.average)), dict(named_tensors(self.module))

@@ -26,6 +26,7 @@ from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
 from vitreous.weights.foreign import DetectedCheckpoint, find, weights_in
 from vitreous.weights.options import known_of
+from vitreous.weights.parts import ObjectiveParts, load_parts
 from vitreous.weights.sharded import tensors_in
 from vitreous.weights.sidecar import check_family, class_names, fields, json_in, preprocessing
 from vitreous.weights.tasks import Classification, Features, Task, WithTask
@@ -144,11 +145,12 @@ def checkpoint(place: Path) -> Weights:
         )
     model: ModelConfig = from_plain(ModelConfig, run["model"])
     names = tuple(run["data"]["classes"])
-    task = Classification(names) if names else Features()
+    task = Classification(names) if names and model.classes else Features()
 
     def state() -> dict[str, Tensor]:
         held = (tensors_in(place, "ema") or tensors_in(place, "model")) | tensors_in(place, "frozen")
-        return {name.removeprefix("model."): tensor for name, tensor in held.items()}
+        shipped = json_in(place / "state.json").get("shipped", "model") + "."
+        return {name.removeprefix(shipped): tensor for name, tensor in held.items() if name.startswith(shipped)}
 
     return Weights(os.fspath(place), CHECKPOINT, model, from_plain(Preprocess, run["preprocess"]), task, state)
 
@@ -280,6 +282,13 @@ def starting_point(source: str | os.PathLike[str]) -> Start:
     UsageError."""
     weights = open_weights(source)
     return Start(weights.config, weights.preprocess, weights.notes, not isinstance(weights.task, Features))
+
+
+def parts_of(source: str | os.PathLike[str]) -> ObjectiveParts | None:
+    """What the objective of a run or bundle needs to go on, None where there is none. Raises WeightsError where it is
+    damaged."""
+    folder = bundle_in(fetch(os.fspath(source)))
+    return load_parts(folder, folder / DESCRIPTION) if folder else None
 
 
 def bundle_in(path: Path) -> Path | None:

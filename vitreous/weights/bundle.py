@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
 from vitreous.models.zoo import Model
 from vitreous.weights.files import open_weights
+from vitreous.weights.parts import PARTS, ObjectiveParts
 from vitreous.weights.tasks import Classification, Features, Task, WithTask, task_from_json, task_to_json
 
 FORMAT = 1
@@ -37,6 +39,7 @@ class Bundle(WithTask):
     """A model with what belongs to it: what it answers, its preprocessing, where it came from.
 
     `notes`: assumptions about foreign weights that their files do not settle, a sentence each; they are not saved.
+    `parts`: what its objective needs to go on, saved beside the weights; `load_parts` reads them.
     """
 
     model: Model
@@ -44,24 +47,29 @@ class Bundle(WithTask):
     preprocess: Preprocess
     provenance: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    parts: ObjectiveParts | None = None
 
     def save(self, folder: Path) -> None:
         """Write the bundle to `folder`: a new folder appears whole or not at all; in one that is there, its files are
         replaced once both are on the disk. Raises OSError."""
         folder.parent.mkdir(parents=True, exist_ok=True)
+        names = (WEIGHTS, *([PARTS] if self.parts else []), DESCRIPTION)
         if not folder.exists():
             with atomic_path(folder) as temporary:
                 temporary.mkdir()
-                self.write(temporary / WEIGHTS, temporary / DESCRIPTION)
+                self.write({name: temporary / name for name in names})
         else:
-            with atomic_path(folder / WEIGHTS) as weights, atomic_path(folder / DESCRIPTION) as description:
-                self.write(weights, description)
-                sync(weights)  # what takes long comes before the first of the two renames
+            with ExitStack() as files:  # they are renamed in the reverse order
+                places = {name: files.enter_context(atomic_path(folder / name)) for name in names}
+                self.write(places)
+                for name in names[:-1]:
+                    sync(places[name])  # what takes long comes before the first of the renames
 
-    def write(self, weights: Path, description: Path) -> None:
-        """Write the two files. Raises OSError."""
-        state = {name: tensor.detach().float().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
-        save_file(state, weights)
+    def write(self, places: dict[str, Path]) -> None:
+        """Write the files of these names. Raises OSError."""
+        save_file(on_cpu(self.model.state_dict()), places[WEIGHTS])
+        if self.parts:
+            save_file(on_cpu(self.parts.state), places[PARTS])
         document = {
             "format": FORMAT,
             "name": name_of(self.model.config),
@@ -69,9 +77,15 @@ class Bundle(WithTask):
             **task_to_json(self.task),
             "preprocess": to_plain(self.preprocess),
             "provenance": self.provenance,
-            "sha256": {WEIGHTS: sha256(weights)},
+            **({"objective": self.parts.config} if self.parts else {}),
+            "sha256": {name: sha256(place) for name, place in places.items() if name != DESCRIPTION},
         }
-        description.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        places[DESCRIPTION].write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors in float32 on the CPU."""
+    return {name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()}
 
 
 def save(

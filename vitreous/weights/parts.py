@@ -1,0 +1,63 @@
+"""What an objective holds beside the model that its bundle ships: a decoder, heads, a student, a centre.
+
+They lie beside the weights in `objective.safetensors`, for a run of the same objective to go on from. Nothing that only
+uses the model reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.disk import sha256
+from vitreous.errors import WeightsError
+from vitreous.weights.files import open_weights
+
+PARTS = "objective.safetensors"
+
+
+@dataclass(frozen=True)
+class ObjectiveParts:
+    """The config of an objective as plain data, with its `name`, and its tensors by the objective's names."""
+
+    config: dict[str, Any]
+    state: dict[str, Tensor]
+
+
+def load_parts(folder: Path, description: Path) -> ObjectiveParts | None:
+    """Read the parts of a bundle's objective, float32 as a rule; None where it has none. Raises WeightsError for a file
+    that is missing or altered."""
+    document = json.loads(description.read_text("utf-8"))
+    config, file = document.get("objective"), folder / PARTS
+    if not config:
+        return None
+    if not file.is_file() or sha256(file) != document["sha256"].get(PARTS):
+        hint = f"restore it from a copy, or take its entry `objective` out of {description.name}"
+        raise WeightsError(f"{file} is missing or was altered after it was saved", hint)
+    return ObjectiveParts(config, open_weights(file).read())
+
+
+@torch.no_grad()
+def adopt_parts(objective: nn.Module, parts: ObjectiveParts) -> str:
+    """Load parts into an objective, in place, and return a line for people.
+
+    A part, that is all tensors with the same first word of the name, is loaded if they all fit in name and shape, and
+    else stays as it is.
+    """
+    own, groups = objective.state_dict(), dict[str, list[str]]()
+    for name in parts.state:
+        groups.setdefault(name.partition(".")[0], []).append(name)
+    loaded, left = list[str](), list[str]()
+    for part, names in groups.items():
+        mine = {name for name in own if name.partition(".")[0] == part}
+        fits = mine == set(names) and all(own[name].shape == parts.state[name].shape for name in names)
+        (loaded if fits else left).append(part)
+        for name in names if fits else ():
+            own[name].copy_(parts.state[name])
+    text = f"goes on with its {', '.join(loaded) or 'parts: none fits'}"
+    return text + (f"; {', '.join(left)} of another shape, new here" if left and loaded else "")
