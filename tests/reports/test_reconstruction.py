@@ -19,6 +19,7 @@ from vitreous.reports.learned import read_learned, write_learned
 from vitreous.reports.pages.report import write_report
 from vitreous.reports.restored import load_objective
 from vitreous.training.folder import Folder
+from vitreous.weights.adopt import open_weights
 
 OPTIONS = {
     "model": "ViT-16x1/4",
@@ -98,22 +99,24 @@ def test_what_restores_nothing_says_what_does(home, tmp_path):
     assert "--recipe mae" in found.stderr and "Traceback" not in found.stderr
     with pytest.raises(UsageError, match="--image-size"):
         vitreous.inspect(str(home / "mae"), figures=["reconstruction"], image_size=[32], out=tmp_path / "y")
-    shutil.copytree(home / "mae" / "model", tmp_path / "bundle")
+    vitreous.save(vitreous.create("ViT-16x1/4", 16, 0), tmp_path / "bare")
     with pytest.raises(UsageError, match="no decoder"):
+        load_objective(tmp_path / "bare")
+
+
+def test_a_bundle_alone_restores_and_says_what_is_wrong_with_its_parts(home, tmp_path):
+    shutil.copytree(home / "mae" / "model", tmp_path / "bundle")
+    token = load_objective(home / "mae").decoder.mask_token
+    assert torch.equal(load_objective(tmp_path / "bundle").decoder.mask_token, token)
+    file = tmp_path / "bundle" / "objective.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert open_weights(tmp_path / "bundle").bundle().model is not None  # who uses the encoder does not read it
+    with pytest.raises(WeightsError, match="was altered"):
         load_objective(tmp_path / "bundle")
-
-
-def test_a_run_without_checkpoints_or_with_those_of_another_says_so(home, tmp_path):
-    shutil.copytree(home / "mae", tmp_path / "mae")
-    assert torch.equal(
-        load_objective(tmp_path / "mae" / "model").decoder.mask_token, load_objective(home / "mae").decoder.mask_token
-    )
-    shutil.rmtree(tmp_path / "mae" / "checkpoints")
-    with pytest.raises(UsageError, match="no checkpoint left"):
-        load_objective(tmp_path / "mae")
-    shutil.copytree(home / "mean-colour" / "checkpoints", tmp_path / "mae" / "checkpoints")
-    with pytest.raises(WeightsError, match="another run"):
-        load_objective(tmp_path / "mae")
+    file.unlink()
+    with pytest.raises(WeightsError, match="is missing"):
+        load_objective(tmp_path / "bundle")
 
 
 def test_the_page_of_a_run_shows_what_it_restored_and_no_empty_table(home):

@@ -247,11 +247,11 @@ class Flat:
         return {name: tensor for name, tensor in state.items() if name not in self.parameters}
 
     def masters(self) -> dict[str, Tensor]:
-        """The float32 masters, whole, by name."""
+        """The float32 masters by name, whole, each of its parameter's shape."""
         return self.views(self.master)
 
     def unshipped(self) -> dict[str, Tensor]:
-        """What the objective holds beside what is shipped, whole, by name: a decoder, heads, a student, a centre."""
+        """What the objective holds beside what is shipped, by name, whole, in its own shapes: a decoder, heads, a student."""
         names = set(self.shipped.values())
         return {name: tensor for name, tensor in (self.held_state() | self.masters()).items() if name not in names}
 

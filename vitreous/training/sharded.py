@@ -123,7 +123,7 @@ class Sharded(Flat):
 
     @torch.no_grad()
     def masters(self) -> dict[str, Tensor]:
-        """The float32 masters, whole, by name. Every process has to call this."""
+        """The float32 masters by name, whole, each of its parameter's shape. Every process has to call this."""
         pieces = self.pieces(self.views(self.master))
         return {name: piece.full_tensor() for name, piece in pieces.items()}  # type: ignore[attr-defined]
 

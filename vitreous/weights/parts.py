@@ -42,9 +42,22 @@ def load_parts(folder: Path, description: Path) -> ObjectiveParts | None:
     return ObjectiveParts(config, open_weights(file).read())
 
 
+@dataclass(frozen=True)
+class PartsAdoption:
+    """The parts that an objective took over, and those that do not fit it, which are as they were."""
+
+    loaded: list[str]
+    left: list[str]
+
+    def text(self) -> str:
+        """One line for people."""
+        left = f"; of another shape, and new here: {', '.join(self.left)}" if self.left else ""
+        return (f"goes on with its {', '.join(self.loaded)}" if self.loaded else "starts anew") + left
+
+
 @torch.no_grad()
-def adopt_parts(objective: nn.Module, parts: ObjectiveParts) -> str:
-    """Load parts into an objective, in place, and return a line for people.
+def adopt_parts(objective: nn.Module, parts: ObjectiveParts) -> PartsAdoption:
+    """Load parts into an objective, in place.
 
     A part, that is all tensors with the same first word of the name, is loaded if they all fit in name and shape, and
     else stays as it is.
@@ -52,12 +65,11 @@ def adopt_parts(objective: nn.Module, parts: ObjectiveParts) -> str:
     own, groups = objective.state_dict(), dict[str, list[str]]()
     for name in parts.state:
         groups.setdefault(name.partition(".")[0], []).append(name)
-    loaded, left = list[str](), list[str]()
+    adoption = PartsAdoption([], [])
     for part, names in groups.items():
         mine = {name for name in own if name.partition(".")[0] == part}
         fits = mine == set(names) and all(own[name].shape == parts.state[name].shape for name in names)
-        (loaded if fits else left).append(part)
+        (adoption.loaded if fits else adoption.left).append(part)
         for name in names if fits else ():
             own[name].copy_(parts.state[name])
-    text = f"goes on with its {', '.join(loaded) or 'parts: none fits'}"
-    return text + (f"; {', '.join(left)} of another shape, new here" if left and loaded else "")
+    return adoption

@@ -1,0 +1,98 @@
+"""A bundle has beside the encoder what its objective needs to go on, and a run of the same objective starts from it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import vitreous
+from tests.conftest import picture
+from tests.reports.test_report import Heard
+from vitreous.errors import WeightsError
+from vitreous.weights.adopt import open_weights, parts_of
+
+OPTIONS = {"model": "ViT-16x1/4", "image_size": 16, "precision": "fp32", "batch_size": 8, "epochs": 1.0, "workers": 0}
+SETTINGS = {
+    "mae": {"decoder_width": ["16"], "decoder_heads": ["2"], "decoder_depth": ["1"]},
+    "masked-patches": {},
+    "dino": {"prototypes": ["16"], "head_width": ["16"], "bottleneck": ["8"]},
+    "dinov2": {"prototypes": ["16"], "head_width": ["16"], "bottleneck": ["8"]},
+}
+PARTS = {
+    "mae": {"decoder"},
+    "masked-patches": {"head", "mask_token"},
+    "dino": {"model", "head", "teacher_head", "centre"},
+    "dinov2": {"model", "head", "teacher_head", "mask_token", "centre", "patch_centre"},
+}
+
+
+def learn(home, recipe, out, listener=None, **options):
+    settings = {f"objective.{key}": value for key, value in (SETTINGS[recipe] | options.pop("objective", {})).items()}
+    return vitreous.train(
+        str(home / "photos"), listener or Heard(), recipe=recipe, out=str(home / out), settings=settings, device="cpu",
+        **{**OPTIONS, **options},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder of 16 images without labels, and a short run of each recipe on it."""
+    home = tmp_path_factory.mktemp("parts")
+    (home / "photos").mkdir()
+    for index in range(16):
+        picture(index, (16, 16), index % 3).save(home / "photos" / f"{index}.png")
+    for recipe in SETTINGS:
+        learn(home, recipe, recipe)
+    return home
+
+
+@pytest.mark.parametrize("recipe", SETTINGS)
+def test_parts_are_those_of_the_last_checkpoint(home, recipe):
+    parts = parts_of(home / recipe)
+    assert {name.partition(".")[0] for name in parts.state} == PARTS[recipe]
+    place = max((home / recipe / "checkpoints").iterdir())
+    held = {name: t for file in ("model", "frozen") if (place / f"{file}.safetensors").is_file()
+            for name, t in load_file(place / f"{file}.safetensors").items()}  # fmt: skip
+    assert parts.state and all(torch.equal(tensor, held[name].float()) for name, tensor in parts.state.items())
+    shipped = load_file(home / recipe / "model" / "weights.safetensors")
+    own = "teacher." if recipe.startswith("dino") else "model."
+    from_checkpoint = open_weights(place).state()
+    assert from_checkpoint.keys() == shipped.keys()
+    assert all(torch.equal(tensor, held[own + name].float()) for name, tensor in shipped.items())
+    assert all(torch.equal(tensor, from_checkpoint[name].float()) for name, tensor in shipped.items())
+
+
+@pytest.mark.parametrize("recipe", SETTINGS)
+def test_a_run_of_the_same_objective_goes_on_with_them(home, recipe, tmp_path):
+    """At a rate of next to nothing everything but what follows the data stays as it was."""
+    heard = Heard()
+    learn(home, recipe, f"{recipe}-on", heard, init=str(home / recipe), lr=1e-30)
+    assert any(note.startswith(f"{recipe} goes on with its") for note in heard.notes)
+    before, after = parts_of(home / recipe), parts_of(home / f"{recipe}-on")
+    assert before.config == after.config and before.state.keys() == after.state.keys()
+    for name, tensor in before.state.items():
+        follows = name.startswith("teacher") or "centre" in name
+        assert follows or torch.equal(tensor, after.state[name]), name
+
+
+def test_parts_that_do_not_fit_are_new_and_another_objective_takes_the_encoder_alone(home):
+    heard = Heard()
+    learn(home, "dino", "wider", heard, init=str(home / "dino"), objective={"prototypes": ["24"]})
+    (note,) = [note for note in heard.notes if note.startswith("dino goes on")]
+    assert note.startswith("dino goes on with its model; of another shape") and "teacher_head" in note
+    assert parts_of(home / "wider").state["centre"].shape == (24,)
+    heard = Heard()
+    learn(home, "masked-patches", "other", heard, init=str(home / "mae"))
+    assert not any("goes on with" in note for note in heard.notes)
+
+
+def test_damaged_parts_stop_a_run_that_would_go_on_with_them(home, tmp_path):
+    file = home / "dinov2" / "model" / "objective.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-4] + b"\x00\x01\x02\x03")
+    try:
+        with pytest.raises(WeightsError, match="was altered"):
+            learn(home, "dinov2", "damaged", init=str(home / "dinov2"))
+    finally:
+        file.write_bytes(content)
