@@ -79,7 +79,7 @@ def test_32_pictures_are_reconstructed_far_better_than_by_zeros(tmp_path):
 def test_a_student_comes_near_its_teachers_answers(tmp_path):
     first, last, objective = shown_again("soft", tmp_path)
     assert last["loss"] < 0.6 * first["loss"]
-    assert objective.teacher.training is False
+    assert objective.teacher.model.training is False
 
 
 @pytest.mark.parametrize("name", TAUGHT)

@@ -151,7 +151,7 @@ def test_without_masks_patches_weigh_nothing():
 
 def test_a_deit_teacher_is_given_the_students_images_once_and_no_gradient():
     own, _ = student(setting=replace(SETTING, views=Augment(mixup=0.8)))
-    seen = inputs_of(own.teacher)
+    seen = inputs_of(own.teacher.model)
     batch = {
         "images": torch.randn(6, 3, 16, 16),
         "labels": torch.tensor([0, 1, 2, 0, 1, 2]),
@@ -162,7 +162,7 @@ def test_a_deit_teacher_is_given_the_students_images_once_and_no_gradient():
     own(prepared)["loss"].backward()
     assert len(seen) == 1 and torch.allclose(seen[0], prepared["images"], atol=1e-6)
     assert not torch.allclose(seen[0], batch["images"], atol=1e-2)  # they are mixed
-    assert not prepared["answers"].requires_grad and all(p.grad is None for p in own.teacher.parameters())
+    assert not prepared["answers"].requires_grad and all(p.grad is None for p in own.teacher.model.parameters())
 
 
 def test_the_teachers_class_is_not_mixed_with_labels():

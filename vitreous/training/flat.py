@@ -251,7 +251,7 @@ class Flat:
         return self.views(self.master)
 
     def unshipped(self) -> dict[str, Tensor]:
-        """What the objective holds beside what is shipped, by name, whole, in its own shapes: a decoder, heads, a student."""
+        """What the objective holds beside what is shipped, by name, in its own shapes: a decoder, heads, a student."""
         names = set(self.shipped.values())
         return {name: tensor for name, tensor in (self.held_state() | self.masters()).items() if name not in names}
 

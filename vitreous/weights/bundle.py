@@ -84,7 +84,7 @@ class Bundle(WithTask):
 
 
 def on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors in float32 on the CPU."""
+    """Tensors of any shapes in float32 on the CPU."""
     return {name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()}
 
 
