@@ -88,7 +88,7 @@ def mae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     all that is done to images. 1600 epochs, as the published models: --epochs 1600. Class and mask tokens are not
     decayed here.
     """
-    fixed = {} if options.init else {"position": "sincos"}  # weights keep their own
+    fixed: dict[str, Any] = {} if options.init else {"position": "sincos"}  # weights keep their own
     if small(model):
         batch = max(1, min(256, facts.images // 4))
         return Run(
