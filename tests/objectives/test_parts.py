@@ -80,7 +80,7 @@ def test_parts_that_do_not_fit_are_new_and_another_objective_takes_the_encoder_a
     heard = Heard()
     learn(home, "dino", "wider", heard, init=str(home / "dino"), objective={"prototypes": ["24"]})
     (note,) = [note for note in heard.notes if note.startswith("dino goes on")]
-    assert note.startswith("dino goes on with its model; of another shape") and "teacher_head" in note
+    assert note.startswith("dino goes on with its model; of another form") and "teacher_head" in note
     assert parts_of(home / "wider").state["centre"].shape == (24,)
     heard = Heard()
     learn(home, "masked-patches", "other", heard, init=str(home / "mae"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -15,7 +14,7 @@ from vitreous.models.names import name_of
 from vitreous.progress import Listener
 from vitreous.reports.answers import Answered
 from vitreous.reports.pages import report as pages
-from vitreous.training.folder import Folder
+from vitreous.training.folder import Folder, append_line
 from vitreous.weights.bundle import Bundle
 
 READINGS = "evaluations.jsonl"
@@ -31,8 +30,7 @@ def record(run: str | os.PathLike[str], source: str, split: str, figures: dict[s
     folder = Folder(Path(run))
     if folder.config.is_file():
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": source, "split": split, **figures}
-        with open(folder.path / READINGS, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(folder.path / READINGS, line)
 
 
 def describe(bundle: Bundle, report: Report, split: str, source: str, run: str, seconds: float) -> dict[str, Any]:

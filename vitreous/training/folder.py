@@ -134,20 +134,38 @@ class Folder:
         last line goes too."""
         for path, left_out in ((self.metrics, but), (self.warnings, None)):
             if path.exists():
-                lines = [line for line in path.read_text("utf-8").splitlines(keepends=True) if whole(line)]
-                lines = [line for line in lines if json.loads(line)["step"] <= step]
+                lines = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
                 write_text(path, "".join(line for line in lines if not (left_out and left_out in line)))
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
-    """Add a JSON object as a line of a file."""
+    """Add a JSON object as a line of a file; a last line that was cut off stays a line of its own."""
     with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write("\n" * is_cut_off(path) + json.dumps(line) + "\n")
 
 
-def whole(line: str) -> bool:
-    """Whether a line of metrics was written to its end."""
-    return line.endswith("}\n")
+def is_cut_off(path: Path) -> bool:
+    """Whether the last line of a file was not written to its end."""
+    with open(path, "rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read the JSON objects of a file, one a line, less lines that were cut off; none where there is no file."""
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+    return [line for line in map(parse_object, lines) if line is not None]
+
+
+def parse_object(line: str) -> dict[str, Any] | None:
+    """Parse the JSON object of a line; None for a line that was cut off."""
+    try:
+        parsed = json.loads(line)
+    except ValueError:
+        return None
+    return parsed if isinstance(parsed, dict) else None
 
 
 def point_latest(path: Path) -> None:

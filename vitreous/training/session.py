@@ -30,7 +30,7 @@ from vitreous.training import best
 from vitreous.training.batches import Inputs, prepared_batches
 from vitreous.training.compute import count_gradients
 from vitreous.training.flat import Flat
-from vitreous.training.folder import Folder
+from vitreous.training.folder import Folder, read_lines
 from vitreous.training.health import Health
 from vitreous.training.loop import State, fit
 from vitreous.training.optimizer import Optimizers, factor_of
@@ -131,7 +131,7 @@ class Session:
         objective = run.objective.build(model, setting)
         parts = parts_of(run.init) if run.init else None
         if parts and parts.config["name"] == run.objective.name:
-            self.tell(f"{run.objective.name} {adopt_parts(objective, parts).text()}")
+            self.tell(f"{run.objective.name} {adopt_parts(objective, to_plain(run.objective), parts).text()}")
         objective.reduce, objective.gather = self.ranks.mean, self.ranks.gather_rows
         factor = partial(factor_of, run.optimizer, run.model)
         if self.ranks.joined and run.parallel == "fsdp":
@@ -386,5 +386,5 @@ def judgement(step: int, epoch: float, prefix: str = VAL) -> str:
 
 def last_of(path: Path, name: str) -> float | None:
     """The last value of a figure in a file of metrics; None where there is none, as after a run on a full disk."""
-    lines = [line for line in path.read_text("utf-8").splitlines() if f'"{name}"' in line] if path.is_file() else []
-    return json.loads(lines[-1])[name] if lines else None
+    values = [line[name] for line in read_lines(path) if name in line]
+    return values[-1] if values else None

@@ -27,6 +27,7 @@ from vitreous.weights.fetch import fetch, nothing_at
 from vitreous.weights.foreign import DetectedCheckpoint, find, weights_in
 from vitreous.weights.options import known_of
 from vitreous.weights.parts import ObjectiveParts, load_parts
+from vitreous.weights.pretraining import parts_beside
 from vitreous.weights.sharded import tensors_in
 from vitreous.weights.sidecar import check_family, class_names, fields, json_in, preprocessing
 from vitreous.weights.tasks import Classification, Features, Task, WithTask
@@ -103,15 +104,9 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> We
         return Weights(os.fspath(source), BUNDLE, *parts, provenance=bundle.provenance)
     if (path / "state.json").is_file():
         return checkpoint(path)
-    beside: dict[str, Any] = {}
-    if path.is_dir():
-        if (path / "config.yaml").is_file():
-            raise WeightsError(f"{path} holds no {DESCRIPTION}", "name a run folder that finished, or a bundle")
-        files, beside = weights_in(path)
-    else:
-        files = [path]
-        if path.name.startswith(("model.", "pytorch_model.")):
-            beside = json_in(path.parent / "config.json")
+    if path.is_dir() and (path / "config.yaml").is_file():
+        raise WeightsError(f"{path} holds no {DESCRIPTION}", "name a run folder that finished, or a bundle")
+    files, beside = files_of(path)
     check_family(beside)
     beside_fields = fields(beside)
     detected: DetectedCheckpoint = find(files, beside_fields | settings)
@@ -126,6 +121,14 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> We
     task = Classification(names) if names else Features()
     facts = detected.format.title, detected.config, preprocess, task, detected.state, detected.unused
     return Weights(os.fspath(source), *facts, notes=notes)
+
+
+def files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
+    """The weights files at a path, and the config.json beside them. Raises WeightsError as `weights_in`."""
+    if path.is_dir():
+        return weights_in(path)
+    named = path.name.startswith(("model.", "pytorch_model."))
+    return [path], json_in(path.parent / "config.json") if named else {}
 
 
 def checkpoint(place: Path) -> Weights:
@@ -285,10 +288,16 @@ def starting_point(source: str | os.PathLike[str]) -> Start:
 
 
 def parts_of(source: str | os.PathLike[str]) -> ObjectiveParts | None:
-    """What the objective of a run or bundle needs to go on, None where there is none. Raises WeightsError where it is
-    damaged."""
-    folder = bundle_in(fetch(os.fspath(source)))
-    return load_parts(folder, folder / DESCRIPTION) if folder else None
+    """What an objective needs to go on from a run, a bundle, or others' files of pre-training; None where there is
+    none. Raises WeightsError where it is damaged."""
+    path = fetch(os.fspath(source))
+    folder = bundle_in(path)
+    if folder:
+        return load_parts(folder, folder / DESCRIPTION)
+    if (path / "state.json").is_file():
+        return None
+    files, beside = files_of(path)
+    return parts_beside(files, beside, lambda: find(files, fields(beside) | known_of(source)))
 
 
 def bundle_in(path: Path) -> Path | None:

@@ -19,6 +19,7 @@ from vitreous.errors import WeightsError
 from vitreous.weights.files import open_weights
 
 PARTS = "objective.safetensors"
+UNSHAPED = {"decoder": ("decoder_heads",)}  # of a part, the fields of its config that shapes do not tell
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,16 @@ class PartsAdoption:
 
     def text(self) -> str:
         """One line for people."""
-        left = f"; of another shape, and new here: {', '.join(self.left)}" if self.left else ""
+        left = f"; of another form, and new here: {', '.join(self.left)}" if self.left else ""
         return (f"goes on with its {', '.join(self.loaded)}" if self.loaded else "starts anew") + left
 
 
 @torch.no_grad()
-def adopt_parts(objective: nn.Module, parts: ObjectiveParts) -> PartsAdoption:
-    """Load parts into an objective, in place.
+def adopt_parts(objective: nn.Module, config: dict[str, Any], parts: ObjectiveParts) -> PartsAdoption:
+    """Load parts into an objective of this config, as plain data, in place.
 
     A part, that is all tensors with the same first word of the name, is loaded if they all fit in name and shape, and
-    else stays as it is.
+    else stays as it is; so does a part that computes something else with the same shapes (`UNSHAPED`).
     """
     own, groups = objective.state_dict(), dict[str, list[str]]()
     for name in parts.state:
@@ -68,7 +69,8 @@ def adopt_parts(objective: nn.Module, parts: ObjectiveParts) -> PartsAdoption:
     adoption = PartsAdoption([], [])
     for part, names in groups.items():
         mine = {name for name in own if name.partition(".")[0] == part}
-        fits = mine == set(names) and all(own[name].shape == parts.state[name].shape for name in names)
+        same = all(parts.config.get(field, config.get(field)) == config.get(field) for field in UNSHAPED.get(part, ()))
+        fits = same and mine == set(names) and all(own[name].shape == parts.state[name].shape for name in names)
         (adoption.loaded if fits else adoption.left).append(part)
         for name in names if fits else ():
             own[name].copy_(parts.state[name])

@@ -23,7 +23,7 @@ from vitreous.reports.pages.cards import cards
 from vitreous.reports.pages.formats import format_figure, format_interval, render
 from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, curves, reliability
 from vitreous.reports.pages.unlabelled import alarms, headline, measured_curves
-from vitreous.training.folder import Folder, whole
+from vitreous.training.folder import Folder, read_lines
 from vitreous.training.run import Run
 
 ROWS = 60  # classes shown in full; of more, the worst and the best
@@ -49,7 +49,7 @@ def write_report(
 def trained(folder: Folder) -> dict[str, Any]:
     """Read what the files of a run's folder say of its training."""
     run, summary = folder.run(), document(folder.summary)
-    table, lines = document(folder.path / "trials.json"), metrics(folder.metrics)
+    table, lines = document(folder.path / "trials.json"), read_lines(folder.metrics)
     measure = validation_figure(lines)
     panels: list[tuple[str, str, list[Curve]]] = [
         ("training loss", "train/loss", [("", COLOURS[0], lines)]),
@@ -69,7 +69,7 @@ def trained(folder: Folder) -> dict[str, Any]:
         "learned": read_learned(folder.path) if unlabelled else {},
         "alarms": alarms(folder),
         "classes_of": data_facts(folder, run),
-        "readings": [reading(line) for line in metrics(folder.path / "evaluations.jsonl")[-READ:]],
+        "readings": [reading(line) for line in read_lines(folder.path / "evaluations.jsonl")[-READ:]],
         "grid": grid(folder, run, table, summary) if table else None,
         "environment": {name: value for name, value in document(folder.path / "environment.json").items() if value},
         "commands": commands(folder, run, table),
@@ -103,10 +103,10 @@ def loss_limits(lines: list[dict[str, Any]], key: str) -> tuple[float, float] | 
 def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
     """Return the trials of a learning-rate grid, and their curves."""
     trials: list[Curve] = [
-        (f"{row['lr']:g}", COLOURS[count % len(COLOURS)], metrics(folder.path / row["folder"] / "metrics.jsonl"))
+        (f"{row['lr']:g}", COLOURS[count % len(COLOURS)], read_lines(folder.path / row["folder"] / "metrics.jsonl"))
         for count, row in enumerate(table["trials"])
     ]
-    last: list[Curve] = [(f"{run.optimizer.lr:g}, all images", INK, metrics(folder.metrics))] if summary else []
+    last: list[Curve] = [(f"{run.optimizer.lr:g}, all images", INK, read_lines(folder.metrics))] if summary else []
     measure = validation_figure([line for _, _, lines in [*trials, *last] for line in lines])
     panels = [
         ("training loss", "train/loss", [*trials, *last]),
@@ -220,9 +220,3 @@ def commands(folder: Folder, run: Run, table: dict[str, Any]) -> list[str]:
 def document(path: Path) -> dict[str, Any]:
     """Read a JSON document; empty where there is no file."""
     return json.loads(path.read_text("utf-8")) if path.is_file() else {}
-
-
-def metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the whole lines of a metrics file; none where there is no file."""
-    lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
-    return [json.loads(line) for line in lines if whole(line)]

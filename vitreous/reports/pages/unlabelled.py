@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from vitreous.evaluation.report import leading_of
 from vitreous.reports.pages.formats import SHARES, format_figure, format_interval, format_number
 from vitreous.reports.pages.plots import COLOURS, Curve, curves
-from vitreous.training.folder import Folder, whole
+from vitreous.training.folder import Folder, read_lines
 from vitreous.training.validation import TRAINING_IMAGES
 
 #: a column of the metrics: its title, and what it means
@@ -86,9 +85,7 @@ def headline(summary: dict[str, Any]) -> dict[str, Any] | None:
 
 def alarms(folder: Folder) -> list[dict[str, Any]]:
     """Read what looked wrong as the run went, each once."""
-    path = folder.warnings
-    lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
     by_name: dict[str, dict[str, Any]] = {}
-    for line in (json.loads(line) for line in lines if whole(line)):
+    for line in read_lines(folder.warnings):
         by_name.setdefault(line["name"], line)
     return list(by_name.values())
