@@ -5,7 +5,7 @@ import pytest
 from tests.training.test_loop import make
 from vitreous.config import differences, from_plain, from_yaml, set_paths, to_plain, to_yaml
 from vitreous.errors import UsageError
-from vitreous.training.run import Run
+from vitreous.training.run import Ramp, Run
 
 
 @pytest.fixture
@@ -49,6 +49,18 @@ def test_paths_set_one_value(run):
     assert changed.optimizer.betas == (0.8, 0.9) and changed.schedule.warmup_steps == 7
     assert differences(run, changed) == ["optimizer.betas: (0.9, 0.999) -> (0.8, 0.9)", "schedule.warmup_steps: 2 -> 7"]
     assert set_paths(run, {"optimizer.lr": ["1e-4"]}) == replace(run, optimizer=replace(run.optimizer, lr=1e-4))
+
+
+def test_a_schedule_is_set_by_its_name(run):
+    run = replace(run, schedules={"momentum": Ramp(0.99, 1.0), "weight_decay": Ramp(0.04, 0.4)})
+    changed = set_paths(run, {"schedules.momentum.start": ["0.95"], "schedules.weight-decay.end": ["0.04"]})
+    assert changed.schedules == {"momentum": Ramp(0.95, 1.0), "weight_decay": Ramp(0.04, 0.04)}
+    assert run.schedules["momentum"].start == 0.99 and differences(run, changed) == [
+        "schedules.momentum.start: 0.99 -> 0.95",
+        "schedules.weight_decay.end: 0.4 -> 0.04",
+    ]
+    with pytest.raises(UsageError, match=r"unknown setting schedules\.speed\.start"):
+        set_paths(run, {"schedules.speed.start": ["0.95"]})
 
 
 def test_fields_that_go_together_are_set_together(run):

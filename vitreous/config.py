@@ -176,7 +176,8 @@ def apply_options(
 
 
 def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
-    """A copy of a dataclass with fields at dotted paths set from words of a command line, each typed by its field.
+    """A copy of a dataclass, or of a dict of them, with fields at dotted paths set from words of a command line, each
+    typed by its field.
 
     The fields of one dataclass are set together, so that what goes together only together can be said. `before` is what
     stands in front of the paths in messages. Raises UsageError for an unknown path (with the nearest one) or words that
@@ -186,7 +187,7 @@ def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
     from pydantic import TypeAdapter, ValidationError
 
     hints = typing.get_type_hints(type(value)) if dataclasses.is_dataclass(value) else {}
-    hints |= getattr(value, "SETTABLE", {})
+    hints |= getattr(value, "SETTABLE", {}) or {name: type(one) for name, one in items(value).items()}
     changes: dict[str, Any] = {}
     deeper: dict[str, dict[str, list[str]]] = {}
     moved = getattr(value, "MOVED", {})
@@ -207,8 +208,16 @@ def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
         except ValidationError as error:
             raise UsageError(f"{whole} cannot be {' '.join(words)} ({error.errors()[0]['msg']})") from None
     for name, inner in deeper.items():
-        changes[name] = set_paths(getattr(value, name), inner, f"{before}{name}.")
+        owned = items(value)[name] if name in items(value) else getattr(value, name)
+        changes[name] = set_paths(owned, inner, f"{before}{name}.")
+    if isinstance(value, dict):
+        return {**value, **changes}  # type: ignore[return-value]
     return dataclasses.replace(value, **changes) if changes else value  # type: ignore[type-var]
+
+
+def items(value: Any) -> dict[str, Any]:
+    """The values of a dict by their names; none of anything else."""
+    return value if isinstance(value, dict) else {}
 
 
 def to_yaml(value: Any) -> str:
@@ -245,4 +254,6 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
         return [
             line for name in names for line in differences(getattr(old, name), getattr(new, name), f"{path}{name}.")
         ]
+    if items(old).keys() == items(new).keys() and items(old):
+        return [line for name in old for line in differences(old[name], new[name], f"{path}{name}.")]
     return [] if old == new else [f"{path.removesuffix('.')}: {old} -> {new}"]

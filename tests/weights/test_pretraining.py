@@ -131,10 +131,11 @@ def test_what_is_not_known_beside_the_encoder_is_listed(theirs, tmp_path):
 class TheirHead(nn.Module):
     """DINO's head in its own words: a weight-normed last layer after features of length one."""
 
-    def __init__(self, width: int, count: int) -> None:
+    def __init__(self, width: int, count: int, sizes: tuple[int, int] = (24, 16)) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(width, 24), nn.GELU(), nn.Linear(24, 24), nn.GELU(), nn.Linear(24, 16))
-        self.last_layer = nn.utils.weight_norm(nn.Linear(16, count, bias=False))
+        a, b = sizes
+        self.mlp = nn.Sequential(nn.Linear(width, a), nn.GELU(), nn.Linear(a, a), nn.GELU(), nn.Linear(a, b))
+        self.last_layer = nn.utils.weight_norm(nn.Linear(b, count, bias=False))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last_layer(nn.functional.normalize(self.mlp(x), dim=-1))
@@ -164,7 +165,7 @@ def test_the_head_of_dinos_teacher_answers_as_before(fixed, tmp_path):
     assert ("head.lengths" in parts.state) is not fixed
     sizes = {name: value for name, value in parts.config.items() if name != "name"}
     own = DINO(open_weights(file).bundle().model, DINOConfig(**sizes))
-    assert adopt_parts(own, parts.config, parts).loaded == ["head", "teacher_head"]
+    assert set(adopt_parts(own, parts.config, parts).loaded) == {"head", "teacher_head", *["model"] * fixed}
     images = torch.randn(5, 3, 16, 16)
     expected = head(backbone(images)).detach().numpy()
     for answer in (own.head(own.model.eval()(images)), own.teacher_head(own.teacher.eval()(images))):

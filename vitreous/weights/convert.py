@@ -19,10 +19,19 @@ from vitreous.errors import ResourceError, UsageError, WeightsError
 from vitreous.models.config import ModelConfig, StemConfig, replace_fields
 from vitreous.models.names import name_of
 from vitreous.models.zoo import build
+from vitreous.nn.position import sincos
 from vitreous.nn.sizes import format_size
-from vitreous.weights.adopt import Adoption, Weights, adopt, open_weights
+from vitreous.weights.adopt import Adoption, Weights, adopt, open_weights, parts_of
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import find
+from vitreous.weights.parts import ObjectiveParts
+from vitreous.weights.pretraining_files import (
+    PRETRAINING,
+    PretrainingFormat,
+    pretraining_format,
+    verify_pretraining,
+    write_pretraining,
+)
 from vitreous.weights.sidecar import fields, note
 from vitreous.weights.table import Format, Tensors
 from vitreous.weights.tasks import Classification, Features
@@ -44,7 +53,8 @@ def convert(
     """Read weights, change what is asked for, write them as `to` at `out`, and read them back: bit for bit, or nothing
     is there.
 
-    `to`: `bundle`, `huggingface` (folders), `timm`, `google-npz` and others (files). `image_size` (pixels),
+    `to`: `bundle`, `huggingface` (folders), `timm`, `google-npz` and others (files); `mae`, `huggingface-mae`, `dino`
+    and `dinov2-teacher` hold what pre-training needs to go on as well, as a bundle does. `image_size` (pixels),
     `num_classes` and `channels` give the model another resolution, a new head of zeros, another first layer.
     `settings`: fields of the model's config that the files do not tell. `tell` receives messages. Returns a document.
     Raises WeightsError, UsageError for what the format cannot hold or a place that is taken, ResourceError where it
@@ -55,33 +65,93 @@ def convert(
         raise UsageError(f"{place} exists already, and is not overwritten", "name another place")
     weights = open_weights(source, settings)
     config = wanted(weights.config, image_size, num_classes, channels)
-    form = None if to == BUNDLE else writer(to, config)
+    parts = parts_of(source)
+    stored = config if to == BUNDLE else with_table(config)
+    whole = pretraining_format(to, stored, parts, weights.source) if to in PRETRAINING else None
+    form = None if whole or to == BUNDLE else writer(to, stored)
     tell(f"found {weights.title}: {name_of(weights.config)} at {format_size(weights.config.image)}")
     bundle, adoption = changed(weights, config)
-    for text in (*weights.notes, *([adoption.text()] if adoption else ())):
+    notes = [*weights.notes, *([adoption.text()] if adoption else ())]
+    if stored != config:
+        notes.append(f"its fixed positions are written as a table, as {to} has them; who trains it on will change them")
+        bundle = tabulated(bundle, stored)
+    if parts and channels not in (None, weights.config.channels):
+        notes.append(f"the parts of its objective, {parts.config['name']}, are left out: they are for other channels")
+        parts = None
+    for text in notes:
         tell(text)
     state = bundle.model.state_dict()
-    place, written = write_verified(bundle, form, place, state)
-    if differs := assumed(form, config, state) if form else []:
+    if whole and parts:
+        place, written = write_with_parts(bundle, whole, parts, place)
+    else:
+        bundle.parts = parts if to == BUNDLE else None
+        place, written = write_verified(bundle, form, place, state)
+    if parts and (left := left_out(parts, to, whole)):
+        tell(left)
+    if differs := assumed(form, stored, state) if form else []:
         tell(f"who reads {to} takes it for another: {', '.join(differs)}; answers differ a little{remedy(differs)}")
+    size = sum(file.stat().st_size for file in (place.rglob("*") if place.is_dir() else [place]))
+    about = {"to": to, "tensors": written, "read_there_with": differs, "out": str(place), "bytes": size}
+    return document(weights, config, state, adoption) | about
+
+
+def document(weights: Weights, config: ModelConfig, state: Tensors, adoption: Adoption | None) -> dict[str, Any]:
+    """What was read, and what became of it."""
     return {
         "source": weights.source,
         "format": weights.title,
-        "to": to,
         "model": name_of(config),
         "parameters": sum(tensor.numel() for tensor in state.values()),
         "image_size": list(config.image),
-        "tensors": written,
         "kept": len(adoption.loaded) if adoption else len(state),
         "new": adoption.new if adoption else [],
         "unused": adoption.unused if adoption else weights.unused,
-        "read_there_with": differs,
         "notes": list(weights.notes),
         "resized": adoption.resized if adoption else "",
         "channels": adoption.channels if adoption else "",
-        "out": str(place),
-        "bytes": sum(file.stat().st_size for file in (place.rglob("*") if place.is_dir() else [place])),
     }
+
+
+def with_table(config: ModelConfig) -> ModelConfig:
+    """The config with learned positions where it has MAE's fixed ones, which others' files store: the class token has a
+    row of zeros."""
+    if getattr(config, "position", "") != "sincos":
+        return config
+    return replace_fields(config, {"position": "learned", "slots": int(config.class_token)})  # type: ignore[union-attr]
+
+
+def tabulated(bundle: Bundle, stored: ModelConfig) -> Bundle:
+    """The bundle with its fixed positions as learned ones."""
+    model, config = build(stored), bundle.model.config
+    fixed = {"position.table": sincos(config.grid, config.width)}  # type: ignore[union-attr]
+    state = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items() if name == "slots"}
+    model.load_state_dict(bundle.model.state_dict() | fixed | state)
+    return replace(bundle, model=model.eval())
+
+
+def left_out(parts: ObjectiveParts, to: str, whole: PretrainingFormat | None) -> str:
+    """A sentence on the parts of an objective that are not in what was written; "" where all are."""
+    name = parts.config["name"]
+    if whole:
+        groups = {tensor.partition(".")[0] for tensor in parts.state if tensor.startswith(whole.leaves)}
+        return (
+            f"left out, since {to} has no place for them: {', '.join(sorted(groups))}"
+            if whole.leaves and groups
+            else ""
+        )
+    able = [other for other, form in PRETRAINING.items() if form.objective == name]
+    if to == BUNDLE:
+        return ""
+    return f"the encoder alone was written; what {name} needs to go on: --to {' or '.join([*able, 'bundle'])}"
+
+
+def write_with_parts(bundle: Bundle, whole: PretrainingFormat, parts: ObjectiveParts, place: Path) -> tuple[Path, int]:
+    """Write encoder and parts at `place` as `write_verified` does. Raises as that."""
+    return publish_verified(
+        place if not whole.suffix or place.suffix == whole.suffix else place.with_name(place.name + whole.suffix),
+        lambda temporary: write_pretraining(whole, bundle, parts, temporary),
+        lambda temporary: verify_pretraining(whole, temporary, bundle, parts),
+    )
 
 
 def write_verified(bundle: Bundle, form: Format | None, place: Path, state: Tensors) -> tuple[Path, int]:
@@ -90,12 +160,22 @@ def write_verified(bundle: Bundle, form: Format | None, place: Path, state: Tens
     """
     if form and not form.describe and place.suffix != form.suffix:
         place = place.with_name(place.name + form.suffix)
+    return publish_verified(
+        place,
+        lambda temporary: write(bundle, form, temporary, state),
+        lambda temporary: verify(form, temporary, state, bundle.model.config),
+    )
+
+
+def publish_verified(place: Path, write: Callable[[Path], int], verify: Callable[[Path], None]) -> tuple[Path, int]:
+    """Write beside `place` what appears there once it is verified; returns the path and the number of tensors. Raises
+    WeightsError where another model is read back, ResourceError where it cannot be written."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=".convert-") as scratch:
             temporary = Path(scratch) / place.name
-            written = write(bundle, form, temporary, state)
-            verify(form, temporary, state, bundle.model.config)
+            written = write(temporary)
+            verify(temporary)
             publish(temporary, place)
     except OSError as error:
         raise ResourceError(

@@ -35,7 +35,8 @@ KNOWN_STARTS = {
 class Source:
     """A weights file whose header was read and found sound; none of its tensors is in memory yet.
 
-    `section` is the key of the nested state dict that was chosen in a pickled file ("model", "teacher", ...).
+    `section` is the key of the nested state dict that was chosen in a pickled file ("model", "teacher", ...), `others`
+    are the keys of the other ones.
     """
 
     path: Path
@@ -43,6 +44,7 @@ class Source:
     entries: dict[str, Entry]
     metadata: dict[str, str] = field(default_factory=dict)
     section: str = ""
+    others: tuple[str, ...] = ()
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
         """Those tensors, or all, as they are stored, in memory of their own.
@@ -78,8 +80,12 @@ class Source:
             )
 
 
-def open_weights(path: str | os.PathLike[str]) -> Source:
-    """The header of a weights file, checked. Raises WeightsError for anything that is not one, or not sound."""
+def open_weights(path: str | os.PathLike[str], section: str = "") -> Source:
+    """The header of a weights file, checked. Raises WeightsError for anything that is not one, or not sound.
+
+    Of a pickled one: the state dict under the key `section`, or by default that of a model; or, for `pickled.EVERY`,
+    those under all keys, with names SECTION/NAME.
+    """
     path = Path(path)
     with regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -90,8 +96,9 @@ def open_weights(path: str | os.PathLike[str]) -> Source:
         archive = npz.Archive(path, file, size) if kind == "zip" else None
         if archive and any(name.endswith(".npy") for name in archive.members):
             return Source(path, "npz", check(path, npz.look(archive)))
-        entries, section = pickled.look_archive(archive) if archive else pickled.look_stream(path, file, size)
-        return Source(path, "pickle", check(path, entries), section=section)
+        content, size = pickled.look_archive(archive) if archive else pickled.look_stream(path, file, size)
+        entries, section, others = pickled.choose(path, content, size, section)
+        return Source(path, "pickle", check(path, entries), section=section, others=others)
 
 
 def kind_of(path: Path, head: bytes, size: int) -> str:

@@ -93,6 +93,10 @@ class DetectedCheckpoint:
             tensors |= {
                 name: read[other] if index is None else read[other][index] for name, (_, other, index) in mine.items()
             }
+        return self.converted(tensors)
+
+    def converted(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The format's tensors as ours, of any shape. Raises WeightsError for a value that float32 cannot hold."""
         for name, tensor in tensors.items():
             if tensor.dtype == torch.float64 and not tensor.float().isfinite().all():
                 raise WeightsError(f"{self.names[name][0].path} has a value in {name} that is too large for float32")

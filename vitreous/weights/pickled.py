@@ -35,6 +35,7 @@ MAX_STEPS = 80_000  # instructions; a tensor takes about thirty
 MAX_AXES = 16
 SHARED = 4  # times the size of the file that its tensors may take together: tied weights are stored once
 #: the keys that a state dict is looked for under, the better weights first
+EVERY = "*"  # stands for all sections: names are then SECTION/NAME
 SECTIONS = ("model_ema", "ema", "teacher", "model", "state_dict", "student", "net")
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # how a file of the format before zip begins
 HINT = (
@@ -258,8 +259,9 @@ def sizes(value: Any) -> bool:
     return type(value) is tuple and all(type(item) is int and 0 <= item < 1 << 63 for item in value)
 
 
-def look_archive(archive: Archive) -> tuple[dict[str, Entry], str]:
-    """The tensors of a PyTorch zip and the section they are in. Raises WeightsError for anything that is not one."""
+def look_archive(archive: Archive) -> tuple[Any, int]:
+    """The content of a PyTorch zip, tensors as `Described`, and the bytes of its members. Raises WeightsError for
+    anything that is not one."""
     path = archive.path
     pickles = [name for name in archive.members if name.casefold().endswith("data.pkl")]
     if not pickles:
@@ -291,11 +293,12 @@ def look_archive(archive: Archive) -> tuple[dict[str, Entry], str]:
         if info is None or info.file_size != storage.elements * ITEM[storage.dtype]:
             actual = f"{info.file_size:,} bytes" if info else "none"
             refuse(path, f"has {actual} for a storage of {storage.elements:,} {storage.dtype}", AGAIN)
-    return choose(path, content, sum(info.file_size for info in archive.members.values()))
+    return content, sum(info.file_size for info in archive.members.values())
 
 
-def look_stream(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Entry], str]:
-    """The tensors of a PyTorch file from before zip (five pickles, then each storage) and the section they are in."""
+def look_stream(path: Path, file: BinaryIO, size: int) -> tuple[Any, int]:
+    """The content of a PyTorch file from before zip (five pickles, then each storage), tensors as `Described`, and its
+    bytes."""
     file.seek(0)
     stream, storages = io.BytesIO(file.read(MAX_PICKLE)), {}
     magic = describe(path, stream, storages)
@@ -321,16 +324,19 @@ def look_stream(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Entry]
         position += 8 + storage.elements * ITEM[storage.dtype]
     if position != size:
         refuse(path, f"has {size:,} bytes where its tensors need {position:,}", AGAIN)
-    return choose(path, content, size)
+    return content, size
 
 
-def choose(path: Path, content: Any, size: int) -> tuple[dict[str, Entry], str]:
-    """The state dict in what a file of `size` bytes holds, and the key it was found under ("" for the top)."""
+def choose(path: Path, content: Any, size: int, wanted: str = "") -> tuple[dict[str, Entry], str, tuple[str, ...]]:
+    """The state dict in what a file of `size` bytes holds, under the key `wanted` (all of them for `EVERY`) or that of
+    a model; the key ("" for the top), and the keys of other state dicts."""
     if type(content) is not dict:
         refuse(path, "holds no state dict, which would be tensors by name", HINT)
-    nested = [key for key in SECTIONS if type(content.get(key)) is dict and described(content[key])]
-    section = nested[0] if nested else ""
-    state = described(content[section] if section else content)
+    dicts = [key for key, value in content.items() if type(key) is str and type(value) is dict and described(value)]
+    section = next((key for key in ([wanted] if wanted else SECTIONS) if key in dicts), wanted)
+    state = described(content[section] if section in dicts else {} if wanted else content)
+    if wanted == EVERY:
+        state = {f"{key}/{name}": entry for key in dicts for name, entry in described(content[key]).items()}
     if not state:
         keys = ", ".join(shown(str(key)) for key in list(content)[:8])
         refuse(path, f"has no tensors at its top or under {', '.join(SECTIONS)}, but {keys or 'nothing'}", HINT)
@@ -339,7 +345,7 @@ def choose(path: Path, content: Any, size: int) -> tuple[dict[str, Entry], str]:
     total = sum(entry.bytes for entry in state.values())
     if total > max(SLACK, SHARED * size):
         refuse(path, f"of {size:,} bytes has tensors that would take {total:,}", "save each tensor once")
-    return state, section
+    return state, section, tuple(key for key in dicts if key != section)
 
 
 def described(content: dict[Any, Any]) -> dict[Any, Entry]:

@@ -1,246 +1,165 @@
-"""What others' files of pre-training hold beside the encoder: MAE's decoder, and the head of DINO's teacher.
+"""What others' files of pre-training hold beside the encoder: MAE's decoder, DINO's and DINOv2's heads, a student.
 
-| file | signs | what is read beside the encoder |
+| file | sign | what is read beside the encoder |
 |---|---|---|
-| MAE, `*_full.pth` | `decoder_embed.weight` | the decoder; its positions are fixed, and made anew |
+| MAE, `*_full.pth` | `decoder_embed.weight` | the decoder; its positions are fixed, and computed anew |
 | transformers' ViTMAEForPreTraining | `decoder.decoder_embed.weight` | the same |
-| DINO, the training file | `head.last_layer.weight_v` | the teacher's head, which the student starts from as well |
+| DINO, the training file | `head.last_layer.weight_v` | the teacher's head, the student with its head, the centre |
+| DINOv2, `teacher_checkpoint.pth` | `dino_head.last_layer.weight_v` | heads of images and patches, the mask token |
 
-d width of the decoder, p and q a patch's sides in pixels, C channels, K prototypes.
+Where a file has a teacher alone, the student starts as the teacher.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import Any, NoReturn, TypeVar
 
 from vitreous.errors import WeightsError
-from vitreous.models.config import ViTConfig
+from vitreous.weights.decoders import LAYOUTS, SETTINGS, DecoderLayout
 from vitreous.weights.entry import shown
 from vitreous.weights.files import Source, open_weights
 from vitreous.weights.foreign import DetectedCheckpoint, unwrapped
+from vitreous.weights.heads import DIRECTION, NEWER, flaws, head_fields, is_unit, read_head
 from vitreous.weights.parts import ObjectiveParts
-from vitreous.weights.table import Row, TensorTransform, blocks, map_each, row, table
+from vitreous.weights.pickled import EVERY
+from vitreous.weights.table import Shapes, Tensors
 
-HEAD_WIDTH = 32  # channels of a decoder's head of attention, as published: 512 of 16
-#: fields of MAE's config -> those of transformers' config.json
-SETTINGS = {"decoder_heads": "decoder_num_attention_heads", "normalise": "norm_pix_loss", "mask": "mask_ratio"}
-
-
-def decoder_row(one: Row) -> Row:
-    """The row of an encoder's tensor, as that of a decoder's."""
-    return replace(one, ours=tuple(f"decoder.{name}" for name in one.ours))
-
-
-def channels_first(weight: Tensor, config: ViTConfig) -> Tensor:
-    """(p q C, ...) rows with the channels last -> (C p q, ...)."""
-    return (
-        weight.unflatten(0, (*config.patch, config.channels))
-        .movedim(len(config.patch), 0)
-        .flatten(0, len(config.patch))
-    )
-
-
-def channels_last(weight: Tensor, config: ViTConfig) -> Tensor:
-    """(C p q, ...) rows with the channels first -> (p q C, ...)."""
-    return (
-        weight.unflatten(0, (config.channels, *config.patch))
-        .movedim(0, len(config.patch))
-        .flatten(0, len(config.patch))
-    )
-
-
-#: (1, 1, d) and (d,)
-LONE = TensorTransform(map_each(lambda t: t.flatten()), map_each(lambda t: t[None, None]))
-#: the layer that gives pixels, and its bias
-PIXELS = TensorTransform(lambda theirs, c: [channels_first(theirs[0], c)], lambda ours, c: [channels_last(ours[0], c)])
-
-
-@dataclass(frozen=True)
-class PartsFormat:
-    """Where the parts of an objective lie in a file: `rows` of names, and the objective's config by the shapes.
-
-    `title` is what people call them.
-    `sign`: the name that no other file has. `layer`: a pattern of a block's names with its number. `owned`: a pattern
-    of the names that are parts; of these `ignored` are left alone, and `optional` may be missing. `twins`: our names
-    begin with the first, and each other gets the same.
-    """
-
-    title: str
-    sign: str
-    rows: tuple[Row, ...]
-    configure: Callable[[dict[str, tuple[int, ...]]], dict[str, Any]]
-    layer: str
-    owned: str
-    ignored: str = ""
-    optional: tuple[str, ...] = ()
-    twins: tuple[str, ...] = ()
-
-    def groups(self, names: set[str], config: Any) -> list[tuple[list[str], list[str], TensorTransform]]:
-        """Our names, theirs and the transform of each group of tensors of a file that has blocks as `names` say."""
-        numbers = {match[1] for name in names if (match := re.match(self.layer, name))}
-        groups = []
-        for one in self.rows:
-            theirs = one.theirs(config) if callable(one.theirs) else one.theirs
-            for i in sorted(numbers) if "{i}" in theirs[0] else [""]:
-                for x in ("weight", "bias") if "{x}" in theirs[0] else [""]:
-                    holes = {"i": i, "x": x, "part": ""}
-                    others = [name.format(**holes) for name in theirs]
-                    if others[0] in names or others[0] not in self.optional:
-                        groups.append(([name.format(**holes) for name in one.ours], others, one.fold))
-        return groups
-
-
-def decoder(prefix: str, names: dict[str, str], layers: tuple[Row, ...]) -> PartsFormat:
-    """The format of a decoder whose names begin with `prefix`."""
-    word = re.escape(prefix)
-    return PartsFormat(
-        "MAE's decoder",
-        f"{prefix}decoder_embed.weight",
-        (
-            row("decoder.mask_token", names["mask"], LONE),
-            row("decoder.head.{x}", f"{prefix}decoder_pred.{{x}}", PIXELS),
-            *table(
-                f"decoder.embed.{{x}} = {prefix}decoder_embed.{{x}}",
-                f"decoder.encoder.norm.{{x}} = {prefix}decoder_norm.{{x}}",
-            ),
-            *map(decoder_row, layers),
-        ),
-        lambda shapes: decoder_config(shapes, prefix, names["layer"]),
-        rf"{re.escape(names['layer'])}\.(\d+)\.",
-        rf"{word}decoder_.*|{re.escape(names['mask'])}",
-        rf"{word}decoder_pos_embed",
-    )
-
-
-def decoder_config(shapes: dict[str, tuple[int, ...]], prefix: str, layer: str) -> dict[str, Any]:
-    """The config of MAE with the decoder of these shapes; heads as published."""
-    width = shapes[f"{prefix}decoder_embed.weight"][0]
-    depth = len({match[1] for name in shapes if (match := re.match(rf"{re.escape(layer)}\.(\d+)\.", name))})
-    return {"name": "mae", "decoder_width": width, "decoder_depth": depth, "decoder_heads": max(1, width // HEAD_WIDTH)}
-
-
-def head_config(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
-    """The config of DINO with the head of these shapes."""
-    prototypes, bottleneck = shapes["head.last_layer.weight_v"]
-    layers = sorted(int(match[1]) for name in shapes if (match := re.fullmatch(r"head\.mlp\.(\d+)\.weight", name)))
-    return {
-        "name": "dino",
-        "prototypes": prototypes,
-        "bottleneck": bottleneck,
-        "head_layers": len(layers),
-        "head_width": shapes[f"head.mlp.{layers[0]}.weight"][0],
-    }
-
-
-FORMATS = (
-    decoder(
-        "decoder.",
-        {"mask": "decoder.mask_token", "layer": "decoder.decoder_layers"},
-        blocks(
-            "decoder.decoder_layers.{i}",
-            ("layernorm_before", "layernorm_after"),
-            "attention.attention.query attention.attention.key attention.attention.value",
-            "attention.output.dense",
-            ("intermediate.dense", "output.dense"),
-        ),
-    ),
-    decoder(
-        "",
-        {"mask": "mask_token", "layer": "decoder_blocks"},
-        blocks("decoder_blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", ("mlp.fc1", "mlp.fc2")),
-    ),
-    PartsFormat(
-        "DINO's head",
-        "head.last_layer.weight_v",
-        (
-            Row(("head.mlp.{i}.{x}",), ("head.mlp.{i}.{x}",)),
-            *table("head.prototypes.weight = head.last_layer.weight_v", "head.lengths = head.last_layer.weight_g"),
-        ),
-        head_config,
-        r"head\.mlp\.(\d+)\.",
-        r"head\.(mlp|last_layer)\..*",
-        optional=("head.last_layer.weight_g",),
-        twins=("head.", "teacher_head."),
-    ),
-)
+Value = TypeVar("Value")
+Places = dict[str, tuple[Source, str]]  # a name without what wrappers put in front -> where it lies, and as what
+STUDENT, LOSS = "student", "dino_loss"  # keys of DINO's training file beside the teacher
+#: our heads of DINO and DINOv2 -> how theirs begin, in the teacher's section
+HEADS = {"dino": {"head.": "head."}, "dinov2": {"head.": "dino_head.", "patch_head.": "ibot_head."}}
 
 
 def plain(name: str) -> str:
-    """A name in a file without what wrappers put in front; transformers 5 has another for a decoder's blocks."""
+    """A name in a file without what wrappers put in front; newer libraries have other names for some."""
     name = unwrapped(name).removeprefix("backbone.").removeprefix("vit.")
+    for newer, older in NEWER.items():
+        name = name.replace(newer, older)
     return name.replace("decoder.decoder_encoder.layer.", "decoder.decoder_layers.")
 
 
-def read_parts(checkpoint: DetectedCheckpoint) -> ObjectiveParts | None:
-    """Read the parts of an objective that lie beside an encoder; None where there are none that are known. Raises
-    WeightsError for those that are not as their kind is, listing them."""
-    sources = {id(source): source for source, _, _ in checkpoint.names.values()}.values()
-    places: dict[str, tuple[Source, str]] = {}
-    for source in sources:
-        for name in source.entries:
-            places[plain(name)] = (source, name)
-    form = next((form for form in FORMATS if form.sign in places), None)
-    if form is None:
-        return None
-    config: Any = checkpoint.config
-    owned = {name for name in places if re.fullmatch(form.owned, name)}
-    left = {name for name in owned if form.ignored and re.fullmatch(form.ignored, name)}
-    shapes = {name: places[name][0].entries[places[name][1]].shape for name in owned}
-    groups = form.groups(owned - left, config)
-    expected = {name for _, theirs, _ in groups for name in theirs}
-    wrong = [f"missing {name}" for name in expected - owned]
-    wrong += [f"unknown {shown(name)}" for name in owned - left - expected]
-    if wrong:
-        listing = "".join(f"\n    {line}" for line in sorted(wrong)[:20])
-        raise WeightsError(f"{next(iter(sources)).path} has parts of {form.title} that do not fit together:{listing}")
-    state: dict[str, Tensor] = {}
-    tensors: dict[str, Tensor] = {}
-    for source in sources:  # each is read once
-        mine = {name: places[name][1] for name in expected & owned if places[name][0] is source}
-        read = source.read(mine.values())
-        tensors |= {name: read[theirs].float() for name, theirs in mine.items()}
-    for ours, theirs, fold in groups:
-        folded = fold.into([tensors[name] for name in theirs], config)
-        state |= {name: tensor.contiguous() for name, tensor in zip(ours, folded, strict=True)}
-    settings = form.configure(shapes)
-    if form.twins:
-        state, settings = plain_head(state), settings | {"unit_prototypes": is_unit(state)}
-    for twin in form.twins[1:]:
-        state |= {twin + name.removeprefix(form.twins[0]): tensor.clone() for name, tensor in state.items()}
-    return ObjectiveParts(settings, state)
-
-
-def is_unit(state: dict[str, Tensor]) -> bool:
-    """Whether DINO's prototypes, `head.lengths` (K, 1), have length one throughout (`norm_last_layer`)."""
-    lengths = state.get("head.lengths")
-    return lengths is None or bool((lengths == 1).all())
-
-
-def plain_head(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """DINO's head with its layers numbered without the activations between them, and without fixed lengths; shapes as
-    they are."""
-    names = {
-        name: re.sub(r"^head\.mlp\.(\d+)\.", lambda match: f"head.mlp.{int(match[1]) // 2}.", name) for name in state
+def places_in(sources: Iterable[Source], section: str = "") -> Places:
+    """The tensors of weights files, or those in a section of files that were opened with all of theirs, by their plain
+    names."""
+    start = f"{section}/" * bool(section)
+    return {
+        plain(name.removeprefix(start)): (source, name)
+        for source in sources
+        for name in source.entries
+        if name.startswith(start)
     }
-    return {names[name]: tensor for name, tensor in state.items() if name != "head.lengths" or not is_unit(state)}
+
+
+def shapes_of(places: Places) -> Shapes:
+    """The shapes of tensors."""
+    return {name: source.entries[theirs].shape for name, (source, theirs) in places.items()}
+
+
+def read_tensors(places: Places) -> Tensors:
+    """Read tensors, each file once."""
+    tensors: Tensors = {}
+    for source in {id(source): source for source, _ in places.values()}.values():
+        mine = {name: theirs for name, (other, theirs) in places.items() if other is source}
+        read = source.read(mine.values())
+        tensors |= {name: read[theirs] for name, theirs in mine.items()}
+    return tensors
+
+
+def refuse(path: Path, title: str, lines: list[str]) -> NoReturn:
+    """Raise WeightsError for parts that are not as their kind is, listing what is wrong."""
+    listing = "".join(f"\n    {line}" for line in sorted(lines)[:20])
+    raise WeightsError(f"{path} has {title} of another form:{listing}", "read the encoder alone: save it without them")
 
 
 def parts_beside(
     files: list[Path], beside: dict[str, Any], find: Callable[[], DetectedCheckpoint]
 ) -> ObjectiveParts | None:
-    """The parts in weights files of a known format, which `find` opens, with what transformers' config.json `beside`
-    tells of them; None where no file has any. Raises WeightsError."""
-    names = {plain(name) for path in files for name in open_weights(path).entries}
-    if not any(form.sign in names for form in FORMATS):
-        return None
-    parts = read_parts(find())
-    if parts is None or parts.config["name"] != "mae":
-        return parts
+    """The parts of an objective in weights files, whose encoder `find` detects, with what transformers' config.json
+    `beside` tells of them; None where no file has any that are known. Raises WeightsError for parts of another form."""
+    sources = [open_weights(path) for path in files]
+    places = places_in(sources)
+    for layout in LAYOUTS:
+        if layout.sign in places:
+            return read_decoder(layout, places, beside, find().config)
+    for objective, heads in HEADS.items():
+        if f"{heads['head.']}{DIRECTION}" in places:
+            return read_heads(objective, places, sources, find)
+    return None
+
+
+def read_decoder(layout: DecoderLayout, places: Places, beside: dict[str, Any], config: Any) -> ObjectiveParts:
+    """MAE's decoder beside an encoder of this config."""
+    owned = {name: place for name, place in places.items() if layout.owns(name) and name != layout.positions}
+    expected = {name for _, theirs, _ in layout.groups(config, layout.depth(set(owned))) for name in theirs}
+    lines = [f"missing {name}" for name in expected - set(owned)]
+    lines += [f"unknown {shown(name)}" for name in set(owned) - expected]
+    if lines:
+        refuse(places[layout.sign][0].path, "a decoder", lines)
     settings = {ours: beside[theirs] for ours, theirs in SETTINGS.items() if theirs in beside}
-    return ObjectiveParts(parts.config | settings, parts.state)
+    state = layout.read(config, read_tensors(owned))
+    return ObjectiveParts(layout.configure(shapes_of(owned)) | settings, state)
+
+
+def read_heads(
+    objective: str, places: Places, sources: list[Source], find: Callable[[], DetectedCheckpoint]
+) -> ObjectiveParts:
+    """The heads of DINO or DINOv2, with a student where there is one."""
+    path, wanted = sources[0].path, Places()
+    if STUDENT in sources[0].others:
+        every = open_weights(path, EVERY)
+        places = places_in([every], sources[0].section)
+        student = places_in([every], STUDENT)
+        if lines := flaws(shapes_of(within(student, "head."))):
+            refuse(path, "a student's head", lines)
+        wanted = {f"student/{name}": place for name, place in student.items()}
+        wanted |= {f"loss/{name}": place for name, place in places_in([every], LOSS).items() if name == "center"}
+    heads = {ours: within(places, theirs) for ours, theirs in HEADS[objective].items()}
+    heads = {ours: head for ours, head in heads.items() if head}
+    config = {"name": objective, **config_of(path, heads)}
+    wanted |= {f"teacher_{ours}{name}": place for ours, head in heads.items() for name, place in head.items()}
+    if objective == "dinov2":
+        wanted |= {name: place for name, place in places.items() if name == "mask_token"}
+    tensors = read_tensors(wanted)
+    theirs = {f"teacher_{ours}": within(tensors, f"teacher_{ours}") for ours in heads}
+    vectors = {"mask_token": "mask_token", "centre": "loss/center"}
+    state = {ours: tensors[name].float().flatten() for ours, name in vectors.items() if name in tensors}
+    if own := within(tensors, "student/"):
+        theirs |= {"head.": within(own, "head.")}
+        state |= {f"model.{name}": tensor for name, tensor in student_encoder(path, own, find()).items()}
+    unit = all(map(is_unit, theirs.values()))
+    for ours in heads:
+        theirs.setdefault(ours, theirs[f"teacher_{ours}"])
+    for start, head in theirs.items():
+        state |= {start + name: tensor.clone() for name, tensor in read_head(head, unit).items()}
+    return ObjectiveParts(config | {"unit_prototypes": unit}, state)
+
+
+def config_of(path: Path, heads: dict[str, Places]) -> dict[str, Any]:
+    """The fields of the config of these heads. Raises WeightsError for heads of another form."""
+    lines = [line for head in heads.values() for line in flaws(shapes_of(head))]
+    if lines:
+        refuse(path, "a head", lines)
+    fields = {ours: head_fields(shapes_of(head)) for ours, head in heads.items()}
+    config = fields["head."]
+    if other := fields.get("patch_head."):
+        config |= {"patch_prototypes": other["prototypes"], "patch_bottleneck": other["bottleneck"]}
+        if any(other[name] != config[name] for name in ("head_layers", "head_width")):
+            refuse(path, "a head", ["dino_head and ibot_head have hidden layers of different number or width"])
+    return config
+
+
+def student_encoder(path: Path, tensors: Tensors, teacher: DetectedCheckpoint) -> Tensors:
+    """The student's encoder, which is of the form of the teacher's, under our names. Raises WeightsError where it is
+    not."""
+    lines = [f"missing {name}" for name in teacher.names if name not in tensors]
+    if lines:
+        refuse(path, "a student", lines)
+    return teacher.converted({name: tensors[name] for name in teacher.names})
+
+
+def within(named: dict[str, Value], start: str) -> dict[str, Value]:
+    """What has a name that begins so, by the rest of the name."""
+    return {name.removeprefix(start): value for name, value in named.items() if name.startswith(start)}

@@ -47,10 +47,10 @@ def convert(order: dict[str, Any]) -> None:
     from safetensors.torch import save_file
 
     content = torch.load(order["path"], map_location="cpu", weights_only=True, mmap=zipped)
-    state = content[order["section"]] if order["section"] else content
     tensors = {}
     for name in order["names"]:
-        tensor = state[name]
+        section, _, end = name.partition("/") if order["section"] == "*" else (order["section"], "", name)
+        tensor = (content[section] if section else content)[end]
         if (
             type(tensor) not in (torch.Tensor, torch.nn.Parameter)
             or tensor.layout != torch.strided

@@ -1,0 +1,153 @@
+"""Files of pre-training as others have them, written by `convert`: others' code reads them, and so do we."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.weights.test_pretraining import ORIGINAL, TheirHead
+from vitreous.config import to_plain
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError
+from vitreous.models.config import ViTConfig
+from vitreous.models.vit import ViT
+from vitreous.objectives.base import Setting
+from vitreous.objectives.dino import DINOConfig
+from vitreous.objectives.dinov2 import DINOv2Config
+from vitreous.objectives.mae import MAEConfig
+from vitreous.weights.adopt import open_weights, parts_of
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.convert import convert
+from vitreous.weights.parts import ObjectiveParts
+from vitreous.weights.tasks import Features
+
+SMALL = {"image": (32, 32), "patch": (8, 8), "classes": 0, "width": 64, "depth": 1, "heads": 1, "hidden": 128}
+HEAD = {"prototypes": 12, "head_width": 20, "bottleneck": 8}
+
+
+def learned(place, config, **fields):
+    """Save a bundle as a run of an objective ships it, with random weights; returns the objective."""
+    torch.manual_seed(5)
+    objective = config.build(ViT(ViTConfig(**{**SMALL, **fields})), Setting())
+    with torch.no_grad():
+        for name, tensor in objective.state_dict().items():  # so that a teacher differs from its student
+            if tensor.ndim < 3 and "position" not in name:
+                tensor.copy_(torch.randn(tensor.shape) * 0.1)
+    shipped = objective.deployed().eval()
+    kept = {id(tensor) for tensor in shipped.state_dict(keep_vars=True).values()}
+    state = objective.state_dict(keep_vars=True)
+    parts = {name: tensor.detach() for name, tensor in state.items() if id(tensor) not in kept}
+    assert 0 < len(parts) < len(state)
+    Bundle(shipped, Features(), Preprocess((32, 32)), parts=ObjectiveParts(to_plain(config), parts)).save(place)
+    return objective.eval()
+
+
+@pytest.fixture(scope="module")
+def mae(tmp_path_factory):
+    home = tmp_path_factory.mktemp("mae")
+    config = MAEConfig(decoder_width=32, decoder_depth=2, decoder_heads=2, normalise=False)
+    objective = learned(home / "bundle", config, position="sincos")
+    told: list[str] = []
+    convert(home / "bundle", home / "hf", "huggingface-mae", tell=told.append)
+    return home, objective, told
+
+
+def test_transformers_reads_the_mae_that_was_written(mae):
+    from transformers import ViTMAEForPreTraining
+
+    home, objective, told = mae
+    assert any("fixed positions are written as a table" in text for text in told)
+    model, info = ViTMAEForPreTraining.from_pretrained(home / "hf", output_loading_info=True)
+    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    images, noise = torch.randn(2, 3, 32, 32), torch.rand(2, 16)
+    order = noise.argsort(1)
+    visible, masked = order[:, :4].sort(1).values, order[:, 4:].sort(1).values
+    with torch.no_grad():
+        expected = model.eval()(images, noise=noise).loss.item()
+        loss = (objective.predict(images, visible, masked) - objective.targets(images, masked)).square().mean().item()
+    assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_original_layout_has_the_same_tensors(mae):
+    home, _, _ = mae
+    made = convert(home / "bundle", home / "full", "mae")
+    assert made["out"].endswith("full.pth")
+    state = torch.load(made["out"], weights_only=True)["model"]
+    renamed = {}
+    for name, tensor in load_file(home / "hf" / "model.safetensors").items():
+        for old, new in ORIGINAL:
+            name = name.replace(old, new)
+        renamed[name] = tensor
+    for start in sorted({name.partition("attention.attention.")[0] for name in renamed if ".query." in name}):
+        for end in ("weight", "bias"):
+            parts = [renamed.pop(f"{start}attention.attention.{part}.{end}") for part in ("query", "key", "value")]
+            renamed[f"{start}attn.qkv.{end}"] = torch.cat(parts)
+    assert renamed.keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in renamed.items())
+    assert state["decoder_pos_embed"].shape == (1, 17, 32) and not state["decoder_pos_embed"][0, 0].any()
+
+
+def test_a_bundle_of_others_weights_keeps_the_parts(mae):
+    home, objective, _ = mae
+    convert(home / "hf", home / "back")
+    parts = parts_of(home / "back")
+    assert parts is not None and parts.config["decoder_heads"] == 2 and parts.config["normalise"] is False
+    assert all(torch.equal(tensor, objective.state_dict()[name]) for name, tensor in parts.state.items())
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_the_training_file_of_dino(tmp_path):
+    objective = learned(tmp_path / "bundle", DINOConfig(**HEAD, unit_prototypes=False))
+    made = convert(tmp_path / "bundle", tmp_path / "dino.pth", "dino")
+    content = torch.load(made["out"], weights_only=True)
+    assert content.keys() == {"student", "teacher", "dino_loss"}
+    features = torch.randn(3, 64)
+    for section, start, head in (
+        ("teacher", "head.", objective.teacher_head),
+        ("student", "module.head.", objective.head),
+    ):
+        theirs = TheirHead(64, 12, (20, 8))
+        section = {
+            name.removeprefix(start): value for name, value in content[section].items() if ".head." in f".{name}"
+        }
+        theirs.load_state_dict({name: value for name, value in section.items() if not name.startswith("module.")})
+        assert torch.allclose(head(features), theirs(features), atol=1e-6)
+    assert torch.equal(content["dino_loss"]["center"], objective.centre[None])
+    student = {name: value for name, value in content["student"].items() if "backbone" in name}
+    assert len(student) == len(objective.model.state_dict()) - 1  # positions of class token and patches are one
+    assert not torch.equal(student["module.backbone.cls_token"], content["teacher"]["backbone.cls_token"])
+
+
+def test_the_teachers_file_of_dinov2(tmp_path):
+    config = DINOv2Config(**HEAD, patch_prototypes=10, patch_bottleneck=6)
+    objective = learned(tmp_path / "bundle", config, layer_scale=1.0)
+    told: list[str] = []
+    made = convert(tmp_path / "bundle", tmp_path / "teacher", "dinov2-teacher", tell=told.append)
+    assert told[-1].endswith(": centre, head, model, patch_centre, patch_head")
+    content = torch.load(made["out"], weights_only=True)["teacher"]
+    assert {name.partition(".")[0] for name in content} == {"backbone", "dino_head", "ibot_head"}
+    assert torch.equal(content["backbone.mask_token"], objective.mask_token[None])
+    parts = parts_of(made["out"])
+    assert parts is not None and torch.equal(parts.state["head.mlp.0.weight"], objective.teacher_head.mlp[0].weight)
+    assert parts.config["patch_prototypes"] == 10 and parts.config["patch_bottleneck"] == 6
+
+
+def test_parts_of_another_objective_and_weights_without_parts_are_refused(mae, tmp_path):
+    home, _, _ = mae
+    with pytest.raises(UsageError, match=r"needs the parts of dino, and .* has those of mae") as caught:
+        convert(home / "bundle", tmp_path / "x", "dino")
+    assert caught.value.hint == "use mae or huggingface-mae"
+    told: list[str] = []
+    convert(home / "bundle", tmp_path / "timm", "timm", tell=told.append)
+    assert told[-1].endswith("--to mae or huggingface-mae or bundle")
+    with pytest.raises(UsageError, match="has none") as caught:
+        convert(tmp_path / "timm.safetensors", tmp_path / "x", "mae")
+    assert "timm" in caught.value.hint and not (tmp_path / "x").exists()
+    told.clear()
+    convert(home / "bundle", tmp_path / "grey", channels=1, tell=told.append)
+    assert any("left out" in text for text in told) and parts_of(tmp_path / "grey") is None
+    again = open_weights(tmp_path / "timm.safetensors", {"heads": 1}).bundle().model.eval()
+    own = open_weights(home / "bundle").bundle().model.eval()
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.allclose(again(images), own(images), atol=1e-6)

@@ -1,0 +1,71 @@
+"""DINO's and DINOv2's heads in others' files.
+
+D channels of the features, H of the hidden layers, b of the bottleneck, K prototypes. Their MLP counts its activations
+as layers: `mlp.0`, `mlp.2`, ...; their last layer is weight-normed: a direction (K, b) and a length (K, 1) for each
+prototype.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from vitreous.weights.table import Shapes, Tensors
+
+DIRECTION, LENGTH = "last_layer.weight_v", "last_layer.weight_g"
+#: PyTorch's names of a weight norm since version 2
+NEWER = {
+    "last_layer.parametrizations.weight.original1": DIRECTION,
+    "last_layer.parametrizations.weight.original0": LENGTH,
+}
+LAYER = re.compile(r"mlp\.(\d+)\.(weight|bias)")
+
+
+def is_unit(tensors: Tensors) -> bool:
+    """Whether the prototypes of their head have lengths (K, 1) of one throughout (`norm_last_layer`), or none."""
+    return LENGTH not in tensors or bool((tensors[LENGTH] == 1).all())
+
+
+def read_head(tensors: Tensors, unit: bool) -> Tensors:
+    """Their head as ours, float32; without lengths (K, 1) where prototypes are `unit`."""
+    state: Tensors = {}
+    for name, tensor in tensors.items():
+        if name == DIRECTION:
+            state["prototypes.weight"] = tensor.float()
+        elif name != LENGTH:
+            _, number, end = name.split(".")
+            state[f"mlp.{int(number) // 2}.{end}"] = tensor.float()
+    if not unit:
+        state["lengths"] = tensors[LENGTH].float() if LENGTH in tensors else torch.ones(len(tensors[DIRECTION]), 1)
+    return state
+
+
+def write_head(state: Tensors) -> Tensors:
+    """Our head as theirs."""
+    tensors: Tensors = {}
+    for name, tensor in state.items():
+        if name.startswith("mlp."):
+            _, number, end = name.split(".")
+            tensors[f"mlp.{2 * int(number)}.{end}"] = tensor
+    directions = state["prototypes.weight"]
+    lengths = state.get("lengths", torch.ones(len(directions), 1))
+    return tensors | {DIRECTION: directions, LENGTH: lengths}
+
+
+def flaws(shapes: Shapes) -> list[str]:
+    """What is missing in a head of these shapes, or not known, one line each."""
+    numbers = sorted({int(match[1]) for name in shapes if (match := LAYER.fullmatch(name))})
+    numbers = list(range(0, max(numbers, default=0) + 1, 2))
+    expected = {f"mlp.{number}.{end}" for number in numbers for end in ("weight", "bias")} | {DIRECTION}
+    missing, unknown = expected - set(shapes), set(shapes) - expected - {LENGTH}
+    return [f"missing {name}" for name in missing] + [f"unknown {name}" for name in unknown]
+
+
+def head_fields(shapes: Shapes) -> dict[str, Any]:
+    """The fields of the config of a head of these shapes."""
+    prototypes, bottleneck = shapes[DIRECTION]
+    layers = [name for name in shapes if LAYER.fullmatch(name) and name.endswith("weight")]
+    sizes = {"prototypes": prototypes, "bottleneck": bottleneck, "head_layers": len(layers)}
+    return {**sizes, "head_width": shapes["mlp.0.weight"][0]}

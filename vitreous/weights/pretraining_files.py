@@ -1,0 +1,140 @@
+"""Files of pre-training as others have them, written from a bundle and the parts of its objective."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitreous.disk import write_text
+from vitreous.errors import UsageError, WeightsError
+from vitreous.models.config import ViTConfig
+from vitreous.weights import decoders
+from vitreous.weights.adopt import open_weights, parts_of
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.heads import write_head
+from vitreous.weights.parts import ObjectiveParts
+from vitreous.weights.pretraining import HEADS, LOSS, STUDENT, within
+from vitreous.weights.table import Format, Tensors
+from vitreous.weights.writable import writer
+
+Sections = dict[str, Tensors]  # the state dicts of a file by their keys
+
+
+def mae(form: Format, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+    """`mae_*_full.pth` of the original."""
+    return {"model": encoder | decoders.ORIGINAL.write(config, state)}
+
+
+def vit_mae(form: Format, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+    """transformers' ViTMAEForPreTraining."""
+    named = {f"vit.{name}": tensor for name, tensor in encoder.items()}
+    return {"": named | decoders.TRANSFORMERS.write(config, state)}
+
+
+def dino(form: Format, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+    """DINO's `checkpoint.pth`, without what its optimiser needs."""
+    student = form.file(config, within(state, "model."))
+    teacher_head, head = (write_head(within(state, start)) for start in ("teacher_head.", "head."))
+    return {
+        STUDENT: named({"module.backbone.": student, "module.head.": head}),
+        "teacher": named({"backbone.": encoder, "head.": teacher_head}),
+        LOSS: {"center": state["centre"][None]},
+    }
+
+
+def dinov2(form: Format, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+    """DINOv2's `teacher_checkpoint.pth`: the teacher alone."""
+    backbone = encoder | {"mask_token": state["mask_token"][None]}
+    heads = {theirs: within(state, f"teacher_{ours}") for ours, theirs in HEADS["dinov2"].items()}
+    written = {theirs: write_head(head) for theirs, head in heads.items() if head}
+    return {"teacher": named({"backbone.": backbone} | written)}
+
+
+def named(groups: dict[str, Tensors]) -> Tensors:
+    """Tensors of several groups, each with the start of its names put in front."""
+    return {start + name: tensor.contiguous() for start, group in groups.items() for name, tensor in group.items()}
+
+
+@dataclass(frozen=True)
+class PretrainingFormat:
+    """A file of pre-training that `convert --to` writes.
+
+    `objective`: whose parts it holds; `encoder`: the format that its encoder has; `sections`: its state dicts, from
+    that format, the model's config, the encoder's tensors under their names, and the parts' under ours. `leaves`: how
+    the names of parts begin that it has no place for.
+    """
+
+    objective: str
+    encoder: str
+    sections: Callable[[Format, ViTConfig, Tensors, Tensors], Sections]
+    suffix: str = ".pth"
+    leaves: tuple[str, ...] = ()
+
+
+PRETRAINING = {
+    "mae": PretrainingFormat("mae", "timm", mae),
+    "huggingface-mae": PretrainingFormat("mae", "huggingface", vit_mae, ""),
+    "dino": PretrainingFormat("dino", "timm", dino),
+    "dinov2-teacher": PretrainingFormat(
+        "dinov2", "dinov2", dinov2, leaves=("model.", "head.", "patch_head.", "centre", "patch_centre")
+    ),
+}
+
+
+def pretraining_format(to: str, config: Any, parts: ObjectiveParts | None, source: str) -> PretrainingFormat:
+    """The format of a name. Raises UsageError where the parts are those of another objective, or there are none, and
+    for an encoder that it cannot hold."""
+    form, own = PRETRAINING[to], parts.config["name"] if parts else ""
+    if parts is None or own != form.objective:
+        has = f"those of {own}" if own else "none"
+        able = [name for name, other in PRETRAINING.items() if other.objective == own]
+        hint = f"use {' or '.join(able)}" if able else f"use {form.encoder}, which holds the encoder alone"
+        raise UsageError(f"--to {to} needs the parts of {form.objective}, and {source} has {has}", hint)
+    writer(form.encoder, config)
+    if form.objective == "mae" and config.prefix != 1:
+        raise UsageError(f"{to} has a class token and no other, and the encoder has {config.prefix}", "use a bundle")
+    return form
+
+
+def write_pretraining(form: PretrainingFormat, bundle: Bundle, parts: ObjectiveParts, place: Path) -> int:
+    """Write encoder and parts; returns how many tensors the file has. Raises OSError."""
+    config: Any = bundle.model.config
+    encoder = writer(form.encoder, config)
+    sections = form.sections(encoder, config, encoder.file(config, bundle.model.state_dict()), parts.state)
+    count = sum(map(len, sections.values()))
+    if form.suffix:
+        torch.save(sections, place)
+        return count
+    assert encoder.describe
+    place.mkdir()
+    save_file(sections[""], place / "model.safetensors", metadata={"format": "pt"})
+    described = decoders.describe(parts.config, encoder.describe(config))
+    write_text(place / "config.json", json.dumps(described, indent=2) + "\n")
+    return count
+
+
+def verify_pretraining(form: PretrainingFormat, place: Path, bundle: Bundle, parts: ObjectiveParts) -> None:
+    """Read what was written, and compare every bit. Raises WeightsError for a difference."""
+    settings = {"heads": bundle.model.config.heads} if form.suffix else None  # type: ignore[union-attr]
+    again, others = open_weights(place, settings).state(), parts_of(place)
+    expected: dict[str, Tensor] = {**bundle.model.state_dict(), **without(parts.state, form.leaves)}
+    read = again | without(others.state if others else {}, form.leaves)
+    wrong = list(expected.keys() ^ read.keys())
+    wrong += [name for name in expected.keys() & read.keys() if not torch.equal(expected[name], read[name])]
+    if wrong:
+        raise WeightsError(
+            f"what was written is not what was read: {', '.join(sorted(wrong)[:5])}",
+            "nothing was kept; this is a mistake in vitreous",
+        )
+
+
+def without(state: Tensors, starts: tuple[str, ...]) -> Tensors:
+    """Tensors less those whose names begin so."""
+    return {name: tensor for name, tensor in state.items() if not name.startswith(starts)}
