@@ -23,8 +23,10 @@ class Options(WeightsOptions):
     out: Annotated[Positional[str], arg(metavar="OUT")]
     """The file or folder to make."""
     to: str = "bundle"
-    """bundle, huggingface, timm, google-npz, linen-npz, big-vision-npz, bit-npz, torchvision, dinov2, clip or sam; with what
-    pre-training needs to go on: mae, huggingface-mae, dino or dinov2-teacher."""
+    """bundle, huggingface, timm, google-npz, linen-npz, big-vision-npz, bit-npz, torchvision, dinov2, clip or sam.
+
+    With what pre-training needs to go on: bundle, mae, huggingface-mae, dino or dinov2-teacher.
+    """
     image_size: Annotated[tuple[int, ...] | None, arg(metavar="PIXELS...")] = None
     """Another resolution: one side, or height and width; positions are resized."""
     num_classes: int | None = None
