@@ -182,3 +182,20 @@ def test_decoders_that_cannot_be_are_refused():
 
 def test_setting_is_kept():
     assert MAE(build(SMALL), DECODER, Setting(seed=3)).setting.seed == 3
+
+
+@pytest.mark.parametrize(
+    "name,decoder,count",
+    [
+        ("ViT-B/16", 26_109_184 - 197 * 512, 111_655_680),
+        ("ViT-L/16", None, 329_239_296),
+        ("ViT-H/14", None, 656_613_964),
+    ],
+)
+def test_parameters_of_the_published_models_without_fixed_positions(name, decoder, count):
+    config = replace(configure(name, 224), classes=0, position="sincos")  # type: ignore[arg-type, call-arg]
+    with torch.device("meta"):
+        own = MAEConfig().build(build(config), Setting())
+    assert sum(p.numel() for p in own.parameters() if p.requires_grad) == count
+    if decoder:
+        assert sum(p.numel() for p in own.decoder.parameters()) == decoder

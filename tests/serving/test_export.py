@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ from vitreous.serving.export.formats import FORMS, ExportTarget, Form
 from vitreous.serving.exported import OnnxRuntime
 from vitreous.serving.predict import load
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.tasks import Classification
+from vitreous.weights.tasks import Classification, Features
 
 pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
 
@@ -104,6 +105,31 @@ def test_it_tells_what_it_proved(home, file):
     assert told["max_abs_logit_difference"] < 1e-4 and told["top1_agreement"] == 1 and told["top1"] is None
     assert told["images_per_second"] > 0 and told["original_images_per_second"] > 0
     assert sorted(path.name for path in file.parent.iterdir()) == ["model.json", "model.onnx", "weights.safetensors"]
+
+
+@pytest.mark.parametrize("to", ["onnx", "torch", "openvino"])
+def test_an_encoder_without_a_head_gives_features(home, to, tmp_path):
+    if to == "openvino":
+        pytest.importorskip("openvino")
+    torch.manual_seed(0)
+    model = contracts.randomise(build(ViTConfig(**{**SMALL, "classes": 0})).eval())
+    bundle = Bundle(model, Features(), Preprocess((16, 24)))
+    bundle.save(tmp_path / "encoder")
+    (row,) = export(tmp_path / "encoder", to, images=[str(home / "photos")])["exports"]
+    assert row["outputs"] == "features" and row["max_abs_logit_difference"] < 1e-4 and row["top1"] is None
+    if to == "torch":
+        return
+    exported, pixels = load(row["file"], headless=True), noise(3, 3, 16, 24)
+    assert np.allclose(exported.runtime.features(pixels), direct(bundle, pixels), atol=1e-4)
+    with pytest.raises(UsageError, match="has no head"):
+        exported.predict(home / "photos" / "0.png")
+
+
+def test_features_that_turned_are_not_the_same():
+    card, ours = SimpleNamespace(classes=(), multilabel=False), np.eye(3)
+    assert proof.agreement(ours, 2 * ours, card) == 1
+    turned = ours + [[0.0, 0.2, 0.0], [0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]  # by 11 and 6 degrees
+    assert proof.agreement(ours, turned, card) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 65])

@@ -63,7 +63,7 @@ def lines(row: dict[str, Any]) -> list[tuple[str, str]]:
         return [("written", f"{row['file']}, {row['bytes']:,} bytes, read back bit for bit")]
     rows = [
         ("judged", f"on {row['images']} images: {row['judged_on']}"),
-        ("logits", f"at most {row['max_abs_logit_difference']:.2g} off"),
+        (row["outputs"], f"at most {row['max_abs_logit_difference']:.2g} off"),
         ("answers", f"{row['top1_agreement']:.2%} the same"),
     ]
     if row["top1"]:
@@ -73,5 +73,9 @@ def lines(row: dict[str, Any]) -> list[tuple[str, str]]:
         ("size", f"{row['bytes'] / 1e6:,.1f} MB, original {row['original_bytes'] / 1e6:,.1f} MB"),
         ("speed", f"{row['images_per_second']:,.1f} images/s, original {row['original_images_per_second']:,.1f}"),
         ("written", row["file"]),
-        *([("next", f"vitreous predict {row['file']} IMAGE ...")] if row["format"] != "torch" else []),
+        *(
+            [("next", f"vitreous {'predict' if row['outputs'] == 'logits' else 'embed'} {row['file']} IMAGE ...")]
+            if row["format"] != "torch"
+            else []
+        ),
     ]

@@ -94,6 +94,7 @@ class OpenVinoRuntime(ExportedRuntime):
             graph = core.read_model(model=xml, weights=weights)
             super().__init__(graph.get_rt_info(CARD).value if graph.has_rt_info(CARD) else None, path, quick)
             self.compiled = core.compile_model(graph, "CPU", hints)
+            self.outputs = tuple(output.any_name for output in self.compiled.outputs)
         except RuntimeError as error:
             raise WeightsError(f"{path} is not run by OpenVINO {ov.__version__} ({str(error)[:200]})", AGAIN) from None
 

@@ -35,7 +35,7 @@ from vitreous.weights.pretraining_files import (
 from vitreous.weights.sidecar import fields, note
 from vitreous.weights.table import Format, Tensors
 from vitreous.weights.tasks import Classification, Features
-from vitreous.weights.writable import writer
+from vitreous.weights.writable import with_table, writer
 
 BUNDLE = "bundle"
 
@@ -110,14 +110,6 @@ def document(weights: Weights, config: ModelConfig, state: Tensors, adoption: Ad
         "resized": adoption.resized if adoption else "",
         "channels": adoption.channels if adoption else "",
     }
-
-
-def with_table(config: ModelConfig) -> ModelConfig:
-    """The config with learned positions where it has MAE's fixed ones, which others' files store: the class token has a
-    row of zeros."""
-    if getattr(config, "position", "") != "sincos":
-        return config
-    return replace_fields(config, {"position": "learned", "slots": int(config.class_token)})  # type: ignore[union-attr]
 
 
 def tabulated(bundle: Bundle, stored: ModelConfig) -> Bundle:

@@ -31,9 +31,18 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 
 
+def with_table(config: ModelConfig) -> ModelConfig:
+    """The config with learned positions where it has MAE's fixed ones, which others' files store: the class token has a
+    row of zeros."""
+    if getattr(config, "position", "") != "sincos":
+        return config
+    config = cast(ViTConfig, config)
+    return replace(config, position="learned", slots=int(config.class_token))
+
+
 def writable_formats(config: ModelConfig) -> list[str]:
     """The names that `convert --to` takes for this model, without the bundle, which holds every model."""
-    return sorted(writers(config))
+    return sorted(writers(with_table(config)))
 
 
 def writer(name: str, config: ModelConfig) -> Format:
@@ -120,4 +129,4 @@ def exports_note(config: ModelConfig) -> str:
         f"its weights can be written as {', '.join(['bundle', *able])} (`vitreous convert`), and exported "
         "(`vitreous export --to onnx`)"
     )
-    return text if "huggingface" in able else f"{text}; not as huggingface: {reason('huggingface', config)}"
+    return text if "huggingface" in able else f"{text}; not as huggingface: {reason('huggingface', with_table(config))}"

@@ -21,7 +21,7 @@ from vitreous.reports.opening import open_bundle
 from vitreous.serving.card import card_of
 from vitreous.serving.export.formats import FORMS, ExportTarget, open_export
 from vitreous.serving.export.graph import check_dynamic
-from vitreous.serving.export.proof import Pictures, Proof, compare, gather, lost, other_sizes
+from vitreous.serving.export.proof import Pictures, Proof, compare, gather, lost, other_sizes, outputs_of
 from vitreous.serving.runtime import Runtime, TorchRuntime
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
@@ -50,7 +50,8 @@ def export(
 
     The first three are run beside the original, on the files `images`, on `data`, or on the run's own validation
     images, and kept only if they answer the same: float32 logits within 1e-3 and no other class first; for
-    `quantize="int8"`, at most 2 % other answers and 1 point of top-1. `max_loss`, a share of answers, replaces these
+    `quantize="int8"`, at most 2 % other answers and 1 point of top-1. A model without a head answers in features, which
+    are the same where their cosine is at least 0.99. `max_loss`, a share of answers, replaces these
     bounds; with `any` the file is kept whatever it lost. `dynamic_size` frees height and width. `out` is the file to
     make, by default in the run's folder; with `overwrite` it replaces an earlier one, which stays as it is until the
     new one is kept. Returns a document of figures. Raises UsageError for what cannot be exported so, ResourceError
@@ -64,7 +65,7 @@ def export(
     check_installed(FORMS[to].libraries + FORMS[to].for_int8 * (quantize is not None))
     listener = listener or NullListener()
     place = choose_place(run, out, "model" + (f"-{quantize}" if quantize else ""), FORMS[to].suffix, overwrite)
-    bundle = open_bundle(run, note=listener.note)
+    bundle = open_bundle(run, note=listener.note, headless=True)
     if dynamic_size:
         check_dynamic(bundle.model.config)
     pictures, calibration = gather(run, bundle, images, data, quantize is not None)
@@ -82,7 +83,11 @@ def export(
     original = sum(tensor.numel() * tensor.element_size() for tensor in bundle.model.state_dict().values())
     figures = {"format": to, "file": str(place), "bytes": size, **proof.plain(), "original_bytes": original}
     figures |= {"sha256": digest, "quantised": quantize, "dynamic_size": dynamic_size}
-    figures |= {"judged_on": pictures.name, "loss": reason or None}
+    figures |= {
+        "judged_on": pictures.name,
+        "loss": reason or None,
+        "outputs": "logits" if bundle.classes else "features",
+    }
     return {"run": os.fspath(run), "exports": [figures]}
 
 
@@ -123,9 +128,9 @@ def judge(bundle: Bundle, export: Runtime, pictures: Pictures, target: ExportTar
     for pixels in other_sizes(pictures, bundle.model.config.patch) if target.dynamic else ():
         with torch.inference_mode():
             expected = bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()
-        logits = export.logits(pixels)
-        finite = bool(np.isfinite(logits).all())
-        furthest = float(np.abs(logits - expected).max()) if finite else float("inf")
+        answers = outputs_of(export, target.card, pixels)
+        finite = bool(np.isfinite(answers).all())
+        furthest = float(np.abs(answers - expected).max()) if finite else float("inf")
         proof = replace(proof, furthest=max(proof.furthest, furthest), finite=proof.finite and finite)
     return proof
 

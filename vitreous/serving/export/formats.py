@@ -23,7 +23,7 @@ from vitreous.evaluation.libraries import needed, unobserved
 from vitreous.evaluation.openvino import quantize
 from vitreous.models.zoo import Model
 from vitreous.serving.card import Card
-from vitreous.serving.export.graph import INPUT, OUTPUTS, trace
+from vitreous.serving.export.graph import INPUT, output_names, trace
 from vitreous.serving.export_file import CARD, MOST, content, describe_export, normalised, seal_onnx, seal_xml
 from vitreous.serving.exported import open_exported
 from vitreous.serving.runtime import Runtime
@@ -62,7 +62,7 @@ def write_onnx(target: ExportTarget, place: Path) -> None:
         raise UsageError(*TOO_LARGE)
     with silence_warnings():
         exported = trace(target.model, target.dynamic)
-        names: dict[str, Any] = {"input_names": [INPUT], "output_names": list(OUTPUTS)}
+        names: dict[str, Any] = {"input_names": [INPUT], "output_names": list(output_names(target.model.config))}
         written = torch.onnx.export(exported, (), **names, opset_version=OPSET, dynamo=True, verbose=False)
         assert written is not None
         graph = written.model_proto
@@ -159,7 +159,9 @@ def write_openvino(target: ExportTarget, place: Path) -> None:
     with unobserved(), silence_warnings():
         ov = needed("openvino")
         graph = ov.convert_model(trace(target.model, target.dynamic))
-        for value, name in zip((*graph.inputs, *graph.outputs), (INPUT, *OUTPUTS), strict=True):
+        for value, name in zip(
+            (*graph.inputs, *graph.outputs), (INPUT, *output_names(target.model.config)), strict=True
+        ):
             value.get_tensor().set_names({name})
         config = target.card.preprocess
         graph.reshape([-1, config.channels, *([-1, -1] if target.dynamic else config.image)])
@@ -189,12 +191,13 @@ class ProgramRuntime:
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
         """(B, C, *image) pixels -> (B, D) float32, what the head reads."""
-        return self.answers(pixels)[1].numpy()
+        return self.answers(pixels)[-1].numpy()
 
     @torch.inference_mode()
-    def answers(self, pixels: np.ndarray) -> tuple[Tensor, Tensor]:
-        """(B, C, *image) pixels -> (B, K) logits and (B, D) features, float32."""
-        return self.module(torch.from_numpy(normalised(pixels, self.preprocess)))
+    def answers(self, pixels: np.ndarray) -> tuple[Tensor, ...]:
+        """(B, C, *image) pixels -> (B, K) logits, where there is a head, and (B, D) features, float32."""
+        outputs = self.module(torch.from_numpy(normalised(pixels, self.preprocess)))
+        return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def open_export(path: Path, target: ExportTarget) -> Runtime:

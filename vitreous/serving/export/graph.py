@@ -166,11 +166,19 @@ class AnyAxes(nn.Module):
         )
 
 
-def exportable(model: Model, dynamic: bool = False) -> Answers:
-    """A copy of the model that exporters understand; `dynamic`: for images of any size that the patch divides."""
+def exportable(model: Model, dynamic: bool = False) -> nn.Module:
+    """A copy of the model that exporters understand; `dynamic`: for images of any size that the patch divides.
+
+    Without a head it answers in features alone.
+    """
     twin = deepcopy(model).cpu().eval().requires_grad_(False)
     replace_modules(twin, dynamic)
-    return Answers(twin)
+    return Answers(twin) if model.config.classes else twin
+
+
+def output_names(config: ModelConfig) -> tuple[str, ...]:
+    """The names of a graph's outputs."""
+    return OUTPUTS if config.classes else OUTPUTS[1:]
 
 
 def replace_modules(module: nn.Module, dynamic: bool) -> None:
@@ -226,7 +234,7 @@ def dynamic_axes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, 
 
 
 def trace(model: Model, dynamic: bool = False) -> Any:
-    """The model as torch.export makes it: (B, C, *image) normalised float32 -> logits, features, for any B."""
+    """The model as torch.export makes it: (B, C, *image) normalised float32 -> `output_names`, for any B."""
     if dynamic:
         check_dynamic(model.config)
     with warnings.catch_warnings(), torch.no_grad():

@@ -30,7 +30,8 @@ from vitreous.weights.bundle import Bundle
 FEWEST, MOST = 8, 200  # images to judge an export on: fewer prove nothing, more take long and tell little
 CALIBRATION = 128  # images that int8 is calibrated on, at most
 CHUNK = 16  # images that both answer in turn
-NEAR = 1e-3  # |Δlogit| of a float32 export, at most
+NEAR = 1e-3  # |Δlogit|, or of features, of a float32 export, at most
+COSINE = 0.99  # of features that count as the same
 LOSS = {None: 0.0, "int8": 0.02}  # share of answers that may change, by what was quantised
 MORE = "name more: --images"
 
@@ -54,9 +55,10 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of the comparison. `agreement`: share of images with the same class first, or, where an image may have
-    several classes, of equal decisions. `right`: top-1 of the original and of the export, where each image has one
-    label. `rates`: images a second of both."""
+    """The result of the comparison. `agreement`: share of images with the same class first; or, where an image may have
+    several classes, of equal decisions; or, of features, of those whose cosine to the original's is at least 0.99.
+    `right`: top-1 of the original and of the export, where each image has one label. `rates`: images a second of
+    both."""
 
     images: int
     furthest: float
@@ -80,7 +82,8 @@ class Proof:
 def compare(
     original: Runtime, export: Runtime, pictures: Pictures, card: Card, progress: Callable[[int], None]
 ) -> Proof:
-    """Compute all logits by both, chunk by chunk in turn; the first chunk is not timed."""
+    """Compute all logits by both, or features where there is no head, chunk by chunk in turn; the first chunk is not
+    timed."""
     outputs: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     seconds, counted = [0.0, 0.0], 0
     starts = list(range(0, len(pictures), CHUNK))
@@ -89,10 +92,10 @@ def compare(
         pixels = pictures.pixels[start : start + CHUNK]
         for side, runtime in enumerate((original, export)):
             began = time.perf_counter()
-            logits = runtime.logits(pixels)
+            answers = outputs_of(runtime, card, pixels)
             seconds[side] += (time.perf_counter() - began) * bool(number)
             if number < len(starts):
-                outputs[side].append(logits)
+                outputs[side].append(answers)
         counted += len(pixels) * bool(number)
         progress(min(start + CHUNK, len(pictures)))
     ours, theirs = (np.concatenate(side).astype(np.float64) for side in outputs)
@@ -105,8 +108,16 @@ def compare(
     return Proof(len(pictures), furthest, agreement(ours, theirs, card), right, rates, finite)
 
 
+def outputs_of(runtime: Runtime, card: Card, pixels: np.ndarray) -> np.ndarray:
+    """The logits (B, K) of (B, C, *image) pixels, or the features (B, D) of a model without a head."""
+    return runtime.logits(pixels) if card.classes else runtime.features(pixels)
+
+
 def agreement(ours: np.ndarray, theirs: np.ndarray, card: Card) -> float:
-    """The share of equal answers in two arrays of (n, K) logits."""
+    """The share of equal answers in two arrays of (n, K) logits, or of near (n, D) features without a head."""
+    if not card.classes:
+        norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+        return float(((ours * theirs).sum(1) >= COSINE * norms).mean())
     if not card.multilabel:
         return float((ours.argmax(1) == theirs.argmax(1)).mean())
     decided = [probabilities(side / card.temperature, card.loss) > THRESHOLD for side in (ours, theirs)]
@@ -117,7 +128,7 @@ def lost(proof: Proof, quantised: str | None, allowed: float | None) -> str:
     """The reasons against an export, or an empty string. `allowed`: the share of answers that may change; by default
     none in float32, 2 % in int8. Top-1 may fall by half of that, and logits in float32 move by 1e-3."""
     if not proof.finite:
-        return "it gives logits that are not finite"
+        return "it gives numbers that are not finite"
     share = LOSS[quantised] if allowed is None else allowed
     reasons = []
     if 1 - proof.agreement > share + 1e-9:
@@ -125,7 +136,7 @@ def lost(proof: Proof, quantised: str | None, allowed: float | None) -> str:
     if proof.right and proof.right[0] - proof.right[1] > share / 2 + 1e-9:
         reasons.append(f"its top-1 is {proof.right[1]:.2%}, not {proof.right[0]:.2%}")
     if quantised is None and allowed is None and proof.furthest > NEAR:
-        reasons.append(f"its logits are up to {proof.furthest:.1e} off, {NEAR:.0e} may be")
+        reasons.append(f"its outputs are up to {proof.furthest:.1e} off, {NEAR:.0e} may be")
     return ", ".join(reasons)
 
 
@@ -176,17 +187,20 @@ def of_files(images: Sequence[str], preprocess: Preprocess) -> Pictures:
 
 
 def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike[str] | None) -> tuple[Data, Pictures]:
-    """Labelled images of a data set, or of the run's own. Raises UsageError without one, DataError for none
-    readable."""
+    """Images of a data set, or of the run's own, with labels for a model that has classes.
+
+    Raises UsageError where there is no data set, DataError where no image can be read.
+    """
     try:
-        source, opened = data_for(run, data, "test")
+        source, opened = data_for(run, data, "test", labelled=bool(bundle.classes))
     except (UsageError, DataError) as error:
         if data is not None:
             raise
         message = f"there are no pictures to judge the export on: {error.message}"
         raise UsageError(message, "name some: --images FOLDER, or --data DATA") from None
     name = next((name for name in ("val", "test") if name in opened.splits), next(iter(opened.splits)))
-    split = matched(opened.splits[name], opened, bundle.classes, bundle.multilabel)
+    split = opened.splits[name]
+    split = matched(split, opened, bundle.classes, bundle.multilabel) if bundle.classes else split
     p, pixels, rows = bundle.preprocess, [], []
     for row in permutation(len(split), 0, 0)[: 4 * MOST].tolist():
         try:
@@ -198,7 +212,8 @@ def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike
             break
     if not rows:
         raise DataError(f"no picture of {source} can be read", "name others: --images FOLDER")
-    return opened, Pictures(np.stack(pixels), split.labels[rows], f"{source} ({name})")
+    labels = split.labels[rows] if bundle.classes else None
+    return opened, Pictures(np.stack(pixels), labels, f"{source} ({name})")
 
 
 def other_sizes(pictures: Pictures, patch: tuple[int, ...]) -> Iterator[np.ndarray]:
