@@ -1,0 +1,337 @@
+"""What a small ViT learns from CIFAR-10 without labels, by each objective in the same minutes: nearest neighbours, a
+linear head, and fine-tuning with 1 % and 10 % of the labels.
+
+    python benchmarks/pretraining.py FOLDER --work DIR --rows ROWS.jsonl --out benchmarks/DATE-pretraining-HARDWARE.md
+
+FOLDER has train/CLASS/* and test/CLASS/*. Runs lie in DIR and are resumed; a method whose row is in ROWS is skipped,
+so a second call goes on where the first one was stopped. A tenth of the training images is held out and chooses
+whatever is chosen. Other work on the machine would shorten a run of a fixed time, so a short run measures each
+method's images a second first (DIR/METHOD/rate.json, to be measured alone), and the epochs follow from rate and
+--minutes. Fine-tuned and from scratch learn from the same images in as many steps, each with the better of two rates
+by one run of a seed of its own on the held-out images. Test images are read once for each figure of the table.
+
+lightly-train (`pip install lightly-train`, in an environment of its own: --lightly PYTHON) trains timm's ViT of the
+same size, for the same minutes of its own clock, by `benchmarks/pretraining_lightly.py`; its weights are then read by
+vitreous and judged as ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import vitreous
+from vitreous.data.layouts.folder import list_classes
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.screen import screen
+from vitreous.data.sources import open_data
+from vitreous.evaluation.knn import NEIGHBOURS, neighbours, votes
+from vitreous.machine import processor
+from vitreous.models.names import configure
+from vitreous.weights.convert import convert
+
+#: options of `vitreous train` for each method of ours, the recipes as they stand
+OURS: dict[str, dict[str, Any]] = {
+    "DINO": {"recipe": "dino"},
+    "MAE": {"recipe": "mae"},
+    "DINOv2": {"recipe": "dinov2"},
+    "masked patches, mean colour": {"recipe": "masked-patches"},
+    "masked patches, small colours": {"recipe": "masked-patches", "settings": {"objective.target": ["small-colours"]}},
+    "masked patches, pixels": {"recipe": "masked-patches", "settings": {"objective.target": ["pixels"]}},
+}
+LIGHTLY = {"lightly-train, DINO": "dino", "lightly-train, default": "default"}
+SCRATCH, RANDOM, PIXELS = "from scratch", "random encoder", "raw pixels"
+METHODS = ("DINO", "MAE", SCRATCH, PIXELS, RANDOM, *list(OURS)[2:], *LIGHTLY)
+
+SHARES = (0.01, 0.1)  # of the labels of a class
+JUDGING = 1000  # the seed on which rates are compared; the table has seeds 0, 1, 2, ...
+BATCH = 64  # images of a fine-tuning step
+NEVER = 10**9  # steps
+#: what each way of learning from labels chooses from
+WAYS: dict[str, dict[str, dict[str, Any]]] = {
+    "fine-tuned": {"lr 2e-3": {}, "lr 1e-3": {"lr": 1e-3}},
+    SCRATCH: {
+        "Muon at 0.007": {"recipe": "small"},
+        "Muon at 0.02": {"recipe": "small", "settings": {"optimizer.matrix_lr": ["0.02"]}},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared, and where its runs lie. `steps` of fine-tuning has one number for each of SHARES."""
+
+    folder: Path
+    work: Path
+    rows: Path
+    lightly: Path | None = None
+    model: str = "ViT-192x6/8"
+    minutes: float = 30.0
+    seeds: int = 5
+    steps: tuple[int, ...] = (600, 2000)
+    measured: int = 60  # steps that measure the images a second
+
+    def home(self, method: str) -> Path:
+        """The folder of a method's runs."""
+        return self.work / "".join(c if c.isalnum() else "-" for c in method)
+
+    def made(self) -> dict[str, dict[str, Any]]:
+        """The rows that are there, by method."""
+        lines = self.rows.read_text("utf-8").splitlines() if self.rows.is_file() else []
+        return {row["method"]: row for row in map(json.loads, lines)}
+
+
+def trained(out: Path, data: Path, **options: Any) -> dict[str, Any]:
+    """The summary of a run: of a complete one as it lies there, else when it has been begun or has gone on to its
+    end."""
+    if (out / "summary.json").is_file():
+        return json.loads((out / "summary.json").read_text("utf-8"))
+    begun = (out / "last.ckpt").exists() or (out / "checkpoints").exists()
+    if not begun:
+        shutil.rmtree(out, ignore_errors=True)
+    started = time.perf_counter()
+    summary = vitreous.train(str(data), out=str(out), resume=begun, workers=0, **options)
+    print(f"{out}: {summary['steps']} steps, {time.perf_counter() - started:.0f} s", flush=True)
+    return summary
+
+
+def rate_of(plan: Plan, method: str) -> float:
+    """Images a second of a method's training steps; measured once and kept."""
+    place = plan.home(method) / "rate.json"
+    if not place.is_file():
+        out = plan.home(method) / "measured"
+        shutil.rmtree(out, ignore_errors=True)
+        given: dict[str, Any] = {
+            "steps": plan.measured,
+            "evaluate_every": NEVER,
+            "save_every": NEVER,
+            "log_every": 10,
+            "workers": 0,
+        }
+        vitreous.train(str(plan.folder), out=str(out), model=plan.model, **OURS[method], **given)
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
+        rates = [line["images_per_second"] for line in lines if "images_per_second" in line]
+        place.write_text(json.dumps({"images_per_second": statistics.median(rates)}))
+    return json.loads(place.read_text())["images_per_second"]
+
+
+def pretrained(plan: Plan, method: str) -> dict[str, Any]:
+    """Train an encoder without labels, for the images of so many minutes; what the row says of it."""
+    rate, images = rate_of(plan, method), len(open_data(str(plan.folder)).splits["train"])
+    epochs = round(rate * 60 * plan.minutes / images, 2)
+    summary = trained(
+        plan.home(method) / "encoder", plan.folder, model=plan.model, epochs=epochs, save_every=200, **OURS[method]
+    )
+    return {"images_per_second": rate, "epochs": summary["epochs"], "images": round(epochs * images)}
+
+
+def untrained(plan: Plan) -> Path:
+    """An encoder as it is before the first step: one step with a rate of next to nothing."""
+    out = plan.home(RANDOM) / "encoder"
+    trained(out, plan.folder, model=plan.model, recipe="masked-patches", steps=1, lr=1e-12, warmup_steps=0)
+    return out
+
+
+def nearest(run: Path, data: Path) -> float:
+    """Top-1 of the nearest neighbours of the test images among all training images."""
+    found = vitreous.evaluate(run, str(data), protocol="knn", k=(NEIGHBOURS,), workers=0, cache=False)
+    return found["figures"][0]["top1"]
+
+
+def linear(run: Path, data: Path) -> float:
+    """Top-1 of a linear head on the test images."""
+    return vitreous.evaluate(run, str(data), protocol="linear", workers=0, cache=False)["figures"][0]["top1"]
+
+
+def raw_pixels(plan: Plan) -> dict[str, Any]:
+    """The same nearest neighbours of the pixels themselves, normalised to [-1, 1]."""
+    data, preprocess = open_data(str(plan.folder)), Preprocess((32, 32))
+    rows, labels = {}, {}
+    for name, split in data.splits.items():
+        pixels, _ = screen(split, preprocess, 0, keep=True)
+        assert pixels is not None, "pictures of 32 pixels are kept in memory"
+        rows[name] = preprocess.normalise(pixels).flatten(1).numpy()
+        labels[name] = split.labels
+    memory, known = (np.concatenate([part[name] for name in ("train", "val")]) for part in (rows, labels))
+    shares = votes(*neighbours(memory, rows["test"], NEIGHBOURS), known, len(data.classes))
+    return {"knn": float((shares.argmax(1) == labels["test"]).mean())}
+
+
+def drawn(plan: Plan, share: float, seed: int) -> Path:
+    """A folder of links to that share of the training images of each class; to test, or for the seed that compares
+    rates, to `val`, 500 of each class that no run of that seed learns from."""
+    root = plan.work / "data" / f"{share:g}-{seed}"
+    if (root / "done").exists():
+        return root
+    shutil.rmtree(root, ignore_errors=True)
+    for number, (name, files) in enumerate(sorted(list_classes(plan.folder / "train").items())):
+        order = np.random.default_rng([seed, number]).permutation(len(files))
+        parts = {"train": order[: max(1, round(share * len(files)))]}
+        if seed == JUDGING:
+            parts["val"] = order[-min(500, len(files) // 5) :]
+        for split, rows in parts.items():
+            (root / split / name).mkdir(parents=True)
+            for row in rows:
+                (root / split / name / files[row].name).symlink_to(files[row].resolve())
+    (root / "test").symlink_to((plan.folder / "test").resolve())
+    (root / "done").touch()
+    return root
+
+
+def tuned(plan: Plan, method: str, number: int, encoder: Path | None) -> dict[str, Any]:
+    """Learn from a share of the labels: the better candidate, and test top-1 of each seed."""
+    way, share = SCRATCH if encoder is None else "fine-tuned", SHARES[number]
+
+    def learn(name: str, seed: int) -> tuple[Path, dict[str, Any]]:
+        """One run on the labels of a seed."""
+        given: dict[str, Any] = dict(WAYS[way][name])
+        start: dict[str, Any] = {"model": plan.model} if encoder is None else {"init": str(encoder)}
+        if seed != JUDGING:
+            given["settings"] = {"data.hold_out": ["0"], **given.get("settings", {})}
+        out = plan.home(method) / f"{share:g} {name} seed {seed}".replace(" ", "-")
+        length: dict[str, Any] = {
+            "steps": plan.steps[number],
+            "batch_size": BATCH,
+            "evaluate_every": NEVER,
+            "save_every": NEVER,
+        }
+        return out, trained(out, drawn(plan, share, seed), seed=seed, **start, **length, **given)
+
+    judged = {name: learn(name, JUDGING)[1]["val"]["top1"] for name in WAYS[way]}
+    chosen = max(judged, key=lambda name: judged[name])
+    tops = [learn(chosen, seed)[1]["test"]["top1"] for seed in range(plan.seeds)]
+    return {"chosen": chosen, "judged": judged, "top1": tops}
+
+
+def lightly(plan: Plan, method: str) -> tuple[Path, dict[str, Any]]:
+    """Let lightly-train train the same backbone for as many minutes; its weights and what the row says of it."""
+    if plan.lightly is None:
+        raise LookupError(f"{method} needs --lightly PYTHON")
+    out, script = plan.home(method), Path(__file__).with_name("pretraining_lightly.py")
+    if not (out / "told.json").is_file():
+        out.mkdir(parents=True, exist_ok=True)
+        heads, steps = getattr(configure(plan.model, 32), "heads"), plan.measured  # noqa: B009
+        words: list[Any] = [
+            plan.lightly,
+            script,
+            plan.folder / "train",
+            out,
+            "--method",
+            LIGHTLY[method],
+            "--model",
+            plan.model,
+        ]
+        words += ["--heads", heads, "--minutes", plan.minutes, "--measured", steps]
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        subprocess.run(list(map(str, words)), check=True, env=environment)
+        shutil.rmtree(out / "encoder", ignore_errors=True)
+        convert(out / "weights", out / "encoder", settings={"heads": heads})
+    return out / "encoder", json.loads((out / "told.json").read_text())
+
+
+def row_of(plan: Plan, method: str) -> dict[str, Any]:
+    """Everything that the table says of a method."""
+    facts: dict[str, Any] = {"method": method, "model": plan.model, "minutes": plan.minutes}
+    if method == PIXELS:
+        return facts | raw_pixels(plan)
+    if method == RANDOM:
+        return facts | {"knn": nearest(untrained(plan), plan.folder)}
+    encoder = None
+    if method != SCRATCH:
+        if method in LIGHTLY:
+            encoder, told = lightly(plan, method)
+        else:
+            encoder, told = plan.home(method) / "encoder", pretrained(plan, method)
+        facts |= told | {"knn": nearest(encoder, plan.folder), "linear": linear(encoder, plan.folder)}
+    return facts | {f"{share:g}": tuned(plan, method, number, encoder) for number, share in enumerate(SHARES)}
+
+
+def spread(found: dict[str, Any] | None) -> str:
+    """Mean and standard deviation of the seeds in percent, and the rate."""
+    if not found:
+        return ""
+    tops = found["top1"]
+    return f"{statistics.mean(tops):.1%} ± {statistics.stdev(tops) if len(tops) > 1 else 0.0:.1%} ({found['chosen']})"
+
+
+def page(plan: Plan, notes: list[str]) -> str:
+    """The page, of the rows that are there."""
+    rows = plan.made()
+    some = next(iter(rows.values()), {"model": plan.model, "minutes": plan.minutes})
+    share: Callable[[dict, str], str] = lambda row, name: f"{row[name]:.1%}" if name in row else ""  # noqa: E731
+    lines = [
+        f"# Learning without labels on CIFAR-10, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}. `{some['model']}`, pre-trained for",
+        f"as many images as {some['minutes']:g} minutes hold alone on the machine; ours on the training images but for a",
+        f"tenth, lightly-train on all. k-NN ({NEIGHBOURS} neighbours among all training images), linear head and",
+        f"fine-tuning ({' and '.join(map(str, plan.steps))} steps of {BATCH} images; mean and deviation of the seeds):",
+        "top-1 of the test images.",
+        "",
+        "    python benchmarks/pretraining.py FOLDER --work DIR --rows ROWS.jsonl",
+        "",
+        "| method | images/s | epochs | images seen | k-NN | linear | 1 % of the labels | 10 % of the labels |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in [method for method in METHODS if method in rows]:
+        row = rows[name]
+        cells = ["", "", ""]
+        if "images" in row:
+            cells = [f"{row['images_per_second']:.0f}", f"{row['epochs']:.1f}", f"{row['images']:,}"]
+        cells += [share(row, "knn"), share(row, "linear"), spread(row.get("0.01")), spread(row.get("0.1"))]
+        lines.append("| " + " | ".join([name, *cells]) + " |")
+    missing = [method for method in METHODS if method not in rows]
+    if missing:
+        lines += ["", f"Not run yet: {', '.join(missing)}."]
+    return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
+
+
+def main() -> None:
+    """Make the rows that are not there yet, and print the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--work", type=Path, required=True, help="where runs are kept; a second call goes on with them")
+    parser.add_argument("--rows", type=Path, required=True, help="JSON lines, a method each")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=METHODS, help="in this order; none: the page")
+    parser.add_argument("--lightly", type=Path, help="the Python of an environment with lightly-train")
+    parser.add_argument("--model", default=Plan.model)
+    parser.add_argument("--minutes", type=float, default=Plan.minutes, help="of pre-training")
+    parser.add_argument("--seeds", type=int, default=Plan.seeds)
+    parser.add_argument("--steps", type=int, nargs=2, default=Plan.steps, help="with 1 %% and with 10 %% of the labels")
+    parser.add_argument("--measured", type=int, default=Plan.measured, help="steps that measure the images a second")
+    given = vars(parser.parse_args())
+    methods, out = given.pop("methods"), given.pop("out")
+    plan, notes = Plan(**given), []
+    plan.rows.parent.mkdir(parents=True, exist_ok=True)
+    for method in methods:
+        if method in plan.made():
+            continue
+        try:
+            row = row_of(plan, method)
+        except (LookupError, subprocess.CalledProcessError) as error:
+            notes.append(f"{method} was left out: {error}.")
+            continue
+        with plan.rows.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+    text = page(plan, notes)
+    print(text)
+    if out:
+        out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
