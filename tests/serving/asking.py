@@ -19,20 +19,20 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification
+from vitreous.weights.tasks import Classification, Features
 
 CLASSES = ("ant", "<b>bee</b>", "cat", "dog", "eel")
 
 
 def save_bundle(place: Path, seed: int = 0, classes: tuple[str, ...] = CLASSES) -> Path:
-    """A ViT of 4 x 4 patches with a head that tells pictures apart."""
+    """A ViT of 4 x 4 patches with a head that tells pictures apart, or, without classes, none."""
     torch.manual_seed(seed)
     model = build(
         ViTConfig(image=(32, 32), patch=(8, 8), classes=len(classes), width=32, depth=2, heads=2, hidden=64)
     ).eval()
-    with torch.no_grad():
-        model.head.weight.normal_(0, 1)
-    Bundle(model, Classification(classes), Preprocess((32, 32))).save(place)
+    if classes:
+        torch.nn.init.normal_(model.head.weight)
+    Bundle(model, Classification(classes) if classes else Features(), Preprocess((32, 32))).save(place)
     return place
 
 

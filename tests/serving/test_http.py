@@ -14,7 +14,7 @@ from PIL import Image
 from tests.serving.asking import CLASSES, Site, file, form, save_bundle
 from tests.serving.made import read_for
 from vitreous.serving.http.server import running
-from vitreous.serving.index import Neighbour
+from vitreous.serving.index import Neighbour, write_index
 from vitreous.serving.predict import load
 
 
@@ -129,8 +129,35 @@ def test_the_model_is_described(site, predictor):
     told = site.ask("GET", "/v1/model")[1]
     assert told["classes"] == list(CLASSES) and told["grid"] == [4, 4] and told["image"] == [32, 32]
     assert told["parameters"] == sum(p.numel() for p in predictor.bundle.model.parameters())
-    assert told["can"] == {"embed": True, "attention": True, "positions": True, "filters": True, "neighbours": False}
+    assert told["can"] == {
+        "predict": True,
+        "embed": True,
+        "attention": True,
+        "positions": True,
+        "filters": True,
+        "neighbours": False,
+    }
     assert told["limits"]["bytes"] == 20 * 2**20 and told["limits"]["queue"] >= 8
+
+
+def test_an_encoder_without_a_head_embeds_and_looks(tmp_path):
+    folder = save_bundle(tmp_path / "encoder", classes=())
+    (tmp_path / "photos").mkdir()
+    for number in range(3):
+        (tmp_path / "photos" / f"{number}.png").write_bytes(file(number))
+    write_index(folder, tmp_path / "photos")
+    encoder, kind = load(folder, headless=True), {"Content-Type": "image/png"}
+    with running(encoder, run=folder) as server:
+        site = Site(server.address)
+        told = site.ask("GET", "/v1/model")[1]
+        assert told["classes"] == [] and told["can"]["predict"] is False and told["can"]["neighbours"] is True
+        status, told, _ = site.predict(file(1))
+        assert status == 404 and "no head" in told["error"]["message"] and told["error"]["hint"] == "POST /v1/embed"
+        embedding = site.ask("POST", "/v1/embed", file(1), kind)[1]["embeddings"][0]["embedding"]
+        assert np.allclose(embedding, encoder.embed(file(1)), rtol=1e-6)
+        assert site.ask("POST", "/v1/attention", file(1), kind)[0] == 200
+        first = site.ask("POST", "/v1/neighbours?count=2", file(1), kind)[1]["neighbours"][0]
+        assert (first["name"], first["label"]) == ("1.png", "") and first["similarity"] == pytest.approx(1, abs=1e-5)
 
 
 def test_positions_filters_and_neighbours(site, server, predictor, monkeypatch):

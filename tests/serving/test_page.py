@@ -15,6 +15,7 @@ import torch
 from tests.conftest import make_folder, picture
 from tests.serving.made import read_for
 from vitreous.data.preprocess import Preprocess
+from vitreous.evaluation.features import headless
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
 from vitreous.reports.pages.formats import break_name, format_share
@@ -24,8 +25,8 @@ from vitreous.serving.http.limits import Limits, Settings
 from vitreous.serving.http.server import running
 from vitreous.serving.index import open_index, write_index
 from vitreous.serving.predict import load
-from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification
+from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.tasks import Classification, Features
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
@@ -199,6 +200,26 @@ def alike(shown: np.ndarray, weights) -> bool:
     weights = np.array(weights)
     ordered = shown.ravel()[np.argsort(weights.ravel())]
     return shown.argmax() == weights.argmax() and bool((np.diff(ordered) > -0.01).all()) and np.ptp(shown) > 0.2
+
+
+def test_an_encoder_without_a_head_shows_attention_and_neighbours(browser, home, tmp_path):
+    shutil.copytree(home / "model", tmp_path / "encoder")
+    bundle = load_bundle(home / "model")
+    model = headless(bundle.model)
+    Bundle(model, Features(), bundle.preprocess).save(tmp_path / "encoder")
+    (tmp_path / "photos").mkdir()
+    for number in range(2):
+        shutil.copy(home / f"{number}.png", tmp_path / "photos")
+    write_index(tmp_path / "encoder", tmp_path / "photos")
+    with running(load(tmp_path / "encoder", headless=True), QUIET, tmp_path / "encoder") as server:
+        visit = Visit(browser, server.address)
+        visit.take(home / "1.png")
+        visit.see("#model", "features, no classes")
+        expect(visit.find("#answer")).to_be_hidden()
+        visit.see("#neighbours li:first-child", "1.png")
+        assert visit.find("#neighbours li").count() == 2 and visit.attentions()
+        assert visit.find("#history li p").all_text_contents() == ["1.png"]
+        visit.leave()
 
 
 @pytest.mark.parametrize("visit", [("desk", "light"), pytest.param(("phone", "dark"), marks=slow)], indirect=True)

@@ -120,7 +120,7 @@ def write_index(
     bundle, folder = open_bundle(run, headless=True), bundle_in(Path(run))
     if folder is None:
         raise UsageError(f"{run} is no bundle: an index is stored in one", "make one: vitreous convert SOURCE OUT")
-    opened = data_for(run, data, split)[1]
+    opened = data_for(run, data, split, labelled=False)[1]
     images = opened.split(split)
     if len(images) > limit:
         images = images.take(np.sort(permutation(len(images), 0, 0)[:limit]))
@@ -189,9 +189,13 @@ def labels_of(data: Data, split: Split, rows: np.ndarray) -> Iterator[str]:
     """The class name of each of the images at `rows` (n,), or the names of several with commas between."""
     for label in split.labels[rows]:
         yield (
-            data.classes[label]
-            if np.ndim(label) == 0
-            else ", ".join(data.classes[place] for place in np.flatnonzero(label))
+            ""
+            if not data.classes
+            else (
+                data.classes[label]
+                if np.ndim(label) == 0
+                else ", ".join(data.classes[place] for place in np.flatnonzero(label))
+            )
         )
 
 

@@ -50,14 +50,19 @@ class Served:
 
     @cached_property
     def can(self) -> dict[str, bool]:
-        """Which requests it can answer beside its classes."""
+        """Which requests it can answer."""
         from vitreous.serving import attention_api
 
         bundle = self.predictor.bundle
         parts = dict.fromkeys(("attention", "positions", "filters"), False) | (
             attention_api.abilities(bundle) if bundle else {}
         )
-        return {"embed": self.embeds, **parts, "neighbours": self.index is not None}
+        return {
+            "predict": bool(self.predictor.card.classes),
+            "embed": self.embeds,
+            **parts,
+            "neighbours": self.index is not None,
+        }
 
     def describe(self) -> dict[str, Any]:
         """The document of GET /v1/model, without the server's limits."""
@@ -113,22 +118,24 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
     """
     size = min(batch_size(predictor), limits.queue or MOST)
     one, card = noise(predictor), predictor.card
+    answer = predictor.probabilities if card.classes else predictor.runtime.features
     try:
-        golden, again = predictor.probabilities(one), predictor.probabilities(one)
+        golden, again = answer(one), answer(one)
     except VitreousError:
         raise
     except Exception as error:
         message = f"{card.name} cannot answer: {str(error).splitlines()[0][:200]}"
         raise WeightsError(message, "see whether `vitreous predict` can") from error
     finite = bool(np.isfinite(golden).all())
-    if golden.shape != (1, len(card.classes)) or not finite or not np.array_equal(golden, again):
+    fits = golden.shape == (1, len(card.classes)) if card.classes else golden.ndim == 2
+    if not fits or not finite or not np.array_equal(golden, again):
         symptom = "another answer the second time" if finite else "numbers that are not finite"
         message = f"{card.name} {card.version} gives {symptom}, shape {golden.shape}"
         raise WeightsError(message, "train or export it again")
     full, seconds = noise(predictor, size), []
     for _ in range(2):
         began = time.perf_counter()
-        predictor.probabilities(full)
+        answer(full)
         seconds.append(max(time.perf_counter() - began, 1e-6))
     plain, sized = (settings_of(card.preprocess, limits, predictor.exact, sized) for sized in (False, True))
     served = Served(

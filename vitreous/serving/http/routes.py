@@ -116,9 +116,11 @@ def model_name(served: Served) -> dict[str, str]:
 
 
 async def predict(request: Request) -> Response:
-    """Names and probabilities."""
+    """Names and probabilities. Raises Refusal, 404, for a model without classes."""
     service, parameters = context(request)[0], read_parameters(request)
     served, card = service.served, service.served.predictor.card
+    if not card.classes:
+        raise Refusal(404, "not_available", "this model has no head: it gives features, not classes", "POST /v1/embed")
     top = parse_int("top", parameters["top"], 1, len(card.classes)) if "top" in parameters else None
     threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else None
     options = served.predictor.asked(top, threshold)

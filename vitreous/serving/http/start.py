@@ -43,7 +43,7 @@ def serve(
     from vitreous.serving.http.server import Server
 
     def loaded() -> Predictor:
-        return load(run, how, exact=exact, quick=quick)
+        return load(run, how, exact=exact, quick=quick, headless=True)
 
     server = Server(settings or Settings(), run, loaded)
     return asyncio.run(server.run(lambda: up(server)))

@@ -61,7 +61,8 @@ export function neighbours(found) {
       picture.addEventListener("load", () => picture.classList.toggle("tiny", picture.naturalWidth < 48));
       tile.append(picture);
     }
-    tile.append(makeName("p", "", one.label), makeName("p", "dim", `${one.name} · cosine ${one.similarity.toFixed(3)}`));
+    if (one.label) tile.append(makeName("p", "", one.label));
+    tile.append(makeName("p", "dim", `${one.name} · cosine ${one.similarity.toFixed(3)}`));
     return tile;
   }));
 }

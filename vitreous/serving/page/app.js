@@ -55,13 +55,13 @@ async function look(file) {
     put(shown, name);
     blank(model.classes.length);
     const top = Math.min(MOST, model.classes.length);
-    const answer = await numbers(`/v1/predict?top=${top}`, upload(file, name));
+    const answer = await numbers(model.can.predict ? `/v1/predict?top=${top}` : "/v1/embed", upload(file, name));
     if (answer.model.version !== model.version) {
       trouble("The server has another model now.", "Load the page again to ask it.", () => location.reload());
       if (own === turn) await back();
       return;
     }
-    const prediction = answer.predictions[0];
+    const prediction = (answer.predictions ?? answer.embeddings)[0]; // an encoder without a head has no classes
     if (prediction.error) throw new Refused(prediction.error.message, prediction.error.hint ?? "", prediction.error.code);
     const entry = { file, name, prediction, maps: new Map(), ...small(shown) };
     history.keep(entry);
@@ -101,9 +101,9 @@ async function show(entry, shown = null) {
   if (own !== turn) return;
   put(shown, entry.name);
   history.mark(entry);
-  answers(entry.prediction, model.several);
-  const best = entry.prediction.classes.slice(0, 3).map((one) => `${one.class} ${percent(one.probability)}`).join(", ");
-  say(`${entry.name}: ${entry.prediction.unsure ? "unsure. " : ""}${best || "no class"}.`);
+  if (model.can.predict) answers(entry.prediction, model.several);
+  const best = entry.prediction.classes?.slice(0, 3).map((one) => `${one.class} ${percent(one.probability)}`).join(", ");
+  say(model.can.predict ? `${entry.name}: ${entry.prediction.unsure ? "unsure. " : ""}${best || "no class"}.` : entry.name);
   attention?.show(entry);
   if (!model.can.neighbours) return;
   try {
@@ -118,7 +118,8 @@ const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
 
 /** What the model is, in the head of the page and in full. */
 function introduce() {
-  part("model").textContent = `${model.name} · ${model.classes.length} classes`;
+  part("model").textContent = `${model.name} · ${model.can.predict ? `${model.classes.length} classes` : "features, no classes"}`;
+  part("answer").hidden = !model.can.predict;
   document.title = `${model.name} · vitreous`;
   const facts = {
     Model: model.name, Version: model.version, Parameters: model.parameters?.toLocaleString("en"),
