@@ -294,7 +294,7 @@ def page(plan: Plan, notes: list[str]) -> str:
         lines.append("| " + " | ".join([name, *cells]) + " |")
     missing = [method for method in METHODS if method not in rows]
     if missing:
-        lines += ["", f"Not run yet: {', '.join(missing)}."]
+        lines += ["", f"Not run yet: {'; '.join(missing)}."]
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
