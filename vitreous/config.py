@@ -254,6 +254,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
         return [
             line for name in names for line in differences(getattr(old, name), getattr(new, name), f"{path}{name}.")
         ]
-    if items(old).keys() == items(new).keys() and items(old):
-        return [line for name in old for line in differences(old[name], new[name], f"{path}{name}.")]
+    before, after = items(old), items(new)
+    if before and before.keys() == after.keys():
+        return [line for name in before for line in differences(before[name], after[name], f"{path}{name}.")]
     return [] if old == new else [f"{path.removesuffix('.')}: {old} -> {new}"]
