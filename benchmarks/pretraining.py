@@ -7,19 +7,17 @@ FOLDER has train/CLASS/* and test/CLASS/*. Runs lie in DIR and are resumed; a me
 so a second call goes on where the first one was stopped. A tenth of the training images is held out and chooses
 whatever is chosen. Other work on the machine would shorten a run of a fixed time, so a short run measures each
 method's images a second first (DIR/METHOD/rate.json, to be measured alone), and the epochs follow from rate and
---minutes. Fine-tuned and from scratch learn from the same images in as many steps, each with the better of two rates
+--minutes. Fine-tuned and from scratch learn from the same images in as many steps, each with the best of three ways
 by one run of a seed of its own on the held-out images. Test images are read once for each figure of the table.
 
-lightly-train (`pip install lightly-train`, in an environment of its own: --lightly PYTHON) trains timm's ViT of the
-same size, for the same minutes of its own clock, by `benchmarks/pretraining_lightly.py`; its weights are then read by
-vitreous and judged as ours.
+lightly-train (`pip install lightly-train -e .`, in an environment of its own: --lightly PYTHON) trains our encoder for
+the images of as many minutes, by `benchmarks/pretraining_lightly.py`; its weights are judged as ours.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -39,8 +37,6 @@ from vitreous.data.screen import screen
 from vitreous.data.sources import open_data
 from vitreous.evaluation.knn import NEIGHBOURS, neighbours, votes
 from vitreous.machine import processor
-from vitreous.models.names import configure
-from vitreous.weights.convert import convert
 
 #: options of `vitreous train` for each method of ours, the recipes as they stand
 OURS: dict[str, dict[str, Any]] = {
@@ -59,12 +55,19 @@ SHARES = (0.01, 0.1)  # of the labels of a class
 JUDGING = 1000  # the seed on which rates are compared; the table has seeds 0, 1, 2, ...
 BATCH = 64  # images of a fine-tuning step
 NEVER = 10**9  # steps
+CUTMIX = {"views.cutmix": ["1.0"], "views.mix_probability": ["0.5"]}
+CALM = {"model.drop_path": ["0.1"], "views.shift": ["0.125"], "objective.smoothing": ["0.1"]}
 #: what each way of learning from labels chooses from
 WAYS: dict[str, dict[str, dict[str, Any]]] = {
-    "fine-tuned": {"lr 2e-3": {}, "lr 1e-3": {"lr": 1e-3}},
+    "fine-tuned": {
+        "AdamW at 2e-3": {},
+        "Muon at 0.004": {"recipe": "small", "settings": {"optimizer.matrix_lr": ["0.004"], **CALM}},
+        "Muon at 0.007, CutMix": {"recipe": "small", "settings": {"optimizer.matrix_lr": ["0.007"], **CALM, **CUTMIX}},
+    },
     SCRATCH: {
         "Muon at 0.007": {"recipe": "small"},
         "Muon at 0.02": {"recipe": "small", "settings": {"optimizer.matrix_lr": ["0.02"]}},
+        "Muon at 0.02, CutMix": {"recipe": "small", "settings": {"optimizer.matrix_lr": ["0.02"], **CUTMIX}},
     },
 }
 
@@ -77,7 +80,7 @@ class Plan:
     work: Path
     rows: Path
     lightly: Path | None = None
-    model: str = "ViT-192x6/8"
+    model: str = "Conv+ViT-128x4/8"
     minutes: float = 30.0
     seeds: int = 5
     steps: tuple[int, ...] = (600, 2000)
@@ -222,22 +225,9 @@ def lightly(plan: Plan, method: str) -> tuple[Path, dict[str, Any]]:
     out, script = plan.home(method), Path(__file__).with_name("pretraining_lightly.py")
     if not (out / "told.json").is_file():
         out.mkdir(parents=True, exist_ok=True)
-        heads, steps = getattr(configure(plan.model, 32), "heads"), plan.measured  # noqa: B009
-        words: list[Any] = [
-            plan.lightly,
-            script,
-            plan.folder / "train",
-            out,
-            "--method",
-            LIGHTLY[method],
-            "--model",
-            plan.model,
-        ]
-        words += ["--heads", heads, "--minutes", plan.minutes, "--measured", steps]
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        subprocess.run(list(map(str, words)), check=True, env=environment)
-        shutil.rmtree(out / "encoder", ignore_errors=True)
-        convert(out / "weights", out / "encoder", settings={"heads": heads})
+        words: list[Any] = [plan.lightly, script, plan.folder / "train", out, "--method", LIGHTLY[method]]
+        words += ["--model", plan.model, "--minutes", plan.minutes, "--measured", plan.measured]
+        subprocess.run(list(map(str, words)), check=True)
     return out / "encoder", json.loads((out / "told.json").read_text())
 
 

@@ -117,21 +117,26 @@ def capabilities() -> dict[str, bool]:
     }
 
 
-def settle_process() -> None:
+def settle_process(one_arena: bool = False) -> None:
     """Prepare this process for long computations: threads no more than the cores that it may use (PyTorch does not know
-    of a container's share of the machine's time), and an allocator that keeps freed memory."""
+    of a container's share of the machine's time), and an allocator that keeps freed memory (`keep_freed_memory`)."""
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores():
         torch.set_num_threads(cores())
-    keep_freed_memory()
+    keep_freed_memory(one_arena)
 
 
-def keep_freed_memory() -> None:
+def keep_freed_memory(one_arena: bool = False) -> None:
     """Have glibc keep freed memory: a training step frees and asks for the same large tensors over and over, and each
-    time that they go back to the system their pages are faulted in anew, 10 to 20 % of a step. Elsewhere, nothing."""
+    time that they go back to the system their pages are faulted in anew, 10 to 20 % of a step. Elsewhere, nothing.
+
+    `one_arena`: what one thread has freed another can use, for threads that ask seldom, as those of a training step do.
+    """
     if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
         libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+        if one_arena:
+            libc.mallopt(-8, 1)  # M_ARENA_MAX
 
 
 @cache

@@ -69,6 +69,7 @@ class Display:
         self.label = ""
         self.last_line = 0.0
         self.began = time.monotonic()
+        self.first = 0  # done when the label began: a resumed run, or its first steps
         self.neighbours = Neighbours(self.note, siblings="RANK" in os.environ)
 
     def note(self, text: str) -> None:
@@ -90,15 +91,15 @@ class Display:
             return
         now = time.monotonic()
         if label != self.label:
-            self.label, self.began, self.last_line = label, now, 0.0
+            self.label, self.began, self.last_line, self.first = label, now, 0.0, done
         if total is None:
             if now - self.last_line >= PLAIN_EVERY:
                 self.last_line = now
                 write_line(f"{label} {done:,}  {text}", sys.stderr)
         elif now - self.last_line >= PLAIN_EVERY or done >= total:
             self.last_line = now
-            left = (now - self.began) / max(done, 1) * (total - done)
-            rest = f"  {left:.0f} s left" if now > self.began and done < total else ""
+            left = (now - self.began) / max(done - self.first, 1) * (total - done)
+            rest = f"  {left:.0f} s left" if done > self.first and done < total else ""
             write_line(f"{label} {done / max(total, 1):4.0%}  {text}{rest}", sys.stderr)
 
     def draw(self, label: str, done: int, total: int | None, text: str) -> None:

@@ -53,6 +53,19 @@ def test_a_terminal_has_a_bar(monkeypatch, capsys):
     assert display.bar is None and "train" in capsys.readouterr().err
 
 
+def test_the_time_left_is_that_of_the_work_seen(monkeypatch, capsys):
+    """A run that begins at 600 of 1,000, resumed, and does 100 in 50 s has 300 more to do in 150 s."""
+    now = 100.0
+    monkeypatch.setattr("vitreous.progress.time.monotonic", lambda: now)
+    display = Display()
+    monkeypatch.setattr(display.neighbours, "poll", lambda: None)
+    for done, now in ((600, 105.0), (700, 155.0), (1000, 300.0)):  # noqa: B007
+        display.progress("train", done, 1000)
+    lines = capsys.readouterr().err.splitlines()
+    assert [" left" in line for line in lines] == [False, True, False]
+    assert lines[1].endswith("150 s left")
+
+
 def test_a_listener_hears_in_place_of_the_display(photos, tmp_path, capsys):
     class Listener:
         heard: list[str] = []  # noqa: RUF012

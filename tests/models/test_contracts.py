@@ -39,6 +39,7 @@ MODELS = {
         "norm": "none",
         "resize": "bicubic",
     },
+    "windows beside prefix tokens": {"window": 3, "global_blocks": (1,), "registers": 2},
     "gated": {"mlp": "swiglu"},
     "CLIP": {"first_norm": True, "norm": "pooled", "gelu": "quick", "projection_bias": False, "head_bias": False},
     "hybrid": {"image": (32, 32), "patch": (16, 16), "stem": StemConfig((1, 1, 1), 8)},

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitreous.errors import UsageError
-from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
+from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, ViTConfig
 from vitreous.models.cost import activations, computed, macs
 from vitreous.models.names import NAMES, configure, configure_vit, name_of
 from vitreous.models.skip_init import skip_init
@@ -131,7 +131,9 @@ def test_names_need_no_pytorch():
     [
         ({"axial": True}, "without prefix tokens"),
         ({"axial": True, "class_token": False, "pool": "mean", "attention": "rotary"}, "attention=plain"),
-        ({"window": 7, "class_token": False, "pool": "mean"}, "attention=decomposed"),
+        ({"window": 7, "attention": "rotary", "position": "none"}, "windows go with attention=plain"),
+        ({"window": 7, "global_blocks": (2, 12)}, "blocks are from 0 to 11"),
+        ({"neck": 8, "class_token": False, "pool": "mean"}, "attention=decomposed"),
         ({"position_at": "each", "position": "none"}, "need a position"),
         ({"pool": "distilled", "class_token": False}, "needs a class token"),
         ({"stem": StemConfig((3, 4, 9)), "patch": (8, 8)}, "not a multiple of 16"),
@@ -260,11 +262,11 @@ def test_activations_are_what_autograd_keeps(changes):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         answer = model.encode(tokens, whole=False)
-    assert sum(kept.values()) / 2 == pytest.approx(activations(config), rel=0.1)
+    assert sum(kept.values()) / 2 == pytest.approx(activations(config, device="cpu"), rel=0.1)
     assert answer.requires_grad
 
 
 def test_the_list_covers_the_paper():
     named = {"ViT-L/16", "ViT-H/14", "R50+ViT-L/32", "BiT-R152x4", "Axial-ViT-B/16", "AxialResNet-50"}
     assert named <= set(NAMES)
-    assert all(isinstance(configure(name), ViTConfig | BiTConfig) for name in NAMES)
+    assert all(isinstance(configure(name), ViTConfig | BiTConfig | SwinConfig) for name in NAMES)

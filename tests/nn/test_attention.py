@@ -31,7 +31,10 @@ def test_few_queries_get_the_answers_that_they_get_among_all(shape, bias):
 
 def test_kept_attention_has_the_gradients_of_the_formula():
     q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    assert torch.autograd.gradcheck(KeptAttention.apply, (q, k, v))
+    assert torch.autograd.gradcheck(KeptAttention.apply, (q, k, v, None))
+    for shape in ((5, 5), (3, 5, 5), (1, 3, 1, 5), (2, 3, 5, 5)):
+        bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(KeptAttention.apply, (q, k, v, bias))
 
 
 def test_without_pytorch_s_kernel_the_gradients_are_the_same(monkeypatch):
@@ -40,10 +43,17 @@ def test_without_pytorch_s_kernel_the_gradients_are_the_same(monkeypatch):
 
 
 @pytest.mark.processor
-def test_training_in_bfloat16_on_a_cpu_agrees_with_the_fused_kernel():
+@pytest.mark.parametrize("biased", [False, True])
+def test_training_in_bfloat16_on_a_cpu_agrees_with_the_fused_kernel(biased):
+    torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, 17, 8).bfloat16().requires_grad_() for _ in range(3))
-    fused = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    kept = attend(q, k, v)
+    if biased:
+        bias = torch.randn(1, 3, 17, 17).bfloat16()
+        bias[..., 4] = float("-inf")
+    else:
+        bias = None
+    fused = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    kept = attend(q, k, v, bias)
     assert kept.grad_fn is not None and "KeptAttention" in type(kept.grad_fn).__name__
     assert torch.allclose(kept, fused, atol=3e-2)
     gradient = torch.randn_like(kept)

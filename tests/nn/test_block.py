@@ -26,6 +26,27 @@ def test_stochastic_depth_skips_whole_samples_and_keeps_the_mean():
     assert torch.equal(branch.eval()(torch.zeros(2, 3, 4)), torch.ones(2, 3, 4))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gelu", ["none", "tanh"])
+def test_gelu_is_computed_again_to_the_same_bits(dtype, gelu):
+    """With less kept: neither GELU's values nor a copy of them."""
+    torch.manual_seed(0)
+    mlp, x = Mlp(24, 96, gelu=gelu).to(dtype), torch.randn(3, 5, 24).to(dtype).requires_grad_()
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = mlp(x)
+    assert sum(tensor.numel() == 3 * 5 * 96 for tensor in kept) == 1
+    whole = mlp.fc2(mlp.inner(x))
+    assert torch.equal(y, whole)
+    upstream, tensors = torch.randn_like(y), [x, *mlp.parameters()]
+    for ours, theirs in zip(*(torch.autograd.grad(z, tensors, upstream) for z in (y, whole)), strict=True):
+        assert torch.equal(ours, theirs)
+    mlp.fc2.requires_grad_(False)
+    x.grad = None
+    mlp(x).backward(upstream)
+    assert mlp.fc2.weight.grad is None and x.grad is not None
+
+
 def test_dropout_sits_where_the_paper_has_it():
     """After the attention output, after the GELU and after the second layer of the MLP (appendix B.1); never on q, k,
     v."""

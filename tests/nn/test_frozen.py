@@ -13,7 +13,7 @@ from tests.precision import LIMITS, relative_error
 from vitreous.config import to_plain
 from vitreous.evaluation.engine import given
 from vitreous.models import zoo
-from vitreous.models.config import StemConfig, ViTConfig
+from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
 from vitreous.models.names import NAMES, configure
 from vitreous.nn.frozen import Packed, can_pack, frozen
 
@@ -52,8 +52,10 @@ def few(name):
     patches."""
     config = configure(name)
     image = (2 * config.patch[0], 2 * config.patch[1])
-    if not isinstance(config, ViTConfig):
+    if isinstance(config, BiTConfig):
         return replace(config, image=image, classes=1000, blocks=(1, 1, 1, 1), factor=1)
+    if not isinstance(config, ViTConfig):
+        return replace(config, image=image, classes=1000, blocks=tuple(min(2, count) for count in config.blocks))
     stem = (
         replace(config.stem, blocks=(1,) * len(config.stem.blocks))
         if isinstance(config.stem, StemConfig)

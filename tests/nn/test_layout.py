@@ -119,5 +119,5 @@ def test_frozen_and_compiled_windows_answer_the_same():
 def test_shifts_and_pads_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="shift of"):
         Windows(block(), (3, 4), (3, 0))
-    with pytest.raises(ValueError, match="neither mask nor zeros"):
+    with pytest.raises(ValueError, match="neither mask, zeros nor"):
         Windows(block(), (3, 4), pad="reflect")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import replace
 
 import pytest
@@ -16,8 +17,9 @@ from vitreous.models.config import ViTConfig
 from vitreous.models.names import configure
 from vitreous.models.zoo import build
 from vitreous.objectives.base import Progress, Setting, alone, identity
-from vitreous.objectives.dino import DINO, DINOConfig, Head, HeadOptions, collapse, cross_views, describe_targets
+from vitreous.objectives.dino import DINO, DINOConfig, collapse, cross_views, describe_targets
 from vitreous.objectives.dinov2 import DINOv2, DINOv2Config, koleo, masked_cross_entropy, sinkhorn
+from vitreous.objectives.heads import BatchNorm, Head, HeadOptions, compare_views
 from vitreous.recipes.registry import example
 
 SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=0, width=32, depth=2, heads=2, hidden=64)
@@ -213,28 +215,65 @@ def test_sinkhorn_is_the_loop_of_its_docstring():
     assert sinkhorn(scores[:0], identity).shape == (0, 5)
 
 
-def test_sinkhorn_of_parts_is_sinkhorn_of_the_whole():
-    """Two processes, simulated step by step: each `reduce` is the mean of what both bring."""
-    scores = torch.randn(10, 6) * 3
-    parts, whole = [scores[:3], scores[3:]], sinkhorn(scores, identity)
-    import threading
+def by_processes(count, work):
+    """What `work(rank, reduce)` gives in each of `count` threads that stand for processes: each `reduce` is the mean of
+    what all bring."""
+    barrier, brought, outcome = threading.Barrier(count, timeout=20), [None] * count, [None] * count
 
-    barrier, brought, outcome = threading.Barrier(2), [None, None], [None, None]
-
-    def work(rank):
+    def begin(rank):
         def reduce(values):
             brought[rank] = values
             barrier.wait()
-            mean = (brought[0] + brought[1]) / 2
+            mean = sum(brought) / count
             barrier.wait()
             return mean
 
-        outcome[rank] = sinkhorn(parts[rank], reduce)
+        outcome[rank] = work(rank, reduce)
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    threads = [threading.Thread(target=begin, args=(rank,)) for rank in range(count)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
-    assert torch.allclose(torch.cat(outcome), whole, atol=1e-6)
+    return outcome
+
+
+def test_sinkhorn_of_parts_is_sinkhorn_of_the_whole():
+    scores = torch.randn(10, 6) * 3
+    parts = [scores[:3], scores[3:]]
+    outcome = by_processes(2, lambda rank, reduce: sinkhorn(parts[rank], reduce))
+    assert torch.allclose(torch.cat(outcome), sinkhorn(scores, identity), atol=1e-6)
+
+
+def test_batch_norm_of_parts_is_batch_norm_of_the_whole():
+    """Values and gradients, beside torch's own; an idle process has rows that count nowhere and get no gradient."""
+    torch.manual_seed(0)
+    x, upstream = torch.randn(10, 6) * 3 + 5, torch.randn(10, 6)
+
+    def work(norm, a, b):
+        rows = x[a:b].clone().requires_grad_()
+        y = norm(rows)
+        y.backward(upstream[a:b])
+        return y.detach(), rows.grad
+
+    whole = work(lambda rows: F.batch_norm(rows, None, None, training=True), 0, 10)
+    ends = [(0, 3, False), (3, 10, False), (2, 5, True)]
+    parts = by_processes(3, lambda n, reduce: work(lambda r: BatchNorm.apply(r, reduce, ends[n][2]), *ends[n][:2]))
+    for number in range(2):
+        assert torch.allclose(torch.cat([part[number] for part in parts[:2]]), whole[number], atol=1e-6)
+    assert parts[2][1].abs().max() == 0
+    assert torch.isfinite(BatchNorm.apply(torch.randn(0, 6), identity, False)).all()
+
+
+@pytest.mark.parametrize("kind", [DINO, DINOv2])
+def test_a_batch_norm_makes_the_head_blind_to_what_all_features_share(kind):
+    """Views of one size are normalised together, those of another apart; without the norm an offset is seen."""
+    for batch_norm in (True, False):
+        own = objective(kind, batch_norm=batch_norm)
+        assert own.teacher_head.batch_norm is batch_norm
+        views = [torch.randn(8, 32), torch.randn(12, 32)]
+        plain = compare_views(own.head, views, 4, identity, False)
+        moved = compare_views(own.head, [views[0] + 3, views[1] - 5], 4, identity, False)
+        assert plain.shape == (4, 5, 24)
+        assert torch.allclose(plain, moved, atol=1e-4) is batch_norm
 
 
 @pytest.mark.parametrize("centring", ["moving", "sinkhorn"])

@@ -12,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import vitreous
 from tests.conftest import make_folder, picture
 from tests.objectives.test_distillation import bundle
+from tests.reports.test_report import Heard
 from tests.training.test_ranks import carry_out, outcome  # noqa: F401  a fixture
 from vitreous.weights.sharded import tensors_in
 
@@ -27,7 +29,8 @@ VARIANTS = {
     "mae": ("mae", {"decoder_width": 16, "decoder_heads": 2, "decoder_depth": 1}),
     "dino": ("dino", HEADS),
     "dinov2": ("dinov2", HEADS),
-    "dinov2-sinkhorn": ("dinov2", {**HEADS, "centring": "sinkhorn", "patch_prototypes": 16}),
+    "dinov2-sinkhorn": ("dinov2", {**HEADS, "centring": "sinkhorn", "patch_prototypes": 16, "batch_norm": True}),
+    "dinov2-taught": ("dinov2", {**HEADS, "batch_norm": True}),
     "hard": ("distil", {}),
     "soft": ("distil", {"kind": "soft", "temperature": 2.0, "reduction": "official"}),
     "tiny-dino": ("tiny-dino", {}),
@@ -36,11 +39,13 @@ VARIANTS = {
 TOKEN = {
     "hard": {"model.pool": ["distilled"], "model.class_token": ["True"], "model.slots": ["2"]}
 }  # the other student has one head for labels and teacher
+#: students of another family
+STUDENTS = {"soft": "Swin-32x1-2/2-window2"}
 #: a run of more than an epoch: four steps of 8 images, and a last one of 2 or 3, in which some of 4 processes have none
 OPTIONS = {**SMALL, "workers": 0, "epochs": 1.2, "evaluate_every": 100, "drop_path": 0.0}
 WAYS = {"one": 1, "two": 2, "four": 4, "fsdp": 2}
 #: every objective in each way; what differs in the target or the head alone by one process and two, else in slow tests
-MANY = ("mae", "dino", "dinov2", "dinov2-sinkhorn", "hard")
+MANY = ("mae", "dino", "dinov2", "dinov2-sinkhorn", "hard", "soft")
 TWO = [("two", name) for name in VARIANTS]
 ORDINARY = [*TWO, *((way, name) for way in ("four", "fsdp") for name in MANY)]
 SLOW = [(way, name) for way in ("four", "fsdp") for name in VARIANTS if name not in MANY and "tiny" not in name]
@@ -48,13 +53,15 @@ SLOW = [(way, name) for way in ("four", "fsdp") for name in VARIANTS if name not
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """29 training images without classes, or 30 of three classes, 3 and 6 more to judge on; and a teacher."""
+    """29 training images without classes, or 30 of three classes, 3 and 6 more to judge on; a teacher that classifies,
+    and one of prototypes."""
     home = tmp_path_factory.mktemp("data")
     (home / "flat").mkdir()
     for index in range(32):
         picture(index, (16, 16), index % 3).save(home / "flat" / f"{index}.png")
     make_folder(home / "photos", {"train": 10, "val": 2})
     bundle().save(home / "teacher")
+    vitreous.train(**options_of(home, home, "dinov2", epochs=0.3, save_every=100), listener=Heard())
     return home
 
 
@@ -64,8 +71,12 @@ def options_of(data, out, name, **changes):
     folder = data / ("photos" if recipe == "distil" else "flat")
     if recipe == "distil":
         settings, changes = {**settings, "teacher": data / "teacher"}, {"mixup": 0.0, **changes}
+    if name == "dinov2-taught":
+        settings = {**settings, "teacher": data / "dinov2"}
     chosen = {f"objective.{key}": [str(value)] for key, value in settings.items()} | TOKEN.get(name, {})
-    return {"data": str(folder), "out": str(out / name), "recipe": recipe, "settings": chosen, **OPTIONS, **changes}
+    return {"data": str(folder), "out": str(out / name), "recipe": recipe, "settings": chosen, **OPTIONS, **changes} | (
+        {"model": STUDENTS[name]} if name in STUDENTS else {}
+    )
 
 
 def runs(world, options, **further):

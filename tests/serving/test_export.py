@@ -26,7 +26,7 @@ from tests.precision import PROBABILITY, answers_in, same_answers
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError, VitreousError, WeightsError
 from vitreous.evaluation.inference_options import InferenceOptions
-from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
+from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.nn import grid
 from vitreous.serving import export_file
@@ -424,6 +424,11 @@ FAMILIES = {
     "conv stem": ViTConfig(**SMALL, stem=ConvStemConfig(widths=(4, 8), blocks=(0, 1)), resize="bicubic-offset"),
     "grey": ViTConfig(**{**SMALL, "channels": 1}, resize="zoom"),
     "bit": BiTConfig(image=(40, 48), blocks=(1, 1), width=16, classes=3),
+    "swin": SwinConfig(image=(32, 48), patch_size=(2, 2), classes=3, width=16, blocks=(2, 2), heads=(1, 2), window=4),
+    "swin, version 2": SwinConfig(
+        image=(32, 48), patch_size=(2, 2), classes=3, width=16, blocks=(2, 2), heads=(1, 2), window=4, version=2
+    ),
+    "windows of patches": ViTConfig(**{**SMALL, "depth": 2}, window=2, global_blocks=(1,)),
     # not of any size
     "hybrid": ViTConfig(**SMALL, stem=StemConfig(blocks=(1,), width=8)),
     "relative": ViTConfig(**SMALL, attention="relative"),
@@ -431,7 +436,7 @@ FAMILIES = {
     "axial": ViTConfig(**SMALL, axial=True, class_token=False, pool="mean"),
     "axial bit": BiTConfig(image=(40, 48), blocks=(1, 1), width=16, classes=3, axial=True),
 }
-FIXED = list(FAMILIES)[10:]
+FIXED = list(FAMILIES)[list(FAMILIES).index("hybrid") :]
 
 
 @pytest.mark.slow
@@ -447,7 +452,7 @@ def test_every_family_as_onnx(name, home, tmp_path):
     (told,) = export(tmp_path / "b", images=[os.fspath(photos)], dynamic_size=name not in FIXED)["exports"]
     assert told["max_abs_logit_difference"] < 1e-4
     height, width = config.image
-    step = config.patch if isinstance(config, ViTConfig) else (1, 1)
+    step = (1, 1) if isinstance(config, BiTConfig) else config.patch
     for rows, columns in [(0, 0)] if name in FIXED else [(0, 0), (1, 0), (-1, 3), (4, 4)]:
         pixels = noise(3, config.channels, height + rows * step[0], width + columns * step[1])
         assert np.abs(independent(Path(told["file"]), pixels) - direct(bundle, pixels)).max() < 1e-4

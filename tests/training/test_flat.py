@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from vitreous.models.zoo import create
+from vitreous.models.config import SwinConfig
+from vitreous.models.zoo import build, create
 from vitreous.objectives.supervised import Supervised
 from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers
@@ -75,6 +76,30 @@ def test_only_matrices_decay():
     ]
     assert names["decay"] == ["model.projection.weight", "model.head.weight"]
     assert {"model.prefix", "model.slots", "model.position.table", "model.encoder.norm.weight"} <= set(names["plain"])
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_positions_of_a_swin_do_not_decay(version):
+    """As `no_weight_decay_keywords` of Microsoft's code: tables, networks of positions, factors of the cosine."""
+    swin = build(
+        SwinConfig(
+            version=version,
+            image=(16, 16),
+            patch_size=(4, 4),
+            classes=3,
+            width=16,
+            blocks=(1, 1),
+            heads=(1, 2),
+            window=2,
+        )
+    )
+    flat = Flat(Supervised(swin), torch.float32, torch.device("cpu"))
+    kinds = {name: group.kind for group, names in flat.names.items() for name in names}
+    positions = {name for name in kinds if ".position." in name or "logit_scale" in name}
+    assert len(positions) == (2 if version == 1 else 8)
+    assert {kinds[name] for name in positions} == {"plain"}
+    assert kinds["model.stages.1.merge.reduction.weight"] == kinds["model.stages.0.blocks.0.mlp.part.fc1.weight"]
+    assert {kinds["model.projection.weight"], kinds["model.head.weight"]} == {"decay"}
 
 
 def test_the_working_copy_follows_the_masters_and_the_twin_the_average():

@@ -10,7 +10,7 @@ import torch
 
 from tests.training.test_loop import make
 from vitreous.errors import Interrupted, UsageError
-from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
+from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, ViTConfig
 from vitreous.training import throughput
 from vitreous.training.folder import Folder
 from vitreous.training.session import Session
@@ -38,6 +38,12 @@ FURTHER = {
 MODELS = {name: ViTConfig(**{**SMALL, **changes}) for name, changes in (TABLE_8 | FURTHER).items()} | {
     "BiT": BiTConfig(image=(16, 16), classes=3, blocks=(1, 1), width=8),
     "AxialResNet": BiTConfig(image=(16, 16), classes=3, blocks=(1, 1), width=16, axial=True),
+    "Swin V2": SwinConfig(
+        version=2, image=(16, 16), patch_size=(4, 4), classes=3, width=16, blocks=(1, 1), heads=(1, 2), window=2
+    ),
+    "Swin": SwinConfig(
+        image=(16, 16), patch_size=(2, 2), classes=3, width=16, blocks=(2, 2), heads=(1, 2), window=3, drop_path=0.2
+    ),
 }
 
 
@@ -73,13 +79,13 @@ def test_training_stops_and_resumes_to_the_same_bits(name, tmp_path):
         assert torch.isfinite(bundle.model(torch.randn(2, 3, 16, 16))).all()
 
 
-@pytest.mark.parametrize("name", ["axial", "windows", "BiT"])
+@pytest.mark.parametrize("name", ["axial", "windows", "BiT", "Swin"])
 def test_models_that_take_whole_grids_leave_no_patch_out(name, tmp_path):
     with pytest.raises(UsageError, match="patch dropout"):
         session(tmp_path, MODELS[name], patch_dropout=0.5)
 
 
-@pytest.mark.parametrize("name", ["learned at each", "relative", "rotary", "BiT", "hybrid"])
+@pytest.mark.parametrize("name", ["learned at each", "relative", "rotary", "BiT", "hybrid", "Swin", "Swin V2"])
 def test_bfloat16_trains_them_too(name, tmp_path, monkeypatch):
     # half a minute where bfloat16 is emulated
     monkeypatch.setattr(throughput, "quick_peak", lambda device, precision: 1e12)

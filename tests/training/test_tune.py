@@ -12,7 +12,7 @@ from torch import nn
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.jobs.train import train
-from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
+from vitreous.models.config import BiTConfig, StemConfig, SwinConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.objectives.supervised import Supervised
 from vitreous.training.flat import Flat
@@ -42,8 +42,16 @@ MODELS = {
     ),
     "distilled": (ViTConfig(**SMALL, pool="distilled", slots=2), ["encoder.blocks.{}."], ["encoder.norm."]),
     "BiT": (BiTConfig(image=(16, 16), classes=3, blocks=(1, 2), width=8), [], ["body.norm."]),
+    "Swin": (
+        SwinConfig(image=(16, 16), patch_size=(4, 4), classes=3, width=16, blocks=(1, 2), heads=(1, 2), window=2),
+        [],
+        ["norm."],
+    ),
 }
-UNITS = ["body.stages.0.units.0.", "body.stages.1.units.0.", "body.stages.1.units.1."]
+UNITS = {
+    "BiT": ["body.stages.0.units.0.", "body.stages.1.units.0.", "body.stages.1.units.1."],
+    "Swin": ["stages.0.blocks.0.", "stages.1.blocks.0.", "stages.1.blocks.1."],
+}
 
 
 def model(config, seed=0):
@@ -103,8 +111,10 @@ def trained(state):
 def test_what_moves_is_the_head_and_the_last_blocks_with_what_follows_them(kind, last):
     config, stack, after = MODELS[kind]
     made = model(config)
-    names = [text.format(i) for i in range(3) for text in stack] or UNITS
+    names = [text.format(i) for i in range(3) for text in stack] or UNITS[kind]
     prefixes = ["head.", "representation.", *(after if last else []), *names[len(names) - last :]]
+    if kind == "Swin" and last > 1:  # what merges tokens moves with the block after it
+        prefixes.append("stages.1.merge.")
     said = prepare(made, FineTune(last_blocks=last))
     assert moving(made) == {name for name, _ in made.named_parameters() if name.startswith(tuple(prefixes))}
     count = sum(parameter.numel() for parameter in made.parameters() if parameter.requires_grad)

@@ -67,7 +67,10 @@ def test_a_single_flipped_bit_is_noticed(bundle, tmp_path):
         ({"several": "yes"}, "several yes"),
         ({"temperature": 0}, "temperature 0"),
         ({"classes": "ant"}, r"classes ant\s+they are a list of names"),
-        ({"task": {"name": "detection"}}, r"task detection is not one of classification, features\s+install a newer"),
+        (
+            {"task": {"name": "detection"}},
+            r"task detection is not one of classification, features, segmentation\s+install a newer",
+        ),
         ({"task": "features"}, "task None"),
         ({"architecture": {"_target_": "os.system"}}, "unknown setting _target_"),
     ],

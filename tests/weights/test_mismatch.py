@@ -18,6 +18,7 @@ from tests.weights.peers import images
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import WeightsError
 from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
+from vitreous.models.cost import macs
 from vitreous.models.zoo import build
 from vitreous.weights.adopt import adopt, open_weights
 from vitreous.weights.bundle import Bundle
@@ -563,3 +564,16 @@ def test_a_head_for_other_classes_is_left_out_however_many_they_are(tmp_path):
     found = adopt(other, tmp_path / "bundle", ("ant", "bee", "cow"))
     assert sorted(found.new) == ["head.bias", "head.weight"] and "zero-initialised" in found.text()
     assert not other.head.weight.any() and torch.equal(other.projection.weight, source.projection.weight)
+
+
+def test_windows_that_weights_were_not_trained_with_are_told(tmp_path):
+    """With what they cost; nothing where the weights have them, or there are none."""
+    windowed = replace(CONFIG, window=3, global_blocks=(1,))
+    Bundle(model(), Classification(tuple("abcde")), Preprocess((32, 32))).save(tmp_path / "plain")
+    text = adopt(model(windowed), tmp_path / "plain").text()
+    assert "; windows of 3 x 3 tokens in 1 of 2 blocks, without which the weights were trained: " in text
+    costs = " in place of ".join(f"{2 * macs(config) / 1e9:.3g}" for config in (windowed, CONFIG))
+    assert f"trained: {costs} GFLOPs an image of 32 pixels" in text
+    Bundle(model(windowed), Classification(tuple("abcde")), Preprocess((32, 32))).save(tmp_path / "windowed")
+    assert "without which" not in adopt(model(windowed), tmp_path / "windowed").text()
+    assert "without which" not in adopt(model(), tmp_path / "plain").text()

@@ -119,6 +119,12 @@ def test_the_training_file_of_dino(tmp_path):
     assert not torch.equal(student["module.backbone.cls_token"], content["teacher"]["backbone.cls_token"])
 
 
+def test_heads_with_a_batch_norm_have_no_place_there(tmp_path):
+    learned(tmp_path / "bundle", DINOConfig(**HEAD, batch_norm=True))
+    with pytest.raises(UsageError, match=r"no place for heads with a batch norm\n  use a bundle, or timm"):
+        convert(tmp_path / "bundle", tmp_path / "dino.pth", "dino")
+
+
 def test_the_teachers_file_of_dinov2(tmp_path):
     config = DINOv2Config(**HEAD, patch_prototypes=10, patch_bottleneck=6)
     objective = learned(tmp_path / "bundle", config, layer_scale=1.0)

@@ -140,7 +140,7 @@ def test_heads_of_a_config_that_are_not_those_of_that_width_are_told(heads, told
     assert bool(weights.notes) == told
 
 
-@pytest.mark.parametrize("family", ["beit", "swin", "siglip_vision_model", "vit_hybrid", "yolos", 7])
+@pytest.mark.parametrize("family", ["beit", "convnext", "siglip_vision_model", "vit_hybrid", "yolos", 7])
 def test_a_folder_of_another_family_is_refused_by_name(family, tmp_path):
     config = replace(CONFIG, classes=0)
     described = writers(config)["huggingface"].describe(config) | {"model_type": family}

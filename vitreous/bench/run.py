@@ -14,7 +14,7 @@ from vitreous.bench.work import SIDE, Work
 from vitreous.data.layouts.folder import list_images
 from vitreous.errors import DataError, UsageError
 from vitreous.machine import pick_device
-from vitreous.models.names import configure_vit
+from vitreous.models.names import configure
 from vitreous.nn.sizes import nearby
 
 FILES = ("loader", "predict")  # tasks that read photographs
@@ -69,7 +69,7 @@ def bench(
 def size_of(model: str, image_size: int | None) -> int:
     """Return the image size to measure at: as said, else the model's own. Raises UsageError for no multiple of the
     patch."""
-    own = configure_vit(model)
+    own = configure(model)
     if image_size is None:
         return own.image[0]
     if image_size % own.patch[0]:

@@ -23,7 +23,8 @@ class Options(WeightsOptions):
     out: Annotated[Positional[str], arg(metavar="OUT")]
     """The file or folder to make."""
     to: str = "bundle"
-    """bundle, huggingface, timm, google-npz, linen-npz, big-vision-npz, bit-npz, torchvision, dinov2, clip or sam.
+    """bundle, huggingface, timm, google-npz, linen-npz, big-vision-npz, bit-npz, torchvision, dinov2, clip, sam or
+    swin.
 
     With what pre-training needs to go on: bundle, mae, huggingface-mae, dino or dinov2-teacher.
     """
@@ -31,12 +32,16 @@ class Options(WeightsOptions):
     """Another resolution: one side, or height and width; positions are resized."""
     num_classes: int | None = None
     """Another head, of zeros; 0 for none."""
+    class_map: Annotated[str | None, arg(metavar="FILE")] = None
+    """The rows of the head to keep, a number a line, as Microsoft's map22kto1k.txt: class i is row i of the file."""
     channels: int | None = None
     """Another number of input channels: one takes the sum of the old, more take them in turn."""
     heads: int | None = None
     """Attention heads, where the files do not tell."""
     gelu: Literal["none", "tanh", "quick"] | None = None
     """The form of GELU, where the files do not tell: none is the exact one."""
+    window: int | None = None
+    """Tokens along a side of a Swin V2's windows, where the files do not tell."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
@@ -53,13 +58,13 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     o = options
     if o.image_size is not None and (len(o.image_size) not in (1, 2) or min(o.image_size) < 1):
         raise UsageError("--image-size takes one side or height and width, in pixels")
-    for name, least in (("num_classes", 0), ("channels", 1), ("heads", 1)):
+    for name, least in (("num_classes", 0), ("channels", 1), ("heads", 1), ("window", 1)):
         if (value := getattr(o, name)) is not None and value < least:
             raise UsageError(f"--{name.replace('_', '-')} cannot be {value}")
     size = (o.image_size[0], o.image_size[-1]) if o.image_size else None
-    settings = {name: value for name in ("heads", "gelu") if (value := getattr(o, name)) is not None}
+    settings = {name: value for name in ("heads", "gelu", "window") if (value := getattr(o, name)) is not None}
     source = o.source(o.weights)
-    document = convert(source, o.out, o.to, size, o.num_classes, o.channels, settings, console.note)
+    document = convert(source, o.out, o.to, size, o.num_classes, o.channels, settings, console.note, o.class_map)
     rows = [
         ("model", f"{document['model']}, {document['parameters']:,} parameters"),
         ("read", f"{document['format']}, {document['source']}"),

@@ -15,6 +15,7 @@ from vitreous.errors import UsageError
 
 OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects")  # options of --protocol top1 for one run
 SHOWN = 20  # classes of a table
+SHOWN_HEADS = 5  # of a grid
 NAMES = {"map": "mAP", "macro_f1": "macro F1", "top1": "top-1", "top5": "top-5"}
 SETTING = {"knn": "k", "linear": "l2", "real": "images", "objectnet": "among"}  # the key by which rows differ
 
@@ -43,6 +44,16 @@ class ProtocolArguments(InferenceArguments):
     """Keep features in XDG_CACHE_HOME/vitreous/features for the next time."""
     seed: int = 0
     """Which training images linear holds out, and the first draw of fewshot."""
+    probe: Literal["regression", "mae", "dino", "dinov2"] = "regression"
+    """How linear fits its head: logistic regression, or by the steps that MAE, DINO or DINOv2 was published with."""
+    epochs: float | None = None
+    """Passes of a published probe over the training images (default: mae 90, of wide models 50; dino 100)."""
+    steps: int | None = None
+    """The same in steps (default: dinov2 12,500, at most 100 passes)."""
+    probe_batch: int | None = None
+    """Images of such a step, to which rates are in proportion (default: mae 16,384, others 1,024, at most all)."""
+    probe_augment: bool = True
+    """Crop and mirror its training images at random, as published; small or lettered images lose much by it."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,7 @@ class Options(ProtocolArguments):
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Evaluate, and print the figures. Raises UsageError for options that clash."""
+    check_probe(options)
     if (second := other_run(options)) is not None:
         return compare_runs(options, second, console)
     from vitreous.reports.evaluate import EvaluateOptions, evaluate
@@ -104,11 +116,20 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         console.table(*protocol_table(o.protocol, document["figures"]))
     if judged and judged["unreadable"]:
         console.say(f"{judged['unreadable']} images cannot be read and count as wrong")
-    for line in head_lines(document, console) if by_head else vtab_lines(document) if o.protocol == "vtab" else ():
+    lines = {"vtab": vtab_lines, "linear": candidate_lines}.get(o.protocol, lambda document: ())
+    for line in head_lines(document, console) if by_head else lines(document):
         console.say(line)
     if document["report"]:
         console.say(f"page: {document['report']}")
     return document
+
+
+def check_probe(options: Options) -> None:
+    """Raise UsageError for options of a published probe where the head judges, which would not hear of them."""
+    lengths = options.epochs, options.steps, options.probe_batch
+    if options.protocol == "top1" and (options.probe != "regression" or any(lengths) or not options.probe_augment):
+        problem = "--probe, and how long it is trained, are about --protocol linear, not about the head"
+        raise UsageError(problem, "add --protocol linear, or leave them out")
 
 
 def protocol_table(protocol: str, rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
@@ -127,7 +148,7 @@ def protocol_table(protocol: str, rows: list[dict[str, Any]]) -> tuple[list[str]
             for row in rows
         ]
     names = ["map", "macro_f1"] if "map" in rows[0] else ["top1", "top5"] if rows[0]["top5"] is not None else ["top1"]
-    key = SETTING[protocol]
+    key = "probe" if "probe" in rows[0] else SETTING[protocol]
     settings = [f"{row[key]:.3g}" if isinstance(row[key], float) else row[key] for row in rows]
     cells = [[value, *(bounded(row, name) for name in names)] for value, row in zip(settings, rows, strict=True)]
     return ["classes" if key == "among" else key, *(NAMES[name] for name in names)], cells
@@ -145,6 +166,25 @@ def vtab_lines(document: dict[str, Any]) -> Iterator[str]:
         yield f"not there: {', '.join(document['missing'])}"
     for name, why in document["failed"].items():
         yield f"{name} cannot be judged: {why}"
+
+
+def candidate_lines(document: dict[str, Any]) -> Iterator[str]:
+    """The head of a published probe, and the best of those that it was chosen from."""
+    if (selection := document.get("selection")) is None:
+        return
+    yield f"{document['steps']:,} steps of {document['batch']:,} images; head: {candidate(selection['chosen'])}"
+    rows = selection["candidates"]
+    if len(rows) > 1:
+        yield f"chosen of {len(rows)} heads on {selection['images']} validation images; the best of them:"
+        best = sorted(rows, key=lambda row: -1.0 if row["val"] is None else row["val"], reverse=True)
+        yield from (f"  {candidate(row)}" for row in best[:SHOWN_HEADS])
+
+
+def candidate(row: dict[str, Any]) -> str:
+    """A head as text: its rate, what it reads, its figure on validation images."""
+    blocks = {0: "the model's own features", 1: "class token"}.get(row["blocks"], f"{row['blocks']} class tokens")
+    score = "" if row["val"] is None else f", val {percent(row['val'])}"
+    return f"lr {row['lr']:.3g}, {blocks}{' and mean patch' if row['mean'] else ''}{score}"
 
 
 def other_run(options: Options) -> str | None:

@@ -22,6 +22,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Train, or print the plan with --dry-run; returns the document."""
     from pathlib import Path
 
+    from vitreous.config import read_yaml
     from vitreous.models.names import configure
     from vitreous.recipes.names import known
     from vitreous.weights.files import open_weights
@@ -37,7 +38,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     if options.dry_run:
         return plan(options, console)
-    headless = False
+    headless: bool | None = None
 
     def begin(run: Run, data: Data) -> None:
         nonlocal headless
@@ -45,6 +46,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         print_header(run, data, console)
 
     summary = launch(options, console, begin)
+    if headless is None:  # a run that was complete
+        headless = not read_yaml((Path(summary["run"]) / "config.yaml").read_text("utf-8"))["model"]["classes"]
     for name, key in (("validation", "val"), ("test", "test")):
         judged = summary[key] is not None or not headless
         if judged and (key == "val" or "lr_grid" not in summary):

@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from vitreous.data.annotations.reader import SceneReader
+from vitreous.data.annotations.target import AnnotatedSplit
 from vitreous.data.augmentation.augment import Views
+from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.batch import Batch
 from vitreous.data.decoding.regions import open_picture
 from vitreous.data.keys import key, one_key
@@ -60,6 +63,12 @@ class TrainLoader:
         labels = self.split.labels if self.sampling == "balanced" else None
         return Order(len(self.split), self.seed, labels, self.repeats)
 
+    @cached_property
+    def scenes(self) -> SceneReader:
+        """Reads images with what is known of their places."""
+        assert isinstance(self.split, AnnotatedSplit), "objectives of scenes refuse other data"
+        return SceneReader(self.split, self.preprocess)
+
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """Positions [start, stop) in batches of `size`, the last one shorter."""
         return self.spans((low, min(low + size, stop)) for low in range(start, stop, size))
@@ -89,6 +98,9 @@ class TrainLoader:
             if not isinstance(images, Tensor):
                 if errors := [image for image in images if isinstance(image, DataError)]:
                     raise errors[0]
+                if isinstance(self.views, Scenes):
+                    yield {**self.views.collate(images, self.preprocess), "samples": samples}
+                    continue
                 none = torch.empty(0, self.preprocess.channels, *self.preprocess.image, dtype=self.preprocess.dtype)
                 images = torch.stack(images) if images else none
             yield self.batch(images, samples)
@@ -100,10 +112,12 @@ class TrainLoader:
             batch["labels"] = torch.from_numpy(self.split.labels[samples.numpy()])
         return batch
 
-    def one(self, sample: int, epoch: int, view: int) -> Tensor:
-        """One decoded and augmented image, (C, *image) uint8."""
-        raw, name, preprocess = self.split.raw(sample), self.split.name(sample), self.preprocess
-        own = one_key(self.seed, epoch, sample, view)
+    def one(self, sample: int, epoch: int, view: int) -> Tensor | dict[str, Tensor]:
+        """One decoded and augmented image, (C, *image) uint8; of `Scenes` with what is known of its places."""
+        preprocess, own = self.preprocess, one_key(self.seed, epoch, sample, view)
+        if isinstance(self.views, Scenes):
+            return self.views.scene(*self.scenes.read(sample), preprocess, own)
+        raw, name = self.split.raw(sample), self.split.name(sample)
         if preprocess.numbers == "colours" and self.views.takes_regions:
             return self.views.picture(open_picture(raw, preprocess.channels, name, self.exact), preprocess, own)
         return self.views.picture(preprocess.decoded(raw, name), preprocess, own)
@@ -135,7 +149,7 @@ class Decoding(Dataset):
     def __init__(self, reader: TrainLoader | EvalLoader) -> None:
         self.reader = reader
 
-    def __getitem__(self, place: tuple[int, ...]) -> tuple[int, Tensor | DataError]:
+    def __getitem__(self, place: tuple[int, ...]) -> tuple[int, Tensor | dict[str, Tensor] | DataError]:
         try:
             return place[0], self.reader.one(*place)
         except DataError as error:

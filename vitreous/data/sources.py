@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from vitreous.data.annotations.masks import are_masks, masks
 from vitreous.data.grouping import grouped
 from vitreous.data.layouts.arrow import hub, is_parquet, parquet
 from vitreous.data.layouts.digits import digits
@@ -99,7 +100,7 @@ def detect_layout(name: str, split_seed: int) -> Data:
     if is_parquet(name):
         return parquet(name, split_seed)
     if path.is_dir():
-        kinds = ((are_tars, tars), (are_lists, lists), (is_imagenet, imagenet))
+        kinds = ((are_tars, tars), (are_lists, lists), (is_imagenet, imagenet), (are_masks, masks))
         return next((read for fits, read in kinds if fits(path)), folder)(path, split_seed)
     if path.name.lower().endswith((".tar", *COMPRESSED)) and (os.path.lexists(path) or "{" in name):
         return tars(path, split_seed)

@@ -14,6 +14,7 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
+from torch import nn
 
 from vitreous.config import to_plain
 from vitreous.data.preprocess import Preprocess
@@ -28,7 +29,7 @@ FORMAT = 2  # goes up when the same model and pictures give another graph
 MOST = 16
 
 
-def weights_digest(model: Model) -> str:
+def weights_digest(model: nn.Module) -> str:
     """Return the SHA-256 of a model's parameters and buffers, by name."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():

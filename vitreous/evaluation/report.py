@@ -13,7 +13,14 @@ DENSE = 2000  # classes of a confusion matrix that is written down whole
 
 Better = Literal["higher", "lower"]
 #: names of leading figures for people
-LABELS = {"top1": "top-1", "map": "mAP", "knn_top1": "k-NN top-1", "knn_map": "k-NN mAP", "rankme": "RankMe"}
+LABELS = {
+    "top1": "top-1",
+    "map": "mAP",
+    "knn_top1": "k-NN top-1",
+    "knn_map": "k-NN mAP",
+    "rankme": "RankMe",
+    "miou": "mIoU",
+}
 COUNTS = ("rankme",)  # leading figures that are no shares
 TIE_BREAKER = "nll"  # lower is better; decides between evaluations of one leading figure
 

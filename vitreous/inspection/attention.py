@@ -14,7 +14,7 @@ from vitreous.errors import UsageError
 from vitreous.inspection.hooks import AttentionCall, watch
 from vitreous.models.zoo import Model
 
-INSTEAD = "distance, filters, positions, fourier, features and similarity work for it"
+INSTEAD = "distance, filters, positions, features and similarity work for it"
 
 
 def attention(model: Model, images: Tensor, layers: Iterable[int], queries: Tensor | None = None) -> dict[int, Tensor]:

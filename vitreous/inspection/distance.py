@@ -17,12 +17,11 @@ from torch import Tensor
 from vitreous.errors import DataError
 from vitreous.inspection.hooks import AttentionCall, Span, grid_of, watch
 from vitreous.models.zoo import Model
-from vitreous.nn.grid import cut
 
 
 @dataclass(frozen=True)
 class Distances:
-    """Distances in pixels, `per_image` (images, R, h) float64.
+    """Distances in pixels, `per_image` (images, R, h) float64; NaN for heads that a block with fewer does not have.
 
     A row of R is one attention: its block in `layers`, what a query sees in `spans`, and the distance of uniform
     attention over that in `uniform`. Axial blocks have two rows.
@@ -65,16 +64,18 @@ def distances(model: Model, batches: Iterable[Tensor]) -> Distances:
         batch: list[Tensor] = []
 
         def collect(look: AttentionCall, grid=grid, attentions=attentions, batch=batch) -> None:
-            patch = model.config.patch
-            attentions.append(
-                (look.layer, look.span, uniform(grid if look.span == "window" else look.grid, patch, look.grid))
-            )
-            batch.append(distance(look, patch, grid))
+            own = grid if look.windows is None else look.whole
+            shift = look.windows.shift_of(own) if look.windows else ()
+            reference = uniform(own if look.windows else look.grid, look.patch, look.grid, shift)
+            attentions.append((look.layer, look.span, reference))
+            batch.append(distance(look, look.patch, own))
 
         watch(model, images, collect)
         if rows and rows != attentions:
             raise DataError("the images are not all of one size", "take them batch by batch")
         rows = attentions
+        heads = max(part.shape[1] for part in batch)
+        batch = [F.pad(part, (0, heads - part.shape[1]), value=math.nan) for part in batch]
         values.append(torch.stack(batch, 1).cpu())
     if not values:
         raise DataError("there are no images to look at")
@@ -98,21 +99,28 @@ def distance(look: AttentionCall, patch: tuple[int, ...], grid: tuple[int, ...])
 
 def existing(look: AttentionCall, grid: tuple[int, ...]) -> Tensor:
     """Return (S, T) float32: one for patches of the image, zero for prefix tokens and the padding of windows."""
-    if look.span == "window":
-        present = cut(torch.ones(1, *grid, 1), look.grid).reshape(-1, look.tokens)
+    if look.windows is not None:
+        present = look.windows.cut(torch.ones(1, *grid, 1)).reshape(-1, look.tokens)
     else:
         patches = look.tokens - look.prefix
         present = F.pad(torch.ones(math.prod(grid) // patches, patches), (look.prefix, 0))
     return present.to(look.x.device)
 
 
-def uniform(grid: tuple[int, ...], patch: tuple[int, ...], window: tuple[int, ...] = ()) -> float:
+def uniform(
+    grid: tuple[int, ...], patch: tuple[int, ...], window: tuple[int, ...] = (), shift: tuple[int, ...] = ()
+) -> float:
     """Return the mean distance in pixels between two patches of the same window, or of the whole grid, itself included.
 
-    116.49 for 14 x 14 patches of 16 pixels. Of more than two axes the last two count.
+    116.49 for 14 x 14 patches of 16 pixels. Of more than two axes the last two count. `shift`: where the first whole
+    window begins along each axis.
     """
     total = count = 0.0
-    axes = [lengths(length, size) for length, size in zip(grid[-2:], (window or grid)[-2:], strict=True)]
+    shift = shift or (0,) * len(grid)
+    axes = [
+        lengths(length, size, first)
+        for length, size, first in zip(grid[-2:], (window or grid)[-2:], shift[-2:], strict=True)
+    ]
     for sides in itertools.product(*axes):
         # along an axis of n patches, 2 (n - k) ordered pairs are k > 0 apart, and n are not
         offsets = [
@@ -128,6 +136,6 @@ def uniform(grid: tuple[int, ...], patch: tuple[int, ...], window: tuple[int, ..
     return total / count
 
 
-def lengths(length: int, size: int) -> list[int]:
-    """Return the lengths of windows of `size` along an axis: 5, 2 -> [2, 2, 1]."""
-    return [min(size, length - low) for low in range(0, length, size)]
+def lengths(length: int, size: int, first: int = 0) -> list[int]:
+    """Return the lengths of windows of `size` along an axis, after one of `first`: 5, 2 -> [2, 2, 1]."""
+    return [first] * (first > 0) + [min(size, length - low) for low in range(first, length, size)]

@@ -81,7 +81,7 @@ def first_layer(model: Model) -> tuple[str, Tensor]:
     weight: Any = first.weight.detach()  # type: ignore[operator]
     if model.config.front == "patches":
         weight = weight.to_dense() if weight.is_mkldnn else weight  # as `nn.frozen` packs it
-        return "patch embedding", weight.float().cpu().unflatten(1, (model.config.channels, *model.config.patch))
+        return "patch embedding", weight.float().cpu().unflatten(1, (model.config.channels, *model.config.cell))
     return "first convolution of the stem", weight.float().cpu()
 
 

@@ -49,6 +49,11 @@ class Spectra:
             self.frequency = frequencies(state.grid)
 
         states(self.model, images, collect)
+        if len({row.shape for row in rows}) > 1:
+            raise UsageError(
+                "the stages of this model have grids of different sizes, whose spectra have no common axis",
+                "similarity and distance compare its blocks",
+            )
         self._sums = [a + b for a, b in zip(self._sums, rows, strict=True)] if self._sums else rows
         self.places, self.images = places, self.images + len(images)
 

@@ -113,12 +113,13 @@ def differentiated(
             outputs.append(given[0])
 
     with eval_mode(model) as stack, torch.enable_grad():
-        stack.enter_context(recomputing(model.encoder))  # type: ignore[arg-type]
+        for encoder in (part for part in model.modules() if isinstance(part, Encoder)):
+            stack.enter_context(recomputing(encoder))
         attentive = [(name, branch) for name, branch in branches(model) if hasattr(core(branch), "weights")]
         stack.enter_context(removing(attentive[0][1].register_forward_pre_hook(leaf)))
         for name, branch in attentive:
             last: Any = branch.last if isinstance(branch, FrozenBranch) else core(branch).out
-            look = ungraded(looker(name, branch, grid, model.config.prefix, collect))
+            look = ungraded(looker(name, branch, grid, model.config, collect))
             stack.enter_context(removing(branch.register_forward_pre_hook(look)))
             stack.enter_context(removing(last.register_forward_pre_hook(output)))
         answers = model.classify(model.pool(run(model, images)))

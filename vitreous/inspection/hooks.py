@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import UsageError
+from vitreous.models.config import ModelConfig
+from vitreous.models.families import family_of
 from vitreous.models.zoo import Model
-from vitreous.nn.block import Branch
+from vitreous.nn.block import Branch, PostNormBranch
 from vitreous.nn.frozen import FrozenBranch, Plain
-from vitreous.nn.grid import cut
 from vitreous.nn.layout import Windows
 
 CHUNK_BYTES = 64 * 2**20  # of the float32 probabilities that a look has in memory at a time
@@ -37,8 +37,9 @@ class AttentionCall:
     """One attention and its input.
 
     `layer` counts blocks from 0; `span` is what a query sees: all tokens, its row or column (axial blocks give two
-    calls), or its window. `grid`: patch tokens of one sequence, `prefix`: tokens before them. `x` (..., T, D) float32,
-    or (..., *grid, D) for attention that takes a grid.
+    calls), or its window. `grid`: patch tokens of one sequence, `prefix`: tokens before them; `patch`: pixels to a
+    token, per axis. `x` (..., T, D) float32, or (..., *grid, D) for attention that takes a grid. `windows` cut the grid
+    `whole` of all patch tokens; None where the span is another.
     """
 
     layer: int
@@ -48,6 +49,9 @@ class AttentionCall:
     part: nn.Module
     x: Tensor
     context: tuple[Any, ...] = ()
+    patch: tuple[int, ...] = ()
+    windows: Windows | None = None
+    whole: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -128,7 +132,7 @@ def watch(model: Model, images: Tensor, visit: Callable[[AttentionCall], None]) 
         for name, branch in branches(model):
             if hasattr(core(branch), "weights"):
                 stack.enter_context(
-                    removing(branch.register_forward_pre_hook(looker(name, branch, grid, model.config.prefix, visit)))
+                    removing(branch.register_forward_pre_hook(looker(name, branch, grid, model.config, visit)))
                 )
         run(model, images)
 
@@ -147,7 +151,8 @@ def states(model: Model, images: Tensor, visit: Callable[[State], None]) -> Tens
         def hook(module: nn.Module, given: tuple[Any, ...], out: Tensor | None = None) -> None:
             tokens = (given[0] if out is None else out).detach()
             tokens = tokens.transpose(1, 2) if ".column." in name_of[module] else tokens
-            visit(State(layer, after, grid, c.prefix, tokens.flatten(1, -2)))
+            own = tuple(tokens.shape[1:-1]) if tokens.dim() > 3 else grid  # stages of a Swin have grids of their own
+            visit(State(layer, after, own, c.prefix, tokens.flatten(1, -2)))
 
         return hook
 
@@ -158,7 +163,7 @@ def states(model: Model, images: Tensor, visit: Callable[[State], None]) -> Tens
         for branch, name in name_of.items():
             if ".row." not in name:
                 after = "attention" if hasattr(core(branch), "weights") else "mlp"
-                stack.enter_context(removing(branch.register_forward_hook(make_hook(layer_of(name), after))))
+                stack.enter_context(removing(branch.register_forward_hook(make_hook(layer_of(name, c), after))))
         return run(model, images)
 
 
@@ -205,26 +210,27 @@ def core(branch: nn.Module) -> nn.Module:
 
 
 def looker(
-    name: str, branch: nn.Module, grid: tuple[int, ...], prefix: int, visit: Callable[[AttentionCall], None]
+    name: str, branch: nn.Module, grid: tuple[int, ...], config: ModelConfig, visit: Callable[[AttentionCall], None]
 ) -> Callable[..., None]:
     """Return the hook that makes an `AttentionCall` of a branch's input."""
     part = exact(core(branch))
     windows: Any = branch.part if isinstance(branch.part, Windows) else None
 
     def hook(module: Any, given: tuple[Any, ...]) -> None:
-        x = module.norm(given[0]).float()
+        x = (given[0] if isinstance(module, PostNormBranch) else module.norm(given[0])).float()
         span: Span = "row" if ".row." in name else "column" if ".column." in name else "window" if windows else "all"
         own = {"row": (1, grid[-1]), "column": (grid[0], 1), "window": windows.size if windows else ()}.get(span, grid)
-        visit(AttentionCall(layer_of(name), span, own, prefix, part, cut(x, windows.size) if windows else x, given[1:]))
+        layer, whole = layer_of(name, config), tuple(x.shape[1:-1]) if windows else ()
+        x, *context = windows.split(x) if windows else (x, *given[1:])
+        patch = config.patch_at(layer)  # type: ignore[union-attr]
+        visit(AttentionCall(layer, span, own, config.prefix, part, x, tuple(context), patch, windows, whole))
 
     return hook
 
 
-def layer_of(name: str) -> int:
-    """`encoder.blocks.3.attention` -> 3."""
-    match = re.search(r"blocks\.(\d+)\.", name)
-    assert match is not None, name
-    return int(match[1])
+def layer_of(name: str, config: ModelConfig) -> int:
+    """`encoder.blocks.3.attention` -> 3; the blocks of a Swin are counted over all stages."""
+    return family_of(config).layer_of(f"{name}.", config) - 1
 
 
 def exact(part: nn.Module) -> nn.Module:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vitreous.errors import UsageError
 from vitreous.models.zoo import Model
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
+from vitreous.nn.windows import WindowAttention
 
 TILES = 14  # along a side of what is shown of a grid
 NARROW = 1e-3  # the least range of a colour scale: below it, differences are those of rounding
@@ -117,6 +118,16 @@ def tables(model: Model) -> list[Table]:
             relative.append(Table(layer, "rows", part.rows.detach().float().cpu()[None]))
             relative.append(Table(layer, "columns", part.columns.detach().float().cpu()[None]))
     return relative
+
+
+def biases(model: Model) -> dict[int, Tensor]:
+    """Return by block, from 0, (h, 2 m - 1, 2 n - 1) float32: what each head adds to a logit, by the offset of the key
+    from the query in rows and columns. Empty for models without windows of relative positions."""
+    by_layer: dict[int, Tensor] = {}
+    for layer, part in attentions(model):
+        if isinstance(part, WindowAttention):
+            by_layer[layer] = part.position.offsets().detach().float().cpu().flip(0, 1).permute(2, 0, 1)
+    return by_layer
 
 
 def kernel(model: Model, grid: tuple[int, ...] | None = None) -> Tensor | None:

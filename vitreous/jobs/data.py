@@ -8,6 +8,7 @@ from typing import Any
 
 from vitreous.config import set_paths
 from vitreous.cores import default_workers
+from vitreous.data.annotations.painted import paint_classes
 from vitreous.data.copies.listing import excluded as names_in
 from vitreous.data.copies.listing import staying
 from vitreous.data.pace import workers_for
@@ -46,8 +47,11 @@ def prepare_data(
     seed, share, group_by = split_options(base, options)
     exclude = options.exclude or (base.data.exclude if base else None)
     opened = open_data_of_run(folder.path, source, seed, group_by) if folder else open_data(source, seed, group_by)
-    if (base.objective if base else objective_of(options)).labelled:
+    objective = base.objective if base else objective_of(options)
+    if objective.labelled:
         require_labels(opened)
+    if objective.annotated:
+        opened = paint_classes(opened)
     opened = opened.holding_out(share, seed)
     for note in opened.notes:
         listener.note(note)
@@ -86,13 +90,16 @@ def derive_run(opened: Data, options: TrainOptions, split_settings: dict[str, An
         listener.note(warning)
     run = measure_channels(run, info, split, start, options, first_workers(opened, options), listener.note)
     data = replace(run.data, **split_settings, source=resolve_source(opened.name))
-    data = replace(
-        data, bad_images=options.bad_images, exact=options.exact, cache=fits_in_memory(split, run.preprocess)
-    )
+    data = replace(data, bad_images=options.bad_images, exact=options.exact, cache=can_cache(split, run))
     run = replace(run, data=data)
     if options.workers is None:
         run = replace(run, data=replace(run.data, workers=0 if run.data.cache else count_workers(run, split)))
     return run
+
+
+def can_cache(split: Split, run: Run) -> bool:
+    """Whether the training images stay in memory: small ones, whose views need nothing but their pixels."""
+    return not run.objective.annotated and fits_in_memory(split, run.preprocess)
 
 
 def screen_inputs(opened: Data, run: Run, workers: int, listener: Listener) -> tuple[Run, Inputs]:

@@ -13,11 +13,13 @@ from vitreous.models.configs.hybrid import ConvStemConfig as ConvStemConfig
 from vitreous.models.configs.hybrid import HybridConfig as HybridConfig
 from vitreous.models.configs.hybrid import StemConfig as StemConfig
 from vitreous.models.configs.sam import SAMConfig as SAMConfig
+from vitreous.models.configs.segmenter import SegmenterConfig as SegmenterConfig
+from vitreous.models.configs.swin import SwinConfig as SwinConfig
 from vitreous.models.configs.vit import FAMILY_OF
 from vitreous.models.configs.vit import Resize as Resize
 from vitreous.models.configs.vit import ViTConfig as ViTConfig
 
-ModelConfig = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | BiTConfig
+ModelConfig = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | BiTConfig | SwinConfig | SegmenterConfig
 C = TypeVar("C", bound=ModelConfig)
 
 #: every option of every transformer

@@ -6,8 +6,10 @@ import math
 from dataclasses import replace
 
 from vitreous.models.bit import bit_macs, stem_macs
-from vitreous.models.config import BiTConfig, ConvStemConfig, ModelConfig, ViTConfig
-from vitreous.nn.sizes import grid_of
+from vitreous.models.config import BiTConfig, ConvStemConfig, ModelConfig, SegmenterConfig, SwinConfig, ViTConfig
+from vitreous.models.segmenter import segmenter_macs
+from vitreous.models.swin import swin_macs
+from vitreous.nn.sizes import format_size, grid_of
 
 
 def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
@@ -19,6 +21,10 @@ def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
     image = image or config.image
     if isinstance(config, BiTConfig):
         return bit_macs(config, (image[0], image[1]))
+    if isinstance(config, SwinConfig):
+        return swin_macs(config, (image[0], image[1]))
+    if isinstance(config, SegmenterConfig):
+        return segmenter_macs(config, image, macs)
     grid, width, out = grid_of(image, config.patch), config.width, config.neck or config.width
     patches = math.prod(grid)
     tokens = patches + config.prefix
@@ -46,31 +52,32 @@ def computed(config: ModelConfig, image: tuple[int, ...] | None = None, patches:
     Blocks compute only so many `patches` of the image, where they drop the others; all are projected.
     """
     total, image = macs(config, image), image or config.image
-    if isinstance(config, BiTConfig):
+    if not isinstance(config, ViTConfig):
         return total
     if patches is None:
-        return total - unread(config, math.prod(grid_of(image, config.patch)) + config.prefix)
+        return total - unread(config, grid_of(image, config.patch))
     whole = replace(config, image=image, stem=None)
     # as many patches in a row: the cost of blocks depends on their number alone
     row = (patches, *(1,) * (len(image) - 1))
     thin = replace(whole, image=tuple(n * p for n, p in zip(row, config.patch, strict=True)))
     projection = math.prod(config.patch) * config.channels * config.width
     skipped = macs(whole) - macs(thin) - (math.prod(whole.grid) - patches) * projection
-    return total - skipped - unread(config, patches + config.prefix)
+    return total - skipped - unread(config, row)
 
 
-def unread(config: ModelConfig, tokens: int) -> int:
-    """Of the `macs` of an image of so many tokens, prefix included, those that `ViT.forward` need not carry out.
+def unread(config: ModelConfig, grid: tuple[int, ...]) -> int:
+    """Of the `macs` of an image of such a grid, those that `ViT.forward` need not carry out.
 
     Where `pooled_prefix` tokens are all that is pooled, nothing of the last block is computed for the others but their
     keys and values, and with plain attention not even these (`nn.attention.attend_few`).
     """
-    if isinstance(config, BiTConfig) or not config.pooled_prefix:
+    if not isinstance(config, ViTConfig) or not config.pooled_prefix:
         return 0
     width, mlp = config.width, (3 if config.mlp == "swiglu" else 2) * config.width * config.hidden
+    tokens = math.prod(grid) + config.prefix
     others = tokens - config.pooled_prefix
     if config.attention == "plain":
-        attention = tokens * (4 * width**2 + 2 * tokens * width) - config.pooled_prefix * (
+        attention = attention_macs(config, grid, config.depth - 1) - config.pooled_prefix * (
             4 * width**2 + 2 * config.heads * tokens * width
         )
     else:
@@ -101,24 +108,53 @@ def attention_macs(config: ViTConfig, grid: tuple[int, ...], index: int) -> int:
     tokens, width = math.prod(grid) + config.prefix, config.width
     if config.axial:
         return 2 * tokens * 4 * width**2 + 2 * tokens * sum(grid) * width
-    if config.window and index not in config.global_blocks:
+    if config.on_grid and index in config.windowed_blocks:
         size = config.window
         seen, tokens = size**2, math.prod(math.ceil(length / size) * size for length in grid)
         return tokens * (4 * width**2 + 2 * seen * width + 2 * size * width)
+    if index in config.windowed_blocks:
+        pairs = math.prod(sum(side**2 for side in sides_of(length, config.window)) for length in grid)
+        pairs += 2 * config.prefix * math.prod(grid) + config.prefix**2
+        return tokens * 4 * width**2 + 2 * pairs * width
     bias = {"relative": (2 * tokens - 1) * width, "decomposed": sum(grid) * width}.get(config.attention, 0)
     return tokens * (4 * width**2 + 2 * tokens * width + bias)
 
 
-def activations(config: ModelConfig, image: tuple[int, ...] | None = None) -> int | None:
+def sides_of(length: int, window: int) -> list[int]:
+    """The sides of the windows that an axis is cut into: 5, 2 -> [2, 2, 1]."""
+    whole, rest = divmod(length, window)
+    return [window] * whole + [rest] * (rest > 0)
+
+
+def windows_text(before: ModelConfig, after: ModelConfig) -> str:
+    """What is to be said of windows of a plain ViT that the weights were not trained with; nothing where there are
+    none."""
+    if not isinstance(after, ViTConfig) or after.on_grid or not after.windowed_blocks:
+        return ""
+    if isinstance(before, ViTConfig) and (before.window, before.global_blocks) == (after.window, after.global_blocks):
+        return ""
+    whole = replace(after, window=0, global_blocks=())
+    costs = " in place of ".join(f"{2 * macs(config) / 1e9:.3g}" for config in (after, whole))
+    sides = " x ".join([str(after.window)] * len(after.image))
+    return (
+        f"windows of {sides} tokens in {len(after.windowed_blocks)} of {after.depth} blocks, without which the weights "
+        f"were trained: {costs} GFLOPs an image of {format_size(after.image)} pixels, and "
+        "other features until they are tuned"
+    )
+
+
+def activations(config: ModelConfig, image: tuple[int, ...] | None = None, device: str = "cuda") -> int | None:
     """Numbers that the blocks of a plain ViT keep of one image for the backward pass, about: L T (9 D + 2 M).
 
     A block keeps the inputs of its two norms, of its four products and of GELU, and q, k and v; fused attention keeps
-    no probabilities, recomputation would keep less. Where only prefix tokens are read, the last block keeps its input,
-    normed and not. Two or four bytes each. None for models whose blocks are of another kind.
+    no probabilities, recomputation would keep less; on a CPU GELU is computed again, which saves M. Where only prefix
+    tokens are read, the last block keeps its input, normed and not. Two or four bytes each. None for models whose
+    blocks are of another kind.
     """
-    if isinstance(config, BiTConfig) or config.on_grid or config.stem or config.attention != "plain":
+    if not isinstance(config, ViTConfig) or config.on_grid or config.stem or config.attention != "plain":
         return None
     tokens = math.prod(grid_of(image or config.image, config.patch)) + config.prefix
-    hidden = (4 if config.mlp == "swiglu" else 2) * config.hidden
+    again = device == "cpu" and config.gelu != "quick"
+    hidden = (4 if config.mlp == "swiglu" else 1 if again else 2) * config.hidden
     last = tokens * 2 * config.width if config.pooled_prefix else tokens * (9 * config.width + hidden)
     return (config.depth - 1) * tokens * (9 * config.width + hidden) + last

@@ -12,7 +12,17 @@ from importlib import import_module
 from typing import Any
 
 from vitreous.models import presets
-from vitreous.models.config import AxialConfig, BiTConfig, CLIPConfig, HybridConfig, ModelConfig, SAMConfig, ViTConfig
+from vitreous.models.config import (
+    AxialConfig,
+    BiTConfig,
+    CLIPConfig,
+    HybridConfig,
+    ModelConfig,
+    SAMConfig,
+    SegmenterConfig,
+    SwinConfig,
+    ViTConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,7 @@ class Family:
         the blocks, L + 1 for what follows them."""
         match = re.search(self.block, parameter)
         if match:
-            return 1 + self.block_number(config, *map(int, match.groups()))
+            return 1 + self.block_number(config, *(int(number or 0) for number in match.groups()))
         return (
             0
             if parameter.startswith(tuple(f"{part}." for part in self.entry)) or parameter in self.entry
@@ -53,7 +63,8 @@ class Family:
         )
 
     def block_number(self, config: ModelConfig, *numbers: int) -> int:
-        """The number of a block from those in its name: those of a ResNet are stage and unit."""
+        """The number of a block from those in its name: those of a ResNet or a Swin are stage and unit. What merges
+        tokens before a stage of a Swin goes with the first block of the stage."""
         if len(numbers) == 1:
             return numbers[0]
         stage, unit = numbers
@@ -70,10 +81,25 @@ FAMILIES: dict[str, Family] = {
         r"\bbody\.stages\.(\d+)\.units\.(\d+)\.",
         ("body.root",),
     ),
+    "swin": Family(
+        SwinConfig,
+        "vitreous.models.swin:Swin",
+        presets.parse_swin,
+        presets.swin_name,
+        r"\bstages\.(\d+)\.(?:blocks\.(\d+)\.|merge\.)",
+        ("projection", "first_norm"),
+    ),
     "hybrid": Family(HybridConfig, "vitreous.models.hybrid:Hybrid", presets.parse_hybrid, presets.hybrid_name),
     "axial": Family(AxialConfig, "vitreous.models.axial:AxialViT", presets.parse_axial, presets.axial_name),
     "sam": Family(SAMConfig, "vitreous.models.sam:SAM", presets.parse_kin, presets.vit_name),
     "clip": Family(CLIPConfig, "vitreous.models.clip:CLIP", presets.parse_kin, presets.vit_name),
+    "segmenter": Family(
+        SegmenterConfig,
+        "vitreous.models.segmenter:Segmenter",
+        presets.parse_dense,
+        lambda config: presets.segmenter_name(config, family_of(config.backbone).name(config.backbone)),
+        entry=("backbone.projection", "backbone.position", "backbone.prefix", "backbone.slots", "backbone.stem"),
+    ),
     "vit": Family(ViTConfig, "vitreous.models.vit:ViT", presets.parse_vit, presets.vit_name),
 }
 

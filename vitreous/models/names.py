@@ -33,6 +33,10 @@ _SPELLINGS = [
     (re.compile(r"vit_(\w+)_r(\d+)_s(\d+).*"), r"R\2+ViT-\1/\3"),
     (re.compile(r"r(\d+)(?:x1)?\+(?:vit-)?(\w+)[/_](\d+)"), r"R\1+ViT-\2/\3"),
     (re.compile(r"r(\d+)_(\w+)_(\d+)"), r"R\1+ViT-\2/\3"),
+    (re.compile(r"(?:microsoft/)?swin[-_](\w+?)[-_]patch(\d+)[-_]window(\d+).*"), r"Swin-\1/\2-window\3"),
+    (re.compile(r"(?:microsoft/)?swinv2[-_](\w+?)[-_](?:patch4[-_])?window(\d+(?:to\d+)?).*"), r"SwinV2-\1/4-window\2"),
+    (re.compile(r"swin_([tsb])"), r"Swin-\1/4"),
+    (re.compile(r"swin_v2_([tsb])"), r"SwinV2-\1/4"),
     (re.compile(r"resnetv2_(\d+x\d+)_bit.*"), r"BiT-R\1"),
     (re.compile(r"(?:google/)?bit-(\d+)"), r"BiT-R\1x1"),
 ]
@@ -44,8 +48,8 @@ def configure(name: str, image_size: int | tuple[int, ...] | None = None) -> Mod
 
     Accepted in any case: `ViT-B/16`, `B/16`, `vit_base_patch16_224`, `vit_b_16`, `google/vit-base-patch16-224`, and
     `ViT-128x6/4` for a width of 128 and a depth of 6 with heads of 32 channels; `R50+ViT-B/16`, `Conv+ViT-S/16`,
-    `BiT-R50x1`, `Axial-ViT-B/16`, `DeiT-S/16-distilled`, `DINOv2-B/14-registers`, `CLIP-L/14`, `SAM-B/16` and what
-    others call them. Raises UsageError for any other.
+    `BiT-R50x1`, `Axial-ViT-B/16`, `DeiT-S/16-distilled`, `DINOv2-B/14-registers`, `CLIP-L/14`, `SAM-B/16`,
+    `Swin-T/4`, and what others call them. Raises UsageError for any other.
     """
     known = {key.lower(): key for key in reversed(NAMES)}
     for pattern, ours in _SPELLINGS:

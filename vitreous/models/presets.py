@@ -10,6 +10,8 @@ from vitreous.errors import UsageError, nearest
 from vitreous.models.configs.axial import AxialConfig
 from vitreous.models.configs.bit import BiTConfig
 from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig, StemConfig
+from vitreous.models.configs.segmenter import SegmenterConfig
+from vitreous.models.configs.swin import SwinConfig
 from vitreous.models.configs.vit import ViTConfig
 from vitreous.nn.sizes import format_size, nearby
 
@@ -106,13 +108,29 @@ HYBRIDS: dict[str, tuple[tuple[int, ...], int | None]] = {
 CONVS = ("Conv+ViT-128x4/8", "Conv+ViT-Ti/16", "Conv+ViT-S/16")  # arXiv:2106.14881, with the stem of ConvStemConfig
 BITS = ("50x1", "50x2", "50x3", "101x1", "101x3", "152x1", "152x2", "152x4", "200x3")
 
-#: What `vitreous models` lists; other patches and `ViT-WIDTHxDEPTH/PATCH` are built on request.
+#: width of the first stage, blocks and heads of all (arXiv:2103.14030, section 3.3)
+SWINS = {
+    "T": (96, (2, 2, 6, 2), (3, 6, 12, 24)),
+    "S": (96, (2, 2, 18, 2), (3, 6, 12, 24)),
+    "B": (128, (2, 2, 18, 2), (4, 8, 16, 32)),
+    "L": (192, (2, 2, 18, 2), (6, 12, 24, 48)),
+}
+SWIN_WINDOWS = {1: 7, 2: 8}  # of names that say no other, by version
+SWIN_NAMES = (
+    *(f"Swin-{name}" for name in ("T/4", "S/4", "B/4", "L/4", "B/4-window12", "L/4-window12")),
+    *(f"SwinV2-{size}/4{window}" for size in "TSB" for window in ("", "-window16")),
+    *(f"SwinV2-{size}/4-window{window}" for size in "BL" for window in ("12", "12to16", "12to24")),
+)
+
+#: What `vitreous models` lists; other patches, `ViT-WIDTHxDEPTH/PATCH` and `Swin-WIDTHxBLOCKS-BLOCKS/PATCH` are built
+#: on request.
 NAMES = [
     *(f"ViT-{size}/{patch}" for size in SIZES if size not in ("mu", "e") for patch in PATCHES),
     *HYBRIDS,
     *CONVS,
     *(f"BiT-R{name}" for name in BITS),
     "AxialResNet-50",
+    *SWIN_NAMES,
     *(f"{family}-{name}" for family, members in KIN.items() for name in members),
 ]
 
@@ -125,6 +143,12 @@ _HYBRID = re.compile(r"r(?P<depth>\d+)(?:x(?P<factor>\d+))?\+(?:vit-)?(?P<rest>\
 _CONV = re.compile(r"conv\+(?:vit-)?(?P<rest>\w+/\d+)", re.IGNORECASE)
 _RESNET = re.compile(r"(?:bit-)?r(?P<depth>\d+)x(?P<factor>\d+)", re.IGNORECASE)
 
+_SWIN = re.compile(
+    r"swin(?P<second>v2)?-(?P<size>[a-z]+|(?P<width>\d+)x(?P<blocks>\d+(?:-\d+)*))/(?P<patch>\d+)"
+    r"(?:-window(?:(?P<from>\d+)to)?(?P<window>\d+))?",
+    re.IGNORECASE,
+)
+
 
 def parse_bit(name: str, image: Image) -> BiTConfig | None:
     """`BiT-R50x1`, `R50x1` or `AxialResNet-50`."""
@@ -135,6 +159,46 @@ def parse_bit(name: str, image: Image) -> BiTConfig | None:
     if resnet is None or resnet["depth"] not in RESNETS:
         return None
     return BiTConfig(image=size, blocks=RESNETS[resnet["depth"]], factor=int(resnet["factor"]))
+
+
+def parse_swin(name: str, image: Image) -> SwinConfig | None:
+    """`Swin-T/4`, `Swin-B/4-window12` for images of 384 pixels, `SwinV2-B/4-window12to16` with positions from windows
+    of 12, or `Swin-32x2-2/2`: a width of 32 and two stages of two blocks on patches of 2, with heads of 32 channels.
+
+    Raises UsageError for a patch or a window of 0.
+    """
+    match = _SWIN.fullmatch(name)
+    if match is None:
+        return None
+    size = WORDS.get(match["size"].lower(), match["size"]).upper().replace("TI", "T")
+    if match["width"]:
+        width, blocks = int(match["width"]), tuple(map(int, match["blocks"].split("-")))
+        heads = tuple(max(1, width // 32) * 2**stage for stage in range(len(blocks)))
+    elif size in SWINS:
+        width, blocks, heads = SWINS[size]
+    else:
+        return None
+    version = 2 if match["second"] else 1
+    patch, window = int(match["patch"]), int(match["window"] or SWIN_WINDOWS[version])
+    if min(patch, window, int(match["from"] or 1)) < 1 or (match["from"] and version == 1):
+        raise UsageError(f"unknown model {name}", "a patch is at least one pixel, a window at least one token")
+    scale = patch * 2 ** (len(blocks) - 1)
+    # windows divide the grids of the published models, the last of which is one window, or half of one
+    side = window * scale // (1 + (version == 2 and window > SWIN_WINDOWS[2]))
+    pixels: Any = image or ((side, side) if match["width"] is None else nearby((224, 224), (scale, scale)))
+    trained = ()
+    if match["from"]:  # at images of which the last grid was half a window
+        trained = (*(int(match["from"]),) * (len(blocks) - 1), int(match["from"]) // 2)
+    return SwinConfig(
+        image=pixels,
+        patch_size=(patch, patch),
+        width=width,
+        blocks=blocks,
+        heads=heads,
+        window=window,
+        version=version,
+        pretrained_window=trained,
+    )
 
 
 def parse_hybrid(name: str, image: Image) -> ViTConfig | None:
@@ -220,6 +284,16 @@ def bit_name(config: BiTConfig) -> str:
     return f"AxialResNet-{depth}" if config.axial else f"BiT-R{depth}x{config.factor}"
 
 
+def swin_name(config: SwinConfig) -> str:
+    """`Swin-T/4`, `Swin-B/4-window12`, or `Swin-32x2-2/2` where no size fits."""
+    own = (config.width, config.blocks, config.heads)
+    free = f"{config.width}x{'-'.join(map(str, config.blocks))}"
+    size = next((key for key, row in SWINS.items() if row == own), free)
+    trained = f"{config.pretrained_window[0]}to" if config.pretrained_window else ""
+    window = "" if config.window == SWIN_WINDOWS[config.version] else f"-window{trained}{config.window}"
+    return f"Swin{'V2' * (config.version == 2)}-{size}/{format_size(config.patch_size)}{window}"
+
+
 def hybrid_name(config: HybridConfig) -> str:
     """`R50+ViT-B/16`, or `Conv+ViT-S/16`."""
     stem, name = config.stem, plain_name(config)
@@ -236,6 +310,15 @@ def hybrid_name(config: HybridConfig) -> str:
 def axial_name(config: AxialConfig) -> str:
     """`Axial-ViT-B/16`."""
     return f"Axial-ViT-{plain_name(config)}"
+
+
+def parse_dense(name: str, image: Image) -> None:
+    """None: a backbone has a name, what is put on it has not."""
+
+
+def segmenter_name(config: SegmenterConfig, backbone: str) -> str:
+    """`ViT-S/16 with a unet head`, for the name of the backbone."""
+    return f"{backbone} with a {config.head} head"
 
 
 def vit_name(config: ViTConfig) -> str:

@@ -19,7 +19,7 @@ class SAM(ViT):
     def attention(self, index: int) -> nn.Module:
         """The attention of a block: over the whole grid, or within windows."""
         c = self.config
-        if not c.window or index in c.global_blocks:
+        if index not in c.windowed_blocks:
             return GridAttention(c.width, c.heads, (c.grid[0], c.grid[1]), c.qkv_bias)
         size = (c.window, c.window)
         return Windows(GridAttention(c.width, c.heads, size, c.qkv_bias), size, pad="zeros")

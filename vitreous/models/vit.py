@@ -25,6 +25,7 @@ from vitreous.nn.attention import Attention
 from vitreous.nn.block import Block, Mlp, SwiGLU
 from vitreous.nn.encoder import Encoder, stack
 from vitreous.nn.grid import patchify, take
+from vitreous.nn.local import LocalAttention
 from vitreous.nn.pool import AttentionPool, Heads
 from vitreous.nn.position import (
     BlockWithPosition,
@@ -120,6 +121,8 @@ class ViT(nn.Module):
             return RelativeAttention(c.width, c.heads, c.prefix + math.prod(c.grid), c.qkv_bias)
         if c.attention == "rotary":
             return RotaryAttention(c.width, c.heads, len(c.grid), c.qkv_bias)
+        if c.window:
+            return LocalAttention(c.width, c.heads, c.window if index in c.windowed_blocks else 0, c.qkv_bias)
         return Attention(c.width, c.heads, c.qkv_bias)
 
     def forward(self, images: Tensor) -> Tensor:

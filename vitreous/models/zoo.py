@@ -10,9 +10,11 @@ from vitreous.models.bit import BiT
 from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig
 from vitreous.models.families import family_of
 from vitreous.models.names import configure
+from vitreous.models.segmenter import Segmenter
+from vitreous.models.swin import Swin
 from vitreous.models.vit import ViT
 
-Model = ViT | BiT
+Model = ViT | BiT | Swin | Segmenter
 
 
 def build(config: ModelConfig) -> Model:
@@ -30,8 +32,8 @@ def create(
     """Build a model by name, freshly initialised: `create("ViT-B/16", image_size=384, num_classes=37)`.
 
     `image_size` in pixels, one number or one per axis; `num_classes` as the name has it (1000 for most), 0 leaves the
-    head out; `changes` are fields of `ViTConfig` or `BiTConfig`. Raises UsageError for an unknown name or field and for
-    a size that the patch does not divide.
+    head out; `changes` are fields of `ViTConfig`, `BiTConfig` or `SwinConfig`. Raises UsageError for an unknown name or
+    field and for a size that the patch does not divide.
     """
     config = configure(name, image_size)
     known = [*(field.name for field in fields(config)), *(TRANSFORMER_FIELDS if config.kind == "vit" else ())]

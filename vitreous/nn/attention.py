@@ -64,8 +64,13 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(..., N, D) -> queries, keys and values, each (..., h, N, d)."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)  # (..., N, 3, h, d) -> 3 x (..., N, h, d)
-        return q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
+        return split_heads(self.qkv(x), self.heads)
+
+
+def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(..., N, 3 D) -> queries, keys and values, each (..., h, N, d)."""
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).unbind(-3)  # (..., N, 3, h, d) -> 3 x (..., N, h, d)
+    return q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
 
 
 def probabilities(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -97,9 +102,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
         and q.dtype == torch.bfloat16
         and torch.is_grad_enabled()
         and q.requires_grad
-        and bias is None
+        and (bias is None or bias.dtype == q.dtype)
     ):
-        return KeptAttention.apply(q, k, v)
+        return KeptAttention.apply(q, k, v, bias)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
@@ -128,25 +133,35 @@ class KeptAttention(torch.autograd.Function):
     """Attention by batched products that keeps its probabilities P (..., N, N) for the backward pass; q, k, v and what
     comes out are (..., N, d).
 
-    With S = q k^T / sqrt(d), P = softmax(S), y = P v:  dv = P^T dy,  dP = dy v^T,  dS = P (dP - sum(dP P)),
-    dq = dS k / sqrt(d),  dk = dS^T q / sqrt(d).
+    With S = q k^T / sqrt(d) + bias, P = softmax(S), y = P v:  dv = P^T dy,  dP = dy v^T,  dS = P (dP - sum(dP P)),
+    dq = dS k / sqrt(d),  dk = dS^T q / sqrt(d),  dbias = dS, added up in float32 over what shares it.
     """
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         q, k, v = q.contiguous() * q.shape[-1] ** -0.5, k.contiguous(), v.contiguous()
-        p = torch.matmul(q, k.transpose(-2, -1)).softmax(-1)
+        logits = torch.matmul(q, k.transpose(-2, -1))
+        p = (logits if bias is None else logits.add_(bias)).softmax(-1)
         ctx.save_for_backward(q, k, v, p)
+        ctx.bias = None if bias is None else bias.shape
         return p @ v
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, p = ctx.saved_tensors
         grad = grad.contiguous()
         dv = p.transpose(-2, -1) @ grad
         ds = softmax_backward(grad @ v.transpose(-2, -1), p)
-        return ds @ k * q.shape[-1] ** -0.5, ds.transpose(-2, -1) @ q, dv
+        d_bias = add_shared(ds, ctx.bias) if ctx.needs_input_grad[3] else None
+        return ds @ k * q.shape[-1] ** -0.5, ds.transpose(-2, -1) @ q, dv, d_bias
+
+
+def add_shared(grad: Tensor, shape: torch.Size) -> Tensor:
+    """The gradient of a tensor of this shape that was broadcast to that of `grad`: added up in float32."""
+    more = grad.dim() - len(shape)
+    axes = [*range(more), *(more + axis for axis, side in enumerate(shape) if side == 1 != grad.shape[more + axis])]
+    return (grad.sum(axes, dtype=torch.float32).to(grad.dtype) if axes else grad).reshape(shape)
 
 
 def softmax_backward(grad: Tensor, p: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from vitreous.nn.attention import ALL
 
@@ -27,13 +28,40 @@ class Mlp(nn.Module):
             nn.init.normal_(linear.bias, std=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., D)."""
-        return self.fc2(F.dropout(self.inner(x), self.dropout, self.training))
+        """(..., D) -> (..., D). In training on a CPU GELU is computed again in the backward pass."""
+        last = self.fc2
+        if x.device.type == "cpu" and torch.is_grad_enabled() and type(last) is nn.Linear and self.gelu != "quick":
+            hidden = self.fc1(x)
+            if hidden.requires_grad and hidden.dtype == last.weight.dtype and not (self.training and self.dropout):
+                return GeluLinear.apply(hidden, last.weight, last.bias, self.gelu)
+            return last(F.dropout(F.gelu(hidden, approximate=self.gelu), self.dropout, self.training))
+        return last(F.dropout(self.inner(x), self.dropout, self.training))
 
     def inner(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., M): the hidden layer."""
         x = self.fc1(x)
         return x * torch.sigmoid(1.702 * x) if self.gelu == "quick" else F.gelu(x, approximate=self.gelu)
+
+
+class GeluLinear(torch.autograd.Function):
+    """W gelu(h) + b, of (..., M) h -> (..., D), that keeps h alone for the backward pass: GELU costs about a fiftieth
+    of the two products around it, and its values as much memory as h."""
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor, gelu: str) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        ctx.gelu = gelu
+        return F.linear(F.gelu(hidden, approximate=gelu), weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight = ctx.saved_tensors
+        of_hidden, of_weight, of_bias, _ = ctx.needs_input_grad
+        rows = grad.flatten(0, -2)
+        d_weight = (F.gelu(hidden, approximate=ctx.gelu).flatten(0, -2).mT @ rows).mT if of_weight else None
+        d_hidden = torch.ops.aten.gelu_backward(grad @ weight, hidden, approximate=ctx.gelu) if of_hidden else None
+        return d_hidden, d_weight, rows.sum(0) if of_bias else None, None
 
 
 class SwiGLU(nn.Module):
@@ -88,17 +116,41 @@ class Branch(nn.Module):
             y = self.part(self.norm(x), *context)
         else:
             y, x = self.part(self.norm(x), *context, queries=queries), x[..., queries, :]
-        y = F.dropout(y, self.dropout, self.training)
+        return x + self.shorten(F.dropout(y, self.dropout, self.training))
+
+    def shorten(self, y: Tensor) -> Tensor:
+        """(B, ..., D) -> (B, ..., D): what the branch adds, scaled, and left out of some samples in training."""
         if self.scale is not None:
             y = y * self.scale
         if self.training and self.drop_path > 0:
             keep = 1 - self.drop_path
             y = y * y.new_empty(y.shape[0], *[1] * (y.dim() - 1)).bernoulli_(keep).div_(keep)
-        return x + y
+        return y
+
+
+class PostNormBranch(Branch):
+    """x + drop_path(scale(norm(dropout(part(x))))): the norm is on the branch, after its part (Swin V2,
+    arXiv:2111.09883, section 3.2).
+
+    Its scale starts at 0, so that a fresh branch adds nothing. Options are those of `Branch`.
+    """
+
+    def __init__(self, part: nn.Module, width: int, *options: Any) -> None:
+        super().__init__(part, width, *options)
+        nn.init.zeros_(self.norm.weight)
+
+    def forward(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
+        """(B, ..., D) -> (B, ..., D); `context` goes to the part, and so do `queries`."""
+        if queries == ALL:
+            y = self.part(x, *context)
+        else:
+            y, x = self.part(x, *context, queries=queries), x[..., queries, :]
+        return x + self.shorten(self.norm(F.dropout(y, self.dropout, self.training)))
 
 
 class Block(nn.Module):
-    """Pre-norm residual block: attention, then MLP (Eqs. 2-3), both of `width`. Options are those of `Branch`.
+    """Pre-norm residual block: attention, then MLP (Eqs. 2-3), both of `width`. Options are those of `Branch`; with
+    `post_norm` its branches are `PostNormBranch`.
 
     `Block(768, Attention(768, 12), Mlp(768, 3072))`
     """
@@ -112,10 +164,11 @@ class Block(nn.Module):
         drop_path: float = 0.0,
         layer_scale: float | None = None,
         eps: float = 1e-6,
+        post_norm: bool = False,
     ) -> None:
         super().__init__()
-        residual = (width, dropout, drop_path, layer_scale, eps)
-        self.attention, self.mlp = Branch(attention, *residual), Branch(mlp, *residual)
+        residual, branch = (width, dropout, drop_path, layer_scale, eps), PostNormBranch if post_norm else Branch
+        self.attention, self.mlp = branch(attention, *residual), branch(mlp, *residual)
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
         """(..., N, D) -> (..., Q, D): the `queries`, or all N; `context` goes to the attention."""

@@ -8,6 +8,8 @@ N tokens, D width. What changes is how a product is carried out, never what is c
     Mlp        the GELU is applied by the first product as it writes, if `packed`
     Encoder    where few tokens are read, the last block's keys and values are not made: its weights stay as they are
     LayerNorm  computes in float32, whatever the products compute in
+    Windows    those of a Swin, in bfloat16 on a CPU, are cut out of queries, keys and values, and attend by batched
+               products: `FrozenWindows`
 
 In bfloat16 only products are; norms, positions and the sum that runs through the blocks stay float32, which costs
 little and takes a third off the error.
@@ -22,11 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.attention import ALL, Attention
+from vitreous.nn.attention import ALL, Attention, masked
 from vitreous.nn.block import Branch, Mlp, SwiGLU
 from vitreous.nn.encoder import Encoder
+from vitreous.nn.layout import Windows
+from vitreous.nn.local import LocalAttention
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 from vitreous.nn.resnet import LineAttention
+from vitreous.nn.windows import ContinuousPositionBias, WindowAttention, attend_short
 
 
 def frozen(module: nn.Module, dtype: torch.dtype = torch.float32, packed: bool = False) -> nn.Module:
@@ -44,10 +49,14 @@ def copied(module: nn.Module, dtype: torch.dtype, packed: bool, without: str = "
     """The copy, module by module; a child called `without` is left out."""
     if isinstance(module, LineAttention):
         dtype = torch.float32  # its logits are not scaled: bfloat16 would cost more than it saves
+    if isinstance(module, ContinuousPositionBias):
+        dtype, packed = torch.float32, False  # of a few hundred offsets, once for all windows
     if isinstance(module, nn.Linear):
         return product(module, dtype, packed)
     if type(module) is Branch and type(module.part) in LAST:
         return FrozenBranch(module, dtype, packed)
+    if dtype == torch.bfloat16 and isinstance(module, Windows) and FrozenWindows.takes(module):
+        return FrozenWindows(module, dtype, packed)
     fused = not isinstance(module, Mlp) or (packed and module.gelu != "quick")
     kind = FROZEN.get(type(module), type(module)) if fused else type(module)
     twin = kind.__new__(kind)
@@ -96,6 +105,43 @@ class FrozenNorm(nn.LayerNorm):
 FROZEN = {Attention: FrozenAttention, Mlp: FrozenMlp, nn.LayerNorm: FrozenNorm}
 
 
+class FrozenWindows(Windows):
+    """Windows of a Swin's attention in bfloat16 on a CPU.
+
+    The first product is of the whole grid; its shift and its windows are the one copy that lays out heads for batched
+    products. PyTorch's fused attention takes 1.7 times as long for windows of 7 x 7.
+    """
+
+    def __init__(self, windows: Windows, dtype: torch.dtype, packed: bool) -> None:
+        part: Any = windows.part
+        super().__init__(nn.Identity(), windows.size, windows.shift, windows.pad)
+        # queries are divided by sqrt(d) here
+        scale = torch.ones(3, part.qkv.in_features, device=part.qkv.weight.device)
+        scale[0] *= (part.qkv.in_features // part.heads) ** -0.5
+        self.dtype, self.heads = dtype, part.heads
+        self.qkv, self.out = product(part.qkv, dtype, packed, scale.flatten()), product(part.out, dtype, packed)
+        self.position = copied(part.position, torch.float32, False)
+
+    @staticmethod
+    def takes(windows: Windows) -> bool:
+        """Whether windows are such."""
+        return type(windows.part) is WindowAttention and windows.part.qkv.weight.device.type == "cpu"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, *grid, D) -> (B, *grid, D)."""
+        grid, (m, n), h = tuple(x.shape[1:-1]), self.size, self.heads
+        qkv = self.qkv(self.shift_and_fill(x.to(self.dtype)))  # (B, ch m, cw n, 3 h d)
+        rows, columns = qkv.shape[1] // m, qkv.shape[2] // n
+        parts = qkv.view(-1, rows, m, columns, n, 3, h, qkv.shape[-1] // (3 * h)).permute(5, 0, 1, 3, 6, 2, 4, 7)
+        q, k, v = parts.flatten(5, 6).flatten(1, 4)  # 3 x (B ch cw h, T, d)
+        bias, mask = self.position().to(self.dtype).contiguous(), self.mask(grid, x.device)
+        if mask is not None:
+            bias = masked(bias, mask).flatten(0, 2)  # (ch cw h, T, T)
+        y = attend_short(q, k, v, bias).view(-1, rows, columns, h, m, n, v.shape[-1])
+        y = y.permute(0, 1, 4, 2, 5, 3, 6).reshape(-1, rows * m, columns * n, x.shape[-1])
+        return self.out(self.shift_back(y, grid))
+
+
 class FrozenBranch(nn.Module):
     """x + scale(part(norm(x))) with the scale in the last product's weights."""
 
@@ -118,6 +164,7 @@ LAST = {
     Attention: "out",
     RelativeAttention: "out",
     RotaryAttention: "out",
+    LocalAttention: "out",
     GridAttention: "out",
     Mlp: "fc2",
     SwiGLU: "fc2",

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from vitreous.nn.grid import crop, cut, fill, join
 from vitreous.nn.relative import GridAttention
 
+Pad = Literal["mask", "zeros", "zeros-after-shift"]
+
 
 class Axial(nn.Module):
     """A block along the rows, then one along the columns (Axial-ViT, arXiv:2010.11929, D.6): each with attention and
@@ -45,22 +47,23 @@ class Windows(nn.Module):
     which is carried out as a cyclic shift with a mask (section 3.2 there). An axis that one window covers is not
     shifted. `pad` says what becomes of the zeros that fill up a grid that the windows do not divide: with "mask" no
     token attends to them, with "zeros" they are keys like all others, as SAM's and ViTDet's weights expect.
+
+    With "zeros-after-shift" they are so too, and the grid is shifted before it is filled up, as timm's Swin does it:
+    windows then hold other tokens, the mask's seams lie `shift` before the end of the whole grid, and every axis is
+    shifted, whatever its length. Where windows divide the grid the three are the same.
     """
 
     def __init__(
-        self,
-        part: nn.Module,
-        size: tuple[int, ...],
-        shift: tuple[int, ...] | None = None,
-        pad: Literal["mask", "zeros"] = "mask",
+        self, part: nn.Module, size: tuple[int, ...], shift: tuple[int, ...] | None = None, pad: Pad = "mask"
     ) -> None:
         super().__init__()
         shift = shift or (0,) * len(size)
         if len(shift) != len(size) or any(not 0 <= s < w for s, w in zip(shift, size, strict=True)):
             raise ValueError(f"a shift of {shift} is not below windows of {size}, axis by axis")
-        if pad not in ("mask", "zeros"):
-            raise ValueError(f"pad={pad} is neither mask nor zeros")
-        self.part, self.size, self.shift, self.pad = part, size, shift, pad
+        if pad not in ("mask", "zeros", "zeros-after-shift"):
+            raise ValueError(f"pad={pad} is neither mask, zeros nor zeros-after-shift")
+        self.part, self.size, self.shift = part, size, shift
+        self.pad: Pad = pad
         self.takes_grid = any(isinstance(module, GridAttention) for module in part.modules())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,11 +72,7 @@ class Windows(nn.Module):
         y = self.part(*self.split(x))
         if not self.takes_grid:
             y = y.unflatten(-2, self.size)
-        shift, axes = self.shift_of(grid), tuple(range(1, 1 + len(grid)))
-        if not any(shift):
-            return join(y, grid)
-        whole = tuple(-(-g // w) * w for g, w in zip(grid, self.size, strict=True))
-        return crop(join(y, whole).roll(shift, axes), grid)
+        return self.shift_back(join(y, self.whole(grid)), grid)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, *grid, D) -> what the part is given: (B, *count, *size, D), or (B, *count, T, D) if it takes sequences,
@@ -84,14 +83,33 @@ class Windows(nn.Module):
 
     def shift_of(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         """The shift along each axis of a grid: 0 along those that one window covers."""
+        if self.pad == "zeros-after-shift":
+            return self.shift
         return tuple(s if g > w else 0 for g, w, s in zip(grid, self.size, self.shift, strict=True))
+
+    def whole(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+        """The grid filled up to whole windows."""
+        return tuple(-(-g // w) * w for g, w in zip(grid, self.size, strict=True))
 
     def cut(self, x: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, *count, *size, D): filled up with zeros, shifted, cut."""
-        shift = self.shift_of(tuple(x.shape[1:-1]))
-        if any(shift):
-            x = fill(x, self.size).roll([-s for s in shift], tuple(range(1, x.dim() - 1)))
-        return cut(x, self.size)
+        return cut(self.shift_and_fill(x), self.size)
+
+    def shift_and_fill(self, x: Tensor) -> Tensor:
+        """(B, *grid, D) -> (B, *whole, D): what is cut into windows."""
+        back, axes = [-s for s in self.shift_of(tuple(x.shape[1:-1]))], tuple(range(1, x.dim() - 1))
+        if self.pad == "zeros-after-shift":
+            return fill(x.roll(back, axes) if any(back) else x, self.size)
+        x = fill(x, self.size)
+        return x.roll(back, axes) if any(back) else x
+
+    def shift_back(self, y: Tensor, grid: tuple[int, ...]) -> Tensor:
+        """(B, *whole, D) -> (B, *grid, D): the inverse of `shift_and_fill`."""
+        shift, axes = self.shift_of(grid), tuple(range(1, y.dim() - 1))
+        if self.pad == "zeros-after-shift":
+            y = crop(y, grid)
+            return y.roll(shift, axes) if any(shift) else y
+        return crop(y.roll(shift, axes) if any(shift) else y, grid)
 
     def mask(self, grid: tuple[int, ...], device: torch.device | None = None) -> Tensor | None:
         """(*count, 1, T, T) bool: which tokens of a window may attend to which; None if all may.
@@ -103,10 +121,10 @@ class Windows(nn.Module):
         if not any(shift) and not filled:
             return None
         # 1 and a bit for each seam that a token lies behind; 0, which `cut` fills in, is padding
-        whole = grid if filled else tuple(-(-g // w) * w for g, w in zip(grid, self.size, strict=True))
+        whole = grid if filled else self.whole(grid)
         region = torch.ones((1, *whole, 1), dtype=torch.long, device=device)
         for axis, (length, s) in enumerate(zip(whole, shift, strict=True)):
-            behind = torch.arange(length, device=device) < s
+            behind = torch.arange(length, device=device) < s  # the shift takes them to the end
             region = region + behind.view(*(-1 if a == axis else 1 for a in range(len(whole))), 1) * 2 ** (1 + axis)
         regions = self.cut(region)[0].flatten(len(grid))  # (*count, T)
         return (regions[..., :, None] == regions[..., None, :])[..., None, :, :]

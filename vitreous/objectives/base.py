@@ -61,6 +61,7 @@ class ObjectiveConfig:
 
     name: str
     labelled: ClassVar[bool] = False  # needs data with labels
+    annotated: ClassVar[bool] = False  # needs data with class maps
     splittable: ClassVar[bool] = (
         True  # the loss is a mean over samples that do not see each other, drawn without chance
     )

@@ -10,7 +10,6 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -24,24 +23,11 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.cost import computed
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import ObjectiveConfig, Progress, Setting
+from vitreous.objectives.heads import Head, HeadOptions, check_head, compare_views
 from vitreous.objectives.unlabelled import STARTED, Unlabelled, check_local_views, check_views
 
 UNIFORM = 0.999  # of ln K: an entropy from which a teacher says nothing
 ONE = 0.05  # nats: an entropy of the mean target up to which one prototype has all images
-
-
-@dataclass(frozen=True)
-class HeadOptions:
-    """The head between features and prototypes: `head_layers` of `head_width`, the last of `bottleneck` channels.
-
-    `unit_prototypes`: the `prototypes` have length one (`norm_last_layer`), else their lengths are learned.
-    """
-
-    prototypes: int = 65536
-    head_layers: int = 3
-    head_width: int = 2048
-    bottleneck: int = 256
-    unit_prototypes: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,36 +60,6 @@ class DINOConfig(HeadOptions, ObjectiveConfig):
     def build(self, model: Model, setting: Setting) -> DINO:
         """The objective of an encoder."""
         return DINO(model, self, setting)
-
-
-def check_head(options: HeadOptions) -> None:
-    """Raise UsageError for a head that cannot be."""
-    if min(options.prototypes, options.head_layers, options.head_width, options.bottleneck) < 1:
-        raise UsageError("prototypes, head_layers, head_width and bottleneck must be at least 1")
-
-
-class Head(nn.Module):
-    """MLP with GELU, then the cosine to each prototype, times its length: (..., D) -> (..., K)."""
-
-    def __init__(self, width: int, config: HeadOptions) -> None:
-        super().__init__()
-        widths = [width, *[config.head_width] * (config.head_layers - 1), config.bottleneck]
-        layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
-        for layer in layers:
-            nn.init.trunc_normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
-        self.mlp = nn.ModuleList(layers)
-        self.prototypes = nn.Linear(config.bottleneck, config.prototypes, bias=False)
-        self.lengths = None if config.unit_prototypes else nn.Parameter(torch.ones(config.prototypes, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., K) float32."""
-        for number, layer in enumerate(self.mlp):
-            x = layer(F.gelu(x) if number else x)
-        prototypes = F.normalize(self.prototypes.weight.float(), dim=-1)
-        if self.lengths is not None:
-            prototypes = prototypes * self.lengths.float()
-        return F.linear(F.normalize(x.float(), dim=-1), prototypes)
 
 
 class DINO(Unlabelled):
@@ -149,10 +105,8 @@ class DINO(Unlabelled):
             add_outputs(self.outputs, answers.flatten(0, 1), self.idle)
             targets = ((answers - self.centre) / self.temperature).softmax(-1)
         features = [self.model(batch[name].flatten(0, 1)) for name in ("images", "local") if batch[name].shape[1]]
-        counts = [batch[name].shape[1] for name in ("images", "local") if batch[name].shape[1]]
-        logits = self.head(torch.cat(features)) / self.config.temperature
-        rows = [part.unflatten(0, (len(images), -1)) for part in logits.split([len(images) * n for n in counts])]
-        loss = cross_views(targets, torch.cat(rows, 1))
+        logits = compare_views(self.head, features, len(images), self.reduce, self.idle)
+        loss = cross_views(targets, logits / self.config.temperature)
         return {"loss": loss, **describe_targets(targets, features[0])}
 
     def answer(self, images: Tensor) -> Tensor:
@@ -160,7 +114,7 @@ class DINO(Unlabelled):
         dtype = images.dtype
         with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
             features = self.teacher(images.flatten(0, 1))
-        return self.teacher_head(features.float()).unflatten(0, images.shape[:2])
+        return self.teacher_head(features.float(), self.reduce, self.idle).unflatten(0, images.shape[:2])
 
     def after_step(self, progress: Progress) -> None:
         """Let the teacher follow the student, and the centre the teacher's outputs of this step."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -26,16 +26,10 @@ from vitreous.models.cost import computed, macs
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import ObjectiveConfig, Progress, Setting
-from vitreous.objectives.dino import (
-    Head,
-    HeadOptions,
-    add_outputs,
-    check_head,
-    collapse,
-    cross_views,
-    describe_targets,
-    follow,
-)
+from vitreous.objectives.dino import add_outputs, collapse, cross_views, describe_targets, follow
+from vitreous.objectives.heads import Head, HeadOptions, check_head, compare_views
+from vitreous.objectives.prototypes import PrototypeTeacher, check_fits
+from vitreous.objectives.teacher import check_same, located
 from vitreous.objectives.unlabelled import Unlabelled, check_local_views, check_takes_patches, check_views
 
 ITERATIONS = 3  # of Sinkhorn and Knopp
@@ -52,6 +46,10 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
     equal share of the batch. With `mask_probability` a global view is masked in blocks, a share of it between the two
     of `mask_shares`. `patch_weight` and `koleo` are what the losses of patches and of near features are multiplied by.
     Raises UsageError for numbers that cannot be.
+
+    With a `teacher` the targets are those of a frozen model with its heads, as DINOv2's smaller models were distilled:
+    nothing is masked, the patch loss is that of all patches, and the moving average of the student ships. The numbers
+    of prototypes are then the teacher's.
     """
 
     splittable: ClassVar[bool] = False
@@ -69,6 +67,7 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
     patch_weight: float = 1.0
     koleo: float = 0.1
     frozen: float = 0.01
+    teacher: str = ""
 
     def __post_init__(self) -> None:
         check_head(self)
@@ -83,9 +82,19 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
         check_takes_patches(model, self.name)
         check_local_views(model, views)
 
+    def located(self, model: ModelConfig, classes: tuple[str, ...]) -> DINOv2Config:
+        """The config with the teacher's absolute path and numbers of prototypes. Raises UsageError for a teacher that
+        has no heads of DINOv2 or does not fit, WeightsError for one that cannot be read."""
+        if not self.teacher:
+            return self
+        teacher = PrototypeTeacher(self.teacher)
+        check_fits(teacher, model)
+        counts = {"prototypes": teacher.prototypes, "patch_prototypes": teacher.patch_prototypes}
+        return replace(self, teacher=located(self.teacher), **counts)
+
     def build(self, model: Model, setting: Setting) -> DINOv2:
-        """The objective of an encoder."""
-        return DINOv2(model, self, setting)
+        """The objective of an encoder. Raises UsageError and WeightsError as `located`."""
+        return DINOv2(model, self, setting, PrototypeTeacher(self.teacher, setting.dtype) if self.teacher else None)
 
 
 class DINOv2(Unlabelled):
@@ -93,6 +102,9 @@ class DINOv2(Unlabelled):
 
     Takes {"images": (B, 2, C, *image), "local": (B, V - 2, C, *local image), "masks": (B, 2, *grid) bool}. The teacher
     sees the whole of the images, the student a mask token in place of each masked patch.
+
+    A `frozen` teacher answers in place of the moving average of the student, which is kept all the same; all patches
+    count as masked, and the student sees them. It is no part of the checkpoint: that has its digest.
     """
 
     logged: ClassVar[tuple[str, ...]] = (
@@ -109,16 +121,26 @@ class DINOv2(Unlabelled):
     outputs: Tensor
     patch_centre: Tensor
     patch_outputs: Tensor
+    digest: Tensor
 
-    def __init__(self, model: Model, config: DINOv2Config = DINOv2Config(), setting: Setting = Setting()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        model: Model,
+        config: DINOv2Config = DINOv2Config(),
+        setting: Setting = Setting(),  # noqa: B008
+        frozen: PrototypeTeacher | None = None,
+    ) -> None:
         super().__init__()
-        self.config, self.setting = config, setting
+        self.config, self.setting, self.frozen = config, setting, frozen
+        if frozen is not None:
+            check_fits(frozen, model.config)
+            self.register_buffer("digest", frozen.digest.clone())
         width, shape = model.config.features, model.config
         self.model, self.head = cast(ViT, model), Head(width, config)
         self.mask_token = nn.Parameter(torch.zeros(shape.width))
         if config.patch_prototypes:
             sizes = (config.patch_prototypes, config.head_layers, config.head_width, config.patch_bottleneck)
-            self.patch_head = Head(shape.width, HeadOptions(*sizes, config.unit_prototypes))
+            self.patch_head = Head(shape.width, HeadOptions(*sizes, config.unit_prototypes, config.batch_norm))
             self.teacher_patch_head = copy.deepcopy(self.patch_head).requires_grad_(False)
         self.teacher = copy.deepcopy(self.model).requires_grad_(False)
         self.teacher_head = copy.deepcopy(self.head).requires_grad_(False)
@@ -144,6 +166,9 @@ class DINOv2(Unlabelled):
     def prepare(self, batch: Batch, progress: Progress) -> Batch:
         """Draw the masks, and set the teacher's temperature."""
         self.temperature.fill_(progress.values.get("teacher_temperature", 0.04))
+        if self.frozen is not None:
+            whole = (*batch["images"].shape[:2], *self.model.config.grid)
+            return {**batch, "masks": torch.ones(whole, dtype=torch.bool, device=batch["images"].device)}
         keys = key(self.setting.seed, _MASK, batch["positions"].numpy()[:, None], torch.arange(GLOBAL).numpy())
         grid = self.model.config.grid
         masks = ibot_masks(keys.ravel(), grid, self.config.mask_shares, self.config.mask_probability)
@@ -159,11 +184,11 @@ class DINOv2(Unlabelled):
         views = [whole]
         if batch["local"].shape[1]:
             views.append(self.model(batch["local"].flatten(0, 1)))
-        logits = self.head(torch.cat(views)) / config.temperature
-        rows = [part.unflatten(0, (count, -1)) for part in logits.split([len(view) for view in views])]
+        logits = compare_views(self.head, views, count, self.reduce, self.idle) / config.temperature
+        patch_logits = self.heads()[-1](patches, self.reduce, self.idle) / config.temperature
         losses = {
-            "dino": cross_views(targets.unflatten(0, (count, GLOBAL)), torch.cat(rows, 1)),
-            "ibot": masked_cross_entropy(patch_targets, self.heads()[-1](patches) / config.temperature, masks),
+            "dino": cross_views(targets.unflatten(0, (count, GLOBAL)), logits),
+            "ibot": masked_cross_entropy(patch_targets, patch_logits, masks),
             "koleo": sum(koleo(view, self.gather, self.idle) for view in whole.unflatten(0, (count, GLOBAL)).unbind(1)),
         }
         loss = losses["dino"] + config.patch_weight * losses["ibot"] + config.koleo * losses["koleo"]
@@ -171,21 +196,19 @@ class DINOv2(Unlabelled):
         return {"loss": loss, **parts, **describe_targets(targets, whole)}
 
     def encode(self, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """(b, C, *image), (b, N) bool -> (b, D) features and (M, D) masked patches, as the student has them."""
+        """(b, C, *image), (b, N) bool -> (b, D) features and (M, D) masked patches, as the student has them: behind a
+        mask token, but for a frozen teacher."""
         model = self.model
         grid = model.project(images)
-        tokens = torch.where(masks.view(*grid.shape[:-1], 1), self.mask_token.to(grid.dtype), grid)
+        hidden = masks if self.frozen is None else torch.zeros_like(masks)
+        tokens = torch.where(hidden.view(*grid.shape[:-1], 1), self.mask_token.to(grid.dtype), grid)
         encoded = model.encode(model.place(tokens), model.places(tokens))
         return model.pool(encoded), encoded[:, model.config.prefix :][masks]
 
     def answer(self, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
         """(b, C, *image), (b, N) bool -> (b, K) and (M, K) float32 probabilities: what the teacher says of images and
         masked patches."""
-        model, dtype = self.teacher, images.dtype
-        with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
-            encoded = model.features(images)
-        features, patches = model.pool(encoded).float(), encoded[:, model.config.prefix :][masks].float()
-        logits = self.teacher_head(features), self.heads("teacher_")[-1](patches)
+        logits = self.teacher_logits(images, masks)
         if self.config.centring == "sinkhorn":
             whole, part = (sinkhorn(rows / self.temperature, self.reduce, self.idle) for rows in logits)
             return whole, part
@@ -196,6 +219,21 @@ class DINOv2(Unlabelled):
             ((rows - centre) / self.temperature).softmax(-1) for rows, centre in zip(logits, centres, strict=True)
         )
         return whole, part
+
+    def teacher_logits(self, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+        """(b, C, *image), (b, N) bool -> (b, K) and (M, K) float32: of images and masked patches. Raises WeightsError
+        where a resumed run finds another frozen teacher."""
+        if self.frozen is not None:
+            check_same(self.frozen, self.digest)
+            patch, seen = self.model.config.patch, self.setting.normalisation
+            whole, every = self.frozen.answer(images, seen, patch, self.reduce, self.idle)
+            return whole, every[masks]
+        model, dtype = self.teacher, images.dtype
+        with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
+            encoded = model.features(images)
+        features, patches = model.pool(encoded).float(), encoded[:, model.config.prefix :][masks].float()
+        whole, part = self.teacher_head, self.heads("teacher_")[-1]
+        return whole(features, self.reduce, self.idle), part(patches, self.reduce, self.idle)
 
     def after_step(self, progress: Progress) -> None:
         """Let the teacher follow the student, and the centres the teacher's outputs of this step."""
@@ -228,9 +266,12 @@ class DINOv2(Unlabelled):
         views, shape, config = self.setting.views, self.teacher.config, self.config
         heads = [sum(p.numel() for p in head.parameters() if p.ndim == 2) for head in self.heads()]
         masked = config.mask_probability * sum(config.mask_shares) / 2 * math.prod(shape.grid)
+        if self.frozen is not None:
+            masked = math.prod(shape.grid)
         large = macs(shape) + heads[0] + masked * heads[-1]
         small = computed(shape, views.local_image) + heads[0] if views.locals else 0
-        return 2 * (4 * GLOBAL * large + 3 * views.locals * small)
+        own = 2 * (3 * GLOBAL * large + 3 * views.locals * small)
+        return own + GLOBAL * (2 * large if self.frozen is None else self.frozen.flops(math.prod(shape.grid)))
 
 
 def masked_cross_entropy(targets: Tensor, logits: Tensor, masks: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from vitreous.objectives.dinov2 import DINOv2Config
 from vitreous.objectives.distillation import DistillationConfig
 from vitreous.objectives.mae import MAEConfig
 from vitreous.objectives.masked import MaskedPatchesConfig
+from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.objectives.supervised import SupervisedConfig
 
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
@@ -17,4 +18,5 @@ OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "dino": DINOConfig,
     "dinov2": DINOv2Config,
     "distillation": DistillationConfig,
+    "segmentation": SegmentationConfig,
 }

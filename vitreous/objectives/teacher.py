@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitreous.config import from_plain
 from vitreous.cores import cores
@@ -73,11 +73,15 @@ class Teacher:
 
 
 class WeightsTeacher(Teacher):
-    """A model of this project, which computes in `dtype`: of a run, a bundle, or weights of a known format."""
+    """A model of this project, which computes in `dtype`: of a run, a bundle, or weights of a known format. The digest
+    is that of the model, and of its `heads` where these stand apart."""
 
-    def __init__(self, source: str, bundle: Bundle, dtype: torch.dtype = torch.float32) -> None:
-        seen = bundle.preprocess
-        super().__init__(source, bundle.classes, (seen.mean, seen.std), weights_digest(bundle.model))
+    def __init__(
+        self, source: str, bundle: Bundle, dtype: torch.dtype = torch.float32, heads: nn.Module | None = None
+    ) -> None:
+        seen, model = bundle.preprocess, bundle.model
+        digest = weights_digest(model if heads is None else nn.ModuleList([model, heads]))
+        super().__init__(source, bundle.classes, (seen.mean, seen.std), digest)
         self.size = tuple(bundle.model.config.image)
         self.model: Model = bundle.model.requires_grad_(False).eval()
         self.dtype = dtype

@@ -28,7 +28,7 @@ def architecture(
     """
     model = started(options, classes, start) if start is not None else fresh(options, facts, classes, recipe)
     if recipe is not None and recipe.family not in ("any", model.kind):
-        kind = {"bit": "ResNets", "vit": "Vision Transformers"}[recipe.family]
+        kind = {"bit": "ResNets", "vit": "Vision Transformers", "swin": "Swin Transformers"}[recipe.family]
         raise UsageError(
             f"{recipe.name} is for {kind}, not {name_of(model)}", f"use --model {recipe.models[0]}, or another recipe"
         )
@@ -64,7 +64,8 @@ def fresh(options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recip
         raise UsageError(f"{name} has no patches to choose a size for", "leave --patch-size out")
     patch = (options.patch_size,) * 2 if options.patch_size else model.patch
     image = (options.image_size,) * 2 if options.image_size else nearby(native or LARGE_IMAGE, patch)
-    changes = {"image": image, "patch": patch, "classes": classes, "channels": facts.channels, "head_bias": True}
+    size = {"patch_size": patch} if options.patch_size else {}  # a Swin's: its `patch` is a token of the last stage
+    changes = size | {"image": image, "patch": patch, "classes": classes, "channels": facts.channels, "head_bias": True}
     if native is not None and model.pool == "class":  # small data: mean pooling learns faster than a class token
         changes |= {"pool": "mean", "class_token": False}
     return replace_fields(model, changes)

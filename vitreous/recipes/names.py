@@ -32,7 +32,8 @@ NAMES = (
     "augreg-finetune-imagenet",
     *(f"augreg-finetune-{data}{length}" for data in ("pets", "cifar", "vtab") for length in ("", "-long")),
     *("plain-vit", "plain-vit-300", "deit", "distil", "deit-384", "deit3", "deit3-finish"),
-    *("masked-patches", "mae", "dino", "dinov2", "dinov2-large", "mae-finetune", "dino-finetune"),
+    *("swin", "swin-imagenet21k", "swin-finetune", "swin-384"),
+    *("masked-patches", "mae", "dino", "dinov2", "dinov2-large", "mae-finetune", "dino-finetune", "segment"),
 )
 
 

@@ -101,7 +101,7 @@ class Recipe:
     small: str | None = None
     image: Callable[[str, DatasetInfo], int] | None = None
     objective: type[ObjectiveConfig] = SupervisedConfig
-    family: Literal["vit", "bit", "any"] = "any"
+    family: Literal["vit", "bit", "swin", "any"] = "any"
     from_weights: bool = False
     by_steps: bool = False
     warmup_in_epochs: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from vitreous.recipes import augreg, deit, encoder, finetune, ours, pretrain, unlabelled
+from vitreous.recipes import augreg, deit, dense, encoder, finetune, ours, pretrain, swin, unlabelled
 from vitreous.recipes.architecture import architecture
 from vitreous.recipes.names import OWN, known
 from vitreous.recipes.options import TrainOptions
@@ -23,8 +23,10 @@ RECIPES: dict[str, Recipe] = {
         finetune.AUGREG_FINETUNING,
         augreg.PLAIN,
         deit.DEITS,
+        swin.SWINS,
         unlabelled.UNLABELLED,
         encoder.ENCODERS[1:],
+        dense.DENSE,
     )
     for recipe in recipes
 }

@@ -119,21 +119,8 @@ def dino(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     Gradients are clipped tensor by tensor.
     """
     if small(model):
-        batch = max(2, min(128, facts.images // 4))
-        side = model.image[0] // 2
-        side -= side % model.patch[0]
-        return Run(
-            **common(plain(model, 0.1), facts),
-            views=replace(DINO, locals=4 if side else 0, local_image=(side or 1,) * 2, blur=(0.0, 0.0, 0.0)),
-            optimizer=Optimizer("adamw", lr=1e-3, weight_decay=0.04, clip=3.0, clip_by="tensor"),
-            objective=DINOConfig(prototypes=2048, head_width=512, bottleneck=128, frozen=0.01),
-            schedules={
-                "weight_decay": Ramp(0.04, 0.4),
-                "momentum": Ramp(0.99, 1.0),
-                "teacher_temperature": Ramp(0.04, 0.04),
-            },
-            **length(facts, batch, Length(1e6, 10, 800)),
-        )
+        fixed: dict[str, Any] = {} if options.init else {"pool": "mean", "class_token": False}
+        return self_distillation(plain(model, **fixed), facts)
     return Run(
         **normalised(plain(model, 0.1), facts),
         views=fitting(DINO, model),
@@ -161,10 +148,11 @@ def dinov2(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     leaves out samples one by one here, where theirs leaves out the same number in every step.
     """
     if small(model):
-        run = dino(model, facts, options)
-        head = HEAD_OF_SMALL
-        return replace(run, objective=head, optimizer=replace(run.optimizer, clip_by="part"))
-    return short(model, facts, 4e-3, drop_path=0.3, layer_decay=0.9, momentum=0.992, decay=0.4, warmup=10, epochs=100)
+        run = self_distillation(plain(model), facts)
+        objective = DINOv2Config(**SMALL_HEAD)  # type: ignore[arg-type]
+        return replace(run, objective=objective, optimizer=replace(run.optimizer, clip_by="part"))
+    drop = dropped(0.3, options)
+    return short(model, facts, 4e-3, drop_path=drop, layer_decay=0.9, momentum=0.992, decay=0.4, warmup=10, epochs=100)
 
 
 def dinov2_large(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -175,7 +163,8 @@ def dinov2_large(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
     625,000 steps of 2048 images (theirs are on LVD-142M), heads of their own for images and patches, Sinkhorn and Knopp
     in place of the centre, no layer decay. The last phase at 518 pixels was never published as code.
     """
-    run = short(model, facts, 2e-4, drop_path=0.4, layer_decay=1.0, momentum=0.994, decay=0.2, warmup=80, epochs=500)
+    drop = dropped(0.4, options)
+    run = short(model, facts, 2e-4, drop_path=drop, layer_decay=1.0, momentum=0.994, decay=0.2, warmup=80, epochs=500)
     objective = DINOv2Config(
         prototypes=131_072,
         bottleneck=384,
@@ -187,7 +176,27 @@ def dinov2_large(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
     return replace(run, objective=objective)
 
 
-HEAD_OF_SMALL = DINOv2Config(prototypes=2048, head_width=512, bottleneck=128, frozen=0.01)
+def dropped(drop_path: float, options: TrainOptions) -> float:
+    """The stochastic depth of a student of its own average; one of a frozen teacher has none."""
+    return 0.0 if "objective.teacher" in options.settings else drop_path
+
+
+SMALL_HEAD = {"prototypes": 1024, "head_width": 512, "bottleneck": 128, "frozen": 0.01, "batch_norm": True}
+
+
+def self_distillation(model: ModelConfig, facts: DatasetInfo) -> Run:
+    """DINO for images up to 64 pixels."""
+    side = model.image[0] // 2
+    side -= side % model.patch[0]
+    none = (0.0, 0.0, 0.0)
+    return Run(
+        **common(model, facts),
+        views=replace(DINO, locals=4 if side else 0, local_image=(side or 1,) * 2, blur=none, solarise=none),
+        optimizer=Optimizer("muon", lr=2e-3, matrix_lr=0.02, weight_decay=0.04, clip=3.0, clip_by="tensor"),
+        objective=DINOConfig(**SMALL_HEAD),  # type: ignore[arg-type]
+        schedules={"momentum": Ramp(0.99, 1.0), "teacher_temperature": Ramp(0.04, 0.04)},
+        **length(facts, max(2, min(64, facts.images // 4)), Length(1e6, 10, 800)),
+    )
 
 
 def short(
@@ -272,7 +281,7 @@ UNLABELLED = (
         "linear",
         published=(("ViT-S/16", "ImageNet, k-NN after 100 epochs", "69.3 %"),),
         models=("ViT-S/16", "ViT-B/16"),
-        small=PLAIN,
+        small="Conv+ViT-128x4/8",
         objective=DINOConfig,
         warmup_in_epochs=True,
     ),

@@ -75,8 +75,8 @@ def inspect(
     OUT/NAME.png with its numbers in NAME.npz (and NAME.csv). OUT/index.html shows the images named, the model's answers
     and all figures. `out` is RUN/inspect, or inspect-NAME beside other weights.
 
-    Raises UsageError for an unknown option, and for a figure that the model does not have; with `all` the figure is
-    left out and the reason noted.
+    Raises UsageError for an unknown option, and for a figure that was named and that the model does not have; where
+    none is named, or with `all`, it is left out and the reason noted.
     """
     known = ("images", "out", "listener")
     chosen: InspectOptions = apply_options("inspect", options, settings or InspectOptions(), known=known)[0]
@@ -112,9 +112,9 @@ def inspect(
 
 
 def make_figures(scene: Scene, names: Sequence[str], folder: Path) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Make and write figures; return their files and, with `all`, why others cannot be made.
+    """Make and write figures; return their files and, where they were not named, why others cannot be made.
 
-    Raises UsageError where none can be made, or without `all` for the first that cannot.
+    Raises UsageError where none can be made, or for the first that was named and cannot.
     """
     from matplotlib import rc_context
 
@@ -131,7 +131,7 @@ def make_figures(scene: Scene, names: Sequence[str], folder: Path) -> tuple[list
                 written.append(write_figure(one, folder))
                 scene.listener.note(f"{one.title}: {folder / one.name}.png")
         except UsageError as error:
-            if not scene.options.all:
+            if scene.options.figures and not scene.options.all:
                 raise
             refused[name] = error.message
             scene.listener.note(f"no {name}: {error.message}")

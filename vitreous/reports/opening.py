@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,12 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data, Split, require_labels
 from vitreous.errors import DataError, ResourceError, UsageError, check_path
+from vitreous.models.segmenter import Segmenter
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in, open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.options import known_of
+from vitreous.weights.tasks import Features
 
 
 def open_bundle(
@@ -27,7 +30,8 @@ def open_bundle(
 ) -> Bundle:
     """Return the bundle of a run folder, of a bundle's folder, or of foreign weights; `note` hears assumptions.
 
-    A model without a head is refused unless `headless`. Raises WeightsError or UsageError.
+    A model without a head is refused unless `headless`; of one that segments this is the backbone. Raises WeightsError
+    or UsageError.
     """
     check_path(run, "a run")
     path = Path(run)
@@ -39,6 +43,12 @@ def open_bundle(
     bundle = load_bundle(folder) if folder and not known_of(run) else open_weights(run).bundle()
     for text in bundle.notes:
         note(text)
+    if isinstance(bundle.model, Segmenter):
+        if not headless:
+            hint = "its figures are in summary.json, and report.html; from Python: vitreous.evaluation.pixels.segment"
+            raise UsageError(f"{run} gives a class to every pixel, not to an image", hint)
+        note("of a model that gives a class to every pixel, its backbone alone is used")
+        bundle = replace(bundle, model=bundle.model.backbone.eval(), task=Features())
     if not bundle.classes and not headless:
         hint = f"use `vitreous embed`, or train one: vitreous train DATA --init {run}"
         raise UsageError(f"{run} has no head: it gives features, not classes", hint)

@@ -28,7 +28,7 @@ from vitreous.objectives.base import Objective
 from vitreous.training.ranks import Ranks
 
 ALIGN = 64  # elements; every tensor starts on a cache line
-CHUNK = 2**22  # elements of the gradients that processes exchange at a time
+CHUNK = 2**22  # elements of the gradients that are added up, or that processes exchange, at a time
 KINDS = ("matrix", "decay", "plain")
 
 
@@ -137,7 +137,11 @@ class Flat:
         for grad in self.grads:
             if grad is self.total:
                 continue
-            self.total = grad.float() if self.total is None else self.total.add_(grad)
+            if self.total is None:
+                self.total = grad.float()
+            else:
+                for total, part in zip(self.total.split(CHUNK), grad.split(CHUNK), strict=True):
+                    total += part  # as a whole it would be copied to float32 first
             grad.zero_()
 
     def exchange(self, ranks: Ranks) -> None:
@@ -292,4 +296,7 @@ def kind_of(name: str, parameter: Tensor) -> str:
     shape."""
     if parameter.ndim < 2 or not (name.endswith("weight") or "lora_" in name):
         return "plain"
-    return "matrix" if parameter.ndim == 4 or (".blocks." in name and parameter.ndim == 2) else "decay"
+    if ".part.position." in name:  # the network that draws a Swin's biases, as its authors have it
+        return "plain"
+    hidden = ".blocks." in name or ".merge." in name
+    return "matrix" if parameter.ndim == 4 or (hidden and parameter.ndim == 2) else "decay"

@@ -160,5 +160,5 @@ def factor_of(options: Optimizer, model: ModelConfig, name: str) -> float:
     factor = math.prod(rate for text, rate in options.rates if text in name)
     if options.layer_decay == 1:
         return factor
-    layer = family_of(model).layer_of(name.removeprefix("model."), model)
+    layer = family_of(model).layer_of(name.removeprefix("model.").removeprefix("backbone."), model)
     return factor * options.layer_decay ** (model.depth + 1 - layer)

@@ -76,7 +76,7 @@ def first_batch(session: Session, state: State, size: int) -> Batch:
 def estimate(run: Run) -> float:
     """Images whose activations take what may be taken of a CPU's free memory; infinite elsewhere, and for models
     without an estimate."""
-    numbers, free = activations(run.model), free_memory(run.device)
+    numbers, free = activations(run.model, device=run.device), free_memory(run.device)
     if run.device != "cpu" or not numbers or not free:
         return float("inf")
     share = 1 / max(1, run.model.depth) if run.recompute and hasattr(run.model, "depth") else 1.0  # type: ignore[union-attr]

@@ -85,7 +85,7 @@ class Session:
 
         Raises Interrupted after a signal, with everything saved; NonFiniteError, DataError, ResourceError as they come.
         """
-        settle_process()
+        settle_process(one_arena=True)
         with self.signals.caught():
             self.health.data(self.inputs.train, self.inputs.val)
             state = self.build()
@@ -180,9 +180,8 @@ class Session:
         loss = state.losses / max(state.counted, 1)
         state.losses, state.counted, state.scalars = 0.0, 0, {}
         val = f"  val {self.last.leading_text}" if self.last and self.measured.prefix == VAL else ""
-        text = (
-            f"epoch {epoch:.1f}/{self.run.epochs:g}  loss {loss:.3f}  {figures['images_per_second']:.0f} images/s{val}"
-        )
+        text = f"epoch {epoch:.1f}/{round(self.run.epochs, 2):g}  loss {loss:.3f}  "
+        text += f"{figures['images_per_second']:.0f} images/s{val}"
         if self.ranks.is_main:
             self.listener.progress("train", state.images, self.run.total, text)
 
@@ -323,7 +322,8 @@ class Session:
             "epochs": seen,
             "seed": run.seed,
         }
-        parts = None if run.objective.labelled else ObjectiveParts(to_plain(run.objective), state.flat.unshipped())
+        ships_all = run.objective.labelled or run.objective.annotated
+        parts = None if ships_all else ObjectiveParts(to_plain(run.objective), state.flat.unshipped())
         if self.ranks.is_main:
             task = state.objective.task()
             Bundle(model, task, run.preprocess, provenance, parts=parts).save(self.folder.bundle)

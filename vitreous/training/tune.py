@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
+from vitreous.models.families import family_of
 from vitreous.models.zoo import Model
 from vitreous.training.run import FineTune
 
 HEAD = ("head", "representation")  # what may be new when weights are adopted
-AFTER = ("encoder.norm", "body.norm", "neck", "pooling", "pooled_norm")  # between the last block and the head
+AFTER = ("encoder.norm", "body.norm", "norm", "neck", "pooling", "pooled_norm")  # between the last block and the head
 
 
 def check(config: ModelConfig, tune: FineTune) -> None:
@@ -45,8 +46,9 @@ def prepare(model: Model, tune: FineTune) -> str:
     everything.
 
     The head always moves, with the representation layer before it. With the last blocks, so do the layers that follow
-    them: the last norm, the neck, the pooling. A block is one of the encoder; of a BiT, a residual unit, counted over
-    all stages. Raises UsageError as `check` does, and for names of layers that are not there.
+    them: the last norm, the neck, the pooling. A block is one of the encoder; of a BiT, a residual unit, and of a Swin,
+    a block with the merging of tokens before it, counted over all stages. Raises UsageError as `check` does, and for
+    names of layers that are not there.
     """
     check(model.config, tune)
     if tune.lora_rank:
@@ -70,6 +72,10 @@ def freeze(model: Model, last: int) -> str:
     model.requires_grad_(False)
     for part in [parts[name] for name in HEAD + AFTER * (last > 0) if name in parts] + stack[len(frozen) :]:
         part.requires_grad_(True)
+    for name, parameter in model.named_parameters():  # what merges tokens moves with the block that follows it
+        layer = family_of(model.config).layer_of(name, model.config)
+        if len(frozen) < layer <= len(stack):
+            parameter.requires_grad_(True)
     for part in [model, *(part for block in frozen for part in block.modules())]:
         for noise in ("dropout", "drop_path"):
             if hasattr(part, noise):

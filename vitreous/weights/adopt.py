@@ -16,7 +16,8 @@ from torch import Tensor
 from vitreous.config import from_plain, read_yaml
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError, WeightsError
-from vitreous.models.config import ModelConfig
+from vitreous.models.config import ModelConfig, SegmenterConfig
+from vitreous.models.cost import windows_text
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
 from vitreous.models.zoo import Model
@@ -82,7 +83,8 @@ def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None
     """
     settings = known_of(source) | (settings or {})
     weights = read_weights(source, settings)
-    if "resize" in settings and getattr(weights.config, "position", "") not in ("learned", "axes"):
+    tables = weights.config.kind == "swin" or getattr(weights.config, "position", "") in ("learned", "axes")
+    if "resize" in settings and not tables:
         raise UsageError(
             f"--resize {settings['resize']}: {source} is {name_of(weights.config)}, which has no learned positions",
             "leave it out",
@@ -169,6 +171,7 @@ class Adoption:
     unused: list[str]
     resized: str = ""
     channels: str = ""
+    windows: str = ""
 
     def text(self) -> str:
         """One line for people."""
@@ -179,7 +182,8 @@ class Adoption:
         if any(name.startswith(HEAD) for name in self.new):
             line += "; the head is new and zero-initialised"
         line += f"; positions resized {self.resized}" if self.resized else ""
-        return line + (f"; channels {self.channels}" if self.channels else "")
+        line += f"; channels {self.channels}" if self.channels else ""
+        return line + (f"; {self.windows}" if self.windows else "")
 
 
 def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple[str, ...] = ()) -> Adoption:
@@ -190,11 +194,11 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
     3.2), channels are changed as by `rechannelled`, and a representation layer or head that does not fit keeps its
     initial zeros; so does a last norm that stands elsewhere. Raises WeightsError, listing them, for other differences.
     """
-    weights = source if isinstance(source, Weights) else open_weights(source)
+    weights = without_dense_head(source if isinstance(source, Weights) else open_weights(source))
     own, state = model.state_dict(), dict(weights.state())
     folded(state, own)
     resized = (
-        f"{format_size(weights.config.grid)} -> {format_size(model.config.grid)}"
+        f"{format_size(reach(weights.config))} -> {format_size(reach(model.config))}"
         if spread(state, own, model.config)
         else ""
     )
@@ -221,12 +225,18 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
     unused = [name for name in state if name.startswith(HEAD + NORMS) and (name in dropped or name not in own)]
     loaded = [name for name in state if name not in unused]
     fill(model, {name: state[name] for name in loaded} | {name: own[name] for name in dropped}, weights.source)
-    return Adoption(weights.source, weights.title, loaded, dropped, unused + weights.unused, resized, channels)
+    windows = windows_text(weights.config, model.config)
+    return Adoption(weights.source, weights.title, loaded, dropped, unused + weights.unused, resized, channels, windows)
 
 
 def named(classes: tuple[str, ...]) -> bool:
     """Whether classes have names, not just numbers."""
     return bool(classes) and classes != tuple(map(str, range(len(classes))))
+
+
+def reach(config: ModelConfig) -> tuple[int, ...]:
+    """The places per axis that a model's table of positions is for: its grid, or the largest window of a Swin."""
+    return config.windows[0] if config.kind == "swin" else config.grid
 
 
 def spread(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig) -> bool:
@@ -283,8 +293,20 @@ class Start:
 def starting_point(source: str | os.PathLike[str]) -> Start:
     """What a new run has to know of the weights that it starts from, read off their header. Raises WeightsError and
     UsageError."""
-    weights = open_weights(source)
+    weights = without_dense_head(open_weights(source))
     return Start(weights.config, weights.preprocess, weights.notes, not isinstance(weights.task, Features))
+
+
+def without_dense_head(weights: Weights) -> Weights:
+    """Return the backbone of weights that give a class to every pixel; others as they are."""
+    if not isinstance(weights.config, SegmenterConfig):
+        return weights
+    prefix = "backbone."
+
+    def state() -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): row for name, row in weights.state().items() if name.startswith(prefix)}
+
+    return replace(weights, config=weights.config.backbone, task=Features(), state=state)
 
 
 def parts_of(source: str | os.PathLike[str]) -> ObjectiveParts | None:

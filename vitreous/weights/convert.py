@@ -23,6 +23,7 @@ from vitreous.nn.position import sincos
 from vitreous.nn.sizes import format_size
 from vitreous.weights.adopt import Adoption, Weights, adopt, open_weights, parts_of
 from vitreous.weights.bundle import Bundle
+from vitreous.weights.class_map import select_classes
 from vitreous.weights.foreign import find
 from vitreous.weights.parts import ObjectiveParts
 from vitreous.weights.pretraining_files import (
@@ -49,13 +50,15 @@ def convert(
     channels: int | None = None,
     settings: dict[str, Any] | None = None,
     tell: Callable[[str], None] = lambda text: None,
+    class_map: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """Read weights, change what is asked for, write them as `to` at `out`, and read them back: bit for bit, or nothing
     is there.
 
     `to`: `bundle`, `huggingface` (folders), `timm`, `google-npz` and others (files); `mae`, `huggingface-mae`, `dino`
     and `dinov2-teacher` hold what pre-training needs to go on as well, as a bundle does. `image_size` (pixels),
-    `num_classes` and `channels` give the model another resolution, a new head of zeros, another first layer.
+    `num_classes` and `channels` give the model another resolution, a new head of zeros, another first layer;
+    `class_map` is a file of the rows of the head that are kept, one a line, in the order of the new classes.
     `settings`: fields of the model's config that the files do not tell. `tell` receives messages. Returns a document.
     Raises WeightsError, UsageError for what the format cannot hold or a place that is taken, ResourceError where it
     cannot be written.
@@ -64,6 +67,7 @@ def convert(
     if place.exists() or place.is_symlink():
         raise UsageError(f"{place} exists already, and is not overwritten", "name another place")
     weights = open_weights(source, settings)
+    weights = weights if class_map is None else select_classes(weights, class_map)
     config = wanted(weights.config, image_size, num_classes, channels)
     parts = parts_of(source)
     stored = config if to == BUNDLE else with_table(config)
@@ -274,8 +278,8 @@ def assumed(form: Format, config: ModelConfig, state: Tensors) -> list[str]:
 
 
 def heads_of(config: ModelConfig) -> dict[str, Any]:
-    """The number of heads, which no tensor tells, where a model has a choice of it."""
-    return {"heads": config.heads} if config.family != "bit" else {}
+    """The number of heads, which no tensor of a ViT tells."""
+    return {"heads": config.heads} if config.kind == "vit" else {}
 
 
 def remedy(differences: list[str]) -> str:

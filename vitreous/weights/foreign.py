@@ -21,16 +21,18 @@ from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig, StemConfig
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
-from vitreous.weights import google, others, own, timm, transformers
+from vitreous.weights import google, others, own, swin, swin_v2, timm, transformers
 from vitreous.weights.entry import FLOATING, shown
 from vitreous.weights.files import Source, open_weights
 from vitreous.weights.measure import is_ambiguous
-from vitreous.weights.sidecar import json_in, note, noted, said_by
+from vitreous.weights.sidecar import json_in, note, noted, said_by, windows_of_name
 from vitreous.weights.table import Format, Shapes
 from vitreous.weights.variants import VARIANTS, conclusions
 
 #: in the order in which they are tried: the first whose sign is there
 FORMATS = [
+    *swin.FORMATS,
+    *swin_v2.FORMATS,
     others.SAM,
     others.SAM_TIMM,
     others.SAM_TRANSFORMERS,
@@ -54,14 +56,13 @@ INSIDE = [
     (re.compile(r"\bblocks\.\d+\.(\d+)\."), r"blocks.\1."),
     (re.compile(r"standardized_conv2d_\d+/"), "standardized_conv2d/"),
 ]
-READ = "ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP and SAM are read, and BiT"
+READ = "ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP and SAM are read, BiT and Swin"
 #: models that are not read: what they are -> a pattern of a tensor's name that nothing else has
 UNREAD = {
     # Google's, timm's (arXiv:2105.01601)
     "an MLP-Mixer": r"(^|/)MixerBlock_\d+/token_mixing/|(^|\.)blocks\.\d+\.mlp_tokens\.",
     "a ResMLP": r"(^|\.)blocks\.\d+\.linear_tokens\.",
     "a BEiT": r"(^|\.)blocks\.\d+\.attn\.q_bias$|attention\.relative_position_bias\.relative_position_bias_table$",
-    "a Swin Transformer": r"(^|\.)layers\.\d+\.blocks\.\d+\.(attn|attention\.self)\.relative_position_bias_table$",
 }
 PARAMETERS = 20_000_000_000  # of a model that is believed
 INDEX = "model.safetensors.index.json"
@@ -190,6 +191,8 @@ def fitting(
 ) -> DetectedCheckpoint:
     """The config that the shapes tell, and every tensor's shape and type checked against it. Raises WeightsError for
     tensors that are missing, unknown or of another shape."""
+    if form in swin_v2.FORMATS:
+        beside = windows_of_name(origin.name) | beside
     try:
         config = form.configure(shapes, beside)
         expected = form.write(config, believable(config).state_dict())
@@ -235,6 +238,12 @@ def hint(wrong: list[str]) -> str:
 
 def assumptions(origin: Path, form: Format, config: ModelConfig, beside: dict[str, Any]) -> Iterator[str]:
     """What was assumed of a model's positions, a sentence each: their grid, and the rule by which they are resized."""
+    if config.kind == "swin" and "image" not in beside:
+        size = f"{config.image[0]} x {config.image[1]}"
+        yield f"{origin.name} does not tell the image size: assumed {size} pixels (--source-size HEIGHT WIDTH)"
+    if config.kind == "swin" and config.version == 2 and not {"window", "pretrained_window"} & set(beside):
+        taken = f"windows of {config.window}" + ", where its positions were learned" * (config.window > 8)
+        yield f"{origin.name} does not tell its windows in full: assumed {taken} (`vitreous convert --window N`)"
     if config.position != "learned":
         return
     doubt = form.doubt(config)
@@ -255,7 +264,7 @@ def believable(config: ModelConfig) -> torch.nn.Module:
     """The model of a config, without weights. Raises WeightsError for an absurdly large one, before it is built."""
     stem = getattr(config, "stem", None)
     depth = config.depth + sum(stem.blocks if stem else ())
-    if config.width > 100_000 or depth > google.DEPTH or math.prod(config.image) > 1 << 28:
+    if config.width_out > 100_000 or depth > google.DEPTH or math.prod(config.image) > 1 << 28:
         raise WeightsError(f"a model of width {config.width:,} and depth {depth:,} is not believed")
     model = skip_init(config)
     if sum(p.numel() for p in model.parameters()) > PARAMETERS:
@@ -323,6 +332,10 @@ def essence(config: ModelConfig) -> dict[str, Any]:
         return {"root": config.width * config.factor} | {
             name: getattr(config, name) for name in ("channels", "classes", "blocks", "axial")
         }
+    if config.kind == "swin":
+        names = ("channels", "classes", "width", "blocks", "heads", "windows", "patch_size", "mlp_ratio", "qkv_bias")
+        trained = config.pretrained_window if any(config.pretrained_window) else ()
+        return {name: getattr(config, name) for name in (*names, "version")} | {"pretrained_window": trained}
     structure: dict[str, Any] = {
         name: getattr(config, name) for name in TRANSFORMER_FIELDS if name not in (*UNTOLD, "family")
     }

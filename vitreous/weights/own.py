@@ -186,6 +186,8 @@ def configure_bit(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
 
 def assumed(config: ModelConfig, known: Iterable[str]) -> str:
     """A note on what was taken since a state dict does not tell it."""
+    if config.kind == "swin":
+        return f"a state dict does not tell everything: image size {config.image[0]} taken; vitreous.save keeps it"
     if config.kind != "vit":
         return (
             f"a state dict does not tell everything: image size {config.image[0]}, numerics {config.numerics} "

@@ -98,6 +98,8 @@ def pretraining_format(to: str, config: Any, parts: ObjectiveParts | None, sourc
         hint = f"use {' or '.join(able)}" if able else f"use {form.encoder}, which holds the encoder alone"
         raise UsageError(f"--to {to} needs the parts of {form.objective}, and {source} has {has}", hint)
     writer(form.encoder, config)
+    if parts.config.get("batch_norm"):
+        raise UsageError(f"{to} has no place for heads with a batch norm", f"use a bundle, or {form.encoder}")
     if form.objective == "mae" and config.prefix != 1:
         raise UsageError(f"{to} has a class token and no other, and the encoder has {config.prefix}", "use a bundle")
     return form

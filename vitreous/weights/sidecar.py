@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ FAMILIES = {
     "sam": "transformers' SAM image encoder",
     "sam_vision_model": "transformers' SAM image encoder",
     "bit": "transformers' BiT",
+    "swin": "transformers' Swin",
+    "swinv2": "transformers' Swin V2",
 }
 
 
@@ -88,9 +91,18 @@ def said_by(config: dict[str, Any]) -> dict[str, Any]:
                     f"config.json says {name} {str(config[name])[:40]}: another ResNet than BiT, which is not read"
                 )
         return {}
+    swin = config.get("model_type") in ("swin", "swinv2")
+    if swin and config.get("use_absolute_embeddings"):
+        raise WeightsError("config.json says use_absolute_embeddings: a Swin with positions, which is not read")
+    # a Swin's are lists, which its tensors tell too; its hidden_size is that of the last stage
+    words = {} if swin else WORDS
     settings: dict[str, Any] = {
-        ours: whole(theirs, config[theirs]) for ours, theirs in WORDS.items() if config.get(theirs) is not None
+        ours: whole(theirs, config[theirs]) for ours, theirs in words.items() if config.get(theirs) is not None
     }
+    if swin and config.get("window_size") is not None:
+        settings["window"] = whole("window_size", config["window_size"])
+        trained = config.get("pretrained_window_sizes") or ()
+        settings["pretrained_window"] = tuple(whole("pretrained_window_sizes", size) for size in trained)
     if config.get("layer_norm_eps") is not None:
         eps = settings["eps"] = config["layer_norm_eps"]
         if not isinstance(eps, float) or not 0 < eps < 1:
@@ -118,6 +130,16 @@ def said_by(config: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def windows_of_name(name: str) -> dict[str, Any]:
+    """The fields of a Swin V2 that its published names tell: `..._window12to24_...` has windows of 24 tokens, and
+    positions of four stages that were learned at windows of 12."""
+    match = re.search(r"window(?:(\d{1,3})to)?(\d{1,3})(?!\d)", name)
+    if match is None or not int(match[2]):
+        return {}
+    trained = int(match[1] or 0)
+    return {"window": int(match[2])} | ({"pretrained_window": (trained,) * 3 + (trained // 2,)} if trained else {})
+
+
 def whole(name: str, value: Any) -> int:
     """A number of a config.json. Raises WeightsError where it is not a whole one from 0 to a million."""
     if type(value) is not int or not 0 <= value <= 1_000_000:
@@ -139,6 +161,8 @@ def fields(settings: dict[str, Any]) -> dict[str, Any]:
     known: dict[str, Any] = (
         {"image": tuple(whole("input_size", side) for side in size[1:])} if isinstance(size, list) else {}
     )
+    if "swinv2" in str(settings["architecture"]):
+        known |= windows_of_name(str(settings["architecture"]))
     known["resize"] = "bicubic-antialias"  # timm's rule for whatever it loads, whoever trained it
     if "quickgelu" in str(settings["architecture"]):
         known["gelu"] = "quick"
@@ -194,6 +218,8 @@ def preprocessed(form: Format, config: ModelConfig, processor: dict[str, Any], s
     if form.name == "huggingface":
         dino = config.kind == "vit" and config.layer_scale is not None
         mean, std = CLIP if config.kind == "vit" and config.first_norm else IMAGENET if dino else HALF
+    if config.kind == "swin":
+        mean, std = IMAGENET
     trained = dict_in(settings, "pretrained_cfg")
     mean, std = (
         tuple(map(float, processor.get(f"image_{word}") or trained.get(word) or own))
@@ -238,6 +264,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
         isinstance(v, list) and 0 < len(v) < 5 and all(isinstance(side, int) and 0 < side < 1 << 16 for side in v)
     ),
     "heads": lambda v: isinstance(v, int) and 0 < v < 1 << 12,
+    "pad": lambda v: v in ("mask", "zeros", "zeros-after-shift"),
     "gelu": lambda v: v in ("none", "tanh", "quick"),
     "eps": lambda v: isinstance(v, float) and 0 < v < 1,
     "resize": lambda v: v in RESIZE,
@@ -245,11 +272,22 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "qkv_bias": lambda v: isinstance(v, bool),
     "projection_bias": lambda v: isinstance(v, bool),
 }
+#: those that no tensor of a Swin V2 tells
+SWIN_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "window": lambda v: type(v) is int and 0 < v < 1 << 12,
+    "pretrained_window": lambda v: (
+        isinstance(v, list) and len(v) < 16 and all(type(side) is int and 0 <= side < 1 << 12 for side in v)
+    ),
+}
 
 
 def note(config: ModelConfig) -> dict[str, str]:
     """The metadata to write beside a model's tensors."""
-    return {KEY: json.dumps({name: getattr(config, name) for name in FIELDS if hasattr(config, name)})}
+    names = FIELDS
+    if config.kind == "swin":  # heads are of each stage, which its tensors tell
+        names = {*FIELDS, *(SWIN_FIELDS if config.version == 2 else ())} - {"heads"}
+    values = {name: getattr(config, name) for name in sorted(names) if hasattr(config, name)}
+    return {KEY: json.dumps(values)}
 
 
 def noted(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
@@ -258,9 +296,10 @@ def noted(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
         return {}
     try:
         noted_fields = json.loads(metadata[KEY])
-        wrong = [name for name in noted_fields if name not in FIELDS or not FIELDS[name](noted_fields[name])]
+        known = FIELDS | SWIN_FIELDS
+        wrong = [name for name in noted_fields if name not in known or not known[name](noted_fields[name])]
         if wrong or not isinstance(noted_fields, dict):
             raise ValueError(f"of {shown(str(wrong[0] if wrong else noted_fields))}")
     except (ValueError, TypeError, RecursionError) as error:
         raise WeightsError(f"{path} has a damaged note ({error})", "restore the file from a copy") from None
-    return noted_fields | ({"image": tuple(noted_fields["image"])} if "image" in noted_fields else {})
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in noted_fields.items()}

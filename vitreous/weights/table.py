@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.models.config import ModelConfig, SwinConfig, ViTConfig
 
 Tensors = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
@@ -79,6 +79,8 @@ class Format:
     describe: Callable[[Any], dict[str, Any]] | None = None  # the config.json that belongs beside the weights
     # what its loaders ask for and no model of ours has: written as zeros
     adds: Callable[[Any], Shapes] = lambda config: {}
+    # what its loaders ask for and follows from the config: written, and left alone where it is read
+    buffers: Callable[[Any], Tensors] = lambda config: {}
     shaped: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
     sections: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
@@ -126,7 +128,7 @@ class Format:
         written = {name: self.shaped(name, tensor) for name, tensor in self.write(config, state).items()}
         return {
             name if name.startswith(self.beside) else start + name: tensor.contiguous()
-            for name, tensor in written.items()
+            for name, tensor in (written | self.buffers(config)).items()
         }
 
     def read(self, config: ModelConfig, own: Iterable[str], tensors: Tensors) -> Tensors:
@@ -238,15 +240,9 @@ def map_each(function: Any) -> Any:
     return lambda tensors, config: [function(tensor) for tensor in tensors]
 
 
-def cell(config: ViTConfig) -> tuple[int, ...]:
-    """What a patch is cut out of the image or of the stem's map."""
-    return tuple(p // config.stem.reduction for p in config.patch) if config.stem else config.patch
-
-
-def kernel(weight: Tensor, config: ViTConfig) -> Tensor:
+def kernel(weight: Tensor, config: ViTConfig | SwinConfig) -> Tensor:
     """(D, C p q) -> (D, C, p, q)."""
-    sides = cell(config)
-    return weight.reshape(len(weight), -1, *sides)
+    return weight.reshape(len(weight), -1, *config.cell)
 
 
 #: (D, C, p, q), PyTorch's convolution, and (D, C p q)

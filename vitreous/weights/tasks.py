@@ -47,9 +47,21 @@ class Features:
         return {"classes": []}
 
 
-Task = Classification | Features
+@dataclass(frozen=True)
+class Segmentation:
+    """Logits of named classes for every pixel: `classes` in their order."""
+
+    name: ClassVar[str] = "segmentation"
+    classes: tuple[str, ...]
+
+    def settings(self) -> dict[str, Any]:
+        """The names of the classes."""
+        return {"classes": list(self.classes)}
+
+
+Task = Classification | Features | Segmentation
 #: names of tasks that files may have; a file of another one needs a newer vitreous
-TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classification, Features)}
+TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classification, Features, Segmentation)}
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
@@ -71,6 +83,8 @@ def task_from_json(description: dict[str, Any], origin: str) -> Task:
         raise WeightsError(f"{origin}: task {name} is not one of {', '.join(TASKS)}", "install a newer vitreous")
     if name == Features.name:
         return Features()
+    if name == Segmentation.name:
+        return Segmentation(tuple(classes))
     loss, multilabel = description.get("loss", "softmax"), description.get("several", False)
     temperature = description.get("temperature", 1.0)
     if loss not in LOSSES or not isinstance(multilabel, bool):

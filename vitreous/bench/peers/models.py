@@ -15,16 +15,28 @@ from torch import Tensor, nn
 
 from vitreous.bench.work import Answering, Turn, Work
 from vitreous.machine import DTYPES
-from vitreous.models.names import configure_vit
+from vitreous.models.names import configure, configure_vit
 from vitreous.training.peak import synchronise
 
 CLASSES = 1000
 
 
+def swin_of(work: Work) -> dict[str, Any]:
+    """Return the shape of a Swin V1 under the names that all three libraries have; nothing for another model."""
+    c: Any = configure(work.model, work.image_size)
+    if c.kind != "swin":
+        return {}
+    shape = {"patch_size": c.patch_size[0], "embed_dim": c.width, "window_size": c.window}
+    return {**shape, "depths": list(c.blocks), "num_heads": list(c.heads)}
+
+
 def timm_model(work: Work) -> nn.Module:
-    """Return timm's ViT of the same shape."""
+    """Return timm's ViT or Swin of the same shape."""
+    from timm.models.swin_transformer import SwinTransformer
     from timm.models.vision_transformer import VisionTransformer
 
+    if swin := swin_of(work):
+        return SwinTransformer(work.image_size, num_classes=CLASSES, drop_path_rate=0.0, **swin)
     c = configure_vit(work.model, work.image_size)
     return VisionTransformer(
         work.image_size, c.patch[0], num_classes=CLASSES, embed_dim=c.width, depth=c.depth, num_heads=c.heads
@@ -32,19 +44,25 @@ def timm_model(work: Work) -> nn.Module:
 
 
 def transformers_model(work: Work) -> Any:
-    """Return transformers' ViT of the same shape."""
-    from transformers import ViTConfig, ViTForImageClassification
+    """Return transformers' ViT or Swin of the same shape."""
+    from transformers import SwinConfig, SwinForImageClassification, ViTConfig, ViTForImageClassification
 
+    if swin := swin_of(work):
+        shape: dict[str, Any] = {**swin, "image_size": work.image_size, "num_labels": CLASSES, "drop_path_rate": 0.0}
+        return SwinForImageClassification(SwinConfig(**shape))
     c = configure_vit(work.model, work.image_size)
     sizes = {"hidden_size": c.width, "num_hidden_layers": c.depth, "num_attention_heads": c.heads}
-    shape: dict[str, Any] = {**sizes, "intermediate_size": c.hidden, "num_labels": CLASSES}
+    shape = {**sizes, "intermediate_size": c.hidden, "num_labels": CLASSES}
     return ViTForImageClassification(ViTConfig(**shape, image_size=work.image_size, patch_size=c.patch[0]))
 
 
 def torchvision_model(work: Work) -> nn.Module:
-    """Return torchvision's ViT of the same shape."""
-    from torchvision.models import VisionTransformer
+    """Return torchvision's ViT or Swin of the same shape."""
+    from torchvision.models import SwinTransformer, VisionTransformer
 
+    if swin := swin_of(work):
+        sides = {name: [swin[name]] * 2 for name in ("patch_size", "window_size")}
+        return SwinTransformer(**{**swin, **sides}, stochastic_depth_prob=0.0, num_classes=CLASSES)
     c = configure_vit(work.model, work.image_size)
     return VisionTransformer(work.image_size, c.patch[0], c.depth, c.heads, c.width, c.hidden, num_classes=CLASSES)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.batched import DRAWS, SOLAR, crop, paint
 from vitreous.data.augmentation.crops import AreaCrop, to_picture
+from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.decoding.regions import Regions
 from vitreous.data.decoding.spectral import Picture
 from vitreous.data.keys import key, seeded, uniform
@@ -126,7 +127,7 @@ class MultiCrop:
 
 
 #: the `name` in a run's config -> the config's class
-VIEWS: dict[str, type[Augment | MultiCrop]] = {"augment": Augment, "multicrop": MultiCrop}
+VIEWS: dict[str, type[Augment | MultiCrop | Scenes]] = {"augment": Augment, "multicrop": MultiCrop, "scenes": Scenes}
 
 DINO = MultiCrop()
 

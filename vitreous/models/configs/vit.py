@@ -14,14 +14,7 @@ Resize = Literal["bicubic-antialias", "bicubic", "bicubic-offset", "bicubic-alig
 
 
 #: option that not all families have -> the family that has it
-FAMILY_OF = {
-    "stem": "hybrid",
-    "axial": "axial",
-    "window": "sam",
-    "global_blocks": "sam",
-    "neck": "sam",
-    "first_norm": "clip",
-}
+FAMILY_OF = {"stem": "hybrid", "axial": "axial", "neck": "sam", "first_norm": "clip"}
 KINDS: dict[str, type[ViTConfig]] = {}  # family -> its config; `models.config` imports them all
 
 
@@ -72,15 +65,12 @@ class ViTConfig(metaclass=ByOptions):
     SETTABLE: ClassVar[dict[str, Any]] = {  # options that change the family
         "attention": Literal["plain", "relative", "rotary", "decomposed"],
         "axial": bool,
-        "window": int,
-        "global_blocks": tuple[int, ...],
         "neck": int,
         "first_norm": bool,
     }
     stem = None
     axial = first_norm = False
-    window = neck = 0
-    global_blocks = ()
+    neck = 0
 
     family: Literal["vit"] = "vit"
     image: tuple[int, ...] = (224, 224)
@@ -98,6 +88,8 @@ class ViTConfig(metaclass=ByOptions):
     # added once, or before each block: its own or shared (Table 8)
     position_at: Literal["input", "each", "shared"] = "input"
     attention: Literal["plain", "relative", "rotary"] = "plain"  # what attention itself knows of places
+    window: int = 0  # tokens along a side of what patches attend to (ViTDet), prefix tokens besides; 0: everything
+    global_blocks: tuple[int, ...] = ()  # those that attend to everything all the same, counted from 0
     # distilled: class and distillation token, a head each
     pool: Literal["class", "mean", "attention", "distilled"] = "class"
     norm: Literal["tokens", "pooled", "none"] = "tokens"  # the last LayerNorm: on every token, or once, after pooling
@@ -128,17 +120,36 @@ class ViTConfig(metaclass=ByOptions):
             raise UsageError(
                 f"pool={self.pool} needs a class token", "use pool=mean or pool=attention, or class_token=True"
             )
+        self.check_windows()
         self.check_image(self.image)
         if self.on_grid and (self.prefix or len(self.image) != 2):
             raise UsageError(
                 "axial and windowed blocks take a grid of patches without prefix tokens",
                 "use class_token=False, pool=mean",
             )
-        if self.position_at != "input" and (self.on_grid or self.attention != "plain" or self.position == "none"):
+        if self.position_at != "input" and (
+            self.on_grid or self.attention != "plain" or self.position == "none" or self.window
+        ):
             raise UsageError(
-                "positions before each block need a position, attention=plain and no axial blocks",
+                "positions before each block need a position, attention=plain and no axial blocks or windows",
                 "use position_at=input",
             )
+
+    def check_windows(self) -> None:
+        """Raise UsageError for windows that cannot be."""
+        wrong = sorted(set(self.global_blocks) - set(range(self.depth)))
+        if self.window < 0 or wrong:
+            raise UsageError(
+                f"window={self.window} with global_blocks={self.global_blocks} cannot be",
+                f"a window is at least 1 token, or 0 for none; blocks are from 0 to {self.depth - 1}",
+            )
+        if self.window and (self.attention not in ("plain", "decomposed") or self.axial):
+            raise UsageError("windows go with attention=plain", "use window=0, or attention=plain and axial=False")
+
+    @property
+    def windowed_blocks(self) -> tuple[int, ...]:
+        """The blocks whose patches attend within windows."""
+        return tuple(i for i in range(self.depth) if self.window and i not in self.global_blocks)
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -179,6 +190,10 @@ class ViTConfig(metaclass=ByOptions):
                 ways.append(f"--patch-size {patch}")
             raise UsageError(str(error), "use " + ", or ".join(ways)) from None
 
+    def patch_at(self, block: int) -> tuple[int, ...]:
+        """Pixels to a token, per axis, in a block: the same in all."""
+        return self.patch
+
     @property
     def front(self) -> Literal["patches", "conv", "resnet"]:
         """What reads the image: a projection of its patches, a few convolutions, or a ResNet."""
@@ -197,7 +212,7 @@ class ViTConfig(metaclass=ByOptions):
     @property
     def drops_patches(self) -> bool:
         """Whether patches may be left out in training: every block attends to all tokens there are."""
-        return not self.on_grid
+        return not self.on_grid and not self.window
 
     @property
     def merges_tokens(self) -> bool:
@@ -211,13 +226,14 @@ class ViTConfig(metaclass=ByOptions):
 
     @property
     def sees_whole_image(self) -> bool:
-        """Whether every block attends over the whole image at once, not over rows, columns or windows."""
+        """Whether every block's attention is over the whole image at once, not over rows, columns or windows apart;
+        windows beside prefix tokens are, with zeros."""
         return True
 
     @property
     def needs_positions(self) -> bool:
         """Whether blocks need token coordinates (relative or rotary positions, windows, positions in each block)."""
-        return self.on_grid or self.position_at != "input" or self.attention != "plain"
+        return self.on_grid or self.position_at != "input" or self.attention != "plain" or self.window > 0
 
     @property
     def features(self) -> int:

@@ -256,6 +256,7 @@ def make_distance(scene: Scene) -> list[FigureResult]:
         [int(block), span, head, f"{mean[i, head]:.4f}", f"{std[i, head]:.4f}", f"{uniform[i]:.4f}"]
         for i, (block, span) in enumerate(zip(blocks, spans, strict=True))
         for head in range(mean.shape[1])
+        if not np.isnan(mean[i, head])
     ]
     head = ["block", "span", "head", "distance_px", "std_over_images_px", "uniform_px"]
     numbers = {"layers": blocks, "spans": np.array(spans), "heads": np.arange(mean.shape[1]), "distance": mean}
@@ -271,20 +272,27 @@ def draw_distances(measured: Distances, shown: list[int]) -> Any:
     figure, ((axes,),) = new_figure(5.2, 3.4)
     mean = measured.mean.numpy()
     lines: dict[float, str] = {}
+    highest = np.nanmax(mean[shown])
     for span in dict.fromkeys(measured.spans[row] for row in shown):
         word, colour, marker = KINDS[span]
         rows = [row for row in shown if measured.spans[row] == span]
         depth = [measured.layers[row] + 1 for row in rows]
         pixels = measured.uniform[rows[0]]
-        lines[pixels] = "#555555" if pixels in lines else colour
-        axes.plot(depth, mean[rows].mean(1), color=colour, linewidth=1, alpha=0.5)
+        alike = len({measured.uniform[row] for row in rows}) == 1
+        if alike:
+            lines[pixels] = "#555555" if pixels in lines else colour
+        else:  # windows of different sizes
+            references = [measured.uniform[row] for row in rows]
+            axes.plot(depth, references, color="#555555", linewidth=1, linestyle="--", label="uniform attention")
+            highest = max(highest, *references)
+        axes.plot(depth, np.nanmean(mean[rows], 1), color=colour, linewidth=1, alpha=0.5)
         places = np.repeat(depth, mean.shape[1])
         axes.scatter(places, mean[rows].ravel(), s=16, color=colour, marker=marker, alpha=0.8, linewidths=0, label=word)
     for pixels, colour in lines.items():
         axes.axhline(pixels, color=colour, linewidth=1, linestyle="--", label=f"uniform attention, {pixels:.1f} px")
     axes.set_xlabel("block", fontsize=SIZE)
     axes.set_ylabel("mean attention distance (pixels)", fontsize=SIZE)
-    axes.set_ylim(0, 1.12 * max(mean[shown].max(), *lines))
+    axes.set_ylim(0, 1.12 * max([highest, *lines]))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(labelsize=SIZE)
     axes.spines[["top", "right"]].set_visible(False)

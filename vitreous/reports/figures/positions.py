@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.inspection import positions as room
-from vitreous.inspection.positions import Structure
+from vitreous.inspection.positions import NARROW, Structure
 from vitreous.reports.figures.drawing import choose_heads, count_from_one, mosaic, new_figure, times
 from vitreous.reports.scene import FigureResult, Scene
 
@@ -39,6 +39,8 @@ def make_positions(scene: Scene) -> list[FigureResult]:
         figures.append(draw_added(room.embeddings(model, grid), grid, "positions-resized", title, note))
     if room.tables(model):
         figures.append(draw_relative(scene))
+    if room.biases(model):
+        figures.append(draw_biases(scene))
     if room.kernel(model, grid) is not None:
         figures.append(draw_rotary(scene))
     return figures
@@ -167,6 +169,45 @@ def draw_relative(scene: Scene) -> FigureResult:
     )
     numbers = {f"similarity_{name.replace(', ', '_').replace(' ', '_')}": similar.numpy() for name, similar, _ in shown}
     return FigureResult("positions-relative", "Relative positions", caption, figure, numbers)
+
+
+def draw_biases(scene: Scene) -> FigureResult:
+    """Draw the bias of windows by offset, a panel for each block asked for: mean over heads, or each head of
+    --heads."""
+    from matplotlib.ticker import MaxNLocator
+
+    layers = scene.layers(scene.model.config.depth)  # type: ignore[union-attr]
+    shown: list[tuple[str, Tensor]] = []
+    for layer, bias in room.biases(scene.model).items():
+        if layer in layers and scene.options.heads:
+            heads = choose_heads(scene.options.heads, len(bias))
+            shown += [(f"block {layer}, head {head}", bias[head]) for head in heads]
+        elif layer in layers:
+            shown.append((f"block {layer}", bias.mean(0)))
+    across = min(ACROSS, len(shown))
+    down = -(-len(shown) // across)
+    figure, panels = new_figure(1.9 * across + 0.6, 1.9 * down + 0.4, down, across)
+    most = max(NARROW, *(float(bias.abs().max()) for _, bias in shown))
+    for axes, (name, bias) in zip(panels.flat, shown, strict=False):
+        rows, columns = (length / 2 for length in bias.shape)
+        extent = (-columns, columns, rows, -rows)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(5, integer=True))
+        image = axes.imshow(bias.numpy(), cmap="RdBu_r", vmin=-most, vmax=most, extent=extent, interpolation="nearest")
+        axes.set_title(count_from_one(name))
+    for axes in panels.flat[len(shown) :]:
+        axes.set_axis_off()
+    figure.supxlabel("columns from query to key", fontsize=9)
+    figure.supylabel("rows from query to key", fontsize=9)
+    figure.colorbar(image, ax=panels, label="added to the logit", shrink=0.8, pad=0.02)
+    mean = "" if scene.options.heads else ", mean over heads"
+    caption = (
+        f"What attention within windows adds to the logit of a query and a key, by how far the key lies from the query"
+        f"{mean}: red attracts, blue repels. Colours span {-most:.2f} to {most:.2f} in all panels. arXiv:2103.14030, "
+        "Eq. 4."
+    )
+    numbers = {f"bias_{name.replace(', ', '_').replace(' ', '_')}": bias.numpy() for name, bias in shown}
+    return FigureResult("positions-bias", "Relative position bias", caption, figure, numbers)
 
 
 def show_offsets(axes: Axes, similar: Tensor, down: float, across: float, ends: tuple[float, float]) -> None:

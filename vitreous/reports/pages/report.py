@@ -179,7 +179,8 @@ def reading(line: dict[str, Any]) -> dict[str, str]:
     """Format a line of `evaluations.jsonl`: when, on what, by which protocol, and the leading figure."""
     name = leading_of(line)
     value, how = line.get(name), line.get("protocol", "head")
-    settings = [f"{key} {line[key]}" for key in ("k", "shots", "l2") if line.get(key) is not None]
+    settings = [f"{key} {line[key]}" for key in ("k", "shots", "l2", "probe", "steps") if line.get(key) is not None]
+    settings += ["without crops"] if line.get("augmented") is False else []
     return {
         "time": line["time"][:16].replace("T", " "),
         "on": f"{line['data']}, {line['split']}",

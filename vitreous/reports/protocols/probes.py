@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.holdout import hold_out
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation import knn
 from vitreous.evaluation import linear as few
@@ -15,11 +14,11 @@ from vitreous.evaluation.classification import judge
 from vitreous.evaluation.features import Features
 from vitreous.evaluation.intervals import wilson
 from vitreous.evaluation.linear import TRIES, LabelledFeatures, fit, swept
+from vitreous.reports.protocols.published import judge_by_published
 from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask, mean_report
 
 NEIGHBOURS, HEADLINE = (10, 20, 100, 200), 20  # DINO's list; nothing is chosen by what is judged
 SHOTS = 5  # the paper's "linear 5-shot"
-HELD_OUT, AT_MOST = 0.2, 20_000  # share and number of training images that choose linear's penalty
 
 
 def describe_features(train: Features, judged: Features, split: str) -> dict[str, Any]:
@@ -60,7 +59,9 @@ def judge_by_neighbours(task: ProtocolTask) -> ProtocolResult:
 
 
 def judge_by_regression(task: ProtocolTask) -> ProtocolResult:
-    """Judge by logistic regression; its penalty is --l2, or swept on held-out training images."""
+    """Judge by logistic regression, its penalty --l2 or swept on held-out training images; or by a published probe."""
+    if task.options.probe != "regression":
+        return judge_by_published(task)
     train, judged = task.pair()
     known = LabelledFeatures(train.rows, task.training.labels, np.flatnonzero(train.good), task.classes, task.device)
     l2, dev = (task.options.l2, None) if task.options.l2 else choose_penalty(task, known)
@@ -75,10 +76,7 @@ def choose_penalty(task: ProtocolTask, known: LabelledFeatures) -> tuple[float, 
 
     Raises DataError for too few training images.
     """
-    labels, groups = known.labels[known.rows], task.data.groups
-    share = min(HELD_OUT, AT_MOST / len(labels))
-    apart = groups[known.rows] if groups is not None and len(groups) == len(known.labels) else None
-    parts = hold_out(labels, task.options.seed, {"dev": share}, apart)
+    parts = task.hold_out(known.labels, known.rows)
     if not len(parts["dev"]):
         raise DataError("too few training images to choose a penalty on some of them", "say it: --l2 0.01")
     return sweep_penalties(task, known.taking(known.rows[parts["train"]]), known.taking(known.rows[parts["dev"]]))

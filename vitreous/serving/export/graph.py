@@ -18,9 +18,11 @@ from vitreous.evaluation.features import headless
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model
-from vitreous.nn.layout import Axial
+from vitreous.nn.layout import Axial, Windows
+from vitreous.nn.local import LocalAttention
 from vitreous.nn.position import Learned, LearnedAxes, crossed
 from vitreous.nn.resnet import Root, StandardizedConv, pad_same, standardize
+from vitreous.serving.export.windows import AnyLocal, AnyWindows, size_tensor
 
 INPUT, OUTPUTS = "images", ("logits", "features")
 MOST = 65536  # images of a batch
@@ -87,11 +89,6 @@ class Lines(nn.Module):
         for part in (self.row, self.column):
             x = part(x.flatten(0, 1)).view(x.shape).transpose(1, 2)
         return x
-
-
-def size_tensor(size: int) -> Tensor:
-    """A size, which may be a symbol, as a float64 scalar that depends on it."""
-    return torch.ones(size, dtype=torch.float64).sum()
 
 
 def axis_weights(old: int, new: int, how: str, native: Tensor) -> Tensor:
@@ -195,6 +192,10 @@ def replace_modules(module: nn.Module, dynamic: bool) -> None:
             module._modules[name] = Lines(child)
         elif dynamic and isinstance(child, Learned):
             module._modules[name] = AnyGrid(child.table, child.how)
+        elif dynamic and isinstance(child, Windows):
+            module._modules[name] = AnyWindows(child)
+        elif dynamic and isinstance(child, LocalAttention):
+            module._modules[name] = AnyLocal(child)
         elif dynamic and isinstance(child, LearnedAxes):
             module._modules[name] = AnyAxes(list(child.tables), child.how)
 
@@ -203,6 +204,8 @@ def check_dynamic(config: ModelConfig) -> None:
     """Raise UsageError for a model whose positions or paddings cannot be worked out inside a graph."""
     if config.family == "bit":
         reason = "axial attention" if config.axial else ""
+    elif config.kind == "swin":
+        reason = ""
     elif len(config.image) != 2:
         reason = f"images of {len(config.image)} axes"
     elif config.on_grid or config.attention == "relative":
@@ -210,7 +213,9 @@ def check_dynamic(config: ModelConfig) -> None:
     else:
         reason = "a ResNet for a stem" if config.front == "resnet" else ""
     if reason:
-        able = "BiTs and ViTs with learned, sine or rotary positions and patches or a convolutional stem have any size"
+        able = (
+            "Swins, BiTs, and ViTs with learned, sine or rotary positions behind patches or convolutions, have any size"
+        )
         raise UsageError(f"--dynamic-size is not for {name_of(config)}: {reason}", f"leave it out; {able}")
 
 
@@ -226,7 +231,7 @@ def dynamic_axes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, 
     if dynamic:
         # at least two places of the last map
         for axis, (name, side) in enumerate(zip(("rows", "columns"), config.patch, strict=True)):
-            if config.kind == "vit":
+            if config.kind in ("vit", "swin"):
                 free[2 + axis] = torch.export.Dim(name, min=2, max=PIXELS // side) * side
             else:
                 free[2 + axis] = torch.export.Dim(name, min=side + 1, max=PIXELS)
@@ -244,6 +249,9 @@ def trace(model: Model, dynamic: bool = False) -> Any:
             (example(model.config, dynamic),),
             dynamic_shapes=dynamic_axes(model.config, dynamic),
         )
+    if dynamic and (model.config.kind == "swin" or getattr(model.config, "window", 0)):
+        # they ask for two windows along each axis, since one is laid out otherwise in memory; the operators do not care
+        program._guards_code = []
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of the machine that made it
     return program

@@ -1,0 +1,49 @@
+"""Small data with masks: squares and discs on noise, as files in the layouts that are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def scene(number: int, size: tuple[int, int] = (24, 32)) -> tuple[np.ndarray, np.ndarray]:
+    """(H, W, 3) uint8 pixels and (H, W) uint8 classes: 0 dark noise, 1 a bright red square, 2 a bright green disc."""
+    draw = np.random.default_rng(number)
+    pixels = draw.integers(0, 60, (*size, 3), dtype=np.uint8)
+    classes = np.zeros(size, np.uint8)
+    top, left = draw.integers(0, size[0] - 8), draw.integers(0, size[1] // 2 - 8)
+    classes[top : top + 8, left : left + 8] = 1
+    row, column = np.mgrid[: size[0], : size[1]]
+    y, x = draw.integers(5, size[0] - 5), draw.integers(size[1] // 2 + 5, size[1] - 5)
+    classes[(row - y) ** 2 + (column - x) ** 2 <= 16] = 2
+    pixels[classes == 1, 0] += 180
+    pixels[classes == 2, 1] += 180
+    return pixels, classes
+
+
+def write_maps(home: Path, count: int = 8, names: str = "ground\nsquare\ndisc\n") -> Path:
+    """`images/` and `masks/` with class maps of numbers, and `classes.txt`."""
+    for folder in ("images", "masks"):
+        (home / folder).mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        pixels, classes = scene(number)
+        Image.fromarray(pixels).save(home / "images" / f"{number}.png")
+        Image.fromarray(classes).save(home / "masks" / f"{number}.png")
+    if names:
+        (home / "classes.txt").write_text(names)
+    return home
+
+
+def write_objects(home: Path, count: int = 4) -> Path:
+    """A folder for each image, with a mask for each object."""
+    for number in range(count):
+        pixels, classes = scene(number)
+        for folder in ("images", "masks"):
+            (home / f"cell{number}" / folder).mkdir(parents=True)
+        Image.fromarray(pixels).save(home / f"cell{number}" / "images" / f"cell{number}.png")
+        for label in (1, 2):
+            mask = Image.fromarray((classes == label).astype(np.uint8) * 255)
+            mask.save(home / f"cell{number}" / "masks" / f"{label}.png")
+    return home

@@ -1,0 +1,162 @@
+"""Masks beside images, in the layouts that people have, and what is wrong with some."""
+
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.annotations.scenery import scene, write_maps, write_objects
+from vitreous.data.annotations.painted import paint_classes
+from vitreous.data.annotations.target import IGNORE
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError
+
+COLOURS = np.array([[0, 0, 0], [128, 64, 128], [0, 0, 230]], np.uint8)
+
+
+def maps_of(data):
+    """Image name -> class map, of all splits."""
+    return {split.name(i).rpartition("/")[2]: split.target(i).classes for split in data.splits.values()
+            for i in range(len(split))}  # fmt: skip
+
+
+def test_numbers_palettes_and_colours_give_the_same_class_maps(tmp_path):
+    plain = write_maps(tmp_path / "numbers")
+    wanted = {f"{number}.png": scene(number)[1].astype(int) for number in range(8)}
+    for kind in ("palette", "colours"):
+        shutil.copytree(plain, tmp_path / kind)
+        for place in (tmp_path / kind / "masks").iterdir():
+            values = np.asarray(Image.open(place))
+            if kind == "colours":
+                Image.fromarray(COLOURS[values]).save(place)
+            else:
+                image = Image.fromarray(values).convert("P")
+                image.putpalette(COLOURS.ravel().tolist())
+                image.putdata(values.ravel().tolist())
+                image.save(place)
+    lines = ("ground", "square", "disc")
+    text = "".join(f"{name} {' '.join(map(str, colour))}\n" for name, colour in zip(lines, COLOURS, strict=True))
+    (tmp_path / "colours" / "classes.txt").write_text(text)
+    for kind in ("numbers", "palette", "colours"):
+        data = open_data(tmp_path / kind)
+        assert data.classes == ("ground", "square", "disc") and set(data.splits) == {"train", "val"}
+        read = maps_of(data)
+        assert read.keys() == wanted.keys()
+        assert all(np.array_equal(read[name], wanted[name]) for name in wanted), kind
+        assert all((split.labels == 1).all() for split in data.splits.values()), kind
+
+
+def test_labels_say_which_classes_an_image_holds(tmp_path):
+    home = write_maps(tmp_path)
+    Image.fromarray(np.full((24, 32), 255, np.uint8)).save(home / "masks" / "3.png")
+    Image.fromarray(np.ones((24, 32), np.uint8)).save(home / "masks" / "4.png")
+    data = open_data(home)
+    rows = {split.name(i)[-5]: split.labels[i].tolist() for split in data.splits.values() for i in range(len(split))}
+    assert rows["0"] == [1, 1, 1] and rows["3"] == [0, 0, 0] and rows["4"] == [0, 1, 0]
+    assert (maps_of(data)["3.png"] == IGNORE).all()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_splits_may_lie_above_or_below(tmp_path, inside):
+    for split, count in (("train", 5), ("valid", 2), ("test", 3)):
+        home = write_maps(tmp_path / "parts" / split, count, "")
+        for folder in ("images", "masks"):
+            place = tmp_path / "data" / (f"{folder}/{split}" if inside else f"{split}/{folder}")
+            shutil.copytree(home / folder, place)
+    data = open_data(tmp_path / "data")
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 5, "val": 2, "test": 3}
+    assert data.classes == ("class 0", "class 1", "class 2") and "classes.txt" in data.notes[0]
+
+
+def test_black_and_white_maps_have_two_classes(tmp_path):
+    home = write_maps(tmp_path, names="")
+    for place in (home / "masks").iterdir():
+        Image.fromarray((np.asarray(Image.open(place)) == 1).astype(np.uint8) * 255).save(place)
+    data = open_data(home)
+    assert data.classes == ("class 0", "class 1")
+    assert np.array_equal(maps_of(data)["2.png"], scene(2)[1] == 1)
+
+
+def test_a_file_for_each_object_gives_objects_and_paints_a_map(tmp_path):
+    data = open_data(write_objects(tmp_path))
+    assert data.classes == ("object",)
+    split = data.splits["train"]
+    target = split.target(0)
+    classes = scene(int(split.name(0)[-5]))[1]
+    assert target.labels.tolist() == [0, 0] and np.array_equal(target.masks(), np.stack([classes == 1, classes == 2]))
+    painted = paint_classes(data)
+    assert painted.classes == ("background", "object")
+    assert np.array_equal(painted.splits["train"].target(0).classes, classes > 0)
+    assert paint_classes(open_data(write_maps(tmp_path / "maps"))).classes == ("ground", "square", "disc")
+
+
+def broken(home, place, change):
+    """Damage a mask of a folder."""
+    file = home / "masks" / place
+    change(file)
+
+
+def oversized(file):
+    Image.fromarray(np.zeros((5, 5), np.uint8)).save(file)
+
+
+def unknown_class(file):
+    Image.fromarray(np.full((24, 32), 7, np.uint8)).save(file)
+
+
+def unknown_colour(file):
+    Image.fromarray(np.full((24, 32, 3), 9, np.uint8)).save(file)
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    (oversized, "1.png is 5 x 5 pixels, its image .*1.png 32 x 24"),
+    (unknown_class, "1.png has class 7, and there are 3"),
+    (unknown_colour, "1.png is in colours, and no file says whose"),
+    (lambda file: file.write_bytes(b"no picture"), "1.png: not a readable mask"),
+    (lambda file: file.write_bytes(file.read_bytes()[:60]), "1.png: not a readable mask"),
+    (lambda file: file.write_bytes(b""), "1.png"),
+    (lambda file: file.unlink(), "1 of 8 have no mask; the first is .*images/1.png"),
+    (lambda file: file.rename(file.with_name("other.png")), "1 of 8 have no mask"),
+    (lambda file: shutil.copy(file, file.with_name("extra.png")), "1 of 9 have no image; the first is .*extra.png"),
+])  # fmt: skip
+def test_damaged_masks_are_refused_by_their_name(tmp_path, change, text):
+    home = write_maps(tmp_path)
+    broken(home, "1.png", change)
+    with pytest.raises(DataError, match=text):
+        maps_of(open_data(home))
+
+
+@pytest.mark.parametrize(("names", "text"), [
+    ("ground\nground\ndisc\n", "line 2: ground is there twice"),
+    ("ground 1 2 3\nsquare\ndisc\n", "line 2: square has no colour"),
+    ("ground\nsquare\n", "has class 2, and there are 2"),
+])  # fmt: skip
+def test_lists_of_classes_that_cannot_be_meant_are_refused(tmp_path, names, text):
+    with pytest.raises(DataError, match=text):
+        maps_of(open_data(write_maps(tmp_path, names=names)))
+
+
+def test_colours_that_no_class_has_are_refused(tmp_path):
+    home = write_maps(tmp_path, names="ground 0 0 0\nsquare 1 1 1\ndisc 2 2 2\n")
+    for place in (home / "masks").iterdir():
+        Image.open(place).convert("RGB").save(place)
+    unknown_colour(home / "masks" / "1.png")
+    with pytest.raises(DataError, match=r"1\.png has the colour 9 9 9 of no class"):
+        maps_of(open_data(home))
+
+
+def test_masks_of_two_kinds_and_two_files_of_one_name_are_refused(tmp_path):
+    home = write_maps(tmp_path / "twice")
+    Image.open(home / "masks" / "1.png").save(home / "masks" / "1.tif")
+    with pytest.raises(DataError, match=r"1\.png and .*1\.tif differ in their ending alone"):
+        open_data(home)
+    write_maps(tmp_path / "mixed" / "train")
+    write_objects(tmp_path / "mixed" / "val")
+    with pytest.raises(DataError, match="class maps in some splits"):
+        open_data(tmp_path / "mixed")
+
+
+def test_data_without_masks_cannot_be_painted(tmp_path):
+    with pytest.raises(DataError, match="what is where"):
+        paint_classes(open_data("digits"))

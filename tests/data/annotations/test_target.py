@@ -1,0 +1,58 @@
+"""What is where on an image, whatever it was read from."""
+
+import numpy as np
+import pytest
+
+from vitreous.data.annotations.target import IGNORE, Target, boxes_of, no_objects, stack_masks
+
+
+def random_masks(count: int, size: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """(count, *size) bool, boxes that overlap."""
+    draw = np.random.default_rng(seed)
+    masks = np.zeros((count, *size), bool)
+    for mask in masks:
+        corner = [draw.integers(0, side - 1) for side in size]
+        mask[tuple(slice(low, low + draw.integers(1, 6)) for low in corner)] = True
+    return masks
+
+
+def target_of(masks: np.ndarray, labels: list[int], crowd: tuple[int, ...] = ()) -> Target:
+    marks = np.isin(np.arange(len(masks)), crowd)
+    return Target(masks.shape[1:], np.array(labels), boxes_of(masks), marks, stack_masks(masks, masks.shape[1:]))
+
+
+@pytest.mark.parametrize("size", [(12, 20), (5, 9, 7)])
+def test_layers_hold_every_mask_though_they_overlap(size):
+    masks = random_masks(9, size)
+    layers = stack_masks(masks, size)
+    assert 1 < len(layers) < 9
+    boxes = np.zeros((9, 4), np.float32)
+    target = Target(size, np.zeros(9, np.int64), boxes, np.zeros(9, bool), layers)
+    assert np.array_equal(target.masks(), masks)
+    rows = np.array([7, 2, 4])
+    assert np.array_equal(target.take(rows).masks(), masks[rows])
+
+
+def test_a_box_has_the_sides_of_its_mask():
+    masks = np.zeros((2, 6, 8), bool)
+    masks[0, 2:5, 1:8] = True
+    masks[1, 3, 4] = True
+    assert boxes_of(masks).tolist() == [[1, 2, 8, 5], [4, 3, 5, 4]]
+    assert boxes_of(masks[:0]).shape == (0, 4)
+
+
+def test_a_painted_map_has_small_objects_on_top_and_says_nothing_of_crowds():
+    masks = np.zeros((3, 4, 4), bool)
+    masks[0, :3, :3], masks[1, 1, 1], masks[2, 3, 3] = True, True, True
+    painted = target_of(masks[[1, 0, 2]], [2, 1, 1], crowd=(2,)).class_map(background=0)
+    assert painted.tolist() == [[1, 1, 1, 0], [1, 2, 1, 0], [1, 1, 1, 0], [0, 0, 0, IGNORE]]
+
+
+def test_a_map_of_the_data_is_given_as_it_is_and_none_is_made_up():
+    own = np.full((3, 3), 5, np.int32)
+    assert no_objects((3, 3), own).class_map() is own
+    for target, background in ((no_objects((3, 3)), 0), (target_of(random_masks(1, (9, 9)), [0]), None)):
+        with pytest.raises(ValueError, match="class"):
+            target.class_map(background)
+    with pytest.raises(ValueError, match="layers"):
+        Target((3, 3), np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, bool), np.zeros((1, 4, 4), np.int32))

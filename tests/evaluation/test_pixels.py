@@ -1,0 +1,81 @@
+"""Judging class maps: confusion, figures, and large images by tiles."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from vitreous.data.annotations.target import IGNORE
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.split import Arrays
+from vitreous.evaluation.evaluator import Outputs
+from vitreous.evaluation.pixels import SegmentationEvaluator, confusion_of, figures_of, mirror, segment, starts
+
+CLASSES = ("ground", "square", "disc")
+
+
+class PixelEngine:
+    """Answers each pixel by its own value alone: logit k of value v is -(v - k)^2."""
+
+    preprocess, precision = Preprocess((16, 24), 1, (0.5,), (0.5,)), "fp32"
+
+    def __call__(self, pixels):
+        assert pixels.shape[1:] == (1, 16, 24) and len(pixels) <= 8
+        return -((pixels.float() - torch.arange(3).view(1, 3, 1, 1)) ** 2)
+
+
+@pytest.mark.parametrize("size", [(16, 24), (17, 25), (40, 31), (5, 7), (100, 24), (1, 60)])
+def test_tiles_give_what_the_whole_image_gives(size):
+    pixels = torch.randint(0, 3, (1, *size), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    logits = segment(PixelEngine(), pixels)
+    assert logits.shape == (3, *size)
+    assert torch.allclose(logits, -((pixels.float() - torch.arange(3).view(3, 1, 1)) ** 2), atol=1e-5)
+    assert np.array_equal(logits.argmax(0).numpy(), pixels[0].numpy())
+
+
+def test_tiles_cover_all_and_overlap():
+    for length in range(16, 90):
+        places = starts(length, 16)
+        assert places[0] == 0 and places[-1] == length - 16
+        assert all(0 < b - a <= 8 for a, b in itertools.pairwise(places))
+    assert mirror(torch.arange(3).view(1, 1, 3), (1, 8)).tolist() == [[[0, 1, 2, 2, 1, 0, 0, 1]]]
+
+
+def test_counts_are_those_of_a_loop_over_pixels():
+    draw = np.random.default_rng(0)
+    true, answer = draw.integers(-1, 3, (9, 7)), draw.integers(0, 3, (9, 7))
+    wanted = np.zeros((3, 3), int)
+    for one, other in zip(true.ravel(), answer.ravel(), strict=True):
+        if one != IGNORE:
+            wanted[one, other] += 1
+    assert np.array_equal(confusion_of(true, answer, 3), wanted)
+
+
+def test_figures_are_those_of_torchmetrics():
+    from torchmetrics.functional.classification import multiclass_jaccard_index
+    from torchmetrics.functional.segmentation import dice_score
+
+    draw = np.random.default_rng(1)
+    true, answer = draw.integers(0, 3, (4, 9, 7)), draw.integers(0, 3, (4, 9, 7))
+    figures = figures_of(confusion_of(true, answer, 3).astype(float))
+    tensors = torch.from_numpy(answer), torch.from_numpy(true)
+    assert figures["miou"] == pytest.approx(multiclass_jaccard_index(*tensors, 3).item(), abs=1e-6)
+    whole = dice_score(*(t.view(1, -1) for t in tensors), 3, average="macro", input_format="index")
+    assert figures["dice"] == pytest.approx(whole.item(), abs=1e-6)
+    assert figures["pixel_accuracy"] == (true == answer).mean()
+
+
+def test_a_report_leaves_out_classes_that_nobody_has():
+    rows = np.zeros((2, 9), np.float32)
+    rows[0, [0, 1, 4]] = 6, 2, 2  # six and two of ground, two of them taken for squares, two squares
+    report = SegmentationEvaluator(CLASSES).report(
+        Outputs(Arrays(np.zeros((2, 1, 1)), np.zeros((2, 3))), rows, np.array([True, False]))
+    )
+    assert report.figures["miou"] == pytest.approx((6 / 8 + 2 / 4) / 2)
+    assert report.figures["dice"] == pytest.approx((12 / 14 + 4 / 6) / 2)
+    assert report.unreadable == 1 and report.leading[0] == "mIoU"
+    assert report.per_class[0]["taken_for"] == "square" and report.per_class[2]["iou"] is None
+    low, high = report.intervals["miou"]
+    assert low <= report.figures["miou"] <= high
+    assert figures_of(np.zeros((3, 3)))["miou"] is None

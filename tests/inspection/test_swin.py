@@ -1,0 +1,95 @@
+"""Looking inside a Swin: windows that shift, stages of different grids and heads, and what cannot be drawn."""
+
+import pytest
+import torch
+
+from vitreous.errors import UsageError
+from vitreous.inspection.attention import attention
+from vitreous.inspection.distance import distances
+from vitreous.inspection.features import filters, patches
+from vitreous.inspection.fourier import Spectra
+from vitreous.inspection.gradient import gradient
+from vitreous.inspection.hooks import watch
+from vitreous.inspection.positions import biases, has_positions
+from vitreous.inspection.rollout import rollout
+from vitreous.inspection.similarity import layers
+from vitreous.models.config import SwinConfig
+from vitreous.models.zoo import build
+
+IMAGE = (20, 28)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    swin = build(
+        SwinConfig(image=(32, 32), patch_size=(2, 2), width=8, blocks=(2, 2), heads=(1, 2), window=4, classes=3)
+    ).eval()
+    for name, parameter in swin.named_parameters():
+        if name.endswith(("table", "qkv.weight")):
+            torch.nn.init.normal_(parameter, std=0.5)
+    return swin
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(2, 3, *IMAGE, generator=torch.Generator().manual_seed(1))
+
+
+def test_every_attention_is_that_of_the_forward_pass(model, images):
+    """On grids that windows do not divide, shifted and not: probabilities times values are what the block adds."""
+    looks, answers = [], []
+    parts = [block.attention.part.part for block in model.blocks()]
+    hooks = [part.out.register_forward_pre_hook(lambda module, given: answers.append(given[0])) for part in parts]
+    watch(model, images, looks.append)
+    for hook in hooks:
+        hook.remove()
+    assert [look.layer for look in looks] == [0, 1, 2, 3]
+    assert [look.whole for look in looks] == [(10, 14)] * 2 + [(5, 7)] * 2
+    assert [look.patch for look in looks] == [(2, 2)] * 2 + [(4, 4)] * 2
+    for look, answer in zip(looks, answers, strict=True):
+        seen = look.weights() @ look.part.split(look.x)[2]
+        assert torch.allclose(seen.transpose(-3, -2).flatten(-2), answer, atol=1e-5)
+
+
+def test_heads_that_look_everywhere_alike_have_the_distance_of_uniform_attention(images):
+    torch.manual_seed(0)
+    flat = build(SwinConfig(image=(32, 32), patch_size=(2, 2), width=8, blocks=(2, 2), heads=(1, 2), window=4)).eval()
+    for name, parameter in flat.named_parameters():
+        if name.endswith(("table", "qkv.weight")):
+            torch.nn.init.zeros_(parameter)
+    measured = distances(flat, [images])
+    assert measured.mean.shape == (4, 2)
+    assert measured.mean[:2, 1].isnan().all() and not measured.mean[:, 0].isnan().any()
+    assert measured.mean[:, 0].tolist() == pytest.approx(measured.uniform, rel=1e-5)
+    assert measured.mean[2:, 1].tolist() == pytest.approx(measured.uniform[2:], rel=1e-5)
+    assert len(set(measured.uniform)) == 3  # 10 x 14 in windows of 4, shifted by 2 or not, has the same lengths
+
+
+def test_biases_are_by_offset_of_the_key_from_the_query(model):
+    tables = biases(model)
+    assert {layer: tuple(bias.shape) for layer, bias in tables.items()} == {0: (1, 7, 7), 1: (1, 7, 7)} | dict.fromkeys(
+        (2, 3), (2, 7, 7)
+    )
+    position = model.blocks()[2].attention.part.part.position
+    # from the query at row 0, column 0 to the key at row 1, column 3: token 7 of a window of 4 x 4
+    assert torch.equal(tables[2][:, 3 + 1, 3 + 3], position()[:, 0, 7].detach())
+    has_positions(model)
+
+
+def test_features_filters_and_layers_are_read(model, images):
+    assert patches(model, images).shape == (2, 5, 7, 16)
+    assert filters(model, 4).components.shape == (4, 3, 2, 2)
+    assert list(layers(model, images))[-1] == "mlp 3"
+
+
+def test_what_needs_all_tokens_says_why_not(model, images):
+    for look in (
+        lambda: rollout(model, images),
+        lambda: gradient(model, images),
+        lambda: attention(model, images, [3]),
+    ):
+        with pytest.raises(UsageError, match="sees its window only"):
+            look()
+    with pytest.raises(UsageError, match="grids of different sizes"):
+        Spectra(model).add(images)

@@ -1,0 +1,78 @@
+"""Backbones with dense heads."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vitreous.config import from_plain, to_plain
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError
+from vitreous.models.config import ModelConfig, SegmenterConfig, SwinConfig, ViTConfig
+from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig
+from vitreous.models.cost import macs
+from vitreous.models.names import name_of
+from vitreous.models.zoo import build
+from vitreous.nn.frozen import frozen
+from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.tasks import Segmentation
+
+SMALL = {"classes": 0, "width": 16, "depth": 3, "heads": 2, "hidden": 32}
+BACKBONES = {
+    "vit": ViTConfig(image=(16, 24), patch=(8, 8), **SMALL),
+    "hybrid": HybridConfig(
+        image=(16, 24), patch=(8, 8), stem=ConvStemConfig(widths=(8, 8, 16), blocks=(0, 0, 0)), **SMALL
+    ),
+    "swin": SwinConfig(
+        image=(16, 24), patch_size=(2, 2), classes=0, width=8, blocks=(1, 1, 1), heads=(2, 2, 2), window=2
+    ),
+    "volume": ViTConfig(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL),
+}
+HEADS = ("linear", "multiscale", "unet")
+
+
+def segmenter(backbone: str, head: str):
+    torch.manual_seed(0)
+    model = build(SegmenterConfig(backbone=BACKBONES[backbone], head=head, classes=3, head_width=4))
+    return model
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("name", BACKBONES)
+def test_every_pixel_is_answered_by_its_own_image(name, head):
+    model, config = segmenter(name, head), BACKBONES[name]
+    images = torch.randn(3, config.channels, *config.image)
+    logits = model(images)
+    assert logits.shape == (3, 3, *config.image)
+    assert torch.allclose(model(images[1:2]), logits[1:2], atol=1e-5)
+    logits.square().mean().backward()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None or not parameter.requires_grad, parameter_name
+    larger = tuple(2 * side for side in config.image)
+    assert model(torch.randn(1, config.channels, *larger)).shape == (1, 3, *larger)
+    assert macs(model.config) > macs(config)
+    with torch.inference_mode():
+        assert torch.allclose(frozen(model, packed=True)(images), logits, atol=1e-4)
+        assert torch.allclose(frozen(model, torch.bfloat16)(images), logits, atol=0.1)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_bundle_gives_the_same_answers(name, tmp_path):
+    model, config = segmenter(name, "unet").eval(), BACKBONES[name]
+    assert from_plain(ModelConfig, to_plain(model.config)) == model.config
+    assert "unet head" in name_of(model.config)
+    Bundle(model, Segmentation(("a", "b", "c")), Preprocess((16, 24), config.channels, (0.5,) * config.channels,
+           (0.5,) * config.channels)).save(tmp_path / "bundle")  # fmt: skip
+    again = load_bundle(tmp_path / "bundle")
+    assert again.task == Segmentation(("a", "b", "c"))
+    images = torch.randn(1, config.channels, *config.image)
+    assert torch.equal(again.model(images), model(images))
+
+
+def test_what_no_head_fits_is_refused():
+    with pytest.raises(UsageError, match="classes=0"):
+        SegmenterConfig(backbone=replace(BACKBONES["vit"], classes=2))
+    with pytest.raises(UsageError, match="powers of two"):
+        SegmenterConfig(backbone=replace(BACKBONES["vit"], patch=(14, 14), image=(28, 28)))
+    with pytest.raises(UsageError, match="two"):
+        SegmenterConfig(backbone=BACKBONES["vit"], classes=1)

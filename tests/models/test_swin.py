@@ -1,0 +1,269 @@
+"""Swin Transformers: sizes to the unit, names, promises of every model, and images of any size."""
+
+import math
+
+import pytest
+import torch
+
+from tests import contracts
+from tests.models.test_family import by_hooks
+from vitreous.errors import UsageError
+from vitreous.models.config import SwinConfig
+from vitreous.models.cost import activations, computed, macs
+from vitreous.models.families import family_of
+from vitreous.models.names import configure, name_of
+from vitreous.models.skip_init import skip_init
+from vitreous.models.zoo import build, create
+from vitreous.nn.frozen import frozen
+
+#: parameters of Microsoft's code with 1000 classes, and its own count of multiply-adds in billions (arXiv:2103.14030)
+PUBLISHED = {
+    "Swin-T/4": (28_288_354, 4.494),
+    "Swin-S/4": (49_606_258, 8.747),
+    "Swin-B/4": (87_768_224, 15.438),
+    "Swin-L/4": (196_532_476, 34.487),
+    "Swin-B/4-window12": (87_903_584, 47.1),
+    "Swin-L/4-window12": (196_735_516, 104.0),
+}
+#: parameters of timm's and, but for the biases of keys that it does not use, torchvision's Swin V2
+SECOND = {
+    "SwinV2-T/4": 28_347_154,
+    "SwinV2-T/4-window16": 28_347_154,
+    "SwinV2-S/4": 49_728_418,
+    "SwinV2-B/4": 87_918_816,
+    "SwinV2-B/4-window12to24": 87_918_816,
+    "SwinV2-L/4-window12": 196_739_932,
+    "SwinV2-L/4-window12to16": 196_739_932,
+}
+SMALL = {
+    "image": (16, 16),
+    "patch_size": (2, 2),
+    "width": 8,
+    "blocks": (2, 2),
+    "heads": (2, 4),
+    "window": 4,
+    "classes": 5,
+}
+MODELS = {
+    "windows that divide the grid": {},
+    "windows that do not": {"window": 3},
+    "padding is attended to": {"window": 3, "pad": "zeros"},
+    "an image that patches do not divide": {"image": (15, 19)},
+    "three stages, no bias, one channel": {
+        "blocks": (1, 2, 1),
+        "heads": (1, 2, 2),
+        "qkv_bias": False,
+        "channels": 1,
+        "gelu": "tanh",
+    },
+    "V2": {"version": 2},
+    "V2, windows that do not divide the grid, no bias": {"version": 2, "window": 3, "qkv_bias": False},
+    "V2, positions of other windows, timm's padding": {
+        "version": 2,
+        "window": 3,
+        "pretrained_window": (6, 3),
+        "pad": "zeros-after-shift",
+    },
+}
+
+
+def make(name):
+    torch.manual_seed(0)
+    return contracts.randomise(build(SwinConfig(**SMALL | MODELS[name])))
+
+
+def with_norms(config):
+    """Multiply-adds as Microsoft's `flops` counts them: a multiplication for each number that is normalised too."""
+    grids, total = config.grids(config.image), macs(config)
+    total += math.prod(grids[0]) * config.width
+    for stage, (grid, width) in enumerate(zip(grids, config.widths, strict=True)):
+        merged = 4 * math.prod(grid) * width // 2 if stage else 0
+        total += merged + 2 * config.blocks[stage] * math.prod(grid) * width
+    return total + config.width_out * math.prod(grids[0]) // 2 ** len(config.blocks)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_and_cost_are_the_published(name):
+    config, (parameters, gmacs) = configure(name), PUBLISHED[name]
+    assert sum(p.numel() for p in skip_init(config).parameters()) == parameters
+    assert with_norms(config) / 1e9 == pytest.approx(gmacs, abs=0.0006 if gmacs < 40 else 0.05)
+    assert computed(config) == macs(config)
+    assert activations(config) is None
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_parameters_of_the_second_version_are_the_published(name):
+    config = configure(name)
+    assert sum(p.numel() for p in skip_init(config).parameters()) == SECOND[name]
+    # torchvision 0.29, `_docs` of its weights: 28,351,570 for T
+    dead = sum(width * blocks for width, blocks in zip(config.widths, config.blocks, strict=True))
+    assert name != "SwinV2-T/4" or SECOND[name] + dead == 28_351_570
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"window": 3}, {"image": (30, 18)}, {"image": (15, 19), "window": 5}, {"version": 2, "window": 3}]
+)
+def test_cost_is_what_passes_through_the_layers(changes):
+    config = SwinConfig(**SMALL | changes)
+    assert macs(config) == by_hooks(config)
+
+
+NAMES = {
+    "swin-t/4": "Swin-T/4",
+    "swin_tiny_patch4_window7_224.ms_in1k": "Swin-T/4",
+    "swin_base_patch4_window12_384.ms_in22k_ft_in1k": "Swin-B/4-window12",
+    "microsoft/swin-small-patch4-window7-224": "Swin-S/4",
+    "swin_b": "Swin-B/4",
+    "swinv2_tiny_window8_256.ms_in1k": "SwinV2-T/4",
+    "swinv2_large_window12to24_192to384.ms_in22k_ft_in1k": "SwinV2-L/4-window12to24",
+    "microsoft/swinv2-base-patch4-window12-192-22k": "SwinV2-B/4-window12",
+    "swin_v2_s": "SwinV2-S/4",
+    "SwinV2-32x1-1/2": "SwinV2-32x1-1/2",
+    "Swin-32x2-2/2-window4": "Swin-32x2-2/2-window4",
+    "Swin-64x2-4-2/4": "Swin-64x2-4-2/4",
+}
+
+
+@pytest.mark.parametrize("spelling", NAMES)
+def test_names(spelling):
+    config = configure(spelling)
+    assert name_of(config) == NAMES[spelling]
+    assert configure(name_of(config)) == config
+
+
+def test_names_say_size_and_window():
+    assert configure("Swin-B/4-window12").image == (384, 384)
+    assert configure("Swin-T/4", 384).window == 7
+    second = configure("SwinV2-L/4-window12to16")
+    assert second.image == (256, 256) and second.pretrained_window == (12, 12, 12, 6)
+    assert second.windows == ((16, 16),) * 3 + ((8, 8),)
+    small = configure("Swin-64x2-4-2/2-window4", 32)
+    assert (small.widths, small.blocks, small.heads) == ((64, 128, 256), (2, 4, 2), (2, 4, 8))
+    assert (small.patch_size, small.patch, small.grid, small.windows) == ((2, 2), (8, 8), (4, 4), ((4, 4),) * 3)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["Swin-Q/4", "Swin-T", "Swin-32x/4", "Swin-T/0", "Swin-T/4-window0", "Swin-T/4-window7to12"]
+)
+def test_unknown_names_are_refused(wrong):
+    with pytest.raises(UsageError, match="unknown model"):
+        configure(wrong)
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"blocks": (2, 0)}, "no stages"),
+        ({"heads": (2,)}, "no stages"),
+        ({"heads": (3, 3)}, "not a multiple of 3 heads"),
+        ({"window": 0}, "at least 1"),
+        ({"pad": "none"}, "pad=none"),
+        ({"version": 3}, "version=3"),
+        ({"pretrained_window": (3, 3)}, "version 2"),
+        ({"version": 2, "pretrained_window": (3,)}, "each of 2 stages"),
+        ({"image": (16,)}, "two axes"),
+        ({"mlp_ratio": 0.01}, "no hidden channel"),
+        ({"family": "vit"}, "no Swin"),
+    ],
+)
+def test_configs_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
+        SwinConfig(**SMALL | changes)
+    with pytest.raises(UsageError, match="has no depths"):
+        create("Swin-T/4", depths=(2, 2))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("promise", contracts.ALL)
+def test_promise(name, promise):
+    model = make(name)
+    promise(model, torch.randn(3, model.config.channels, *model.config.image))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_other_sizes(name):
+    model = make(name)
+    channels = model.config.channels
+    contracts.other_sizes_work(model, torch.randn(2, channels, 32, 32), torch.randn(2, channels, 9, 41))
+
+
+@torch.inference_mode()
+def test_masked_padding_says_nothing():
+    """A grid of 7 x 5 gives in windows of 4 what it gives alone, whatever lies where it is filled up."""
+    model = make("windows that divide the grid").eval()
+    windows = model.stages[0].blocks[1].attention.part
+    x = torch.randn(2, 7, 5, 8)
+    answer, cut = windows(x), windows.cut
+    windows.cut = lambda x: cut(x) + 9.0 * (cut(torch.ones_like(x)) == 0) if x.is_floating_point() else cut(x)
+    assert torch.equal(windows(x), answer)
+
+
+@torch.inference_mode()
+def test_maps_at_strides_are_those_of_the_forward_pass():
+    model = make("three stages, no bias, one channel").eval()
+    images = torch.randn(2, 1, 20, 36)
+    maps = model.features_at(images, [8, 2, 4])
+    assert [tuple(x.shape) for x in maps] == [(2, 3, 5, 32), (2, 10, 18, 8), (2, 5, 9, 16)]
+    assert torch.equal(model.norm(maps[0]).flatten(1, 2), model.features(images))
+    for strides in ([], [3]):
+        with pytest.raises(ValueError, match="strides"):
+            model.features_at(images, strides)
+
+
+def test_layers_are_blocks_with_the_merging_before_them():
+    config = SwinConfig(**SMALL)
+    family, model = family_of(config), skip_init(config)
+    layers = {name: family.layer_of(name, config) for name, _ in model.named_parameters()}
+    assert {layers["projection.weight"], layers["first_norm.bias"]} == {0}
+    assert [layers[f"stages.{s}.blocks.{b}.mlp.norm.weight"] for s in (0, 1) for b in (0, 1)] == [1, 2, 3, 4]
+    assert layers["stages.1.merge.reduction.weight"] == 3
+    assert {layers["norm.weight"], layers["head.weight"]} == {5}
+    assert len(model.blocks()) == config.depth == 4
+
+
+def test_stochastic_depth_rises_over_all_stages():
+    model = build(SwinConfig(**SMALL, drop_path=0.3))
+    assert [block.attention.drop_path for block in model.blocks()] == pytest.approx([0, 0.1, 0.2, 0.3])
+
+
+def test_recomputation_changes_no_gradient():
+    model, images = make("windows that do not").train(), torch.randn(2, 3, 16, 16)
+    gradients = []
+    for again in (False, True):
+        for stage in model.stages:
+            stage.recompute = again
+        gradients.append(torch.autograd.grad(model(images).square().sum(), [*model.parameters()]))
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def test_start_of_training_is_microsofts():
+    model = build(SwinConfig(**SMALL | {"width": 64}))
+    assert model.head.weight.abs().sum() == 0
+    assert model.stages[0].blocks[0].mlp.part.fc1.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert model.stages[1].merge.reduction.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    table = model.stages[0].blocks[1].attention.part.part.position.table
+    assert table.shape == (7, 7, 2) and table.std().item() == pytest.approx(0.02, rel=0.3)
+
+
+def test_a_fresh_block_of_the_second_version_adds_nothing():
+    """The norms that its branches end in start at 0 (arXiv:2111.09883, appendix)."""
+    model = build(SwinConfig(**SMALL | {"version": 2})).eval()
+    x = torch.randn(2, 8, 8, 8)
+    assert torch.equal(model.blocks()[0](x), x)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("packed", [False, True])
+@torch.inference_mode()
+def test_frozen_models_answer_alike(version, packed):
+    torch.manual_seed(0)
+    model = build(SwinConfig(**SMALL | {"version": version, "window": 3})).eval()
+    for name, parameter in model.named_parameters():
+        if name.startswith("head") or name.endswith("norm.weight"):
+            torch.nn.init.normal_(parameter)
+    images = torch.randn(2, 3, 18, 14)
+    answer = model(images)
+    assert torch.allclose(frozen(model, packed=packed)(images), answer, atol=1e-4)
+    rough = frozen(model, torch.bfloat16, packed)(images)
+    assert rough.dtype == torch.float32
+    assert (rough - answer).abs().max() < 0.1 * answer.abs().max()

@@ -1,0 +1,109 @@
+"""Windows beside prefix tokens: against dense attention with a mask, and what a token can be moved by."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vitreous.models.config import ViTConfig
+from vitreous.models.cost import computed, macs
+from vitreous.models.zoo import build
+from vitreous.nn.attention import Attention
+from vitreous.nn.local import LocalAttention
+from vitreous.nn.position import TokenPositions
+
+
+def attention(window):
+    torch.manual_seed(0)
+    return LocalAttention(24, 3, window)
+
+
+def dense(layer, x, places):
+    """By the loop: a patch (i) sees prefix tokens and the patches (j) of its window, a prefix token everything."""
+    cells = [
+        (row // layer.window, column // layer.window)
+        for row in range(places.grid[0])
+        for column in range(places.grid[1])
+    ]
+    count = places.prefix + len(cells)
+    seen = torch.ones(count, count, dtype=torch.bool)
+    for i, own in enumerate(cells):
+        for j, other in enumerate(cells):
+            seen[places.prefix + i, places.prefix + j] = own == other
+    q, k, v = layer.split(x)
+    logits = (q @ k.mT * 8**-0.5).masked_fill(~seen, float("-inf"))
+    return layer.out((logits.softmax(-1) @ v).transpose(1, 2).flatten(2)), logits.softmax(-1)
+
+
+@pytest.mark.parametrize("grid", [(6, 6), (7, 8), (2, 7), (3, 3)])
+@pytest.mark.parametrize("prefix", [0, 1, 3])
+def test_windows_are_dense_attention_with_a_mask(grid, prefix):
+    """Windows that divide the grid and that do not; values, gradients and probabilities."""
+    layer, places = attention(3), TokenPositions(grid, prefix)
+    x = torch.randn(2, prefix + grid[0] * grid[1], 24, requires_grad=True)
+    wanted, probabilities = dense(layer, x, places)
+    answer = layer(x, places)
+    assert torch.allclose(answer, wanted, atol=1e-6)
+    assert torch.allclose(layer.weights(x, places), probabilities, atol=1e-6)
+    upstream = torch.randn_like(answer)
+    ours, theirs = (torch.autograd.grad(y, x, upstream, retain_graph=True)[0] for y in (answer, wanted))
+    assert torch.allclose(ours, theirs, atol=1e-5)
+    if prefix:
+        assert torch.allclose(layer(x, places, queries=slice(prefix)), wanted[:, :prefix], atol=1e-6)
+        assert torch.allclose(layer.weights(x, places, slice(1)), probabilities[:, :, :1], atol=1e-6)
+
+
+def test_a_window_of_the_whole_grid_is_plain_attention_to_the_bit():
+    plain, layer, x = Attention(24, 3), attention(4), torch.randn(2, 1 + 16, 24)
+    plain.load_state_dict(layer.state_dict())
+    assert torch.equal(layer(x, TokenPositions((4, 4), 1)), plain(x))
+    layer.window = 0
+    assert torch.equal(layer(x, TokenPositions((4, 4), 1)), plain(x))
+
+
+def test_along_any_number_of_axes_and_in_bfloat16():
+    layer, places = attention(2).bfloat16(), TokenPositions((3, 4, 2), 1)
+    x = torch.randn(1, 25, 24).bfloat16().requires_grad_()
+    answer = layer(x, places)
+    with torch.no_grad():
+        _, _, v = layer.split(x)
+        wanted = layer.out((layer.weights(x, places) @ v).transpose(1, 2).flatten(2))
+    assert answer.shape == (1, 25, 24) and torch.allclose(answer.float(), wanted.float(), atol=2e-2)
+    answer.sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+def test_what_cannot_be_is_refused():
+    layer, x = attention(2), torch.randn(1, 5, 24)
+    with pytest.raises(ValueError, match="no patch can be left out"):
+        layer(x, TokenPositions((4, 4), 1, torch.arange(4)[None]))
+    with pytest.raises(ValueError, match="whole grids"):
+        layer(torch.randn(1, 17, 24), TokenPositions((4, 4), 1), queries=slice(3))
+
+
+WIDE = ViTConfig(image=(32, 48), patch=(8, 8), width=16, depth=3, heads=2, hidden=32, classes=5, registers=1)
+
+
+def test_a_patch_moves_its_window_until_a_global_block():
+    """And by way of prefix tokens, from the second block on; not before."""
+    torch.manual_seed(0)
+    for depth, blocks, everything in ((1, (), False), (1, (0,), True)):
+        model = build(ViTConfig(**{**vars(WIDE), "depth": depth, "window": 2, "global_blocks": blocks}))
+        images = torch.randn(1, 3, 32, 48)
+        other = images.clone()
+        other[..., :8, :8] += 1
+        moved = (model.features(images) - model.features(other)).abs().amax(-1)[0] > 1e-6
+        patches = moved[2:].view(4, 6)
+        assert moved[:2].all(), "prefix tokens see every patch"
+        assert patches.all() if everything else (patches[:2, :2].all() and patches.sum() == 4)
+
+
+def test_weights_of_a_plain_vit_fit_and_cost_less():
+    plain, windowed = build(WIDE), build(ViTConfig(**{**vars(WIDE), "window": 2, "global_blocks": (2,)}))
+    windowed.load_state_dict(plain.state_dict())
+    tokens, width = 2 + 24, 16
+    pairs = 24 * 4 + 2 * 2 * 24 + 2 * 2  # patches and patches, patches and prefix tokens, prefix tokens
+    assert macs(plain.config) - macs(windowed.config) == 2 * 2 * width * (tokens**2 - pairs)
+    # the last block, of which the class token alone is read, is the same in both
+    assert computed(plain.config) - computed(windowed.config) == 2 * 2 * width * (tokens**2 - pairs)
+    assert not windowed.config.drops_patches and windowed.config.sees_whole_image

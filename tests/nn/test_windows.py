@@ -1,0 +1,211 @@
+"""What Microsoft's code of Swin was measured to do, and the loops that windows and their biases replace."""
+
+import math
+
+import pytest
+import torch
+
+from vitreous.nn.block import Block, Mlp
+from vitreous.nn.layout import Windows
+from vitreous.nn.windows import (
+    ContinuousPositionBias,
+    CosineWindowAttention,
+    PatchMerging,
+    WindowAttention,
+    attend_short,
+    merge,
+    read_offsets,
+)
+
+WIDTH, HEADS = 16, 2
+
+
+def block(shift, size=(7, 7), pad="mask"):
+    torch.manual_seed(0)
+    attention = WindowAttention(WIDTH, HEADS, size)
+    torch.nn.init.normal_(attention.position.table)
+    torch.nn.init.normal_(attention.qkv.weight, std=0.3)
+    return Block(WIDTH, Windows(attention, size, shift, pad), Mlp(WIDTH, 32)).eval()
+
+
+def unmasked(made):
+    made.attention.part.mask = lambda grid, device=None: None
+    return made
+
+
+@pytest.fixture(scope="module")
+def grid():
+    return torch.randn(1, 56, 56, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def test_the_mask_of_shifted_windows_is_the_published_one():
+    mask = block((3, 3)).attention.part.mask((56, 56)).reshape(64, 49, 49)
+    assert (~mask).flatten(1).any(1).sum() == 15
+    assert (~mask).sum() == 18_240
+    assert block((0, 0)).attention.part.mask((56, 56)) is None
+
+
+def test_offsets_are_numbered_as_published():
+    index = read_offsets(torch.arange(169).view(13, 13, 1), (7, 7))[0]
+    assert (index.diagonal() == 84).all()
+    assert (index + index.T == 168).all()
+    assert len(index.unique()) == 169
+
+
+def test_offsets_of_an_oblong_window_are_those_of_the_loop():
+    table = torch.randn(5, 3, HEADS)
+    bias = read_offsets(table, (3, 2))
+    places = [(y, x) for y in range(3) for x in range(2)]
+    for i, (y, x) in enumerate(places):
+        for j, (v, u) in enumerate(places):
+            assert torch.equal(bias[:, i, j], table[y - v + 2, x - u + 1])
+
+
+@torch.inference_mode()
+def test_windows_without_shift_commute_with_rolls_by_whole_windows(grid):
+    made, answer = block((0, 0)), block((0, 0))(grid)
+    for by, same in ((7, True), (21, True), (3, False)):
+        rolled = made(grid.roll((by, by), (1, 2))).roll((-by, -by), (1, 2))
+        assert torch.allclose(rolled, answer, atol=1e-5) == same
+
+
+@torch.inference_mode()
+def test_shifted_windows_without_a_mask_are_windows_of_a_rolled_grid(grid):
+    rolled = block((0, 0))(grid.roll((-3, -3), (1, 2))).roll((3, 3), (1, 2))
+    assert torch.equal(unmasked(block((3, 3)))(grid), rolled)
+
+
+@torch.inference_mode()
+def test_the_mask_changes_the_tokens_of_windows_across_a_seam_alone(grid):
+    changed = (block((3, 3))(grid) - unmasked(block((3, 3)))(grid)).abs().amax(-1) > 1e-6
+    assert changed.sum() == 56**2 - 49**2 == 735
+
+
+@pytest.mark.parametrize(
+    "shape,size,shift", [((8, 12), (4, 4), (2, 2)), ((7, 9), (4, 3), (2, 1)), ((3, 9), (4, 4), (2, 2))]
+)
+@pytest.mark.parametrize("pad", ["mask", "zeros"])
+@torch.inference_mode()
+def test_attention_in_windows_is_that_of_a_loop_over_tokens(shape, size, shift, pad):
+    """Each token attends to those of its window, where the grid, filled up as `pad` says, is cut with the shift."""
+    made = block(shift, size, pad)
+    windows, x = made.attention.part, torch.randn(2, *shape, WIDTH)
+    attention, answer = windows.part, windows(x)
+    moved = [s if g > w else 0 for g, w, s in zip(shape, size, shift, strict=True)]
+    whole = [-(-g // w) * w for g, w in zip(shape, size, strict=True)]
+    padded = torch.zeros(2, *whole, WIDTH)
+    padded[:, : shape[0], : shape[1]] = x
+    q, k, v = attention.qkv(padded).unflatten(-1, (3, HEADS, -1)).unbind(3)
+    keys = [
+        (y, x) for y in range(whole[0]) for x in range(whole[1]) if pad == "zeros" or (y < shape[0] and x < shape[1])
+    ]
+
+    def window(place):
+        return tuple((p - s) // w for p, s, w in zip(place, moved, size, strict=True))
+
+    for i in range(shape[0]):
+        for j in range(shape[1]):
+            seen = [key for key in keys if window(key) == window((i, j))]
+            rows, columns = (torch.tensor(part) for part in zip(*seen, strict=True))
+            table = attention.position.table[i - rows + size[0] - 1, j - columns + size[1] - 1]  # (K, h)
+            logits = torch.einsum("bhd,bkhd->bkh", q[:, i, j], k[:, rows, columns]) * (WIDTH // HEADS) ** -0.5 + table
+            y = torch.einsum("bkh,bkhd->bhd", logits.softmax(1), v[:, rows, columns]).flatten(1)
+            assert torch.allclose(answer[:, i, j], attention.out(y), atol=1e-6)
+
+
+def test_bias_and_mask_are_the_same_for_every_image_of_a_batch(monkeypatch):
+    """No mask is made for B x windows: what attention is given has no batch axis of its own."""
+    given = []
+    original = torch.nn.functional.scaled_dot_product_attention
+
+    def attention(q, k, v, attn_mask=None):
+        given.append(attn_mask)
+        return original(q, k, v, attn_mask=attn_mask)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
+    with torch.inference_mode():
+        for shift in ((0, 0), (2, 2)):
+            block(shift, (4, 4))(torch.randn(6, 8, 8, WIDTH))
+    assert given[0].shape == (1, HEADS, 16, 16)
+    assert given[1].shape == (1, 4 * HEADS, 16, 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1.0, 1000.0])
+def test_short_attention_without_the_largest_logit_is_softmax(size, dtype):
+    """Of logits that an exponential holds, and of those that it does not."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(12, 9, 4).to(dtype) for _ in range(3))
+    bias = torch.randn(3, 9, 9).to(dtype)
+    bias[1, 2:, :2] = float("-inf")
+    logits = torch.bmm(q * size, k.mT) + bias.repeat(4, 1, 1)
+    assert (logits.abs().nan_to_num(posinf=0).max() > 100) == (size > 1)
+    wanted = logits.float().softmax(-1) @ v.float()
+    answers = attend_short(q * size, k, v, bias).float()
+    assert torch.allclose(answers, wanted, atol=1e-5 if dtype == torch.float32 else 0.03)
+
+
+def test_probabilities_are_those_that_the_forward_pass_uses():
+    attention = block((2, 2), (4, 4)).attention.part.part
+    x, mask = torch.randn(3, 2, 2, 16, WIDTH), block((2, 2), (4, 4)).attention.part.mask((8, 8))
+    values = attention.split(x)[2]
+    for some in (slice(None), slice(2, 5)):
+        p = attention.weights(x, mask, some)
+        assert torch.allclose(p.sum(-1), torch.ones(()), atol=1e-5)
+        inner = attention.inner(x, mask, some)
+        assert torch.allclose((p @ values).transpose(-3, -2).flatten(-2), inner, atol=1e-5)
+
+
+def test_merging_takes_rows_before_columns():
+    """For a grid of 4 x 4 the first merged token holds the places 0, 4, 1 and 5."""
+    assert merge(torch.arange(16.0).view(1, 4, 4, 1))[0, 0, 0].tolist() == [0, 4, 1, 5]
+    x = torch.randn(2, 4, 6, 3)
+    parts = (x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2])
+    assert torch.equal(merge(x), torch.cat(parts, -1))
+
+
+def test_merging_fills_an_odd_grid_up_with_zeros():
+    x = torch.randn(1, 3, 5, 4)
+    filled = torch.nn.functional.pad(x, (0, 0, 0, 1, 0, 1))
+    made = PatchMerging(4)
+    assert torch.equal(made(x), made(filled))
+    assert made(x).shape == (1, 2, 3, 8)
+
+
+def test_a_continuous_bias_is_that_of_the_formula():
+    """Offset by offset: 16 sigmoid(MLP(sign(o) log2(1 + |o|) / 3)) with o = 8 (i - j) / (p - 1)."""
+    bias = ContinuousPositionBias((3, 4), HEADS, pretrained=5)
+    torch.nn.init.normal_(bias.fc2.weight)
+    made = bias()
+
+    def spaced(offset):
+        o = 8 * offset / 4
+        return math.copysign(math.log2(1 + abs(o)) / 3, o)
+
+    for i, j in ((0, 0), (0, 11), (7, 2), (5, 6)):
+        place = torch.tensor([spaced(i // 4 - j // 4), spaced(i % 4 - j % 4)])
+        wanted = 16 * torch.sigmoid(bias.fc2(bias.fc1(place).relu()))
+        assert torch.allclose(made[:, i, j], wanted, atol=1e-5)
+
+
+def test_cosine_attention_is_that_of_the_formula():
+    attention = CosineWindowAttention(WIDTH, HEADS, (2, 3)).eval()
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter)
+    attention.logit_scale.data[:] = torch.tensor([2.0, 9.0]).view(2, 1, 1)  # the second is cut at ln 100
+    x = torch.randn(5, 6, WIDTH)
+    bias = torch.cat([attention.q_bias, torch.zeros(WIDTH), attention.v_bias])
+    q, k, v = torch.nn.functional.linear(x, attention.qkv.weight, bias).chunk(3, -1)
+    answers = []
+    for head, factor in ((0, math.exp(2)), (1, 100.0)):
+        part = slice(head * 8, head * 8 + 8)
+        cosine = torch.nn.functional.cosine_similarity(q[:, :, None, part], k[:, None, :, part], dim=-1)
+        answers.append((factor * cosine + attention.position()[head]).softmax(-1) @ v[..., part])
+    assert torch.allclose(attention(x), attention.out(torch.cat(answers, -1)), atol=1e-4)
+    p = attention.weights(x)
+    assert torch.allclose((p @ attention.split(x)[2]).transpose(1, 2).flatten(2), torch.cat(answers, -1), atol=1e-4)
+
+
+def test_merging_of_the_second_version_norms_last():
+    made, x = PatchMerging(4, post_norm=True), torch.randn(1, 4, 4, 4)
+    assert torch.equal(made(x), made.norm(made.reduction(merge(x))))

@@ -1,0 +1,174 @@
+"""DINOv2's smaller models: a student of a frozen teacher's prototypes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import vitreous
+from tests.conftest import picture
+from tests.reports.test_report import Heard
+from vitreous.data.augmentation.views import MultiCrop
+from vitreous.errors import UsageError, WeightsError
+from vitreous.models.config import ViTConfig
+from vitreous.models.zoo import build
+from vitreous.objectives.base import Progress, Setting, identity
+from vitreous.objectives.dinov2 import DINOv2, DINOv2Config, koleo
+from vitreous.objectives.prototypes import PrototypeTeacher
+from vitreous.weights.adopt import open_weights
+
+SHORT = {"image_size": 16, "precision": "fp32", "batch_size": 8, "epochs": 1.0, "workers": 0, "device": "cpu"}
+HEADS = {
+    "objective.prototypes": ["16"],
+    "objective.head_width": ["16"],
+    "objective.bottleneck": ["8"],
+    "objective.batch_norm": ["False"],
+}
+APART = {"objective.patch_prototypes": ["12"], "objective.patch_bottleneck": ["6"]}
+STUDENT = ViTConfig(image=(16, 16), patch=(8, 8), classes=0, width=24, depth=2, heads=2, hidden=48)
+PROGRESS = Progress(0, 0, 100, {"teacher_temperature": 0.07, "momentum": 0.9})
+
+
+def learn(home, out, model, **options):
+    settings = {**HEADS, **options.pop("settings", {})}
+    listener = options.pop("listener", None) or Heard()
+    return vitreous.train(
+        str(home / "photos"), listener, model=model, out=str(home / out), settings=settings,
+        **{"recipe": "dinov2", **SHORT, **options},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """16 images without labels, and a teacher with heads of its own for images and patches, of 4 x 4 pixels."""
+    home = tmp_path_factory.mktemp("prototypes")
+    (home / "photos").mkdir()
+    for index in range(16):
+        picture(index, (16, 16), index % 3).save(home / "photos" / f"{index}.png")
+    learn(home, "teacher", "ViT-32x1/4", settings=APART)
+    learn(home, "dino", "ViT-32x1/4", recipe="dino")
+    return home
+
+
+def objective(home, **settings):
+    """A student of the teacher, in training."""
+    torch.manual_seed(0)
+    config = DINOv2Config(teacher=str(home / "teacher"), head_width=16, bottleneck=8, **settings)
+    config = config.located(STUDENT, ())
+    setting = Setting(views=MultiCrop(locals=2, local_image=(8, 8)), normalisation=((0.4,) * 3, (0.2,) * 3))
+    return config.build(build(STUDENT), setting).train()
+
+
+def batch_for(own):
+    generator = torch.Generator().manual_seed(1)
+    sizes = {"images": (3, 2, 3, 16, 16), "local": (3, 2, 3, 8, 8)}
+    images = {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
+    return own.prepare({**images, "positions": torch.arange(3), "samples": torch.arange(3)}, PROGRESS)
+
+
+def test_the_loss_is_that_of_a_loop(home):
+    """Teacher: its own normalisation, at as many patches as the student has, each 4 x 4 for one of 8 x 8."""
+    own, teacher = objective(home), PrototypeTeacher(str(home / "teacher"))
+    assert (own.config.prototypes, own.config.patch_prototypes) == (16, 12)
+    batch = batch_for(own)
+    assert batch["masks"].all() and batch["masks"].shape == (3, 2, 2, 2)
+    outputs = own(batch)
+    seen = batch["images"].flatten(0, 1) * 0.2 + 0.4
+    mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in teacher.normalisation)
+    small = F.interpolate((seen - mean) / std, (8, 8), mode="bicubic", antialias=True)
+    encoder = teacher.model
+    encoder.any_size = True
+    with torch.no_grad():
+        tokens = encoder.features(small)
+        targets = (teacher.heads[0](encoder.pool(tokens)) / 0.07).softmax(-1).view(3, 2, 16)
+        patch_targets = (teacher.heads[1](tokens[:, encoder.config.prefix :]) / 0.07).softmax(-1)
+        views = [*batch["images"].unbind(1), *batch["local"].unbind(1)]
+        dino = 0.0
+        for i in range(2):
+            for v in range(4):
+                if v != i:
+                    logits = own.head(own.model(views[v])) / 0.1
+                    dino = dino - (targets[:, i] * logits.log_softmax(-1)).sum(-1).mean() / 6
+        whole = own.model.features(batch["images"].flatten(0, 1))
+        logits = own.patch_head(whole[:, 1:].flatten(0, 1)).view(6, 4, 12) / 0.1
+        ibot = -(patch_targets * logits.log_softmax(-1)).sum(-1).mean()
+        spread = sum(koleo(own.model(view), lambda rows: (rows, 0)) for view in views[:2])
+    for name, expected in (("dino", dino), ("ibot", ibot), ("koleo", spread)):
+        assert outputs[name].item() == pytest.approx(float(expected), rel=1e-5), name
+    assert outputs["loss"].item() == pytest.approx(float(dino + ibot + 0.1 * spread), rel=1e-5)
+
+
+def test_the_teacher_stays_and_the_average_of_the_student_follows(home):
+    own = objective(home, centring="sinkhorn")
+    frozen = own.frozen
+    assert frozen is not None
+    before = copy.deepcopy((frozen.model.state_dict(), frozen.heads.state_dict(), own.teacher.state_dict()))
+    own(batch_for(own))["loss"].backward()
+    assert all(p.grad is not None for p in own.parameters() if p.requires_grad)
+    assert all(p.grad is None for module in (frozen.model, frozen.heads) for p in module.parameters())
+    assert not any("frozen" in name for name in own.state_dict()) and "digest" in own.state_dict()
+    with torch.no_grad():
+        for p in own.model.parameters():
+            p += 1
+    own.after_step(PROGRESS)
+    for state, module in zip(before, (frozen.model, frozen.heads), strict=False):
+        assert all(torch.equal(state[name], tensor) for name, tensor in module.state_dict().items())
+    for name, tensor in own.deployed().state_dict().items():
+        assert torch.allclose(tensor, before[2][name] + 0.1, atol=1e-6), name
+
+
+def test_a_student_is_trained_killed_and_resumed_and_ships_its_average(home, tmp_path):
+    """From a path relative to where the run began; another teacher there later is refused."""
+    heard = Heard()
+    options = {"listener": heard, "settings": {"objective.teacher": [str(home / "teacher")]}, "save_every": 1}
+    learn(home, "student", "ViT-24x2/8", **options)
+    run = home / "student"
+    shipped = open_weights(run).state()
+    held = open_weights(max((run / "checkpoints").iterdir())).state()
+    assert all(torch.equal(tensor, held[name].float()) for name, tensor in shipped.items())
+    assert vitreous.train(str(home / "photos"), Heard(), out=str(run), resume=True)["steps"] == 2
+    assert open_weights(home / "teacher").config.patch == (4, 4)
+    own = objective(home)
+    own.digest[0] += 1
+    with pytest.raises(WeightsError, match="not what it was when the run began"):
+        own(batch_for(own))
+
+
+def test_a_batch_norm_in_its_heads_sees_the_batch(home):
+    learn(home, "normed", "ViT-32x1/4", settings={"objective.batch_norm": ["True"]})
+    teacher = PrototypeTeacher(str(home / "normed"))
+    assert teacher.patch_prototypes == 0 and len(teacher.heads) == 1 and teacher.heads[0].batch_norm
+    images, seen = torch.randn(4, 3, 16, 16), ((0.5,) * 3, (0.5,) * 3)
+    whole, patches = teacher.answer(images, seen, (4, 4), identity, False)
+    assert whole.shape == (4, 16) and patches.shape == (4, 16, 16)
+    alone, _ = teacher.answer(images[:2], seen, (4, 4), identity, False)
+    assert not torch.allclose(whole[:2], alone, atol=1e-3)
+    assert teacher.flops(16) > teacher.flops() > 0
+
+
+@pytest.mark.parametrize(
+    ("teacher", "model", "text"),
+    [
+        ("", STUDENT, "no teacher"),
+        ("dino", STUDENT, "needs the heads of DINOv2, and .* has those of dino\n  name a run of --recipe dinov2"),
+        ("nowhere", STUDENT, "no weights at"),
+        ("teacher", ViTConfig(**{**vars(STUDENT), "channels": 1}), "reads 3 channels, the student 1"),
+        ("teacher", ViTConfig(**{**vars(STUDENT), "image": (16,) * 3, "patch": (8,) * 3}), "other axes"),
+    ],
+)
+def test_teachers_that_cannot_be_are_refused(home, teacher, model, text):
+    with pytest.raises((UsageError, WeightsError), match=text) as caught:
+        if teacher:
+            DINOv2Config(teacher=str(home / teacher)).located(model, ())
+        else:
+            PrototypeTeacher("")
+    assert caught.value.hint
+
+
+def test_without_a_teacher_nothing_changes():
+    own = DINOv2Config()
+    assert own.located(STUDENT, ()) is own
+    assert DINOv2(build(STUDENT), DINOv2Config(prototypes=8, head_width=8, bottleneck=4)).frozen is None

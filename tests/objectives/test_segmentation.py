@@ -1,0 +1,107 @@
+"""Learning a class for every pixel: the losses, and whole runs on a folder with masks."""
+
+import json
+import math
+
+import pytest
+import torch
+
+import vitreous
+from tests.data.annotations.scenery import write_maps, write_objects
+from vitreous.data.annotations.target import IGNORE
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.scenes import Scenes
+from vitreous.errors import DataError, UsageError
+from vitreous.models.names import configure
+from vitreous.objectives.segmentation import SegmentationConfig, dice_loss, pixel_cross_entropy
+from vitreous.reports.opening import open_bundle
+from vitreous.weights.bundle import load_bundle
+from vitreous.weights.tasks import Features, Segmentation
+
+OPTIONS = {
+    "recipe": "segment", "model": "ViT-32x2/8", "image_size": 32, "batch_size": 4, "workers": 0, "device": "cpu",
+    "precision": "fp32", "evaluate_every": 10**6, "settings": {"objective.head_width": ["8"]},
+}  # fmt: skip
+
+
+def drawn(images=3, classes=4, size=(5, 6)):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(images, classes, *size, generator=generator, requires_grad=True)
+    truth = torch.randint(-1, classes, (images, *size), generator=generator)
+    truth[2] = IGNORE
+    return logits, truth
+
+
+def test_losses_are_those_of_loops_over_pixels_that_have_a_class():
+    logits, truth = drawn()
+    entropies, overlaps = [], []
+    for row, own in zip(logits, truth, strict=True):
+        shares = row.softmax(0)
+        places = [(y, x) for y in range(5) for x in range(6) if own[y, x] != IGNORE]
+        entropies.append(sum(-shares[own[p], p[0], p[1]].log() for p in places) / max(1, len(places)))
+        for k in range(4):
+            both = sum(shares[k, y, x] for y, x in places if own[y, x] == k)
+            total = sum(shares[k, y, x] + float(own[y, x] == k) for y, x in places)
+            overlaps.append(1 - (2 * both + 1) / (total + 1))
+    assert pixel_cross_entropy(logits, truth).item() == pytest.approx(float(sum(entropies)) / 3, abs=1e-6)
+    assert dice_loss(logits, truth).item() == pytest.approx(float(sum(overlaps)) / 12, abs=1e-6)
+    (pixel_cross_entropy(logits, truth) + dice_loss(logits, truth)).backward()
+    assert (logits.grad.movedim(1, -1)[truth == IGNORE] == 0).all() and logits.grad.isfinite().all()
+
+
+def test_a_run_learns_masks_and_is_judged_on_the_test_split(tmp_path):
+    for split, count in (("train", 16), ("val", 4), ("test", 4)):
+        write_maps(tmp_path / "data" / split, count, "")
+    (tmp_path / "data" / "classes.txt").write_text("ground\nsquare\ndisc\n")
+    summary = vitreous.train(str(tmp_path / "data"), out=str(tmp_path / "run"), steps=60, lr=1e-2, **OPTIONS)
+    assert summary["val"]["leading"] == "miou" and summary["test"]["images"] == 4
+    assert summary["test"]["miou"] > 0.6 and summary["test"]["pixel_accuracy"] > 0.9
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    logged = [line for line in lines if "train/loss" in line]
+    assert all(math.isfinite(line["train/cross_entropy"] + line["train/dice"]) for line in logged)
+    bundle = load_bundle(tmp_path / "run" / "model")
+    assert bundle.task == Segmentation(("ground", "square", "disc")) and bundle.model.config.head == "unet"
+    with pytest.raises(UsageError, match="a class to every pixel"):
+        vitreous.load(str(tmp_path / "run"))
+    notes: list[str] = []
+    encoder = open_bundle(tmp_path / "run", headless=True, note=notes.append)
+    again = vitreous.train(
+        str(tmp_path / "data"), out=str(tmp_path / "again"), init=str(tmp_path / "run"), steps=1,
+        **{name: option for name, option in OPTIONS.items() if name not in ("model", "image_size")},
+    )  # fmt: skip
+    assert again["steps"] == 1
+    assert encoder.task == Features() and encoder.model.config == bundle.model.config.backbone and notes
+
+
+def test_a_stopped_run_ends_in_the_same_bits(tmp_path):
+    home = write_objects(tmp_path / "data", 8)
+    whole = {**OPTIONS, "steps": 6, "save_every": 2}
+    vitreous.train(str(home), out=str(tmp_path / "whole"), **whole)
+    stopped = tmp_path / "stopped"
+
+    class Stop(Exception):
+        pass
+
+    class Listener(vitreous.progress.NullListener):
+        def progress(self, verb, done, total, text):
+            if done >= 16:
+                raise Stop
+
+    with pytest.raises(Stop):
+        vitreous.train(str(home), out=str(stopped), listener=Listener(), **whole, log_every=1)
+    assert not (stopped / "model").exists()
+    vitreous.train(str(home), out=str(stopped), resume=True)
+    first, second = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_data_and_models_that_do_not_fit_are_refused(tmp_path):
+    with pytest.raises(DataError, match="what is where"):
+        vitreous.train("digits", out=str(tmp_path / "run"), **OPTIONS)
+    model = configure("ViT-32x2/8", 32)
+    with pytest.raises(UsageError, match="scenes"):
+        SegmentationConfig().check(model, ("a", "b"), Augment())
+    with pytest.raises(UsageError, match="ResNet"):
+        SegmentationConfig().check(configure("BiT-R50x1"), ("a", "b"), Scenes())
+    with pytest.raises(UsageError, match="dice"):
+        SegmentationConfig(dice=-1.0)

@@ -1,0 +1,343 @@
+"""The linear protocols of MAE, DINO and DINOv2: heads that do not know of each other, chosen on validation images
+alone, at the published rates, on a model that stays as it is."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import vitreous
+from tests.conftest import document, make_folder, say
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.split import Arrays, Data
+from vitreous.errors import DataError, NonFiniteError, UsageError
+from vitreous.evaluation.tokens import Reading, TokenReader
+from vitreous.models.zoo import create
+from vitreous.reports.answers import Computing
+from vitreous.reports.opening import open_bundle
+from vitreous.reports.pages.report import reading
+from vitreous.reports.protocols.heads import Head, HeadConfig, best_of, train_heads
+from vitreous.reports.protocols.published import GRID, head_configs, judge_by_published, plan_of
+from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask
+
+PROBES = ("mae", "dino", "dinov2")
+CPU = ("--precision", "fp32", "--device", "cpu", "--workers", "0")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Three classes of 12 training, 4 validation and 6 test images, which a tint tells apart."""
+    return make_folder(tmp_path_factory.mktemp("photos") / "photos", {"train": 12, "val": 4, "test": 6})
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """A random encoder with a class token."""
+    torch.manual_seed(0)
+    return save(tmp_path_factory.mktemp("bundle") / "model")
+
+
+def save(place, **options):
+    model = create("ViT-16x2/8", image_size=16, num_classes=0, **options)
+    vitreous.save(model, place, preprocess=Preprocess((16, 16), 3))
+    return place
+
+
+def judged(bundle, photos, *words):
+    return document(say("evaluate", str(bundle), str(photos), "--protocol", "linear", *words, *CPU, "--json"))
+
+
+def refused(bundle, photos, *words):
+    result = say("evaluate", str(bundle), str(photos), *words, *CPU)
+    assert result.returncode == 2, result.stderr
+    return " ".join(result.stderr.split())
+
+
+def stream(steps=30, batch=32, width=12, classes=4):
+    """Batches of separable features, as a generator that may be made again."""
+    generator = torch.Generator().manual_seed(1)
+    centres = 3 * torch.randn(classes, width, generator=generator)
+    for step in range(steps):
+        labels = torch.randint(classes, (batch,), generator=generator)
+        yield centres[labels] + torch.randn(batch, width, generator=generator), labels, 1 - step / steps
+
+
+# heads
+
+
+def test_a_grid_trained_together_is_each_head_trained_alone():
+    configs = [HeadConfig(lr, Reading(1)) for lr in GRID] + [HeadConfig(0.1, Reading(1), "lars", normed=True)]
+    columns = [list(range(12)), [0, 1, 2, 9, 10, 11]]
+    heads = [Head(config, own, 4, seed=3) for config in configs for own in columns]
+    train_heads(heads, stream())
+    for number, head in enumerate(heads):
+        alone = Head(head.config, columns[number % 2], 4, seed=3)
+        before = alone.weight.clone()
+        train_heads([alone], stream())
+        assert not torch.equal(alone.weight, before)
+        for one, other in ((head.weight, alone.weight), (head.bias, alone.bias), (head.mean, alone.mean)):
+            assert torch.allclose(one, other, atol=1e-6, rtol=0)
+    assert len({float(head.weight.norm()) for head in heads}) == len(heads)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_head_learns_as_pytorch_does(normed):
+    """Gradients by autograd, the steps written out as in torch.optim.SGD and in MAE's util/lars.py."""
+    head = Head(HeadConfig(0.5, Reading(1), "lars" if normed else "sgd", normed), list(range(12)), 4, seed=0)
+    linear, norm = torch.nn.Linear(12, 4), torch.nn.BatchNorm1d(12, affine=False, eps=1e-6)
+    linear.weight.data, linear.bias.data = head.weight.clone(), head.bias.clone()
+    momenta = [torch.zeros_like(parameter) for parameter in linear.parameters()]
+    for rows, labels, factor in stream(10):
+        head.step(rows, labels, factor)
+        linear.zero_grad()
+        F.cross_entropy(linear(norm(rows) if normed else rows), labels).backward()
+        if normed:
+            linear.weight.grad *= 0.001 * linear.weight.detach().norm() / linear.weight.grad.norm()
+        for parameter, momentum in zip(linear.parameters(), momenta, strict=True):
+            momentum.mul_(0.9).add_(parameter.grad)
+            parameter.data -= factor * 0.5 * len(rows) / 256 * momentum
+    assert torch.allclose(head.weight, linear.weight, atol=1e-6)
+    assert torch.allclose(head.bias, linear.bias, atol=1e-6)
+    rows = next(iter(stream()))[0]
+    expected = linear(norm.eval()(rows) if normed else rows).detach()
+    assert np.allclose(head.logits(rows.numpy()), expected.numpy(), atol=1e-5)
+
+
+def test_rates_are_in_proportion_to_the_batch():
+    config = create("ViT-16x2/8", image_size=16, num_classes=0).config
+    bases = {"mae": (0.1,), "dino": (0.001,), "dinov2": GRID * 4}
+    for probe, rates in bases.items():
+        heads = head_configs(probe, config)
+        assert tuple(head.lr for head in heads) == rates
+        assert [head.rate(1024) for head in heads] == pytest.approx([4 * lr for lr in rates])
+    assert [head.optimizer for probe in PROBES for head in head_configs(probe, config)[:1]] == ["lars", "sgd", "sgd"]
+
+
+def test_plans_are_the_published_ones():
+    """Batch, steps, warm-up, schedule on ImageNet; cut where there are fewer images."""
+    config, images = create("ViT-16x2/8", image_size=16, num_classes=0).config, 1_281_167
+    wide = replace(config, width=768, heads=12, depth=12)
+    mae, dino, dinov2 = (plan_of(ProtocolOptions("linear", probe=probe), wide, images) for probe in PROBES)
+    assert (mae.batch, mae.steps, mae.warmup) == (16_384, 7038, 782)
+    assert mae.factor(391) == pytest.approx(0.5) and mae.factor(782) == 1 and mae.factor(7037) < 1e-6
+    assert (dino.batch, dino.steps) == (1024, 125_114)
+    assert dino.factor(0) == dino.factor(1000) == 1 and dino.factor(1300) == pytest.approx(
+        (1 + np.cos(np.pi / 100)) / 2
+    )
+    assert (dinov2.batch, dinov2.steps, len(dinov2.heads)) == (1024, 12_500, 52)
+    assert dinov2.factor(6250) == pytest.approx(0.5)
+    assert plan_of(ProtocolOptions("linear", probe="mae"), replace(wide, width=1024, heads=16), images).steps == 3910
+    assert [head.reading for head in dino.heads] == [Reading(1, mean=True)]
+    small = plan_of(ProtocolOptions("linear", probe="dino"), replace(config, depth=12), images)
+    assert [head.reading for head in small.heads] == [Reading(4)]
+    few = plan_of(ProtocolOptions("linear", probe="dinov2"), wide, 500)
+    assert (few.batch, few.steps) == (500, 100)
+    asked = plan_of(ProtocolOptions("linear", probe="mae", epochs=3, probe_batch=50), wide, 500)
+    assert (asked.batch, asked.steps) == (50, 30)
+    assert plan_of(ProtocolOptions("linear", probe="dino", steps=7), wide, 500).steps == 7
+    for probe, filter in zip(PROBES, ("bicubic", "bilinear", "bicubic"), strict=True):
+        views = plan_of(ProtocolOptions("linear", probe=probe), wide, 500).views
+        assert (views.crop, views.crop_filter, views.flip) == ((0.08, 1.0), filter, 0.5)
+        plain = plan_of(ProtocolOptions("linear", probe=probe, probe_augment=False), wide, 500).views
+        assert (plain.crop, plain.flip) == ((1.0, 1.0), 0)
+
+
+def test_tokens_are_those_of_the_model(bundle):
+    """Class tokens after the last norm, the last block first; the mean of its patches; each where `columns` says."""
+    model, images = open_bundle(bundle, headless=True).model.eval(), torch.randn(2, 3, 16, 16)
+    reader = TokenReader(model, (Reading(1), Reading(2, mean=True)))
+    with torch.inference_mode():
+        rows, last = reader(images), model.features(images)
+        first = model.encoder.norm(model.features_at(images, [1])[0])
+    assert torch.allclose(rows[:, reader.columns(Reading(1))], last[:, 0])
+    assert torch.allclose(
+        rows[:, reader.columns(Reading(1, mean=True))], torch.cat([last[:, 0], last[:, 1:].mean(1)], 1)
+    )
+    whole = torch.cat([last[:, 0], first[:, 0], last[:, 1:].mean(1)], 1)
+    assert torch.allclose(rows[:, reader.columns(Reading(2, mean=True))], whole)
+
+
+def test_the_first_of_equal_scores_is_chosen():
+    assert best_of([0.5, None, 0.9, 0.9]) == 2 and best_of([None, 0.0]) == 1 and best_of([None]) == 0
+
+
+# through the command line
+
+
+@pytest.mark.parametrize("probe", PROBES)
+def test_each_probe_judges_a_model_and_leaves_it_alone(bundle, photos, probe):
+    def digest():
+        return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in bundle.iterdir()}
+
+    before, words = digest(), ("--probe", probe, "--steps", "6", "--probe-batch", "20")
+    found, again = judged(bundle, photos, *words), judged(bundle, photos, *words)
+    assert digest() == before
+    assert {**found, "wall_seconds": 0, "images_per_second": 0} == {**again, "wall_seconds": 0, "images_per_second": 0}
+    assert (found["probe"], found["steps"], found["batch"]) == (probe, 6, 20)
+    assert found["bank"]["images"] == 36 and found["bank"]["splits"] == ["train"]
+    assert found["validation"] == {"split": "val", "images": 12} and found["judged"]["images"] == 18
+    test, selection = found["test"], found["selection"]
+    assert test["images"] == 18 and test["interval"]["top1"][0] <= test["top1"] <= test["interval"]["top1"][1]
+    scores = [row["val"] for row in selection["candidates"]]
+    assert len(scores) == {"mae": 1, "dino": 1, "dinov2": 52}[probe] and all(0 <= score <= 1 for score in scores)
+    assert selection["chosen"] == selection["candidates"][scores.index(max(scores))]
+    assert selection["chosen"]["lr"] == selection["chosen"]["base_lr"] * 20 / 256
+
+
+def test_notes_say_what_is_done(bundle, photos):
+    shown = say("evaluate", str(bundle), str(photos), "--protocol", "linear", "--probe", "dinov2", *CPU)
+    text = " ".join((shown.stdout + shown.stderr).split())
+    assert shown.returncode == 0
+    assert "trains 52 heads on 36 images" in text and "12 others (val) choose one of them" in text
+    assert "batch 1024 -> 36" in text and "steps 12500 -> 100" in text and "100 steps are few beside 12500" in text
+    assert "chosen of 52 heads on 12 validation images" in text
+
+
+def test_the_page_says_which_probe_and_how_long():
+    line = {
+        "time": "2026-01-02T03:04:05+0000",
+        "data": "x",
+        "split": "test",
+        "protocol": "linear",
+        "images": 9,
+        "top1": 0.5,
+    }
+    assert reading(line | {"probe": "mae", "steps": 90, "augmented": True})["how"] == "linear, probe mae, steps 90"
+    assert reading(line | {"probe": "mae", "steps": 9, "augmented": False})["how"].endswith("steps 9, without crops")
+
+
+def test_mistakes_are_answered(bundle, photos, tmp_path):
+    linear = ("--protocol", "linear", "--probe")
+    assert "invalid choice" in refused(bundle, photos, *linear, "maee").lower()
+    with pytest.raises(UsageError, match="did you mean dinov2"):
+        vitreous.evaluate(bundle, photos, protocol="linear", probe="dinov")
+    assert "is about --protocol linear, not knn" in refused(bundle, photos, "--protocol", "knn", "--probe", "mae")
+    assert "not about the head add --protocol linear" in refused(bundle, photos, "--probe", "mae")
+    assert "not about the head add --protocol linear" in refused(bundle, photos, "--steps", "3")
+    assert "has no penalty" in refused(bundle, photos, *linear, "mae", "--l2", "1")
+    assert "say the same thing" in refused(bundle, photos, *linear, "mae", "--steps", "3", "--epochs", "3")
+    assert "above 0" in refused(bundle, photos, *linear, "mae", "--epochs", "0")
+    assert "at least 2" in refused(bundle, photos, *linear, "mae", "--probe-batch", "1")
+    assert "add --probe mae" in refused(bundle, photos, "--protocol", "linear", "--steps", "3")
+    assert "--no-probe-augment is about" in refused(bundle, photos, "--protocol", "linear", "--no-probe-augment")
+    assert "leave --engine openvino" in refused(bundle, photos, *linear, "mae", "--merge-tokens", "1")
+    plain = save(tmp_path / "plain", class_token=False, pool="mean")
+    for probe in ("dino", "dinov2"):
+        assert "has none use --probe mae" in refused(plain, photos, *linear, probe)
+    windows = tmp_path / "windows"
+    torch.manual_seed(0)
+    vitreous.save(create("Swin-32x1-1/4", image_size=16, num_classes=0), windows, preprocess=Preprocess((16, 16), 3))
+    assert "has none use --probe mae" in refused(windows, photos, *linear, "dino")
+    for model in (plain, windows):
+        assert judged(model, photos, "--probe", "mae", "--steps", "2")["selection"]["chosen"]["blocks"] == 0
+
+
+# what chooses
+
+
+def made(counts, seed=0, splits=("train", "val", "test"), **facts):
+    """Two classes that brightness tells apart, beside noise."""
+    random, parts = np.random.default_rng(seed), {}
+    for name, count in zip(splits, counts, strict=True):
+        labels = np.arange(count) % 2
+        pixels = random.integers(0, 120, (count, 16, 16, 3)) + 60 * labels[:, None, None, None]
+        parts[name] = Arrays(pixels.astype(np.uint8), labels)
+    return Data("made", ("dark", "light"), parts, **facts)
+
+
+def result(bundle, data, probe="dinov2", split="test", computing=None, **options):
+    options = ProtocolOptions("linear", probe=probe, **{"steps": 8, "probe_batch": 16} | options)
+    opened = open_bundle(bundle, headless=True)
+    return judge_by_published(
+        ProtocolTask("run", "made", data, split, opened, options, computing or Computing(workers=0))
+    )
+
+
+def test_the_choice_is_made_on_validation_images_alone(bundle):
+    data = made((40, 20, 30))
+    first, test = result(bundle, data), data.splits["test"]
+    wrong = replace(data, splits=data.splits | {"test": test.take(np.arange(30), 1 - test.labels)})
+    second = result(bundle, wrong)
+    assert first.extra["selection"] == second.extra["selection"]
+    assert first.report.figures["top1"] == pytest.approx(1 - second.report.figures["top1"])
+    val = data.splits["val"]
+    other = replace(data, splits=data.splits | {"val": val.take(np.arange(20), 1 - val.labels)})
+    third = result(bundle, other).extra["selection"]
+    assert third["chosen"] != first.extra["selection"]["chosen"]
+    pairs = zip(first.extra["selection"]["candidates"], third["candidates"], strict=True)
+    assert all(one["val"] == pytest.approx(1 - two["val"]) for one, two in pairs)
+
+
+def test_a_part_of_train_chooses_where_there_is_no_other(bundle):
+    found = result(bundle, made((50, 20), splits=("train", "test")))
+    assert found.extra["validation"] == {"split": "held out of train", "images": 10}
+    assert found.extra["bank"]["images"] == 40
+    alone = result(bundle, made((50, 20), splits=("train", "test")), "mae")  # has nothing to choose
+    assert alone.extra["validation"] is None and alone.extra["bank"]["images"] == 50
+    assert alone.extra["selection"]["candidates"][0]["val"] is None
+    over = result(bundle, made((50, 20), splits=("train", "val")), split="val")  # what is judged never chooses
+    assert over.extra["validation"] == {"split": "held out of train", "images": 10}
+    whole = made((50, 20, 20))
+    whole = replace(whole, whole=made((70,), splits=("train",)).splits["train"])
+    assert result(bundle, whole).extra["validation"] == {"split": "val", "images": 20}
+    assert result(bundle, whole, "dino").extra["bank"] == {"data": "made", "splits": ["train", "val"], "images": 70}
+    with pytest.raises(DataError, match="too few training images to choose"):
+        result(bundle, made((2, 20), splits=("train", "test")))
+
+
+def test_the_encoder_keeps_its_bits_and_runs_once_a_batch(bundle, monkeypatch):
+    opened, seen = open_bundle(bundle, headless=True), []
+    before = {name: tensor.clone() for name, tensor in opened.model.state_dict().items()}
+    monkeypatch.setattr("tests.reports.test_published_probes.open_bundle", lambda *_, **__: opened)
+    original = TokenReader.forward
+
+    def forward(self, images):
+        seen.append(len(images))
+        return original(self, images)
+
+    monkeypatch.setattr(TokenReader, "forward", forward)
+    result(bundle, made((40, 20, 30)))
+    assert sum(seen) == 8 * 16 + 20 + 30
+    after = opened.model.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_data_that_cannot_be_learnt_from(bundle, monkeypatch):
+    same = made((20, 10, 10))
+    train = same.splits["train"]
+    same = replace(same, splits=same.splits | {"train": train.take(np.arange(20), np.zeros(20, np.int64))})
+    with pytest.raises(DataError, match="of one class"):
+        result(bundle, same)
+    both = made((20, 10, 10))
+    tagged = {
+        name: one.take(np.arange(len(one)), np.eye(2, dtype=np.float32)[one.labels])
+        for name, one in both.splits.items()
+    }
+    with pytest.raises(UsageError, match="several labels an image"):
+        result(bundle, replace(both, splits=tagged))
+    monkeypatch.setattr(Head, "finite", False)
+    with pytest.raises(NonFiniteError, match="not finite"):
+        result(bundle, both, "mae")
+
+
+def test_unreadable_images_stop_or_are_left_out(bundle, photos, tmp_path):
+    source = tmp_path / "photos"
+    shutil.copytree(photos, source)
+    for split in ("train", "test"):
+        next((source / split / "ant").iterdir()).write_bytes(b"no picture")
+    words = ("--protocol", "linear", "--probe", "dino", "--steps", "2")
+    stopped = say("evaluate", str(bundle), str(source), *words, *CPU)
+    assert stopped.returncode and "1 of 36 images cannot be read" in stopped.stderr
+    found = document(say("evaluate", str(bundle), str(source), *words, "--bad-images", "skip", *CPU, "--json"))
+    assert found["batch"] == 35 and found["test"]["unreadable"] == 1
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    shutil.copy(next((photos / "train" / "bee").iterdir()), flat / "one.png")
+    none = say("evaluate", str(bundle), str(flat), *words, *CPU)
+    assert none.returncode and "label" in none.stderr and "Traceback" not in none.stderr

@@ -1,0 +1,330 @@
+"""Swin Transformers of other libraries: the same features and logits, at native sizes and others, and their files read,
+written and read back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.weights import peers
+from tests.weights.peers import LIMIT, Peer, agree, difference, images, opened, randomise
+from vitreous.errors import UsageError, WeightsError
+from vitreous.models.config import SwinConfig
+from vitreous.models.zoo import build
+from vitreous.weights.adopt import adopt, open_weights
+from vitreous.weights.bundle import load_bundle
+from vitreous.weights.class_map import select_classes
+from vitreous.weights.convert import convert
+from vitreous.weights.foreign import writers
+from vitreous.weights.sidecar import note
+from vitreous.weights.writable import writer
+
+timm = pytest.importorskip("timm")
+transformers = pytest.importorskip("transformers")
+
+#: grids of 16 and 8 at the native size; of 18 x 21 and 9 x 11 at the other, which windows do not divide
+SIZES = ((32, 32), (36, 42))
+SMALL = SwinConfig(
+    image=(32, 32), patch_size=(2, 2), width=16, blocks=(2, 2), heads=(2, 4), window=4, classes=7, pad="zeros"
+)
+
+V2 = replace(SMALL, version=2)
+
+
+def timm_swin(version=1, **options) -> Peer:
+    from timm.models.swin_transformer import SwinTransformer
+    from timm.models.swin_transformer_v2 import SwinTransformerV2
+
+    small = {
+        "img_size": 32,
+        "patch_size": 2,
+        "embed_dim": 16,
+        "depths": (2, 2),
+        "num_heads": (2, 4),
+        "window_size": 4,
+        "num_classes": 7,
+        "strict_img_size": False,
+    }
+    model = randomise((SwinTransformer if version == 1 else SwinTransformerV2)(**small | options))
+    image = options.get("img_size", 32)
+    settings = {"image": image if isinstance(image, tuple) else (image, image)}
+    if version == 2:  # its files tell neither
+        settings["window"] = (small | options)["window_size"]
+        settings["pretrained_window"] = options.get("pretrained_window_sizes", ())
+    return Peer(model, lambda x: model.forward_features(x).flatten(1, 2), model, SIZES, settings)
+
+
+def transformers_swin(classes=7, version=1, **options) -> Peer:
+    small = {
+        "image_size": 32,
+        "patch_size": 2,
+        "embed_dim": 16,
+        "depths": [2, 2],
+        "num_heads": [2, 4],
+        "window_size": 4,
+        "num_labels": max(1, classes),
+    }
+    name = "Swin" if version == 1 else "Swinv2"
+    config = getattr(transformers, f"{name}Config")(**small | options)
+    model = getattr(transformers, f"{name}{'ForImageClassification' if classes else 'Model'}")(config)
+    return peers.transformers_peer(model, bool(classes), SIZES)
+
+
+def torchvision_swin(version=1, **options) -> Peer:
+    from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
+
+    options |= {"block": SwinTransformerBlockV2, "downsample_layer": PatchMergingV2} if version == 2 else {}
+    small = {
+        "patch_size": [2, 2],
+        "embed_dim": 16,
+        "depths": [2, 2],
+        "num_heads": [2, 4],
+        "window_size": [4, 4],
+        "num_classes": 7,
+    }
+    model = randomise(SwinTransformer(**small | options))
+    settings = {"image": (32, 32)}
+    return Peer(model, lambda x: model.norm(model.features(x)).flatten(1, 2), model, SIZES, settings)
+
+
+PEERS = {
+    "timm": timm_swin,
+    "timm, three stages and an oblong image": lambda: timm_swin(
+        img_size=(32, 48), depths=(1, 2, 1), num_heads=(1, 2, 4), mlp_ratio=2.0
+    ),
+    "timm, a stage smaller than a window": lambda: timm_swin(window_size=7, img_size=12),
+    "transformers": transformers_swin,
+    "transformers, no head": lambda: transformers_swin(classes=0),
+    "transformers, tanh GELU, no bias on q, k, v": lambda: transformers_swin(hidden_act="gelu_new", qkv_bias=False),
+    "torchvision": torchvision_swin,
+    "timm, V2": lambda: timm_swin(2),
+    "timm, V2, positions of other windows": lambda: timm_swin(2, pretrained_window_sizes=(3, 2)),
+    "timm, V2, a stage smaller than a window, no bias": lambda: timm_swin(
+        2, window_size=7, img_size=12, qkv_bias=False
+    ),
+    "transformers, V2": lambda: transformers_swin(version=2),
+    "transformers, V2, no head, positions of other windows": lambda: transformers_swin(
+        0, 2, pretrained_window_sizes=[3, 2], hidden_act="gelu_new"
+    ),
+    "torchvision, V2": lambda: torchvision_swin(2),
+}
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_the_same_features_and_logits(name, tmp_path):
+    peer = PEERS[name]()
+    ours = opened(peer.file(tmp_path), peer.settings)
+    assert ours.config.pad == ("zeros-after-shift" if "timm" in name else "zeros")
+    agree(ours, peer)
+
+
+def as_microsoft(state):
+    """timm's names as Microsoft's: merging at the end of a stage, buffers, and a plain head."""
+    renamed = {}
+    for name, tensor in state.items():
+        parts = name.split(".")
+        if "downsample" in parts:
+            parts[1] = str(int(parts[1]) - 1)
+        renamed[".".join(parts).replace("head.fc.", "head.")] = tensor
+    for name in [name for name in renamed if name.endswith("bias_table")]:
+        base = name.removesuffix("attn.relative_position_bias_table")
+        renamed[base + "attn.relative_position_index"] = torch.zeros(16, 16, dtype=torch.int64)
+        renamed[base + "attn_mask"] = torch.zeros(4, 16, 16)
+    return renamed
+
+
+@pytest.fixture
+def microsoft(tmp_path):
+    """A file with what Microsoft's trainer saves, the pickle that it writes beside it, and the model that it is of."""
+    peer = timm_swin()
+    state = as_microsoft(peer.model.state_dict())
+    torch.save({"model": state}, tmp_path / "swin.pth")
+    save_file(state, tmp_path / "swin.safetensors")  # a pickle is read by a process of its own, which takes seconds
+    return tmp_path / "swin.safetensors", peer
+
+
+def test_microsofts_files_with_their_buffers(microsoft):
+    path, peer = microsoft
+    weights = open_weights(path, {"image": (32, 32)})
+    assert weights.title == "Microsoft's Swin"
+    assert weights.config == replace(SMALL, pad="mask")
+    assert sum("attn_mask" in name for name in weights.unused) == 4
+    untold = open_weights(path)
+    assert untold.config.image == (16, 16)  # of which the last grid is a window
+    assert "--source-size" in untold.notes[0]
+    ours, batch = opened(path.with_suffix(".pth"), {"image": (32, 32)}), images((32, 32))
+    assert difference(ours(batch), peer.model(batch)) <= LIMIT
+    agree(opened(path, {"image": (32, 32), "pad": "zeros-after-shift"}), peer)
+
+
+MODELS = {
+    "plain": (SMALL, {"swin", "timm", "huggingface", "torchvision"}),
+    "no head": (replace(SMALL, classes=0), {"swin", "timm", "huggingface"}),
+    "a grid smaller than the window": (replace(SMALL, window=12), {"swin", "timm"}),
+    "oblong": (replace(SMALL, image=(32, 48)), {"swin", "timm", "torchvision"}),
+    "four stages": (
+        replace(SMALL, blocks=(1, 1, 2, 1), heads=(1, 2, 4, 8), window=2, channels=1, qkv_bias=False),
+        {"swin", "timm", "huggingface", "torchvision"},
+    ),
+    "one stage": (replace(SMALL, blocks=(2,), heads=(2,)), {"timm", "huggingface", "torchvision"}),
+    "windows that are not square": (replace(SMALL, image=(32, 8)), set()),
+    "V2": (V2, {"swin", "timm", "huggingface", "torchvision"}),
+    "V2, no head, no bias on q and v": (replace(V2, classes=0, qkv_bias=False), {"swin", "timm", "huggingface"}),
+    "V2, positions of other windows": (replace(V2, pretrained_window=(3, 2)), {"swin", "timm", "huggingface"}),
+    "V2, a grid smaller than the window": (replace(V2, window=12), {"swin", "timm", "huggingface"}),
+}
+
+
+def store(form, config, tensors, place):
+    """The file, or the folder, of a format."""
+    place.mkdir()
+    save_file(tensors, place / "model.safetensors")
+    if form.describe:
+        (place / "config.json").write_text(json.dumps(form.describe(config)))
+    return place
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_from_each_format_into_each_other_and_back(name, tmp_path):
+    """Every tensor of theirs, buffers too, is the same bits after two journeys."""
+    config, formats = MODELS[name]
+    able = writers(config)
+    assert set(able) == formats
+    ours = randomise(build(config)).state_dict()
+    for a in formats:
+        first = able[a].file(config, ours)
+        told = {"image": config.image} | ({} if config.version == 1 else {"window": config.window})
+        told |= {"pretrained_window": config.pretrained_window} if config.pretrained_window else {}
+        read = open_weights(store(able[a], config, first, tmp_path / a), told)
+        assert read.title == able[a].title
+        assert (read.config.windows, read.config.blocks) == (config.windows, config.blocks)
+        for b in formats - {a}:
+            place = store(able[b], config, able[b].file(read.config, read.state()), tmp_path / f"{a} {b}")
+            again = open_weights(place, told)
+            third = able[a].file(again.config, again.state())
+            assert third.keys() == first.keys()
+            assert all(torch.equal(third[key], first[key]) for key in first), (a, b)
+
+
+@pytest.mark.parametrize("config", [SMALL, V2], ids=["V1", "V2"])
+def test_others_load_what_is_written(config, tmp_path):
+    model = randomise(build(config))
+    batch = images((32, 32))
+    wanted = model(batch)
+    for name, peer in (("timm", timm_swin(config.version)), ("torchvision", torchvision_swin(config.version))):
+        before = peer.model.state_dict()
+        written = writer(name, config).file(config, model.state_dict())
+        peer.model.load_state_dict(written, strict=True)
+        assert difference(wanted, peer.model(batch)) <= LIMIT
+        made = [key for key in before if key.endswith(("index", "coords_table"))]  # their own buffers, and ours
+        assert all(torch.equal(written[key], before[key]) for key in made)
+    form = writer("huggingface", config)
+    folder = store(form, config, form.file(config, model.state_dict()), tmp_path / "folder")
+    kind = getattr(transformers, f"Swin{'v2' * (config.version == 2)}ForImageClassification")
+    theirs, info = kind.from_pretrained(folder, output_loading_info=True)
+    assert not any(info[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), info
+    assert difference(wanted, theirs.eval()(batch).logits) <= LIMIT
+    theirs.save_pretrained(tmp_path / "again")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert all(torch.equal(again[key], tensor) for key, tensor in form.file(config, model.state_dict()).items())
+
+
+@pytest.mark.parametrize("config", [SMALL, V2], ids=["V1", "V2"])
+def test_a_bare_state_dict_of_ours_is_read(config, tmp_path):
+    model = randomise(build(replace(config, pad="mask")))
+    save_file(model.state_dict(), tmp_path / "ours.safetensors")
+    weights = open_weights(tmp_path / "ours.safetensors", {"image": (32, 32), "window": 4})
+    assert weights.title == "a state dict of vitreous' Swin" + " V2" * (config.version == 2)
+    assert torch.equal(weights.bundle().model(images((32, 32))), model(images((32, 32))))
+
+
+def test_another_window_is_read_by_the_rule_of_microsofts_code(tmp_path):
+    """Bicubic on the table of offsets, as `load_pretrained` of its utils.py."""
+    peer = timm_swin()
+    wide = build(replace(SMALL, window=8))
+    found = adopt(wide, open_weights(peer.file(tmp_path), {"image": (32, 32)}))
+    assert found.resized == "4 -> 8"
+    theirs = peer.model.layers[1].blocks[1].attn.relative_position_bias_table
+    table = theirs.detach().T.reshape(1, 4, 7, 7)
+    bigger = torch.nn.functional.interpolate(table, size=(15, 15), mode="bicubic")[0].permute(1, 2, 0)
+    assert torch.allclose(wide.stages[1].blocks[1].attention.part.part.position.table, bigger, atol=1e-6)
+
+
+def test_what_cannot_be_read_says_what_to_do(tmp_path):
+    peer = timm_swin(window_size=7, img_size=12)  # windows of 6 and 3
+    place = peer.file(tmp_path)
+    assert open_weights(place).config.image == (12, 12)
+    with pytest.raises(WeightsError, match="windows are 6 x 6, 3 x 3"):
+        open_weights(place, {"image": (32, 32)})
+    state = timm_swin().model.state_dict()
+    state["layers.0.blocks.0.attn.relative_position_bias_table"] = torch.zeros(50, 2)
+    save_file(state, tmp_path / "odd.safetensors")
+    with pytest.raises(WeightsError, match="no square window"):
+        open_weights(tmp_path / "odd.safetensors")
+    with pytest.raises(UsageError, match="huggingface cannot hold"):
+        writer("huggingface", replace(SMALL, image=(32, 48)))
+    folder = transformers_swin().file(tmp_path)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"use_absolute_embeddings": True}))
+    with pytest.raises(WeightsError, match="use_absolute_embeddings"):
+        open_weights(folder)
+
+
+def test_a_head_for_some_classes_by_a_map(microsoft, tmp_path):
+    """As Microsoft's 22k to 1k: class i has the row that line i names."""
+    path, peer = microsoft
+    (tmp_path / "map.txt").write_text("5\n0\n6\n")
+    told = {"image": (32, 32)}
+    document = convert(path, tmp_path / "few", settings=told, class_map=tmp_path / "map.txt")
+    assert document["kept"] == len(peer.model.state_dict())
+    batch = images((32, 32))
+    few = load_bundle(tmp_path / "few")
+    assert few.classes == ("0", "1", "2")
+    assert difference(few.model(batch), peer.model(batch)[:, [5, 0, 6]]) <= LIMIT
+    for text, message in (("7\n", "names row 7"), ("a b", "no map of classes"), ("", "0 rows")):
+        (tmp_path / "wrong.txt").write_text(text)
+        with pytest.raises(UsageError, match=message):
+            select_classes(open_weights(path, told), tmp_path / "wrong.txt")
+    save_file(build(replace(SMALL, classes=0)).state_dict(), tmp_path / "bare.safetensors")
+    with pytest.raises(UsageError, match="no head"):
+        select_classes(open_weights(tmp_path / "bare.safetensors", told), tmp_path / "map.txt")
+
+
+def test_what_files_of_the_second_version_do_not_tell(tmp_path):
+    """Windows are in the buffers, the name of a file, a note, or asked for; else they are 8, and a note says so."""
+    state = timm_swin(2, depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2)).model.state_dict()
+    for name, window, trained, image in (
+        ("swinv2_tiny_window16_256", 16, (), 256),
+        ("swinv2_base_patch4_window12to24_192to384", 24, (12, 12, 12, 6), 384),
+        ("plain", 8, (), 256),
+    ):
+        save_file(state, tmp_path / f"{name}.safetensors")
+        weights = open_weights(tmp_path / f"{name}.safetensors")
+        # patches of 2: half the published size
+        assert (weights.config.window, weights.config.pretrained_window) == (window, trained), name
+        assert weights.config.image == (image // 2, image // 2), name
+        assert any("windows" in text for text in weights.notes) == (name == "plain")
+    place = torchvision_swin(2).file(tmp_path)
+    assert open_weights(place).config.window == 4
+    written = tmp_path / "written.safetensors"
+    config = replace(V2, pretrained_window=(3, 2))
+    convert_to = writer("timm", config).file(config, build(config).state_dict())
+    save_file(convert_to, written, metadata=note(config))
+    assert replace(open_weights(written).config, pad="zeros") == config
+
+
+def test_a_bias_of_keys_that_torchvision_does_not_use_is_zero(tmp_path):
+    peer = torchvision_swin(2)
+    weights = open_weights(peer.file(tmp_path))
+    written = writer("torchvision", weights.config).file(weights.config, weights.state())
+    theirs = peer.model.state_dict()
+    for name, tensor in theirs.items():
+        if name.endswith("qkv.bias"):
+            q, k, v = written[name].chunk(3)
+            assert torch.equal(torch.cat([q, v]), torch.cat([tensor.chunk(3)[0], tensor.chunk(3)[2]])) and not k.any()
+        else:
+            assert torch.equal(written[name], tensor)

@@ -1,0 +1,303 @@
+"""Masks beside images: class maps as PNG files, or a file for each object.
+
+    DIR/images/a.jpg       DIR/masks/a.png          a class map: each pixel is the number, or the colour, of its class
+    DIR/a/images/a.png     DIR/a/masks/*.png        a mask for each object, as in the 2018 Data Science Bowl
+
+Both may lie in folders of splits, `train`, `val` and `test`, above or below `images` and `masks`. `DIR/classes.txt`
+names the classes, a line each from number 0 on, with a colour where maps are in colours: `road 128 64 128`. In a class
+map of numbers 255 is IGNORE, as in Pascal VOC; a map in black and white (0 and 255 alone) has two classes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitreous.cores import default_workers
+from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of, no_objects, stack_masks
+from vitreous.data.decoding.decode import read_regular, reason, upright_size
+from vitreous.data.layouts.classes import split_homes
+from vitreous.data.layouts.folder import entries, is_folder, list_images
+from vitreous.data.split import Data, Split, relative, with_val
+from vitreous.errors import DataError, printable
+
+MASKS = ("masks", "labels", "annotations")  # names of the folder with class maps
+CLASSES = "classes.txt"
+VOID = 255  # in a class map of numbers: IGNORE
+OBJECT = "object"  # the class of objects that nobody named
+Palette = dict[tuple[int, ...], int]
+
+
+@dataclass(frozen=True, eq=False)
+class MaskFiles:
+    """What lies beside each image: `files` (n) lists of mask files, of which each image of class maps has one.
+
+    `images`: the image files. `palette`: colour -> class, for maps in colours; `binary`: 255 is class 1. `maps`: files
+    are class maps, else each is one object. `count`: classes.
+    """
+
+    root: Path
+    images: Sequence[Path]
+    files: Sequence[Sequence[Path]]
+    maps: bool
+    count: int = 1
+    palette: Palette | None = None
+    binary: bool = False
+
+    def read(self, row: int) -> Target:
+        """Read what is on an image. Raises DataError for a mask that cannot be read, of another size, and of values
+        that are no classes."""
+        size = image_size(self.images[row])
+        if self.maps:
+            place = self.files[row][0]
+            classes = self.classes_of(read_mask(place), place)
+            check_size(classes.shape, size, place, self.images[row])
+            return no_objects(size, classes)
+        masks = []
+        for place in self.files[row]:
+            mask = read_mask(place)
+            check_size(mask.shape[:2], size, place, self.images[row])
+            mask = mask.any(-1) if mask.ndim == 3 else mask > 0
+            if mask.any():
+                masks.append(mask)
+        none = np.zeros(len(masks), bool)
+        return Target(size, none.astype(np.int64), boxes_of(masks), none, stack_masks(masks, size))
+
+    def classes_of(self, values: np.ndarray, place: Path) -> np.ndarray:
+        """(H, W) numbers or (H, W, 3) colours -> (H, W) int32 classes, or IGNORE. Raises DataError for what is no
+        class."""
+        if values.ndim == 3:
+            return self.classes_of_colours(values, place)
+        classes = values.astype(np.int32)
+        if self.binary:
+            return (classes > 0).astype(np.int32)
+        classes[classes == VOID] = IGNORE
+        if classes.max(initial=0) >= self.count:
+            problem = f"{printable(place)} has class {classes.max()}, and there are {self.count}"
+            raise DataError(problem, f"name it in {printable(self.root / CLASSES)}, one class a line from 0 on")
+        return classes
+
+    def classes_of_colours(self, colours: np.ndarray, place: Path) -> np.ndarray:
+        """(H, W, 3) uint8 -> (H, W) int32 classes. Raises DataError for a colour that no class has."""
+        known = self.palette or {}
+        codes = codes_of(colours)
+        values, where = np.unique(codes, return_inverse=True)
+        table = []
+        for value in values.tolist():
+            colour = (value >> 16, value >> 8 & 255, value & 255)
+            if colour not in known:
+                lines = f"write {printable(self.root / CLASSES)}, a class a line with its colour: road 128 64 128"
+                raise DataError(f"{printable(place)} has the colour {' '.join(map(str, colour))} of no class", lines)
+            table.append(known[colour])
+        return np.array(table, np.int32)[where].reshape(codes.shape)
+
+    def update(self, digest: Any, rows: np.ndarray) -> None:
+        """Update a hashlib digest with the names of the masks of the images at `rows` (n,) int64."""
+        words = [os.fspath(place) for row in rows for place in self.files[int(row)]]
+        digest.update("\n".join(relative(words)).encode("utf-8", "surrogateescape") if words else b"")
+
+
+def are_masks(root: Path) -> bool:
+    """Whether a folder has masks beside its images, in one of the layouts above."""
+    return any(mask_folder(home) or object_folders(home) for home in (root, *homes_of(root).values()))
+
+
+def masks(root: Path, split_seed: int = 0) -> Data:
+    """Open images with masks beside them. Without `val`, a tenth of `train` is held out.
+
+    Raises DataError for splits without `train`, images without a mask, masks without an image, masks in which nothing
+    tells the classes, and files that cannot be read.
+    """
+    names, palette = named_classes(root)
+    listed = {name: pairs(home, inner) for name, (home, inner) in places_of(root).items()}
+    if "train" not in listed:
+        raise DataError(f"{printable(root)} has {', '.join(listed)} but no train folder", "name one of them train")
+    kinds = {kind for kind, *_ in listed.values()}
+    if len(kinds) > 1:
+        problem = f"{printable(root)} has class maps in some splits, a mask for each object in others"
+        raise DataError(problem, "give all splits the same kind")
+    maps = kinds == {True}
+    notes: list[str] = []
+    if not maps:
+        if len(names) > 1:
+            hint = f"leave {CLASSES} out, or give class maps"
+            raise DataError(f"{printable(root)} has a mask for each object, which do not tell classes", hint)
+        names, binary = names or [OBJECT], False
+        present = {name: [{0} if files else set() for files in masks] for name, (_, _, masks) in listed.items()}
+    else:
+        values = {name: values_in([files[0] for files in masks], palette) for name, (_, _, masks) in listed.items()}
+        every = set().union(*(one for part in values.values() for one in part))
+        binary = not palette and every <= {0, VOID} and VOID in every
+        if not names:
+            names = [f"class {number}" for number in range(2 if binary else 1 + max(every - {VOID}, default=0))]
+            notes.append(f"classes are numbered, as {printable(root / CLASSES)} is not there to name them")
+        present = {name: [class_numbers(one, binary) for one in part] for name, part in values.items()}
+    splits: dict[str, Split] = {}
+    for name, (_, images, files) in listed.items():
+        store = MaskFiles(root, images, files, maps, len(names), palette, binary)
+        labels = np.zeros((len(images), len(names)), np.float32)
+        for row, numbers in enumerate(present[name]):
+            labels[row, [number for number in numbers if number < len(names)]] = 1
+        splits[name] = AnnotatedFiles(images, labels, np.arange(len(images)), store)
+    unsplit = list(listed) == ["train"]
+    splits, whole = with_val(splits, split_seed, notes)
+    return Data(printable(root), tuple(names), splits, notes, unsplit, whole)
+
+
+def homes_of(root: Path) -> dict[str, Path]:
+    """The folders of splits below a folder; none where it is no folder."""
+    return split_homes(root) if root.is_dir() else {}
+
+
+def places_of(root: Path) -> dict[str, tuple[Path, str]]:
+    """Split -> the folder with `images` and masks, and the folder below each of both that the split is in, if any."""
+    homes = homes_of(root)
+    if homes and any(mask_folder(home) or object_folders(home) for home in homes.values()):
+        return {name: (home, "") for name, home in homes.items()}
+    inner = homes_of(root / "images")
+    if mask_folder(root) and inner:
+        return {name: (root, home.name) for name, home in inner.items()}
+    return {"train": (root, "")}
+
+
+def mask_folder(home: Path) -> Path | None:
+    """The folder of class maps beside `images`, None where there is none. YOLO's `labels`, of txt files, are not."""
+    if not (home / "images").is_dir():
+        return None
+    return next((home / name for name in MASKS if (home / name).is_dir() and list_images(home / name)), None)
+
+
+def object_folders(home: Path) -> list[Path]:
+    """The folders below that have `images` and `masks` of one image each; none as soon as a folder has not."""
+    folders = []
+    for entry in sorted(entries(os.fspath(home)), key=lambda entry: entry.name):
+        if is_folder(entry):
+            if not os.path.isdir(os.path.join(entry.path, "masks")):
+                return []
+            folders.append(Path(entry.path))
+    return folders
+
+
+def pairs(home: Path, inner: str) -> tuple[bool, list[Path], list[list[Path]]]:
+    """Whether masks are class maps, the images, and the masks of each. Raises DataError where they do not go
+    together."""
+    folder = mask_folder(home)
+    if folder is None:
+        images, files = [], []
+        for one in object_folders(home):
+            own = list_images(one / "images")
+            if len(own) != 1:
+                raise DataError(f"{printable(one / 'images')} has {len(own)} images, not one", "mend or remove it")
+            images.append(own[0])
+            files.append(list_images(one / "masks"))
+        if not images:
+            raise DataError(f"{printable(home)} has no images with masks", "put them into images/ and masks/")
+        return False, images, files
+    by_stem, wanted = named_files(folder / inner), named_files(home / "images" / inner)
+    for stems, others, lacks in ((wanted, by_stem, "mask"), (by_stem, wanted, "image")):
+        if missing := [place for stem, place in stems.items() if stem not in others]:
+            problem = f"{len(missing)} of {len(stems)} have no {lacks}; the first is {printable(missing[0])}"
+            raise DataError(problem, f"the {lacks} of a file has its name, but for the ending")
+    return True, list(wanted.values()), [[by_stem[stem]] for stem in wanted]
+
+
+def named_files(folder: Path) -> dict[str, Path]:
+    """Path below a folder without the ending -> image file. Raises DataError for two files of one name."""
+    files: dict[str, Path] = {}
+    for place in list_images(folder):
+        other = files.setdefault(key_of(place, folder), place)
+        if other != place:
+            problem = f"{printable(other)} and {printable(place)} differ in their ending alone"
+            raise DataError(problem, "remove one: images and masks go together by their names")
+    return files
+
+
+def key_of(place: Path, folder: Path) -> str:
+    """The path below a folder without the ending, by which images and masks are matched."""
+    return os.fspath(place.relative_to(folder).with_suffix(""))
+
+
+def named_classes(root: Path) -> tuple[list[str], Palette | None]:
+    """The names in `classes.txt`, and their colours where it has any; nothing where there is no such file. Raises
+    DataError for a line that cannot be meant."""
+    place = root / CLASSES
+    if not place.is_file():
+        return [], None
+    names, palette = [], {}
+    for number, line in enumerate(place.read_text("utf-8", "replace").splitlines(), 1):
+        words = line.split()
+        if not words:
+            continue
+        colour = (
+            words[-3:] if len(words) > 3 and all(word.isdecimal() and int(word) < 256 for word in words[-3:]) else []
+        )
+        name = " ".join(words[: len(words) - len(colour)])
+        if name in names or (bool(colour) != bool(palette) and names):
+            problem = "is there twice" if name in names else "has no colour, or others have none"
+            raise DataError(f"{printable(place)}, line {number}: {printable(name)} {problem}", "one class a line")
+        if colour:
+            palette[tuple(map(int, colour))] = len(names)
+        names.append(name)
+    return names, palette or None
+
+
+def values_in(places: Sequence[Path], palette: Palette | None) -> list[set[int]]:
+    """The numbers in each class map; of one in colours the classes. Raises DataError for one that cannot be read, and
+    for colours where the classes have none."""
+
+    def numbers(place: Path) -> set[int]:
+        mask = read_mask(place)
+        if mask.ndim == 2:
+            return set(np.unique(mask).tolist())
+        if palette is None:
+            hint = f"write {CLASSES}, a class a line with its colour: road 128 64 128"
+            raise DataError(f"{printable(place)} is in colours, and no file says whose they are", hint)
+        codes = set(np.unique(codes_of(mask)).tolist())
+        return {number for (red, green, blue), number in palette.items() if 65536 * red + 256 * green + blue in codes}
+
+    with ThreadPoolExecutor(max(1, default_workers())) as pool:
+        return list(pool.map(numbers, places))
+
+
+def codes_of(colours: np.ndarray) -> np.ndarray:
+    """(H, W, C) uint8 colours -> (H, W) int64, a number for each colour."""
+    return (colours[..., :3].astype(np.int64) * (65536, 256, 1)).sum(-1)
+
+
+def class_numbers(values: set[int], binary: bool) -> set[int]:
+    """The classes of numbers in a class map."""
+    return {int(value > 0) for value in values} if binary else values - {VOID}
+
+
+def read_mask(place: Path) -> np.ndarray:
+    """(H, W) numbers of a mask, of palettes their indices, or (H, W, C) uint8 colours. Raises DataError."""
+    try:
+        with Image.open(io.BytesIO(read_regular(place))) as image:
+            if image.mode in ("1", "L", "P", "I", "I;16"):
+                return np.asarray(image).astype(np.int32) * (VOID if image.mode == "1" else 1)
+            return np.asarray(image.convert("RGB"))
+    except Exception as error:
+        raise DataError(
+            f"{printable(place)}: not a readable mask ({reason(error)})", "restore it, or remove it"
+        ) from None
+
+
+def image_size(place: Path) -> tuple[int, int]:
+    """(height, width) of an image file. Raises DataError."""
+    width, height = upright_size(read_regular(place), printable(place))
+    return height, width
+
+
+def check_size(own: tuple[int, ...], image: tuple[int, int], place: Path, of: Path) -> None:
+    """Raise DataError for a mask of another size than its image."""
+    if own != image:
+        sizes = [f"{width} x {height}" for height, width in (own, image)]
+        raise DataError(f"{printable(place)} is {sizes[0]} pixels, its image {printable(of)} {sizes[1]}", "mend either")

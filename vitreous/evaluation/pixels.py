@@ -1,0 +1,177 @@
+"""Judging models that give a class to every pixel: confusion matrices of images, and the figures from them.
+
+n images, K classes, H and W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.data.annotations.target import IGNORE, AnnotatedSplit
+from vitreous.data.decoding.spectral import Picture
+from vitreous.data.loader import EvalLoader
+from vitreous.data.preprocess import to_array
+from vitreous.errors import DataError
+from vitreous.evaluation.engine import Engine
+from vitreous.evaluation.evaluator import Evaluator, Outputs
+from vitreous.evaluation.intervals import bootstrap, percentile_interval
+from vitreous.evaluation.report import Report
+
+OVERLAP = 0.5  # share of a tile's side that its neighbour covers too
+DRAWS = 1000  # of the bootstrap
+
+
+class SegmentationEvaluator(Evaluator):
+    """Judges class maps by the mean intersection over union (mIoU); a model's output for an image is its confusion
+    matrix, (K * K,) counts of pixels by true and answered class."""
+
+    name = "miou"
+
+    def __init__(self, classes: tuple[str, ...]) -> None:
+        self.classes = classes
+
+    def outputs(
+        self, engine: Engine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
+    ) -> tuple[np.ndarray, dict[int, DataError]]:
+        """(n, K * K) float32 confusion matrices of the images of `reader.split`, at their own size; zeros for those
+        that cannot be read, which come by position too. Raises DataError for annotations that cannot be read."""
+        split, preprocess, count = reader.split, engine.preprocess, len(self.classes)
+        assert isinstance(split, AnnotatedSplit), "only annotated data have such evaluators"
+        rows, bad = np.zeros((len(split), count * count), np.float32), {}
+        for sample in range(len(split)):
+            try:
+                picture = preprocess.decoded(split.raw(sample), split.name(sample))
+            except DataError as error:
+                bad[sample] = error
+                continue
+            answer = segment(engine, native_pixels(picture)).argmax(0).numpy()
+            rows[sample] = confusion_of(split.target(sample).class_map(), answer, count).ravel()
+            on_images(1)
+        return rows, bad
+
+    def report(self, outputs: Outputs, *others: Outputs) -> Report:
+        """mIoU, mean Dice, accuracy of pixels, and each class's own; 95 % intervals by a bootstrap over images."""
+        count = len(self.classes)
+        matrices = outputs.rows.reshape(-1, count, count).astype(np.float64)
+        figures = figures_of(matrices.sum(0))
+        intervals = {}
+        if len(matrices) > 1:
+            flat = matrices.reshape(len(matrices), -1)
+
+            def drawn(counts: np.ndarray) -> dict[str, np.ndarray]:
+                """(n, D) how often each image is drawn -> each figure (D,)."""
+                sums = (flat.T @ counts).T.reshape(-1, count, count)
+                return {name: np.array([figures_of(one)[name] or 0.0 for one in sums]) for name in figures}
+
+            draws = bootstrap(drawn, len(matrices), DRAWS)
+            intervals = {name: percentile_interval(draws[name]) for name in figures}
+        rows = class_rows(matrices, self.classes)
+        true, answered = np.nonzero(matrices.sum(0))
+        cells = np.stack([true, answered, matrices.sum(0)[true, answered].astype(np.int64)], 1)
+        unreadable = int((~outputs.readable).sum())
+        return Report(len(outputs.rows), unreadable, dict(figures), dict(intervals), rows, cells, figure="miou")
+
+
+def native_pixels(picture: Picture) -> Tensor:
+    """A decoded image, or one for each channel -> (C, H, W), at its own size."""
+    bands = picture if isinstance(picture, tuple) else (picture,)
+    return torch.from_numpy(np.concatenate([to_array(band) for band in bands]))
+
+
+def segment(engine: Engine, pixels: Tensor) -> Tensor:
+    """(C, H, W) of any size -> (K, H, W) float32 logits, by tiles of the model's size that overlap.
+
+    Where tiles overlap, their logits are averaged with weights that fall linearly to their edges. An image smaller than
+    a tile is mirrored at its ends, as often as it takes.
+    """
+    height, width = engine.preprocess.image
+    size = (max(height, pixels.shape[1]), max(width, pixels.shape[2]))
+    filled = mirror(pixels, size)
+    weight = tent((height, width))
+    total = torch.zeros(1)
+    weights = torch.zeros(size)
+    places = [(top, left) for top in starts(size[0], height) for left in starts(size[1], width)]
+    for begin in range(0, len(places), 8):
+        part = places[begin : begin + 8]
+        tiles = torch.stack([filled[:, top : top + height, left : left + width] for top, left in part])
+        logits = engine(tiles)
+        if total.ndim == 1:
+            total = torch.zeros(logits.shape[1], *size)
+        for (top, left), own in zip(part, logits, strict=True):
+            total[:, top : top + height, left : left + width] += own * weight
+            weights[top : top + height, left : left + width] += weight
+    return (total / weights)[:, : pixels.shape[1], : pixels.shape[2]]
+
+
+def mirror(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    """(C, H, W) -> (C, *size): mirrored at the lower and right end until it is so large."""
+    for axis, side in enumerate(size, 1):
+        length = pixels.shape[axis]
+        if length < side:
+            period = torch.cat([torch.arange(length), torch.arange(length - 1, -1, -1)])
+            pixels = pixels.index_select(axis, period.repeat(-(-side // len(period)))[:side])
+    return pixels
+
+
+def starts(length: int, tile: int) -> list[int]:
+    """Where tiles begin along an axis: evenly spread, at most (1 - OVERLAP) of a tile apart."""
+    steps = -(-(length - tile) // max(1, int(tile * (1 - OVERLAP))))
+    return [round(step * (length - tile) / steps) for step in range(steps + 1)] if steps else [0]
+
+
+def tent(size: tuple[int, int]) -> Tensor:
+    """(h, w) float32 weights: the product over the axes of the distance to the nearer edge, above 0, at most 1."""
+    sides = [(torch.arange(n) + 0.5).minimum(n - torch.arange(n) - 0.5) / (n / 2) for n in size]
+    return sides[0][:, None] * sides[1][None]
+
+
+def confusion_of(classes: np.ndarray, answer: np.ndarray, count: int) -> np.ndarray:
+    """(H, W) int true and answered classes -> (K, K) int64 counts of pixels, rows are true; IGNORE is left out."""
+    known = classes != IGNORE
+    codes = classes[known].astype(np.int64) * count + answer[known]
+    return np.bincount(codes, minlength=count * count).reshape(count, count)
+
+
+def figures_of(matrix: np.ndarray) -> dict[str, float | None]:
+    """(K, K) counts of pixels, rows are true -> mIoU, mean Dice and pixel accuracy; classes that are neither there nor
+    answered are in no mean. None where no pixel was judged."""
+    right, true, answered = np.diag(matrix), matrix.sum(1), matrix.sum(0)
+    present = true + answered > 0
+    if not present.any():
+        return {"miou": None, "dice": None, "pixel_accuracy": None}
+    union = (true + answered - right)[present]
+    dice = 2 * right[present] / (true + answered)[present]
+    accuracy = right.sum() / matrix.sum()
+    return {
+        "miou": float((right[present] / union).mean()),
+        "dice": float(dice.mean()),
+        "pixel_accuracy": float(accuracy),
+    }
+
+
+def class_rows(matrices: np.ndarray, classes: tuple[str, ...]) -> list[dict[str, object]]:
+    """(n, K, K) counts -> one row a class: images that hold it, IoU, Dice, recall, precision, and the class its pixels
+    are most often taken for."""
+    matrix = matrices.sum(0)
+    right, true, answered = np.diag(matrix), matrix.sum(1), matrix.sum(0)
+    rows: list[dict[str, object]] = []
+    for index, name in enumerate(classes):
+        others = matrix[index].copy()
+        others[index] = 0
+        union = true[index] + answered[index] - right[index]
+        rows.append(
+            {
+                "class": name,
+                "images": int((matrices[:, index].sum(1) > 0).sum()),
+                "recall": right[index] / true[index] if true[index] else None,
+                "precision": right[index] / answered[index] if answered[index] else None,
+                "f1": 2 * right[index] / (true[index] + answered[index]) if true[index] + answered[index] else None,
+                "iou": right[index] / union if union else None,
+                "taken_for": classes[int(others.argmax())] if others.any() else None,
+            }
+        )
+    return rows

@@ -1,0 +1,133 @@
+"""A backbone with a head that gives a class to every pixel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from vitreous.errors import UsageError
+from vitreous.models.configs.axial import AxialConfig
+from vitreous.models.configs.clip import CLIPConfig
+from vitreous.models.configs.hybrid import HybridConfig
+from vitreous.models.configs.sam import SAMConfig
+from vitreous.models.configs.swin import SwinConfig
+from vitreous.models.configs.vit import ViTConfig
+
+Backbone = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | SwinConfig
+DenseHead = Literal["linear", "multiscale", "unet"]
+
+
+@dataclass(frozen=True)
+class SegmenterConfig:
+    """A backbone without a head of its own, and a dense head.
+
+    `head`: `linear`, one layer on the last tokens, and `multiscale`, on those of four depths side by side, both read
+    bilinearly at the size of the image (DINOv2's protocols, arXiv:2304.07193, section 7.4); `unet`, tokens of several
+    depths that are enlarged step by step beside convolutions of the image (UNETR, arXiv:2103.10504). `head_width`: the
+    channels of `unet` at the image's own resolution; they double with every step down. Raises UsageError for a backbone
+    with classes, and for patches that `unet` cannot enlarge.
+    """
+
+    family: Literal["segmenter"] = "segmenter"
+    backbone: Backbone = field(default_factory=lambda: ViTConfig(classes=0))
+    head: DenseHead = "unet"
+    classes: int = 2
+    head_width: int = 16
+
+    kind: ClassVar[Literal["segmenter"]] = "segmenter"
+
+    def __post_init__(self) -> None:
+        if self.backbone.classes:
+            raise UsageError("a backbone has no classes of its own", "use classes=0")
+        if self.classes < 2 or self.head_width < 1:
+            raise UsageError(f"{self.classes} classes cannot be told apart", "name at least two, background included")
+        if self.head == "unet" and any(side & (side - 1) for side in self.backbone.patch):
+            raise UsageError(
+                f"patches of {self.backbone.patch} pixels are no powers of two, by which a unet enlarges",
+                "use --objective.head multiscale, or patches of 8 or 16",
+            )
+
+    @property
+    def image(self) -> tuple[int, ...]:
+        """Pixels along each axis of the images that it learned from."""
+        return self.backbone.image
+
+    @property
+    def channels(self) -> int:
+        """Channels of an image."""
+        return self.backbone.channels
+
+    @property
+    def patch(self) -> tuple[int, ...]:
+        """Pixels to a token of the backbone, per axis."""
+        return self.backbone.patch
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Tokens along each axis."""
+        return self.backbone.grid
+
+    @property
+    def prefix(self) -> int:
+        """Tokens in front of the grid."""
+        return self.backbone.prefix
+
+    @property
+    def depth(self) -> int:
+        """Blocks of the backbone."""
+        return self.backbone.depth
+
+    @property
+    def front(self) -> Literal["conv"]:
+        """Images are read by convolutions too, which compute in float32 where weights are frozen."""
+        return "conv"
+
+    @property
+    def features(self) -> int:
+        """Channels of a pixel's answer."""
+        return self.classes
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The depths of a ViT whose tokens the head reads, the last one first."""
+        if self.head == "linear":
+            return (self.depth,)
+        steps = self.steps if self.head == "unet" else 4
+        return tuple(math.ceil(self.depth * (steps - step) / steps) for step in range(steps))
+
+    @property
+    def steps(self) -> int:
+        """Doublings from the grid to the image, along its longest patch."""
+        return max(1, max(self.patch).bit_length() - 1)
+
+    @property
+    def position(self) -> str:
+        """The backbone's."""
+        return self.backbone.position
+
+    @property
+    def attention(self) -> str:
+        """The backbone's."""
+        return self.backbone.attention
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether blocks attend from token to token."""
+        return self.backbone.has_attention
+
+    @property
+    def sees_whole_image(self) -> bool:
+        """Whether no block is confined to windows."""
+        return self.backbone.sees_whole_image
+
+    @property
+    def drops_patches(self) -> bool:
+        """No: every pixel is to be answered."""
+        return False
+
+    merges_tokens = drops_patches
+
+    def check_image(self, image: tuple[int, ...]) -> None:
+        """Raise UsageError for an image that the backbone cannot take."""
+        self.backbone.check_image(image)

@@ -1,0 +1,114 @@
+"""A backbone with a dense head: a class for every pixel.
+
+images (B, C, *image) -> maps (B, *grid, D) of several depths or stages -> logits (B, K, *image)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitreous.models.configs.segmenter import SegmenterConfig
+from vitreous.models.families import family_of
+from vitreous.nn.decoder import LinearDecoder, UNETDecoder
+from vitreous.nn.sizes import grid_of
+
+
+class Segmenter(nn.Module):
+    """A backbone and its head; `backbone` where it is there already, else a fresh one."""
+
+    def __init__(self, config: SegmenterConfig, backbone: nn.Module | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.any_size = True  # of images: a dense head answers for as many pixels as there are
+        self.backbone: Any = backbone or family_of(config.backbone).build(config.backbone)
+        self.backbone.any_size = True
+        for name in ("neck", "pooling", "pooled_norm", "representation"):  # which read what no pixel's answer needs
+            part = getattr(self.backbone, name, None)
+            if isinstance(part, nn.Module):
+                part.requires_grad_(False)
+        widths, patches = shapes(config)
+        if config.head == "unet":
+            self.head: nn.Module = UNETDecoder(config.channels, widths, patches, config.classes, config.head_width)
+        else:
+            self.head = LinearDecoder(widths, config.classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, *image) -> (B, K, *image): logits."""
+        return self.head(images, [x.to(images.dtype) for x in self.maps(images)])  # frozen blocks may give bfloat16
+
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """(B, C, *image) -> (B, *grid, D) maps that the head reads, the coarsest or last first. Those of a ViT all pass
+        its last norm, as DINOv2's linear heads have it; of a Swin the last one does."""
+        c = self.config
+        if c.backbone.kind == "swin":
+            strides = [c.backbone.patch_size[0] * 2**stage for stage in range(len(c.backbone.blocks))]
+            last, *maps = self.backbone.features_at(images, strides)[::-1]
+            return [self.backbone.norm(last), *maps][: len(shapes(c)[0])]
+        grid = grid_of(tuple(images.shape[2:]), c.patch)
+        tokens = self.backbone.features_at(images, c.taps)
+        return [self.backbone.encoder.norm(x)[:, c.prefix :].unflatten(1, grid) for x in tokens]
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, C, *image) -> (B, P + N, D): the backbone's tokens."""
+        return self.backbone.features(images)
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        """(B, P + N, D) -> (B, D): what the backbone makes of its tokens for a whole image."""
+        return self.backbone.pool(tokens)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """(B, D): a dense head has no answer for a whole image. Raises NotImplementedError."""
+        raise NotImplementedError("a dense head answers for pixels, not for images")
+
+    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
+        """(B, C, *image): every pixel is to be answered, no patch can be left out. Raises NotImplementedError."""
+        raise NotImplementedError("a dense head computes whole images")
+
+    def blocks(self) -> list[nn.Module]:
+        """The residual blocks of the backbone, in order."""
+        return self.backbone.blocks()
+
+    def first_layer(self) -> nn.Module:
+        """The layer that reads the image."""
+        return self.backbone.first_layer()
+
+
+def shapes(config: SegmenterConfig) -> tuple[list[int], list[tuple[int, ...]]]:
+    """The channels of each map, and the pixels per axis of its places."""
+    backbone = config.backbone
+    if backbone.kind == "swin":
+        stages = range(len(backbone.blocks))[::-1]
+        patches = [tuple(side * 2**stage for side in backbone.patch_size) for stage in stages]
+        count = 1 if config.head == "linear" else len(patches)
+        return list(backbone.widths[::-1])[:count], patches[:count]
+    return [backbone.width] * len(config.taps), [backbone.patch] * len(config.taps)
+
+
+def segmenter_macs(config: SegmenterConfig, image: tuple[int, ...], backbone: Callable[..., int]) -> int:
+    """Multiply-adds of one forward pass for one image of these sides; `backbone` counts those of a config for an
+    image. Norms and interpolation are left out. FLOPs are twice this."""
+    widths, patches = shapes(config)
+    total = backbone(config.backbone, image)
+    if config.head != "unet":
+        return total + math.prod(grid_of(image, config.patch)) * sum(widths) * config.classes
+    return total + unet_macs(config, image, widths, patches)
+
+
+def unet_macs(
+    config: SegmenterConfig, image: tuple[int, ...], widths: list[int], patches: list[tuple[int, ...]]
+) -> int:
+    """Multiply-adds of a `UNETDecoder`, counted by its own layers on a tensor without storage."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.device("meta"):
+        decoder = UNETDecoder(config.channels, widths, patches, config.classes, config.head_width)
+        grids = [tuple(math.ceil(side / p) for side, p in zip(image, patch, strict=True)) for patch in patches]
+        maps = [torch.empty(1, *grid, width) for grid, width in zip(grids, widths, strict=True)]
+        with FlopCounterMode(display=False) as counter:
+            decoder(torch.empty(1, config.channels, *image), maps)
+    return counter.get_total_flops() // 2

@@ -1,0 +1,173 @@
+"""Swin Transformers: windows that shift from block to block, on grids that halve by stages (arXiv:2103.14030),
+and version 2 (arXiv:2111.09883).
+
+B batch, C channels, D width, N tokens of the last stage; image and grid are (height, width).
+
+    images (B, C, H, W) -> project (B, h, w, D) -> stages (B, h / 8, w / 8, 8 D) -> features (B, N, 8 D)
+        -> pool (B, 8 D) -> logits
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import islice
+
+from torch import Tensor, nn
+
+from vitreous.models.configs.swin import SwinConfig
+from vitreous.nn.block import Block, Mlp
+from vitreous.nn.encoder import Encoder, stack
+from vitreous.nn.grid import fill, patchify
+from vitreous.nn.layout import Windows
+from vitreous.nn.windows import CosineWindowAttention, PatchMerging, WindowAttention
+
+
+class Swin(nn.Module):
+    """Stages of blocks on (B, h, w, D) tokens, every second block with its windows shifted by half of their size.
+
+    An image of any size works. What patches, merged tokens or windows do not divide is filled up with zeros after its
+    end; `config.pad` says whether windows attend to these. Initialised as Microsoft's code does it:
+
+    | parameter | drawn from |
+    |---|---|
+    | patch projection | uniform within 1 / sqrt(C p q), PyTorch's convolution; its norm: scale 1, bias 0 |
+    | linear layers, tables of relative positions | N(0, 0.02^2); biases 0 |
+    | norms | scale 1, bias 0; scale 0 where a branch ends in one (version 2) |
+    | factors of the cosine (version 2) | 10 |
+    | head | 0 |
+    """
+
+    def __init__(self, config: SwinConfig) -> None:
+        super().__init__()
+        self.config = c = config
+        self.any_size = True  # windows take images of any size; a ViT warns of others than its own
+        self.projection = nn.Linear(c.channels * math.prod(c.patch_size), c.width)
+        self.first_norm = nn.LayerNorm(c.width, eps=c.eps)
+        self.stages = nn.ModuleList(build_stages(c))
+        self.norm = nn.LayerNorm(c.width_out, eps=c.eps)
+        self.head = nn.Linear(c.width_out, c.classes) if c.classes else nn.Identity()
+        for parameter in self.head.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, classes): logits."""
+        return self.classify(self.pool(self.features(images)))
+
+    def first_layer(self) -> nn.Module:
+        """The layer that reads the image: the projection of its patches."""
+        return self.projection
+
+    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
+        """Windows take whole grids: no patch can be left out. Raises NotImplementedError."""
+        raise NotImplementedError("a Swin computes whole grids")
+
+    def blocks(self) -> list[nn.Module]:
+        """The residual blocks of all stages, in order."""
+        return [block for stage in self.stages for block in stage.get_submodule("blocks").children()]
+
+    def project(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, h, w, D): a linear layer and a norm on the pixels of each patch; an image that patches do
+        not divide is filled up with zeros."""
+        c = self.config
+        if images.shape[1] != c.channels:
+            raise ValueError(f"the model takes {c.channels} channels, the images have {images.shape[1]}")
+        c.check_image(tuple(images.shape[2:]))
+        if any(side % p for side, p in zip(images.shape[2:], c.patch_size, strict=True)):
+            images = fill(images.movedim(1, -1), c.patch_size).movedim(-1, 1)
+        return self.first_norm(self.projection(patchify(images, c.patch_size)))
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, N, D): the tokens of the last stage after the last norm, row by row."""
+        x = self.project(images)
+        for stage in self.stages:
+            x = stage(x)
+        return self.norm(x).flatten(1, 2)
+
+    def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
+        """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the tokens of the stage in which one covers so many
+        rows, before any last norm.
+
+        Stages after the last that is asked for are not computed. Raises ValueError for a stride of no stage.
+        """
+        own = [self.config.patch_size[0] * 2**stage for stage in range(len(self.stages))]
+        if not strides or not set(strides) <= set(own):
+            raise ValueError(f"strides {tuple(strides)} are not among {tuple(own)}, those of the stages")
+        x, outputs = self.project(images), {}
+        for stride, stage in zip(own, self.stages, strict=True):
+            if stride > max(strides):
+                break
+            outputs[stride] = x = stage(x)
+        return [outputs[stride] for stride in strides]
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        """(B, N, D) -> (B, D): the mean."""
+        return tokens.mean(1)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """(B, D) -> (B, classes)."""
+        return self.head(pooled)
+
+
+class Stage(Encoder):
+    """Blocks on one grid, and before them, in all stages but the first, the merging of 2 x 2 tokens."""
+
+    def __init__(self, width: int, blocks: Sequence[nn.Module], merge: nn.Module | None) -> None:
+        super().__init__(width, blocks, norm=False)
+        self.merge = merge or nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, h, w, D) -> (B, h, w, D), or (B, h / 2, w / 2, 2 D) where tokens are merged."""
+        return super().forward(self.merge(x))
+
+
+def build_stages(config: SwinConfig) -> list[Stage]:
+    """The stages of a model; stochastic depth rises over the blocks of all of them."""
+    places = [(stage, index) for stage, count in enumerate(config.blocks) for index in range(count)]
+    blocks = iter(
+        stack(config.depth, lambda number, rate: build_block(config, *places[number], rate), config.drop_path)
+    )
+    stages = []
+    for stage, (width, count) in enumerate(zip(config.widths, config.blocks, strict=True)):
+        merge = PatchMerging(config.widths[stage - 1], config.eps, config.version == 2) if stage else None
+        stages.append(Stage(width, list(islice(blocks, count)), merge))
+    return stages
+
+
+def build_block(config: SwinConfig, stage: int, index: int, drop_path: float) -> Block:
+    """A block of a stage; the windows of those of odd `index` are shifted by half of their size."""
+    c, width, heads, size = config, config.widths[stage], config.heads[stage], config.windows[stage]
+    shift = (size[0] // 2 * (index % 2), size[1] // 2 * (index % 2))
+    if c.pad == "zeros-after-shift":  # timm decides by the native grid alone which axes are shifted
+        native = c.grids(c.image)[stage]
+        shift = tuple(s if length > w else 0 for s, length, w in zip(shift, native, size, strict=True))
+    if c.version == 2:
+        trained = c.pretrained_window[stage] if c.pretrained_window else 0
+        attention = CosineWindowAttention(width, heads, size, c.qkv_bias, trained)
+    else:
+        attention = WindowAttention(width, heads, size, c.qkv_bias)
+    mlp = Mlp(width, int(width * c.mlp_ratio), c.dropout, c.gelu)
+    for linear in (mlp.fc1, mlp.fc2):
+        nn.init.trunc_normal_(linear.weight, std=0.02)
+        nn.init.zeros_(linear.bias)
+    attention = Windows(attention, size, shift, c.pad)
+    return Block(width, attention, mlp, c.dropout, drop_path, eps=c.eps, post_norm=c.version == 2)
+
+
+def swin_macs(config: SwinConfig, image: tuple[int, int] | None = None) -> int:
+    """Multiply-adds of one forward pass for one image: every product, those of padded windows included.
+
+    Norms, GELU, softmax and pooling are left out. FLOPs are twice this; a training step costs three forward passes.
+    """
+    grids = config.grids(image or config.image)
+    embed = math.prod(grids[0]) * config.channels * math.prod(config.patch_size) * config.width
+    total = embed + config.width_out * config.classes
+    for stage, (grid, width, size) in enumerate(zip(grids, config.widths, config.windows, strict=True)):
+        tokens = math.prod(grid)
+        seen = math.prod(math.ceil(length / w) * w for length, w in zip(grid, size, strict=True))
+        attention = seen * (4 * width**2 + 2 * math.prod(size) * width)
+        merging = tokens * 2 * width**2 if stage else 0  # from four of half the width
+        if config.version == 2:  # the network of the bias, once for all windows
+            attention += (2 * size[0] - 1) * (2 * size[1] - 1) * 512 * (2 + config.heads[stage])
+        total += merging + config.blocks[stage] * (attention + tokens * 2 * width * int(width * config.mlp_ratio))
+    return total

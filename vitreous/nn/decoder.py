@@ -1,0 +1,138 @@
+"""Heads that answer for every pixel, for any number of axes.
+
+B images of C channels, D width, K classes; image and grid are one length per axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
+GROUPS = 8  # of channels that are normalised together
+
+
+class LinearDecoder(nn.Module):
+    """A linear layer on each token of several maps side by side, read at the image's size (DINOv2, arXiv:2304.07193,
+    section 7.4, without its batch norm: the maps are normalised)."""
+
+    def __init__(self, widths: Sequence[int], classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(sum(widths), classes)
+        nn.init.normal_(self.head.weight, std=0.01)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, images: Tensor, maps: Sequence[Tensor]) -> Tensor:
+        """(B, C, *image), maps (B, *grid, D) -> (B, K, *image) logits; smaller maps are read at the grid of the
+        largest."""
+        grid = max((x.shape[1:-1] for x in maps), key=math.prod)
+        rows = [x if x.shape[1:-1] == grid else enlarge(x.movedim(-1, 1), grid).movedim(1, -1) for x in maps]
+        logits = self.head(torch.cat(rows, -1)).movedim(-1, 1)
+        return enlarge(logits, tuple(images.shape[2:]))
+
+
+class UNETDecoder(nn.Module):
+    """The last map enlarged by two, step by step, beside earlier ones brought to the same size, and at last beside
+    convolutions of the image (UNETR, arXiv:2103.10504, Figure 1, with GroupNorm for its instance norm).
+
+    `widths` and `patches`: the channels of each map, the coarsest first, and the pixels per axis that a place of it
+    stands for. `width` channels at the image's resolution double with every step down, up to those of the coarsest map.
+    """
+
+    def __init__(
+        self, channels: int, widths: Sequence[int], patches: Sequence[tuple[int, ...]], classes: int, width: int = 16
+    ) -> None:
+        super().__init__()
+        axes, patch = len(patches[0]), patches[0]
+        steps = []  # the patch after each step
+        while max(patch) > 1:
+            patch = tuple(max(1, side // 2) for side in patch)
+            steps.append(patch)
+        sizes = [min(widths[0], width * 2 ** (len(steps) - 1 - number)) for number in range(len(steps))]
+        self.image = ConvBlock(channels, sizes[-1], axes)
+        self.skips, self.ups, self.blocks = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        inputs, before = widths[0], patches[0]
+        for number, (after, size) in enumerate(zip(steps, sizes, strict=True)):
+            factor = ratio(before, after)
+            self.ups.append(TRANSPOSED[axes](inputs, size, factor, factor))
+            last = number == len(steps) - 1
+            skip = (
+                None
+                if last or number + 1 >= len(widths)
+                else Enlarge(widths[number + 1], size, patches[number + 1], after)
+            )
+            self.skips.append(nn.Identity() if skip is None else skip)
+            self.blocks.append(ConvBlock(size * (1 if skip is None and not last else 2), size, axes))
+            inputs, before = size, after
+        self.head = CONVOLUTIONS[axes](inputs, classes, 1)
+        nn.init.normal_(self.head.weight, std=inputs**-0.5)
+        nn.init.zeros_(self.head.bias)  # type: ignore[arg-type]
+
+    def forward(self, images: Tensor, maps: Sequence[Tensor]) -> Tensor:
+        """(B, C, *image), maps (B, *grid, D), the coarsest first -> (B, K, *image) logits."""
+        x = maps[0].movedim(-1, 1)
+        for number, (up, skip, block) in enumerate(zip(self.ups, self.skips, self.blocks, strict=True)):
+            x = up(x)
+            if number == len(self.ups) - 1:
+                beside = [self.image(images.to(x.dtype))]
+            else:
+                beside = [skip(maps[number + 1].movedim(-1, 1))] if isinstance(skip, Enlarge) else []
+            x = block(torch.cat([crop(x, beside[0].shape[2:]), *beside], 1) if beside else x)
+        return self.head(crop(x, images.shape[2:]))
+
+
+class ConvBlock(nn.Module):
+    """Two 3-wide convolutions, each with GroupNorm and ReLU: (B, C, *grid) -> (B, D, *grid)."""
+
+    def __init__(self, inputs: int, width: int, axes: int) -> None:
+        super().__init__()
+        conv, groups = CONVOLUTIONS[axes], math.gcd(width, GROUPS)
+        layers: list[nn.Module] = []
+        for channels in (inputs, width):
+            layers += [conv(channels, width, 3, padding=1, bias=False), nn.GroupNorm(groups, width), nn.ReLU()]
+            nn.init.kaiming_normal_(layers[-3].weight, nonlinearity="relu")  # type: ignore[arg-type]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, *grid) -> (B, D, *grid)."""
+        return self.layers(x)
+
+
+class Enlarge(nn.Module):
+    """Transposed convolutions of two and a `ConvBlock` after each, from places of `before` pixels to `after`; a
+    `ConvBlock` alone where they are the same."""
+
+    def __init__(self, inputs: int, width: int, before: tuple[int, ...], after: tuple[int, ...]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        while before != after:
+            smaller = tuple(max(side // 2, end) for side, end in zip(before, after, strict=True))
+            factor = ratio(before, smaller)
+            layers += [TRANSPOSED[len(after)](inputs, width, factor, factor), ConvBlock(width, width, len(after))]
+            inputs, before = width, smaller
+        self.layers = nn.Sequential(*layers) if layers else ConvBlock(inputs, width, len(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, *grid) -> (B, D, *larger)."""
+        return self.layers(x)
+
+
+def ratio(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
+    """How many times smaller each side is."""
+    return tuple(a // b for a, b in zip(before, after, strict=True))
+
+
+def enlarge(x: Tensor, size: tuple[int, ...]) -> Tensor:
+    """(B, D, *grid) -> (B, D, *size), linearly along each axis."""
+    return F.interpolate(x, size=size, mode=INTERPOLATION[len(size)], align_corners=False)
+
+
+def crop(x: Tensor, size: Sequence[int]) -> Tensor:
+    """(B, D, *grid) -> (B, D, *size): the first places of each axis, where images were filled up to whole patches."""
+    return x[(..., *(slice(side) for side in size))]

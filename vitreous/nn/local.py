@@ -1,0 +1,84 @@
+"""Attention within windows for models with prefix tokens: what a ViT that was trained without windows can be given,
+with the same weights (ViTDet, arXiv:2203.16527, section 3; global tokens as in Longformer, arXiv:2004.05150).
+
+B batch, D width, h heads, d = D / h, P prefix tokens, N patch tokens, T tokens of a window.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitreous.nn.attention import ALL, Attention, attend, probabilities, split_heads
+from vitreous.nn.grid import cut, join
+from vitreous.nn.position import TokenPositions
+
+
+class LocalAttention(Attention):
+    """Patches attend to those of their own window and to the prefix tokens; prefix tokens attend to everything.
+
+    `window` tokens along each axis of the grid, 0 for no windows. Windows begin at the first row and column; what is
+    left at the ends of a grid that they do not divide are smaller ones, so nothing is filled up and nothing masked.
+    Patch tokens i and j see each other where all(i // window == j // window), axis by axis.
+    """
+
+    def __init__(self, width: int, heads: int, window: int, bias: bool = True) -> None:
+        super().__init__(width, heads, bias)
+        self.window = window
+
+    def inner(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """(B, P + N, D) -> (B, Q, D). Raises ValueError for patches that were left out, and for `queries` other than
+        prefix tokens or everything."""
+        if self.is_whole(places) or (queries.stop is not None and queries.stop <= places.prefix):
+            return super().inner(x, None, queries)
+        if queries != ALL or places.index is not None:
+            raise ValueError("windows take whole grids: no patch can be left out")
+        qkv, prefix = self.qkv(x), places.prefix
+        q, k, v = split_heads(qkv, self.heads)
+        first = k[..., :prefix, :], v[..., :prefix, :]
+        patches = self.within(qkv[..., prefix:, :].unflatten(-2, places.grid), *first).flatten(1, -2)
+        if not prefix:
+            return patches
+        return torch.cat([attend(q[..., :prefix, :], k, v).transpose(-3, -2).flatten(-2), patches], -2)
+
+    def within(self, grid: Tensor, first_keys: Tensor, first_values: Tensor) -> Tensor:
+        """(B, *grid, 3 D) queries, keys and values of patches, (B, h, P, d) keys and values of the prefix tokens ->
+        (B, *grid, D)."""
+        sides = tuple(grid.shape[1:-1])
+        for axis, length in enumerate(sides, 1):
+            rest = length % self.window
+            if rest and length > self.window:
+                parts = grid.split([length - rest, rest], axis)
+                return torch.cat([self.within(part, first_keys, first_values) for part in parts], axis)
+        size = tuple(min(length, self.window) for length in sides)
+        windows = cut(grid, size)  # (B, *count, *size, 3 D)
+        count = tuple(windows.shape[1 : 1 + len(size)])
+        q, k, v = split_heads(windows.flatten(-1 - len(size), -2).flatten(1, len(size)), self.heads)  # (B, n, h, T, d)
+        if first_keys.shape[-2]:
+            k, v = (
+                torch.cat([first[:, None].expand(-1, math.prod(count), -1, -1, -1), own], -2)
+                for first, own in ((first_keys, k), (first_values, v))
+            )
+        answers = attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)).transpose(-3, -2).flatten(-2)
+        return join(answers.view(len(grid), *count, *size, -1), sides)
+
+    def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """(B, P + N, D) -> (B, h, Q, P + N): the probabilities of the `queries`, or all tokens, 0 outside of a patch's
+        window; rows are queries and sum to one."""
+        q, k, _ = self.split(x)
+        seen = None if self.is_whole(places) else self.seen(places).to(x.device)[queries]
+        return probabilities(q[..., queries, :], k, seen)
+
+    def is_whole(self, places: TokenPositions) -> bool:
+        """Whether all tokens see all others."""
+        return not self.window or max(places.grid) <= self.window
+
+    def seen(self, places: TokenPositions) -> Tensor:
+        """-> (P + N, P + N) bool: which tokens (rows) may attend to which."""
+        lines = [torch.arange(length) // self.window for length in places.grid]
+        window = torch.stack([line.flatten() for line in torch.meshgrid(*lines, indexing="ij")])  # (axes, N)
+        same = (window[:, :, None] == window[:, None, :]).all(0)
+        return F.pad(same, (places.prefix, 0, places.prefix, 0), value=True)

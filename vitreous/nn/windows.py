@@ -1,0 +1,192 @@
+"""Attention within a window, with a learned bias for how far two of its tokens are from each other; and the merging of
+tokens between stages (Swin, arXiv:2103.14030).
+
+B batch, D width, h heads, T tokens of a window; (m, n) are its height and width, T = m n.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.nn.attention import ALL, Attention, attend, masked, probabilities
+from vitreous.nn.grid import fill
+
+EXPONENT = 30.0  # e to the power of it, and of minus it, are far from what float32 and bfloat16 end at
+
+
+class RelativePositionBias(nn.Module):
+    """B of Eq. 4: a learned number for each head and each offset of two tokens of a window, drawn from N(0, 0.02^2).
+
+    The table is (2 m - 1, 2 n - 1, h). The loop it replaces, with tokens i and j at (y, x):
+
+        bias[:, i, j] = table[y[i] - y[j] + m - 1, x[i] - x[j] + n - 1]
+    """
+
+    def __init__(self, size: tuple[int, int], heads: int) -> None:
+        super().__init__()
+        self.size = size
+        self.table = nn.Parameter(torch.empty(2 * size[0] - 1, 2 * size[1] - 1, heads))
+        nn.init.trunc_normal_(self.table, std=0.02)
+
+    def offsets(self) -> Tensor:
+        """-> (2 m - 1, 2 n - 1, h): the table."""
+        return self.table
+
+    def forward(self) -> Tensor:
+        """-> (h, T, T): what is added to the logits of a window."""
+        return read_offsets(self.offsets(), self.size)
+
+
+def read_offsets(table: Tensor, size: tuple[int, int]) -> Tensor:
+    """(2 m - 1, 2 n - 1, h) -> (h, T, T): row i, column j has the entry of the offset from j to i."""
+    rows, columns = (torch.arange(length, device=table.device) for length in size)
+    down, right = rows[:, None] - rows + size[0] - 1, columns[:, None] - columns + size[1] - 1
+    return table[down[:, None, :, None], right[None, :, None, :]].flatten(2, 3).flatten(0, 1).permute(2, 0, 1)
+
+
+class WindowAttention(Attention):
+    """Attention over the T tokens of a window, with a bias of relative positions (Eq. 4). Windows are batch.
+
+    Where windows have masks, bias and mask are joined once for a grid, (count, h, T, T), and every image of the batch
+    reads that: no mask of (B count, T, T) is made.
+    """
+
+    def __init__(self, width: int, heads: int, size: tuple[int, int], bias: bool = True) -> None:
+        super().__init__(width, heads, bias)
+        self.position: RelativePositionBias | ContinuousPositionBias = RelativePositionBias(size, heads)
+        for linear in (self.qkv, self.out):
+            nn.init.trunc_normal_(linear.weight, std=0.02)
+
+    def inner(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL) -> Tensor:
+        """(B, *count, T, D) -> (B, *count, Q, D): the heads' answers side by side.
+
+        `mask` (*count, 1, T, T) bool is true where a query (row) may attend to a key; None: everywhere.
+        """
+        q, k, v = self.split(x)
+        q = q[..., queries, :]
+        bias = self.position().to(q.dtype)[..., queries, :]
+        if mask is None:
+            answers = attend(q.flatten(0, -4), k.flatten(0, -4), v.flatten(0, -4), bias[None])
+        else:  # the windows of an image are heads of its own, so that all images share the bias
+            joined = masked(bias, mask[..., queries, :]).flatten(0, -3)
+            answers = attend(q.flatten(1, -3), k.flatten(1, -3), v.flatten(1, -3), joined[None])
+        return answers.reshape(q.shape).transpose(-3, -2).flatten(-2)
+
+    def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL) -> Tensor:
+        """(..., T, D) -> (..., h, Q, T): the probabilities of the `queries`, or all T; rows are queries and sum to
+        one."""
+        q, k, _ = self.split(x)
+        bias = self.position().to(q.dtype)[..., queries, :]
+        if mask is not None:
+            bias = masked(bias, mask[..., queries, :])
+        return probabilities(q[..., queries, :], k, bias)
+
+
+def attend_short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """softmax(q k^T + bias) v of short sequences by batched products, without gradients: (n, T, d) -> (n, T, d).
+
+    `bias` (s, T, T), with s a divisor of n, is that of every s sequences in turn; minus infinity where a query may not
+    attend to a key. Where no logit is so large that its exponential could overflow or vanish, the largest of a row
+    need not be found first.
+    """
+    logits = torch.bmm(q, k.mT)
+    low, high = torch.aminmax(logits)
+    largest = torch.maximum(-low, high) + bias.masked_fill(bias.isneginf(), 0).abs().max()
+    logits.view(-1, *bias.shape).add_(bias)
+    if not largest < EXPONENT:
+        return torch.bmm(logits.softmax(-1), v)
+    p = logits.exp_()
+    return torch.bmm(p, v).div_(p.sum(-1, keepdim=True))
+
+
+class ContinuousPositionBias(nn.Module):
+    """A bias that a small network draws from log-spaced offsets (Swin V2, arXiv:2111.09883, Eqs. 3-4), so that it is
+    there for a window of any size.
+
+    With p the length of the window in pre-training (`pretrained`; 0: that of this one), along each axis:
+
+        o = 8 (i - j) / (p - 1),  s = sign(o) log2(1 + |o|) / log2(8),  bias = 16 sigmoid(fc2(relu(fc1(s))))
+    """
+
+    def __init__(self, size: tuple[int, int], heads: int, pretrained: int = 0, hidden: int = 512) -> None:
+        super().__init__()
+        self.size, self.pretrained = size, pretrained
+        self.fc1, self.fc2 = nn.Linear(2, hidden), nn.Linear(hidden, heads, bias=False)
+        for linear in (self.fc1, self.fc2):
+            nn.init.trunc_normal_(linear.weight, std=0.02)
+        nn.init.zeros_(self.fc1.bias)
+
+    def offsets(self) -> Tensor:
+        """-> (2 m - 1, 2 n - 1, h): the bias of each offset in rows and columns."""
+        places = log_spaced(self.size, self.pretrained).to(self.fc1.weight.device, self.fc1.weight.dtype)
+        return 16 * torch.sigmoid(self.fc2(self.fc1(places).relu()).float())
+
+    def forward(self) -> Tensor:
+        """-> (h, T, T): what is added to the logits of a window."""
+        return read_offsets(self.offsets(), self.size)
+
+
+def log_spaced(size: tuple[int, int], pretrained: int = 0) -> Tensor:
+    """-> (2 m - 1, 2 n - 1, 2) float32: s of `ContinuousPositionBias` for each offset, in rows and columns."""
+    axes = []
+    for length in size:
+        line = torch.arange(1 - length, length, dtype=torch.float32) / max(1, (pretrained or length) - 1) * 8
+        axes.append(line.sign() * (line.abs() + 1).log2() / 3)
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
+
+
+class CosineWindowAttention(WindowAttention):
+    """Attention by the cosine of queries and keys, times a learned factor of each head of at most 100, with a
+    continuous bias (Swin V2, arXiv:2111.09883, Eq. 2).
+
+    Keys have no bias. `pretrained` is that of `ContinuousPositionBias`.
+    """
+
+    def __init__(self, width: int, heads: int, size: tuple[int, int], bias: bool = True, pretrained: int = 0) -> None:
+        super().__init__(width, heads, size, False)
+        self.position = ContinuousPositionBias(size, heads, pretrained)
+        self.q_bias = nn.Parameter(torch.zeros(width)) if bias else None
+        self.v_bias = nn.Parameter(torch.zeros(width)) if bias else None
+        self.logit_scale = nn.Parameter(torch.full((heads, 1, 1), math.log(10)))
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(..., N, D) -> queries and keys whose scaled products are the logits, and values, each (..., h, N, d)."""
+        qkv = self.qkv(x)
+        if self.q_bias is not None and self.v_bias is not None:
+            qkv = qkv + torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias]).to(qkv.dtype)
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).transpose(-4, -2).unbind(-3)  # 3 x (..., h, N, d)
+        # sqrt(d): attention divides by it
+        factor = self.logit_scale.clamp(max=math.log(100)).exp() * q.shape[-1] ** 0.5
+        return (F.normalize(q.float(), dim=-1) * factor).to(v.dtype), F.normalize(k.float(), dim=-1).to(v.dtype), v
+
+
+class PatchMerging(nn.Module):
+    """2 x 2 tokens side by side, a LayerNorm, and a linear layer to twice the width (section 3.1); with `post_norm`
+    (Swin V2) the norm comes after the layer.
+
+    The four are in the order (0, 0), (1, 0), (0, 1), (1, 1) of row and column. A grid of odd length is filled up with
+    zeros after its end.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-5, post_norm: bool = False) -> None:
+        super().__init__()
+        self.post_norm = post_norm
+        self.norm = nn.LayerNorm((2 if post_norm else 4) * width, eps=eps)
+        self.reduction = nn.Linear(4 * width, 2 * width, bias=False)
+        nn.init.trunc_normal_(self.reduction.weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, h, w, D) -> (B, ceil(h / 2), ceil(w / 2), 2 D)."""
+        x = merge(x)
+        return self.norm(self.reduction(x)) if self.post_norm else self.reduction(self.norm(x))
+
+
+def merge(x: Tensor) -> Tensor:
+    """(B, h, w, D) -> (B, ceil(h / 2), ceil(w / 2), 4 D): the tokens of each 2 x 2 side by side."""
+    x = fill(x, (2, 2))
+    x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # (B, h / 2, 2, w / 2, 2, D)
+    return x.permute(0, 1, 3, 4, 2, 5).flatten(3)

@@ -1,0 +1,115 @@
+"""The head of DINO and DINOv2 between features and prototypes.
+
+B images, V views of each, K prototypes, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from vitreous.errors import UsageError
+from vitreous.objectives.base import identity
+
+Reduce = Callable[[Tensor], Tensor]
+BATCH_EPS = 1e-5  # added to the variance of a batch norm
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """The head between features and prototypes: `head_layers` of `head_width`, the last of `bottleneck` channels.
+
+    `unit_prototypes`: the `prototypes` have length one (`norm_last_layer`), else their lengths are learned.
+    `batch_norm`: hidden layers are normalised over the batch, with neither scale nor running statistics; it helps where
+    runs are short and models small.
+    """
+
+    prototypes: int = 65536
+    head_layers: int = 3
+    head_width: int = 2048
+    bottleneck: int = 256
+    unit_prototypes: bool = True
+    batch_norm: bool = False
+
+
+def check_head(options: HeadOptions) -> None:
+    """Raise UsageError for a head that cannot be."""
+    if min(options.prototypes, options.head_layers, options.head_width, options.bottleneck) < 1:
+        raise UsageError("prototypes, head_layers, head_width and bottleneck must be at least 1")
+
+
+class Head(nn.Module):
+    """MLP with GELU, then the cosine to each prototype, times its length: (..., D) -> (..., K)."""
+
+    def __init__(self, width: int, config: HeadOptions) -> None:
+        super().__init__()
+        widths = [width, *[config.head_width] * (config.head_layers - 1), config.bottleneck]
+        layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
+        for layer in layers:
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+        self.mlp = nn.ModuleList(layers)
+        self.prototypes = nn.Linear(config.bottleneck, config.prototypes, bias=False)
+        self.lengths = None if config.unit_prototypes else nn.Parameter(torch.ones(config.prototypes, 1))
+        self.batch_norm = config.batch_norm
+
+    def forward(self, x: Tensor, reduce: Reduce = identity, idle: bool = False) -> Tensor:
+        """(n, D) -> (n, K) float32. A batch norm takes the statistics of all processes, by `reduce`, the mean over
+        them, but for those that are `idle`."""
+        for number, layer in enumerate(self.mlp):
+            x = layer(F.gelu(x) if number else x)
+            if self.batch_norm and number < len(self.mlp) - 1:
+                x = BatchNorm.apply(x, reduce, idle)
+        prototypes = F.normalize(self.prototypes.weight.float(), dim=-1)
+        if self.lengths is not None:
+            prototypes = prototypes * self.lengths.float()
+        return F.linear(F.normalize(x.float(), dim=-1), prototypes)
+
+
+def compare_views(head: Head, features: Sequence[Tensor], images: int, reduce: Reduce, idle: bool) -> Tensor:
+    """Features (B v, D) of v views of each image, for each size of views -> (B, V, K): the cosines of all. A batch norm
+    takes views of one size together."""
+    if head.batch_norm:
+        rows = [head(part, reduce, idle) for part in features]
+    else:
+        rows = list(head(torch.cat(tuple(features))).split([len(part) for part in features]))
+    return torch.cat([part.unflatten(0, (images, -1)) for part in rows], 1)
+
+
+class BatchNorm(torch.autograd.Function):
+    """(n, C) rows, less the mean and over the deviation of each channel, among the rows of all processes (`reduce` is
+    the mean over them) that are not `idle`.
+
+    With y = (x - m) / s:  dx = (dy - mean(dy) - y mean(dy y)) / s, the means over the same rows.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, reduce: Reduce, idle: bool) -> Tensor:
+        ctx.average = partial(mean_of_rows, reduce=reduce, idle=idle)
+        centred = x.float() - ctx.average(x.float())
+        scale = (ctx.average(centred.square()) + BATCH_EPS).rsqrt()
+        y = centred * scale
+        ctx.save_for_backward(y, scale)
+        ctx.idle = idle
+        return y.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        (y, scale), dy = ctx.saved_tensors, grad.float()
+        dx = (dy - ctx.average(dy) - y * ctx.average(dy * y)) * scale
+        return (torch.zeros_like(grad) if ctx.idle else dx.to(grad.dtype)), None, None
+
+
+def mean_of_rows(rows: Tensor, reduce: Reduce, idle: bool) -> Tensor:
+    """(n, C) -> (C,): the mean of the rows of all processes that are not `idle`; 0 where there is none."""
+    rows = rows[:0] if idle else rows
+    sums = reduce(torch.cat([rows.sum(0), rows.new_tensor([float(len(rows))])]))
+    return sums[:-1] / sums[-1] if sums[-1] > 0 else torch.zeros_like(sums[:-1])

@@ -1,0 +1,97 @@
+"""A frozen DINOv2 teacher: an encoder with its heads, which says of images and patches which prototypes they are like.
+
+B images, N patches of each, K prototypes, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.errors import UsageError, WeightsError
+from vitreous.models.config import ModelConfig
+from vitreous.models.cost import macs
+from vitreous.objectives.heads import Head, HeadOptions, Reduce
+from vitreous.objectives.teacher import WeightsTeacher
+from vitreous.weights.adopt import open_weights, parts_of
+
+MADE_BY = "name a run of --recipe dinov2, or the teacher_checkpoint.pth of DINOv2's code"
+
+
+class PrototypeTeacher(WeightsTeacher):
+    """An encoder and its heads, from a bundle of DINOv2 or the file of its authors' training; its digest is that of all
+    of them.
+
+    `prototypes` of images, and `patch_prototypes` of patches, 0 where they share a head. Raises UsageError for weights
+    without such heads, WeightsError for what cannot be read.
+    """
+
+    def __init__(self, source: str, dtype: torch.dtype = torch.float32) -> None:
+        if not source:
+            raise UsageError("no teacher to learn from", MADE_BY)
+        weights, parts = open_weights(source), parts_of(source)
+        if parts is None or parts.config.get("name") != "dinov2":
+            has = f"those of {parts.config.get('name')}" if parts else "none"
+            raise UsageError(f"a teacher of dinov2 needs the heads of DINOv2, and {source} has {has}", MADE_BY)
+        config, state = parts.config, parts.state
+        self.prototypes, self.patch_prototypes = config["prototypes"], config.get("patch_prototypes", 0)
+        bundle = weights.bundle()
+        width = bundle.model.config.features
+        heads = {"teacher_head": head_options(config)}
+        if self.patch_prototypes:
+            own = {"prototypes": self.patch_prototypes, "bottleneck": config["patch_bottleneck"]}
+            heads["teacher_patch_head"] = head_options({**config, **own})
+        self.heads = nn.ModuleList([Head(width, options) for options in heads.values()])
+        for name, head in zip(heads, self.heads, strict=True):
+            tensors = {key.removeprefix(f"{name}."): t for key, t in state.items() if key.startswith(f"{name}.")}
+            try:
+                head.load_state_dict(tensors)
+            except RuntimeError as error:
+                raise WeightsError(f"the heads of {source} do not fit their description ({error})", MADE_BY) from None
+        self.heads.requires_grad_(False)
+        super().__init__(source, bundle, dtype, self.heads)
+        self.size = None  # it reads every view at as many patches as the student has
+
+    def answer(
+        self, images: Tensor, normalisation: Any, patch: tuple[int, ...], reduce: Reduce, idle: bool
+    ) -> tuple[Tensor, Tensor]:
+        """(B, C, *image) of a student with this patch -> (B, K) and (B, N, K) float32: its logits for images, and for
+        each of the student's patches. Images are resized where its own patch is another."""
+        own, pixels = self.model.config.patch, self.read(images.float(), normalisation)
+        if own != patch:
+            side = tuple(length // p * q for length, p, q in zip(images.shape[2:], patch, own, strict=True))
+            pixels = F.interpolate(pixels, side, mode="bicubic", antialias=True)
+        with torch.no_grad():
+            model: Any = self.placed(images.device)
+            model.any_size = True
+            encoded = model.features(pixels.to(self.dtype)).float()
+            pooled, patches = model.pool(encoded), encoded[:, model.config.prefix :]
+            heads = self.heads.to(images.device)
+            whole = heads[0](pooled.float(), reduce, idle)
+            return whole, heads[-1](patches.flatten(0, 1), reduce, idle).unflatten(0, patches.shape[:2])
+
+    def flops(self, patches: int = 0) -> float:
+        """Floating-point operations of an image, heads included, for so many `patches`; its own number for 0."""
+        config: Any = self.model.config
+        count = sum(p.numel() for p in self.heads[0].parameters() if p.ndim == 2)
+        count += patches * sum(p.numel() for p in self.heads[-1].parameters() if p.ndim == 2)
+        return 2 * (macs(config) + count)
+
+
+def head_options(config: dict[str, Any]) -> HeadOptions:
+    """The options of a head among the fields of an objective's config."""
+    known = {field.name for field in fields(HeadOptions)}
+    return HeadOptions(**{name: value for name, value in config.items() if name in known})
+
+
+def check_fits(teacher: PrototypeTeacher, model: ModelConfig) -> None:
+    """Raise UsageError for a teacher that reads other channels than the student, or other axes."""
+    if teacher.channels != model.channels:
+        message = f"the teacher {teacher.source} reads {teacher.channels} channels, the student {model.channels}"
+        raise UsageError(message, "name another teacher")
+    if len(teacher.model.config.patch) != len(model.patch):
+        raise UsageError(f"the teacher {teacher.source} reads images of other axes", "name another teacher")

@@ -1,0 +1,129 @@
+"""Learning a class for every pixel from class maps.
+
+B images of C channels, K classes; a pixel whose class is IGNORE is not learned from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitreous.data.annotations.target import IGNORE
+from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.batch import Batch
+from vitreous.data.split import Split
+from vitreous.errors import UsageError
+from vitreous.evaluation.evaluator import Evaluator
+from vitreous.evaluation.pixels import SegmentationEvaluator
+from vitreous.models.config import ModelConfig, SegmenterConfig
+from vitreous.models.configs.segmenter import DenseHead
+from vitreous.models.cost import macs
+from vitreous.models.segmenter import Segmenter
+from vitreous.models.zoo import Model
+from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
+from vitreous.weights.tasks import Segmentation, Task
+
+
+@dataclass(frozen=True)
+class SegmentationConfig(ObjectiveConfig):
+    """Cross-entropy of pixels, and the Dice loss of classes, `dice` times (arXiv:1606.04797).
+
+    `head` and `head_width` are those of `SegmenterConfig`. Raises UsageError for numbers that cannot be.
+    """
+
+    annotated: ClassVar[bool] = True
+
+    name: Literal["segmentation"] = "segmentation"
+    head: DenseHead = "unet"
+    head_width: int = 16
+    dice: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.dice < 0:
+            raise UsageError(f"dice is not below 0, and {self.dice} is")
+
+    def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
+        """Raise UsageError for views without class maps, and a model that no dense head fits."""
+        if not isinstance(views, Scenes):
+            raise UsageError("segmentation takes views of the kind scenes", "leave --views.name out")
+        self.segmenter(model, max(2, len(classes)))
+
+    def segmenter(self, backbone: ModelConfig, classes: int) -> SegmenterConfig:
+        """Return the config of the whole model. Raises UsageError for a backbone that no dense head fits."""
+        if backbone.kind == "bit":
+            raise UsageError("segmentation has no head for a ResNet yet", "use a ViT, a hybrid or a Swin")
+        return SegmenterConfig(
+            backbone=backbone,  # type: ignore[arg-type]
+            head=self.head,
+            classes=classes,
+            head_width=self.head_width,
+        )
+
+    def build(self, model: Model, setting: Setting) -> SegmentationObjective:
+        """The objective of a backbone, which gets a head."""
+        return SegmentationObjective(model, self, setting)
+
+
+class SegmentationObjective(Objective):
+    """Cross-entropy and Dice loss of a backbone with a dense head.
+
+    Takes {"images": (B, C, *image), "classes": (B, *image) int32}. Logits are brought to float32 before the loss.
+    """
+
+    logged = ("cross_entropy", "dice")
+
+    def __init__(self, model: Model, config: SegmentationConfig, setting: Setting) -> None:
+        super().__init__()
+        self.config, self.setting = config, setting
+        self.model = Segmenter(config.segmenter(model.config, len(setting.classes)), model)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        logits, classes = self.model(batch["images"]).float(), batch["classes"].long()
+        entropy = pixel_cross_entropy(logits, classes)
+        dice = dice_loss(logits, classes) if self.config.dice else entropy.new_zeros(())
+        return {"loss": entropy + self.config.dice * dice, "cross_entropy": entropy.detach(), "dice": dice.detach()}
+
+    def deployed(self) -> Model:
+        """The backbone with its head."""
+        return self.model
+
+    def task(self) -> Task:
+        """Segmentation."""
+        return Segmentation(self.setting.classes)
+
+    def evaluators(self, train: Split) -> list[Evaluator]:
+        """Mean IoU, Dice and pixel accuracy."""
+        return [SegmentationEvaluator(self.setting.classes)]
+
+    def flops(self, progress: Progress) -> float:
+        """Three forward passes."""
+        return 6 * macs(self.model.config)
+
+
+def pixel_cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
+    """(B, K, *image) float32, (B, *image) int64 -> a scalar in nats: the mean over the pixels of each image that have a
+    class, then over the images; 0 for an image where none has.
+
+        for each image: sum(-log p[class of i] for pixels i with a class) / number of them
+    """
+    known = classes != IGNORE
+    rows = F.cross_entropy(logits, classes.where(known, 0), reduction="none") * known
+    return (rows.flatten(1).sum(1) / known.flatten(1).sum(1).clamp(min=1)).mean()
+
+
+def dice_loss(logits: Tensor, classes: Tensor, smooth: float = 1.0) -> Tensor:
+    """(B, K, *image) float32, (B, *image) int64 -> a scalar: the mean over images and classes of 1 - Dice, of
+    probabilities p and one-hot classes y (arXiv:1606.04797, with plain sums in the denominator).
+
+        1 - (2 sum(p y) + smooth) / (sum(p) + sum(y) + smooth), over the pixels that have a class
+    """
+    known = (classes != IGNORE)[:, None]
+    shares = logits.softmax(1) * known
+    wanted = torch.zeros_like(shares).scatter_(1, classes[:, None].clamp(min=0), 1.0) * known
+    axes = tuple(range(2, logits.ndim))
+    overlap, total = (shares * wanted).sum(axes), shares.sum(axes) + wanted.sum(axes)
+    return (1 - (2 * overlap + smooth) / (total + smooth)).mean()

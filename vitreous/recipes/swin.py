@@ -1,0 +1,156 @@
+"""Swin Transformers (arXiv:2103.14030, appendix A2): ImageNet-1k, ImageNet-22k, and from one size to another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.names import name_of
+from vitreous.objectives.supervised import SupervisedConfig
+from vitreous.recipes.deit import RANDOM, judged
+from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.recipe import JUDGED, DatasetInfo, Recipe, pretraining
+from vitreous.training.run import Optimizer, Run, Schedule
+
+END = 0.01  # of the learning rate
+#: size -> stochastic depth on ImageNet-1k
+DROP_PATH = {"T": 0.2, "S": 0.3, "B": 0.5}
+OTHERS = 0.2  # of other sizes, and on ImageNet-22k
+
+
+def swin(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """Swin from scratch on ImageNet-1k: arXiv:2103.14030, A2.1, and microsoft/Swin-Transformer's config.py.
+
+    vitreous train DATA --recipe NAME --model Swin-T/4
+
+    lr 5e-4 x batch / 512, AdamW, 20 epochs of warm-up, gradients cut at 5, RandAugment m9 with deviation 0.5, MixUp
+    0.8 or CutMix 1, erasing, smoothing 0.1; neither averaged weights nor repeated augmentation. Stochastic depth is
+    that of the size. Tables and networks of relative positions are not decayed. The rate warms up from 0, not 5e-7;
+    the head starts at 0. Their colour jitter does nothing beside RandAugment in timm, and is left out.
+    """
+    size = name_of(model).partition("-")[2].partition("/")[0]
+    return Run(
+        **judged(with_drop_path(model, DROP_PATH.get(size, OTHERS)), facts, JUDGED, repeats=1),
+        views=replace(RANDOM, erase=0.25, erase_noise=True),
+        optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05, clip=5.0),
+        schedule=warmed(facts, 1024, 20),
+        objective=SupervisedConfig(smoothing=0.1),
+        batch_size=1024,
+        epochs=300,
+    )
+
+
+def larger_set(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """Swin from scratch on ImageNet-22k: arXiv:2103.14030, A2.1.
+
+    vitreous train DATA --recipe NAME --model Swin-B/4
+
+    lr 1.25e-4 x batch / 512, 4096 images a step, 90 epochs of which 5 warm up; stochastic depth 0.2 for every size, all
+    else as on ImageNet-1k. The weights' head for the thousand classes of ImageNet-1k: `vitreous convert --class-map`.
+    """
+    run = swin(with_drop_path(model, OTHERS), facts, options)
+    return replace(
+        run, model=with_drop_path(model, OTHERS), schedule=warmed(facts, 4096, 5), batch_size=4096, epochs=90
+    )
+
+
+def finetune(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """Swin from ImageNet-22k's weights on ImageNet-1k: arXiv:2103.14030, A2.1.
+
+    vitreous train DATA --recipe NAME --init WEIGHTS
+
+    lr 2e-5 x batch / 512, 1024 images a step, 30 epochs of which 5 warm up, decay 1e-8, stochastic depth 0.2.
+    """
+    run = swin(model, facts, options)
+    return replace(
+        run,
+        model=with_drop_path(model, OTHERS),
+        optimizer=replace(run.optimizer, lr=4e-5, weight_decay=1e-8),
+        schedule=warmed(facts, 1024, 5),
+        epochs=30,
+    )
+
+
+def larger_image(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """Swin at 384 pixels, from its weights at 224: arXiv:2103.14030, A2.1.
+
+    vitreous train DATA --recipe NAME --init WEIGHTS
+
+    As `swin-finetune`, with windows of 12 for those of 7, whose tables of relative positions are read by bicubic
+    interpolation, and the whole picture squashed where they are judged. Stochastic depth stays that of the size, as on
+    ImageNet-1k; for weights of ImageNet-22k: --model.drop-path 0.2.
+    """
+    first = swin(model, facts, options)
+    run, wide = finetune(model, facts, options), replace_fields(first.model, {"window": window_for(model)})
+    return replace(run, model=wide, preprocess=replace(run.preprocess, fit="squash", share=1.0))
+
+
+def window_for(model: ModelConfig) -> int:
+    """The side of the window that the last grid of a model is, as published models have it."""
+    return max(model.grid)
+
+
+def with_drop_path(model: ModelConfig, rate: float) -> ModelConfig:
+    """A model with stochastic depth that rises to `rate`, and no dropout."""
+    return replace_fields(model, {"drop_path": rate, "dropout": 0.0})
+
+
+def warmed(facts: DatasetInfo, batch: int, epochs: int) -> Schedule:
+    """Cosine to a hundredth of the rate, after so many epochs of warm-up."""
+    return Schedule(round(epochs * facts.images / batch), "cosine", end=END)
+
+
+SOURCE = "arXiv:2103.14030"
+SIZES = ("Swin-T/4", "Swin-S/4", "Swin-B/4")
+SWINS: tuple[Recipe, ...] = (
+    pretraining(
+        "swin",
+        swin,
+        "Swin from scratch on ImageNet",
+        SOURCE,
+        tuple((name, "ImageNet", figure) for name, figure in zip(SIZES, ("81.2 %", "83.2 %", "83.5 %"), strict=True)),
+        models=SIZES,
+        family="swin",
+        warmup_in_epochs=True,
+    ),
+    pretraining(
+        "swin-imagenet21k",
+        larger_set,
+        "Swin from scratch on ImageNet-22k",
+        SOURCE,
+        (
+            ("Swin-B/4", "ImageNet-22k, fine-tuned on ImageNet", "85.2 %"),
+            ("Swin-L/4", "ImageNet-22k, fine-tuned on ImageNet", "86.3 %"),
+        ),
+        models=("Swin-B/4", "Swin-L/4"),
+        family="swin",
+        data="ImageNet-21k",
+        warmup_in_epochs=True,
+    ),
+    pretraining(
+        "swin-finetune",
+        finetune,
+        "Swin's weights of ImageNet-22k on ImageNet",
+        SOURCE,
+        (("Swin-B/4", "ImageNet, from ImageNet-22k", "85.2 %"), ("Swin-L/4", "ImageNet, from ImageNet-22k", "86.3 %")),
+        models=("Swin-B/4", "Swin-L/4"),
+        family="swin",
+        from_weights=True,
+        warmup_in_epochs=True,
+    ),
+    pretraining(
+        "swin-384",
+        larger_image,
+        "Swin's weights at 384 pixels, windows of 12",
+        SOURCE,
+        (
+            ("Swin-B/4-window12", "ImageNet at 384 pixels", "84.5 %"),
+            ("Swin-L/4-window12", "ImageNet at 384 pixels, from ImageNet-22k", "87.3 %"),
+        ),
+        384,
+        models=("Swin-B/4-window12", "Swin-L/4-window12"),
+        family="swin",
+        from_weights=True,
+        warmup_in_epochs=True,
+    ),
+)

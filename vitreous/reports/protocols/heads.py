@@ -1,0 +1,112 @@
+"""Linear heads of the published protocols, trained side by side on the features of one frozen model.
+
+B images of a batch, N numbers that are read of an image, d of them by one head, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.optim.sgd import sgd
+
+from vitreous.evaluation.linear import losses
+from vitreous.evaluation.tokens import Reading
+from vitreous.training.lars import adaptation
+
+MOMENTUM = 0.9
+DEVIATION = 0.01  # of a head's first weights
+EPS, RENEWED = 1e-6, 0.1  # of MAE's batch norm: added to the variance, and the share of a new batch in its moments
+UNIT = 256  # images of a batch that a base rate is for
+PART = 4_096  # images that a head answers at a time
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """How one head is trained: its base rate for 256 images, what it reads, and by which optimiser.
+
+    `normed`: behind a batch norm without weights of its own. `trunc`: first weights are cut at two units.
+    """
+
+    lr: float
+    reading: Reading
+    optimizer: Literal["sgd", "lars"] = "sgd"
+    normed: bool = False
+
+    def rate(self, batch: int) -> float:
+        """The learning rate for batches of so many images: it grows in proportion."""
+        return self.lr * batch / UNIT
+
+
+class Head:
+    """A linear classifier (K, d) with its momentum, of the `columns` (d,) of what is read of an image.
+
+    It starts from the same weights for one seed, whichever heads are beside it.
+    """
+
+    def __init__(self, config: HeadConfig, columns: list[int], classes: int, seed: int, device: str = "cpu") -> None:
+        self.config = config
+        # neighbouring columns are read as a view
+        whole = columns == list(range(columns[0], columns[-1] + 1))
+        self.columns = slice(columns[0], columns[-1] + 1) if whole else torch.tensor(columns, device=device)
+        weight = torch.empty(classes, len(columns))
+        draw = torch.Generator().manual_seed(seed)
+        if config.optimizer == "lars":
+            torch.nn.init.trunc_normal_(weight, std=DEVIATION, generator=draw)
+        else:
+            weight.normal_(std=DEVIATION, generator=draw)
+        self.weight, self.bias = weight.to(device), torch.zeros(classes, device=device)
+        self.momenta: list[Tensor | None] = [torch.zeros_like(self.weight), torch.zeros_like(self.bias)]
+        self.mean, self.variance = torch.zeros(len(columns), device=device), torch.ones(len(columns), device=device)
+
+    def inputs(self, rows: Tensor, training: bool = False) -> Tensor:
+        """(B, N) -> (B, d): what the head reads, normalised by the batch in training and by its moments after it."""
+        x = rows[:, self.columns]
+        if not self.config.normed:
+            return x
+        return F.batch_norm(x, self.mean, self.variance, training=training, momentum=RENEWED, eps=EPS)
+
+    def step(self, rows: Tensor, labels: Tensor, factor: float) -> None:
+        """Learn from (B, N) and (B,) int64 labels, at `factor` times the rate of this size of batch."""
+        x = self.inputs(rows, training=True)
+        _, slope = losses(x @ self.weight.T + self.bias, labels)
+        gradients = [slope.T @ x / len(x), slope.sum(0) / len(x)]
+        if self.config.optimizer == "lars":  # biases, which have one axis, are not adapted
+            gradients[0] *= adaptation(self.weight.norm(), gradients[0].norm())
+        sgd(
+            [self.weight, self.bias], gradients, self.momenta, fused=False, foreach=False, maximize=False,
+            nesterov=False, dampening=0.0, weight_decay=0.0, momentum=MOMENTUM,
+            lr=factor * self.config.rate(len(x)),
+        )  # fmt: skip
+
+    def logits(self, rows: np.ndarray) -> np.ndarray:
+        """(m, N) -> (m, K) float32."""
+        parts = (torch.from_numpy(rows[low : low + PART]) for low in range(0, len(rows), PART))
+        answers = [self.inputs(part.to(self.weight.device)) @ self.weight.T + self.bias for part in parts]
+        return torch.cat(answers).cpu().numpy()
+
+    @property
+    def finite(self) -> bool:
+        """Whether its weights are numbers; too high a rate can make them none."""
+        return bool(self.weight.isfinite().all() and self.bias.isfinite().all())
+
+
+@torch.no_grad()
+def train_heads(heads: list[Head], batches: Iterable[tuple[Tensor, Tensor, float]]) -> None:
+    """Train heads on one pass over batches: features (B, N), labels (B,) int64, and the factor of the rates.
+
+    No head knows of another: each gets the same weights, to the bit, as alone.
+    """
+    for rows, labels, factor in batches:
+        for head in heads:
+            head.step(rows, labels, factor)
+
+
+def best_of(scores: list[float | None]) -> int:
+    """Return the position of the highest score, of several the first; None is lower than any."""
+    return max(range(len(scores)), key=lambda place: -1.0 if (score := scores[place]) is None else score)

@@ -1,0 +1,285 @@
+"""The linear protocols that MAE, DINO and DINOv2 were published with: heads trained by steps on a frozen model.
+
+| `--probe` | reads | trained | from |
+|---|---|---|---|
+| mae | class token behind a batch norm | LARS, rate 0.1, 90 epochs of 16,384 images | main_linprobe.py |
+| dino | class tokens of 4 blocks (ViT-S), or 1 and the mean | SGD, 0.001, 100 epochs of 1,024 | eval_linear.py |
+| dinov2 | 1 or 4 blocks, with and without the mean | SGD, 13 rates, 12,500 steps of 1,024 | eval/linear.py |
+
+All have a momentum of 0.9, no weight decay, rates in proportion to batch / 256, and random crops and flips alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.cores import default_workers
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.loader import EvalLoader, TrainLoader
+from vitreous.data.screen import fits_in_memory, readable, refuse, screen
+from vitreous.data.split import Split
+from vitreous.errors import DataError, NonFiniteError, UsageError
+from vitreous.evaluation.classification import judge
+from vitreous.evaluation.engine import Engine, logits_of, make_engine, readable_mask
+from vitreous.evaluation.tokens import Reading, TokenReader
+from vitreous.models.config import ModelConfig
+from vitreous.models.names import name_of
+from vitreous.reports.answers import progress_counter
+from vitreous.reports.protocols.heads import UNIT, Head, HeadConfig, best_of, train_heads
+from vitreous.reports.protocols.task import ProtocolOptions, ProtocolResult, ProtocolTask
+from vitreous.training.run import Schedule
+from vitreous.training.schedule import factor
+
+GRID = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)  # DINOv2's rates for 256 images
+STEPS = 12_500  # DINOv2's
+PUBLISHED = {"mae": 7_038, "dino": 125_100, "dinov2": STEPS}  # steps on ImageNet
+SHORT = 0.1  # share of these below which a training is called short
+PASSES = 100  # over the training images at most, where a length is in steps
+BLOCKS = 4  # whose class tokens are read together
+WIDE, LARGE = 768, 1_024  # widths of ViT-B, for which DINO reads one block, and of ViT-L, which MAE trains shorter
+TOGETHER = 256  # images that are augmented, and computed, at a time
+CROP = Augment(crop=(0.08, 1.0), crop_filter="bicubic", flip=0.5)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a protocol does for one model and one number of images: its heads, and how long they are trained.
+
+    `by_epoch`: the rate falls after every epoch, not at every step.
+    """
+
+    heads: tuple[HeadConfig, ...]
+    batch: int
+    steps: int
+    warmup: int = 0
+    by_epoch: float = 0.0  # steps of an epoch; 0: the rate moves at every step
+    views: Augment = CROP
+
+    def factor(self, step: int) -> float:
+        """What the rates are multiplied by at a step, 0-based: cosine to 0, after a linear warm-up."""
+        schedule = Schedule(self.warmup)
+        if not self.by_epoch:
+            return factor(schedule, step, self.steps)
+        return factor(schedule, int(step / self.by_epoch), max(1, round(self.steps / self.by_epoch)))
+
+    def describe(self) -> dict[str, Any]:
+        """Return the batch, the steps, and whether images are cropped and mirrored, for a document."""
+        return {"batch": self.batch, "steps": self.steps, "augmented": self.views.flip > 0}
+
+
+def head_configs(probe: str, model: ModelConfig) -> tuple[HeadConfig, ...]:
+    """Return the heads of a protocol for a model, in the order in which equal ones are chosen.
+
+    Raises UsageError for dino and dinov2 and a model without a class token.
+    """
+    token = bool(getattr(model, "class_token", False))
+    if probe == "mae":
+        return (HeadConfig(0.1, Reading(1 if token else 0), "lars", normed=True),)
+    if not token:
+        hint = (
+            "use --probe mae, which reads what the model's own head would, or leave --probe out; "
+            "--model.class-token True --model.pool class trains a model with one"
+        )
+        raise UsageError(f"--probe {probe} reads class tokens, and {name_of(model)} has none", hint)
+    last = min(BLOCKS, model.depth)
+    if probe == "dino":
+        return (HeadConfig(1e-3, Reading(1, mean=True) if model.width >= WIDE else Reading(last)),)
+    readings = [Reading(blocks, mean) for blocks in dict.fromkeys((1, last)) for mean in (False, True)]
+    return tuple(HeadConfig(lr, reading) for reading in readings for lr in GRID)
+
+
+def plan_of(options: ProtocolOptions, model: ModelConfig, images: int) -> Plan:
+    """Return what a protocol does with so many training images.
+
+    A batch has no more images than there are. --epochs and --steps set the length; else DINOv2's steps are cut to
+    `PASSES` over the images. Raises UsageError as `head_configs`.
+    """
+    probe, heads = options.probe, head_configs(options.probe, model)
+    batch = options.probe_batch or min(16_384 if probe == "mae" else 1_024, max(2, images))
+    epochs = {"mae": 50 if model.width >= LARGE else 90, "dino": 100, "dinov2": None}[probe]
+    epoch = images / batch  # steps
+    if options.steps is not None:
+        steps = options.steps
+    elif options.epochs is not None or epochs is not None:
+        steps = max(1, round((options.epochs or epochs or 0) * epoch))
+    else:
+        steps = max(1, min(STEPS, round(PASSES * epoch)))
+    views = CROP if options.probe_augment else Augment()
+    if probe == "mae":  # ten epochs of warm-up, or of a shorter training the same share
+        return Plan(heads, batch, steps, round(min(10 * epoch, steps / 9)), views=views)
+    if probe == "dino":  # whose crops are read bilinearly
+        return Plan(heads, batch, steps, by_epoch=epoch, views=replace(views, crop_filter="bilinear"))
+    return Plan(heads, batch, steps, views=views)
+
+
+def judge_by_published(task: ProtocolTask) -> ProtocolResult:
+    """Judge by a published linear protocol: its heads are trained together, and validation images choose one.
+
+    Raises UsageError for several labels an image, int8, OpenVINO and merged tokens; DataError as `split_training` and
+    for images of one class; NonFiniteError where no head has finite weights.
+    """
+    options, inference = task.options, task.computing.how
+    if task.data.multilabel:
+        hint = "leave --probe out, or use --protocol knn"
+        raise UsageError(f"{task.source} has several labels an image: --probe {options.probe} has one", hint)
+    if inference.engine == "openvino" or inference.precision == "int8" or inference.merge_tokens:
+        problem = f"--probe {options.probe} reads the tokens of the model itself"
+        raise UsageError(problem, "leave --engine openvino, --precision int8 and --merge-tokens out")
+    task.check_classes()
+    choosing = len(head_configs(options.probe, task.bundle.model.config)) > 1
+    train, val, parts = split_training(task, choosing)
+    pixels, train = prepared(task, train)
+    plan = plan_of(options, task.bundle.model.config, len(train))
+    note_plan(task, plan, len(train), parts)
+    reader = TokenReader(task.bundle.model, tuple(head.reading for head in plan.heads))
+    engine = make_engine(reader, task.bundle.preprocess, inference)  # type: ignore[arg-type]
+    heads = [Head(head, reader.columns(head.reading), task.classes, options.seed, task.device) for head in plan.heads]
+    train_heads(heads, batches(task, plan, engine, train, pixels))
+    del pixels
+    scores = held_out_scores(heads, *read(task, engine, val, "validation images"), val) if val else [None] * len(heads)
+    scores = [score if head.finite else None for head, score in zip(heads, scores, strict=True)]
+    place = best_of(scores)
+    if not heads[place].finite:
+        raise NonFiniteError(
+            "the weights of the head are not finite", "use a smaller --probe-batch, whose rate is lower"
+        )
+    rows, good = read(task, engine, task.judged, f"{task.split} images")
+    report = judge(heads[place].logits(rows), task.judged.labels, task.data.classes, good)
+    candidates = [
+        describe_head(head.config, plan.batch) | {"val": score} for head, score in zip(heads, scores, strict=True)
+    ]
+    settings = {"probe": options.probe, **plan.describe()}
+    selection = {"chosen": candidates[place], "images": len(val) if val else 0, "candidates": candidates}
+    figures = [{"probe": options.probe, **candidates[place], **report.summary()}]
+    return ProtocolResult(report, figures, settings | {"selection": selection} | parts)
+
+
+def describe_head(head: HeadConfig, batch: int) -> dict[str, Any]:
+    """Return what a document says of a head: base rate, rate, class tokens that it reads, and whether patches too."""
+    return {"base_lr": head.lr, "lr": head.rate(batch), "blocks": head.reading.blocks, "mean": head.reading.mean}
+
+
+def split_training(task: ProtocolTask, choosing: bool) -> tuple[Split, Split | None, dict[str, Any]]:
+    """Return the images to learn from, those that choose a head where `choosing`, and what a document says of them.
+
+    A `val` split that is not judged chooses; where there is none, a share of `train` is held out. One head needs no
+    choice: it learns from all, and is scored on a `val` of the data's own. Raises DataError where none can be held out.
+    """
+    training, own = task.training, task.data.splits.get("val") if task.split == "test" else None
+    drawn = task.data.whole is not None
+    if own is not None and not drawn:
+        name = "val"
+    elif not choosing:
+        own, name = None, ""
+    elif own is not None:
+        training, name = task.data.split("train"), "val"
+    else:
+        rows = task.hold_out(training.labels, np.arange(len(training)))
+        if not len(rows["dev"]):
+            hint = "add images, or use --probe mae or dino, which have nothing to choose"
+            raise DataError("too few training images to choose a head on some of them", hint)
+        training, own, name = training.take(rows["train"]), training.take(rows["dev"]), "held out of train"
+    splits = task.parts["bank"]["splits"] if not choosing else ["train"]
+    bank = {"data": task.source, "splits": splits, "images": len(training)}
+    validation = {"split": name, "images": len(own)} if own is not None else None
+    return training, own, {"bank": bank, "validation": validation}
+
+
+def note_plan(task: ProtocolTask, plan: Plan, images: int, parts: dict[str, Any]) -> None:
+    """Say what is trained, on which images, for how long, and which images choose."""
+    note, probe, validation = task.computing.listener.note, task.options.probe, parts["validation"]
+    many = f"{len(plan.heads)} heads" if len(plan.heads) > 1 else "a head"
+    use = "choose one of them" if len(plan.heads) > 1 else "are its validation images"
+    chosen = f"; {validation['images']} others ({validation['split']}) {use}" if validation else ""
+    note(
+        f"--probe {probe} trains {many} on {images} images of {task.source} ({' and '.join(parts['bank']['splits'])})"
+        f"{chosen}; judged on {len(task.judged)} others of it ({task.split})"
+    )
+    usual = 16_384 if probe == "mae" else 1_024
+    if plan.batch < usual and not task.options.probe_batch:
+        note(f"batch {usual} -> {plan.batch}: an epoch has no more images; rates are in proportion, batch / {UNIT}")
+    if probe == "dinov2" and task.options.steps is None and task.options.epochs is None and plan.steps < STEPS:
+        note(f"steps {STEPS} -> {plan.steps}: {PASSES} passes over the images; --steps or --epochs changes it")
+    if plan.steps < SHORT * PUBLISHED[probe]:
+        note(
+            f"{plan.steps} steps are few beside {PUBLISHED[probe]} on ImageNet: the head may learn too little, and its "
+            "figure then tells nothing of the features; give more --steps or --epochs, or leave --probe out"
+        )
+
+
+def prepared(task: ProtocolTask, train: Split) -> tuple[Tensor | None, Split]:
+    """Return the training images in memory where they are small, (n, C, *image), and the split without unreadable ones.
+
+    Raises DataError for unreadable images, unless they are skipped.
+    """
+    computing, preprocess = task.computing, task.bundle.preprocess
+    keep, skip = fits_in_memory(train, preprocess), computing.bad_images == "skip"
+    if not keep and not skip:
+        return None, train  # the first unreadable one stops the training
+    pixels, bad = screen(train, preprocess, workers_of(task), keep)
+    if bad and not skip:
+        raise refuse(bad, len(train))
+    rows = readable(train, bad)
+    return None if pixels is None else pixels[torch.from_numpy(rows)], train.take(rows)
+
+
+def workers_of(task: ProtocolTask) -> int:
+    """Return the number of processes that decode."""
+    return default_workers() if task.computing.workers is None else task.computing.workers
+
+
+def batches(
+    task: ProtocolTask, plan: Plan, engine: Engine, train: Split, pixels: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor, float]]:
+    """Yield features (B, N) of augmented images, their labels (B,) and the factor of the rates, for every step.
+
+    The model computes each batch once. Raises NonFiniteError for features that are not finite.
+    """
+    order = (plan.views, task.options.seed, workers_of(task), pixels)
+    loader = TrainLoader(train, task.bundle.preprocess, *order)
+    starts = range(0, plan.steps * plan.batch, plan.batch)
+    spans = [
+        (low, min(low + TOGETHER, start + plan.batch))
+        for start in starts
+        for low in range(start, start + plan.batch, TOGETHER)
+    ]
+    loaded, loads = iter(loader.spans(spans)), -(-plan.batch // TOGETHER)
+    count = progress_counter(task.computing.listener, f"{task.options.probe} heads", plan.steps * plan.batch)
+    for step in range(plan.steps):
+        rows, labels = [], []
+        for _ in range(loads):
+            batch = next(loaded)
+            rows.append(engine(batch["images"]))  # type: ignore[arg-type]
+            labels.append(batch["labels"])
+            count(len(rows[-1]))
+        features = torch.cat(rows).to(task.device)
+        if not features.isfinite().all():
+            problem = "features of augmented training images are not finite"
+            raise NonFiniteError(problem, "use --precision fp32, or other weights")
+        yield features, torch.cat(labels).to(task.device), plan.factor(step)
+
+
+def read(task: ProtocolTask, engine: Engine, split: Split, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return (m, N) features of a split without augmentation, and (m,) bool: the images that could be read.
+
+    Raises DataError for unreadable images, unless they are skipped.
+    """
+    computing = task.computing
+    on_images = progress_counter(computing.listener, f"features of {name}", len(split))
+    reader = EvalLoader(split, task.bundle.preprocess, workers_of(task))
+    rows, bad = logits_of(engine, reader, computing.batch_size, on_images)
+    if bad and computing.bad_images == "stop":
+        raise refuse(bad, len(split))
+    readable(split, bad)  # there must be some
+    return rows, readable_mask(len(split), bad)
+
+
+def held_out_scores(heads: list[Head], rows: np.ndarray, good: np.ndarray, val: Split) -> list[float | None]:
+    """Return the top-1 of each head on (m, N) features; unreadable images, not `good` (m,), count as wrong."""
+    return [float(((head.logits(rows).argmax(1) == val.labels) & good).mean()) for head in heads]

@@ -1,0 +1,346 @@
+"""Swin Transformers as Microsoft's files, timm, transformers and torchvision have them: their names and shapes.
+
+A stage here merges tokens and then has blocks. Microsoft's code and transformers merge at the end of a stage, and in
+torchvision merging is a stage of its own. timm's files of before 2023 are Microsoft's.
+
+No file tells the image size where windows divide every grid. It is taken as the one of which the last grid is a window:
+7 x 7 of 224 pixels, 12 x 12 of 384.
+
+| whose code | what it does with grids that windows do not divide | read with `pad` |
+|---|---|---|
+| Microsoft | refuses them; its forks for detection do as torchvision | mask |
+| torchvision, transformers | fills them up with zeros, which are attended to, and shifts | zeros |
+| timm | shifts, and fills them up; native axes that one window covers are never shifted | zeros-after-shift |
+
+transformers' code that has once seen a grid of one window shifts no larger grid of that stage any more; ours does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vitreous.models.config import ModelConfig, SwinConfig
+from vitreous.nn.windows import read_offsets
+from vitreous.weights.own import NAME, OwnNames
+from vitreous.weights.table import (
+    CONVOLUTION,
+    COPY,
+    SEPARATE,
+    Format,
+    Row,
+    Shapes,
+    Tensors,
+    TensorTransform,
+    count,
+    row,
+    table,
+)
+
+STAGES = 8  # that a table has rows for; published models have four
+ACTS = {"none": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a format calls the parts of a Swin. `stage` and `merge`: what the names of the blocks of a stage, by its
+    number from 0, and of the merging before it begin with. `parts`: ours of a block -> theirs; `bias` is the table of
+    relative positions."""
+
+    projection: str
+    first_norm: str
+    stage: Callable[[int], str]
+    merge: Callable[[int], str]
+    parts: dict[str, str]
+    bias: str
+    norm: str
+    head: str
+
+    def rows(self) -> tuple[Row, ...]:
+        """The table of the format."""
+        lines = [
+            f"projection.bias = {self.projection}.bias",
+            f"first_norm.{{x}} = {self.first_norm}.{{x}}",
+            f"norm.{{x}} = {self.norm}.{{x}}",
+            f"head.{{x}} = {self.head}.{{x}}",
+        ]
+        staged = []
+        for stage in range(STAGES):
+            if stage:
+                lines += [
+                    f"stages.{stage}.merge.{part} = {self.merge(stage)}.{part}"
+                    for part in ("norm.{x}", "reduction.weight")
+                ]
+            ours, theirs = f"stages.{stage}.blocks.{{j}}", f"{self.stage(stage)}.{{j}}"
+            for part, names in self.parts.items():
+                words = " ".join(f"{theirs}.{name}.{{x}}" for name in names.split())
+                staged.append(row(f"{ours}.{part}.{{x}}", words, SEPARATE if " " in names else COPY))
+            staged += self.positions(stage, ours, theirs)
+        return (row("projection.weight", f"{self.projection}.weight", CONVOLUTION), *table(*lines), *staged)
+
+    def positions(self, stage: int, ours: str, theirs: str) -> list[Row]:
+        """The rows of what a block knows of places; `ours` and `theirs` begin the names of a block."""
+        return [row(f"{ours}.{TABLE}", f"{theirs}.{self.bias}", offsets(stage))]
+
+    def configure(self, shapes: Shapes, settings: dict[str, Any], pad: str = "zeros") -> SwinConfig:
+        """The config of these shapes; `settings` may have the fields that they do not tell: image (pixels), gelu, eps,
+        resize, pad. Raises ValueError where the shapes are of no Swin."""
+        tables = [shapes[f"{self.stage(stage)}.0.{self.bias}"] for stage in range(len(self.blocks_in(shapes)))]
+        sides = [tuple((length + 1) // 2 for length in lengths_of(shape)) for shape in tables]
+        first = f"{self.stage(0)}.0.{self.parts['attention.part.part.qkv'].split()[0]}"
+        fields = {"qkv_bias": f"{first}.bias" in shapes, "heads": tuple(shape[-1] for shape in tables), "pad": pad}
+        return with_windows(self.fields(shapes) | fields, sides, settings)
+
+    def fields(self, shapes: Shapes) -> dict[str, Any]:
+        """The fields that the shapes of both versions tell alike."""
+        width, channels, *patch = shapes[f"{self.projection}.weight"]
+        fc1 = f"{self.stage(0)}.0.{self.parts['mlp.part.fc1']}.weight"
+        return {
+            "patch_size": tuple(patch),
+            "channels": channels,
+            "classes": shapes.get(f"{self.head}.weight", (0,))[0],
+            "width": width,
+            "blocks": self.blocks_in(shapes),
+            "mlp_ratio": shapes[fc1][0] / width,
+        }
+
+    def blocks_in(self, shapes: Shapes) -> tuple[int, ...]:
+        """Blocks of each stage. Raises ValueError where their numbers have a gap, or there are more stages than are
+        read."""
+        blocks: list[int] = []
+        while f"{self.stage(len(blocks))}.0.{self.bias}" in shapes:
+            blocks.append(count(shapes, f"{self.stage(len(blocks))}.{{i}}.{self.bias}"))
+        if len(blocks) > STAGES:
+            raise ValueError(f"it has {len(blocks)} stages, and at most {STAGES} are read")
+        return tuple(blocks)
+
+
+TABLE = "attention.part.part.position.table"
+
+
+def with_windows(fields: dict[str, Any], sides: list[tuple[int, ...]], settings: dict[str, Any]) -> SwinConfig:
+    """The config of these fields whose windows have these sides, in each stage; `settings` as for `configure`.
+
+    A window smaller than the largest is the grid of its stage. Raises ValueError where the windows are those of another
+    image size.
+    """
+    known = {name: settings[name] for name in ("gelu", "eps", "resize", "pad") if name in settings}
+    scale = 2 ** (len(sides) - 1)
+    image = settings.get("image") or tuple(
+        side * patch * scale for side, patch in zip(sides[-1], fields["patch_size"], strict=True)
+    )
+    config = SwinConfig(**(fields | known | {"image": image, "window": max(map(max, sides))}))
+    if config.windows != tuple(sides):
+        raise ValueError(
+            f"its windows are {', '.join(f'{m} x {n}' for m, n in sides)}, and those of an image of "
+            f"{' x '.join(map(str, image))} pixels {', '.join(f'{m} x {n}' for m, n in config.windows)}; say the image "
+            "size of the weights: --source-size HEIGHT WIDTH"
+        )
+    return config
+
+
+def lengths_of(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Offsets along each axis of a table, (offsets, h) of a square window or (2 m - 1, 2 n - 1, h). Raises ValueError
+    where they are no square of an odd number."""
+    if len(shape) == 3:
+        return shape[0], shape[1]
+    side = math.isqrt(shape[0])
+    if side * side != shape[0] or side % 2 == 0:
+        raise ValueError(f"{shape[0]} relative positions are those of no square window")
+    return side, side
+
+
+def offsets(stage: int) -> TensorTransform:
+    """(offsets, h), and (2 m - 1, 2 n - 1, h) of the windows of a stage."""
+
+    def into(theirs: list[torch.Tensor], config: SwinConfig) -> list[torch.Tensor]:
+        rows, columns = config.windows[stage]
+        return [theirs[0].unflatten(0, (2 * rows - 1, 2 * columns - 1))]
+
+    return TensorTransform(into, lambda ours, config: [ours[0].flatten(0, 1)])
+
+
+def of_one_window(config: ModelConfig) -> bool:
+    """Whether it is a Swin whose stages all have the same square window, as code has it that does not know the image
+    size."""
+    return config.kind == "swin" and config.version == 1 and set(config.windows) == {(config.window, config.window)}
+
+
+def square(config: ModelConfig) -> bool:
+    """Whether it is a Swin of square windows."""
+    return config.kind == "swin" and config.version == 1 and all(rows == columns for rows, columns in config.windows)
+
+
+BRANCHES = {"attention.norm": "norm1", "mlp.norm": "norm2"}
+ATTENTION = {"attention.part.part.qkv": "attn.qkv", "attention.part.part.out": "attn.proj"}
+MLP = {"mlp.part.fc1": "mlp.fc1", "mlp.part.fc2": "mlp.fc2"}
+BUFFERS = (r".*\.relative_position_index", r".*\.attn_mask")  # made again from the config
+BIAS = "attn.relative_position_bias_table"
+
+MICROSOFT_LAYOUT = Layout(
+    "patch_embed.proj",
+    "patch_embed.norm",
+    lambda stage: f"layers.{stage}.blocks",
+    lambda stage: f"layers.{stage - 1}.downsample",
+    BRANCHES | ATTENTION | MLP,
+    BIAS,
+    "norm",
+    "head",
+)
+MICROSOFT = Format(
+    "swin",
+    "Microsoft's Swin",
+    ("patch_embed.proj.weight", f"layers.0.blocks.0.{BIAS}", "layers.0.downsample.reduction.weight"),
+    MICROSOFT_LAYOUT.rows(),
+    lambda shapes, settings: MICROSOFT_LAYOUT.configure(shapes, settings, "mask"),
+    ignored=BUFFERS,
+    holds=lambda c: square(c) and len(c.blocks) > 1,
+)
+TIMM_LAYOUT = Layout(
+    "patch_embed.proj",
+    "patch_embed.norm",
+    lambda stage: f"layers.{stage}.blocks",
+    lambda stage: f"layers.{stage}.downsample",
+    BRANCHES | ATTENTION | MLP,
+    BIAS,
+    "norm",
+    "head.fc",
+)
+TIMM = Format(
+    "timm",
+    "timm's Swin",
+    ("patch_embed.proj.weight", f"layers.0.blocks.0.{BIAS}"),
+    TIMM_LAYOUT.rows(),
+    lambda shapes, settings: TIMM_LAYOUT.configure(shapes, settings, "zeros-after-shift"),
+    ignored=BUFFERS,
+    holds=square,
+)
+TRANSFORMERS_LAYOUT = Layout(
+    "embeddings.patch_embeddings.projection",
+    "embeddings.norm",
+    lambda stage: f"encoder.layers.{stage}.blocks",
+    lambda stage: f"encoder.layers.{stage - 1}.downsample",
+    {
+        "attention.norm": "layernorm_before",
+        "mlp.norm": "layernorm_after",
+        "attention.part.part.qkv": "attention.self.query attention.self.key attention.self.value",
+        "attention.part.part.out": "attention.output.dense",
+        "mlp.part.fc1": "intermediate.dense",
+        "mlp.part.fc2": "output.dense",
+    },
+    "attention.self.relative_position_bias_table",
+    "layernorm",
+    "classifier",
+)
+TRANSFORMERS = Format(
+    "huggingface",
+    "transformers' Swin",
+    (
+        "embeddings.patch_embeddings.projection.weight",
+        "encoder.layers.0.blocks.0.attention.self.relative_position_bias_table",
+    ),
+    TRANSFORMERS_LAYOUT.rows(),
+    TRANSFORMERS_LAYOUT.configure,
+    ignored=BUFFERS,
+    strip=("swin.",),
+    holds=lambda c: of_one_window(c) and len(set(c.image)) == len(set(c.patch_size)) == 1,
+    prefix=lambda c: "swin." if c.classes else "",
+    beside=("classifier",),
+    describe=lambda c: describe(c),
+)
+
+
+def describe(config: SwinConfig) -> dict[str, Any]:
+    """The config.json of transformers' Swin."""
+    return {
+        "architectures": ["SwinForImageClassification" if config.classes else "SwinModel"],
+        "model_type": "swin",
+        "image_size": config.image[0],
+        "patch_size": config.patch_size[0],
+        "num_channels": config.channels,
+        "embed_dim": config.width,
+        "depths": list(config.blocks),
+        "num_heads": list(config.heads),
+        "window_size": config.window,
+        "mlp_ratio": config.mlp_ratio,
+        "qkv_bias": config.qkv_bias,
+        "hidden_act": ACTS[config.gelu],
+        "layer_norm_eps": config.eps,
+        "use_absolute_embeddings": False,
+        "hidden_size": config.width_out,
+        "id2label": {str(i): str(i) for i in range(config.classes)},
+        "label2id": {str(i): i for i in range(config.classes)},
+    }
+
+
+TORCHVISION_LAYOUT = Layout(
+    "features.0.0",
+    "features.0.2",
+    lambda stage: f"features.{2 * stage + 1}",
+    lambda stage: f"features.{2 * stage}",
+    BRANCHES | ATTENTION | {"mlp.part.fc1": "mlp.0", "mlp.part.fc2": "mlp.3"},
+    BIAS,
+    "norm",
+    "head",
+)
+
+
+def indices(config: SwinConfig) -> Tensors:
+    """The buffers that torchvision's loader asks for: which row of the table each pair of a window's tokens reads."""
+    size = (config.window, config.window)
+    rows = torch.arange((2 * size[0] - 1) * (2 * size[1] - 1)).view(2 * size[0] - 1, 2 * size[1] - 1, 1)
+    return {
+        f"{TORCHVISION_LAYOUT.stage(stage)}.{block}.attn.relative_position_index": read_offsets(rows, size).flatten()
+        for stage, blocks in enumerate(config.blocks)
+        for block in range(blocks)
+    }
+
+
+TORCHVISION = Format(
+    "torchvision",
+    "torchvision's Swin",
+    ("features.0.0.weight", f"features.1.0.{BIAS}"),
+    TORCHVISION_LAYOUT.rows(),
+    TORCHVISION_LAYOUT.configure,
+    ignored=BUFFERS,
+    holds=lambda c: of_one_window(c) and bool(c.classes),
+    buffers=lambda c: indices(c),
+)
+OWN_LAYOUT = Layout(
+    "projection",
+    "first_norm",
+    lambda stage: f"stages.{stage}.blocks",
+    lambda stage: f"stages.{stage}.merge",
+    {"attention.part.part.qkv": "attention.part.part.qkv", "mlp.part.fc1": "mlp.part.fc1"},
+    TABLE,
+    "norm",
+    "head",
+)
+
+
+def configure_own(shapes: Shapes, settings: dict[str, Any], layout: Layout = OWN_LAYOUT) -> SwinConfig:
+    """The config of a Swin of this project, whose projection is (D, C p q): patches are squares of 3, 1 or 4 channels
+    unless the image size says otherwise. Raises ValueError where they cannot be."""
+    width, inputs = shapes["projection.weight"]
+    for channels in (3, 1, 4):
+        side = math.isqrt(inputs // channels)
+        if side * side * channels == inputs:
+            cut = {"projection.weight": (width, channels, side, side)}
+            return layout.configure(shapes | cut, settings, "mask")
+    raise ValueError(f"{inputs} inputs of a patch are no square of 3, 1 or 4 channels; vitreous.save keeps them")
+
+
+OWN = OwnNames(
+    NAME,
+    "a state dict of vitreous' Swin",
+    ("projection.weight", f"stages.0.blocks.0.{TABLE}"),
+    (),
+    configure_own,
+    strip=("model.",),
+    holds=lambda config: False,
+)
+FORMATS = [MICROSOFT, TIMM, TRANSFORMERS, TORCHVISION, OWN]
