@@ -10,7 +10,8 @@ from vitreous.data.annotations.target import IGNORE
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.evaluation.evaluator import Outputs
-from vitreous.evaluation.pixels import SegmentationEvaluator, confusion_of, figures_of, mirror, segment, starts
+from vitreous.evaluation.pixels import SegmentationEvaluator, computing, confusion_of, figures_of
+from vitreous.evaluation.tiles import class_map, mirror, segment, starts
 
 CLASSES = ("ground", "square", "disc")
 
@@ -27,11 +28,25 @@ class PixelEngine:
 
 @pytest.mark.parametrize("size", [(16, 24), (17, 25), (40, 31), (5, 7), (100, 24), (1, 60)])
 def test_tiles_give_what_the_whole_image_gives(size):
-    pixels = torch.randint(0, 3, (1, *size), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
-    logits = segment(PixelEngine(), pixels)
+    pixels = np.random.default_rng(1).integers(0, 3, (1, *size)).astype(np.uint8)
+    logits = segment(computing(PixelEngine()), pixels, (16, 24))
     assert logits.shape == (3, *size)
-    assert torch.allclose(logits, -((pixels.float() - torch.arange(3).view(3, 1, 1)) ** 2), atol=1e-5)
-    assert np.array_equal(logits.argmax(0).numpy(), pixels[0].numpy())
+    assert np.allclose(logits, -((pixels.astype(float) - np.arange(3).reshape(3, 1, 1)) ** 2), atol=1e-5)
+    assert np.array_equal(class_map(computing(PixelEngine()), pixels, (16, 24)), pixels[0])
+
+
+def test_logits_of_overlapping_tiles_are_their_weighted_mean():
+    def number_of_tile(tiles):
+        nonlocal count
+        count += 1
+        return np.full((len(tiles), 1, 4, 4), count, np.float32)
+
+    count, pixels = 0, np.zeros((1, 8, 4), np.float32)
+    column = segment(number_of_tile, pixels, (4, 4))[0, :, 0]
+    share = np.array([0.25, 0.75])  # weights along a side are 1/4, 3/4, 3/4, 1/4
+    blend = [(1 * b + 2 * a) / (a + b) for a, b in zip(share, share[::-1], strict=True)]
+    further = [(2 * b + 3 * a) / (a + b) for a, b in zip(share, share[::-1], strict=True)]
+    assert column == pytest.approx([1, 1, *blend, *further, 3, 3])
 
 
 def test_tiles_cover_all_and_overlap():
@@ -39,7 +54,7 @@ def test_tiles_cover_all_and_overlap():
         places = starts(length, 16)
         assert places[0] == 0 and places[-1] == length - 16
         assert all(0 < b - a <= 8 for a, b in itertools.pairwise(places))
-    assert mirror(torch.arange(3).view(1, 1, 3), (1, 8)).tolist() == [[[0, 1, 2, 2, 1, 0, 0, 1]]]
+    assert mirror(np.arange(3).reshape(1, 1, 3), (1, 8)).tolist() == [[[0, 1, 2, 2, 1, 0, 0, 1]]]
 
 
 def test_counts_are_those_of_a_loop_over_pixels():

@@ -62,7 +62,7 @@ def test_a_run_learns_masks_and_is_judged_on_the_test_split(tmp_path):
     bundle = load_bundle(tmp_path / "run" / "model")
     assert bundle.task == Segmentation(("ground", "square", "disc")) and bundle.model.config.head == "unet"
     with pytest.raises(UsageError, match="a class to every pixel"):
-        vitreous.load(str(tmp_path / "run"))
+        open_bundle(tmp_path / "run")
     notes: list[str] = []
     encoder = open_bundle(tmp_path / "run", headless=True, note=notes.append)
     again = vitreous.train(

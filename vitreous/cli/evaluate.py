@@ -232,15 +232,16 @@ def compare_runs(options: Options, second: str, console: Console) -> dict[str, A
 def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
     """Print the table of the worst classes, and return the lines below it."""
     multilabel = document["confused"] is None
-    rank, name = ("ap", "AP") if multilabel else ("f1", "F1")
+    dense = not multilabel and any("iou" in row for row in document["per_class"])
+    rank, name = ("iou", "IoU") if dense else ("ap", "AP") if multilabel else ("f1", "F1")
     rows = sorted(document["per_class"], key=lambda row: row[rank] if row[rank] is not None else 2.0)
-    keys = ["ap"] * multilabel + ["recall", "precision", "f1"]
+    keys = [rank] * (rank != "f1") + ["recall", "precision", "f1"]
     last = [] if multilabel else ["taken_for"]
     console.table(
         [
             "class",
             "images",
-            *(key.upper() if len(key) == 2 else key for key in keys),
+            *({"ap": "AP", "iou": "IoU", "f1": "Dice" if dense else "F1"}.get(key, key) for key in keys),
             *["mostly taken for"] * len(last),
         ],
         [
@@ -250,9 +251,10 @@ def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
     )
     if len(rows) > SHOWN:
         yield f"… and {len(rows) - SHOWN} classes with a better {name}"
+    things = "pixels" if dense else "images"
     if document["confused"] and (pairs := document["confused"]["unordered"]):
         named = (
-            f"{' and '.join(pair['classes'])} {pair['count']} ({pair['share']:.1%} of their images)"
+            f"{' and '.join(pair['classes'])} {pair['count']} ({pair['share']:.1%} of their {things})"
             for pair in pairs[:5]
         )
         yield f"most often confused: {', '.join(named)}"

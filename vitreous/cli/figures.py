@@ -15,12 +15,16 @@ FORMATS = {
     "top5": ("top-5", ".2%"),
     "macro_f1": ("macro F1", ".2%"),
     "micro_f1": ("micro F1", ".2%"),
+    "miou": ("mIoU", ".2%"),
+    "dice": ("Dice", ".2%"),
+    "pixel_accuracy": ("pixel accuracy", ".2%"),
     "nll": ("NLL", ".3f"),
     "ece": ("ECE", ".3f"),
 }
 FURTHER = {
     "top1": ("top5", "nll", "ece"),
     "map": ("macro_f1", "micro_f1", "nll"),
+    "miou": ("dice", "pixel_accuracy"),
     "knn_top1": ("rankme",),
     "knn_map": ("rankme",),
 }  # figures printed after a leading one

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vitreous.serving.predict import Prediction
     from vitreous.serving.sources import Item, Source
 
+OF_CLASSES = ("top", "threshold", "abstain", "csv", "ray")  # options of models that name classes of images
 EXAMPLES = 512  # images that int8 may be calibrated on
 
 
@@ -40,7 +41,9 @@ class Options(ImageArguments):
     """Say "unsure" of an image whose highest probability is below this, above 0 to 1."""
     out: str | None = None
     """Write the answers to this .jsonl, .csv or .parquet file as they come, and print none: for any number of
-    images."""
+    images. Of a model that gives a class to every pixel: a folder for class maps, a PNG an image."""
+    overlay: str | None = None
+    """Of such a model: a folder for the images with the classes over them in colours."""
     csv: str | None = None
     """Print the answers, and write them to this CSV file too: a row for each of the top classes."""
 
@@ -62,6 +65,16 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     warn_of_emulation(options, console)
     predictor = load(options.source(options.run), options.how(), calibration_images(options, source), options.exact)
     print_notes(predictor, console)
+    if predictor.card.pixel_classes:
+        from vitreous.cli.class_maps import write_maps
+
+        if given := [name for name in OF_CLASSES if getattr(options, name) is not None]:
+            message = f"--{given[0]} is for models that name classes of images; {options.run} gives one to every pixel"
+            raise UsageError(message, "leave it out")
+        return write_maps(options, (options.out, options.overlay), predictor, source, console)
+    if options.overlay:
+        message = f"--overlay is for models that give a class to every pixel, and {options.run} names classes of images"
+        raise UsageError(message, "leave it out")
     top = options.top if options.top or predictor.card.multilabel else 3
     asked = predictor.asked(top, options.threshold, options.abstain)
 

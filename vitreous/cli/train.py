@@ -35,6 +35,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.init and Path(options.init).is_file():
         open_weights(options.init)
     from vitreous.jobs.train import launch
+    from vitreous.reports.scenes import gives_class_maps
 
     if options.dry_run:
         return plan(options, console)
@@ -42,12 +43,13 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     def begin(run: Run, data: Data) -> None:
         nonlocal headless
-        headless = not run.model.classes
+        headless = not (run.model.classes or run.objective.annotated)
         print_header(run, data, console)
 
     summary = launch(options, console, begin)
     if headless is None:  # a run that was complete
-        headless = not read_yaml((Path(summary["run"]) / "config.yaml").read_text("utf-8"))["model"]["classes"]
+        config = read_yaml((Path(summary["run"]) / "config.yaml").read_text("utf-8"))
+        headless = not (config["model"]["classes"] or gives_class_maps(summary["run"]))
     for name, key in (("validation", "val"), ("test", "test")):
         judged = summary[key] is not None or not headless
         if judged and (key == "val" or "lr_grid" not in summary):
@@ -59,7 +61,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         f"{summary['model']}, {summary['parameters']:,} parameters, trained in {minutes:.1f} minutes: {summary['run']}"
     )
     verb = "embed" if headless else "predict"
-    console.say(f"next: vitreous {verb} {summary['run']} IMAGE …, or read {summary['run']}/report.html")
+    maps = " --out FOLDER" * gives_class_maps(summary["run"])
+    console.say(f"next: vitreous {verb} {summary['run']} IMAGE …{maps}, or read {summary['run']}/report.html")
     return summary
 
 

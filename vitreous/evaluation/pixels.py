@@ -9,19 +9,16 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vitreous.data.annotations.target import IGNORE, AnnotatedSplit
-from vitreous.data.decoding.spectral import Picture
 from vitreous.data.loader import EvalLoader
-from vitreous.data.preprocess import to_array
 from vitreous.errors import DataError
 from vitreous.evaluation.engine import Engine
 from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.evaluation.intervals import bootstrap, percentile_interval
 from vitreous.evaluation.report import Report
+from vitreous.evaluation.tiles import Compute, class_map, native_pixels
 
-OVERLAP = 0.5  # share of a tile's side that its neighbour covers too
 DRAWS = 1000  # of the bootstrap
 
 
@@ -48,7 +45,7 @@ class SegmentationEvaluator(Evaluator):
             except DataError as error:
                 bad[sample] = error
                 continue
-            answer = segment(engine, native_pixels(picture)).argmax(0).numpy()
+            answer = class_map(computing(engine), native_pixels(picture), preprocess.image)
             rows[sample] = confusion_of(split.target(sample).class_map(), answer, count).ravel()
             on_images(1)
         return rows, bad
@@ -76,57 +73,9 @@ class SegmentationEvaluator(Evaluator):
         return Report(len(outputs.rows), unreadable, dict(figures), dict(intervals), rows, cells, figure="miou")
 
 
-def native_pixels(picture: Picture) -> Tensor:
-    """A decoded image, or one for each channel -> (C, H, W), at its own size."""
-    bands = picture if isinstance(picture, tuple) else (picture,)
-    return torch.from_numpy(np.concatenate([to_array(band) for band in bands]))
-
-
-def segment(engine: Engine, pixels: Tensor) -> Tensor:
-    """(C, H, W) of any size -> (K, H, W) float32 logits, by tiles of the model's size that overlap.
-
-    Where tiles overlap, their logits are averaged with weights that fall linearly to their edges. An image smaller than
-    a tile is mirrored at its ends, as often as it takes.
-    """
-    height, width = engine.preprocess.image
-    size = (max(height, pixels.shape[1]), max(width, pixels.shape[2]))
-    filled = mirror(pixels, size)
-    weight = tent((height, width))
-    total = torch.zeros(1)
-    weights = torch.zeros(size)
-    places = [(top, left) for top in starts(size[0], height) for left in starts(size[1], width)]
-    for begin in range(0, len(places), 8):
-        part = places[begin : begin + 8]
-        tiles = torch.stack([filled[:, top : top + height, left : left + width] for top, left in part])
-        logits = engine(tiles)
-        if total.ndim == 1:
-            total = torch.zeros(logits.shape[1], *size)
-        for (top, left), own in zip(part, logits, strict=True):
-            total[:, top : top + height, left : left + width] += own * weight
-            weights[top : top + height, left : left + width] += weight
-    return (total / weights)[:, : pixels.shape[1], : pixels.shape[2]]
-
-
-def mirror(pixels: Tensor, size: tuple[int, int]) -> Tensor:
-    """(C, H, W) -> (C, *size): mirrored at the lower and right end until it is so large."""
-    for axis, side in enumerate(size, 1):
-        length = pixels.shape[axis]
-        if length < side:
-            period = torch.cat([torch.arange(length), torch.arange(length - 1, -1, -1)])
-            pixels = pixels.index_select(axis, period.repeat(-(-side // len(period)))[:side])
-    return pixels
-
-
-def starts(length: int, tile: int) -> list[int]:
-    """Where tiles begin along an axis: evenly spread, at most (1 - OVERLAP) of a tile apart."""
-    steps = -(-(length - tile) // max(1, int(tile * (1 - OVERLAP))))
-    return [round(step * (length - tile) / steps) for step in range(steps + 1)] if steps else [0]
-
-
-def tent(size: tuple[int, int]) -> Tensor:
-    """(h, w) float32 weights: the product over the axes of the distance to the nearer edge, above 0, at most 1."""
-    sides = [(torch.arange(n) + 0.5).minimum(n - torch.arange(n) - 0.5) / (n / 2) for n in size]
-    return sides[0][:, None] * sides[1][None]
+def computing(engine: Engine) -> Compute:
+    """What computes tiles by an engine: (B, C, *image) arrays -> (B, K, *image)."""
+    return lambda tiles: engine(torch.from_numpy(tiles)).numpy()
 
 
 def confusion_of(classes: np.ndarray, answer: np.ndarray, count: int) -> np.ndarray:

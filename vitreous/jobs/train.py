@@ -16,12 +16,11 @@ import torch
 
 from vitreous.config import apply_options, differences
 from vitreous.data.copies.listing import excluded as names_in
-from vitreous.data.split import Data, Split
+from vitreous.data.split import Data
 from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError, check_path
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.engine import CHUNK, InferenceOptions, TorchEngine
-from vitreous.evaluation.pixels import SegmentationEvaluator
+from vitreous.evaluation.engine import CHUNK, InferenceOptions
 from vitreous.jobs.plan import LATEST, open_resumed, plan, with_data
 from vitreous.jobs.transfer import TRIALS, check_options, initial_document, plan_protocol, transfer
 from vitreous.machine import environment, pick_device, warning
@@ -30,13 +29,13 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.reports.answers import Computing, compute_answers
 from vitreous.reports.learned import write_learned
 from vitreous.reports.readings import record, write_page
+from vitreous.reports.scenes import judge_scenes
 from vitreous.training import best, parts
 from vitreous.training.folder import Folder
 from vitreous.training.probe import fitted
 from vitreous.training.ranks import Ranks, together
 from vitreous.training.run import Run
 from vitreous.training.session import Session
-from vitreous.weights.bundle import load_bundle
 from vitreous.weights.writable import exports_note
 
 #: names that other libraries have for options of `train`
@@ -166,27 +165,22 @@ def evaluate_run(folder: Folder, run: Run, opened: Data, summary: dict[str, Any]
     computing = Computing(
         CHUNK, run.data.workers, InferenceOptions(run.device), run.data.bad_images if read else "skip", listener
     )
-    if run.model.classes and (read or ("val" in opened.splits and len(opened.splits["val"]))):
+    judged = run.model.classes or run.objective.annotated
+    if judged and (read or ("val" in opened.splits and len(opened.splits["val"]))):
+        split = "test" if read else "val"
         with nullcontext() if read else suppress(DataError):  # the page can do without
-            answers = compute_answers(folder.path, None, "test" if read else "val", computing)
-            report = judge(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
+            if run.objective.annotated:
+                answers, report = judge_scenes(folder.path, None, split, computing)
+            else:
+                answers = compute_answers(folder.path, None, split, computing)
+                report = judge(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
     if read and answers is not None and report is not None:
         summary["test"] = report.summary()
         record(folder.path, answers.source, "test", summary["test"])
-    if read and run.objective.annotated:
-        summary["test"] = judge_scenes(folder, run, opened.split("test"))
     write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
     if not run.objective.labelled and not run.objective.annotated:
         write_learned(folder, listener)
     write_page(folder.path / "report.html", folder, answers, report, listener)
-
-
-def judge_scenes(folder: Folder, run: Run, split: Split) -> dict[str, Any]:
-    """Judge the bundle of a run on images whose class maps are known; the summary of the figures."""
-    bundle = load_bundle(folder.bundle)
-    precision = "fp32" if run.precision == "fp16" else run.precision
-    engine = TorchEngine(bundle.model, bundle.preprocess, pick_device(run.device), precision)
-    return SegmentationEvaluator(bundle.task.classes)(engine, split).summary()  # type: ignore[union-attr]
 
 
 def create_folder(folder: Folder, run: Run, documents: dict[str, Any], resumed: Folder | None) -> None:

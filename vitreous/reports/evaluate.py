@@ -22,6 +22,7 @@ from vitreous.reports.answers import Answered, Computing, compute_answers
 from vitreous.reports.calibrate import calibrate, effect
 from vitreous.reports.familiarity import outliers, suspected
 from vitreous.reports.readings import describe, page_path, record, write_page
+from vitreous.reports.scenes import gives_class_maps, judge_scenes
 from vitreous.reports.seen import exposure_notes, seen
 from vitreous.training.folder import Folder
 from vitreous.weights.options import words_of
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 # of `evaluate`, beside the fields of its options
 OPTIONAL = ("abstain", "outliers", "suspects")  # keys of a document that options fill
+OF_IMAGES = ("calibrate", "abstain", "outliers", "against", "suspects")  # about a class for each image
 KNOWN = ("data", "split", "batch_size", "workers", "bad_images", "protocol", "listener")
 
 
@@ -85,12 +87,18 @@ def evaluate(
     how, chosen = apply_options("evaluate", options, computing.how, settings or EvaluateOptions(), known=KNOWN)
     computing = replace(computing, how=how, cache=chosen.cache)
     check_abstain(chosen.abstain)
-    fitted = calibrate(run, data, computing) if chosen.calibrate else {}
-    answers = compute_answers(run, data, split, computing)
-    if chosen.abstain is not None and answers.split.labels.ndim == 2:
-        hint = "use predict --threshold where there may be several"
-        raise UsageError("--abstain is for data with one label an image", hint)
-    report = judge(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
+    if gives_class_maps(run):
+        if given := [name for name in OF_IMAGES if getattr(chosen, name)]:
+            problem = f"--{given[0]} is about a class for each image, and {run} gives one to every pixel"
+            raise UsageError(problem, "leave it out")
+        fitted, (answers, report) = {}, judge_scenes(run, data, split, computing)
+    else:
+        fitted = calibrate(run, data, computing) if chosen.calibrate else {}
+        answers = compute_answers(run, data, split, computing)
+        if chosen.abstain is not None and answers.split.labels.ndim == 2:
+            hint = "use predict --threshold where there may be several"
+            raise UsageError("--abstain is for data with one label an image", hint)
+        report = judge(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
     document = head_document(run, data, answers, report, computing)
     document["calibration"] = (fitted | (effect(answers) or {})) or None
     if chosen.abstain is not None:
@@ -119,9 +127,12 @@ def head_document(
     facts = seen(answers, data)
     for line in exposure_notes(facts, answers):
         computing.listener.note(line)
-    labels, classes, pairs = answers.split.labels, answers.bundle.classes, None
+    labels, classes, pairs = answers.split.labels, tuple(row["class"] for row in report.per_class), None
     if report.cells is not None:
-        pairs = most_confused(report.cells, np.bincount(labels, minlength=len(classes)), classes)
+        true, _, pixels = report.cells.T
+        rows, weights = (true, pixels) if answers.bundle.pixel_classes else (labels, None)
+        support = np.bincount(rows, weights, len(classes)).astype(np.int64)
+        pairs = most_confused(report.cells, support, classes)
     return document | facts | {"confused": pairs, "calibration": None, **dict.fromkeys(OPTIONAL)}
 
 

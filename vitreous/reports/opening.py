@@ -26,12 +26,15 @@ from vitreous.weights.tasks import Features
 
 
 def open_bundle(
-    run: str | os.PathLike[str], headless: bool = False, note: Callable[[str], None] = lambda text: None
+    run: str | os.PathLike[str],
+    headless: bool = False,
+    note: Callable[[str], None] = lambda text: None,
+    dense: bool = False,
 ) -> Bundle:
     """Return the bundle of a run folder, of a bundle's folder, or of foreign weights; `note` hears assumptions.
 
-    A model without a head is refused unless `headless`; of one that segments this is the backbone. Raises WeightsError
-    or UsageError.
+    A model without a head is refused unless `headless`. One of classes of pixels is refused unless `dense`; of it the
+    backbone is returned where it may be `headless`. Raises WeightsError or UsageError.
     """
     check_path(run, "a run")
     path = Path(run)
@@ -44,8 +47,10 @@ def open_bundle(
     for text in bundle.notes:
         note(text)
     if isinstance(bundle.model, Segmenter):
+        if dense:
+            return bundle
         if not headless:
-            hint = "its figures are in summary.json, and report.html; from Python: vitreous.evaluation.pixels.segment"
+            hint = "use `vitreous evaluate RUN` and `vitreous predict RUN IMAGES --out FOLDER`"
             raise UsageError(f"{run} gives a class to every pixel, not to an image", hint)
         note("of a model that gives a class to every pixel, its backbone alone is used")
         bundle = replace(bundle, model=bundle.model.backbone.eval(), task=Features())

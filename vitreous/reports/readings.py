@@ -47,7 +47,7 @@ def describe(bundle: Bundle, report: Report, split: str, source: str, run: str, 
         "run": run,
         "bundle": run,
         "split": split,
-        "classes": list(bundle.classes),
+        "classes": list(bundle.classes or bundle.pixel_classes),
         "per_class": report.per_class,
         "confusion": None if report.confusion is None else report.confusion.tolist(),
     }

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.data.annotations.painted import Painted
 from vitreous.data.copies.listing import staying
 from vitreous.data.layouts.packed import Pixels
 from vitreous.data.sources import open_data
@@ -123,6 +124,8 @@ def same(one: str | None, other: str | None) -> bool:
 def identities(split: Split, source: str) -> list[bytes]:
     """Return what identifies each image of a split wherever it is listed: its file, its place in an archive, or its
     pixels."""
+    if isinstance(split, Painted):
+        return identities(split.split, source)
     if isinstance(split, Files):
         real: dict[bytes, bytes] = {}
         names = []

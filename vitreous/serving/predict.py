@@ -18,6 +18,7 @@ from vitreous.evaluation.calibration import check_abstain, probabilities
 from vitreous.evaluation.inference_options import ComputeOptions, InferenceOptions
 from vitreous.evaluation.multilabel import THRESHOLD
 from vitreous.serving.card import Card
+from vitreous.serving.class_maps import ClassMap, class_maps
 from vitreous.serving.exported import is_exported, open_exported
 from vitreous.serving.inputs import as_items, is_image
 from vitreous.serving.pipeline import Answer, chunk_of, flow
@@ -151,11 +152,36 @@ class Predictor:
         vectors = stack_embeddings(rows)
         return vectors[0] if is_image(images) else vectors
 
+    @overload
+    def segment(self, images: ImageInput, *args: Any, **options: Any) -> ClassMap:
+        """One image -> one class map."""
+        ...
+
+    @overload
+    def segment(self, images: Iterable[ImageInput], *args: Any, **options: Any) -> list[ClassMap]:
+        """Several images -> a list."""
+        ...
+
+    def segment(
+        self, images: ImageInput | Iterable[ImageInput], bad_images: str = "stop", pictures: bool = False
+    ) -> ClassMap | list[ClassMap]:
+        """The class of each pixel, at the image's own size: one answer for one image, and a list for several.
+
+        Raises UsageError for a model that names classes of images, and DataError for a file that cannot be read; with
+        `bad_images="skip"` its answer has an `error` instead. `pictures`: keep them, for `over_image`.
+        """
+        answers = list(
+            class_maps(self.card, self.runtime, as_items(images, self.card.preprocess), bad_images, pictures)
+        )
+        return answers[0] if is_image(images) else answers
+
     def predictions(
         self, items: Iterable[Item], asked: AnswerOptions, bad_images: str = "skip"
     ) -> Iterator[list[Prediction]]:
         """Items -> answers in order, at most a few hundred in memory. Raises UsageError for a model without a head."""
         if not self.card.classes:
+            if self.card.pixel_classes:
+                raise UsageError(f"{self.card.name} gives a class to every pixel, not to an image", "use segment")
             message = f"{self.card.name} has no head: it gives features, not classes"
             raise UsageError(message, "use `vitreous embed`, or train a head")
         for chunk in self.rows(items, self.probabilities, bad_images):
@@ -260,7 +286,7 @@ def load(
     from vitreous.reports.opening import calibrating, open_bundle
     from vitreous.serving.card import card_of
 
-    bundle = open_bundle(run, headless)
+    bundle = open_bundle(run, headless, dense=not headless)
 
     def given() -> Iterator[Tensor]:
         for example in examples:

@@ -15,6 +15,7 @@ import numpy as np
 
 from vitreous.disk import is_utf8
 from vitreous.errors import printable
+from vitreous.serving.class_maps import MapFiles
 from vitreous.serving.predict import Embedding, Prediction, stack_embeddings
 from vitreous.tables import marked
 
@@ -63,7 +64,7 @@ class Embeddings:
         return pa.table({**paths(rows), "embedding": values, "error": errors(rows)})
 
 
-Kind: TypeAlias = Predictions | Embeddings  # how the answers of a verb are written
+Kind: TypeAlias = Predictions | Embeddings | MapFiles  # how the answers of a verb are written
 
 
 def paths(rows: Sequence[Prediction | Embedding]) -> dict[str, pa.Array]:

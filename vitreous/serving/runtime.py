@@ -74,7 +74,8 @@ class TorchRuntime:
         from vitreous.evaluation.engine import make_engine
         from vitreous.evaluation.features import headless
 
-        return make_engine(headless(self.bundle.model), self.bundle.preprocess, self.how)
+        backbone = getattr(self.bundle.model, "backbone", None)  # of a dense head, which reads no whole image
+        return make_engine(backbone or headless(self.bundle.model), self.bundle.preprocess, self.how)
 
     def logits(self, pixels: np.ndarray) -> np.ndarray:
         """(B, C, *image) pixels -> (B, K) float32."""

@@ -28,6 +28,7 @@ import numpy as np
 from vitreous.data.stores.rows import require_pyarrow
 from vitreous.disk import atomic_path, write_error, write_text
 from vitreous.errors import UsageError, printable
+from vitreous.serving.class_maps import MapFiles
 from vitreous.serving.rows import HEAD, Kind, arrays, cells, line
 from vitreous.tables import as_csv
 
@@ -306,6 +307,7 @@ class ParquetParts(Parts):
         """Write rows as one row group."""
         import pyarrow.parquet as pq
 
+        assert not isinstance(self.kind, MapFiles), "its only format is .jsonl"
         pq.write_table(self.kind.table(rows), path)
 
     def join(self, path: Path, parts: list[Path]) -> None:

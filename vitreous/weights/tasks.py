@@ -112,6 +112,11 @@ class WithTask:
         return self.classification.classes
 
     @property
+    def pixel_classes(self) -> tuple[str, ...]:
+        """Names of the classes that pixels get; none of a model that answers for whole images."""
+        return self.task.classes if isinstance(self.task, Segmentation) else ()
+
+    @property
     def multilabel(self) -> bool:
         """Whether an image may have any number of the classes."""
         return self.classification.multilabel

@@ -74,10 +74,13 @@ def paint_classes(data: Data) -> Data:
 
 def first_target(data: Data) -> Target | None:
     """Return the first target that says anything: one with a class map or with objects; None where there is none.
-    Raises DataError."""
+    Images whose target cannot be read are left to whoever reads them."""
     for split in data.splits.values():
         for sample in range(len(split)):
-            target = split.target(sample)  # type: ignore[attr-defined]
+            try:
+                target = split.target(sample)  # type: ignore[attr-defined]
+            except DataError:
+                continue
             if target.classes is not None or len(target):
                 return target
     return None

@@ -10,7 +10,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
-SHARES = ("top1", "top5", "map", "knn_top1", "knn_map", "macro_f1", "micro_f1")  # figures shown in per cent
+SHARES = (
+    "top1",
+    "top5",
+    "map",
+    "knn_top1",
+    "knn_map",
+    "macro_f1",
+    "micro_f1",
+    "miou",
+    "dice",
+    "pixel_accuracy",
+)  # figures shown in per cent
 
 
 def format_share(share: float) -> str:

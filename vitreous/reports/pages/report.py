@@ -22,6 +22,7 @@ from vitreous.reports.learned import read_learned
 from vitreous.reports.pages.cards import cards
 from vitreous.reports.pages.formats import format_figure, format_interval, render
 from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, curves, reliability
+from vitreous.reports.pages.scenes import worst_scenes
 from vitreous.reports.pages.unlabelled import alarms, headline, measured_curves
 from vitreous.training.folder import Folder, read_lines
 from vitreous.training.run import Run
@@ -29,7 +30,11 @@ from vitreous.training.run import Run
 ROWS = 60  # classes shown in full; of more, the worst and the best
 CELLS = 40  # classes in the confusion matrix; of more, those most often wrong
 READ = 50  # readings shown, the latest
-NAMES = LABELS | {"top5": "top-5", "macro_f1": "macro F1", "micro_f1": "micro F1", "nll": "NLL", "ece": "ECE"}
+NAMES = (
+    LABELS
+    | {"dice": "Dice", "pixel_accuracy": "pixel accuracy"}
+    | {"top5": "top-5", "macro_f1": "macro F1", "micro_f1": "micro F1", "nll": "NLL", "ece": "ECE"}
+)
 
 
 def write_report(
@@ -59,7 +64,7 @@ def trained(folder: Folder) -> dict[str, Any]:
     ]
     drawn = [curves(*panel, limits=loss_limits(lines, panel[1])) for panel in panels if has(lines, panel[1])]
     unlabelled = None
-    if not run.objective.labelled:
+    if not (run.objective.labelled or run.objective.annotated):
         drawn, unlabelled = [], {"curves": measured_curves(lines), "figures": headline(summary)}
     return {
         "model": name_of(run.model),
@@ -122,7 +127,8 @@ def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any
 
 def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
     """Return what an evaluation found, for the page."""
-    rank = "ap" if report.multilabel else "f1"
+    dense = bool(answers.bundle.pixel_classes)
+    rank = "iou" if dense else "ap" if report.multilabel else "f1"
     rows = sorted(report.per_class, key=lambda row: row[rank] if row[rank] is not None else 2.0)
     worst, best = rows, []
     if len(rows) > ROWS:
@@ -138,10 +144,11 @@ def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
         "worst": worst,
         "best": best,
         "left": len(rows) - len(worst) - len(best),
-        "rank": "AP" if report.multilabel else "F1",
-        **matrix(report, answers.bundle.classes),
-        "reliability": None if report.multilabel else diagram(answers),
-        "cards": cards(answers.bundle, answers.split, answers.logits, answers.bad),
+        "rank": "IoU" if dense else "AP" if report.multilabel else "F1",
+        **matrix(report, tuple(row["class"] for row in report.per_class)),
+        "scenes": worst_scenes(answers) if dense else None,
+        "reliability": None if report.multilabel or dense else diagram(answers),
+        "cards": {} if dense else cards(answers.bundle, answers.split, answers.logits, answers.bad),
     }
 
 
@@ -211,7 +218,7 @@ def commands(folder: Folder, run: Run, table: dict[str, Any]) -> list[str]:
     lines = first.read_text("utf-8").splitlines() if first.is_file() else []
     homes = [*(f"{place}/{row['folder']}" for row in table.get("trials", [])), place]
     lines += [f"vitreous train {data} --config {shlex.quote(home + '/config.yaml')} --out AGAIN" for home in homes]
-    if run.model.classes:
+    if run.model.classes or run.objective.annotated:
         return [*lines, f"vitreous evaluate {shlex.quote(place)}"]
     if run.data.classes:
         return [*lines, f"vitreous evaluate {shlex.quote(place)} --protocol knn"]

@@ -1,0 +1,101 @@
+"""`evaluate` of models that give a class to every pixel."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitreous
+from tests.data.annotations.scenery import write_maps
+from tests.objectives.test_segmentation import OPTIONS
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError, UsageError
+from vitreous.reports.evaluate import evaluate
+from vitreous.reports.scenes import gives_class_maps
+
+CLASSES = ["ground", "square", "disc"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run on scenes, for one step, with a split for testing."""
+    home = tmp_path_factory.mktemp("scenes")
+    for split, count in (("train", 6), ("val", 2), ("test", 3)):
+        write_maps(home / "data" / split, count, "")
+    (home / "data" / "classes.txt").write_text("\n".join(CLASSES) + "\n")
+    vitreous.train(str(home / "data"), out=str(home / "run"), steps=1, **OPTIONS)
+    return home / "run"
+
+
+def test_the_document_has_the_figures_of_class_maps_counted_pixel_by_pixel(run):
+    document = evaluate(run, workers=0, precision="fp32")
+    predictor, split = vitreous.load(run, precision="fp32"), open_data(str(run.parent / "data")).split("test")
+    matrix = np.zeros((3, 3), int)
+    for sample in range(len(split)):
+        answer = predictor.segment(split.path(sample)).classes
+        np.add.at(matrix, (split.target(sample).class_map(), answer), 1)
+    union = matrix.sum(0) + matrix.sum(1) - np.diag(matrix)
+    assert document["split"] == "test" and document["classes"] == CLASSES
+    assert document["test"]["miou"] == pytest.approx((np.diag(matrix) / union)[union > 0].mean())
+    assert document["test"]["pixel_accuracy"] == pytest.approx(np.diag(matrix).sum() / matrix.sum())
+    assert document["confusion"] == matrix.tolist()
+    assert document["trained_on_images"] == 0 and not document["trained_on"]
+    wrong = matrix[0, 1] + matrix[1, 0], matrix[0, 2] + matrix[2, 0], matrix[1, 2] + matrix[2, 1]
+    assert sum(pair["count"] for pair in document["confused"]["unordered"]) == sum(wrong)
+
+
+def test_it_equals_what_the_run_measured_and_is_recorded_with_a_page(run):
+    before = json.loads((run / "summary.json").read_text())["test"]
+    document = evaluate(run, workers=0)
+    assert document["test"]["miou"] == before["miou"] and document["test"]["images"] == 3
+    lines = [json.loads(line) for line in (run / "evaluations.jsonl").open()]
+    assert lines[0]["miou"] == lines[-1]["miou"] == before["miou"] and lines[-1]["split"] == "test"
+    page = (run / "report.html").read_text()
+    assert page.count("true classes:") == 3 and "mIoU" in page and "Dice" in page
+
+
+def test_images_of_training_are_called_so(run):
+    notes = []
+
+    class Listener(vitreous.progress.NullListener):
+        def note(self, text):
+            notes.append(text)
+
+    document = evaluate(run, split="train", workers=0, listener=Listener())
+    assert document["trained_on"] and any("remembers" in note for note in notes)
+
+
+@pytest.mark.parametrize("option", [{"calibrate": True}, {"abstain": 0.5}, {"suspects": "x.csv"}])
+def test_options_about_classes_of_images_are_refused(run, option):
+    with pytest.raises(UsageError, match=f"--{next(iter(option))} is about a class for each image"):
+        evaluate(run, **option)
+
+
+def test_data_that_do_not_fit_are_refused(run, tmp_path):
+    with pytest.raises(DataError, match="what is where"):
+        evaluate(run, "digits")
+    write_maps(tmp_path, 2, "")
+    (tmp_path / "classes.txt").write_text("ground\nsquare\nring\n")
+    with pytest.raises(DataError, match="the model has ground, square, disc, the data have ground, square, ring"):
+        evaluate(run, tmp_path)
+
+
+def test_an_unreadable_image_stops_it_or_is_left_out(run, tmp_path):
+    home = write_maps(tmp_path, 3, "")
+    (tmp_path / "classes.txt").write_text("\n".join(CLASSES))
+    damaged = sorted((tmp_path / "images").iterdir())[0]
+    damaged.write_bytes(b"no image")
+    with pytest.raises(DataError, match=damaged.name):
+        evaluate(run, tmp_path, workers=0)
+    document = evaluate(run, tmp_path, workers=0, bad_images="skip")
+    assert document["test"]["unreadable"] == 1 and sum(map(sum, document["confusion"])) == 2 * np.prod(size_of(home))
+
+
+def size_of(home):
+    return Image.open(next((home / "masks").iterdir())).size
+
+
+def test_what_a_run_answers_is_read_from_its_description_alone(run, tmp_path):
+    assert gives_class_maps(run) and gives_class_maps(run / "model")
+    assert not gives_class_maps(tmp_path) and not gives_class_maps("hf:nobody/nothing")

@@ -1,0 +1,48 @@
+"""The images on which class maps are worst, each beside what is true and what was answered, for a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vitreous.data.annotations.drawing import class_colours, lay_over
+from vitreous.data.annotations.target import AnnotatedSplit
+from vitreous.errors import DataError
+from vitreous.evaluation.engine import make_engine
+from vitreous.evaluation.pixels import computing, figures_of
+from vitreous.evaluation.tiles import class_map, native_pixels
+from vitreous.reports.answers import Answered
+from vitreous.reports.pages.thumbnails import data_uri, rgb_image, shrink
+
+SHOWN = 6  # images
+
+
+def worst_scenes(answers: Answered) -> dict[str, Any]:
+    """Return the images of the lowest mIoU, each with it and three pictures as data URIs: the image, the true and the
+    answered class map over it; and the classes with their colours."""
+    classes, split = answers.bundle.pixel_classes, answers.split
+    assert isinstance(split, AnnotatedSplit), "class maps are judged on annotated data"
+    matrices = answers.raw.reshape(-1, len(classes), len(classes))
+    figures = [figures_of(matrix)["miou"] for matrix in matrices]
+    order = sorted(
+        (sample for sample in range(len(split)) if figures[sample] is not None and sample not in answers.bad),
+        key=lambda sample: figures[sample] or 0.0,
+    )
+    engine, colours, rows = make_engine(answers.bundle.model, answers.bundle.preprocess), class_colours(classes), []
+    for sample in order[:SHOWN]:
+        try:
+            pixels = native_pixels(answers.bundle.preprocess.decoded(split.raw(sample), split.name(sample)))
+            truth = split.target(sample).class_map()
+        except DataError:  # gone since it was judged
+            continue
+        image = rgb_image(torch.from_numpy(pixels))
+        answer = class_map(computing(engine), pixels, answers.bundle.preprocess.image)
+        pictures = [image, lay_over(image, truth, colours), lay_over(image, answer, colours)]
+        uris = [data_uri(shrink(picture)) for picture in pictures]
+        rows.append({"name": split.name(sample), "miou": figures[sample], "pictures": uris})
+    names = [
+        {"name": name, "colour": "#{:02x}{:02x}{:02x}".format(*colour)}
+        for name, colour in zip(classes, colours, strict=True)
+    ]
+    return {"rows": rows, "classes": names}

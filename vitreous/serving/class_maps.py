@@ -1,0 +1,192 @@
+"""`predict` of models that give a class to every pixel: class maps, and the files that they are written to.
+
+K classes, H and W pixels of an image at its own size.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitreous.data.annotations.drawing import class_colours, lay_over, picture_of_map
+from vitreous.data.preprocess import Preprocess
+from vitreous.disk import atomic_path
+from vitreous.errors import DataError, UsageError, printable
+from vitreous.evaluation.tiles import class_map, native_pixels
+from vitreous.serving.card import Card
+from vitreous.serving.pipeline import flow
+from vitreous.serving.runtime import Runtime
+from vitreous.serving.sources import Item
+
+INDEX = "maps.jsonl"  # in a folder of maps: a line for each image
+
+
+@dataclass(frozen=True, eq=False)
+class ClassMap:
+    """The class of each pixel of an image: `classes` (H, W) int32, positions in `names`; or why there is none.
+
+    `shares`: the share of the pixels of each class that has any, by its name, the largest first. `image`: the picture
+    in RGB, if it was asked for. `file` and `overlay`: the files that it was written to.
+    """
+
+    path: str
+    names: tuple[str, ...] = ()
+    classes: np.ndarray | None = None
+    image: Image.Image | None = None
+    shares: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+    file: str | None = None
+    overlay: str | None = None
+
+    def over_image(self) -> Image.Image:
+        """The classes laid over the picture in colours. Raises UsageError where there is no picture."""
+        if self.classes is None or self.image is None:
+            raise UsageError(
+                f"{self.path} has no picture to lay its classes over", "ask for it: segment(…, pictures=True)"
+            )
+        return lay_over(self.image, self.classes, class_colours(self.names))
+
+
+def class_maps(
+    card: Card, runtime: Runtime, items: Iterable[Item], bad_images: str, pictures: bool
+) -> Iterator[ClassMap]:
+    """Items -> class maps in order, at most a few images in memory; with their `pictures` if asked.
+
+    Raises UsageError for a model that has no classes of pixels, DataError where `bad_images` is stop.
+    """
+    names, preprocess = card.pixel_classes, card.preprocess
+    if not names:
+        raise UsageError(f"{card.name} names classes of images, not of pixels", "use predict")
+
+    def decode(item: Item) -> np.ndarray | DataError:
+        try:
+            return native(preprocess, item)
+        except DataError as error:
+            return error
+
+    def compute(batch: np.ndarray) -> np.ndarray:
+        return class_map(runtime.logits, batch[0], preprocess.image)[None]
+
+    for chunk in flow(items, decode, compute, 1):
+        for item, row in chunk:
+            if isinstance(row, DataError):
+                if bad_images == "stop":
+                    raise row
+                yield ClassMap(item.name, error=row.message)
+            else:
+                image = picture_of(native(preprocess, item)) if pictures else None
+                yield ClassMap(item.name, names, row, image, shares_of(row, names))
+
+
+def shares_of(classes: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
+    """A class map (H, W) -> the share of the pixels of each class that has any, by its name, the largest first."""
+    counts = np.bincount(classes.ravel(), minlength=len(names))
+    return {names[k]: int(counts[k]) / classes.size for k in np.argsort(-counts, kind="stable") if counts[k]}
+
+
+def native(preprocess: Preprocess, item: Item) -> np.ndarray:
+    """An item as (C, H, W) pixels at its own size. Raises DataError, with its name."""
+    content = item.content() if item.pixels is None else item.pixels()
+    name = None if isinstance(content, str) else printable(item.name)
+    return native_pixels(preprocess.decoded(content, name))
+
+
+def picture_of(pixels: np.ndarray) -> Image.Image:
+    """(C, H, W) pixels -> RGB: the first three channels, or the first as grey, stretched unless they have 8 bits."""
+    bands = (pixels[:3] if len(pixels) >= 3 else np.repeat(pixels[:1], 3, 0)).transpose(1, 2, 0)
+    if bands.dtype != np.uint8:
+        low, high = float(bands.min()), float(bands.max())
+        bands = np.clip((bands - low) / max(high - low, 1e-9) * 255, 0, 255).astype(np.uint8)
+    return Image.fromarray(np.ascontiguousarray(bands))
+
+
+class MapFiles:
+    """Rows of `predict` as files: `FOLDER/NAME.png` for each image, its class map, and `FOLDER/maps.jsonl`.
+
+    Pixels are the numbers of the classes, with their colours as palette, as `train` reads them. `overlays` is a folder
+    for pictures with the classes over them. Names are those of the images below `root`, the folder that all lie in.
+    """
+
+    formats: tuple[str, ...] = (".jsonl",)
+
+    def __init__(self, folder: str, root: str, classes: tuple[str, ...], overlays: str | None = None) -> None:
+        self.folder, self.root, self.overlays = Path(folder), root, None if overlays is None else Path(overlays)
+        self.colours = class_colours(classes)
+        self.taken: set[Path] = set()
+
+    @property
+    def index(self) -> str:
+        """Path of the file with a line for each image."""
+        return os.fspath(self.folder / INDEX)
+
+    def resume(self) -> None:
+        """Take the names of the files that were written before."""
+        lines = Path(self.index).read_text("utf-8").splitlines() if Path(self.index).is_file() else []
+        for text in lines:
+            try:
+                self.taken.add(Path(json.loads(text)["file"]).relative_to(self.folder))
+            except (ValueError, KeyError, TypeError):  # a line that was cut off, an image that could not be read
+                continue
+
+    def place(self, name: str) -> Path:
+        """The path below the folder for an image: that of its file below `root`, ending in .png; with the suffix of the
+        image too where another one has that name."""
+        path = Path(os.path.relpath(name, self.root) if self.root else name)
+        inner = Path(*(part for part in path.parts if part not in ("..", path.anchor)))
+        first = inner.with_suffix(".png")
+        place = first if first not in self.taken else inner.with_name(inner.name + ".png")
+        self.taken.add(place)
+        return place
+
+    def write(self, answers: Sequence[ClassMap]) -> list[ClassMap]:
+        """Write the files of answers; returns them without pixels, with the paths of the files. Raises OSError."""
+        return [self.write_one(answer) for answer in answers]
+
+    def write_one(self, answer: ClassMap) -> ClassMap:
+        """Write the files of an answer. Raises OSError."""
+        if answer.classes is None:
+            return answer
+        place, overlay = self.place(answer.path), None
+        save_png(picture_of_map(answer.classes, self.colours), self.folder / place)
+        if self.overlays is not None:
+            overlay = os.fspath(self.overlays / place)
+            save_png(answer.over_image(), Path(overlay))
+        return replace(answer, classes=None, image=None, file=os.fspath(self.folder / place), overlay=overlay)
+
+    def plain(self, row: ClassMap) -> dict[str, Any]:
+        """Path, the file of the map, the share of the pixels of each class, error."""
+        more = {"overlay": row.overlay} if self.overlays is not None else {}
+        return {"path": row.path, "file": row.file, **more, "shares": row.shares, "error": row.error}
+
+
+def save_png(picture: Image.Image, path: Path) -> None:
+    """Write a picture as PNG, whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(buffer.getvalue())
+
+
+def common_root(words: Sequence[str]) -> str:
+    """The folder that the images of these words all lie in: of a folder itself, of a file or a pattern its folder.
+
+    Empty where a word is a list, whose names are kept whole.
+    """
+    homes = []
+    for word in words:
+        if word == "-" or word.startswith("@"):
+            return ""
+        plain = word
+        while any(sign in plain for sign in "*?[{"):
+            plain = os.path.dirname(plain)
+        homes.append(os.path.abspath(plain if os.path.isdir(plain) else os.path.dirname(plain)))
+    return os.path.commonpath(homes) if homes else ""
