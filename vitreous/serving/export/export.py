@@ -51,7 +51,7 @@ def export(
     The first three are run beside the original, on the files `images`, on `data`, or on the run's own validation
     images, and kept only if they answer the same: float32 logits within 1e-3 and no other class first; for
     `quantize="int8"`, at most 2 % other answers and 1 point of top-1. A model without a head answers in features, which
-    are the same where their cosine is at least 0.99. `max_loss`, a share of answers, replaces these
+    are the same where their cosine is at least 0.99; of classes of pixels a thousandth may be others. `max_loss`, a share of answers, replaces these
     bounds; with `any` the file is kept whatever it lost. `dynamic_size` frees height and width. `out` is the file to
     make, by default in the run's folder; with `overwrite` it replaces an earlier one, which stays as it is until the
     new one is kept. Returns a document of figures. Raises UsageError for what cannot be exported so, ResourceError
@@ -65,7 +65,7 @@ def export(
     check_installed(FORMS[to].libraries + FORMS[to].for_int8 * (quantize is not None))
     listener = listener or NullListener()
     place = choose_place(run, out, "model" + (f"-{quantize}" if quantize else ""), FORMS[to].suffix, overwrite)
-    bundle = open_bundle(run, note=listener.note, headless=True)
+    bundle = open_bundle(run, note=listener.note, headless=True, dense=True)
     if dynamic_size:
         check_dynamic(bundle.model.config)
     pictures, calibration = gather(run, bundle, images, data, quantize is not None)
@@ -75,7 +75,7 @@ def export(
         file = Path(scratch) / place.name
         FORMS[to].write(target, file)
         proof = judge(bundle, open_export(file, target), pictures, target, listener)
-        if (reason := lost(proof, quantize, allowed)) and max_loss != "any":
+        if (reason := lost(proof, quantize, allowed, bool(bundle.pixel_classes))) and max_loss != "any":
             raise VitreousError(f"the export was not kept: {reason}", "--accept-loss keeps it all the same")
         if reason:
             listener.note(f"kept all the same: {reason}")
@@ -86,7 +86,7 @@ def export(
     figures |= {
         "judged_on": pictures.name,
         "loss": reason or None,
-        "outputs": "logits" if bundle.classes else "features",
+        "outputs": "logits" if bundle.classes or bundle.pixel_classes else "features",
     }
     return {"run": os.fspath(run), "exports": [figures]}
 

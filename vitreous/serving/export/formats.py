@@ -137,7 +137,7 @@ def card_metadata(card: Card) -> dict[str, str]:
     """Metadata for other programs: classes, mean, std, size, resizing and loss as JSON."""
     p = card.preprocess
     return {
-        "classes": json.dumps(card.classes, ensure_ascii=False),
+        "classes": json.dumps(card.classes or card.pixel_classes, ensure_ascii=False),
         "mean": json.dumps([value * p.peak for value in p.mean]),
         "std": json.dumps([value * p.peak for value in p.std]),
         "image_size": json.dumps(p.image),

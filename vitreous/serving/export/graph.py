@@ -166,15 +166,17 @@ class AnyAxes(nn.Module):
 def exportable(model: Model, dynamic: bool = False) -> nn.Module:
     """A copy of the model that exporters understand; `dynamic`: for images of any size that the patch divides.
 
-    Without a head it answers in features alone.
+    Without a head it answers in features alone, with a dense head in logits alone.
     """
     twin = deepcopy(model).cpu().eval().requires_grad_(False)
     replace_modules(twin, dynamic)
-    return Answers(twin) if model.config.classes else twin
+    return Answers(twin) if output_names(model.config) == OUTPUTS else twin
 
 
 def output_names(config: ModelConfig) -> tuple[str, ...]:
     """The names of a graph's outputs."""
+    if config.kind == "segmenter":
+        return OUTPUTS[:1]
     return OUTPUTS if config.classes else OUTPUTS[1:]
 
 
@@ -202,6 +204,9 @@ def replace_modules(module: nn.Module, dynamic: bool) -> None:
 
 def check_dynamic(config: ModelConfig) -> None:
     """Raise UsageError for a model whose positions or paddings cannot be worked out inside a graph."""
+    if config.kind == "segmenter":
+        hint = "leave it out: images of any size are answered by tiles of one size"
+        raise UsageError(f"--dynamic-size is not for {name_of(config)}", hint)
     if config.family == "bit":
         reason = "axial attention" if config.axial else ""
     elif config.kind == "swin":

@@ -32,6 +32,7 @@ CALIBRATION = 128  # images that int8 is calibrated on, at most
 CHUNK = 16  # images that both answer in turn
 NEAR = 1e-3  # |Δlogit|, or of features, of a float32 export, at most
 COSINE = 0.99  # of features that count as the same
+DENSE = 0.001  # of pixels, whose two highest logits are equal in more places
 LOSS = {None: 0.0, "int8": 0.02}  # share of answers that may change, by what was quantised
 MORE = "name more: --images"
 
@@ -56,7 +57,7 @@ class Pictures:
 @dataclass(frozen=True)
 class Proof:
     """The result of the comparison. `agreement`: share of images with the same class first; or, where an image may have
-    several classes, of equal decisions; or, of features, of those whose cosine to the original's is at least 0.99.
+    several classes, of equal decisions; of pixels with the same class; or, of features, of those whose cosine to the original's is at least 0.99.
     `right`: top-1 of the original and of the export, where each image has one label. `rates`: images a second of
     both."""
 
@@ -84,38 +85,39 @@ def compare(
 ) -> Proof:
     """Compute all logits by both, or features where there is no head, chunk by chunk in turn; the first chunk is not
     timed."""
-    outputs: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     seconds, counted = [0.0, 0.0], 0
+    furthest, same, right, finite = 0.0, 0.0, np.zeros(2), True
+    labels = pictures.labels if pictures.labels is not None and pictures.labels.ndim == 1 else None
     starts = list(range(0, len(pictures), CHUNK))
     rounds: list[int] = starts * 2 if len(starts) == 1 else starts
     for number, start in enumerate(rounds):
-        pixels = pictures.pixels[start : start + CHUNK]
+        pixels, sides = pictures.pixels[start : start + CHUNK], []
         for side, runtime in enumerate((original, export)):
             began = time.perf_counter()
-            answers = outputs_of(runtime, card, pixels)
+            sides.append(outputs_of(runtime, card, pixels).astype(np.float64))
             seconds[side] += (time.perf_counter() - began) * bool(number)
-            if number < len(starts):
-                outputs[side].append(answers)
+        if number < len(starts):
+            finite = finite and bool(np.isfinite(sides[1]).all())
+            furthest = max(furthest, float(np.abs(sides[0] - sides[1]).max())) if finite else float("inf")
+            same += agreement(*sides, card) * len(pixels)
+            if labels is not None:
+                right += [(one.argmax(1) == labels[start : start + CHUNK]).sum() for one in sides]
         counted += len(pixels) * bool(number)
         progress(min(start + CHUNK, len(pictures)))
-    ours, theirs = (np.concatenate(side).astype(np.float64) for side in outputs)
-    labels, right = pictures.labels, None
-    if labels is not None and labels.ndim == 1:
-        right = float((ours.argmax(1) == labels).mean()), float((theirs.argmax(1) == labels).mean())
-    finite = bool(np.isfinite(theirs).all())
-    furthest = float(np.abs(ours - theirs).max()) if finite else float("inf")
     rates = counted / seconds[0], counted / seconds[1]
-    return Proof(len(pictures), furthest, agreement(ours, theirs, card), right, rates, finite)
+    tops = None if labels is None else (float(right[0]) / len(labels), float(right[1]) / len(labels))
+    return Proof(len(pictures), furthest, same / len(pictures), tops, rates, finite)
 
 
 def outputs_of(runtime: Runtime, card: Card, pixels: np.ndarray) -> np.ndarray:
-    """The logits (B, K) of (B, C, *image) pixels, or the features (B, D) of a model without a head."""
-    return runtime.logits(pixels) if card.classes else runtime.features(pixels)
+    """The logits (B, K) of (B, C, *image) pixels, (B, K, *image) of a dense head, or the features (B, D) without a
+    head."""
+    return runtime.logits(pixels) if card.classes or card.pixel_classes else runtime.features(pixels)
 
 
 def agreement(ours: np.ndarray, theirs: np.ndarray, card: Card) -> float:
-    """The share of equal answers in two arrays of (n, K) logits, or of near (n, D) features without a head."""
-    if not card.classes:
+    """The share of equal answers in two arrays of (n, K) or (n, K, *image) logits, or of near (n, D) features."""
+    if not (card.classes or card.pixel_classes):
         norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
         return float(((ours * theirs).sum(1) >= COSINE * norms).mean())
     if not card.multilabel:
@@ -124,12 +126,12 @@ def agreement(ours: np.ndarray, theirs: np.ndarray, card: Card) -> float:
     return float((decided[0] == decided[1]).mean())
 
 
-def lost(proof: Proof, quantised: str | None, allowed: float | None) -> str:
+def lost(proof: Proof, quantised: str | None, allowed: float | None, dense: bool = False) -> str:
     """The reasons against an export, or an empty string. `allowed`: the share of answers that may change; by default
-    none in float32, 2 % in int8. Top-1 may fall by half of that, and logits in float32 move by 1e-3."""
+    none in float32, of pixels (`dense`) a thousandth, 2 % in int8. Top-1 may fall by half of that, and logits in float32 move by 1e-3."""
     if not proof.finite:
         return "it gives numbers that are not finite"
-    share = LOSS[quantised] if allowed is None else allowed
+    share = max(LOSS[quantised], DENSE * dense) if allowed is None else allowed
     reasons = []
     if 1 - proof.agreement > share + 1e-9:
         reasons.append(f"{1 - proof.agreement:.1%} of its answers are others, {share:.1%} may be")
