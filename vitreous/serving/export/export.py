@@ -51,11 +51,11 @@ def export(
     The first three are run beside the original, on the files `images`, on `data`, or on the run's own validation
     images, and kept only if they answer the same: float32 logits within 1e-3 and no other class first; for
     `quantize="int8"`, at most 2 % other answers and 1 point of top-1. A model without a head answers in features, which
-    are the same where their cosine is at least 0.99; of classes of pixels a thousandth may be others. `max_loss`, a share of answers, replaces these
-    bounds; with `any` the file is kept whatever it lost. `dynamic_size` frees height and width. `out` is the file to
-    make, by default in the run's folder; with `overwrite` it replaces an earlier one, which stays as it is until the
-    new one is kept. Returns a document of figures. Raises UsageError for what cannot be exported so, ResourceError
-    where a library is not installed, and VitreousError for an export that was not kept.
+    are the same where their cosine is at least 0.99; of classes of pixels a thousandth may be others. `max_loss`, a
+    share of answers, replaces these bounds; with `any` the file is kept whatever it lost. `dynamic_size` frees height
+    and width. `out` is the file to make, by default in the run's folder; with `overwrite` it replaces an earlier one,
+    which stays as it is until the new one is kept. Returns a document of figures. Raises UsageError for what cannot be
+    exported so, ResourceError where a library is not installed, and VitreousError for an export that was not kept.
     """
     check_path(run, "export(run)")
     if to not in FORMS:

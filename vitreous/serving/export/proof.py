@@ -57,9 +57,9 @@ class Pictures:
 @dataclass(frozen=True)
 class Proof:
     """The result of the comparison. `agreement`: share of images with the same class first; or, where an image may have
-    several classes, of equal decisions; of pixels with the same class; or, of features, of those whose cosine to the original's is at least 0.99.
-    `right`: top-1 of the original and of the export, where each image has one label. `rates`: images a second of
-    both."""
+    several classes, of equal decisions; of pixels with the same class; or, of features, of those whose cosine to the
+    original's is at least 0.99. `right`: top-1 of the original and of the export, where each image has one label.
+    `rates`: images a second of both."""
 
     images: int
     furthest: float
@@ -91,17 +91,18 @@ def compare(
     starts = list(range(0, len(pictures), CHUNK))
     rounds: list[int] = starts * 2 if len(starts) == 1 else starts
     for number, start in enumerate(rounds):
-        pixels, sides = pictures.pixels[start : start + CHUNK], []
+        pixels, outputs = pictures.pixels[start : start + CHUNK], []
         for side, runtime in enumerate((original, export)):
             began = time.perf_counter()
-            sides.append(outputs_of(runtime, card, pixels).astype(np.float64))
+            outputs.append(outputs_of(runtime, card, pixels).astype(np.float64))
             seconds[side] += (time.perf_counter() - began) * bool(number)
+        ours, theirs = outputs
         if number < len(starts):
-            finite = finite and bool(np.isfinite(sides[1]).all())
-            furthest = max(furthest, float(np.abs(sides[0] - sides[1]).max())) if finite else float("inf")
-            same += agreement(*sides, card) * len(pixels)
+            finite = finite and bool(np.isfinite(theirs).all())
+            furthest = max(furthest, float(np.abs(ours - theirs).max())) if finite else float("inf")
+            same += agreement(ours, theirs, card) * len(pixels)
             if labels is not None:
-                right += [(one.argmax(1) == labels[start : start + CHUNK]).sum() for one in sides]
+                right += [(one.argmax(1) == labels[start : start + CHUNK]).sum() for one in (ours, theirs)]
         counted += len(pixels) * bool(number)
         progress(min(start + CHUNK, len(pictures)))
     rates = counted / seconds[0], counted / seconds[1]
@@ -128,7 +129,8 @@ def agreement(ours: np.ndarray, theirs: np.ndarray, card: Card) -> float:
 
 def lost(proof: Proof, quantised: str | None, allowed: float | None, dense: bool = False) -> str:
     """The reasons against an export, or an empty string. `allowed`: the share of answers that may change; by default
-    none in float32, of pixels (`dense`) a thousandth, 2 % in int8. Top-1 may fall by half of that, and logits in float32 move by 1e-3."""
+    none in float32, of pixels (`dense`) a thousandth, 2 % in int8. Top-1 may fall by half of that, and
+    logits in float32 move by 1e-3."""
     if not proof.finite:
         return "it gives numbers that are not finite"
     share = max(LOSS[quantised], DENSE * dense) if allowed is None else allowed
