@@ -131,6 +131,7 @@ def test_the_model_is_described(site, predictor):
     assert told["parameters"] == sum(p.numel() for p in predictor.bundle.model.parameters())
     assert told["can"] == {
         "predict": True,
+        "segment": False,
         "embed": True,
         "attention": True,
         "positions": True,

@@ -7,7 +7,6 @@ It is looked at in float32, uncompiled, while a frozen copy answers. L blocks, h
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from vitreous.data.annotations.drawing import png_of
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig, ViTConfig
@@ -188,7 +188,7 @@ def attention_png(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -
     picture = rgb_image(torch.from_numpy(pixels))
     times = -(-SIDE // max(picture.size))
     picture = picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
-    return png(multiply_map(picture, weights / max(float(weights.max()), 1e-12)))
+    return png_of(multiply_map(picture, weights / max(float(weights.max()), 1e-12)))
 
 
 def positions(bundle: Bundle) -> dict[str, Any] | None:
@@ -220,7 +220,7 @@ def filters(bundle: Bundle) -> bytes | None:
     if not abilities(bundle)["filters"]:
         return None
     whole = together_of(shown(components(bundle.model).components.numpy())[0])
-    return png(Image.fromarray((whole * 255).round().astype(np.uint8)))
+    return png_of(Image.fromarray((whole * 255).round().astype(np.uint8)))
 
 
 def visible_box(preprocess: Preprocess, width: int, height: int) -> list[float]:
@@ -231,10 +231,3 @@ def visible_box(preprocess: Preprocess, width: int, height: int) -> list[float]:
     scale = max(tall / height, wide / width) / preprocess.share
     half = min(wide / scale / width, 1.0) / 2, min(tall / scale / height, 1.0) / 2
     return [round(edge, 6) for edge in (0.5 - half[0], 0.5 - half[1], 0.5 + half[0], 0.5 + half[1])]
-
-
-def png(picture: Any) -> bytes:
-    """A Pillow picture as a PNG file."""
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    return buffer.getvalue()

@@ -54,7 +54,8 @@ def card_of(bundle: Bundle) -> Card:
 
     from vitreous.models.names import name_of
 
-    answers = (bundle.classes, to_plain(bundle.preprocess), bundle.loss, bundle.multilabel, bundle.temperature)
+    names = bundle.classes or bundle.pixel_classes
+    answers = (names, to_plain(bundle.preprocess), bundle.loss, bundle.multilabel, bundle.temperature)
     digest = hashlib.sha256(json.dumps([*answers, to_plain(bundle.model.config)]).encode())
     for name, tensor in sorted(bundle.model.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())

@@ -5,7 +5,6 @@ K classes, H and W pixels of an image at its own size.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitreous.data.annotations.drawing import class_colours, lay_over, picture_of_map
+from vitreous.data.annotations.drawing import class_colours, lay_over, picture_of_map, png_of
 from vitreous.data.preprocess import Preprocess
 from vitreous.disk import atomic_path
 from vitreous.errors import DataError, UsageError, printable
@@ -170,10 +169,8 @@ class MapFiles:
 def save_png(picture: Image.Image, path: Path) -> None:
     """Write a picture as PNG, whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
     with atomic_path(path) as temporary:
-        temporary.write_bytes(buffer.getvalue())
+        temporary.write_bytes(png_of(picture))
 
 
 def common_root(words: Sequence[str]) -> str:

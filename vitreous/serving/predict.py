@@ -286,7 +286,7 @@ def load(
     from vitreous.reports.opening import calibrating, open_bundle
     from vitreous.serving.card import card_of
 
-    bundle = open_bundle(run, headless, dense=not headless)
+    bundle = open_bundle(run, headless, dense=True)
 
     def given() -> Iterator[Tensor]:
         for example in examples:

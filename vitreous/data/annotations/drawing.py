@@ -6,6 +6,7 @@ K classes, H and W pixels.
 from __future__ import annotations
 
 import colorsys
+import io
 
 import numpy as np
 from PIL import Image
@@ -39,13 +40,22 @@ def lay_over(image: Image.Image, classes: np.ndarray, colours: np.ndarray) -> Im
     return Image.fromarray(np.rint(pixels * (1 - strength) + shades * strength).astype(np.uint8))
 
 
-def picture_of_map(classes: np.ndarray, colours: np.ndarray) -> Image.Image:
+def picture_of_map(classes: np.ndarray, colours: np.ndarray, palette: bool = True) -> Image.Image:
     """Return a class map (H, W) int as a picture whose pixels are the numbers of the classes, NOBODY for IGNORE.
 
-    Of at most 255 classes it has 8 bits and the colours (K, 3) as its palette; of more, 16 bits.
+    Of at most 255 classes it has 8 bits and the colours (K, 3) as its `palette`, or is grey; of more, 16 bits.
     """
     if len(colours) > NOBODY:
         return Image.fromarray(np.where(classes == IGNORE, 65535, classes).astype(np.uint16))
     picture = Image.fromarray(np.where(classes == IGNORE, NOBODY, classes).astype(np.uint8))
+    if not palette:
+        return picture
     picture.putpalette(np.concatenate([colours, np.full((256 - len(colours), 3), 255, np.uint8)]).tobytes())
     return picture
+
+
+def png_of(picture: Image.Image) -> bytes:
+    """Return a picture as the bytes of a PNG file."""
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()

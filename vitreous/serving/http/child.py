@@ -27,6 +27,7 @@ from vitreous.data.decoding.decode import FORMATS, upright_size
 from vitreous.data.decoding.heif import readable_formats, register
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError
+from vitreous.evaluation.tiles import native_pixels
 from vitreous.serving.reading import read
 
 JOB, ANSWER = struct.Struct(">QQ"), struct.Struct(">BQQ")
@@ -37,8 +38,12 @@ Reader = Callable[[bytes, Preprocess, dict[str, Any]], np.ndarray]
 
 
 def reader(content: bytes, preprocess: Preprocess, settings: dict[str, Any]) -> np.ndarray:
-    """One picture as (C, *image) pixels. Raises DataError."""
+    """One picture as (C, *image) pixels, or as (C, H, W) of its own size where it is answered by tiles.
+
+    Raises DataError."""
     upright_size(content, "image", settings["pixels"])
+    if settings["tiles"]:
+        return native_pixels(preprocess.decoded(content, "image"))
     return read(content, preprocess, "image", exact=settings["exact"])
 
 

@@ -209,7 +209,8 @@ def photograph() -> bytes:
     return file.getvalue()
 
 
-def settings_of(preprocess: Preprocess, limits: Limits, exact: bool, sized: bool = False) -> bytes:
-    """Settings of the model for `child.serve`, as JSON; `sized` asks for the size of the image too."""
-    settings = {"preprocess": json.dumps(to_plain(preprocess)), "exact": exact, "pixels": limits.pixels, "sized": sized}
-    return json.dumps(settings).encode()
+def settings_of(preprocess: Preprocess, limits: Limits, exact: bool, sized: bool = False, tiles: bool = False) -> bytes:
+    """Settings of the model for `child.serve`, as JSON; `sized` asks for the size of the image too, `tiles` for pixels
+    of the image's own size."""
+    settings = {"preprocess": json.dumps(to_plain(preprocess)), "exact": exact, "pixels": limits.pixels}
+    return json.dumps(settings | {"sized": sized, "tiles": tiles}).encode()

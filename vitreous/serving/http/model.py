@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitreous.data.annotations.drawing import class_colours
 from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.serving.http.batcher import SIZE
 from vitreous.serving.http.decoders import settings_of
@@ -33,6 +34,7 @@ class Served:
     predictor: Predictor
     settings: bytes
     sized: bytes
+    tiles: bytes
     rate: float
     size: int
     embeds: bool
@@ -53,12 +55,13 @@ class Served:
         """Which requests it can answer."""
         from vitreous.serving import attention_api
 
-        bundle = self.predictor.bundle
+        bundle, dense = self.predictor.bundle, bool(self.predictor.card.pixel_classes)
         parts = dict.fromkeys(("attention", "positions", "filters"), False) | (
-            attention_api.abilities(bundle) if bundle else {}
+            attention_api.abilities(bundle) if bundle and not dense else {}
         )
         return {
             "predict": bool(self.predictor.card.classes),
+            "segment": dense,
             "embed": self.embeds,
             **parts,
             "neighbours": self.index is not None,
@@ -79,7 +82,8 @@ class Served:
             "name": card.name,
             "version": card.version,
             "parameters": sum(p.numel() for p in bundle.model.parameters()) if bundle is not None else None,
-            "classes": list(card.classes),
+            "classes": list(card.classes or card.pixel_classes),
+            "colours": class_colours(card.pixel_classes).tolist(),
             "image": list(card.preprocess.image),
             "channels": card.preprocess.channels,
             "patch": pair(patch),
@@ -119,6 +123,9 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
     size = min(batch_size(predictor), limits.queue or MOST)
     one, card = noise(predictor), predictor.card
     answer = predictor.probabilities if card.classes else predictor.runtime.features
+    shape: tuple[int, ...] = (1, len(card.classes))
+    if card.pixel_classes:
+        answer, shape = predictor.runtime.logits, (1, len(card.pixel_classes), *card.preprocess.image)
     try:
         golden, again = answer(one), answer(one)
     except VitreousError:
@@ -127,7 +134,7 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         message = f"{card.name} cannot answer: {str(error).splitlines()[0][:200]}"
         raise WeightsError(message, "see whether `vitreous predict` can") from error
     finite = bool(np.isfinite(golden).all())
-    fits = golden.shape == (1, len(card.classes)) if card.classes else golden.ndim == 2
+    fits = golden.shape == shape if card.classes or card.pixel_classes else golden.ndim == 2
     if not fits or not finite or not np.array_equal(golden, again):
         symptom = "another answer the second time" if finite else "numbers that are not finite"
         message = f"{card.name} {card.version} gives {symptom}, shape {golden.shape}"
@@ -137,10 +144,10 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         began = time.perf_counter()
         answer(full)
         seconds.append(max(time.perf_counter() - began, 1e-6))
-    plain, sized = (settings_of(card.preprocess, limits, predictor.exact, sized) for sized in (False, True))
-    served = Served(
-        predictor, plain, sized, size / min(seconds), size, has_features(predictor), *index_of(predictor, run)
-    )
+    wishes = ({}, {"sized": True}, {"tiles": True})
+    settings = [settings_of(card.preprocess, limits, predictor.exact, **wish) for wish in wishes]
+    rate = size / min(seconds)
+    served = Served(predictor, *settings, rate, size, has_features(predictor), *index_of(predictor, run))
     served.describe()  # here, in no hurry: it imports what looks inside
     return served
 

@@ -28,7 +28,7 @@ PARAMETERS: dict[str, tuple[dict[str, Any], str]] = {
     "layer": ({"type": "string"}, "a block, from 0, or all"),
     "head": ({"type": "string"}, "a head, from 0, or mean, max, min or all; a rollout: how heads become one"),
     "query": ({"type": "string"}, "answer, or ROW,COLUMN of a patch, both from 0"),
-    "format": ({"enum": ["json", "png"]}, "numbers, or the picture with the map over it"),
+    "format": ({"enum": ["json", "png"]}, "numbers, or a picture: with the map over it, or of classes in colours"),
     "count": ({"type": "integer", "minimum": 1, "maximum": 50}, "how many"),
 }
 
@@ -36,6 +36,7 @@ PARAMETERS: dict[str, tuple[dict[str, Any], str]] = {
 POSTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "/v1/predict": ("Classes and probabilities of pictures", "Predictions", ("top", "threshold")),
     "/v1/embed": ("What the head reads of pictures", "Embeddings", ()),
+    "/v1/segment": ("The class of each pixel of one picture", "Segments", ("format",)),
     "/v1/attention": (
         "What the model looks at in one picture", "Attention", ("kind", "layer", "head", "query", "format")
     ),
@@ -64,6 +65,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "Embeddings": COMMON
     | {"width": "integer"}
     | {"embeddings": [{"name": ("string", None), "embedding": ["number"], "error": IMAGE_ERROR}]},
+    "Segments": COMMON | {"size": ["integer"], "shares": [{"class": "string", "share": "number"}], "map": "string"},
     "Attention": COMMON
     | {"kind": "string", "grid": ["integer"], "weights": MAP, "prefix_weights": {"type": "array"}, "box": ["number"]},
     "Neighbours": COMMON
@@ -122,7 +124,7 @@ def describe_post(summary: str, kind: str, names: tuple[str, ...]) -> dict[str, 
     types = {"application/octet-stream": PICTURE} | {f"image/{name}": PICTURE for name in PICTURE_TYPES}
     types["multipart/form-data"] = expand_schema({"image": images})
     answers = responses(kind)
-    if kind == "Attention":
+    if kind in ("Attention", "Segments"):
         answers["200"]["content"]["image/png"] = {"schema": PICTURE}
     return {
         "summary": summary,

@@ -14,6 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from vitreous.data.annotations.drawing import class_colours, picture_of_map, png_of
+from vitreous.evaluation.tiles import class_map, starts
+from vitreous.serving.class_maps import shares_of
 from vitreous.serving.http.model import Served
 from vitreous.serving.http.openapi import POSTS, openapi_document
 from vitreous.serving.http.refusal import Refusal, shorten
@@ -21,7 +24,8 @@ from vitreous.serving.http.responses import json_response
 from vitreous.serving.http.service import RequestInfo, Service
 from vitreous.serving.http.uploads import Upload, read_uploads
 
-WEIGHT = 4  # pictures that looking at attention costs as much as, about
+WEIGHT = 4  # pictures that looking at attention, or a picture in tiles, costs as much as, about
+TILES = 256  # of a picture, at most
 MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -120,7 +124,10 @@ async def predict(request: Request) -> Response:
     service, parameters = context(request)[0], read_parameters(request)
     served, card = service.served, service.served.predictor.card
     if not card.classes:
-        raise Refusal(404, "not_available", "this model has no head: it gives features, not classes", "POST /v1/embed")
+        problem, hint = "this model has no head: it gives features, not classes", "POST /v1/embed"
+        if card.pixel_classes:
+            problem, hint = "this model gives a class to every pixel, not to a picture", "POST /v1/segment"
+        raise Refusal(404, "not_available", problem, hint)
     top = parse_int("top", parameters["top"], 1, len(card.classes)) if "top" in parameters else None
     threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else None
     options = served.predictor.asked(top, threshold)
@@ -193,6 +200,34 @@ async def compute_image(service: Service, info: RequestInfo, served: Served, wor
     except Refusal as refusal:
         return refusal
     return await service.batcher.ask(work, pixels, info.deadline)
+
+
+async def segment(request: Request) -> Response:
+    """The class of each pixel of one image. Raises Refusal, 404, for a model of classes of images, 413 for an image of
+    too many tiles."""
+    (service, info), parameters = context(request), read_parameters(request)
+    served, card = service.served, service.served.predictor.card
+    if not card.pixel_classes:
+        raise Refusal(404, "not_available", "this model gives no class to pixels", "GET /v1/model tells what it can")
+    form = parameters.get("format", "json")
+    if form not in ("json", "png"):
+        raise Refusal(422, "bad_parameter", f"format={form[:40]} cannot be", "format is json or png")
+    upload, image = only_one(await read_uploads(request, service.limits)), card.preprocess.image
+    with service.room(info, min(WEIGHT, service.queue)):
+        pixels = await service.decoders.decode(upload.content, served.tiles)
+        count = len(starts(pixels.shape[1], image[0])) * len(starts(pixels.shape[2], image[1]))
+        if count > TILES:
+            size = f"{pixels.shape[2]} x {pixels.shape[1]} pixels are {count} tiles of {image[1]} x {image[0]}"
+            raise Refusal(413, "too_large", size, f"at most {TILES} are answered: scale it down, or use `predict`")
+        work = on_one(lambda pixels: class_map(served.predictor.runtime.logits, pixels, image))
+        classes = await service.batcher.ask(work, pixels, info.deadline, alone=True)
+    colours = class_colours(card.pixel_classes)
+    if form == "png":
+        return Response(png_of(picture_of_map(classes, colours)), media_type="image/png")
+    shares = [{"class": name, "share": share} for name, share in shares_of(classes, card.pixel_classes).items()]
+    numbers = b64encode(png_of(picture_of_map(classes, colours, palette=False))).decode()
+    answer = {"size": list(classes.shape), "shares": shares, "map": "data:image/png;base64," + numbers}
+    return json_response({"request_id": info.id, "model": model_name(served), **answer})
 
 
 async def attention(request: Request) -> Response:
@@ -310,7 +345,7 @@ def parse_share(name: str, text: str) -> float:
 ROUTES = [
     *(
         Route(f"/v1/{handler.__name__}", handler, methods=["POST"])
-        for handler in (predict, embed, attention, neighbours)
+        for handler in (predict, embed, segment, attention, neighbours)
     ),
     *(Route(f"/v1/{handler.__name__}", handler, methods=["GET"]) for handler in (positions, filters, model)),
     *(Route(f"/{handler.__name__}", handler, methods=["GET"]) for handler in (healthz, readyz, metrics)),

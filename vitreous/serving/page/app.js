@@ -3,6 +3,7 @@
 import { MOST, answers, blank, neighbours } from "./answers.js";
 import { Refused, numbers, onToken, upload } from "./api.js";
 import { Attention } from "./attention.js";
+import { Classes } from "./classes.js";
 import { camera } from "./camera.js";
 import { History, small } from "./history.js";
 import { inside } from "./inside.js";
@@ -11,7 +12,7 @@ import { Stage, opened } from "./stage.js";
 
 const stage = new Stage(part("picture"));
 const history = new History((entry) => { calm(); show(entry); });
-let model = null, attention = null, turn = 0, waiting = Promise.resolve();
+let model = null, attention = null, classes = null, turn = 0, waiting = Promise.resolve();
 const waits = new Set();
 
 /** What is waited for, by its name: the word `Looking` stays while there is anything. */
@@ -53,15 +54,16 @@ async function look(file) {
   try {
     const shown = await opened(file);
     put(shown, name);
-    blank(model.classes.length);
+    if (model.can.predict) blank(model.classes.length);
     const top = Math.min(MOST, model.classes.length);
-    const answer = await numbers(model.can.predict ? `/v1/predict?top=${top}` : "/v1/embed", upload(file, name));
+    const path = model.can.predict ? `/v1/predict?top=${top}` : model.can.segment ? "/v1/segment" : "/v1/embed";
+    const answer = await numbers(path, upload(file, name));
     if (answer.model.version !== model.version) {
       trouble("The server has another model now.", "Load the page again to ask it.", () => location.reload());
       if (own === turn) await back();
       return;
     }
-    const prediction = (answer.predictions ?? answer.embeddings)[0]; // an encoder without a head has no classes
+    const prediction = answer.map ? answer : (answer.predictions ?? answer.embeddings)[0]; // an encoder without a head has no classes
     if (prediction.error) throw new Refused(prediction.error.message, prediction.error.hint ?? "", prediction.error.code);
     const entry = { file, name, prediction, maps: new Map(), ...small(shown) };
     history.keep(entry);
@@ -91,6 +93,7 @@ function put(shown, name) {
   part("picture").setAttribute("aria-label", name || "No picture yet");
   if (name && !shown) part("readout").textContent = `${name}: the browser cannot show this format, the model can read it.`;
   attention?.show(null);
+  classes?.show(null);
   stage.draw();
 }
 
@@ -102,9 +105,11 @@ async function show(entry, shown = null) {
   put(shown, entry.name);
   history.mark(entry);
   if (model.can.predict) answers(entry.prediction, model.several);
-  const best = entry.prediction.classes?.slice(0, 3).map((one) => `${one.class} ${percent(one.probability)}`).join(", ");
-  say(model.can.predict ? `${entry.name}: ${entry.prediction.unsure ? "unsure. " : ""}${best || "no class"}.` : entry.name);
+  const rows = entry.prediction.classes ?? entry.prediction.shares;
+  const best = rows?.slice(0, 3).map((one) => `${one.class} ${percent(one.probability ?? one.share)}`).join(", ");
+  say(rows ? `${entry.name}: ${entry.prediction.unsure ? "unsure. " : ""}${best || "no class"}.` : entry.name);
   attention?.show(entry);
+  classes?.show(entry);
   if (!model.can.neighbours) return;
   try {
     entry.near ??= (await numbers("/v1/neighbours?count=8", upload(entry.file, entry.name))).neighbours;
@@ -118,7 +123,7 @@ const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
 
 /** What the model is, in the head of the page and in full. */
 function introduce() {
-  part("model").textContent = `${model.name} · ${model.can.predict ? `${model.classes.length} classes` : "features, no classes"}`;
+  part("model").textContent = `${model.name} · ${model.classes.length ? `${model.classes.length} classes${model.can.segment ? " of pixels" : ""}` : "features, no classes"}`;
   part("answer").hidden = !model.can.predict;
   document.title = `${model.name} · vitreous`;
   const facts = {
@@ -169,7 +174,8 @@ async function start() {
     return;
   }
   introduce();
-  blank(model.classes.length);
+  if (model.can.predict) blank(model.classes.length);
+  if (model.can.segment) classes = new Classes(stage, model);
   if (model.can.attention) {
     attention = new Attention(stage, model, failed, (flag) => busy("attention", flag));
     Object.assign(stage.canvas, { tabIndex: 0 }).setAttribute("role", "application");

@@ -33,14 +33,14 @@ export class History {
   }
 
   tile(entry) {
-    const item = make("li"), button = make("button"), { classes } = entry.prediction, best = classes?.[0];
+    const item = make("li"), button = make("button"), { classes, shares } = entry.prediction, best = (classes ?? shares)?.[0];
     button.type = "button";
     if (entry.small) {
       const picture = make("img", entry.tiny ? "tiny" : "");
       Object.assign(picture, { src: entry.small, alt: "" });
       button.append(picture);
     }
-    if (classes) button.append(makeName("p", "", best ? `${best.class}, ${percent(best.probability)}` : "no class"));
+    if (classes ?? shares) button.append(makeName("p", "", best ? `${best.class}, ${percent(best.probability ?? best.share)}` : "no class"));
     button.append(makeName("p", "dim", entry.name));
     if (entry === this.current) button.setAttribute("aria-current", "true");
     button.addEventListener("click", () => this.show(entry));

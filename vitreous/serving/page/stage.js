@@ -29,9 +29,9 @@ export async function opened(file) {
 }
 
 export class Stage {
-  /** `shown` is what `opened` answered; `map` {weights, grid, box, query}, its weights (rows * columns) numbers. */
+  /** `shown` is what `opened` answered; `layer` a canvas laid over all of it, `cover` opaque; `map` {weights, grid, box, query}, its weights (rows * columns) numbers. */
   constructor(canvas) {
-    Object.assign(this, { canvas, shown: null, map: null, cursor: null, focused: false, view: "heat", smooth: true, strength: 0.65, zoomed: false, due: false });
+    Object.assign(this, { canvas, shown: null, map: null, layer: null, cover: 0.55, cursor: null, focused: false, view: "heat", smooth: true, strength: 0.65, zoomed: false, due: false });
     new ResizeObserver(() => this.draw()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
@@ -47,7 +47,7 @@ export class Stage {
   place() {
     const { width: wide, height: high } = this.canvas;
     const [rows, columns] = this.map?.grid ?? [1, 1]; // where the browser cannot show the picture
-    const { width, height } = this.shown ?? { width: columns, height: rows };
+    const { width, height } = this.shown ?? this.layer ?? { width: columns, height: rows };
     const [left, top, right, bottom] = this.zoomed && this.map ? this.map.box : [0, 0, 1, 1];
     const share = Math.min(wide / (width * (right - left)), high / (height * (bottom - top)));
     return {
@@ -72,7 +72,7 @@ export class Stage {
     if (canvas.width !== wide || canvas.height !== high) Object.assign(canvas, { width: wide, height: high });
     const pen = canvas.getContext("2d");
     pen.clearRect(0, 0, wide, high);
-    if (!this.shown && !this.map) return;
+    if (!this.shown && !this.map && !this.layer) return;
     const whole = this.place();
     if (this.shown) {
       const { pixels } = this.shown;
@@ -80,7 +80,21 @@ export class Stage {
       pen.imageSmoothingQuality = "high";
       pen.drawImage(pixels, whole.left, whole.top, whole.width, whole.height);
     }
+    if (this.layer) {
+      pen.globalAlpha = this.cover;
+      pen.imageSmoothingEnabled = whole.width < this.layer.width;
+      pen.drawImage(this.layer, whole.left, whole.top, whole.width, whole.height);
+      pen.globalAlpha = 1;
+    }
     if (this.map) this.over(pen, whole, times);
+  }
+
+  /** The [row, column] of the layer under a pointer, null beside the picture. */
+  pixel(event) {
+    const frame = this.canvas.getBoundingClientRect(), times = this.canvas.width / frame.width, whole = this.place();
+    const column = Math.floor((((event.clientX - frame.left) * times - whole.left) / whole.width) * this.layer.width);
+    const row = Math.floor((((event.clientY - frame.top) * times - whole.top) / whole.height) * this.layer.height);
+    return row >= 0 && column >= 0 && row < this.layer.height && column < this.layer.width ? [row, column] : null;
   }
 
   /** The map over what the model saw; the rest of the picture fades. */

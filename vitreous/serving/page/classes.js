@@ -1,0 +1,92 @@
+// Classes of pixels over the picture, each to be switched on and off.
+
+import { at, make, makeName, part, percent } from "./page.js";
+
+const NOBODY = 255; // of a map whose pixels have 8 bits
+
+export class Classes {
+  /** `model` has the names and the colours of the classes. */
+  constructor(stage, model) {
+    Object.assign(this, { stage, model, hidden: new Set(), numbers: null, entry: null });
+    const cover = part("cover");
+    const strength = () => {
+      stage.cover = cover.value / 100;
+      part("cover-text").textContent = `${cover.value}\u00a0%`;
+      stage.draw();
+    };
+    cover.addEventListener("input", strength);
+    strength();
+    stage.canvas.addEventListener("pointermove", (event) => this.read(event));
+    stage.canvas.addEventListener("pointerdown", (event) => this.read(event));
+    stage.canvas.addEventListener("pointerleave", () => { if (this.entry) part("readout").textContent = this.entry.name; });
+    part("classes").hidden = false;
+  }
+
+  /** The map of an entry over its picture; null takes it away. */
+  async show(entry) {
+    this.entry = entry;
+    this.numbers = this.stage.layer = null;
+    this.list(entry?.prediction.shares ?? []);
+    if (!entry) return this.stage.draw();
+    const numbers = await decoded(entry.prediction.map);
+    if (this.entry !== entry) return;
+    this.numbers = numbers;
+    this.paint();
+  }
+
+  /** The layer of the classes that are switched on. */
+  paint() {
+    if (!this.numbers) return;
+    const { width, height, data } = this.numbers;
+    const layer = Object.assign(document.createElement("canvas"), { width, height });
+    const image = new ImageData(width, height);
+    const words = new Uint32Array(image.data.buffer), little = new Uint8Array(new Uint32Array([1]).buffer)[0] === 1;
+    const colours = Array.from({ length: NOBODY + 1 }, (_, number) => {
+      const [r, g, b] = this.model.colours[number] ?? [0, 0, 0];
+      if (this.hidden.has(number) || !(r || g || b)) return 0;
+      return little ? ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0 : ((r << 24) | (g << 16) | (b << 8) | 255) >>> 0;
+    });
+    for (let place = 0; place < words.length; place++) words[place] = colours[data[4 * place]];
+    layer.getContext("2d").putImageData(image, 0, 0);
+    this.stage.layer = layer;
+    this.stage.draw();
+  }
+
+  list(shares) {
+    part("class-list").replaceChildren(...shares.map((one) => this.row(one)));
+  }
+
+  row({ class: name, share }) {
+    const number = this.model.classes.indexOf(name), [r, g, b] = this.model.colours[number];
+    const line = make("li"), label = make("label"), box = make("input"), swatch = make("span", "swatch"), bar = make("div", "bar"), fill = make("i");
+    Object.assign(box, { type: "checkbox", checked: !this.hidden.has(number) });
+    box.addEventListener("change", () => {
+      this.hidden[box.checked ? "delete" : "add"](number);
+      this.paint();
+    });
+    if (r || g || b) swatch.style.background = fill.style.background = `rgb(${r} ${g} ${b})`;
+    else box.style.visibility = swatch.style.visibility = "hidden"; // the background has no colour to switch
+    fill.style.width = `${100 * share}%`;
+    bar.append(fill);
+    label.append(box, swatch, makeName("span", "name", name), make("span", "share", percent(share)));
+    line.append(label, bar);
+    return line;
+  }
+
+  /** The class under the pointer, in words. */
+  read(event) {
+    const place = this.numbers && this.stage.layer && this.stage.pixel(event);
+    if (!place) return;
+    const number = this.numbers.data[4 * (place[0] * this.numbers.width + place[1])];
+    part("readout").textContent = `${this.model.classes[number] ?? "unknown"} at ${at(place)}`;
+  }
+}
+
+/** The pixels of a PNG, whose red is the number of the class. */
+async function decoded(uri) {
+  const bytes = Uint8Array.from(atob(uri.slice(uri.indexOf(",") + 1)), (letter) => letter.charCodeAt(0));
+  const picture = await createImageBitmap(new Blob([bytes], { type: "image/png" }), { colorSpaceConversion: "none", premultiplyAlpha: "none" });
+  const canvas = new OffscreenCanvas(picture.width, picture.height), pen = canvas.getContext("2d", { willReadFrequently: true });
+  pen.drawImage(picture, 0, 0);
+  return pen.getImageData(0, 0, picture.width, picture.height);
+}
