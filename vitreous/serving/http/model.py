@@ -145,9 +145,9 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         answer(full)
         seconds.append(max(time.perf_counter() - began, 1e-6))
     wishes = ({}, {"sized": True}, {"tiles": True})
-    settings = [settings_of(card.preprocess, limits, predictor.exact, **wish) for wish in wishes]
+    plain, sized, tiles = (settings_of(card.preprocess, limits, predictor.exact, **wish) for wish in wishes)
     rate = size / min(seconds)
-    served = Served(predictor, *settings, rate, size, has_features(predictor), *index_of(predictor, run))
+    served = Served(predictor, plain, sized, tiles, rate, size, has_features(predictor), *index_of(predictor, run))
     served.describe()  # here, in no hurry: it imports what looks inside
     return served
 
