@@ -28,6 +28,7 @@ NEEDED = {
     "soup": ["run", "--out", "bundle"],
     "data check": ["data"],
     "data dedup": ["data", "--against", "data", "--out", "list.csv"],
+    "data convert": ["data", "out"],
     "data pack": ["data", "--out", "out"],
     "convert": ["in", "out"],
     "recipes": [],

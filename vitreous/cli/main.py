@@ -27,6 +27,7 @@ VERBS = {
     "soup": ("vitreous.cli.soup", "average the weights of several runs"),
     "data check": ("vitreous.cli.data_check", "what is wrong with a data set, before an hour is spent on it"),
     "data dedup": ("vitreous.cli.data_dedup", "the images of a data set that are in another one too"),
+    "data convert": ("vitreous.cli.data_convert", "boxes and masks in another format"),
     "data pack": ("vitreous.cli.data_pack", "a data set as shards made for training"),
     "convert": ("vitreous.cli.convert", "weights of one format as another"),
     "recipes": ("vitreous.cli.recipes", "list the recipes, or tell one: its numbers and what was published"),

@@ -51,7 +51,9 @@ def test_a_painted_map_has_small_objects_on_top_and_says_nothing_of_crowds():
 def test_a_map_of_the_data_is_given_as_it_is_and_none_is_made_up():
     own = np.full((3, 3), 5, np.int32)
     assert no_objects((3, 3), own).class_map() is own
-    for target, background in ((no_objects((3, 3)), 0), (target_of(random_masks(1, (9, 9)), [0]), None)):
+    assert no_objects((3, 3)).class_map(2).tolist() == [[2] * 3] * 3
+    boxes = Target((3, 3), np.zeros(1, int), np.zeros((1, 4)), np.zeros(1, bool))
+    for target, background in ((boxes, 0), (target_of(random_masks(1, (9, 9)), [0]), None)):
         with pytest.raises(ValueError, match="class"):
             target.class_map(background)
     with pytest.raises(ValueError, match="layers"):

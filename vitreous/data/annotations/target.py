@@ -70,9 +70,11 @@ class Target:
         """
         if self.classes is not None:
             return self.classes
-        if self.layers is None or background is None:
+        if background is None or (self.layers is None and len(self)):
             raise ValueError("no class map, no masks to paint one from, or no class for what is between them")
         painted = np.full(self.size, background, np.int32)
+        if not len(self):
+            return painted
         masks = self.masks()
         for number in np.argsort(-masks.reshape(len(masks), -1).sum(1), kind="stable"):
             painted[masks[number]] = IGNORE if self.crowd[number] else self.labels[number]

@@ -1,0 +1,145 @@
+"""COCO, Pascal VOC, YOLO, LabelMe and CSV: the same scenes are the same targets, also after `data convert`."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.annotations.writing_scenes import (
+    CLASSES,
+    SIZE,
+    SPLITS,
+    WRITERS,
+    numbers_of,
+    scene,
+    write_coco,
+    write_yolo,
+)
+from vitreous.data.annotations.shapes import mask_of_polygon, runs_of_mask
+from vitreous.data.annotations.writing import convert_annotations
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError, UsageError
+
+
+def targets(data):
+    """Split and name of each image -> its target."""
+    return {
+        (name, Path(split.name(sample)).stem): split.target(sample)
+        for name, split in data.splits.items()
+        for sample in range(len(split))
+    }
+
+
+def check_scenes(data, masks=False):
+    """All objects are those of `scene`."""
+    rows = targets(data)
+    assert data.classes == CLASSES and {name: len(split) for name, split in data.splits.items()} == SPLITS
+    for split in SPLITS:
+        for number in numbers_of(split):
+            target, expected = rows[split, str(number)], scene(number)
+            boxes = [[min(edge, side) for edge, side in zip(box, (32, 24, 32, 24), strict=True)] for _, box in expected]
+            assert target.size == SIZE and target.labels.tolist() == [label for label, _ in expected]
+            assert np.allclose(target.boxes, np.array(boxes).reshape(-1, 4), atol=1e-4)
+            present = data.splits[split].labels[list(numbers_of(split)).index(number)]
+            assert set(np.flatnonzero(present)) == {label for label, _ in expected}
+            for row, (left, top, right, bottom) in enumerate(boxes if masks else []):
+                mask = target.mask(row)
+                assert mask.sum() == (right - left) * (bottom - top) and mask[top:bottom, left:right].all()
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_every_format_is_read_alike(tmp_path, form):
+    data = open_data(str(WRITERS[form](tmp_path)))
+    order = {
+        split: [Path(part.name(sample)).stem for sample in range(len(part))] for split, part in data.splits.items()
+    }
+    if form == "coco":  # in the order of the file
+        assert order == {"train": ["2", "1", "0"], "val": ["4", "3"]}
+        data.splits.update({name: part.take(np.arange(len(part))[::-1]) for name, part in data.splits.items()})
+    check_scenes(data, masks=form in ("coco", "labelme"))
+
+
+def test_polygons_of_yolo_are_masks(tmp_path):
+    check_scenes(open_data(str(write_yolo(tmp_path, polygons=True))), masks=True)
+
+
+@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("to", ["coco", "voc", "yolo"])
+def test_conversion_changes_no_target(tmp_path, form, to):
+    data = open_data(str(WRITERS[form](tmp_path / "in")))
+    counts = convert_annotations(data, tmp_path / "out", to)["splits"]
+    again = open_data(str(tmp_path / "out"))
+    before, after = targets(data), targets(again)
+    assert counts["train"] == {"images": 3, "objects": sum(len(scene(number)) for number in range(3))}
+    assert before.keys() == after.keys()
+    for name, target in before.items():
+        assert [data.classes[k] for k in target.labels] == [again.classes[k] for k in after[name].labels]
+        assert np.allclose(target.boxes, after[name].boxes, atol=1e-5)
+        if to == "coco" and target.layers is not None:
+            assert np.array_equal(target.masks(), after[name].masks())
+    assert not [note for note in again.notes if "held out" in note]
+
+
+def test_masks_are_painted_and_read_again(tmp_path):
+    data = open_data(str(write_coco(tmp_path / "in")))
+    convert_annotations(data, tmp_path / "out", "masks")
+    again = open_data(str(tmp_path / "out"))
+    assert again.classes == ("background", *CLASSES)
+    before = targets(data)
+    for name, target in targets(again).items():
+        wanted = before[name].class_map(background=-2) + 1
+        assert np.array_equal(target.class_map(), np.maximum(wanted, 0))
+
+
+def test_a_held_out_part_is_not_written_as_validation(tmp_path):
+    home = write_yolo(tmp_path / "in")
+    (home / "data.yaml").write_text("train: [images/train, images/val]\nnames: [cat, dog, owl]\n")
+    data = open_data(str(home))
+    assert "val" not in convert_annotations(data, tmp_path / "out", "yolo")["splits"]
+    assert sum(len(split) for split in open_data(str(tmp_path / "out")).splits.values()) == 5
+
+
+def test_conversions_that_cannot_be(tmp_path):
+    boxes = open_data(str(WRITERS["voc"](tmp_path / "voc")))
+    with pytest.raises(DataError, match="boxes, no masks"):
+        convert_annotations(boxes, tmp_path / "out", "masks")
+    with pytest.raises(DataError, match="what is where"):
+        convert_annotations(open_data("digits"), tmp_path / "out", "coco")
+    with pytest.raises(UsageError, match="exists already"):
+        convert_annotations(boxes, tmp_path / "voc", "coco")
+    with pytest.raises(UsageError, match="no format"):
+        convert_annotations(boxes, tmp_path / "out", "kitti")
+    assert not (tmp_path / "out").exists()
+
+
+def test_crowds_and_run_lengths(tmp_path):
+    home = write_coco(tmp_path)
+    place = home / "annotations" / "instances_val2017.json"
+    document = json.loads(place.read_text())
+    mask = mask_of_polygon(np.array([(3, 3), (9, 4), (6, 20)]), SIZE)
+    crowd = {"id": 999, "image_id": 97, "category_id": 10, "iscrowd": 1, "bbox": [3, 3, 6, 17]}
+    crowd["segmentation"] = {"counts": runs_of_mask(mask), "size": list(SIZE)}
+    document["annotations"].append(crowd)
+    place.write_text(json.dumps(document))
+    target = targets(open_data(str(home)))["val", "3"]
+    assert (
+        target.crowd.tolist()[-1] and not target.crowd[:-1].any() and np.array_equal(target.mask(len(target) - 1), mask)
+    )
+    data = open_data(str(home))
+    convert_annotations(data, tmp_path / "out", "coco")
+    again = targets(open_data(str(tmp_path / "out")))["val", "3"]
+    assert again.crowd.tolist() == target.crowd.tolist() and np.array_equal(again.masks(), target.masks())
+
+
+def test_voc_that_counts_from_zero_and_boxes_without_area(tmp_path):
+    home = WRITERS["voc"](tmp_path)
+    place = home / "Annotations" / "3.xml"
+    box = (
+        "<object><name>cat</name><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox></object>"
+    )
+    rows = box.format(0, 4, 8, 9) + box.format(5, 5, 5, 9)
+    place.write_text(f"<annotation>{rows}</annotation>")
+    data = open_data(str(home))
+    assert targets(data)["val", "3"].boxes.tolist() == [[0, 4, 8, 9]]
+    assert any("1 objects of no area" in note and "3.xml" in note for note in data.notes)

@@ -1,0 +1,80 @@
+"""Polygons and run lengths as masks, and objects as targets."""
+
+import numpy as np
+import pytest
+
+from vitreous.data.annotations.shapes import Shape, decode_runs, mask_of_polygon, mask_of_runs, runs_of_mask, target_of
+from vitreous.errors import DataError
+
+coco_mask = pytest.importorskip("pycocotools.mask")
+
+
+def drawn(seed, size=(23, 17)):
+    return np.random.default_rng(seed).random(size) < 0.4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_run_lengths_are_those_of_pycocotools_both_ways(seed):
+    mask = drawn(seed, (23 + seed, 41))
+    compressed = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
+    runs = decode_runs(compressed["counts"].decode())
+    assert runs == runs_of_mask(mask)
+    assert np.array_equal(mask_of_runs(runs, mask.shape), mask)
+    again = coco_mask.frPyObjects({"counts": runs, "size": list(mask.shape)}, *mask.shape)
+    assert np.array_equal(coco_mask.decode(again), mask)
+
+
+@pytest.mark.parametrize("mask", [np.zeros((3, 4), bool), np.ones((3, 4), bool)])
+def test_masks_of_one_value(mask):
+    assert np.array_equal(mask_of_runs(runs_of_mask(mask), mask.shape), mask)
+
+
+def test_a_pixel_is_inside_where_its_middle_is():
+    def inside(x, y, corners):
+        """Even-odd rule, a ray to the right."""
+        count = 0
+        for (x0, y0), (x1, y1) in zip(corners, np.roll(corners, -1, 0), strict=True):
+            if (y0 <= y) != (y1 <= y):
+                count += x0 + (y - y0) * (x1 - x0) / (y1 - y0) > x
+        return count % 2 == 1
+
+    draw = np.random.default_rng(0)
+    for corners in [draw.uniform(-4, 24, (count, 2)) for count in (3, 4, 5, 9)]:
+        expected = [[inside(x + 0.5, y + 0.5, corners) for x in range(20)] for y in range(16)]
+        assert np.array_equal(mask_of_polygon(corners, (16, 20)), expected)
+    square = np.array([(2, 3), (7, 3), (7, 9), (2, 9)])
+    mask = mask_of_polygon(square, (16, 20))
+    assert mask.sum() == 30 and mask[3:9, 2:7].all()
+    assert not mask_of_polygon(square[:2], (16, 20)).any()
+
+
+def test_polygons_cover_nearly_what_pycocotools_fills():
+    turns = np.linspace(0, 2 * np.pi, 30, endpoint=False)
+    corners = np.stack([50 + 30 * np.cos(turns), 40 + 20 * np.sin(turns)], 1)
+    theirs = coco_mask.decode(coco_mask.frPyObjects([corners.ravel().tolist()], 90, 110))[..., 0].astype(bool)
+    ours = mask_of_polygon(corners, (90, 110))
+    assert (ours & theirs).sum() / (ours | theirs).sum() > 0.95
+    assert ours.sum() == pytest.approx(0.5 * 30 * 20 * 30 * np.sin(2 * np.pi / 30), rel=0.01)  # the area of the polygon
+
+
+def test_objects_as_a_target():
+    square = np.array([(2, 3), (7, 3), (7, 9), (2, 9)], np.float32)
+    hole = Shape(1, None, (square, square[:, ::-1]))
+    shapes = [Shape(0, None, (square,)), hole, Shape(2, (-5, -5, 40, 6), (square,), crowd=True)]
+    target = target_of(shapes, (16, 20), "a.json")
+    assert target.labels.tolist() == [0, 1, 2] and target.crowd.tolist() == [False, False, True]
+    assert target.boxes.tolist() == [[2, 3, 7, 9], [2, 2, 9, 9], [0, 0, 20, 6]]
+    assert len(target.layers) == 3 and np.array_equal(target.mask(0), mask_of_polygon(square, (16, 20)))
+    boxes = target_of([Shape(0, (1, 1, 4, 4)), Shape(0, None, (square,)), Shape(1, (30, 1, 40, 4))], (16, 20), "a")
+    assert boxes.layers is None and boxes.boxes.tolist() == [[1, 1, 4, 4], [2, 3, 7, 9]]
+    runs = Shape(0, None, (), runs_of_mask(drawn(0)))
+    assert target_of([runs], (23, 17), "a").boxes.tolist() == [[0, 0, 17, 23]]
+    with pytest.raises(DataError, match=r"a\.json, object 1: the run lengths cover 391 pixels, the image has 392"):
+        target_of([runs], (28, 14), "a.json")
+    assert len(target_of([], (4, 4), "a")) == 0
+
+
+@pytest.mark.parametrize("text", ["\x1f", "o", "ÿ"])
+def test_damaged_run_lengths(text):
+    with pytest.raises(ValueError, match="run lengths"):
+        decode_runs(text)

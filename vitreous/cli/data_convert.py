@@ -1,0 +1,43 @@
+"""vitreous data convert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from vitreous.cli.console import Console
+
+
+@dataclass(frozen=True)
+class Options:
+    """Write images with boxes or masks in another format, as a new folder.
+
+    Example: vitreous data convert cells/ cells-coco --to coco
+    """
+
+    source: Annotated[Positional[str], arg(metavar="DATA")]
+    """COCO, Pascal VOC, YOLO, LabelMe, a CSV file of boxes, or masks beside images."""
+    out: Annotated[Positional[str], arg(metavar="DIR")]
+    """The folder to make."""
+    to: Literal["coco", "yolo", "voc", "masks"] = "coco"
+    """The format: coco keeps boxes, masks and crowds; yolo and voc boxes; masks a class for every pixel."""
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """Convert, and print what was written."""
+    from pathlib import Path
+
+    from vitreous.data.annotations.writing import convert_annotations
+    from vitreous.data.sources import open_data
+
+    data = open_data(options.source)
+    for note in data.notes:
+        if not note.startswith("held out"):
+            console.note(note)
+    document = convert_annotations(data, Path(options.out), options.to, console)
+    rows = [[name, f"{row['images']:,}", f"{row['objects']:,}"] for name, row in document["splits"].items()]
+    console.table(["split", "images", "objects"], rows)
+    console.say(f"{len(document['classes'])} classes, as {options.to}: {document['out']}")
+    return document

@@ -1,0 +1,98 @@
+"""CSV: a row for each box, with a header.
+
+    image,class,left,top,right,bottom[,split]
+
+Columns are known by these names or by others in use (`filename`, `label`, `xmin`, `x1` ...); corners are pixels, of
+which the image has those from 0 to its width and height. A row without a class and corners is an image without an
+object. Paths are relative to the folder of the file. Classes are in alphabetical order.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from pathlib import Path
+
+from vitreous.data.annotations.objects import Scene, data_of_scenes, finite
+from vitreous.data.annotations.shapes import Shape
+from vitreous.data.split import Data
+from vitreous.errors import DataError, printable
+
+NAMES = {
+    "image": ("image", "filename", "file_name", "path", "image_path", "image_id", "file"),
+    "class": ("class", "label", "class_name", "category", "name"),
+    "left": ("left", "xmin", "x_min", "x1"),
+    "top": ("top", "ymin", "y_min", "y1"),
+    "right": ("right", "xmax", "x_max", "x2"),
+    "bottom": ("bottom", "ymax", "y_max", "y2"),
+    "split": ("split", "subset", "set"),
+}
+EDGES = ("left", "top", "right", "bottom")
+SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+
+
+def is_box_table(path: Path) -> bool:
+    """Whether a CSV file has columns for the corners of boxes."""
+    if not path.is_file():  # a pipe would be waited for
+        return False
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            columns = columns_of(next(csv.reader(file), []))
+    except (OSError, csv.Error):
+        return False
+    return all(edge in columns for edge in EDGES)
+
+
+def columns_of(head: list[str]) -> dict[str, int]:
+    """Meaning -> position of a column."""
+    words = [word.strip().lower() for word in head]
+    firsts = {key: next((words.index(name) for name in names if name in words), None) for key, names in NAMES.items()}
+    return {key: position for key, position in firsts.items() if position is not None}
+
+
+def box_table(path: Path, split_seed: int = 0) -> Data:
+    """Open a file. Without `val`, a tenth of `train` is held out.
+
+    Raises DataError for a header without image or class, and for rows that are no boxes, by their number.
+    """
+    origin = printable(path)
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        try:
+            head, *rows = csv.reader(file, strict=True)
+        except csv.Error as error:
+            raise DataError(f"{origin} is no CSV ({error})", "mend it") from None
+    columns = columns_of(head)
+    if missing := [key for key in ("image", "class") if key not in columns]:
+        raise DataError(f"{origin} has no column {missing[0]}", f"name it one of {', '.join(NAMES[missing[0]])}")
+    boxes: dict[tuple[str, str], list[tuple[str, Shape]]] = defaultdict(list)
+    for number, row in enumerate(rows, 2):
+        if not any(row):
+            continue
+        where = f"{origin}, line {number}"
+        if len(row) < len(head):
+            raise DataError(f"{where} has {len(row)} cells, the header {len(head)}", "mend it")
+        cells = {key: row[position].strip() for key, position in columns.items()}
+        split = SPLITS.get(cells.get("split", "train").lower())
+        if split is None:
+            raise DataError(f"{where}: split {printable(cells['split'])}", f"one of {', '.join(SPLITS)}")
+        if not cells["image"]:
+            raise DataError(f"{where} names no image", "give its path")
+        objects = boxes[split, cells["image"]]
+        if not any(cells[key] for key in ("class", *EDGES)):
+            continue
+        left, top, right, bottom = finite([cells[edge] for edge in EDGES], where)
+        if not cells["class"] or right < left or bottom < top:
+            problem = "the box ends before it begins" if cells["class"] else "the box has no class"
+            raise DataError(f"{where}: {problem}", "mend or remove it")
+        objects.append((cells["class"], Shape(0, (left, top, right, bottom))))
+    classes = sorted({name for objects in boxes.values() for name, _ in objects})
+    scenes: dict[str, list[Scene]] = defaultdict(list)
+    for (split, name), objects in boxes.items():
+        image = path.parent / name
+        if not image.is_file():
+            raise DataError(
+                f"{origin}: the image {printable(name)} is not there", "paths are relative to the file's folder"
+            )
+        shapes = tuple(Shape(classes.index(label), shape.box) for label, shape in objects)
+        scenes[split].append(Scene(image, shapes, path))
+    return data_of_scenes(origin, classes, scenes, split_seed, [])

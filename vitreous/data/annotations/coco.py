@@ -1,0 +1,198 @@
+"""COCO: one JSON file of boxes, polygons and run lengths for the images of a split, or a panoptic one with PNG files.
+
+    DIR/annotations/instances_train2017.json   DIR/train2017/*.jpg, or DIR/images/train2017/*.jpg, or DIR/images/*.jpg
+    DIR/train/_annotations.coco.json           DIR/train/*.jpg
+    FILE.json                                  images beside it, or in `images` beside it
+
+Everything is found by its id: ids of images and categories may have gaps and any order. Classes are in the order of the
+ids of their categories.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, matching_image
+from vitreous.data.annotations.shapes import Shape, decode_runs
+from vitreous.data.decoding.decode import read_regular
+from vitreous.data.layouts.folder import list_images
+from vitreous.data.split import Data
+from vitreous.errors import DataError, printable
+
+FILES = ("instances_*.json", "*.json")  # in `annotations`, the first pattern that fits any
+INSIDE = "_annotations.coco.json"  # in the folder of a split
+SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+MINI = 2  # corners of a polygon that is none: such parts are left out
+
+
+def is_coco(root: Path) -> bool:
+    """Whether a folder is a data set of this kind, or a file is one of its JSON files."""
+    if root.is_file():
+        return root.suffix.lower() == ".json"
+    return bool(files_of(root))
+
+
+def files_of(root: Path) -> dict[str, Path]:
+    """Split -> JSON file. A file whose name tells no split is `train` where it is alone."""
+    inside = {SPLITS[home.name.lower()]: home / INSIDE for home in root.glob("*") if home.name.lower() in SPLITS}
+    if inside := {split: place for split, place in inside.items() if place.is_file()}:
+        return inside
+    for pattern in FILES:
+        places = sorted((root / "annotations").glob(pattern))
+        named = {split_in(place.stem): place for place in places}
+        if len(places) == 1 and None in named:
+            return {"train": places[0]}
+        if named := {split: place for split, place in named.items() if split}:
+            return named
+    return {}
+
+
+def split_in(name: str) -> str | None:
+    """The split that a file name tells: `instances_val2017` is val."""
+    words = re.findall(r"[a-z]+", name.lower())
+    return next((SPLITS[word] for word in words if word in SPLITS), None)
+
+
+def coco(root: Path, split_seed: int = 0) -> Data:
+    """Open a folder or one JSON file. Without `val`, a tenth of `train` is held out.
+
+    Raises DataError for what is no such JSON, for ids that are missing or there twice, and for images that are missing.
+    """
+    files = {"train": root} if root.is_file() else files_of(root)
+    documents = {split: read_document(place) for split, place in files.items()}
+    names: dict[int, str] = {}
+    for split, document in documents.items():
+        for number, name in categories_of(document, printable(files[split])).items():
+            if names.setdefault(number, name) != name:
+                problem = f"category {number} is {printable(names[number])} and {printable(name)}"
+                raise DataError(f"{printable(files[split])}: {problem} in another split", "give all splits the same")
+    classes = {number: place for place, number in enumerate(sorted(names))}
+    scenes = {split: scenes_of(documents[split], place, root, classes) for split, place in files.items()}
+    return data_of_scenes(printable(root), [names[number] for number in sorted(names)], scenes, split_seed, [])
+
+
+def read_document(place: Path) -> dict[str, Any]:
+    """A JSON file with the lists of COCO. Raises DataError."""
+    origin = printable(place)
+    try:
+        document = json.loads(read_regular(place))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{origin} is no JSON ({str(error)[:80]})", "mend or replace it") from None
+    lists = ("images", "annotations", "categories")
+    if not isinstance(document, dict) or not all(isinstance(document.get(name), list) for name in lists):
+        raise DataError(f"{origin} is no file of COCO's", f"it has the lists {', '.join(lists)}")
+    for name in lists:
+        if wrong := next((one for one in document[name] if not isinstance(one, dict)), None):
+            raise DataError(f"{origin}: {str(wrong)[:60]} in {name} is no object", "mend it")
+    return document
+
+
+def categories_of(document: dict[str, Any], origin: str) -> dict[int, str]:
+    """Id -> name. Raises DataError for ids that are no numbers, names that are no text, and ids that come twice."""
+    names: dict[int, str] = {}
+    for row in document["categories"]:
+        number, name = row.get("id"), row.get("name")
+        if not is_id(number) or not isinstance(name, str) or not name:
+            raise DataError(f"{origin}: category {str(row)[:60]} has no id or no name", "it has both")
+        if number in names:
+            raise DataError(f"{origin}: two categories have the id {number}", "give each its own")
+        names[number] = name
+    return names
+
+
+def is_id(value: Any) -> bool:
+    """Whether a value can be an id."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def scenes_of(document: dict[str, Any], place: Path, root: Path, classes: dict[int, int]) -> list[Scene]:
+    """The images of a split with their objects. Raises DataError."""
+    origin, images = printable(place), images_near(place, root)
+    rows: dict[int, list[Shape]] = defaultdict(list)
+    known: dict[int, dict[str, Any]] = {}
+    for row in document["images"]:
+        if not is_id(row.get("id")) or not isinstance(row.get("file_name"), str):
+            raise DataError(f"{origin}: image {str(row)[:60]} has no id or no file_name", "it has both")
+        if row["id"] in known:
+            raise DataError(f"{origin}: two images have the id {row['id']}", "give each its own")
+        known[row["id"]] = row
+    for row in document["annotations"]:
+        where = f"{origin}, annotation {row.get('id')}"
+        if row.get("image_id") not in known:
+            raise DataError(f"{where}: there is no image {row.get('image_id')}", "add the image, or remove it")
+        if row.get("category_id") not in classes:
+            raise DataError(f"{where}: there is no category {row.get('category_id')}", "name it in categories")
+        rows[row["image_id"]].append(shape_of(row, classes[row["category_id"]], where))
+    return [
+        Scene(matching_image(images, row["file_name"], origin), tuple(rows[number]), place, size_in(row))
+        for number, row in known.items()
+    ]
+
+
+def images_near(place: Path, root: Path) -> dict[str, Path]:
+    """The image files that a JSON file can mean, by the end of their path; those nearest to its name win."""
+    home = place.parent if root.is_file() or place.name == INSIDE else root
+    home = home.parent if home.name == "annotations" else home
+    words = [place.stem.split("_", 1)[-1], split_in(place.stem) or ""]
+    folders = [home / inner / word for word in words if word for inner in ("", "images")] + [home / "images", home]
+    images: dict[str, Path] = {}
+    for folder in folders:
+        if folder.is_dir():
+            for image in list_images(folder):
+                images.setdefault(image.name, image)
+                images.setdefault(image.relative_to(folder).as_posix(), image)
+            break
+    return images
+
+
+def size_in(row: dict[str, Any]) -> tuple[int, int] | None:
+    """(height, width) of an image as the file has it; None where it has none."""
+    height, width = row.get("height"), row.get("width")
+    if isinstance(height, int) and isinstance(width, int) and min(height, width) > 0:
+        return height, width
+    return None
+
+
+def shape_of(row: dict[str, Any], label: int, where: str) -> Shape:
+    """One annotation. Raises DataError, naming `where`, for coordinates and run lengths that cannot be meant."""
+    box, mask, crowd = row.get("bbox"), row.get("segmentation"), bool(row.get("iscrowd", 0))
+    corners = None
+    if box is not None:
+        numbers = finite(box if isinstance(box, list) else [box], where)
+        if len(numbers) != 4 or min(numbers[2:]) < 0:
+            raise DataError(f"{where}: bbox {numbers[:8]} is no left, top, width, height", "mend it")
+        corners = (numbers[0], numbers[1], numbers[0] + numbers[2], numbers[1] + numbers[3])
+    if isinstance(mask, dict):
+        return Shape(label, corners, (), runs_in(mask, where), crowd)
+    if mask is not None and not isinstance(mask, list):
+        raise DataError(f"{where}: segmentation is neither polygons nor run lengths", "mend or remove it")
+    polygons = []
+    for part in mask or []:
+        numbers = finite(part if isinstance(part, list) else [part], where)
+        if len(numbers) % 2:
+            raise DataError(f"{where}: a polygon of {len(numbers)} numbers", "they are pairs of x and y")
+        if len(numbers) > 2 * MINI:
+            polygons.append(np.array(numbers, np.float32).reshape(-1, 2))
+    if corners is None and not polygons:
+        raise DataError(f"{where} has neither bbox nor segmentation", "give it either")
+    return Shape(label, corners, tuple(polygons), None, crowd)
+
+
+def runs_in(mask: dict[str, Any], where: str) -> list[int]:
+    """The run lengths of a segmentation, compressed or not. Raises DataError."""
+    counts, size = mask.get("counts"), mask.get("size")
+    try:
+        runs = decode_runs(counts) if isinstance(counts, str) else counts
+        if not isinstance(runs, list) or not all(is_id(run) and run >= 0 for run in runs):
+            raise ValueError("counts are run lengths")
+        if not isinstance(size, list) or len(size) != 2 or sum(runs) != size[0] * size[1]:
+            raise ValueError(f"the run lengths cover {sum(runs)} pixels, size is {size}")
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{where}: {error}", "mend or remove it") from None
+    return runs

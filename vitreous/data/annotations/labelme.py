@@ -1,0 +1,116 @@
+"""LabelMe: a JSON file beside each image, of polygons, rectangles and circles.
+
+    DIR/a.jpg   DIR/a.json, with `shapes` of `label`, `shape_type` and `points`
+
+Folders `train`, `val` and `test` are splits. Shapes of one `group_id` and label are parts of one object. Classes are
+the labels in alphabetical order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, parse_all
+from vitreous.data.annotations.shapes import Shape
+from vitreous.data.decoding.decode import read_regular
+from vitreous.data.layouts.classes import split_homes
+from vitreous.data.layouts.folder import list_images
+from vitreous.data.split import Data
+from vitreous.errors import DataError, printable
+
+ROUND = 64  # corners of a circle as a polygon
+Parsed = tuple[list[tuple[str, Shape]], tuple[int, int] | None]
+
+
+def is_labelme(root: Path) -> bool:
+    """Whether a folder is a data set of this kind: beside the first image, of a split or below it, lies such a file."""
+    for home in (root, *split_homes(root).values()):
+        first = next((place for place in sorted(home.glob("*.json")) if place.is_file()), None)
+        if first is not None:
+            return b'"shapes"' in read_regular(first)
+    return False
+
+
+def labelme(root: Path, split_seed: int = 0) -> Data:
+    """Open a folder. Without `val`, a tenth of `train` is held out; an image without a file has no object.
+
+    Raises DataError for files that are no such JSON, or whose image is missing.
+    """
+    homes = split_homes(root) or {"train": root}
+    images = {split: list_images(home) for split, home in homes.items()}
+    for split, home in homes.items():
+        stems = {place.with_suffix("") for place in images[split]}
+        for place in sorted(home.rglob("*.json")):
+            if place.with_suffix("") not in stems:
+                raise DataError(f"{printable(place)} has no image of its name beside it", "restore or remove it")
+    every = [place for rows in images.values() for place in rows]
+    parsed = dict(zip(every, parse_all(every, parse_file), strict=True))
+    classes = sorted({name for rows, _ in parsed.values() for name, _ in rows})
+
+    def scene(place: Path) -> Scene:
+        rows, size = parsed[place]
+        shapes = tuple(replace(shape, label=classes.index(name)) for name, shape in rows)
+        return Scene(place, shapes, place.with_suffix(".json"), size)
+
+    scenes = {split: [scene(place) for place in rows] for split, rows in images.items()}
+    return data_of_scenes(printable(root), classes, scenes, split_seed, [])
+
+
+def parse_file(image: Path) -> Parsed:
+    """The objects of an image with the names of their classes, and its size. Raises DataError."""
+    place = image.with_suffix(".json")
+    if not place.is_file():
+        return [], None
+    origin = printable(place)
+    try:
+        document = json.loads(read_regular(place))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{origin} is no JSON ({str(error)[:80]})", "mend or remove it") from None
+    if not isinstance(document, dict) or not isinstance(document.get("shapes"), list):
+        raise DataError(f"{origin} is no file of LabelMe's", "it has a list shapes")
+    rows: list[tuple[str, Shape]] = []
+    groups: dict[tuple[str, Any], int] = {}
+    for number, entry in enumerate(document["shapes"], 1):
+        where = f"{origin}, shape {number}"
+        if not isinstance(entry, dict) or not isinstance(entry.get("label"), str) or not entry["label"]:
+            raise DataError(f"{where} has no label", "name its class")
+        name, group = entry["label"], entry.get("group_id")
+        polygon = polygon_of(entry, where)
+        if group is not None and (name, str(group)) in groups:
+            position = groups[name, str(group)]
+            shape = rows[position][1]
+            rows[position] = (name, replace(shape, polygons=(*shape.polygons, polygon)))
+            continue
+        groups[name, str(group)] = len(rows)
+        rows.append((name, Shape(0, None, (polygon,))))
+    height, width = document.get("imageHeight"), document.get("imageWidth")
+    if isinstance(height, int) and isinstance(width, int) and min(height, width) > 0:
+        return rows, (height, width)
+    return rows, None
+
+
+def polygon_of(entry: dict[str, Any], where: str) -> np.ndarray:
+    """(n, 2) float32 corners of a shape. Raises DataError, naming `where`, for points that do not make one."""
+    kind, points = entry.get("shape_type") or "polygon", entry.get("points")
+    if not isinstance(points, list) or not all(isinstance(point, list) and len(point) == 2 for point in points):
+        raise DataError(f"{where} has no points", "they are pairs of x and y")
+    corners = np.array([finite(point, where) for point in points], np.float32).reshape(-1, 2)
+    needed = {"polygon": 3, "rectangle": 2, "circle": 2}.get(kind)
+    if needed is None:
+        raise DataError(f"{where} is a {printable(str(kind))}", "objects are polygons, rectangles and circles")
+    if len(corners) < needed or (needed == 2 and len(corners) > 4):
+        raise DataError(f"{where}: a {kind} of {len(corners)} points", "mend or remove it")
+    if kind == "rectangle":
+        (left, top), (right, bottom) = corners.min(0), corners.max(0)
+        return np.array([(left, top), (right, top), (right, bottom), (left, bottom)], np.float32)
+    if kind == "circle":
+        radius = math.dist(*corners[:2].tolist())
+        turns = np.linspace(0, 2 * math.pi, ROUND, endpoint=False)
+        return (corners[0] + radius * np.stack([np.cos(turns), np.sin(turns)], 1)).astype(np.float32)
+    return corners

@@ -1,0 +1,139 @@
+"""Images with objects from files of annotations: what COCO, Pascal VOC, YOLO, LabelMe and CSV have in common."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.cores import default_workers
+from vitreous.data.annotations.shapes import Box, Shape, target_of
+from vitreous.data.annotations.target import AnnotatedFiles, Target
+from vitreous.data.decoding.decode import read_regular, upright_size
+from vitreous.data.split import Data, Split, with_val
+from vitreous.errors import DataError, printable
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """An image file and what is on it. `origin`: the file that says so; `size`: (height, width) as it has it, if at
+    all."""
+
+    image: Path
+    shapes: tuple[Shape, ...]
+    origin: Path
+    size: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectFiles:
+    """The scenes of a data set; a row is one."""
+
+    scenes: Sequence[Scene]
+
+    def read(self, row: int) -> Target:
+        """Read what is on an image. Raises DataError where its file cannot be read or has another size than told."""
+        scene = self.scenes[row]
+        size = image_size(scene.image)
+        if scene.size is not None and scene.size != size:
+            sizes = [f"{width} x {height}" for height, width in (size, scene.size)]
+            problem = f"{printable(scene.image)} has {sizes[0]} pixels, {printable(scene.origin)} says {sizes[1]}"
+            raise DataError(problem, "mend either, or remove both")
+        return target_of(scene.shapes, size, printable(scene.origin))
+
+    def update(self, digest: Any, rows: np.ndarray) -> None:
+        """Update a hashlib digest with the objects of the images at `rows` (n,) int64."""
+        for row in rows:
+            for shape in self.scenes[int(row)].shapes:
+                digest.update(repr((shape.label, shape.box, shape.crowd)).encode())
+                for polygon in shape.polygons:
+                    digest.update(polygon.tobytes())
+                digest.update(repr(shape.runs).encode() if shape.runs is not None else b"")
+
+
+def data_of_scenes(
+    name: str, classes: Sequence[str], scenes: Mapping[str, Sequence[Scene]], split_seed: int, notes: list[str]
+) -> Data:
+    """Return a data set of scenes by split; without `val`, a tenth of `train` is held out.
+
+    Objects of no area are left out, which a note tells. Raises DataError for splits without `train` or images, and for
+    two classes of one name.
+    """
+    if len(set(classes)) < len(classes):
+        twice = next(one for number, one in enumerate(classes) if one in classes[:number])
+        raise DataError(f"{name} names two classes {printable(twice)}", "rename or join them")
+    if "train" not in scenes or not scenes["train"]:
+        others = ", ".join(split for split, rows in scenes.items() if rows)
+        problem = f"{name} has {others} but no train images" if others else f"no images in {name}"
+        raise DataError(problem, "name one of the splits train")
+    splits: dict[str, Split] = {}
+    for split, rows in scenes.items():
+        if rows:
+            shown = [without_empty(scene) for scene in rows]
+            labels = np.zeros((len(rows), len(classes)), np.float32)
+            for row, scene in enumerate(shown):
+                labels[row, [shape.label for shape in scene.shapes]] = 1
+            images = [scene.image for scene in shown]
+            splits[split] = AnnotatedFiles(images, labels, np.arange(len(rows)), ObjectFiles(shown))
+    notes += empty_notes([scene for rows in scenes.values() for scene in rows])
+    unsplit = list(splits) == ["train"]
+    splits, whole = with_val(splits, split_seed, notes)
+    return Data(name, tuple(classes), splits, notes, unsplit, whole)
+
+
+def without_empty(scene: Scene) -> Scene:
+    """Return the scene without the objects whose boxes have no area."""
+    return replace(scene, shapes=tuple(shape for shape in scene.shapes if not is_empty(shape.extent())))
+
+
+def is_empty(box: Box | None) -> bool:
+    """Whether a box has no area; None is no box."""
+    return box is not None and (box[2] <= box[0] or box[3] <= box[1])
+
+
+def empty_notes(scenes: Sequence[Scene]) -> list[str]:
+    """Return what to note of objects that are left out."""
+    counts = [sum(is_empty(shape.extent()) for shape in scene.shapes) for scene in scenes]
+    if not any(counts):
+        return []
+    first = printable(next(scene.origin for scene, count in zip(scenes, counts, strict=True) if count))
+    return [f"{sum(counts)} objects of no area are left out; the first is in {first}"]
+
+
+def parse_all(places: Sequence[Path], parse: Callable[[Path], Any]) -> list[Any]:
+    """Parse files side by side, in order. Raises the first DataError."""
+    with ThreadPoolExecutor(max(1, default_workers())) as pool:
+        return list(pool.map(parse, places))
+
+
+def finite(values: Sequence[Any], origin: str) -> list[float]:
+    """Numbers as floats. Raises DataError, naming `origin`, for what is no finite number."""
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError):
+        raise DataError(f"{origin}: {list(values)[:8]} are no coordinates", "they are numbers") from None
+    if not all(map(math.isfinite, numbers)):
+        raise DataError(f"{origin}: {numbers[:8]} are no coordinates", "they are finite numbers")
+    return numbers
+
+
+def image_size(place: Path) -> tuple[int, int]:
+    """(height, width) of an image file. Raises DataError."""
+    width, height = upright_size(read_regular(place), printable(place))
+    return height, width
+
+
+def matching_image(images: Mapping[str, Path], name: str, origin: str) -> Path:
+    """The image file of this name, or of this path's end. Raises DataError, naming `origin`."""
+    place = images.get(name) or images.get(os.path.basename(name.replace("\\", "/")))
+    if place is None:
+        raise DataError(
+            f"{origin}: the image {printable(name)} is not there", "restore it, or remove what is said of it"
+        )
+    return place

@@ -1,0 +1,143 @@
+"""Objects as files of annotations have them, boxes, polygons and run lengths, and the masks that these draw.
+
+Coordinates are pixels: x from the left, y from the top; the image reaches from 0 to its width and height. H and W are
+the sides of an image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vitreous.data.annotations.target import Target, box_of, stack_masks
+from vitreous.errors import DataError
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """One object. `label`: its class. `box`, or where a format has none the smallest one around the mask.
+
+    `polygons`: parts of the mask, (n, 2) float32 of x and y each; `runs`: the mask as `mask_of_runs` takes it.
+    """
+
+    label: int
+    box: Box | None = None
+    polygons: tuple[np.ndarray, ...] = ()
+    runs: Sequence[int] | None = None
+    crowd: bool = False
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether the object has more than a box."""
+        return bool(self.polygons) or self.runs is not None
+
+    def mask(self, size: tuple[int, int]) -> np.ndarray:
+        """Return (H, W) bool, the pixels of the object. Raises ValueError for runs of another size."""
+        if self.runs is not None:
+            return mask_of_runs(self.runs, size)
+        mask = np.zeros(size, bool)
+        for polygon in self.polygons:
+            mask |= mask_of_polygon(polygon, size)
+        return mask
+
+    def extent(self) -> Box | None:
+        """The box, or that of the corners of the polygons; None where only the mask tells it."""
+        if self.box is not None or not self.polygons:
+            return self.box
+        corners = np.concatenate(self.polygons)
+        left, top, right, bottom = (float(edge) for edge in (*corners.min(0), *corners.max(0)))
+        return left, top, right, bottom
+
+
+def target_of(shapes: Sequence[Shape], size: tuple[int, int], origin: str) -> Target:
+    """Return the target of an image of `size` (H, W): boxes end at its edges, objects that have no pixel are left out.
+
+    Masks are kept where every object has one. Raises DataError, naming `origin`, for run lengths of another size.
+    """
+    height, width = size
+    edge = np.array([width, height, width, height], np.float32)
+    with_masks = bool(shapes) and all(shape.has_mask for shape in shapes)
+    boxes, masks, rows = [], [], []
+    for number, shape in enumerate(shapes):
+        try:
+            mask = shape.mask(size) if with_masks or shape.extent() is None else None
+        except ValueError as error:
+            raise DataError(f"{origin}, object {number + 1}: {error}", "mend the file, or remove the object") from None
+        extent = shape.extent()
+        box = box_of(mask) if extent is None and mask is not None else np.clip(np.array(extent, np.float32), 0, edge)
+        if box[2] <= box[0] or box[3] <= box[1] or (with_masks and mask is not None and not mask.any()):
+            continue
+        boxes.append(box)
+        rows.append(shape)
+        if with_masks and mask is not None:
+            masks.append(mask)
+    labels = np.array([shape.label for shape in rows], np.int64)
+    crowd = np.array([shape.crowd for shape in rows], bool)
+    table = np.stack(boxes) if boxes else np.zeros((0, 4), np.float32)
+    return Target(size, labels, table, crowd, stack_masks(masks, size) if with_masks else None)
+
+
+def mask_of_polygon(corners: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """(n, 2) corners -> (H, W) bool: the pixels whose centres are inside, by the even-odd rule."""
+    height, width = size
+    mask = np.zeros(size, bool)
+    if len(corners) < 3:
+        return mask
+    x0, y0 = corners.astype(np.float64).T
+    x1, y1 = np.roll(x0, -1), np.roll(y0, -1)
+    first = max(0, math.floor(y0.min() - 0.5))
+    last = min(height - 1, math.ceil(y0.max() - 0.5))
+    middles = np.arange(width) + 0.5
+    for row in range(first, last + 1):
+        y = row + 0.5
+        crossed = (y0 <= y) != (y1 <= y)  # an edge has its upper end, not its lower one
+        if crossed.any():
+            a, b, c, d = x0[crossed], y0[crossed], x1[crossed], y1[crossed]
+            cuts = np.sort(a + (y - b) * (c - a) / (d - b))
+            mask[row] = np.searchsorted(cuts, middles, side="right") % 2 == 1
+    return mask
+
+
+def mask_of_runs(runs: Sequence[int], size: tuple[int, int]) -> np.ndarray:
+    """Lengths of runs of 0 and 1 in turn, 0 first, down the columns as COCO has them -> (H, W) bool.
+
+    Raises ValueError where they do not cover the image, and for negative ones.
+    """
+    lengths = np.asarray(runs, np.int64)
+    if (lengths < 0).any() or lengths.sum() != size[0] * size[1]:
+        raise ValueError(f"the run lengths cover {int(lengths.sum())} pixels, the image has {size[0] * size[1]}")
+    return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(size[::-1]).T
+
+
+def runs_of_mask(mask: np.ndarray) -> list[int]:
+    """(H, W) bool -> the lengths that `mask_of_runs` takes."""
+    flat = mask.T.ravel()
+    edges = np.flatnonzero(np.diff(flat)) + 1
+    lengths = np.diff([0, *edges.tolist(), flat.size]).tolist()
+    return [0, *lengths] if flat.size and flat[0] else lengths
+
+
+def decode_runs(text: str) -> list[int]:
+    """COCO's compressed run lengths as numbers: 5 bits a letter, the lowest first, bit 6 for more to come; from the
+    third on each is the difference to the one before the last. Raises ValueError for letters beyond these."""
+    runs: list[int] = []
+    value = shift = 0
+    for letter in text:
+        bits = ord(letter) - 48
+        if not 0 <= bits < 64:
+            raise ValueError(f"{letter!r} is no letter of compressed run lengths")
+        value |= (bits & 31) << shift
+        shift += 5
+        if not bits & 32:
+            if bits & 16:
+                value -= 1 << shift
+            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+            value = shift = 0
+    if shift:
+        raise ValueError("compressed run lengths end in the middle of a number")
+    return runs

@@ -1,0 +1,117 @@
+"""Pascal VOC: an XML file of boxes for each image.
+
+    DIR/Annotations/a.xml   DIR/JPEGImages/a.jpg   DIR/ImageSets/Main/{train,val,test}.txt, of names without ending
+
+Corners are pixels counted from 1, both of them inside the box; a box from 1 to 1 is the first pixel. Files that count
+from 0, as many tools write them, are known by a 0 among the left and upper edges of the data set: then nothing is taken
+off. Objects marked `difficult` are crowds: neither learned as objects nor judged.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, parse_all
+from vitreous.data.annotations.shapes import Shape
+from vitreous.data.decoding.decode import read_regular
+from vitreous.data.layouts.folder import list_images
+from vitreous.data.split import Data
+from vitreous.errors import DataError, printable
+
+IMAGES, SETS = ("JPEGImages", "images"), Path("ImageSets") / "Main"
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+Named = tuple[str, Shape]  # the name of a class, and an object
+
+
+def is_voc(root: Path) -> bool:
+    """Whether a folder is a data set of this kind."""
+    return any((root / "Annotations").glob("*.xml")) and image_folder(root) is not None
+
+
+def image_folder(root: Path) -> Path | None:
+    """The folder of the images, None where there is none."""
+    return next((root / name for name in IMAGES if (root / name).is_dir()), None)
+
+
+def voc(root: Path, split_seed: int = 0) -> Data:
+    """Open a folder. Without `val`, a tenth of `train` is held out.
+
+    Raises DataError for files that are no such XML, images or annotations that are missing, and lists without either.
+    """
+    folder = image_folder(root)
+    assert folder is not None, "asked by is_voc"
+    images = {place.stem: place for place in list_images(folder)}
+    files = {place.stem: place for place in sorted((root / "Annotations").glob("*.xml"))}
+    names = splits_of(root, files)
+    for split, stems in names.items():
+        for stem in stems:
+            for table, kind, where in ((files, "annotations", root / "Annotations"), (images, "image", folder)):
+                if stem not in table:
+                    problem = f"{printable(stem)} of {split} has no {kind} in {printable(where)}"
+                    raise DataError(problem, "restore the file, or remove the name from the list")
+    wanted = sorted({stem for stems in names.values() for stem in stems})
+    parsed = dict(zip(wanted, parse_all([files[stem] for stem in wanted], parse_file), strict=True))
+    classes = sorted({name for rows, _ in parsed.values() for name, _ in rows})
+    zero = any(min(shape.box[:2]) < 1 for rows, _ in parsed.values() for _, shape in rows if shape.box)
+    scenes = {
+        split: [
+            Scene(images[stem], shapes_of(parsed[stem][0], classes, 0 if zero else 1), files[stem], parsed[stem][1])
+            for stem in stems
+        ]
+        for split, stems in names.items()
+    }
+    return data_of_scenes(printable(root), classes, scenes, split_seed, [])
+
+
+def splits_of(root: Path, files: dict[str, Path]) -> dict[str, list[str]]:
+    """Split -> names of its images, by the lists; all of them are `train` where there are no lists."""
+    names = {}
+    for split in ("train", "val", "test"):
+        place = root / SETS / f"{split}.txt"
+        if place.is_file():
+            lines = place.read_text("utf-8", "replace").splitlines()
+            names[split] = [line.split()[0] for line in lines if line.strip()]
+    return names or {"train": list(files)}
+
+
+def parse_file(place: Path) -> tuple[list[Named], tuple[int, int] | None]:
+    """The objects of an image with the names of their classes, corners as the file has them, and its size.
+
+    Raises DataError for what is no XML of this kind; a document with declarations of its own is refused.
+    """
+    origin, content = printable(place), read_regular(place)
+    if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
+        raise DataError(f"{origin} declares entities", "annotations need none: remove the declaration")
+    try:
+        tree = ElementTree.fromstring(content)
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        raise DataError(f"{origin} is no XML ({error})", "mend or remove it") from None
+    rows = []
+    for number, element in enumerate(tree.iter("object"), 1):
+        where = f"{origin}, object {number}"
+        name = (element.findtext("name") or "").strip()
+        if not name:
+            raise DataError(f"{where} has no name", "name its class")
+        corners = [element.findtext(f"bndbox/{key}") for key in CORNERS]
+        left, top, right, bottom = finite(corners, where)
+        if right < left or bottom < top:
+            raise DataError(f"{where}: the box ends before it begins", "exchange its corners")
+        crowd = (element.findtext("difficult") or "0").strip() == "1"
+        rows.append((name, Shape(0, (left, top, right, bottom), crowd=crowd)))
+    size = [tree.findtext(f"size/{key}") for key in ("height", "width")]
+    if all(text and text.strip().isdecimal() and int(text) for text in size):
+        return rows, (int(size[0] or 0), int(size[1] or 0))
+    return rows, None
+
+
+def shapes_of(rows: list[Named], classes: list[str], first: int) -> tuple[Shape, ...]:
+    """Objects with the positions of their classes; `first`: the number of the first pixel."""
+    shapes = []
+    for name, shape in rows:
+        assert shape.box is not None, "every object of this format has one"
+        left, top, right, bottom = shape.box
+        box = (left - first, top - first, right, bottom) if right > left and bottom > top else (left, top, left, top)
+        shapes.append(replace(shape, label=classes.index(name), box=box))
+    return tuple(shapes)

@@ -1,0 +1,200 @@
+"""Writing what is where on images as COCO, YOLO, Pascal VOC, or class maps beside the images."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from vitreous.data.annotations.drawing import class_colours, picture_of_map
+from vitreous.data.annotations.masks import CLASSES
+from vitreous.data.annotations.painted import paint_classes
+from vitreous.data.annotations.shapes import runs_of_mask
+from vitreous.data.annotations.target import AnnotatedFiles, AnnotatedSplit, Target
+from vitreous.data.split import Data, Split
+from vitreous.disk import atomic_path, write_error
+from vitreous.errors import DataError, UsageError, printable
+from vitreous.progress import Listener, NullListener
+
+Rows = list[tuple[str, Target]]  # the name of an image in the new folder, and what is on it
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: where it has its images, with {split}, what writes the annotations of a split, and what ends it."""
+
+    images: str
+    write_split: Callable[[Path, str, Rows, tuple[str, ...]], None]
+    finish: Callable[[Path, dict[str, Rows], tuple[str, ...]], None] = lambda home, splits, classes: None
+    loses_masks: bool = True
+
+
+def convert_annotations(data: Data, out: Path, to: str, listener: Listener | None = None) -> dict[str, Any]:
+    """Write a data set with annotations in another format: `coco`, `yolo`, `voc` or `masks`, images included.
+
+    Validation images that were held out, not given, stay in `train`. Returns the images and objects of each split.
+    Raises UsageError for an unknown format and a folder that is there, DataError for data without annotations, or
+    without what the format needs.
+    """
+    listener = listener or NullListener()
+    if to not in FORMATS:
+        raise UsageError(f"--to {to} is no format", f"use one of {', '.join(FORMATS)}")
+    if out.exists() or out.is_symlink():
+        raise UsageError(f"{printable(out)} exists already, and is not overwritten", "name another folder")
+    if to == "masks":
+        data = paint_classes(data)
+    form, splits = FORMATS[to], given_splits(data)
+    counts: dict[str, dict[str, int]] = {}
+    lost = 0
+    try:
+        with atomic_path(out) as home:
+            written: dict[str, Rows] = {}
+            for name, split in splits.items():
+                written[name] = copy_images(split, home / form.images.format(split=name), written, listener)
+                targets = [target for _, target in written[name]]
+                if to != "masks" and any(target.classes is not None and not len(target) for target in targets):
+                    hint = "use --to masks"
+                    raise DataError(f"{data.name} has class maps, which tell no objects", hint)
+                lost += sum(target.layers is not None for target in targets) * form.loses_masks
+                form.write_split(home, name, written[name], data.classes)
+                counts[name] = {"images": len(targets), "objects": sum(map(len, targets))}
+            form.finish(home, written, data.classes)
+    except OSError as error:
+        raise write_error(out, error) from None
+    if lost:
+        listener.note(f"masks on {lost} images become their boxes: use --to coco to keep them")
+    return {"out": os.fspath(out), "format": to, "classes": list(data.classes), "splits": counts}
+
+
+def given_splits(data: Data) -> dict[str, AnnotatedSplit]:
+    """The splits as the data set has them, without a `val` that was drawn. Raises DataError for other data."""
+    splits: dict[str, Split] = dict(data.splits)
+    if data.whole is not None:
+        splits = {name: split for name, split in splits.items() if name != "val"} | {"train": data.whole}
+    annotated = {name: split for name, split in splits.items() if isinstance(split, AnnotatedSplit)}
+    if len(annotated) < len(splits):
+        hint = "name data in COCO's, VOC's, YOLO's or LabelMe's format, with masks, or a CSV file of boxes"
+        raise DataError(f"{data.name} does not say what is where on its images", hint)
+    return annotated
+
+
+def copy_images(split: AnnotatedSplit, folder: Path, others: dict[str, Rows], listener: Listener) -> Rows:
+    """Copy the images of a split into a folder, and read what is on them. Names that are taken get a number before
+    them. Raises DataError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    taken = {Path(name).stem for rows in others.values() for name, _ in rows}
+    rows: Rows = []
+    for sample in range(len(split)):
+        place = path_of(split, sample)
+        stem = place.stem if place.stem not in taken else f"{sample}-{place.stem}"
+        taken.add(stem)
+        target = split.target(sample)
+        shutil.copyfile(place, folder / (stem + place.suffix))
+        rows.append((stem + place.suffix, target))
+        listener.progress("convert", sample + 1, len(split), place.name)
+    return rows
+
+
+def path_of(split: AnnotatedSplit, sample: int) -> Path:
+    """The file of an image. Raises DataError for images in archives."""
+    inner = getattr(split, "split", split)  # of one that paints class maps
+    if not isinstance(inner, AnnotatedFiles):
+        raise DataError(f"{printable(split.name(sample))} is no file of its own", "unpack the data set first")
+    return Path(inner.path(sample))
+
+
+def write_coco(home: Path, split: str, rows: Rows, classes: tuple[str, ...]) -> None:
+    """`annotations/instances_SPLIT.json`; masks as run lengths."""
+    images, annotations = [], []
+    for number, (name, target) in enumerate(rows, 1):
+        images.append({"id": number, "file_name": name, "height": target.size[0], "width": target.size[1]})
+        for row in range(len(target)):
+            left, top, right, bottom = (float(edge) for edge in target.boxes[row])
+            label, area = int(target.labels[row]) + 1, (right - left) * (bottom - top)
+            entry: dict[str, Any] = {"id": len(annotations) + 1, "image_id": number, "category_id": label, "area": area}
+            entry |= {"bbox": [left, top, right - left, bottom - top], "iscrowd": int(target.crowd[row])}
+            if target.layers is not None:
+                mask = target.mask(row)
+                entry["area"] = int(mask.sum())
+                entry["segmentation"] = {"size": list(target.size), "counts": runs_of_mask(mask)}
+            annotations.append(entry)
+    categories = [{"id": number, "name": name} for number, name in enumerate(classes, 1)]
+    document = {"images": images, "annotations": annotations, "categories": categories}
+    place = home / "annotations" / f"instances_{split}.json"
+    place.parent.mkdir(exist_ok=True)
+    place.write_text(json.dumps(document, ensure_ascii=False), "utf-8")
+
+
+def write_yolo(home: Path, split: str, rows: Rows, classes: tuple[str, ...]) -> None:
+    """`labels/SPLIT/NAME.txt`: class, centre and sides in shares; crowds are left out."""
+    folder = home / "labels" / split
+    folder.mkdir(parents=True)
+    for name, target in rows:
+        height, width = target.size
+        lines = []
+        for row in np.flatnonzero(~target.crowd):
+            left, top, right, bottom = (float(edge) for edge in target.boxes[row])
+            middle = (left + right) / 2 / width, (top + bottom) / 2 / height
+            shares = *middle, (right - left) / width, (bottom - top) / height
+            lines.append(f"{int(target.labels[row])} " + " ".join(f"{share:.9g}" for share in shares))
+        (folder / name).with_suffix(".txt").write_text("\n".join(lines) + "\n" * bool(lines), "utf-8")
+
+
+def finish_yolo(home: Path, splits: dict[str, Rows], classes: tuple[str, ...]) -> None:
+    """`data.yaml`."""
+    config = {split: f"images/{split}" for split in splits} | {"names": dict(enumerate(classes))}
+    (home / "data.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "utf-8")
+
+
+def write_voc(home: Path, split: str, rows: Rows, classes: tuple[str, ...]) -> None:
+    """`Annotations/NAME.xml`, corners counted from 1, and the list of the split."""
+    for place in (home / "Annotations", home / "ImageSets" / "Main"):
+        place.mkdir(parents=True, exist_ok=True)
+    for name, target in rows:
+        root = ElementTree.Element("annotation")
+        ElementTree.SubElement(root, "filename").text = name
+        size = ElementTree.SubElement(root, "size")
+        for key, side in zip(("width", "height", "depth"), (target.size[1], target.size[0], 3), strict=True):
+            ElementTree.SubElement(size, key).text = str(side)
+        for row in range(len(target)):
+            element = ElementTree.SubElement(root, "object")
+            ElementTree.SubElement(element, "name").text = classes[target.labels[row]]
+            ElementTree.SubElement(element, "difficult").text = str(int(target.crowd[row]))
+            box = ElementTree.SubElement(element, "bndbox")
+            left, top, right, bottom = (float(edge) for edge in target.boxes[row])
+            corners = zip(("xmin", "ymin", "xmax", "ymax"), (left + 1, top + 1, right, bottom), strict=True)
+            for key, edge in corners:
+                ElementTree.SubElement(box, key).text = f"{edge:.9g}"
+        ElementTree.indent(root)
+        ElementTree.ElementTree(root).write((home / "Annotations" / name).with_suffix(".xml"), "utf-8")
+    stems = "\n".join(Path(name).stem for name, _ in rows)
+    (home / "ImageSets" / "Main" / f"{split}.txt").write_text(stems + "\n", "utf-8")
+
+
+def write_masks(home: Path, split: str, rows: Rows, classes: tuple[str, ...]) -> None:
+    """`masks/SPLIT/NAME.png`, pixels are the numbers of classes."""
+    folder, colours = home / "masks" / split, class_colours(classes)
+    folder.mkdir(parents=True)
+    for name, target in rows:
+        picture_of_map(target.class_map(), colours).save((folder / name).with_suffix(".png"))
+
+
+def finish_masks(home: Path, splits: dict[str, Rows], classes: tuple[str, ...]) -> None:
+    """`classes.txt`."""
+    (home / CLASSES).write_text("\n".join(classes) + "\n", "utf-8")
+
+
+FORMATS = {
+    "coco": Format("images/{split}", write_coco, loses_masks=False),
+    "yolo": Format("images/{split}", write_yolo, finish_yolo),
+    "voc": Format("JPEGImages", write_voc),
+    "masks": Format("images/{split}", write_masks, finish_masks, loses_masks=False),
+}

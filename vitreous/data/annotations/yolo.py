@@ -1,0 +1,159 @@
+"""YOLO: a text file of boxes or polygons for each image, in shares of its sides.
+
+    DIR/data.yaml            names: [a, b] or {0: a, 1: b}; train, val, test: folders of images, or lists of them
+    DIR/images/train/a.jpg
+    DIR/labels/train/a.txt   lines of class, centre x, centre y, width, height; or of class, x, y, x, y, ...
+
+Without `data.yaml` the splits are the folders below `images`, classes are named in `classes.txt` or by their numbers.
+An image without a file, or with an empty one, has no object.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from vitreous.config import read_yaml
+from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, image_size, parse_all
+from vitreous.data.annotations.shapes import Shape
+from vitreous.data.decoding.decode import read_regular
+from vitreous.data.layouts.classes import split_homes
+from vitreous.data.layouts.folder import list_images
+from vitreous.data.split import Data
+from vitreous.errors import DataError, UsageError, printable
+
+CONFIGS = ("data.yaml", "data.yml", "dataset.yaml")
+CLASSES = "classes.txt"
+SPLITS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}  # their keys in data.yaml
+Line = tuple[int, tuple[float, ...]]  # a class, and coordinates in shares
+
+
+def is_yolo(root: Path) -> bool:
+    """Whether a folder is a data set of this kind: it has data.yaml, or text files below `labels` beside `images`."""
+    if any((root / name).is_file() for name in CONFIGS):
+        return True
+    return (root / "images").is_dir() and any((root / "labels").rglob("*.txt"))
+
+
+def yolo(root: Path, split_seed: int = 0) -> Data:
+    """Open a folder. Without `val`, a tenth of `train` is held out.
+
+    Raises DataError for a data.yaml that cannot be meant, folders that are missing, classes without a name, and lines
+    that are no boxes and no polygons.
+    """
+    place = next((root / name for name in CONFIGS if (root / name).is_file()), None)
+    names, listed = read_config(place) if place else (named_classes(root), folders_below(root))
+    images = [image for rows in listed.values() for image in rows]
+    lines = dict(zip(images, parse_all(images, parse_labels), strict=True))
+    numbers = {number for rows in lines.values() for number, _ in rows}
+    notes = []
+    if not names:
+        names = {number: f"class {number}" for number in range(1 + max(numbers, default=0))}
+        notes.append(f"classes are numbered, as neither data.yaml nor {CLASSES} names them")
+    if unknown := sorted(numbers - names.keys()):
+        image = next(one for one, rows in lines.items() if any(number == unknown[0] for number, _ in rows))
+        problem = f"{printable(label_file(image))} has class {unknown[0]}, and no name for it is known"
+        raise DataError(problem, f"name it in {printable(place or root / CLASSES)}")
+    classes = {number: position for position, number in enumerate(sorted(names))}
+    scenes = {split: [scene_of(image, lines[image], classes) for image in rows] for split, rows in listed.items()}
+    titles = [names[number] for number in sorted(names)]
+    return data_of_scenes(printable(root), titles, scenes, split_seed, notes)
+
+
+def read_config(place: Path) -> tuple[dict[int, str], dict[str, list[Path]]]:
+    """Class names by number, and the images of each split. Raises DataError."""
+    origin = printable(place)
+    try:
+        config = read_yaml(read_regular(place).decode("utf-8", "replace"))
+    except (UsageError, ValueError) as error:
+        raise DataError(f"{origin} is no YAML ({str(error)[:80]})", "mend it") from None
+    names = config.get("names") if isinstance(config, dict) else None
+    names = dict(enumerate(names)) if isinstance(names, list) else names
+    table: dict[int, str] = {}
+    for number, name in names.items() if isinstance(names, dict) else ():
+        if not str(number).isdecimal() or not isinstance(name, str | int) or isinstance(name, bool):
+            raise DataError(f"{origin}: names has {number}: {name}", "a number and a name each")
+        table[int(number)] = str(name)
+    if not table:
+        raise DataError(f"{origin} names no classes", "names: [cat, dog]")
+    home = place.parent / str(config.get("path") or ".")
+    home = home if home.is_dir() else place.parent
+    listed = {}
+    for split, keys in SPLITS.items():
+        if (given := next((config[key] for key in keys if config.get(key)), None)) is not None:
+            words = given if isinstance(given, list) else [given]
+            listed[split] = [image for word in words for image in images_of(str(word), home, origin)]
+    return table, listed
+
+
+def images_of(word: str, home: Path, origin: str) -> list[Path]:
+    """The images of a split: those below a folder, or in a list. Raises DataError where there is neither."""
+    for place in (home / word, home / word.removeprefix("../")):
+        if place.is_dir():
+            return list_images(place)
+        if place.is_file():
+            lines = place.read_text("utf-8", "replace").split("\n")
+            return [home / line.strip() for line in lines if line.strip()]
+    raise DataError(f"{origin}: {printable(word)} is not there", "name a folder of images below the file's own")
+
+
+def folders_below(root: Path) -> dict[str, list[Path]]:
+    """The images of each folder of a split below `images`; all are `train` where there are none."""
+    homes = split_homes(root / "images")
+    return {name: list_images(home) for name, home in homes.items()} or {"train": list_images(root / "images")}
+
+
+def named_classes(root: Path) -> dict[int, str]:
+    """The names in classes.txt by number; none where there is no such file."""
+    places = [root / CLASSES, root / "labels" / CLASSES]
+    place = next((one for one in places if one.is_file()), None)
+    lines = place.read_text("utf-8", "replace").splitlines() if place else []
+    return dict(enumerate(line.strip() for line in lines if line.strip()))
+
+
+def label_file(image: Path) -> Path:
+    """The text file of an image: `labels` in the place of the last `images` of its path, else beside it."""
+    parts = list(image.parts)
+    if "images" in parts[:-1]:
+        parts[len(parts) - 2 - parts[-2::-1].index("images")] = "labels"
+    return Path(*parts).with_suffix(".txt")
+
+
+def parse_labels(image: Path) -> list[Line]:
+    """The lines of an image's file; none where there is no file. Raises DataError."""
+    place = label_file(image)
+    if not place.is_file() or not place.stat().st_size:
+        return []
+    rows = []
+    for number, text in enumerate(read_regular(place).decode("utf-8", "replace").splitlines(), 1):
+        words = text.split()
+        if not words:
+            continue
+        where = f"{printable(place)}, line {number}"
+        label, *shares = finite(words, where)
+        if label < 0 or label != int(label):
+            raise DataError(f"{where}: {words[0]} is no number of a class", "classes are numbered from 0")
+        if len(shares) != 4 and (len(shares) < 6 or len(shares) % 2):
+            hint = "class, centre x, centre y, width, height; or class and at least three pairs of x and y"
+            raise DataError(f"{where} has {len(words)} numbers", hint)
+        if min(shares) < -1 or max(shares) > 2:
+            raise DataError(f"{where}: {max(shares, key=abs):g} is no share of a side", "divide by width and height")
+        rows.append((int(label), tuple(shares)))
+    return rows
+
+
+def scene_of(image: Path, lines: list[Line], classes: dict[int, int]) -> Scene:
+    """An image with its objects in pixels. Raises DataError for an image that cannot be read."""
+    if not lines:
+        return Scene(image, (), label_file(image))
+    height, width = image_size(image)
+    shapes = []
+    for number, shares in lines:
+        if len(shares) == 4:
+            x, y, w, h = shares[0] * width, shares[1] * height, shares[2] * width, shares[3] * height
+            shapes.append(Shape(classes[number], (x - w / 2, y - h / 2, x + w / 2, y + h / 2)))
+        else:
+            corners = np.array(shares, np.float32).reshape(-1, 2) * np.array([width, height], np.float32)
+            shapes.append(Shape(classes[number], None, (corners,)))
+    return Scene(image, tuple(shapes), label_file(image))
