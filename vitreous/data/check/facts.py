@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.check.alike import Groups, exact
+from vitreous.data.check.annotated import annotation_facts
 from vitreous.data.check.record import KINDS, MODES, Trait
 from vitreous.data.check.subject import Subject, left_out
 from vitreous.data.copies.scan import READABLE, UNREADABLE, Reasons
@@ -42,6 +43,7 @@ def facts(
         "classes": list(subject.classes),
         "notes": subject.notes,
         "splits": {name: split_facts(subject, name, part) for name, part in zip(subject.splits, parts, strict=True)},
+        "annotations": annotation_facts(subject),
         "balance": balance(subject),
         "left_out": left_out(subject),
         "unreadable": [{**named(subject, row), "reason": reason} for row, reason in sorted(reasons.items())],

@@ -24,7 +24,8 @@ def findings(facts: dict[str, Any]) -> list[Finding]:
     same image in two splits or under two labels, groups in two splits.
     """
     source = shlex.quote(facts["data"])
-    rows = [*failures(facts, source), *copies(facts, source), *classes(facts, source), *pictures(facts, source)]
+    rows = [*failures(facts, source), *annotation_rows(facts["annotations"]), *copies(facts, source)]
+    rows += [*classes(facts, source), *pictures(facts, source)]
     rows = [row for level in (FAILS, WARNS, TELLS) for row in rows if row[0] == level]
     return [dict(zip(("level", "what", "text", "way"), row, strict=True)) for row in rows]
 
@@ -60,6 +61,40 @@ def failures(facts: dict[str, Any], source: str) -> Iterator[Row]:
         names = f" ({', '.join(row['names'][:5])}{', …' if len(row['names']) > 5 else ''})" if row["names"] else ""
         level = FAILS if facts["groups"]["by"] else WARNS
         yield level, "groups", f"{row['groups']:,} groups are in {where}{names}", "move each to one of them"
+
+
+def annotation_rows(facts: dict[str, Any] | None) -> Iterator[Row]:
+    """Yield what is wrong with annotations, and what they hold."""
+    if facts is None:
+        return
+    if bad := facts["unreadable"]:
+        text = f"the annotations of {images(len(bad))} cannot be read; the first: {bad[0]['path']}: {bad[0]['reason']}"
+        yield FAILS, "annotations", text, "mend or remove them"
+    for kind, text, hint in (
+        ("twice", "there twice: two boxes of one class that are nearly the same", "remove one of each pair"),
+        ("outside", "reaching over the edge of the image", "they are cut off there; is it the right image?"),
+    ):
+        if rows := facts[kind]:
+            count = f"{len(rows):,} object" + ("" if len(rows) == 1 else "s")
+            yield WARNS, kind, f"{count} {text}; the first in {rows[0]['path']}", hint
+    if facts["unused"]:
+        yield WARNS, "unused", f"nothing is of the classes {first_names(facts['unused'], SHOWN)}", "leave them out"
+    if facts["held_out"]:
+        text = f"no training image has the classes {first_names(facts['held_out'], SHOWN)}"
+        yield WARNS, "held_out", text, "they cannot be learned: move images to train"
+    if total := sum(facts["objects"].values()):
+        sizes = ", ".join(f"{count:,} {kind}" for kind, count in facts["sizes"].items() if count)
+        text = f"{total:,} objects: {sizes} (below 32 x 32, below 96 x 96 pixels, larger)"
+        text += f"; {facts['crowds']:,} stand for crowds" if facts["crowds"] else ""
+        yield TELLS, "objects", text, ""
+    if facts["without_objects"]:
+        yield TELLS, "without_objects", f"{images(facts['without_objects'])} without an object", ""
+    if total := sum(facts["pixels"].values()):
+        rows = sorted(facts["pixels"].items(), key=lambda row: -row[1])
+        shares = ", ".join(f"{name} {count / total:.2%}" for name, count in rows[:SHOWN] if count)
+        unknown = facts["unknown_pixels"] / (total + facts["unknown_pixels"])
+        text = f"pixels by class: {shares}" + (f"; {unknown:.2%} have none" if unknown else "")
+        yield TELLS, "pixels", text, ""
 
 
 def copies(facts: dict[str, Any], source: str) -> Iterator[Row]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from vitreous.data.check.facts import by_reason
 from vitreous.data.check.findings import SHOWN
@@ -44,6 +44,7 @@ def page(document: dict[str, Any], subject: Subject) -> str:
         hidden=max(len(ordered) - BARS, 0),
         copies=document["copies"],
         shown=pictures(document, subject),
+        marked=marked_pictures(document, subject),
     )
 
 
@@ -69,6 +70,18 @@ def pictures(document: dict[str, Any], subject: Subject) -> list[dict[str, Any]]
     ]
 
 
+def marked_pictures(document: dict[str, Any], subject: Subject) -> list[dict[str, Any]]:
+    """The first objects that reach over the edge or are there twice, each as a picture with its box, or without one
+    where the image cannot be read any more."""
+    places = document["annotations"] or {"twice": [], "outside": []}
+    rows = [(kind, place) for kind in ("twice", "outside") for place in places[kind][: PAIRS // 2]]
+    texts = {"twice": "there twice", "outside": "over the edge"}
+    return [
+        {**place, "what": texts[kind], "picture": thumbnail(subject, place["split"], place["number"], place["box"])}
+        for kind, place in rows
+    ]
+
+
 def two_sides(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Choose TOGETHER images of a group, the first of each split and label among them."""
     kinds = [(row["split"], row["class"]) for row in group]
@@ -76,12 +89,20 @@ def two_sides(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [group[i] for i in sorted(order[:TOGETHER])]
 
 
-def thumbnail(subject: Subject, split: str, sample: int) -> str:
-    """Encode a thumbnail as a data URL; an empty string where the image cannot be read any more."""
+def thumbnail(subject: Subject, split: str, sample: int, box: Sequence[float] = ()) -> str:
+    """Encode a thumbnail as a data URL, with a `box` of pixels if there is one; an empty string where the image cannot
+    be read any more."""
     try:
         picture = picture_of(subject.splits[split], sample, 3)
     except DataError:
         return ""
+    if box:
+        picture = picture.convert("RGB")
+        left, top, right, bottom = box
+        corners = max(left, 0), max(top, 0), min(right, picture.width), min(bottom, picture.height)
+        if corners[0] < corners[2] and corners[1] < corners[3]:
+            line = max(2, round(2 * max(picture.size) / SIDE))
+            ImageDraw.Draw(picture).rectangle(corners, outline=(255, 64, 64), width=line)
     picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     file = io.BytesIO()
     picture.save(file, "JPEG", quality=80)

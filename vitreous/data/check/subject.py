@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from vitreous.data.annotations.masks import MaskFiles
+from vitreous.data.annotations.target import AnnotatedFiles
 from vitreous.data.copies.listing import as_made
 from vitreous.data.copies.scan import Joined
 from vitreous.data.decoding.decode import SUFFIXES
@@ -112,5 +114,7 @@ def left_out(subject: Subject) -> dict[str, int]:
                 images += 1
             else:
                 others[printable(suffix) or "no suffix"] += 1
-    outside = images - len(subject.pool)
+    stores = [split.annotations for split in subject.splits.values() if isinstance(split, AnnotatedFiles)]
+    masks = {place for store in stores if isinstance(store, MaskFiles) for files in store.files for place in files}
+    outside = images - len(subject.pool) - len(masks)
     return {**({"images": outside} if outside > 0 else {}), **dict(sorted(others.items()))}
