@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import vitreous
 from tests.conftest import make_folder, picture
+from tests.data.annotations.scenery import write_maps
 from tests.objectives.test_distillation import bundle
 from tests.reports.test_report import Heard
 from tests.training.test_ranks import carry_out, outcome  # noqa: F401  a fixture
@@ -33,6 +34,7 @@ VARIANTS = {
     "dinov2-taught": ("dinov2", {**HEADS, "batch_norm": True}),
     "hard": ("distil", {}),
     "soft": ("distil", {"kind": "soft", "temperature": 2.0, "reduction": "official"}),
+    "segment": ("segment", {"head_width": 8}),
     "tiny-dino": ("tiny-dino", {}),
     "tiny-pixels": ("tiny-pixels", {}),
 }
@@ -45,7 +47,7 @@ STUDENTS = {"soft": "Swin-32x1-2/2-window2"}
 OPTIONS = {**SMALL, "workers": 0, "epochs": 1.2, "evaluate_every": 100, "drop_path": 0.0}
 WAYS = {"one": 1, "two": 2, "four": 4, "fsdp": 2}
 #: every objective in each way; what differs in the target or the head alone by one process and two, else in slow tests
-MANY = ("mae", "dino", "dinov2", "dinov2-sinkhorn", "hard", "soft")
+MANY = ("mae", "dino", "dinov2", "dinov2-sinkhorn", "hard", "soft", "segment")
 TWO = [("two", name) for name in VARIANTS]
 ORDINARY = [*TWO, *((way, name) for way in ("four", "fsdp") for name in MANY)]
 SLOW = [(way, name) for way in ("four", "fsdp") for name in VARIANTS if name not in MANY and "tiny" not in name]
@@ -53,13 +55,14 @@ SLOW = [(way, name) for way in ("four", "fsdp") for name in VARIANTS if name not
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """29 training images without classes, or 30 of three classes, 3 and 6 more to judge on; a teacher that classifies,
+    """29 training images without classes, or with class maps, or 30 of three classes, 3 and 6 more to judge on; a teacher that classifies,
     and one of prototypes."""
     home = tmp_path_factory.mktemp("data")
     (home / "flat").mkdir()
     for index in range(32):
         picture(index, (16, 16), index % 3).save(home / "flat" / f"{index}.png")
     make_folder(home / "photos", {"train": 10, "val": 2})
+    write_maps(home / "scenes", 32)
     bundle().save(home / "teacher")
     vitreous.train(**options_of(home, home, "dinov2", epochs=0.3, save_every=100), listener=Heard())
     return home
@@ -68,7 +71,7 @@ def data(tmp_path_factory):
 def options_of(data, out, name, **changes):
     """Options of a short run."""
     recipe, settings = VARIANTS[name]
-    folder = data / ("photos" if recipe == "distil" else "flat")
+    folder = data / {"distil": "photos", "segment": "scenes"}.get(recipe, "flat")
     if recipe == "distil":
         settings, changes = {**settings, "teacher": data / "teacher"}, {"mixup": 0.0, **changes}
     if name == "dinov2-taught":
