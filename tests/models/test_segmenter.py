@@ -28,7 +28,7 @@ BACKBONES = {
     ),
     "volume": ViTConfig(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL),
 }
-HEADS = ("linear", "multiscale", "unet")
+HEADS = ("linear", "multiscale", "unet", "upernet")
 
 
 def segmenter(backbone: str, head: str):

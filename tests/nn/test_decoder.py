@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from vitreous.nn.decoder import LinearDecoder, UNETDecoder
+from vitreous.nn.upernet import BINS, Resized, UPerNetDecoder, bin_means
 
 
 @pytest.mark.parametrize(
@@ -35,3 +36,46 @@ def test_a_linear_head_is_a_layer_on_each_token_read_at_the_images_size():
     wanted = torch.cat(tokens, -1) @ decoder.head.weight.T + decoder.head.bias
     assert torch.allclose(answer, wanted.movedim(-1, 1), atol=1e-6)
     assert decoder(torch.zeros(2, 3, 32, 40), tokens).shape == (2, 3, 32, 40)
+
+
+@pytest.mark.parametrize(
+    ("image", "patches"),
+    [((32, 48), [(8, 8)] * 4), ((64, 32), [(32, 32), (16, 16), (8, 8), (4, 4)]), ((16, 16, 32), [(8, 8, 8)] * 4)],
+)
+def test_an_upernet_answers_for_every_pixel(image, patches):
+    widths = [12, 10, 8, 6]
+    decoder = UPerNetDecoder(widths, patches, 5, width=16)
+    grids = [[side // p for side, p in zip(image, patch, strict=True)] for patch in patches]
+    maps = [torch.randn(2, *grid, width, requires_grad=True) for grid, width in zip(grids, widths, strict=True)]
+    answer = decoder(torch.randn(2, 3, *image), maps)
+    assert answer.shape == (2, 5, *image)
+    answer.square().mean().backward()
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in decoder.parameters())
+    assert all(x.grad.abs().sum() > 0 for x in maps)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 9), (13, 4), (6, 1)])
+@pytest.mark.parametrize("bins", BINS)
+def test_means_over_bins_are_those_of_adaptive_pooling(size, bins):
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    assert torch.allclose(bin_means(x, bins), torch.nn.functional.adaptive_avg_pool2d(x, bins), atol=1e-12)
+
+
+def test_maps_of_a_vit_are_brought_to_four_resolutions():
+    x = torch.randn(1, 8, 6, 10)
+    assert [Resized(8, doublings, 2)(x).shape[2:] for doublings in (-1, 0, 1, 2)] == [
+        (3, 5),
+        (6, 10),
+        (12, 20),
+        (24, 40),
+    ]
+    assert torch.equal(Resized(8, 0, 2)(x), x)
+
+
+def test_the_parameters_of_an_upernet_are_those_of_its_parts():
+    widths, k, c = (1024, 512, 256, 128), 150, 512  # Swin-B on ADE20K
+    decoder = UPerNetDecoder(widths, [(32, 32), (16, 16), (8, 8), (4, 4)], k, c)
+    norms = 2 * c * (len(BINS) + 1 + 3 + 3 + 1)
+    pools, top = len(BINS) * widths[0] * c, 9 * (widths[0] + len(BINS) * c) * c
+    rest = sum(widths[1:]) * c + 3 * 9 * c * c + 9 * 4 * c * c + c * k + k
+    assert sum(p.numel() for p in decoder.parameters()) == norms + pools + top + rest

@@ -15,6 +15,9 @@ from vitreous.models.configs.segmenter import SegmenterConfig
 from vitreous.models.families import family_of
 from vitreous.nn.decoder import LinearDecoder, UNETDecoder
 from vitreous.nn.sizes import grid_of
+from vitreous.nn.upernet import UPerNetDecoder
+
+CONVOLUTIONAL = ("unet", "upernet")  # heads whose cost their layers tell
 
 
 class Segmenter(nn.Module):
@@ -31,10 +34,7 @@ class Segmenter(nn.Module):
             if isinstance(part, nn.Module):
                 part.requires_grad_(False)
         widths, patches = shapes(config)
-        if config.head == "unet":
-            self.head: nn.Module = UNETDecoder(config.channels, widths, patches, config.classes, config.head_width)
-        else:
-            self.head = LinearDecoder(widths, config.classes)
+        self.head = decoder_of(config, widths, patches)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, K, *image): logits."""
@@ -93,20 +93,29 @@ def segmenter_macs(config: SegmenterConfig, image: tuple[int, ...], backbone: Ca
     image. Norms and interpolation are left out. FLOPs are twice this."""
     widths, patches = shapes(config)
     total = backbone(config.backbone, image)
-    if config.head != "unet":
+    if config.head not in CONVOLUTIONAL:
         return total + math.prod(grid_of(image, config.patch)) * sum(widths) * config.classes
-    return total + unet_macs(config, image, widths, patches)
+    return total + decoder_macs(config, image, widths, patches)
 
 
-def unet_macs(
+def decoder_of(config: SegmenterConfig, widths: list[int], patches: list[tuple[int, ...]]) -> nn.Module:
+    """The head for maps of these channels and pixels per axis."""
+    if config.head == "unet":
+        return UNETDecoder(config.channels, widths, patches, config.classes, config.head_width)
+    if config.head == "upernet":
+        return UPerNetDecoder(widths, patches, config.classes, 16 * config.head_width)
+    return LinearDecoder(widths, config.classes)
+
+
+def decoder_macs(
     config: SegmenterConfig, image: tuple[int, ...], widths: list[int], patches: list[tuple[int, ...]]
 ) -> int:
-    """Multiply-adds of a `UNETDecoder`, counted by its own layers on a tensor without storage."""
+    """Multiply-adds of a head of convolutions, counted by its own layers on a tensor without storage."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.device("meta"):
-        decoder = UNETDecoder(config.channels, widths, patches, config.classes, config.head_width)
+        decoder = decoder_of(config, widths, patches)
         grids = [tuple(math.ceil(side / p) for side, p in zip(image, patch, strict=True)) for patch in patches]
         maps = [torch.empty(1, *grid, width) for grid, width in zip(grids, widths, strict=True)]
         with FlopCounterMode(display=False) as counter:

@@ -15,7 +15,7 @@ from vitreous.models.configs.swin import SwinConfig
 from vitreous.models.configs.vit import ViTConfig
 
 Backbone = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | SwinConfig
-DenseHead = Literal["linear", "multiscale", "unet"]
+DenseHead = Literal["linear", "multiscale", "unet", "upernet"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,10 @@ class SegmenterConfig:
 
     `head`: `linear`, one layer on the last tokens, and `multiscale`, on those of four depths side by side, both read
     bilinearly at the size of the image (DINOv2's protocols, arXiv:2304.07193, section 7.4); `unet`, tokens of several
-    depths that are enlarged step by step beside convolutions of the image (UNETR, arXiv:2103.10504). `head_width`: the
-    channels of `unet` at the image's own resolution; they double with every step down. Raises UsageError for a backbone
+    depths that are enlarged step by step beside convolutions of the image (UNETR, arXiv:2103.10504); `upernet`, a
+    pyramid of means and a feature pyramid (arXiv:1807.10221). `head_width`: the channels of `unet` at the image's own
+    resolution, which double with every step down; `upernet` has sixteen times as many at every level (the paper's 512
+    are 32). Raises UsageError for a backbone
     with classes, and for patches that `unet` cannot enlarge.
     """
 

@@ -1,0 +1,92 @@
+"""UPerNet's head for dense prediction, for any number of axes.
+
+B images, D width, K classes; image and grid are one length per axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.nn.decoder import CONVOLUTIONS, GROUPS, TRANSPOSED, crop, enlarge
+
+BINS = (1, 2, 3, 6)  # along each axis, of the pyramid of means
+
+
+class UPerNetDecoder(nn.Module):
+    """Means over bins of the coarsest map, a feature pyramid from that down to the finest, and all levels side by side
+    (UPerNet, arXiv:1807.10221, Figure 4, with GroupNorm for its batch norm).
+
+    `widths` and `patches`: the channels of each map, the coarsest first, and the pixels per axis that a place of it
+    stands for. Four maps of one patch, as a ViT has them, are brought to a half, once, twice and four times their
+    resolution first (arXiv:2105.15203 and others; ViTDet's pyramid has the same). Every level has `width` channels.
+    """
+
+    def __init__(self, widths: Sequence[int], patches: Sequence[tuple[int, ...]], classes: int, width: int) -> None:
+        super().__init__()
+        axes = len(patches[0])
+        self.resize = nn.ModuleList(nn.Identity() for _ in widths)
+        if len(set(patches)) == 1 and len(patches) > 1:
+            self.resize = nn.ModuleList(Resized(own, number - 1, axes) for number, own in enumerate(widths))
+        self.pools = nn.ModuleList(conv_norm(widths[0], width, 1, axes) for _ in BINS)
+        self.top = conv_norm(widths[0] + len(BINS) * width, width, 3, axes)
+        self.laterals = nn.ModuleList(conv_norm(own, width, 1, axes) for own in widths[1:])
+        self.smooth = nn.ModuleList(conv_norm(width, width, 3, axes) for _ in widths[1:])
+        self.fuse = conv_norm(len(widths) * width, width, 3, axes)
+        self.head = CONVOLUTIONS[axes](width, classes, 1)
+        nn.init.normal_(self.head.weight, std=width**-0.5)
+        nn.init.zeros_(self.head.bias)  # type: ignore[arg-type]
+
+    def forward(self, images: Tensor, maps: Sequence[Tensor]) -> Tensor:
+        """(B, C, *image), maps (B, *grid, D), the coarsest first -> (B, K, *image) logits."""
+        levels = [resize(x.movedim(-1, 1)) for resize, x in zip(self.resize, maps, strict=True)]
+        coarsest, size = levels[0], levels[0].shape[2:]
+        pools = [enlarge(pool(bin_means(coarsest, bins)), size) for pool, bins in zip(self.pools, BINS, strict=True)]
+        x = self.top(torch.cat([coarsest, *pools], 1))
+        pyramid = [x]
+        for lateral, level in zip(self.laterals, levels[1:], strict=True):
+            x = lateral(level) + enlarge(x, level.shape[2:])
+            pyramid.append(x)
+        finest = pyramid[-1].shape[2:]
+        rows = [pyramid[0], *(smooth(x) for smooth, x in zip(self.smooth, pyramid[1:], strict=True))]
+        fused = self.fuse(torch.cat([x if x.shape[2:] == finest else enlarge(x, finest) for x in rows], 1))
+        return crop(enlarge(self.head(fused), tuple(images.shape[2:])), images.shape[2:])
+
+
+class Resized(nn.Module):
+    """A map at 2**`doublings` times its resolution, -1 for half of it: (B, D, *grid) -> (B, D, *other)."""
+
+    def __init__(self, width: int, doublings: int, axes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for number in range(doublings):
+            norm = [nn.GroupNorm(math.gcd(width, GROUPS), width), nn.GELU()] if number else []
+            layers += [*norm, TRANSPOSED[axes](width, width, 2, 2)]
+        self.layers, self.halve = nn.Sequential(*layers), doublings < 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, D, *grid) -> (B, D, *other)."""
+        if self.halve:
+            return {3: F.max_pool1d, 4: F.max_pool2d, 5: F.max_pool3d}[x.ndim](x, 2, ceil_mode=True)
+        return self.layers(x)
+
+
+def conv_norm(inputs: int, width: int, kernel: int, axes: int) -> nn.Sequential:
+    """A convolution, GroupNorm and ReLU."""
+    conv = CONVOLUTIONS[axes](inputs, width, kernel, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+    return nn.Sequential(conv, nn.GroupNorm(math.gcd(width, GROUPS), width), nn.ReLU())
+
+
+def bin_means(x: Tensor, bins: int) -> Tensor:
+    """(B, D, *grid) -> (B, D, *bins): the means over bins that cover each axis evenly, overlapping where its length is
+    no multiple, as adaptive average pooling has them."""
+    for axis, length in enumerate(x.shape[2:], 2):
+        edges = [(length * n // bins, -(-length * (n + 1) // bins)) for n in range(bins)]
+        rows = [[1 / (end - start) if start <= place < end else 0.0 for place in range(length)] for start, end in edges]
+        x = (x.movedim(axis, -1) @ x.new_tensor(rows).T).movedim(-1, axis)
+    return x
