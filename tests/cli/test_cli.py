@@ -329,6 +329,8 @@ def test_models_and_doctor(monkeypatch):
         "activation_bytes_bf16": 2 * 197 * (11 * (9 * 768 + 2 * 3072) + 2 * 768),  # of the last block its input alone
     }
     assert "ViT-L/16" in say("models", "vit-l*", "--image-size", "384").stdout
+    custom = document(say("models", "ViT-128x6/4", "--image-size", "32", "--json"))["models"]
+    assert [row["name"] for row in custom] == ["ViT-128x6/4"] and custom[0]["tokens"] == 65
     monkeypatch.setattr(doctor, "SECONDS", 0.0)
     monkeypatch.setattr(doctor, "BATCH", 2)
     found = document(say("doctor", "--json"))

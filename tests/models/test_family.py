@@ -270,3 +270,9 @@ def test_the_list_covers_the_paper():
     named = {"ViT-L/16", "ViT-H/14", "R50+ViT-L/32", "BiT-R152x4", "Axial-ViT-B/16", "AxialResNet-50"}
     assert named <= set(NAMES)
     assert all(isinstance(configure(name), ViTConfig | BiTConfig | SwinConfig) for name in NAMES)
+
+
+def test_the_classes_of_a_model_are_told_by_their_option():
+    with pytest.raises(UsageError, match="a ViT has no classes") as told:
+        create("ViT-32x2/8", 32, classes=3)
+    assert "num_classes" in told.value.hint

@@ -18,7 +18,7 @@ class Options:
     """
 
     pattern: Positional[str] = "*"
-    """Names to list, with * and ?."""
+    """Names to list, with * and ?; or one of any sizes, as ViT-128x6/4."""
     image_size: int | None = None
     """Pixels (default: the multiple of the patch nearest 224)."""
     num_classes: int | None = None
@@ -28,6 +28,7 @@ class Options:
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Print the table; multiply-adds count as two operations. Raises UsageError: no model has that name."""
     import math
+    from contextlib import suppress
     from dataclasses import replace
     from fnmatch import fnmatchcase
 
@@ -38,6 +39,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.nn.sizes import format_size
 
     names = [name for name in NAMES if fnmatchcase(name.lower(), options.pattern.lower())]
+    if not names and not set("*?[") & set(options.pattern):  # a model of any sizes, by its name
+        with suppress(UsageError):
+            configure(options.pattern, options.image_size)
+            names = [options.pattern]
     if not names:
         message = f"no model is called {options.pattern}"
         raise UsageError(message, nearest(options.pattern, NAMES) or "try `vitreous models`")
