@@ -115,7 +115,7 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
     )
     if recipe.published:
         console.say("\npublished, not measured here:")
-        console.table(["model", "data", "top-1"], recipe.published)
+        console.table(["model", "data", "mIoU" if recipe.objective.annotated else "top-1"], recipe.published)
     published = [{"model": model, "data": data, "figure": figure} for model, data, figure in recipe.published]
     variants = [
         {"model": m, "image": format_size(r.model.image), "epochs": r.epochs, "steps": r.steps, "lr": r.optimizer.lr}

@@ -36,11 +36,13 @@ def create(
     field and for a size that the patch does not divide.
     """
     config = configure(name, image_size)
-    further = TRANSFORMER_FIELDS if config.kind == "vit" else ()
-    known = {"num_classes", *(field.name for field in fields(config)), *further} - {"classes"}
+    shared = TRANSFORMER_FIELDS if config.kind == "vit" else ()
+    known = {"num_classes", *(field.name for field in fields(config)), *shared} - {"classes"}
     unknown = set(changes) - set(known)
     if unknown:
         word = min(unknown)
-        raise UsageError(f"a {type(config).__name__.removesuffix('Config')} has no {word}", nearest(word, sorted(known)))
+        raise UsageError(
+            f"a {type(config).__name__.removesuffix('Config')} has no {word}", nearest(word, sorted(known))
+        )
     classes = config.classes if num_classes is None else num_classes
     return build(replace(config, classes=classes, channels=channels, **changes))

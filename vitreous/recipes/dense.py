@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.preprocess import IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo, Length, Recipe, common, fixed_side
-from vitreous.training.run import Optimizer, Run, Schedule
+from vitreous.training.run import FineTune, Optimizer, Run, Schedule
 
+BATCH, WARMUP = 16, 1500  # images of a step, and steps, on ADE20K
 SHOWN = Length(2e4, 5, 200)
 
 
@@ -38,7 +40,97 @@ def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Ru
     )
 
 
+def swin_upernet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """Swin with UPerNet's head on ADE20K: arXiv:2103.14030, A2.3.
+
+    vitreous train DATA --recipe NAME --init WEIGHTS
+
+    160,000 steps of 16 images; AdamW at 6e-5 with decay 0.01, 1,500 steps of warm-up, then linearly to 0; parts of 512
+    pixels at 1/2 to 2 times the resolution, flipped, recoloured; stochastic depth 0.2. Their auxiliary head on the
+    third stage is left out, as are their batch norms, for which GroupNorm stands. B and L at 640 pixels: --image-size
+    640.
+    """
+    return published_run(
+        replace_fields(model, {"dropout": 0.0, "drop_path": 0.2}),
+        facts,
+        steps=160_000,
+        optimizer=Optimizer("adamw", lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01, clip=None),
+        objective=SegmentationConfig(head="upernet", head_width=32, dice=0.0),
+    )
+
+
+def dinov2_linear(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """A linear layer on the frozen patches of DINOv2 for every pixel: arXiv:2304.07193, section 7.4 and B.5.
+
+    vitreous train DATA --recipe NAME --init WEIGHTS
+
+    40,000 steps of 16 images; AdamW at 1e-3 with decay 1e-4, 1,500 steps of warm-up, then linearly to 0; parts of 518
+    pixels (theirs are 512, filled up to whole patches) at 1/2 to 2 times the resolution, flipped, recoloured. The
+    backbone stays as it is; their batch norm before the layer is left out, since the tokens are normalised. On four
+    depths, as their `+ms` figures: --objective.head multiscale; those also average over scales, which is left out.
+    """
+    run = published_run(
+        replace_fields(model, {"dropout": 0.0, "drop_path": 0.0}),
+        facts,
+        steps=40_000,
+        optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=1e-4, clip=None),
+        objective=SegmentationConfig(head="linear", dice=0.0),
+    )
+    return replace(run, tune=FineTune(last_blocks=0))
+
+
+def published_run(
+    model: ModelConfig, facts: DatasetInfo, steps: int, optimizer: Optimizer, objective: SegmentationConfig
+) -> Run:
+    """What ADE20K's recipes share: views, warm-up, linear decay, 16 images a step."""
+    parts = common(model, facts)
+    mean, std = IMAGENET if model.channels == 3 else (parts["preprocess"].mean, parts["preprocess"].std)
+    return Run(
+        **parts | {"preprocess": replace(parts["preprocess"], filter="bilinear", mean=mean, std=std)},
+        views=Scenes(flip=0.5, jitter=(0.125, 0.5, 0.5), jitter_probability=0.5),
+        optimizer=optimizer,
+        schedule=Schedule(WARMUP, "linear"),
+        objective=objective,
+        batch_size=BATCH,
+        epochs=steps * BATCH / facts.images,
+    )
+
+
 DENSE = (
+    Recipe(
+        "swin-upernet",
+        swin_upernet,
+        "Swin with UPerNet's head on ADE20K",
+        "arXiv:2103.14030",
+        published=tuple(
+            (name, "ADE20K", figure)
+            for name, figure in zip(("Swin-T/4", "Swin-S/4", "Swin-B/4"), ("44.5 %", "47.6 %", "48.1 %"), strict=True)
+        ),
+        models=("Swin-T/4", "Swin-S/4", "Swin-B/4"),
+        image=fixed_side(512),
+        objective=SegmentationConfig,
+        family="swin",
+        from_weights=True,
+        by_steps=True,
+        data="ADE20K",
+    ),
+    Recipe(
+        "dinov2-segment",
+        dinov2_linear,
+        "a linear layer for every pixel on frozen DINOv2, ADE20K",
+        "arXiv:2304.07193",
+        published=tuple(
+            (f"DINOv2-{size}/14", "ADE20K, four depths and scales", figure)
+            for size, figure in zip("SBLg", ("47.2 %", "51.3 %", "53.1 %", "53.0 %"), strict=True)
+        ),
+        models=tuple(f"DINOv2-{size}/14" for size in "SBLg"),
+        image=fixed_side(518),
+        objective=SegmentationConfig,
+        family="vit",
+        from_weights=True,
+        by_steps=True,
+        data="ADE20K",
+    ),
     Recipe(
         "segment",
         segment,

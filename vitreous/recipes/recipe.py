@@ -48,6 +48,7 @@ SETS = {
     "Flowers": (DatasetInfo(2_040, (500, 667), 3), 102),
     "VTAB": (DatasetInfo(1_000, (375, 500), 3), 100),
     "digits": (DatasetInfo(1_439, (8, 8), 1), 10),
+    "ADE20K": (DatasetInfo(20_210, (512, 683), 3), 150),
     "photographs": (DatasetInfo(10_000, (375, 500), 3), 10),
 }
 
