@@ -22,8 +22,9 @@ import numpy as np
 from PIL import Image
 
 from vitreous.cores import default_workers
+from vitreous.data.annotations.objects import image_size
 from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of, no_objects, stack_masks
-from vitreous.data.decoding.decode import read_regular, reason, upright_size
+from vitreous.data.decoding.decode import read_regular, reason
 from vitreous.data.layouts.classes import split_homes
 from vitreous.data.layouts.folder import entries, is_folder, list_images
 from vitreous.data.split import Data, Split, relative, with_val
@@ -288,12 +289,6 @@ def read_mask(place: Path) -> np.ndarray:
         raise DataError(
             f"{printable(place)}: not a readable mask ({reason(error)})", "restore it, or remove it"
         ) from None
-
-
-def image_size(place: Path) -> tuple[int, int]:
-    """(height, width) of an image file. Raises DataError."""
-    width, height = upright_size(read_regular(place), printable(place))
-    return height, width
 
 
 def check_size(own: tuple[int, ...], image: tuple[int, int], place: Path, of: Path) -> None:
