@@ -9,6 +9,7 @@ from vitreous.data.annotations.box_table import box_table, is_box_table
 from vitreous.data.annotations.coco import coco, is_coco
 from vitreous.data.annotations.labelme import is_labelme, labelme
 from vitreous.data.annotations.masks import are_masks, masks
+from vitreous.data.annotations.panoptic import is_panoptic, panoptic
 from vitreous.data.annotations.voc import is_voc, voc
 from vitreous.data.annotations.yolo import is_yolo, yolo
 from vitreous.data.grouping import grouped
@@ -26,8 +27,10 @@ from vitreous.errors import DataError, UsageError, nearest, printable
 
 NAMED = ("hf:", "torchvision:")
 
-#: layouts of folders with annotations of objects: whether a folder is one, and what opens it
-OBJECTS = ((is_coco, coco), (is_voc, voc), (is_yolo, yolo), (is_labelme, labelme))
+#: layouts of folders with annotations of objects: whether a folder is one, and what opens it; COCO's may hold PNG files
+#: beside `images` as masks do, and are asked for before these
+COCO = ((is_panoptic, panoptic), (is_coco, coco))
+OBJECTS = ((is_voc, voc), (is_yolo, yolo), (is_labelme, labelme))
 
 
 def open_data(source: str | os.PathLike[str], split_seed: int = 0, group_by: str | None = None) -> Data:
@@ -108,12 +111,12 @@ def detect_layout(name: str, split_seed: int) -> Data:
     if is_parquet(name):
         return parquet(name, split_seed)
     if path.is_dir():
-        kinds = ((are_tars, tars), (are_lists, lists), (is_imagenet, imagenet), (are_masks, masks), *OBJECTS)
+        kinds = ((are_tars, tars), (are_lists, lists), (is_imagenet, imagenet), *COCO, (are_masks, masks), *OBJECTS)
         return next((read for fits, read in kinds if fits(path)), folder)(path, split_seed)
     if path.name.lower().endswith((".tar", *COMPRESSED)) and (os.path.lexists(path) or "{" in name):
         return tars(path, split_seed)
     if path.suffix.lower() == ".json" and path.is_file():
-        return coco(path, split_seed)
+        return (panoptic if is_panoptic(path) else coco)(path, split_seed)
     if path.suffix.lower() == ".csv" and os.path.lexists(path):
         if is_box_table(path):
             return box_table(path, split_seed)

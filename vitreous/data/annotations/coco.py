@@ -1,4 +1,4 @@
-"""COCO: one JSON file of boxes, polygons and run lengths for the images of a split, or a panoptic one with PNG files.
+"""COCO: one JSON file of boxes, polygons and run lengths for the images of a split.
 
     DIR/annotations/instances_train2017.json   DIR/train2017/*.jpg, or DIR/images/train2017/*.jpg, or DIR/images/*.jpg
     DIR/train/_annotations.coco.json           DIR/train/*.jpg
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,18 @@ def is_coco(root: Path) -> bool:
 
 
 def files_of(root: Path) -> dict[str, Path]:
-    """Split -> JSON file. A file whose name tells no split is `train` where it is alone."""
+    """Split -> JSON file, in the folders of splits or in `annotations`."""
     inside = {SPLITS[home.name.lower()]: home / INSIDE for home in root.glob("*") if home.name.lower() in SPLITS}
     if inside := {split: place for split, place in inside.items() if place.is_file()}:
         return inside
-    for pattern in FILES:
-        places = sorted((root / "annotations").glob(pattern))
+    return listed_files(root / "annotations", FILES)
+
+
+def listed_files(folder: Path, patterns: Sequence[str]) -> dict[str, Path]:
+    """Split -> file, of the first pattern that fits any. A file whose name tells no split is `train` where it is
+    alone."""
+    for pattern in patterns:
+        places = sorted(folder.glob(pattern))
         named = {split_in(place.stem): place for place in places}
         if len(places) == 1 and None in named:
             return {"train": places[0]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,13 +65,8 @@ def data_of_scenes(
     Objects of no area are left out, which a note tells. Raises DataError for splits without `train` or images, and for
     two classes of one name.
     """
-    if len(set(classes)) < len(classes):
-        twice = next(one for number, one in enumerate(classes) if one in classes[:number])
-        raise DataError(f"{name} names two classes {printable(twice)}", "rename or join them")
-    if "train" not in scenes or not scenes["train"]:
-        others = ", ".join(split for split, rows in scenes.items() if rows)
-        problem = f"{name} has {others} but no train images" if others else f"no images in {name}"
-        raise DataError(problem, "name one of the splits train")
+    check_classes(name, classes)
+    check_train(name, scenes)
     splits: dict[str, Split] = {}
     for split, rows in scenes.items():
         if rows:
@@ -85,6 +80,21 @@ def data_of_scenes(
     unsplit = list(splits) == ["train"]
     splits, whole = with_val(splits, split_seed, notes)
     return Data(name, tuple(classes), splits, notes, unsplit, whole)
+
+
+def check_classes(name: str, classes: Sequence[str]) -> None:
+    """Raise DataError for two classes of one name."""
+    if len(set(classes)) < len(classes):
+        twice = next(one for number, one in enumerate(classes) if one in classes[:number])
+        raise DataError(f"{name} names two classes {printable(twice)}", "rename or join them")
+
+
+def check_train(name: str, splits: Mapping[str, Sized]) -> None:
+    """Raise DataError for splits without images in `train`."""
+    if "train" not in splits or not len(splits["train"]):
+        others = ", ".join(split for split, rows in splits.items() if len(rows))
+        problem = f"{name} has {others} but no train images" if others else f"no images in {name}"
+        raise DataError(problem, "name one of the splits train")
 
 
 def without_empty(scene: Scene) -> Scene:

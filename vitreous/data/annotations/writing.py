@@ -53,22 +53,25 @@ def convert_annotations(data: Data, out: Path, to: str, listener: Listener | Non
         data = paint_classes(data)
     form, splits = FORMATS[to], given_splits(data)
     counts: dict[str, dict[str, int]] = {}
-    lost = 0
+    lost = maps = 0
     try:
         with atomic_path(out) as home:
             written: dict[str, Rows] = {}
             for name, split in splits.items():
                 written[name] = copy_images(split, home / form.images.format(split=name), written, listener)
                 targets = [target for _, target in written[name]]
-                if to != "masks" and any(target.classes is not None and not len(target) for target in targets):
-                    hint = "use --to masks"
-                    raise DataError(f"{data.name} has class maps, which tell no objects", hint)
                 lost += sum(target.layers is not None for target in targets) * form.loses_masks
                 form.write_split(home, name, written[name], data.classes)
                 counts[name] = {"images": len(targets), "objects": sum(map(len, targets))}
+            every = [target for rows in written.values() for _, target in rows]
+            maps = sum(target.classes is not None for target in every) * (to != "masks")
+            if maps and not any(map(len, every)):
+                raise DataError(f"{data.name} has class maps, which tell no objects", "use --to masks")
             form.finish(home, written, data.classes)
     except OSError as error:
         raise write_error(out, error) from None
+    if maps:
+        listener.note(f"class maps of {maps} images are left out, objects are written: use --to masks to keep the maps")
     if lost:
         listener.note(f"masks on {lost} images become their boxes: use --to coco to keep them")
     return {"out": os.fspath(out), "format": to, "classes": list(data.classes), "splits": counts}

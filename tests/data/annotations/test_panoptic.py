@@ -1,0 +1,176 @@
+"""COCO's panoptic format: segments as classes of pixels, those of things as objects; damaged files are refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.annotations.writing_scenes import SIZE, SPLITS, numbers_of, save_image
+from vitreous.data.annotations.target import IGNORE
+from vitreous.data.annotations.writing import convert_annotations
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError, VitreousError
+
+NAMES = {3: "cat", 9: "dog", 200: "sky"}  # by id; the sky is no thing
+
+
+def segments(number):
+    """(H, W) ids of segments with three bytes each, and the category and crowd of each id; image 1 has sky alone."""
+    draw = np.random.default_rng(number)
+    ids = np.zeros(SIZE, np.int64)
+    ids[2:] = 70000 + number
+    kinds = {70000 + number: (200, 0)}
+    for place, category in enumerate((9, 3, 9) if number != 1 else ()):
+        top, left = 4 + int(draw.integers(0, 8)), 10 * place + int(draw.integers(0, 3))
+        ids[top : top + 5, left : left + 6] = 300 + place * 256
+        kinds[300 + place * 256] = (category, int(place == 2))
+    return ids, kinds
+
+
+def save_segments(place, ids):
+    place.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.stack([ids % 256, ids // 256 % 256, ids // 65536], -1).astype(np.uint8)).save(place)
+
+
+def write_panoptic(home):
+    """Images below `images`, where masks beside images have them too."""
+    for split in SPLITS:
+        images, annotations = [], []
+        place = home / "annotations" / f"panoptic_{split}2017.json"
+        for number in numbers_of(split):
+            save_image(home / "images" / f"{split}2017" / f"{number}.png", number)
+            ids, kinds = segments(number)
+            save_segments(place.with_suffix("") / f"{number}.png", ids)
+            images.append({"id": 50 - number, "file_name": f"{number}.png", "height": SIZE[0], "width": SIZE[1]})
+            infos = [{"id": key, "category_id": kind, "iscrowd": crowd} for key, (kind, crowd) in kinds.items()]
+            annotations.append({"image_id": 50 - number, "file_name": f"{number}.png", "segments_info": infos})
+        categories = [{"id": key, "name": name, "isthing": int(key < 100)} for key, name in NAMES.items()]
+        document = {"images": images, "annotations": annotations[::-1], "categories": categories[::-1]}
+        place.write_text(json.dumps(document))
+    return home
+
+
+def test_things_are_objects_and_every_segment_has_a_class(tmp_path):
+    data = open_data(str(write_panoptic(tmp_path)))
+    assert data.classes == ("cat", "dog", "sky") and {name: len(part) for name, part in data.splits.items()} == SPLITS
+    for part in data.splits.values():
+        for sample in reversed(range(len(part))):
+            number, target = int(Path(part.name(sample)).stem), part.target(sample)
+            ids, kinds = segments(number)
+            wanted = np.full(SIZE, IGNORE)
+            for key, (kind, _) in kinds.items():
+                wanted[ids == key] = sorted(NAMES).index(kind)
+            assert np.array_equal(target.class_map(), wanted) and (target.class_map()[:2] == IGNORE).all()
+            things = [key for key in sorted(kinds) if kinds[key][0] < 100]
+            assert [NAMES[kinds[key][0]] for key in things] == [data.classes[label] for label in target.labels]
+            assert target.crowd.tolist() == [bool(kinds[key][1]) for key in things]
+            for row, key in enumerate(things):
+                rows, columns = np.nonzero(ids == key)
+                edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+                assert np.array_equal(target.mask(row), ids == key) and target.boxes[row].tolist() == edges
+            present = {data.classes[k] for k in np.flatnonzero(part.labels[sample])}
+            assert present == {NAMES[kind] for kind, _ in kinds.values()}
+
+
+def test_one_file_is_read_and_instances_lead_where_both_are_there(tmp_path):
+    home = write_panoptic(tmp_path)
+    place = home / "annotations" / "panoptic_train2017.json"
+    alone = open_data(str(place))
+    whole = alone.whole if alone.whole is not None else alone.split("train")
+    assert len(whole) == SPLITS["train"]
+    assert whole.target(0).class_map().max() == 2
+    for split in SPLITS:
+        document = json.loads((home / "annotations" / f"panoptic_{split}2017.json").read_text())
+        (home / "annotations" / f"instances_{split}2017.json").write_text(json.dumps(document | {"annotations": []}))
+    assert not len(open_data(str(home)).split("train").target(0))
+
+
+def test_conversion_keeps_things_and_maps(tmp_path):
+    data = open_data(str(write_panoptic(tmp_path / "in")))
+    for to in ("coco", "masks"):
+        convert_annotations(data, tmp_path / to, to)
+        again = open_data(str(tmp_path / to))
+        assert again.classes == data.classes
+        for name, part in data.splits.items():
+            for sample in range(len(part)):
+                stems = [Path(again.splits[name].name(row)).stem for row in range(len(part))]
+                before = part.target(sample)
+                after = again.splits[name].target(stems.index(Path(part.name(sample)).stem))
+                if to == "masks":
+                    assert np.array_equal(before.class_map(), after.class_map())
+                else:
+                    assert np.array_equal(before.labels, after.labels) and np.array_equal(before.boxes, after.boxes)
+                    assert np.array_equal(before.masks(), after.masks() if len(after) else after.no_masks())
+
+
+def change(key, name, value):
+    """A change of the first entry of a list."""
+    return lambda document: document[key][0].update({name: value})
+
+
+def change_segment(name, value):
+    """A change of a segment of the first annotation."""
+    return lambda document: document["annotations"][0]["segments_info"][0].update({name: value})
+
+
+DAMAGES = [
+    lambda document: document.pop("categories"),
+    lambda document: document["annotations"].pop(),
+    lambda document: document["images"].pop(),
+    lambda document: document["images"].append(document["images"][0]),
+    lambda document: document["annotations"].append(document["annotations"][0]),
+    lambda document: document["annotations"][0]["segments_info"].pop(),
+    lambda document: document["annotations"][0]["segments_info"].append({"id": 5, "category_id": 3}),
+    lambda document: document["annotations"][0]["segments_info"].append(3),
+    lambda document: document["categories"][0].pop("isthing"),
+    change("categories", "isthing", []),
+    change("categories", "name", "cat"),
+    change("annotations", "segments_info", None),
+    change("annotations", "image_id", "x"),
+    change("annotations", "image_id", [1]),
+    change("annotations", "file_name", "nobody.png"),
+    change("annotations", "file_name", "../../etc/passwd"),
+    change("images", "file_name", "nobody.png"),
+    change("images", "file_name", None),
+    change("images", "id", {}),
+    change("images", "width", 31),
+    change_segment("id", 0),
+    change_segment("id", 1 << 24),
+    change_segment("id", None),
+    change_segment("category_id", 4),
+    change_segment("category_id", [3]),
+]
+
+
+def read_all(home):
+    for part in open_data(str(home)).splits.values():
+        for sample in range(len(part)):
+            part.target(sample)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_lists_are_named(tmp_path, damage):
+    home = write_panoptic(tmp_path)
+    place = home / "annotations" / "panoptic_train2017.json"
+    document = json.loads(place.read_text())
+    damage(document)
+    place.write_text(json.dumps(document))
+    with pytest.raises(VitreousError) as caught:
+        read_all(home)
+    names = (place.name, "panoptic_val2017.json")  # of two that disagree, either
+    assert any(name in caught.value.message for name in names) or "two classes" in caught.value.message
+    assert len(caught.value.message) < 700
+
+
+@pytest.mark.parametrize("pixels", [np.zeros((24, 31, 3)), np.zeros(SIZE), np.full((*SIZE, 3), 7), None])
+def test_damaged_pictures_are_named(tmp_path, pixels):
+    home = write_panoptic(tmp_path)
+    place = home / "annotations" / "panoptic_train2017" / "0.png"
+    if pixels is None:
+        place.write_bytes(place.read_bytes()[:60])
+    else:
+        Image.fromarray(pixels.astype(np.uint8)).save(place)
+    with pytest.raises(DataError, match=r"panoptic_train2017/0\.png"):
+        read_all(home)

@@ -1,0 +1,204 @@
+"""COCO's panoptic format: one JSON file for the images of a split, and a PNG file for each image.
+
+    DIR/annotations/panoptic_train2017.json   DIR/annotations/panoptic_train2017/*.png   images as `coco` has them
+    FILE.json                                 FILE/*.png, or PNG files beside it
+
+A pixel belongs to the segment whose id is red + 256 green + 65536 blue; 0 is a pixel that nobody knows. Every segment
+gives its pixels a class; those of things (`isthing`) are objects too, with masks, and boxes around these. Kirillov et
+al., Panoptic Segmentation, arXiv:1801.00868.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.annotations.coco import categories_of, images_near, is_id, listed_files, read_document, size_in
+from vitreous.data.annotations.masks import check_size, codes_of, read_mask
+from vitreous.data.annotations.objects import check_classes, check_train, image_size, matching_image
+from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of
+from vitreous.data.decoding.decode import read_regular
+from vitreous.data.layouts.folder import list_images
+from vitreous.data.split import Data, Split, with_val
+from vitreous.errors import DataError, printable
+
+FILES, INSTANCES = "panoptic_*.json", "instances_*.json"  # in `annotations`
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of an image. `number`: its id in the PNG file; `label`: its class; `thing`: it is one object, or with
+    `crowd` many that nobody told apart."""
+
+    number: int
+    label: int
+    thing: bool
+    crowd: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Panorama:
+    """An image, the PNG file of its segments, and the JSON file `origin` that lists them. `size`: (height, width) as
+    that file has it, if at all."""
+
+    image: Path
+    picture: Path
+    segments: tuple[Segment, ...]
+    origin: Path
+    size: tuple[int, int] | None
+
+
+@dataclass(frozen=True, eq=False)
+class PanopticFiles:
+    """The images of a split; a row is one."""
+
+    rows: Sequence[Panorama]
+
+    def read(self, row: int) -> Target:
+        """Read what is on an image. Raises DataError for a PNG file that cannot be read, has another size than its
+        image, or other segments than are listed."""
+        one = self.rows[row]
+        size = image_size(one.image)
+        if one.size is not None:
+            check_size(one.size, size, one.origin, one.image)
+        colours = read_mask(one.picture)
+        if colours.ndim != 3:
+            raise DataError(f"{printable(one.picture)} is not in colours", "ids are red + 256 green + 65536 blue")
+        check_size(colours.shape[:2], size, one.picture, one.image)
+        numbers, where = np.unique(codes_of(colours[..., ::-1]), return_inverse=True)
+        where = where.reshape(size)
+        listed = {segment.number: segment for segment in one.segments}
+        for these, others, problem in (
+            (set(numbers.tolist()) - {0}, listed, "that is not listed in"),
+            (listed, set(numbers.tolist()), "without a pixel, listed in"),
+        ):
+            if wrong := sorted(number for number in these if number not in others):
+                text = f"{printable(one.picture)} has a segment {wrong[0]} {problem} {printable(one.origin)}"
+                raise DataError(text, "mend either, or remove both")
+        segments = [listed.get(number) for number in numbers.tolist()]
+        things = [segment for segment in segments if segment is not None and segment.thing]
+        labels = [IGNORE if segment is None else segment.label for segment in segments]
+        classes = np.array(labels, np.int32)[where]
+        places = {segment.number: place for place, segment in enumerate(things, 1)}
+        layer = np.array([places.get(number, 0) for number in numbers.tolist()], np.int32)[where]
+        return Target(
+            size,
+            np.array([segment.label for segment in things], np.int64),
+            boxes_of(layer == place for place in places.values()),
+            np.array([segment.crowd for segment in things], bool),
+            layer[None] if things else None,
+            classes,
+        )
+
+    def update(self, digest: Any, rows: np.ndarray) -> None:
+        """Update a hashlib digest with the segments of the images at `rows` (n,) int64."""
+        for row in rows:
+            one = self.rows[int(row)]
+            digest.update(repr((one.picture.name, one.segments)).encode("utf-8", "surrogateescape"))
+
+
+def is_panoptic(root: Path) -> bool:
+    """Whether a folder has such files and none of instances, or a JSON file is one of them."""
+    if root.is_file():
+        return root.suffix.lower() == ".json" and b'"segments_info"' in read_regular(root)
+    home = root / "annotations"
+    return bool(listed_files(home, (FILES,))) and not any(home.glob(INSTANCES))
+
+
+def panoptic(root: Path, split_seed: int = 0) -> Data:
+    """Open a folder or one JSON file. Without `val`, a tenth of `train` is held out. Classes are in the order of the
+    ids of their categories, things and others alike.
+
+    Raises DataError for what is no such JSON, for ids that are missing or there twice, and for files that are missing.
+    """
+    files = {"train": root} if root.is_file() else listed_files(root / "annotations", (FILES,))
+    documents = {split: read_document(place) for split, place in files.items()}
+    kinds: dict[int, tuple[str, bool]] = {}
+    for split, document in documents.items():
+        for number, kind in kinds_of(document, printable(files[split])).items():
+            if kinds.setdefault(number, kind) != kind:
+                problem = f"{printable(files[split])}: category {number} is another one in another split"
+                raise DataError(problem, "give all splits the same")
+    order = sorted(kinds)
+    names = [kinds[number][0] for number in order]
+    check_classes(printable(root), names)
+    splits: dict[str, Split] = {}
+    for split, document in documents.items():
+        rows = panoramas_of(document, files[split], root, kinds)
+        labels = np.zeros((len(rows), len(names)), np.float32)
+        for row, one in enumerate(rows):
+            labels[row, [segment.label for segment in one.segments]] = 1
+        if rows:
+            splits[split] = AnnotatedFiles(
+                [one.image for one in rows], labels, np.arange(len(rows)), PanopticFiles(rows)
+            )
+    check_train(printable(root), splits)
+    notes: list[str] = []
+    unsplit = list(splits) == ["train"]
+    splits, whole = with_val(splits, split_seed, notes)
+    return Data(printable(root), tuple(names), splits, notes, unsplit, whole)
+
+
+def kinds_of(document: dict[str, Any], origin: str) -> dict[int, tuple[str, bool]]:
+    """Id of a category -> its name, and whether it is one of things. Raises DataError where that is not said."""
+    kinds = {}
+    for number, name in categories_of(document, origin).items():
+        thing = next(row.get("isthing") for row in document["categories"] if row["id"] == number)
+        if thing not in (0, 1):
+            raise DataError(f"{origin}: category {printable(name)} has no isthing", "1 for what is counted, else 0")
+        kinds[number] = name, bool(thing)
+    return kinds
+
+
+def panoramas_of(
+    document: dict[str, Any], place: Path, root: Path, kinds: dict[int, tuple[str, bool]]
+) -> list[Panorama]:
+    """The images of a split with their segments, in the order of the file. Raises DataError."""
+    origin, images = printable(place), images_near(place, root)
+    folder = place.with_suffix("") if place.with_suffix("").is_dir() else place.parent
+    pictures = {picture.name: picture for picture in list_images(folder)}
+    known: dict[int, dict[str, Any]] = {}
+    for row in document["annotations"]:
+        if not is_id(row.get("image_id")) or not isinstance(row.get("file_name"), str):
+            raise DataError(f"{origin}: annotation {str(row)[:60]} has no image_id or no file_name", "it has both")
+        if row["image_id"] in known:
+            raise DataError(f"{origin}: image {row['image_id']} has two annotations", "remove one")
+        known[row["image_id"]] = row
+    labels = {number: label for label, number in enumerate(sorted(kinds))}
+    rows, numbers = [], set()
+    for row in document["images"]:
+        number, name = row.get("id"), row.get("file_name")
+        if not is_id(number) or not isinstance(name, str):
+            raise DataError(f"{origin}: image {str(row)[:60]} has no id or no file_name", "it has both")
+        if number in numbers or number not in known:
+            problem = "is there twice" if number in numbers else "has no annotation"
+            raise DataError(f"{origin}: image {number} {problem}", "give each image its id and one annotation")
+        numbers.add(number)
+        segments = segments_of(known[number], kinds, labels, f"{origin}, image {number}")
+        picture = matching_image(pictures, known[number]["file_name"], origin)
+        rows.append(Panorama(matching_image(images, name, origin), picture, segments, place, size_in(row)))
+    if lost := sorted(known.keys() - numbers):
+        raise DataError(f"{origin}: there is no image {lost[0]}", "add the image, or remove its annotation")
+    return rows
+
+
+def segments_of(
+    row: dict[str, Any], kinds: dict[int, tuple[str, bool]], labels: dict[int, int], where: str
+) -> tuple[Segment, ...]:
+    """The segments of one annotation. Raises DataError, naming `where`, for ids that are missing, twice or unknown."""
+    segments: dict[int, Segment] = {}
+    listed = row.get("segments_info")
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+        raise DataError(f"{where} has no segments_info", "a list of id and category_id")
+    for entry in listed:
+        number, category = entry.get("id"), entry.get("category_id")
+        if not is_id(number) or not 0 < number < 1 << 24 or number in segments:
+            raise DataError(f"{where}: segment id {str(number)[:40]}", "a number from 1 to 16777215, once an image")
+        if not is_id(category) or category not in kinds:
+            raise DataError(f"{where}: there is no category {str(category)[:40]}", "name it in categories")
+        segments[number] = Segment(number, labels[category], kinds[category][1], bool(entry.get("iscrowd", 0)))
+    return tuple(segments.values())
