@@ -11,7 +11,7 @@ from vitreous.data.annotations.labelme import is_labelme, labelme
 from vitreous.data.annotations.masks import are_masks, masks
 from vitreous.data.annotations.panoptic import is_panoptic, panoptic
 from vitreous.data.annotations.voc import is_voc, voc
-from vitreous.data.annotations.yolo import is_yolo, yolo
+from vitreous.data.annotations.yolo import has_config, is_yolo, yolo
 from vitreous.data.grouping import grouped
 from vitreous.data.layouts.arrow import hub, is_parquet, parquet
 from vitreous.data.layouts.digits import digits
@@ -111,7 +111,8 @@ def detect_layout(name: str, split_seed: int) -> Data:
     if is_parquet(name):
         return parquet(name, split_seed)
     if path.is_dir():
-        kinds = ((are_tars, tars), (are_lists, lists), (is_imagenet, imagenet), *COCO, (are_masks, masks), *OBJECTS)
+        listed = () if has_config(path) else ((are_lists, lists),)
+        kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, (are_masks, masks), *OBJECTS)
         return next((read for fits, read in kinds if fits(path)), folder)(path, split_seed)
     if path.name.lower().endswith((".tar", *COMPRESSED)) and (os.path.lexists(path) or "{" in name):
         return tars(path, split_seed)

@@ -206,6 +206,7 @@ def test_one_message_names_the_file(written, tmp_path, form, number):
         ("coco", "train2017/0.png"),
         ("voc", "JPEGImages/0.png"),
         ("voc", "Annotations/0.xml"),
+        ("yolo", "images/train/0.png"),
         ("labelme", "train/0.png"),
     ],
 )
@@ -214,3 +215,13 @@ def test_a_file_that_is_gone(written, tmp_path, form, inner):
     (tmp_path / "data" / inner).unlink()
     with pytest.raises(VitreousError, match=r"\b0\b.*(not there|has no)"):
         open_data(str(tmp_path / "data"))
+
+
+def test_an_image_of_a_list_that_is_gone(written, tmp_path):
+    shutil.copytree(written / "yolo", tmp_path / "data")
+    (tmp_path / "data" / "train.txt").write_text("images/train/0.png\nimages/train/1.png\nimages/train/nobody.png\n")
+    (tmp_path / "data" / "data.yaml").write_text("train: train.txt\nval: images/val\nnames: [cat, dog, owl]\n")
+    with pytest.raises(VitreousError, match=r"nobody\.png is not there"):
+        open_data(str(tmp_path / "data"))
+    (tmp_path / "data" / "train.txt").write_text("images/train/0.png\nimages/train/1.png\n")  # 2 is not in the list
+    assert len(open_data(str(tmp_path / "data")).split("train")) == 2

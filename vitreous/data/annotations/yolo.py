@@ -31,20 +31,24 @@ Line = tuple[int, tuple[float, ...]]  # a class, and coordinates in shares
 
 def is_yolo(root: Path) -> bool:
     """Whether a folder is a data set of this kind: it has data.yaml, or text files below `labels` beside `images`."""
-    if any((root / name).is_file() for name in CONFIGS):
-        return True
-    return (root / "images").is_dir() and any((root / "labels").rglob("*.txt"))
+    return has_config(root) or ((root / "images").is_dir() and any((root / "labels").rglob("*.txt")))
+
+
+def has_config(root: Path) -> bool:
+    """Whether a folder has data.yaml, which may name lists such as train.txt beside it."""
+    return any((root / name).is_file() for name in CONFIGS)
 
 
 def yolo(root: Path, split_seed: int = 0) -> Data:
     """Open a folder. Without `val`, a tenth of `train` is held out.
 
-    Raises DataError for a data.yaml that cannot be meant, folders that are missing, classes without a name, and lines
-    that are no boxes and no polygons.
+    Raises DataError for a data.yaml that cannot be meant, folders that are missing, text files whose image is missing,
+    classes without a name, and lines that are no boxes and no polygons.
     """
     place = next((root / name for name in CONFIGS if (root / name).is_file()), None)
     names, listed = read_config(place) if place else (named_classes(root), folders_below(root))
     images = [image for rows in listed.values() for image in rows]
+    check_images(images)
     lines = dict(zip(images, parse_all(images, parse_labels), strict=True))
     numbers = {number for rows in lines.values() for number, _ in rows}
     notes = []
@@ -118,6 +122,20 @@ def label_file(image: Path) -> Path:
     if "images" in parts[:-1]:
         parts[len(parts) - 2 - parts[-2::-1].index("images")] = "labels"
     return Path(*parts).with_suffix(".txt")
+
+
+def check_images(images: list[Path]) -> None:
+    """Raise DataError for an image of a list that is not there, and for a text file without an image, in folders that
+    hold nothing but these."""
+    if missing := next((image for image in images if not image.is_file()), None):
+        raise DataError(f"the image {printable(missing)} is not there", "restore it, or take it from the list")
+    for labels, folder in sorted({(label_file(image).parent, image.parent) for image in images}):
+        if labels != folder and labels.is_dir():
+            stems = {place.stem for place in folder.iterdir()}
+            for place in sorted(labels.glob("*.txt")):
+                if place.stem not in stems and place.name != CLASSES:
+                    problem = f"{printable(place)} has no image of its name in {printable(folder)}"
+                    raise DataError(problem, "restore the image, or remove the file")
 
 
 def parse_labels(image: Path) -> list[Line]:
