@@ -109,7 +109,8 @@ def test_the_rule_of_dino_rescales_an_axis_that_keeps_its_length(native, height,
 def test_other_rules_keep_an_axis_that_keeps_its_length(how):
     source = torch.randn(5, 7, 3, generator=torch.Generator().manual_seed(0))
     expected = torch.stack([resize(source[:, column], (9,), how) for column in range(7)], 1)
-    assert torch.equal(resize(source, (9, 7), how), expected)
+    # products of other shapes may round otherwise in the last bit
+    assert torch.allclose(resize(source, (9, 7), how), expected, rtol=0, atol=1e-6)
 
 
 def test_take_selects_tokens():

@@ -11,6 +11,8 @@ from tests.data.annotations.scenery import write_maps
 from tests.objectives.test_segmentation import OPTIONS
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
+from vitreous.reports.answers import Computing
+from vitreous.reports.compare import compare
 from vitreous.reports.evaluate import evaluate
 from vitreous.reports.scenes import gives_class_maps
 
@@ -99,3 +101,19 @@ def size_of(home):
 def test_what_a_run_answers_is_read_from_its_description_alone(run, tmp_path):
     assert gives_class_maps(run) and gives_class_maps(run / "model")
     assert not gives_class_maps(tmp_path) and not gives_class_maps("hf:nobody/nothing")
+
+
+def test_two_runs_are_compared_on_the_same_images(run, tmp_path):
+    vitreous.train(str(run.parent / "data"), out=str(tmp_path / "b"), steps=30, lr=1e-2, **OPTIONS)
+    document = compare(run, tmp_path / "b", computing=Computing(workers=0))
+    alone = [evaluate(one, workers=0)["test"] for one in (run, tmp_path / "b")]
+    for name in ("miou", "dice", "pixel_accuracy"):
+        assert document["figures"][name] == [side[name] for side in alone]
+        assert document["difference"][name] == pytest.approx(alone[1][name] - alone[0][name])
+        low, high = document["interval"][name]
+        assert low <= document["difference"][name] <= high
+    assert document["told"] == (document["interval"]["miou"][0] > 0) and "mIoU" in document["verdict"]
+    assert compare(run, run / "model", computing=Computing(workers=0))["interval"]["miou"] == [0, 0]
+    vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
+    with pytest.raises(UsageError, match="does not"):
+        compare(run, tmp_path / "images")

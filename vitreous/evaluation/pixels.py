@@ -73,6 +73,26 @@ class SegmentationEvaluator(Evaluator):
         return Report(len(outputs.rows), unreadable, dict(figures), dict(intervals), rows, cells, figure="miou")
 
 
+def paired_differences(first: np.ndarray, second: np.ndarray, count: int) -> dict[str, tuple[float, float] | None]:
+    """95 % intervals of the second model's figures less the first's, by a bootstrap over the same images.
+
+    (n, K * K) confusion matrices of both, K is `count`. None for fewer than two images.
+    """
+    names = ("miou", "dice", "pixel_accuracy")
+    if len(first) < 2:
+        return dict.fromkeys(names)
+    sides = [rows.astype(np.float64) for rows in (first, second)]
+
+    def drawn(counts: np.ndarray) -> dict[str, np.ndarray]:
+        """(n, D) how often each image is drawn -> each difference (D,)."""
+        sums = [(rows.T @ counts).T.reshape(-1, count, count) for rows in sides]
+        pairs = [(figures_of(one), figures_of(other)) for one, other in zip(*sums, strict=True)]
+        return {name: np.array([(b[name] or 0.0) - (a[name] or 0.0) for a, b in pairs]) for name in names}
+
+    draws = bootstrap(drawn, len(first), DRAWS)
+    return {name: percentile_interval(draws[name]) for name in names}
+
+
 def computing(engine: Engine) -> Compute:
     """What computes tiles by an engine: (B, C, *image) arrays -> (B, K, *image)."""
     return lambda tiles: engine(torch.from_numpy(tiles)).numpy()

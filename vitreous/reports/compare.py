@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.data.annotations.painted import paint_classes
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.comparison import Answers, Comparison
 from vitreous.evaluation.comparison import compare as compared
+from vitreous.evaluation.pixels import paired_differences
 from vitreous.evaluation.report import Report
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered, Computing, answers_to
 from vitreous.reports.opening import choose_split, data_for, open_bundle, places
 from vitreous.reports.readings import record
+from vitreous.reports.scenes import gives_class_maps, judge_opened
 from vitreous.reports.seen import exposure_notes, seen
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
@@ -44,6 +47,11 @@ def compare(
     takes images for one label and the other for several.
     """
     computing, runs = computing or Computing(), [os.fspath(first), os.fspath(second)]
+    if any(dense := [gives_class_maps(run) for run in (first, second)]):
+        if not all(dense):
+            problem = f"{runs[dense.index(True)]} gives a class to every pixel, {runs[dense.index(False)]} does not"
+            raise UsageError(problem, "compare runs that answer the same question")
+        return compare_scenes(runs, data, split, computing)
     bundles = [open_bundle(run, note=computing.listener.note) for run in (first, second)]
     if bundles[0].multilabel != bundles[1].multilabel:
         problem = f"{runs[bundles[0].multilabel]} names one class an image, the other run names several"
@@ -57,17 +65,51 @@ def compare(
         computing.listener.note("the runs do not know the same classes; they are compared on those of the data")
     pairs = zip(runs, bundles, strict=True)
     both = [answers_to(run, bundle, source, opened, split, computing) for run, bundle in pairs]
-    exposures, reports = [], []
-    for one in both:
-        own = None if data is None and one.run == home else source
-        facts, report = seen(one, own), judge(one.logits, one.split.labels, one.bundle.classes, one.readable)
-        for line in exposure_notes(facts, one):
-            computing.listener.note(line)
-        record(one.run, source, split, report.summary())
-        exposures.append(facts)
-        reports.append(report)
+    reports = [judge(one.logits, one.split.labels, one.bundle.classes, one.readable) for one in both]
+    exposures = recorded(both, reports, None if data is not None else home, computing)
     comparison = compared(*(answers_of(one) for one in both))
     return describe_comparison(both, reports, exposures, comparison)
+
+
+def compare_scenes(
+    runs: list[str], data: str | os.PathLike[str] | None, split: str | None, computing: Computing
+) -> dict[str, Any]:
+    """Compare two models that give a class to every pixel; intervals are of a bootstrap over the same images.
+
+    Raises DataError for images that one of them cannot read, and as `judge_scenes` does.
+    """
+    bundles = [open_bundle(run, note=computing.listener.note, dense=True) for run in runs]
+    home = runs[0] if data is not None or Folder(Path(runs[0])).config.is_file() else runs[1]
+    source, opened = data_for(home, data, split, labelled=False)
+    opened = paint_classes(opened)
+    split = choose_split(opened, split, computing.listener.note)
+    pairs = zip(runs, bundles, strict=True)
+    both, reports = zip(
+        *(judge_opened(run, bundle, source, opened, split, computing) for run, bundle in pairs), strict=True
+    )
+    exposures = recorded(list(both), list(reports), None if data is not None else home, computing)
+    figures = {name: (reports[0].figures[name], reports[1].figures[name]) for name in reports[0].figures}
+    differences = {name: None if a is None or b is None else b - a for name, (a, b) in figures.items()}
+    intervals = paired_differences(both[0].raw, both[1].raw, len(bundles[0].pixel_classes))
+    comparison = Comparison("miou", figures, differences, intervals, None, None)
+    return describe_comparison(list(both), list(reports), exposures, comparison)
+
+
+def recorded(
+    both: list[Answered], reports: list[Report], home: str | None, computing: Computing
+) -> list[dict[str, Any]]:
+    """Add each reading to its run, note what flatters it, and return what each run has seen of the images.
+
+    `home`: the run whose own data they are, None for data that were named.
+    """
+    exposures = []
+    for one, report in zip(both, reports, strict=True):
+        facts = seen(one, None if one.run == home else one.source)
+        for line in exposure_notes(facts, one):
+            computing.listener.note(line)
+        record(one.run, one.source, one.name, report.summary())
+        exposures.append(facts)
+    return exposures
 
 
 def known_to(run: str, bundle: Bundle, source: str, opened: Data) -> None:

@@ -48,8 +48,18 @@ def judge_scenes(
     bundle = open_bundle(run, note=computing.listener.note, dense=True)
     source, opened = data_for(run, data, split, labelled=False)
     opened = paint_classes(opened)
-    check_classes(bundle, opened)
     name = choose_split(opened, split, computing.listener.note)
+    return judge_opened(run, bundle, source, opened, name, computing)
+
+
+def judge_opened(
+    run: str | os.PathLike[str], bundle: Bundle, source: str, opened: Data, name: str, computing: Computing
+) -> tuple[Answered, Report]:
+    """Judge a model's class maps on a split, by its `name`, of data that are open and have class maps.
+
+    Raises DataError as `judge_scenes` does.
+    """
+    check_classes(bundle, opened)
     chosen, preprocess = opened.split(name), bundle.preprocess
     if slow := warning(computing.how.precision, pick_device(computing.how.device)):
         computing.listener.note(slow)
