@@ -18,6 +18,7 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.inference_options import InferenceOptions, Pictures
+from vitreous.evaluation.packing import pack
 from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_process, thread_pool
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
@@ -38,7 +39,7 @@ class Engine(Protocol):
     precision: str
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """(B, C, *image) uint8 -> (B, K) float32 logits, on the CPU."""
+        """(B, C, *image) uint8 -> (B, K) float32 logits, on the CPU; of a detector as `packing` has it."""
         ...
 
 
@@ -97,8 +98,9 @@ class TorchEngine:
 
     @torch.inference_mode()
     def part(self, pixels: Tensor) -> Tensor:
-        """(b, C, *image) uint8 -> (b, K) float32: one forward pass."""
-        return self.model(self.preprocess.normalise(pixels, self.images)).float()
+        """(b, C, *image) uint8 -> (b, K) float32, of a detector as `packing` has it: one forward pass."""
+        outputs = self.model(self.preprocess.normalise(pixels, self.images))
+        return pack(outputs) if isinstance(outputs, tuple) else outputs.float()
 
 
 def given(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:

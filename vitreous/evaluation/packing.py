@@ -1,0 +1,34 @@
+"""The outputs of a detector as one array, as engines and exported graphs hand them on. PyTorch packs, NumPy unpacks.
+
+B images, N objects of each, of which those with score 0 are padding, s the side of a mask inside its box.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+PLAIN = 6  # numbers of an object in front of its mask: box, score and label
+
+#: boxes (B, N, 4) float32, scores (B, N) float32, labels (B, N) int64 and, of instances, masks (B, N, s, s) float32
+Outputs = tuple[np.ndarray, ...]
+
+
+def pack(outputs: tuple[Any, ...]) -> Any:
+    """Tensors of a detector, as `Outputs` -> one (B, N, 6) or (B, N, 6 + s * s) float32: box, score, label, mask."""
+    import torch
+
+    boxes, scores, labels, *masks = outputs
+    parts = [boxes, scores[..., None], labels[..., None], *(mask.flatten(2) for mask in masks)]
+    return torch.cat([part.float() for part in parts], -1)
+
+
+def unpack(rows: np.ndarray) -> Outputs:
+    """(B, N, 6) or (B, N, 6 + s * s) float32, as `pack` makes it -> the arrays. Raises ValueError for other widths."""
+    side = math.isqrt(rows.shape[-1] - PLAIN) if rows.shape[-1] >= PLAIN else 0
+    if rows.shape[-1] != PLAIN + side * side:
+        raise ValueError(f"{rows.shape[-1]} numbers of an object are no box, score, label and square mask")
+    plain = rows[..., :4], rows[..., 4], rows[..., 5].astype(np.int64)
+    return (*plain, rows[..., PLAIN:].reshape(*rows.shape[:2], side, side)) if side else plain
