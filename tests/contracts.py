@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 
+import pytest
 import torch
 from torch import nn
 
@@ -59,6 +61,22 @@ def other_sizes_work(model, larger, oblong):
         assert torch.isfinite(logits).all()
 
 
+def maps_are_those_of_the_config(model, images):
+    """`features_at` gives every map that the config has, in any order, each image's its own; others are refused."""
+    model.eval()
+    config, size = model.config, images.shape[2:]
+    maps = model.features_at(images, config.strides)
+    for level, x in zip(config.levels, maps, strict=True):
+        grid = (math.ceil(side / p) for side, p in zip(size, level.patch, strict=True))
+        assert x.shape == (len(images), *grid, level.width)
+        assert torch.allclose(model.features_at(images[:1], [level.stride])[0], x[:1], atol=1e-4 * x.abs().max().item())
+    for x, again in zip(maps[::-1], model.features_at(images, config.strides[::-1]), strict=True):
+        assert torch.equal(x, again)
+    for strides in ([], [config.strides[0], 1000]):
+        with pytest.raises(ValueError, match="strides"):
+            model.features_at(images, strides)
+
+
 def export_agrees(model, images):
     model.eval()
     exported = torch.export.export(model, (images,)).module()
@@ -70,5 +88,6 @@ ALL = [
     every_parameter_gets_a_gradient,
     what_nobody_reads_makes_no_difference,
     state_and_config_make_it_again,
+    maps_are_those_of_the_config,
     export_agrees,
 ]

@@ -39,7 +39,7 @@ def test_taps_are_what_hooks_see(name, fast):
     images = torch.randn(2, 3, 16, 16)
     with torch.inference_mode():
         outputs, last = hooked(model, images)
-        taps = model.features_at(images, (4, 0, 3))
+        taps = model.features_after(images, (4, 0, 3))
     for tap, output in zip((4, 0, 3), taps, strict=True):
         torch.testing.assert_close(output, outputs[tap], rtol=0, atol=0)
     with torch.inference_mode():
@@ -67,7 +67,7 @@ def test_taps_have_gradients_with_recomputation_too():
     for recompute in (False, True):
         model.encoder.recompute = recompute
         model.zero_grad()
-        sum(tap.square().sum() for tap in model.features_at(images, (1, 3))).backward()
+        sum(tap.square().sum() for tap in model.features_after(images, (1, 3))).backward()
         gradients.append([p.grad.clone() for p in model.encoder.blocks[:3].parameters()])
         assert all(p.grad is None for p in model.encoder.blocks[3].parameters())
     for plain, again in zip(*gradients, strict=True):

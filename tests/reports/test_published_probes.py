@@ -154,7 +154,7 @@ def test_tokens_are_those_of_the_model(bundle):
     reader = TokenReader(model, (Reading(1), Reading(2, mean=True)))
     with torch.inference_mode():
         rows, last = reader(images), model.features(images)
-        first = model.encoder.norm(model.features_at(images, [1])[0])
+        first = model.encoder.norm(model.features_after(images, [1])[0])
     assert torch.allclose(rows[:, reader.columns(Reading(1))], last[:, 0])
     assert torch.allclose(
         rows[:, reader.columns(Reading(1, mean=True))], torch.cat([last[:, 0], last[:, 1:].mean(1)], 1)

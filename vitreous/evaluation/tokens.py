@@ -51,6 +51,6 @@ class TokenReader(nn.Module):
             return self.model(images)
         model: Any = self.model
         taps = [self.config.depth - block for block in range(self.most)]
-        tokens = [model.pooled_norm(model.encoder.norm(x)) for x in model.features_at(images, taps)]
+        tokens = [model.pooled_norm(model.encoder.norm(x)) for x in model.features_after(images, taps)]
         parts = [x[:, 0] for x in tokens]
         return torch.cat([*parts, tokens[0][:, self.config.prefix :].mean(1)] if self.mean else parts, 1)

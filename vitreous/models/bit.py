@@ -8,6 +8,7 @@ B batch, C channels, N places of the last map, D its channels; image and grid ar
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
@@ -57,9 +58,20 @@ class BiT(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, N, D): the last map after norm and ReLU, row by row."""
+        return self.body(self.checked(images)).flatten(2).transpose(1, 2)
+
+    def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
+        """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the map of the stage in which a place covers so
+        many rows, before any norm; `config.levels` has them all. Raises ValueError for a stride of no stage."""
+        self.config.check_strides(strides)
+        maps = dict(zip(self.config.strides, self.body.maps(self.checked(images)), strict=True))
+        return [maps[stride].movedim(1, -1) for stride in strides]
+
+    def checked(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) in the type of the weights. Raises ValueError for images of other channels."""
         if images.shape[1] != self.config.channels:
             raise ValueError(f"the model takes {self.config.channels} channels, the images have {images.shape[1]}")
-        return self.body(images.to(self.body.norm.weight.dtype)).flatten(2).transpose(1, 2)
+        return images.to(self.body.norm.weight.dtype)
 
     def pool(self, tokens: Tensor) -> Tensor:
         """(B, N, D) -> (B, D): the mean."""

@@ -49,7 +49,7 @@ class Segmenter(nn.Module):
             last, *maps = self.backbone.features_at(images, strides)[::-1]
             return [self.backbone.norm(last), *maps][: len(shapes(c)[0])]
         grid = grid_of(tuple(images.shape[2:]), c.patch)
-        tokens = self.backbone.features_at(images, c.taps)
+        tokens = self.backbone.features_after(images, c.taps)
         return [self.backbone.encoder.norm(x)[:, c.prefix :].unflatten(1, grid) for x in tokens]
 
     def features(self, images: Tensor) -> Tensor:

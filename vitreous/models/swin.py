@@ -86,15 +86,13 @@ class Swin(nn.Module):
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
         """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the tokens of the stage in which one covers so many
-        rows, before any last norm.
+        rows, before any last norm; `config.levels` has them all.
 
         Stages after the last that is asked for are not computed. Raises ValueError for a stride of no stage.
         """
-        own = [self.config.patch_size[0] * 2**stage for stage in range(len(self.stages))]
-        if not strides or not set(strides) <= set(own):
-            raise ValueError(f"strides {tuple(strides)} are not among {tuple(own)}, those of the stages")
+        self.config.check_strides(strides)
         x, outputs = self.project(images), {}
-        for stride, stage in zip(own, self.stages, strict=True):
+        for stride, stage in zip(self.config.strides, self.stages, strict=True):
             if stride > max(strides):
                 break
             outputs[stride] = x = stage(x)

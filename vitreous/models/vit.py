@@ -155,12 +155,33 @@ class ViT(nn.Module):
         tokens = self.project(images)
         return self.encode(self.place(tokens), self.places(tokens))
 
-    def features_at(self, images: Tensor, taps: Sequence[int]) -> list[Tensor]:
-        """(B, C, *image) -> for each tap t, (B, P + N, D): every token after t blocks, before the last norm."""
+    def features_after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
+        """(B, C, *image) -> for each depth t, (B, P + N, D): every token after t blocks, before the last norm.
+
+        Blocks after the last that is asked for are not computed. Raises ValueError for a depth that is no number of
+        blocks.
+        """
+        return self.encoded_after(self.project(images), depths)
+
+    def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
+        """(B, C, *image) -> for each stride, in pixels, (B, *grid, D): the map in which a place covers so many rows.
+
+        A ViT has one, the patch tokens after the last block, before any last norm or neck; `config.levels` has them
+        all. Raises ValueError for a stride of no map.
+        """
+        self.config.check_strides(strides)
         tokens = self.project(images)
+        return [self.last_map(tokens)] * len(strides)
+
+    def encoded_after(self, tokens: Tensor, depths: Sequence[int]) -> list[Tensor]:
+        """(B, *grid, D) -> for each depth t, (B, P + N, D): what `project` gave after t blocks."""
         x, *context = self.prepare(self.place(tokens), self.places(tokens))
-        outputs = self.encoder.features(x, taps, *context)
-        return [output.flatten(1, -2) for output in outputs]
+        return [output.flatten(1, -2) for output in self.encoder.features(x, depths, *context)]
+
+    def last_map(self, tokens: Tensor) -> Tensor:
+        """(B, *grid, D) -> (B, *grid, D): the patch tokens after the last block."""
+        last = self.encoded_after(tokens, [self.config.depth])[0]
+        return last[:, self.config.prefix :].unflatten(1, tuple(tokens.shape[1:-1]))
 
     def warn_of_size(self, images: Tensor, stacklevel: int) -> None:
         """Warn of images of another size than the model was created for, once; `any_size` says that they are meant.
@@ -192,12 +213,17 @@ class ViT(nn.Module):
     def project(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, *grid, D): linear projection of flattened patches, E in Eq. 1, of the image or the
         stem's map."""
-        if images.shape[1] != self.config.channels:
-            raise ValueError(f"the model takes {self.config.channels} channels, the images have {images.shape[1]}")
-        self.config.check_image(tuple(images.shape[2:]))
+        self.check_images(images)
         if self.stem is not None:
             images = self.stem(images.to(next(self.stem.parameters()).dtype)).movedim(-1, 1)
         return self.projection(patchify(images, self.cell))
+
+    def check_images(self, images: Tensor) -> None:
+        """Raise ValueError or UsageError for (B, C, *image) with other channels than the model's, or of a size that it
+        cannot take."""
+        if images.shape[1] != self.config.channels:
+            raise ValueError(f"the model takes {self.config.channels} channels, the images have {images.shape[1]}")
+        self.config.check_image(tuple(images.shape[2:]))
 
     def place(self, tokens: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, N, D): add positions, read at whatever grid arrives, and flatten."""

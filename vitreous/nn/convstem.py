@@ -90,8 +90,14 @@ class ConvStem(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, ceil(H / r), ceil(W / r), widths[-1]): channels last, for it is a grid of tokens."""
+        return self.maps(images)[-1]
+
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """(B, C, H, W) -> (B, h, w, width): the map after each stage, the finest first."""
         # the layout that convolutions are fastest in on processors
         x = images.movedim(1, -1).contiguous().movedim(-1, 1)
+        maps = []
         for stage in self.stages:
             x = stage(x)
-        return x.movedim(1, -1)
+            maps.append(x.movedim(1, -1))
+        return maps

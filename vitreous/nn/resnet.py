@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -131,14 +132,11 @@ class PostActivation(nn.Module):
 
     def __init__(self, inputs: int, width: int, stride: int, numerics: str) -> None:
         super().__init__()
-        self.shortcut = (
-            Shortcut(inputs, 4 * width, stride, numerics, norm=True) if stride > 1 or inputs != 4 * width else None
-        )
+        changes = stride > 1 or inputs != 4 * width
+        self.shortcut = Shortcut(inputs, 4 * width, stride, numerics, norm=True) if changes else None
         self.conv1, self.norm1 = StandardizedConv(inputs, width, 1, 1, numerics), group_norm(width, numerics)
-        self.conv2, self.norm2 = (
-            StandardizedConv(width, width, 3, stride, numerics, same=True),
-            group_norm(width, numerics),
-        )
+        self.conv2 = StandardizedConv(width, width, 3, stride, numerics, same=True)
+        self.norm2 = group_norm(width, numerics)
         self.conv3, self.norm3 = StandardizedConv(width, 4 * width, 1, 1, numerics), group_norm(4 * width, numerics)
         nn.init.zeros_(self.norm3.weight)
 
@@ -161,9 +159,8 @@ class PreActivation(nn.Module):
         self, inputs: int, width: int, stride: int, numerics: str, axial: tuple[int, int] | None = None
     ) -> None:
         super().__init__()
-        self.shortcut = (
-            Shortcut(inputs, 4 * width, stride, numerics, norm=False) if stride > 1 or inputs != 4 * width else None
-        )
+        changes = stride > 1 or inputs != 4 * width
+        self.shortcut = Shortcut(inputs, 4 * width, stride, numerics, norm=False) if changes else None
         self.norm1, self.conv1 = group_norm(inputs, numerics), StandardizedConv(inputs, width, 1, 1, numerics)
         self.norm2 = group_norm(width, numerics)
         self.conv2 = (
@@ -348,10 +345,11 @@ class Stem(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, ceil(H / r), ceil(W / r), width_out): channels last, for it is a grid of tokens."""
-        x = self.root(images)
-        for stage in self.stages:
-            x = stage(x)
-        return x.movedim(1, -1)
+        return self.maps(images)[-1]
+
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """(B, C, H, W) -> (B, h, w, width): the map after each stage, or after the root where there is none."""
+        return [x.movedim(1, -1) for x in staged(self.root(images), self.stages)]
 
 
 class ResNet(nn.Module):
@@ -381,10 +379,17 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, width_out, ceil(H / r), ceil(W / r))."""
-        x = self.root(images)
-        for stage in self.stages:
-            x = stage(x)
-        return F.relu(self.norm(x))
+        return F.relu(self.norm(self.maps(images)[-1]))
+
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """(B, C, H, W) -> (B, width, h, w): the map after each stage, before any norm."""
+        return staged(self.root(images), self.stages)
+
+
+def staged(x: Tensor, stages: nn.ModuleList) -> list[Tensor]:
+    """(B, C, h, w), the root's map -> that after each stage; itself where there is none."""
+    maps = list(accumulate(stages, lambda y, stage: stage(y), initial=x))
+    return maps[1:] or maps
 
 
 def shape_of(blocks: tuple[int, ...], width: int) -> tuple[int, int]:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from vitreous.errors import UsageError, nearest
+from vitreous.models.configs.levels import Level, Leveled
 
 # whose ResNet: the rows of nn.resnet.NUMERICS
 Numerics = Literal["google", "bit", "big-vision", "timm", "transformers"]
 
 
 @dataclass(frozen=True)
-class BiTConfig:
+class BiTConfig(Leveled):
     """A BiT ResNet-v2 by the units of its stages, (3, 4, 6, 3) for R50, and the `factor` of its name: R50x3 has 3.
 
     (3, 4, 23, 3) is R101, (3, 8, 36, 3) R152, (3, 24, 36, 3) R200. Any image size works: each stride rounds up. Raises
@@ -52,6 +53,12 @@ class BiTConfig:
             )
 
     kind: ClassVar[Literal["vit", "bit"]] = "bit"
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The maps that `features_at` gives: the last of each stage."""
+        width = 4 * self.width * self.factor
+        return tuple(Level((4 * 2**stage,) * 2, width * 2**stage) for stage in range(len(self.blocks)))
 
     @property
     def depth(self) -> int:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from vitreous.errors import UsageError
 from vitreous.models.configs.bit import Numerics
+from vitreous.models.configs.levels import Level
 from vitreous.models.configs.vit import ViTConfig
 from vitreous.nn.sizes import format_size
 
@@ -25,6 +26,12 @@ class StemConfig:
     def reduction(self) -> int:
         """Pixels along a side that one place of the last map stands for."""
         return 4 * 2 ** max(0, len(self.blocks) - 1)
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The map after each stage, or after the root where there is none, the finest first."""
+        stages = tuple(Level((4 * 2**stage,) * 2, 4 * self.width * 2**stage) for stage in range(len(self.blocks)))
+        return stages or (Level((4, 4), self.width),)
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,12 @@ class ConvStemConfig:
         """Pixels along a side that one place of the last map stands for."""
         return 2 ** (len(self.widths) - 1)
 
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The map after each stage, the finest first; the last two are of one stride."""
+        sides = [min(2 ** (stage + 1), self.reduction) for stage in range(len(self.widths))]
+        return tuple(Level((side, side), width) for side, width in zip(sides, self.widths, strict=True))
+
 
 @dataclass(frozen=True)
 class HybridConfig(ViTConfig):
@@ -75,6 +88,13 @@ class HybridConfig(ViTConfig):
     def front(self) -> Literal["conv", "resnet"]:
         """What reads the image."""
         return self.stem.family
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The maps that `features_at` gives: the last of each stride of the stem that is finer than the tokens, and the
+        tokens after the last block."""
+        finer = {level.stride: level for level in self.stem.levels if level.stride < self.patch[0]}
+        return (*finer.values(), Level(self.patch, self.width))
 
     @property
     def cell(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from vitreous.errors import UsageError
+from vitreous.models.configs.levels import Level, Leveled
 from vitreous.models.configs.vit import Resize
 
 # what becomes of the zeros that fill up a grid that windows do not divide: those of nn.layout.Windows
@@ -14,7 +15,7 @@ Pad = Literal["mask", "zeros", "zeros-after-shift"]
 
 
 @dataclass(frozen=True)
-class SwinConfig:
+class SwinConfig(Leveled):
     """A Swin Transformer by the blocks of its stages: (2, 2, 6, 2) with a width of 96 is Swin-T.
 
     Each stage after the first merges 2 x 2 tokens and doubles the width. Any image size works: patches, merged tokens
@@ -85,6 +86,12 @@ class SwinConfig:
         return tuple(self.width * 2**stage for stage in range(len(self.blocks)))
 
     @property
+    def levels(self) -> tuple[Level, ...]:
+        """The maps that `features_at` gives: the tokens of each stage."""
+        rows, columns = self.patch_size
+        return tuple(Level((rows * 2**stage, columns * 2**stage), width) for stage, width in enumerate(self.widths))
+
+    @property
     def depth(self) -> int:
         """Blocks of all stages."""
         return sum(self.blocks)
@@ -118,7 +125,7 @@ class SwinConfig:
     def patch_at(self, block: int) -> tuple[int, int]:
         """Pixels to a token, per axis, in a block counted over all stages from 0."""
         stage = next(stage for stage in range(len(self.blocks)) if block < sum(self.blocks[: stage + 1]))
-        return self.patch_size[0] * 2**stage, self.patch_size[1] * 2**stage
+        return self.levels[stage].patch[0], self.levels[stage].patch[1]
 
     def check_image(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image of other than two axes; every size of two is right."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from vitreous.errors import UsageError
+from vitreous.models.configs.levels import Level, Leveled
 from vitreous.nn.sizes import format_size, grid_of, nearby
 
 #: how positions are resized to another grid: the rows of nn.grid.RESIZE
@@ -52,7 +53,7 @@ class ByOptions(type):
 
 
 @dataclass(frozen=True)
-class ViTConfig(metaclass=ByOptions):
+class ViTConfig(Leveled, metaclass=ByOptions):
     """A Vision Transformer (arXiv:2010.11929, section 3.1 and Table 1) or one of its kin.
 
     `image` and `patch` hold one length per axis, in pixels; any number of axes. Raises UsageError where a patch does
@@ -193,6 +194,11 @@ class ViTConfig(metaclass=ByOptions):
     def patch_at(self, block: int) -> tuple[int, ...]:
         """Pixels to a token, per axis, in a block: the same in all."""
         return self.patch
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The maps that `features_at` gives: the tokens after the last block."""
+        return (Level(self.patch, self.width),)
 
     @property
     def front(self) -> Literal["patches", "conv", "resnet"]:

@@ -1,0 +1,108 @@
+"""The maps of features that backbones give, by stride."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests import contracts
+from vitreous.models.config import (
+    AxialConfig,
+    BiTConfig,
+    CLIPConfig,
+    HybridConfig,
+    SAMConfig,
+    StemConfig,
+    SwinConfig,
+    ViTConfig,
+)
+from vitreous.models.configs.hybrid import ConvStemConfig
+from vitreous.models.zoo import build
+
+SMALL = {"classes": 0, "width": 16, "depth": 2, "heads": 2, "hidden": 32}
+GRID = SMALL | {"class_token": False, "pool": "mean"}
+BACKBONES = {
+    "vit": ViTConfig(image=(16, 24), patch=(8, 8), registers=2, **SMALL),
+    "volume": ViTConfig(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL),
+    "windows": ViTConfig(image=(16, 24), patch=(4, 4), window=3, global_blocks=(1,), **SMALL),
+    "clip": CLIPConfig(image=(16, 24), patch=(8, 8), norm="pooled", **SMALL),
+    "sam": SAMConfig(image=(16, 24), patch=(4, 4), window=3, global_blocks=(1,), neck=8, norm="none", **GRID),
+    "axial": AxialConfig(image=(16, 24), patch=(8, 8), **GRID),
+    "convolutions": HybridConfig(
+        image=(16, 24), patch=(8, 8), stem=ConvStemConfig(widths=(4, 6, 8), blocks=(0, 1, 0)), **SMALL
+    ),
+    "hybrid": HybridConfig(image=(32, 64), patch=(16, 16), stem=StemConfig((1, 1, 1), 8), **SMALL),
+    "hybrid, coarser": HybridConfig(image=(32, 64), patch=(16, 16), stem=StemConfig((1, 1), 8), **SMALL),
+    "hybrid, root alone": HybridConfig(image=(32, 64), patch=(16, 16), stem=StemConfig((), 8), **SMALL),
+    "swin": SwinConfig(image=(16, 24), patch_size=(2, 2), classes=0, width=8, blocks=(1, 1), heads=(2, 2), window=2),
+    "bit": BiTConfig(image=(32, 48), classes=0, blocks=(1, 1, 1), width=8),
+}
+STRIDES = {
+    "vit": (8,),
+    "volume": (2,),
+    "windows": (4,),
+    "clip": (8,),
+    "sam": (4,),
+    "axial": (8,),
+    "convolutions": (2, 4, 8),
+    "hybrid": (4, 8, 16),
+    "hybrid, coarser": (4, 8, 16),
+    "hybrid, root alone": (4, 16),
+    "swin": (2, 4),
+    "bit": (4, 8, 16),
+}
+
+
+def make(name):
+    torch.manual_seed(0)
+    return contracts.randomise(build(BACKBONES[name])).eval()
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_maps_are_those_of_the_config(name):
+    model, config = make(name), BACKBONES[name]
+    assert config.strides == STRIDES[name]
+    contracts.maps_are_those_of_the_config(model, torch.randn(3, config.channels, *config.image))
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_the_coarsest_map_is_what_the_model_reads(name):
+    """The last norm of the coarsest map, and the neck of a SAM, give `features`."""
+    model, config = make(name), BACKBONES[name]
+    images = torch.randn(2, config.channels, *config.image)
+    last = model.features_at(images, [config.strides[-1]])[0]
+    tokens = model.features(images)[:, config.prefix :]
+    if config.family == "bit":
+        last = torch.relu(model.body.norm(last.movedim(-1, 1))).movedim(1, -1)
+    elif config.family == "swin":
+        last = model.norm(last)
+    else:
+        last = model.encoder.norm(last)
+        last = last if model.neck is None else model.neck(last)
+    torch.testing.assert_close(last.flatten(1, -2), tokens)
+
+
+def test_a_hybrid_asked_for_maps_of_its_stem_computes_no_block():
+    model = make("hybrid")
+    images = torch.randn(1, 3, 32, 64)
+    expected = model.features_at(images, [8, 16, 4])
+    for block in model.blocks():
+        block.forward = None
+    maps = model.features_at(images, [8, 4])
+    assert torch.equal(maps[0], expected[0]) and torch.equal(maps[1], expected[2])
+
+
+def test_maps_follow_the_size_of_the_image():
+    for name in ("vit", "convolutions", "hybrid", "bit", "swin"):
+        model, config = make(name), BACKBONES[name]
+        model.any_size = True
+        size = tuple(2 * side for side in config.image)
+        for level, x in zip(config.levels, model.features_at(torch.randn(1, 3, *size), config.strides), strict=True):
+            assert x.shape[1:-1] == tuple(math.ceil(s / p) for s, p in zip(size, level.patch, strict=True))
+
+
+def test_an_uneven_image_keeps_its_last_rows():
+    model = build(replace(BACKBONES["bit"], image=(33, 50))).eval()
+    maps = model.features_at(torch.randn(1, 3, 33, 50), [4, 8, 16])
+    assert [tuple(x.shape[1:3]) for x in maps] == [(9, 13), (5, 7), (3, 4)]

@@ -1,0 +1,42 @@
+"""Which maps of features a backbone gives, stride by stride."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Level(NamedTuple):
+    """A map of a backbone: the pixels per axis that a place of it stands for, and its channels."""
+
+    patch: tuple[int, ...]
+    width: int
+
+    @property
+    def stride(self) -> int:
+        """Pixels to a place along the first axis, by which a map is asked for."""
+        return self.patch[0]
+
+
+class Leveled:
+    """What configs of backbones share: their maps by stride, which `features_at` of the model gives."""
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The maps, the finest first."""
+        raise NotImplementedError
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The stride of each map, in pixels along the first axis, the finest first."""
+        return tuple(level.stride for level in self.levels)
+
+    def level_at(self, stride: int) -> Level:
+        """The map of a stride. Raises ValueError for a stride of no map."""
+        self.check_strides([stride])
+        return self.levels[self.strides.index(stride)]
+
+    def check_strides(self, strides: Sequence[int]) -> None:
+        """Raise ValueError for no strides, and for one of no map."""
+        if not strides or not set(strides) <= set(self.strides):
+            raise ValueError(f"strides {tuple(strides)} are not among {self.strides}, those of the model's maps")

@@ -1,0 +1,118 @@
+"""Feature pyramids: maps of several strides for detection and segmentation.
+
+B images, D width of the backbone, W width of the pyramid; maps come channels last, (B, h, w, D), as backbones give
+them, and leave channels first, (B, W, h, w), the finest first, as convolutions take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class LayerNorm2d(nn.Module):
+    """LayerNorm over the channels of each place of a map."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, D, h, w) -> (B, D, h, w)."""
+        return self.norm(x.movedim(1, -1)).movedim(-1, 1).to(x.dtype)
+
+
+def conv_norm(inputs: int, width: int, kernel: int) -> nn.Sequential:
+    """A convolution without bias that keeps the size of the map, and a LayerNorm over its channels."""
+    conv = nn.Conv2d(inputs, width, kernel, padding=kernel // 2, bias=False)
+    return nn.Sequential(conv, LayerNorm2d(width))
+
+
+class SimplePyramid(nn.Module):
+    """ViTDet's pyramid from one map alone (arXiv:2203.16527, section 3): for a map of stride p, levels of stride p / 4,
+    p / 2, p, 2 p and 4 p.
+
+    | level | made of the map by |
+    |---|---|
+    | p / 4 | a 2 x 2 transposed convolution to D / 2, LayerNorm, GELU, a second one to D / 4 |
+    | p / 2 | a 2 x 2 transposed convolution to D / 2 |
+    | p | nothing |
+    | 2 p | max-pooling by 2, a remainder rounded up |
+    | 4 p | every second place of the level before |
+
+    The first four each pass a 1 x 1 and a 3 x 3 convolution to W channels, without bias, each with a LayerNorm.
+    Convolutions are drawn as PyTorch does it.
+    """
+
+    def __init__(self, inputs: int, width: int = 256) -> None:
+        super().__init__()
+        half, quarter = inputs // 2, inputs // 4
+        self.upsample4 = nn.Sequential(
+            nn.ConvTranspose2d(inputs, half, 2, 2),
+            LayerNorm2d(half),
+            nn.GELU(),
+            nn.ConvTranspose2d(half, quarter, 2, 2),
+        )
+        self.upsample2 = nn.ConvTranspose2d(inputs, half, 2, 2)
+        channels = (quarter, half, inputs, inputs)
+        self.reduce = nn.ModuleList(conv_norm(own, width, 1) for own in channels)
+        self.smooth = nn.ModuleList(conv_norm(width, width, 3) for _ in channels)
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """[(B, h, w, D)], a list of the one map -> five levels (B, W, ., .): of 4 h, 2 h, h, h / 2 and h / 4 rows,
+        rounded up. Raises ValueError for another number of maps."""
+        if len(maps) != 1:
+            raise ValueError(f"a simple pyramid is made of one map, not of {len(maps)}")
+        x = maps[0].movedim(-1, 1)
+        resized = (self.upsample4(x), self.upsample2(x), x, F.max_pool2d(x, 2, ceil_mode=True))
+        parts = zip(self.reduce, self.smooth, resized, strict=True)
+        return subsampled([smooth(reduce(level)) for reduce, smooth, level in parts], 5)
+
+
+class FeaturePyramid(nn.Module):
+    """A feature pyramid network over maps of several strides (FPN, arXiv:1612.03144, section 3): the coarsest is
+    enlarged step by step and added to the finer ones.
+
+        level[i] = smooth[i](merged[i]),  merged[i] = lateral[i](norm[i](map[i])) + nearest(merged[i + 1])
+
+    `widths`: the channels of the maps, the finest first; each passes a LayerNorm of its own first, for backbones give
+    them before any last norm (as Swin's detectors have it, arXiv:2103.14030). Where more `levels` are asked for than
+    there are maps, the rest are every second place of the level before. Convolutions are drawn Xavier uniform as in
+    torchvision and detectron2, with zero biases. Raises ValueError for fewer levels than maps.
+    """
+
+    def __init__(self, widths: Sequence[int], width: int = 256, levels: int = 5) -> None:
+        super().__init__()
+        if not widths or levels < len(widths):
+            raise ValueError(f"{levels} levels cannot be of {len(widths)} maps")
+        self.levels = levels
+        self.norms = nn.ModuleList(LayerNorm2d(own) for own in widths)
+        self.laterals = nn.ModuleList(nn.Conv2d(own, width, 1) for own in widths)
+        self.smooth = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in widths)
+        for conv in (*self.laterals, *self.smooth):
+            nn.init.kaiming_uniform_(conv.weight, a=1)  # type: ignore[arg-type]
+            nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Maps (B, h, w, D), the finest first -> levels (B, W, h, w), the finest first."""
+        parts = zip(self.laterals, self.norms, maps, strict=True)
+        merged = [lateral(norm(x.movedim(-1, 1))) for lateral, norm, x in parts]
+        for finer in reversed(range(len(merged) - 1)):
+            above = F.interpolate(merged[finer + 1], size=merged[finer].shape[2:], mode="nearest")
+            merged[finer] = merged[finer] + above
+        return subsampled([smooth(x) for smooth, x in zip(self.smooth, merged, strict=True)], self.levels)
+
+
+def subsampled(levels: list[Tensor], count: int) -> list[Tensor]:
+    """Levels (B, W, h, w), the finest first -> `count` of them: every second place of the last one, again and again."""
+    while len(levels) < count:
+        levels = [*levels, levels[-1][..., ::2, ::2]]
+    return levels
+
+
+def pyramid_of(widths: Sequence[int], width: int = 256) -> SimplePyramid | FeaturePyramid:
+    """The pyramid of five levels for a backbone's maps of these channels, the finest first: a `SimplePyramid` of one, a
+    `FeaturePyramid` of more."""
+    return SimplePyramid(widths[0], width) if len(widths) == 1 else FeaturePyramid(widths, width)
