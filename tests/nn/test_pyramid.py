@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitreous.nn.pyramid import FeaturePyramid, LayerNorm2d, SimplePyramid, pyramid_of
+from vitreous.nn.pyramid import FeaturePyramid, LayerNorm2d, SimplePyramid
 
 
 @pytest.mark.parametrize(("width", "parameters"), [(768, 5_560_000), (1024, 7_805_184), (1280, 10_640_192)])
@@ -65,8 +65,8 @@ def test_a_feature_pyramid_is_that_of_torchvision_on_normalised_maps():
 
 def test_every_parameter_of_a_pyramid_gets_a_gradient():
     for pyramid, maps in (
-        (pyramid_of((8,), 4), [torch.randn(1, 4, 4, 8)]),
-        (pyramid_of((4, 8), 4), [torch.randn(1, 8, 8, 4), torch.randn(1, 4, 4, 8)]),
+        (SimplePyramid(8, 4), [torch.randn(1, 4, 4, 8)]),
+        (FeaturePyramid((4, 8), 4), [torch.randn(1, 8, 8, 4), torch.randn(1, 4, 4, 8)]),
     ):
         levels = pyramid(maps)
         assert len(levels) == 5

@@ -68,8 +68,8 @@ def test_a_single_flipped_bit_is_noticed(bundle, tmp_path):
         ({"temperature": 0}, "temperature 0"),
         ({"classes": "ant"}, r"classes ant\s+they are a list of names"),
         (
-            {"task": {"name": "detection"}},
-            r"task detection is not one of classification, features, segmentation\s+install a newer",
+            {"task": {"name": "generation"}},
+            r"task generation is not one of classification, features, segmentation, detection\s+install a newer",
         ),
         ({"task": "features"}, "task None"),
         ({"architecture": {"_target_": "os.system"}}, "unknown setting _target_"),

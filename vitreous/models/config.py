@@ -9,6 +9,7 @@ from vitreous.models.configs.axial import AxialConfig as AxialConfig
 from vitreous.models.configs.bit import BiTConfig as BiTConfig
 from vitreous.models.configs.bit import Numerics as Numerics
 from vitreous.models.configs.clip import CLIPConfig as CLIPConfig
+from vitreous.models.configs.detector import DetectorConfig as DetectorConfig
 from vitreous.models.configs.hybrid import ConvStemConfig as ConvStemConfig
 from vitreous.models.configs.hybrid import HybridConfig as HybridConfig
 from vitreous.models.configs.hybrid import StemConfig as StemConfig
@@ -19,7 +20,8 @@ from vitreous.models.configs.vit import FAMILY_OF
 from vitreous.models.configs.vit import Resize as Resize
 from vitreous.models.configs.vit import ViTConfig as ViTConfig
 
-ModelConfig = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | BiTConfig | SwinConfig | SegmenterConfig
+Encoders = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | BiTConfig | SwinConfig
+ModelConfig = Encoders | SegmenterConfig | DetectorConfig
 C = TypeVar("C", bound=ModelConfig)
 
 #: every option of every transformer

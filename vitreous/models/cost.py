@@ -6,7 +6,16 @@ import math
 from dataclasses import replace
 
 from vitreous.models.bit import bit_macs, stem_macs
-from vitreous.models.config import BiTConfig, ConvStemConfig, ModelConfig, SegmenterConfig, SwinConfig, ViTConfig
+from vitreous.models.config import (
+    BiTConfig,
+    ConvStemConfig,
+    DetectorConfig,
+    ModelConfig,
+    SegmenterConfig,
+    SwinConfig,
+    ViTConfig,
+)
+from vitreous.models.detector import detector_macs
 from vitreous.models.segmenter import segmenter_macs
 from vitreous.models.swin import swin_macs
 from vitreous.nn.sizes import format_size, grid_of
@@ -25,6 +34,8 @@ def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
         return swin_macs(config, (image[0], image[1]))
     if isinstance(config, SegmenterConfig):
         return segmenter_macs(config, image, macs)
+    if isinstance(config, DetectorConfig):
+        return detector_macs(config, image, macs)
     grid, width, out = grid_of(image, config.patch), config.width, config.neck or config.width
     patches = math.prod(grid)
     tokens = patches + config.prefix

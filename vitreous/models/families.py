@@ -16,6 +16,7 @@ from vitreous.models.config import (
     AxialConfig,
     BiTConfig,
     CLIPConfig,
+    DetectorConfig,
     HybridConfig,
     ModelConfig,
     SAMConfig,
@@ -71,6 +72,7 @@ class Family:
         return sum(config.blocks[:stage]) + unit
 
 
+BACKBONE_ENTRY = ("backbone.projection", "backbone.position", "backbone.prefix", "backbone.slots", "backbone.stem")
 #: tried in this order to read a name; the plain ViT is last, and refuses what is none
 FAMILIES: dict[str, Family] = {
     "bit": Family(
@@ -98,7 +100,14 @@ FAMILIES: dict[str, Family] = {
         "vitreous.models.segmenter:Segmenter",
         presets.parse_dense,
         lambda config: presets.segmenter_name(config, family_of(config.backbone).name(config.backbone)),
-        entry=("backbone.projection", "backbone.position", "backbone.prefix", "backbone.slots", "backbone.stem"),
+        entry=BACKBONE_ENTRY,
+    ),
+    "detector": Family(
+        DetectorConfig,
+        "vitreous.models.detector:Detector",
+        presets.parse_dense,
+        lambda config: presets.detector_name(config, family_of(config.backbone).name(config.backbone)),
+        entry=BACKBONE_ENTRY,
     ),
     "vit": Family(ViTConfig, "vitreous.models.vit:ViT", presets.parse_vit, presets.vit_name),
 }

@@ -9,6 +9,7 @@ from typing import Any
 from vitreous.errors import UsageError, nearest
 from vitreous.models.configs.axial import AxialConfig
 from vitreous.models.configs.bit import BiTConfig
+from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig, StemConfig
 from vitreous.models.configs.segmenter import SegmenterConfig
 from vitreous.models.configs.swin import SwinConfig
@@ -319,6 +320,11 @@ def parse_dense(name: str, image: Image) -> None:
 def segmenter_name(config: SegmenterConfig, backbone: str) -> str:
     """`ViT-S/16 with a unet head`, for the name of the backbone."""
     return f"{backbone} with a {config.head} head"
+
+
+def detector_name(config: DetectorConfig, backbone: str) -> str:
+    """`ViT-S/16 with Mask R-CNN`, for the name of the backbone."""
+    return f"{backbone} with {'Mask' if config.masks else 'Faster'} R-CNN"
 
 
 def vit_name(config: ViTConfig) -> str:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor, nn
 
 from vitreous.models.configs.segmenter import SegmenterConfig
-from vitreous.models.families import family_of
+from vitreous.models.dense import Dense
 from vitreous.nn.decoder import LinearDecoder, UNETDecoder
 from vitreous.nn.sizes import grid_of
 from vitreous.nn.upernet import UPerNetDecoder
@@ -20,19 +19,11 @@ from vitreous.nn.upernet import UPerNetDecoder
 CONVOLUTIONAL = ("unet", "upernet")  # heads whose cost their layers tell
 
 
-class Segmenter(nn.Module):
+class Segmenter(Dense):
     """A backbone and its head; `backbone` where it is there already, else a fresh one."""
 
     def __init__(self, config: SegmenterConfig, backbone: nn.Module | None = None) -> None:
-        super().__init__()
-        self.config = config
-        self.any_size = True  # of images: a dense head answers for as many pixels as there are
-        self.backbone: Any = backbone or family_of(config.backbone).build(config.backbone)
-        self.backbone.any_size = True
-        for name in ("neck", "pooling", "pooled_norm", "representation"):  # which read what no pixel's answer needs
-            part = getattr(self.backbone, name, None)
-            if isinstance(part, nn.Module):
-                part.requires_grad_(False)
+        super().__init__(config, backbone)
         widths, patches = shapes(config)
         self.head = decoder_of(config, widths, patches)
 
@@ -51,30 +42,6 @@ class Segmenter(nn.Module):
         grid = grid_of(tuple(images.shape[2:]), c.patch)
         tokens = self.backbone.features_after(images, c.taps)
         return [self.backbone.encoder.norm(x)[:, c.prefix :].unflatten(1, grid) for x in tokens]
-
-    def features(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, P + N, D): the backbone's tokens."""
-        return self.backbone.features(images)
-
-    def pool(self, tokens: Tensor) -> Tensor:
-        """(B, P + N, D) -> (B, D): what the backbone makes of its tokens for a whole image."""
-        return self.backbone.pool(tokens)
-
-    def classify(self, pooled: Tensor) -> Tensor:
-        """(B, D): a dense head has no answer for a whole image. Raises NotImplementedError."""
-        raise NotImplementedError("a dense head answers for pixels, not for images")
-
-    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
-        """(B, C, *image): every pixel is to be answered, no patch can be left out. Raises NotImplementedError."""
-        raise NotImplementedError("a dense head computes whole images")
-
-    def blocks(self) -> list[nn.Module]:
-        """The residual blocks of the backbone, in order."""
-        return self.backbone.blocks()
-
-    def first_layer(self) -> nn.Module:
-        """The layer that reads the image."""
-        return self.backbone.first_layer()
 
 
 def shapes(config: SegmenterConfig) -> tuple[list[int], list[tuple[int, ...]]]:

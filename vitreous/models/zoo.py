@@ -8,13 +8,14 @@ from typing import Any
 from vitreous.errors import UsageError, nearest
 from vitreous.models.bit import BiT
 from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig
+from vitreous.models.detector import Detector
 from vitreous.models.families import family_of
 from vitreous.models.names import configure
 from vitreous.models.segmenter import Segmenter
 from vitreous.models.swin import Swin
 from vitreous.models.vit import ViT
 
-Model = ViT | BiT | Swin | Segmenter
+Model = ViT | BiT | Swin | Segmenter | Detector
 
 
 def build(config: ModelConfig) -> Model:

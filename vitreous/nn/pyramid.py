@@ -43,32 +43,43 @@ class SimplePyramid(nn.Module):
     | 4 p | every second place of the level before |
 
     The first four each pass a 1 x 1 and a 3 x 3 convolution to W channels, without bias, each with a LayerNorm.
-    Convolutions are drawn as PyTorch does it.
+    Convolutions are drawn as PyTorch does it. Where fewer than five `levels` are asked for, the finest are left out.
+    Raises ValueError for another number than 2 to 5.
     """
 
-    def __init__(self, inputs: int, width: int = 256) -> None:
+    def __init__(self, inputs: int, width: int = 256, levels: int = 5) -> None:
         super().__init__()
+        if not 2 <= levels <= 5:
+            raise ValueError(f"a simple pyramid has two to five levels, not {levels}")
+        self.count = levels
         half, quarter = inputs // 2, inputs // 4
-        self.upsample4 = nn.Sequential(
-            nn.ConvTranspose2d(inputs, half, 2, 2),
-            LayerNorm2d(half),
-            nn.GELU(),
-            nn.ConvTranspose2d(half, quarter, 2, 2),
-        )
-        self.upsample2 = nn.ConvTranspose2d(inputs, half, 2, 2)
-        channels = (quarter, half, inputs, inputs)
+        if levels > 4:
+            self.upsample4 = nn.Sequential(
+                nn.ConvTranspose2d(inputs, half, 2, 2),
+                LayerNorm2d(half),
+                nn.GELU(),
+                nn.ConvTranspose2d(half, quarter, 2, 2),
+            )
+        if levels > 3:
+            self.upsample2 = nn.ConvTranspose2d(inputs, half, 2, 2)
+        channels = (quarter, half, inputs, inputs)[5 - levels :]
         self.reduce = nn.ModuleList(conv_norm(own, width, 1) for own in channels)
         self.smooth = nn.ModuleList(conv_norm(width, width, 3) for _ in channels)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """[(B, h, w, D)], a list of the one map -> five levels (B, W, ., .): of 4 h, 2 h, h, h / 2 and h / 4 rows,
-        rounded up. Raises ValueError for another number of maps."""
+        rounded up; or the last of these. Raises ValueError for another number of maps."""
         if len(maps) != 1:
             raise ValueError(f"a simple pyramid is made of one map, not of {len(maps)}")
         x = maps[0].movedim(-1, 1)
-        resized = (self.upsample4(x), self.upsample2(x), x, F.max_pool2d(x, 2, ceil_mode=True))
+        resized = [x, F.max_pool2d(x, 2, ceil_mode=True)]
+        if self.count > 3:
+            resized = [self.upsample2(x), *resized]
+        if self.count > 4:
+            resized = [self.upsample4(x), *resized]
+        resized = resized[-(self.count - 1) :]
         parts = zip(self.reduce, self.smooth, resized, strict=True)
-        return subsampled([smooth(reduce(level)) for reduce, smooth, level in parts], 5)
+        return subsampled([smooth(reduce(level)) for reduce, smooth, level in parts], self.count)
 
 
 class FeaturePyramid(nn.Module):
@@ -110,9 +121,3 @@ def subsampled(levels: list[Tensor], count: int) -> list[Tensor]:
     while len(levels) < count:
         levels = [*levels, levels[-1][..., ::2, ::2]]
     return levels
-
-
-def pyramid_of(widths: Sequence[int], width: int = 256) -> SimplePyramid | FeaturePyramid:
-    """The pyramid of five levels for a backbone's maps of these channels, the finest first: a `SimplePyramid` of one, a
-    `FeaturePyramid` of more."""
-    return SimplePyramid(widths[0], width) if len(widths) == 1 else FeaturePyramid(widths, width)

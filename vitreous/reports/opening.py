@@ -17,7 +17,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data, Split, require_labels
 from vitreous.errors import DataError, ResourceError, UsageError, check_path
-from vitreous.models.segmenter import Segmenter
+from vitreous.models.dense import Dense
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in, open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
@@ -33,8 +33,8 @@ def open_bundle(
 ) -> Bundle:
     """Return the bundle of a run folder, of a bundle's folder, or of foreign weights; `note` hears assumptions.
 
-    A model without a head is refused unless `headless`. One of classes of pixels is refused unless `dense`; of it the
-    backbone is returned where it may be `headless`. Raises WeightsError or UsageError.
+    A model without a head is refused unless `headless`. One that answers for pixels or with objects is refused unless
+    `dense`; of it the backbone is returned where it may be `headless`. Raises WeightsError or UsageError.
     """
     check_path(run, "a run")
     path = Path(run)
@@ -46,13 +46,14 @@ def open_bundle(
     bundle = load_bundle(folder) if folder and not known_of(run) else open_weights(run).bundle()
     for text in bundle.notes:
         note(text)
-    if isinstance(bundle.model, Segmenter):
+    if isinstance(bundle.model, Dense):
         if dense:
             return bundle
+        answer = "gives boxes and classes to objects" if bundle.object_classes else "gives a class to every pixel"
         if not headless:
             hint = "use `vitreous evaluate RUN` and `vitreous predict RUN IMAGES --out FOLDER`"
-            raise UsageError(f"{run} gives a class to every pixel, not to an image", hint)
-        note("of a model that gives a class to every pixel, its backbone alone is used")
+            raise UsageError(f"{run} {answer}, not to an image", hint)
+        note(f"of a model that {answer}, its backbone alone is used")
         bundle = replace(bundle, model=bundle.model.backbone.eval(), task=Features())
     if not bundle.classes and not headless:
         hint = f"use `vitreous embed`, or train one: vitreous train DATA --init {run}"

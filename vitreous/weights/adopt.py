@@ -16,7 +16,7 @@ from torch import Tensor
 from vitreous.config import from_plain, read_yaml
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError, WeightsError
-from vitreous.models.config import ModelConfig, SegmenterConfig
+from vitreous.models.config import DetectorConfig, ModelConfig, SegmenterConfig
 from vitreous.models.cost import windows_text
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
@@ -298,8 +298,8 @@ def starting_point(source: str | os.PathLike[str]) -> Start:
 
 
 def without_dense_head(weights: Weights) -> Weights:
-    """Return the backbone of weights that give a class to every pixel; others as they are."""
-    if not isinstance(weights.config, SegmenterConfig):
+    """Return the backbone of weights that answer for pixels or with objects; others as they are."""
+    if not isinstance(weights.config, SegmenterConfig | DetectorConfig):
         return weights
     prefix = "backbone."
 

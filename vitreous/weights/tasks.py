@@ -59,9 +59,22 @@ class Segmentation:
         return {"classes": list(self.classes)}
 
 
-Task = Classification | Features | Segmentation
+@dataclass(frozen=True)
+class Detection:
+    """Objects of named classes: `classes` in the order of their numbers; `masks`: each has a mask beside its box."""
+
+    name: ClassVar[str] = "detection"
+    classes: tuple[str, ...]
+    masks: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        """The names of the classes, and whether there are masks."""
+        return {"classes": list(self.classes), "masks": self.masks}
+
+
+Task = Classification | Features | Segmentation | Detection
 #: names of tasks that files may have; a file of another one needs a newer vitreous
-TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classification, Features, Segmentation)}
+TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classification, Features, Segmentation, Detection)}
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
@@ -85,6 +98,11 @@ def task_from_json(description: dict[str, Any], origin: str) -> Task:
         return Features()
     if name == Segmentation.name:
         return Segmentation(tuple(classes))
+    if name == Detection.name:
+        masks = description.get("masks", False)
+        if not isinstance(masks, bool):
+            raise WeightsError(f"{origin}: masks {masks}", "it is true or false")
+        return Detection(tuple(classes), masks)
     loss, multilabel = description.get("loss", "softmax"), description.get("several", False)
     temperature = description.get("temperature", 1.0)
     if loss not in LOSSES or not isinstance(multilabel, bool):
@@ -115,6 +133,11 @@ class WithTask:
     def pixel_classes(self) -> tuple[str, ...]:
         """Names of the classes that pixels get; none of a model that answers for whole images."""
         return self.task.classes if isinstance(self.task, Segmentation) else ()
+
+    @property
+    def object_classes(self) -> tuple[str, ...]:
+        """Names of the classes of objects; none of a model that answers otherwise than with objects."""
+        return self.task.classes if isinstance(self.task, Detection) else ()
 
     @property
     def multilabel(self) -> bool:

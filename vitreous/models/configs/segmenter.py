@@ -7,19 +7,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from vitreous.errors import UsageError
-from vitreous.models.configs.axial import AxialConfig
-from vitreous.models.configs.clip import CLIPConfig
-from vitreous.models.configs.hybrid import HybridConfig
-from vitreous.models.configs.sam import SAMConfig
-from vitreous.models.configs.swin import SwinConfig
+from vitreous.models.configs.dense import Backbone, OnBackbone
 from vitreous.models.configs.vit import ViTConfig
 
-Backbone = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | SwinConfig
 DenseHead = Literal["linear", "multiscale", "unet", "upernet"]
 
 
 @dataclass(frozen=True)
-class SegmenterConfig:
+class SegmenterConfig(OnBackbone):
     """A backbone without a head of its own, and a dense head.
 
     `head`: `linear`, one layer on the last tokens, and `multiscale`, on those of four depths side by side, both read
@@ -51,46 +46,6 @@ class SegmenterConfig:
             )
 
     @property
-    def image(self) -> tuple[int, ...]:
-        """Pixels along each axis of the images that it learned from."""
-        return self.backbone.image
-
-    @property
-    def channels(self) -> int:
-        """Channels of an image."""
-        return self.backbone.channels
-
-    @property
-    def patch(self) -> tuple[int, ...]:
-        """Pixels to a token of the backbone, per axis."""
-        return self.backbone.patch
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """Tokens along each axis."""
-        return self.backbone.grid
-
-    @property
-    def prefix(self) -> int:
-        """Tokens in front of the grid."""
-        return self.backbone.prefix
-
-    @property
-    def depth(self) -> int:
-        """Blocks of the backbone."""
-        return self.backbone.depth
-
-    @property
-    def front(self) -> Literal["conv"]:
-        """Images are read by convolutions too, which compute in float32 where weights are frozen."""
-        return "conv"
-
-    @property
-    def features(self) -> int:
-        """Channels of a pixel's answer."""
-        return self.classes
-
-    @property
     def taps(self) -> tuple[int, ...]:
         """The depths of a ViT whose tokens the head reads, the last one first."""
         if self.head == "linear":
@@ -102,34 +57,3 @@ class SegmenterConfig:
     def steps(self) -> int:
         """Doublings from the grid to the image, along its longest patch."""
         return max(1, max(self.patch).bit_length() - 1)
-
-    @property
-    def position(self) -> str:
-        """The backbone's."""
-        return self.backbone.position
-
-    @property
-    def attention(self) -> str:
-        """The backbone's."""
-        return self.backbone.attention
-
-    @property
-    def has_attention(self) -> bool:
-        """Whether blocks attend from token to token."""
-        return self.backbone.has_attention
-
-    @property
-    def sees_whole_image(self) -> bool:
-        """Whether no block is confined to windows."""
-        return self.backbone.sees_whole_image
-
-    @property
-    def drops_patches(self) -> bool:
-        """No: every pixel is to be answered."""
-        return False
-
-    merges_tokens = drops_patches
-
-    def check_image(self, image: tuple[int, ...]) -> None:
-        """Raise UsageError for an image that the backbone cannot take."""
-        self.backbone.check_image(image)

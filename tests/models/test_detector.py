@@ -1,0 +1,133 @@
+"""Backbones with the heads of Faster and Mask R-CNN."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vitreous.config import from_plain, to_plain
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError
+from vitreous.models.config import DetectorConfig, ModelConfig, SwinConfig, ViTConfig
+from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig
+from vitreous.models.cost import macs
+from vitreous.models.names import name_of
+from vitreous.models.zoo import build
+from vitreous.nn.frozen import frozen
+from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.tasks import Detection
+
+SMALL = {"classes": 0, "width": 16, "depth": 2, "heads": 2, "hidden": 32}
+BACKBONES = {
+    "vit": ViTConfig(image=(48, 64), patch=(8, 8), **SMALL),
+    "hybrid": HybridConfig(
+        image=(48, 64), patch=(8, 8), stem=ConvStemConfig(widths=(8, 8, 16), blocks=(0, 0, 0)), **SMALL
+    ),
+    "swin": SwinConfig(image=(48, 64), patch_size=(4, 4), classes=0, width=8, blocks=(1, 1), heads=(2, 2), window=2),
+}
+FEW = {"width": 16, "hidden": 32, "proposals": 40, "detections": 12, "threshold": 0.0}
+
+
+def config_of(name: str, **changes) -> DetectorConfig:
+    return DetectorConfig(backbone=BACKBONES[name], classes=3, **FEW | changes)
+
+
+def detector(config: DetectorConfig):
+    torch.manual_seed(0)
+    model = build(config)
+    for layer, deviation in (
+        (model.regions.box.predictor.cls_score, 2.0),
+        (model.regions.box.predictor.bbox_pred, 0.5),
+    ):
+        torch.nn.init.normal_(layer.weight, std=deviation)  # answers that differ from each other
+    return model
+
+
+def scene(masks: bool = True) -> dict:
+    """Two images: one with an object of each of two classes and a crowd, one with nothing."""
+    boxes = torch.tensor([[4.0, 4, 24, 28], [30, 10, 60, 40], [0, 30, 30, 48]])
+    row = torch.zeros(3, 48, 64, dtype=torch.bool)
+    for mask, (left, top, right, bottom) in zip(row, boxes.int().tolist(), strict=True):
+        mask[top:bottom, left:right] = True
+    return {
+        "boxes": [boxes, boxes[:0]],
+        "labels": [torch.tensor([0, 2, 1]), torch.zeros(0, dtype=torch.int64)],
+        "crowd": [torch.tensor([False, False, True]), torch.zeros(0, dtype=torch.bool)],
+        "keys": torch.tensor([1, 2]),
+        "masks": [row, row[:0]],
+    }
+
+
+@pytest.mark.parametrize("heads", ["vitdet", "light"])
+@pytest.mark.parametrize("name", BACKBONES)
+def test_answers_have_fixed_shapes_and_ignore_their_batch(name, heads):
+    model = detector(config_of(name, heads=heads, masks=True, threshold=0.3)).eval()
+    images = torch.randn(3, 3, 48, 64)
+    with torch.inference_mode():
+        boxes, scores, labels, masks = model(images)
+        alone = model(images[1:2])
+    assert boxes.shape == (3, 12, 4) and scores.shape == labels.shape == (3, 12) and masks.shape == (3, 12, 28, 28)
+    assert all(torch.allclose(one[0].float(), many[1].float(), atol=1e-4) for one, many in zip(
+        alone, (boxes, scores, labels, masks), strict=True))  # fmt: skip
+    assert (scores.diff(dim=1) <= 0).all() and labels.dtype == torch.int64 and labels.min() >= 0 and labels.max() < 3
+    there_is = scores > 0
+    assert there_is.any() and (scores[there_is] > 0.3).all() and (boxes[~there_is] == 0).all()
+    assert (boxes[there_is][:, 2:] > boxes[there_is][:, :2]).all() and boxes[..., ::2].max() <= 64
+    assert boxes.min() >= 0 and boxes[..., 1::2].max() <= 48
+
+
+@pytest.mark.parametrize("change", [{}, {"masks": True}, {"heads": "light", "agnostic": True}, {"finest": 8}])
+@pytest.mark.parametrize("name", BACKBONES)
+def test_everything_that_can_move_gets_a_gradient(name, change):
+    model, targets = detector(config_of(name, **change)), scene()
+    losses = model.losses(torch.randn(2, 3, 48, 64), targets)
+    assert set(losses) == {"objectness", "proposals", "classes", "boxes"} | (
+        {"masks"} if change.get("masks") else set()
+    )
+    assert all(loss.dtype == torch.float32 and loss.isfinite() and loss > 0 for loss in losses.values())
+    sum(losses.values()).backward()
+    lacking = [part for part, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert not lacking
+
+
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_bundle_gives_the_same_answers(name, masks, tmp_path):
+    model = detector(config_of(name, masks=masks)).eval()
+    assert from_plain(ModelConfig, to_plain(model.config)) == model.config
+    assert name_of(model.config).endswith("with Mask R-CNN" if masks else "with Faster R-CNN")
+    task = Detection(("a", "b", "c"), masks)
+    Bundle(model, task, Preprocess((48, 64))).save(tmp_path / "bundle")
+    again = load_bundle(tmp_path / "bundle")
+    assert again.task == task and again.object_classes == ("a", "b", "c") and not again.classes
+    images = torch.randn(1, 3, 48, 64)
+    with torch.inference_mode():
+        answers = model(images)
+        assert all(torch.equal(one, other) for one, other in zip(again.model(images), answers, strict=True))
+        packed = frozen(model, packed=True)(images)
+    assert torch.allclose(packed[1], answers[1], atol=1e-4)
+    assert macs(model.config) > macs(model.config.backbone)
+
+
+def test_levels_follow_the_backbone_and_the_finest_stride():
+    assert config_of("vit").strides == (4, 8, 16, 32) and config_of("vit", finest=8).strides == (8, 16, 32)
+    assert config_of("vit", finest=2).strides == (2, 4, 8, 16, 32)
+    assert config_of("hybrid").strides == config_of("swin").strides == (4, 8, 16, 32, 64)
+    for name in BACKBONES:
+        for finest in (4, 8):
+            model = detector(config_of(name, finest=finest))
+            levels = model.levels(torch.randn(1, 3, 48, 64))
+            sizes = [(-(-48 // stride), -(-64 // stride)) for stride in model.config.strides]
+            assert [tuple(level.shape[2:]) for level in levels] == sizes
+
+
+def test_what_no_heads_fit_is_refused():
+    with pytest.raises(UsageError, match="classes=0"):
+        DetectorConfig(backbone=replace(BACKBONES["vit"], classes=2))
+    with pytest.raises(UsageError, match="volumes"):
+        DetectorConfig(backbone=ViTConfig(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL))
+    with pytest.raises(UsageError, match="finest"):
+        config_of("vit", finest=64)
+    for change in ({"nms": 0.0}, {"threshold": 1.0}, {"width": 0}, {"anchor": 0.0}):
+        with pytest.raises(UsageError):
+            config_of("vit", **change)

@@ -1,0 +1,114 @@
+"""Boxes: which overlap, which are learned from, and the features inside of them.
+
+Boxes (n, 4) float32 are left, top, right, bottom in pixels. Everything has a fixed shape but what training chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CANONICAL = 14  # places along the side of a region on the level that it is read from: 224 pixels at stride 16
+CROWD = 0.7  # of a box lies in a crowd: it is neither an object nor background (Detectron's threshold)
+
+
+def suppress(boxes: Tensor, scores: Tensor, groups: Tensor, threshold: float) -> Tensor:
+    """(n, 4), (n,), (n,) int64 -> (n,) bool: the boxes that stay when all that overlap a better one of their group by
+    more than `threshold` (IoU) are left out, by torchvision's non-maximum suppression.
+
+    Groups are laid out side by side, where boxes of one cannot meet those of another: in rows of as many as there are
+    rows, so that coordinates stay small and exact.
+    """
+    from torchvision.ops import nms
+
+    side = boxes.detach().max() + 1
+    rows = (groups.max() + 1).to(boxes.dtype).sqrt().ceil().clamp(min=1)
+    across, down = groups.to(boxes.dtype) % rows, (groups.to(boxes.dtype) / rows).floor()
+    apart = boxes + torch.stack([across, down, across, down], -1) * side
+    survivors = nms(apart, scores, threshold)
+    return torch.zeros_like(groups).scatter(0, survivors, torch.ones_like(survivors)).bool()
+
+
+def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """(..., 4) -> (..., 4): boxes cut off at the edges of an image of (height, width)."""
+    height, width = size
+    return torch.stack([boxes[..., axis].clamp(0, (width, height)[axis % 2]) for axis in range(4)], -1)
+
+
+def has_area(boxes: Tensor, least: float) -> Tensor:
+    """(..., 4) -> (...) bool, any shape: whether both sides of a box are at least so long."""
+    return ((boxes[..., 2] - boxes[..., 0]) >= least) & ((boxes[..., 3] - boxes[..., 1]) >= least)
+
+
+def region_features(
+    levels: Sequence[Tensor], strides: Sequence[int], regions: Tensor, bins: int, sampling: int
+) -> Tensor:
+    """RoIAlign (arXiv:1703.06870, section 3) on a pyramid: levels (B, W, h, w), regions (n, 5), which are an image's
+    number and a box -> (n, W, bins, bins) float32.
+
+    A region of side s is read from the level on which it has nearest to 14, but less than 28, places along a side
+    (FPN, arXiv:1612.03144, Eq. 1). All levels lie in one map, each with its outermost places around it, as RoIAlign
+    reads beyond an edge: so one call reads all regions, whatever their level.
+
+        for image, box in regions:
+            level = clamp(floor(log2(sqrt(area of box) / (14 strides[0]))), 0, number of levels - 1)
+            roi_align(levels[level][image], box / strides[level], bins, sampling)
+    """
+    from torchvision.ops import roi_align
+
+    rows, columns = [level.shape[2] + 2 for level in levels], max(level.shape[3] for level in levels) + 2
+    framed = [F.pad(level.float(), (1, 1, 1, 1), "replicate") for level in levels]
+    atlas = torch.cat([F.pad(x, (0, columns - x.shape[3])) for x in framed], 2)
+    boxes = regions[:, 1:]
+    side = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).clamp(min=0).sqrt()
+    number = (side.clamp(min=1e-6) / (CANONICAL * strides[0])).log2().add(1e-6).floor()
+    number = number.clamp(0, len(levels) - 1).long()
+    stride = torch.tensor([float(stride) for stride in strides], device=boxes.device)[number]
+    top = torch.tensor([float(sum(rows[:place])) for place in range(len(rows))], device=boxes.device)[number]
+    shift = torch.stack([torch.ones_like(top), top + 1] * 2, -1)
+    placed = torch.cat([regions[:, :1], boxes / stride[:, None] + shift], 1)
+    return roi_align(atlas, placed, bins, 1.0, sampling, aligned=True)
+
+
+def sample(labels: Tensor, keys: Tensor, count: int, share: float) -> tuple[Tensor, Tensor]:
+    """(n,) int64, above 0 for objects, 0 for background, below for neither -> positions of the objects and of the
+    background that are learned from: `count` in all, at most the `share` of them objects, drawn evenly.
+
+    It is `BalancedPositiveNegativeSampler` of torchvision with chance from `keys` (n,), all different: those with the
+    lowest.
+    """
+    positive, negative = torch.where(labels >= 1)[0], torch.where(labels == 0)[0]
+    positive = positive[keys[positive].argsort(stable=True)][: int(count * share)]
+    return positive, negative[keys[negative].argsort(stable=True)][: count - len(positive)]
+
+
+def draws(key: Tensor, count: int) -> Tensor:
+    """A key, a scalar int64 -> (count,) int64, as good as random: SplitMix64's finaliser of key + place, the same on
+    every device and machine."""
+    state = key + torch.arange(1, count + 1, device=key.device) * signed(0x9E3779B97F4A7C15)
+    state = (state ^ shifted(state, 30)) * signed(0xBF58476D1CE4E5B9)
+    state = (state ^ shifted(state, 27)) * signed(0x94D049BB133111EB)
+    return state ^ shifted(state, 31)
+
+
+def shifted(values: Tensor, bits: int) -> Tensor:
+    """(n,) int64 -> the bits of 64 shifted to the right, zeros from the left."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def signed(value: int) -> int:
+    """64 bits as the number that int64 takes them for."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def in_crowd(boxes: Tensor, crowds: Tensor) -> Tensor:
+    """(n, 4), (m, 4) -> (n,) bool: whether 0.7 of a box, or more, lies in one of the crowds."""
+    if not len(crowds):
+        return torch.zeros(len(boxes), dtype=torch.bool, device=boxes.device)
+    corner = torch.maximum(boxes[:, None, :2], crowds[None, :, :2])
+    sides = (torch.minimum(boxes[:, None, 2:], crowds[None, :, 2:]) - corner).clamp(min=0)
+    area = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).clamp(min=1e-6)
+    return (sides.prod(-1) / area[:, None] >= CROWD).any(1)

@@ -1,0 +1,88 @@
+"""A backbone with the heads of Faster or Mask R-CNN on a feature pyramid (arXiv:1506.01497, arXiv:1703.06870), as
+ViTDet has them (arXiv:2203.16527).
+
+B images of H x W pixels, W channels of the pyramid, A anchors, P proposals, K classes, N objects of an answer. Boxes
+are left, top, right, bottom in pixels of the images.
+
+    images (B, C, H, W) -> maps (B, *grid, D) -> pyramid (B, W, h, w) of each stride -> proposals (B, P, 4)
+        -> boxes (B, N, 4), scores (B, N), labels (B, N)[, masks (B, N, 28, 28)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.models.configs.detector import DetectorConfig
+from vitreous.models.dense import Dense
+from vitreous.models.proposals import RegionProposals
+from vitreous.models.regions import RegionHeads
+from vitreous.nn.pyramid import FeaturePyramid, SimplePyramid
+from vitreous.nn.sizes import grid_of
+
+NORMS = ("norm", "encoder.norm")  # of a backbone, after the maps that the pyramid reads
+
+
+class Detector(Dense):
+    """A backbone, a pyramid, proposals and heads; `backbone` where it is there already, else a fresh one."""
+
+    def __init__(self, config: DetectorConfig, backbone: nn.Module | None = None) -> None:
+        super().__init__(config, backbone, NORMS)
+        self.pyramid = pyramid_for(config)
+        self.proposals, self.regions = RegionProposals(config), RegionHeads(config)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """(B, C, H, W) -> boxes (B, N, 4) float32, scores (B, N) float32, labels (B, N) int64, and where there are
+        masks (B, N, 28, 28) float32, the probability of each place of a box.
+
+        N is `config.detections`, the highest score first; rows behind the last object have score 0 and a box of zeros.
+        An image's answer does not depend on its batch.
+        """
+        levels, size = self.levels(images), (images.shape[2], images.shape[3])
+        return self.regions(levels, self.proposals(levels, size), size)
+
+    def losses(self, images: Tensor, targets: Mapping[str, Any]) -> dict[str, Tensor]:
+        """(B, C, H, W) and what is on them -> float32 scalars, each the mean over the images: `objectness` and
+        `proposals` of anchors, `classes` and `boxes` of regions, and `masks`.
+
+        `targets` has lists of B: `boxes` (n, 4) float32, `labels` (n,) int64, `crowd` (n,) bool, and where they are
+        learned `masks` (n, H, W) bool; and `keys` (B,) int64, from which it is drawn which anchors and regions of an
+        image are learned from.
+        """
+        levels, size = self.levels(images), (images.shape[2], images.shape[3])
+        losses, proposals = self.proposals.losses(levels, size, targets)
+        return losses | self.regions.losses(levels, proposals, targets)
+
+    def levels(self, images: Tensor) -> list[Tensor]:
+        """(B, C, H, W) -> the levels of the pyramid, (B, W, h, w) each, the finest first."""
+        maps = self.backbone.features_at(images, self.config.taps)
+        return self.pyramid([x.to(images.dtype) for x in maps])  # frozen blocks may give bfloat16
+
+
+def pyramid_for(config: DetectorConfig) -> nn.Module:
+    """The feature pyramid of a detector: of one map where there is no other, else of those from the finest on."""
+    widths = [config.backbone.level_at(stride).width for stride in config.taps]
+    if len(config.backbone.strides) == 1:
+        return SimplePyramid(widths[0], config.width, len(config.strides))
+    return FeaturePyramid(widths, config.width, len(config.strides))
+
+
+def detector_macs(config: DetectorConfig, image: tuple[int, ...], backbone: Callable[..., int]) -> int:
+    """Multiply-adds of one forward pass for one image of these sides, counted by the layers of pyramid and heads on
+    tensors without storage; `backbone` counts those of a config for an image. Norms, RoIAlign and the choice of boxes
+    are left out. FLOPs are twice this."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    levels = [config.backbone.level_at(stride) for stride in config.taps]
+    with torch.device("meta"):
+        pyramid, proposals, regions = pyramid_for(config), RegionProposals(config), RegionHeads(config)
+        maps = [torch.empty(1, *grid_of(image, level.patch), level.width) for level in levels]
+        with FlopCounterMode(display=False) as counter:
+            proposals.head(pyramid(maps))
+            regions.box(torch.empty(config.proposals, config.width, 7, 7))
+            if regions.mask is not None:
+                regions.mask(torch.empty(config.detections, config.width, 14, 14))
+    return backbone(config.backbone, image) + counter.get_total_flops() // 2

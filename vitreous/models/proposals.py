@@ -1,0 +1,131 @@
+"""The region proposal network (arXiv:1506.01497, section 3) on a feature pyramid (arXiv:1612.03144, section 4.1).
+
+B images, W channels, A anchors of an image over all levels, P proposals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.models.boxes import clip, draws, has_area, in_crowd, sample, suppress
+from vitreous.models.configs.detector import DetectorConfig
+
+RATIOS = (0.5, 1.0, 2.0)  # height / width of anchors
+OBJECT, BACKGROUND = 0.7, 0.3  # IoU from which an anchor is an object, and up to which it is background
+OVERLAP = 0.7  # IoU of proposals of a level, above which the worse one is left out
+BETA = 1 / 9  # of the smooth L1 loss
+LEAST = 1e-3  # pixels along the sides of a proposal
+
+
+class Proposals(NamedTuple):
+    """Where objects may be: `boxes` (B, P, 4) float32, best first, and `valid` (B, P) bool, false for rows that fill
+    up."""
+
+    boxes: Tensor
+    valid: Tensor
+
+
+class RegionProposals(nn.Module):
+    """Anchors of three shapes at every place of every level, and which of them hold an object."""
+
+    def __init__(self, config: DetectorConfig) -> None:
+        super().__init__()
+        from torchvision.models.detection._utils import BoxCoder, Matcher
+        from torchvision.models.detection.rpn import AnchorGenerator, RPNHead
+
+        self.config, count = config, len(config.strides)
+        self.head = RPNHead(config.width, len(RATIOS), config.sizes.rpn)
+        sides = tuple((config.anchor * stride,) for stride in config.strides)
+        with torch.device("cpu"):
+            cells = AnchorGenerator(sides, (RATIOS,) * count).cell_anchors  # type: ignore[arg-type]
+            self.cells = [cell.tolist() for cell in cells]
+        self.coder = BoxCoder((1.0, 1.0, 1.0, 1.0))
+        self.matcher = Matcher(OBJECT, BACKGROUND, allow_low_quality_matches=True)
+
+    def forward(self, levels: Sequence[Tensor], size: tuple[int, int]) -> Proposals:
+        """Levels (B, W, h, w) of images of (height, width) `size` -> P proposals of each."""
+        return self.propose(*self.predict(levels), self.anchors(levels), size)
+
+    def predict(self, levels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Levels (B, W, h, w) -> (B, A) float32 logits and (B, A, 4) float32 corrections of the anchors."""
+        from torchvision.models.detection.rpn import concat_box_prediction_layers
+
+        logits, deltas = concat_box_prediction_layers(*self.head(list(levels)))
+        count = len(levels[0])
+        return logits.float().view(count, -1), deltas.float().view(count, -1, 4)
+
+    def anchors(self, levels: Sequence[Tensor]) -> list[Tensor]:
+        """Levels (B, W, h, w) -> (h w 3, 4) float32 anchors of each: those of torchvision's `AnchorGenerator`."""
+        anchors = []
+        for level, stride, cells in zip(levels, self.config.strides, self.cells, strict=True):
+            y, x = (torch.arange(side, device=level.device) * float(stride) for side in level.shape[2:])
+            shifts = torch.stack(torch.meshgrid(y, x, indexing="ij")[::-1] * 2, -1)  # (h, w, 4)
+            anchors.append((shifts[:, :, None] + torch.tensor(cells, device=level.device)).view(-1, 4))
+        return anchors
+
+    @torch.no_grad()
+    def propose(self, logits: Tensor, deltas: Tensor, anchors: list[Tensor], size: tuple[int, int]) -> Proposals:
+        """(B, A) logits, (B, A, 4) corrections of anchors (a, 4) of each level -> the best: of each level at most so
+        many (twice in training), corrected, clipped, without those that overlap a better one of their level."""
+        most = self.config.proposals * (2 if self.training else 1)
+        index, groups, start = [], [], 0
+        for number, own in enumerate(anchors):
+            count = min(most, len(own))
+            index.append(logits[:, start : start + len(own)].topk(count).indices + start)
+            groups.append(torch.full((count,), number, device=logits.device))
+            start += len(own)
+        chosen, group = torch.cat(index, 1), torch.cat(groups)
+        scores = logits.gather(1, chosen).sigmoid()
+        deltas = deltas.gather(1, chosen[..., None].expand(-1, -1, 4))
+        starts = torch.cat(anchors)[chosen]
+        boxes = self.coder.decode_single(deltas.flatten(0, 1), starts.flatten(0, 1)).view_as(deltas)
+        boxes = clip(boxes, size)
+        scores = scores.where(has_area(boxes, LEAST), torch.zeros_like(scores))
+        stay = torch.stack([suppress(*row, group, OVERLAP) for row in zip(boxes, scores, strict=True)])
+        scores = scores.where(stay, torch.zeros_like(scores))
+        count = min(self.config.proposals, scores.shape[1])
+        best, order = scores.topk(count)
+        valid = best > 0
+        boxes = boxes.gather(1, order[..., None].expand(-1, -1, 4)) * valid[..., None]
+        return Proposals(boxes, valid)
+
+    def losses(
+        self, levels: Sequence[Tensor], size: tuple[int, int], targets: Mapping[str, Any]
+    ) -> tuple[dict[str, Tensor], Proposals]:
+        """Levels (B, W, h, w) and `Detector.losses`' targets -> losses, scalars, and the proposals.
+
+        Of an image with n anchors that are learned from, `objectness` is the mean cross-entropy over them, `proposals`
+        the sum of smooth L1 over those of objects, divided by n.
+        """
+        (logits, deltas), anchors = self.predict(levels), self.anchors(levels)
+        places, rows = torch.cat(anchors), []
+        for image, (boxes, crowd) in enumerate(zip(targets["boxes"], targets["crowd"], strict=True)):
+            labels, match = self.matches(places, boxes[~crowd], boxes[crowd])
+            keys = draws(targets["keys"][image], len(labels))
+            positive, negative = sample(labels, keys, self.config.sizes.anchors, 0.5)
+            chosen = torch.cat([positive, negative])
+            entropy = F.binary_cross_entropy_with_logits(logits[image, chosen], labels[chosen].float())
+            wanted = self.coder.encode_single(boxes[~crowd][match[positive]], places[positive])
+            distance = F.smooth_l1_loss(deltas[image, positive], wanted, beta=BETA, reduction="sum")
+            rows.append(torch.stack([entropy, distance / max(1, len(chosen))]))
+        objectness, corrections = torch.stack(rows).mean(0)
+        losses = {"objectness": objectness, "proposals": corrections}
+        return losses, self.propose(logits.detach(), deltas.detach(), anchors, size)
+
+    def matches(self, anchors: Tensor, boxes: Tensor, crowds: Tensor) -> tuple[Tensor, Tensor]:
+        """(A, 4), (n, 4), (m, 4) -> (A,) int64, 1 for an object, 0 for background, -1 for neither, and (A,) int64, the
+        number of the object."""
+        from torchvision.ops import box_iou
+
+        if len(boxes):
+            match = self.matcher(box_iou(boxes, anchors))
+            labels = torch.where(match >= 0, 1, torch.where(match == self.matcher.BELOW_LOW_THRESHOLD, 0, -1))
+        else:
+            match = labels = torch.zeros(len(anchors), dtype=torch.int64, device=anchors.device)
+        labels = torch.where((labels == 0) & in_crowd(anchors, crowds), -1, labels)
+        return labels, match.clamp(min=0)

@@ -1,0 +1,196 @@
+"""The heads that look at regions: their class, their box, their mask (arXiv:1506.01497, arXiv:1703.06870).
+
+B images, W channels, P proposals, K classes, N objects of an answer, R regions that are learned from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.models.boxes import clip, draws, has_area, in_crowd, region_features, sample, suppress
+from vitreous.models.configs.detector import DetectorConfig
+from vitreous.models.proposals import Proposals
+from vitreous.nn.pyramid import LayerNorm2d
+
+CORRECTIONS = (10.0, 10.0, 5.0, 5.0)  # what corrections of x, y, width and height are multiplied by
+OBJECT = 0.5  # IoU from which a region is an object
+SHARE = 0.25  # of the regions that are learned from are objects, at most
+BINS, MASK_BINS = 7, 14  # of a region along a side, for its box and for its mask
+CANDIDATES = 1000  # boxes of an image, the best of all classes, of which those of one object are suppressed
+LEAST = 1e-2  # pixels along the sides of an object
+SALT = 0x5245  # what tells draws of regions from those of anchors
+
+
+class RegionHeads(nn.Module):
+    """Classes, boxes and masks of regions, by heads of torchvision's layers."""
+
+    def __init__(self, config: DetectorConfig) -> None:
+        super().__init__()
+        from torchvision.models.detection._utils import BoxCoder, Matcher
+
+        self.config = config
+        self.box = BoxHead(config)
+        self.mask = mask_head(config) if config.masks else None
+        self.coder = BoxCoder(CORRECTIONS)
+        self.matcher = Matcher(OBJECT, OBJECT, allow_low_quality_matches=False)
+
+    def forward(self, levels: Sequence[Tensor], proposals: Proposals, size: tuple[int, int]) -> tuple[Tensor, ...]:
+        """Levels (B, W, h, w), proposals of images of (height, width) `size` -> what `Detector.forward` returns, N rows
+        of each image."""
+        logits, corrections = self.box(self.read(levels, numbered(proposals.boxes), BINS))
+        images, count = proposals.boxes.shape[:2]
+        scores = logits.float().softmax(-1)[:, 1:].view(images, count, -1) * proposals.valid[..., None]
+        deltas = corrections.float().view(images * count, -1)
+        boxes = self.coder.decode_single(deltas, proposals.boxes.flatten(0, 1)).view(images, count, -1, 4)
+        boxes = clip(boxes if self.config.agnostic else boxes[:, :, 1:], size)
+        boxes = boxes.expand(-1, -1, self.config.classes, -1)
+        boxes, scores, labels = self.choose(boxes, scores)
+        if self.mask is None:
+            return boxes, scores, labels
+        logits = self.mask(self.read(levels, numbered(boxes), MASK_BINS)).float()
+        own = labels.flatten()[:, None, None, None].expand(-1, 1, *logits.shape[2:])
+        masks = logits.gather(1, own).view(*labels.shape, *logits.shape[2:]).sigmoid()
+        return boxes, scores, labels, masks
+
+    def choose(self, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, P, K, 4), (B, P, K) -> boxes (B, N, 4), scores (B, N) and labels (B, N) int64: the best of those above
+        the threshold that overlap no better one of their class; zeros behind the last."""
+        c, nothing = self.config, torch.zeros((), device=scores.device)
+        scores = scores.where((scores > c.threshold) & has_area(boxes, LEAST), nothing).flatten(1)
+        scores, order = scores.topk(min(CANDIDATES, scores.shape[1]))
+        boxes = boxes.flatten(1, 2).gather(1, order[..., None].expand(-1, -1, 4))
+        labels = order % c.classes
+        stay = torch.stack([suppress(*row, c.nms) for row in zip(boxes, scores, labels, strict=True)])
+        lacking = max(0, c.detections - scores.shape[1])
+        scores = torch.nn.functional.pad(scores.where(stay, nothing), (0, lacking))
+        boxes, labels = (
+            torch.nn.functional.pad(boxes, (0, 0, 0, lacking)),
+            torch.nn.functional.pad(labels, (0, lacking)),
+        )
+        scores, order = scores.topk(c.detections)
+        there_is = scores > 0
+        boxes = boxes.gather(1, order[..., None].expand(-1, -1, 4)) * there_is[..., None]
+        return boxes, scores, labels.gather(1, order) * there_is
+
+    def losses(self, levels: Sequence[Tensor], proposals: Proposals, targets: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Levels (B, W, h, w), proposals, `Detector.losses`' targets -> losses, scalars.
+
+        Of an image with R regions that are learned from, `classes` is the mean cross-entropy over them, `boxes` the sum
+        of smooth L1 over those of objects, divided by R (torchvision's `fastrcnn_loss`), `masks` the mean binary
+        cross-entropy over the masks of objects, 0 where there are none (`maskrcnn_loss`).
+        """
+        from torchvision.models.detection.roi_heads import fastrcnn_loss, maskrcnn_loss
+
+        chosen = [self.learned_from(proposals, targets, image) for image in range(len(proposals.boxes))]
+        counts = [len(labels) for _, labels, _ in chosen]
+        regions = torch.cat([with_number(boxes, image) for image, (boxes, _, _) in enumerate(chosen)])
+        logits, corrections = self.box(self.read(levels, regions, BINS))
+        rows = []
+        for image, row in enumerate(zip(logits.float().split(counts), corrections.float().split(counts), strict=True)):
+            (boxes, labels, match), (own, deltas) = chosen[image], row
+            if self.config.agnostic:
+                deltas = deltas.repeat(1, own.shape[1])
+            objects = truth(targets, image, "boxes")
+            wanted = boxes if not len(objects) else objects[match]
+            rows.append(torch.stack(fastrcnn_loss(own, deltas, [labels], [self.coder.encode_single(wanted, boxes)])))
+        classes, distances = torch.stack(rows).mean(0)
+        losses = {"classes": classes, "boxes": distances}
+        if self.mask is None:
+            return losses
+        objects = [(boxes[labels > 0], match[labels > 0]) for boxes, labels, match in chosen]
+        regions = torch.cat([with_number(boxes, image) for image, (boxes, _) in enumerate(objects)])
+        logits = self.mask(self.read(levels, regions, MASK_BINS)).float().split([len(match) for _, match in objects])
+        rows = [
+            maskrcnn_loss(own, [boxes], [truth(targets, image, "masks")], [truth(targets, image, "labels")], [match])
+            for image, (own, (boxes, match)) in enumerate(zip(logits, objects, strict=True))
+        ]
+        return losses | {"masks": torch.stack(rows).mean()}
+
+    @torch.no_grad()
+    def learned_from(
+        self, proposals: Proposals, targets: Mapping[str, Any], image: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw the regions of an image that are learned from: boxes (R, 4), labels (R,) int64, 0 for background and
+        1 + the class for an object, and (R,) int64, the number of the object. Objects' own boxes are among them."""
+        from torchvision.ops import box_iou
+
+        objects, labels = truth(targets, image, "boxes"), truth(targets, image, "labels")
+        crowds = targets["boxes"][image][targets["crowd"][image]]
+        boxes = torch.cat([proposals.boxes[image], objects])
+        valid = torch.cat([proposals.valid[image], torch.ones(len(objects), dtype=torch.bool, device=boxes.device)])
+        if len(objects):
+            match = self.matcher(box_iou(objects, boxes))
+            own = torch.where(match >= 0, labels[match.clamp(min=0)] + 1, 0)
+        else:
+            own = match = torch.zeros(len(boxes), dtype=torch.int64, device=boxes.device)
+        own = torch.where(~valid | ((own == 0) & in_crowd(boxes, crowds)), -1, own)
+        keys = draws(targets["keys"][image] ^ SALT, len(own))
+        chosen = torch.cat(sample(own, keys, self.config.sizes.regions, SHARE))
+        return boxes[chosen], own[chosen], match[chosen].clamp(min=0)
+
+    def read(self, levels: Sequence[Tensor], regions: Tensor, bins: int) -> Tensor:
+        """Levels (B, W, h, w), regions (n, 5) -> (n, W, bins, bins) in the type of the levels; the coarsest level is
+        for proposals alone."""
+        used, strides = levels[:-1], self.config.strides[:-1]
+        return region_features(used, strides, regions, bins, self.config.sizes.sampling).to(levels[0].dtype)
+
+
+class BoxHead(nn.Module):
+    """(n, W, 7, 7) -> (n, 1 + K) logits, the background first, and (n, (1 + K) 4) corrections of the regions, or (n, 4)
+    for all classes.
+
+    Linear layers are drawn Xavier uniform, the last ones from N(0, 0.01^2) and N(0, 0.001^2), as Detectron2 has it.
+    """
+
+    def __init__(self, config: DetectorConfig) -> None:
+        super().__init__()
+        from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
+
+        sizes, width = config.sizes, config.width
+        shape = (width, BINS, BINS)
+        norm = LayerNorm2d if sizes.norm else None
+        self.layers = FastRCNNConvFCHead(shape, [width] * sizes.convolutions, [config.hidden] * sizes.layers, norm)
+        self.predictor = FastRCNNPredictor(config.hidden, 1 + config.classes)
+        if config.agnostic:
+            self.predictor.bbox_pred = nn.Linear(config.hidden, 4)
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear):
+                nn.init.kaiming_uniform_(layer.weight, a=1)
+                nn.init.zeros_(layer.bias)
+        for layer, deviation in ((self.predictor.cls_score, 0.01), (self.predictor.bbox_pred, 0.001)):
+            nn.init.normal_(layer.weight, std=deviation)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, W, 7, 7) -> (n, 1 + K), (n, (1 + K) 4)."""
+        return self.predictor(self.layers(features))
+
+
+def mask_head(config: DetectorConfig) -> nn.Module:
+    """(n, W, 14, 14) -> (n, K, 28, 28) logits."""
+    from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+
+    norm: Callable[..., nn.Module] | None = LayerNorm2d if config.sizes.norm else None
+    layers = MaskRCNNHeads(config.width, [config.width] * config.sizes.masks, 1, norm)
+    return nn.Sequential(layers, MaskRCNNPredictor(config.width, config.width, config.classes))
+
+
+def numbered(boxes: Tensor) -> Tensor:
+    """(B, n, 4) -> (B n, 5): each box behind the number of its image."""
+    images, count = boxes.shape[:2]
+    numbers = torch.arange(images, device=boxes.device, dtype=boxes.dtype)[:, None, None].expand(-1, count, 1)
+    return torch.cat([numbers, boxes], -1).flatten(0, 1)
+
+
+def with_number(boxes: Tensor, image: int) -> Tensor:
+    """(n, 4) -> (n, 5): each box behind the number of the image."""
+    return torch.cat([torch.full_like(boxes[:, :1], image), boxes], 1)
+
+
+def truth(targets: Mapping[str, Any], image: int, name: str) -> Tensor:
+    """What is known of the objects of an image that are no crowds, (n, ...)."""
+    return targets[name][image][~targets["crowd"][image]]
