@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,15 +20,38 @@ from vitreous.evaluation.engine import Engine, logits_of, readable_mask
 from vitreous.evaluation.report import Better, Report
 
 
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Any number of rows for each of n images: `table` (m, K), those of the first image first, and `lengths` (n,)
+    int64, how many are of each."""
+
+    table: np.ndarray
+    lengths: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def images(self) -> np.ndarray:
+        """(m,) int64, the image of each row."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    def take(self, images: np.ndarray) -> Ragged:
+        """The rows of the images at these positions (k,), in this order."""
+        parts = np.split(self.table, np.cumsum(self.lengths)[:-1]) if len(self) else []
+        return Ragged(np.concatenate([self.table[:0], *(parts[one] for one in images)]), self.lengths[images])
+
+
 @dataclass(frozen=True)
 class Outputs:
-    """Outputs of a model for every image of `split`, in its order: `rows` (n, K) float32 and `readable` (n,) bool.
+    """Outputs of a model for every image of `split`, in its order: `rows` (n, K) float32, or `Ragged` of an evaluator
+    that needs any number of them, and `readable` (n,) bool.
 
     The row of an unreadable image is the output for a black one.
     """
 
     split: Split
-    rows: np.ndarray
+    rows: Any
     readable: np.ndarray
 
 
@@ -50,8 +74,8 @@ class Evaluator(ABC):
 
     def outputs(
         self, engine: Engine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
-    ) -> tuple[np.ndarray, dict[int, DataError]]:
-        """(n, K) float32 outputs for the images of `reader.split`, and the unreadable ones by position.
+    ) -> tuple[Any, dict[int, DataError]]:
+        """(n, K) float32 outputs, or `Ragged`, for the images of `reader.split`, and the unreadable ones by position.
 
         `on_images` gets the number of images of every step. No images give (0, K).
         """

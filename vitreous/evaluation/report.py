@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ LABELS = {
     "knn_map": "k-NN mAP",
     "rankme": "RankMe",
     "miou": "mIoU",
+    "ap": "AP",
 }
 COUNTS = ("rankme",)  # leading figures that are no shares
 TIE_BREAKER = "nll"  # lower is better; decides between evaluations of one leading figure
@@ -30,7 +31,8 @@ class Report:
     """The result of an evaluation; `summary` is what people and files are shown.
 
     Evaluations are compared by the leading `figure`, whose direction is `better`; ties by the NLL. `cells`: (m, 3)
-    int64 of label, answer, count; None where images have several labels.
+    int64 of label, answer, count; None where images have several labels or objects. `details`: what there is to say
+    beside figures, as JSON has it, by the name of what it is about.
     """
 
     images: int
@@ -41,6 +43,7 @@ class Report:
     cells: np.ndarray | None
     figure: str = "top1"
     better: Better = "higher"
+    details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def multilabel(self) -> bool:

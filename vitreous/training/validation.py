@@ -14,7 +14,7 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.split import Split
 from vitreous.errors import Interrupted
 from vitreous.evaluation.engine import CHUNK, TorchEngine, readable_mask
-from vitreous.evaluation.evaluator import Evaluator, Outputs
+from vitreous.evaluation.evaluator import Evaluator, Outputs, Ragged
 from vitreous.training.batches import Inputs
 from vitreous.training.ranks import Ranks
 
@@ -72,8 +72,9 @@ def shared_outputs(
     if ranks.all_reduce_max([cut], device)[0]:
         raise Interrupted("evaluation cut short")
     if ranks.world > 1:
-        gathered = [ranks.gather(torch.from_numpy(part).to(device)) for part in (mine, rows, readable)]
-        order, rows, readable = (torch.cat(parts).cpu().numpy() for parts in gathered)
+        parts = [mine, readable, *((rows.table, rows.lengths) if isinstance(rows, Ragged) else (rows,))]
+        gathered = [ranks.gather(torch.from_numpy(part).to(device)) for part in parts]
+        order, readable, *whole = (torch.cat(parts).cpu().numpy() for parts in gathered)
         back = np.argsort(order)
-        rows, readable = rows[back], readable[back]
+        rows, readable = Ragged(*whole).take(back) if len(whole) > 1 else whole[0][back], readable[back]
     return Outputs(split, rows, readable)

@@ -1,0 +1,266 @@
+"""Judging detectors: COCO's figures to the last digit, intervals without judging again, and what is wrong."""
+
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from tests.evaluation.detecting import NAMES, PaintedEngine, PaintedSplit, drawn_scene, judged_by_pycocotools
+from tests.evaluation.test_detections import paint, painted_model
+from vitreous.data.annotations.target import Target, stack_masks
+from vitreous.data.loader import EvalLoader
+from vitreous.errors import DataError, ResourceError
+from vitreous.evaluation.average_precision import ap50_mended, class_pairs, figures_of, precision_recall
+from vitreous.evaluation.coco import CocoEvaluator, best_threshold, confusion_of
+from vitreous.evaluation.detections import Detections
+from vitreous.evaluation.evaluator import Outputs, Ragged
+from vitreous.evaluation.matching import THRESHOLDS, box_iou, from_bits, match_image, pair, to_bits
+from vitreous.training.validation import shared_outputs
+
+CLASSES = ("a", "b", "c", "d")
+
+
+def ragged(scenes, masks=True):
+    """The rows of all images."""
+    tables = [match_image(answers, truth, masks) for answers, truth in scenes]
+    return Ragged(np.concatenate(tables), np.array([len(table) for table in tables]))
+
+
+def outputs_of(scenes, masks=True):
+    return Outputs(PaintedSplit([None] * len(scenes), []), ragged(scenes, masks), np.ones(len(scenes), bool))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_figures_are_those_of_pycocotools(seed):
+    draw = np.random.default_rng(seed)
+    scenes = [drawn_scene(draw, (120 + number, 200), ties=seed % 2 == 0) for number in range(20)]
+    report = CocoEvaluator(CLASSES, masks=True).report(outputs_of(scenes))
+    for start, kind in (("", "segm"), ("box_", "bbox")):
+        wanted, precision = judged_by_pycocotools(scenes, kind)
+        figures = [report.figures[start + name] for name in NAMES]
+        assert [-1 if value is None else value for value in figures] == pytest.approx(wanted, abs=1e-9)
+        assert wanted[0] > 0.02
+        by_class = [row[f"{start}ap"] for row in report.per_class]
+        assert by_class == pytest.approx(precision.mean((0, 1)), abs=1e-9)
+        assert [row[f"{start}ap50"] for row in report.per_class] == pytest.approx(precision[0].mean(0), abs=1e-9)
+    curves = precision_recall(class_pairs(ragged(scenes).table, ragged(scenes).images, 20, 0, 4), 0)
+    assert np.allclose(curves, judged_by_pycocotools(scenes, "segm")[1][0].T, atol=1e-9)
+    alone = CocoEvaluator(CLASSES).report(outputs_of(scenes, masks=False))
+    assert alone.figures == {name: report.figures[f"box_{name}"] for name in NAMES}
+
+
+def test_no_more_than_a_hundred_answers_of_a_class_count():
+    draw, size = np.random.default_rng(0), (60, 80)
+    low = draw.uniform(0, 40, (300, 2)).round()
+    boxes = np.concatenate([low, low + 9], 1).astype(np.float32)
+    answers = Detections(size, boxes, draw.integers(0, 2, 300), np.linspace(1, 0.1, 300, dtype=np.float32))
+    rows = draw.permutation(300)[:40]
+    layers = np.stack([truth_mask(box, size, number) for number, box in enumerate(boxes[rows], 1)])
+    truth = Target(size, answers.labels[rows], boxes[rows], np.zeros(40, bool), layers)
+    report = CocoEvaluator(CLASSES[:2]).report(outputs_of([(answers, truth)], masks=False))
+    wanted, _ = judged_by_pycocotools([(answers, truth)], "bbox", 2)
+    assert [-1 if value is None else value for value in report.figures.values()] == pytest.approx(wanted, abs=1e-9)
+    assert set(report.intervals.values()) == {None}
+
+
+def truth_mask(box, size, number):
+    layer = np.zeros(size, np.int32)
+    layer[int(box[1]) : int(box[3]), int(box[0]) : int(box[2])] = number
+    return layer
+
+
+def test_a_draw_of_images_gives_what_judging_these_images_gives():
+    draw = np.random.default_rng(5)
+    scenes = [drawn_scene(draw, ties=False) for _ in range(8)]
+    rows = ragged(scenes)
+    counts = np.stack([np.bincount(draw.integers(8, size=8), minlength=8) for _ in range(4)], 1).astype(np.float32)
+    for kind in (0, 1):
+        drawn = dict(figures_of(class_pairs(rows.table, rows.images, 8, kind, 4), counts))
+        for number in range(4):
+            chosen = rows.take(np.repeat(np.arange(8), counts[:, number].astype(int)))
+            again = figures_of(class_pairs(chosen.table, chosen.images, 8, kind, 4), np.ones((8, 1), np.float32))
+            for name, value in again:
+                assert drawn[name][number] == pytest.approx(value[0], abs=1e-6, nan_ok=True), name
+
+
+def paired_by_loops(iou, crowd, ignored, threshold):
+    """COCO's rule for one area and one threshold, object by object."""
+    order = sorted(range(iou.shape[1]), key=lambda place: ignored[place])
+    owner, taken = [], set()
+    for row in iou:
+        best, most = -1, min(threshold, 1 - 1e-10)
+        for place in order:
+            if place in taken and not crowd[place]:
+                continue
+            if best >= 0 and not ignored[best] and ignored[place]:
+                break
+            if row[place] >= most:
+                best, most = place, row[place]
+        owner.append(best)
+        taken |= {best}
+    return owner
+
+
+def test_answers_are_paired_as_by_loops():
+    draw = np.random.default_rng(2)
+    for _ in range(100):
+        n, g = draw.integers(0, 8), draw.integers(0, 6)
+        iou = draw.choice([0.0, 0.5, 0.6, 0.75, 0.9, 1.0], (n, g))
+        crowd = draw.random(g) < 0.3
+        ignored = np.stack([crowd | (draw.random(g) < 0.3) for _ in range(4)])
+        owner = pair(iou, crowd, ignored)
+        for area in range(4):
+            for level, threshold in enumerate(THRESHOLDS):
+                assert owner[area, level].tolist() == paired_by_loops(iou, crowd, ignored[area], threshold)
+    flags = draw.random((4, 10, 7)) < 0.5
+    assert np.array_equal(from_bits(to_bits(flags)), flags)
+    assert box_iou(np.array([[0, 0, 2, 2]]), np.array([[1, 0, 3, 2]]), np.array([True])).tolist() == [[0.5]]
+
+
+SIZE = (100, 100)
+OBJECTS = [(0, 0, 20, 20, 0), (40, 0, 60, 20, 1), (0, 40, 20, 60, 0), (40, 40, 60, 60, 1), (80, 80, 100, 100, 1)]
+WRONG = [  # answers of falling score, and what is wrong with each
+    (0, 0, 20, 20, 0, None),
+    (1, 0, 21, 20, 0, "duplicate"),
+    (40, 0, 60, 20, 0, "class"),
+    (8, 40, 28, 60, 0, "localisation"),
+    (50, 40, 70, 60, 0, "both"),
+    (80, 0, 95, 15, 1, "nothing"),
+]
+
+
+def case():
+    table = np.array([row[:5] for row in WRONG], float)
+    truth = np.array(OBJECTS, float)
+    answers = Detections(
+        SIZE, table[:, :4].astype(np.float32), table[:, 4].astype(int), np.linspace(0.9, 0.4, 6, dtype=np.float32)
+    )
+    return answers, Target(SIZE, truth[:, 4].astype(int), truth[:, :4].astype(np.float32), np.zeros(5, bool))
+
+
+def test_what_is_wrong_is_named_and_costs_what_mending_it_gains():
+    rows = match_image(*case(), False)
+    names = [None, "localisation", "class", "both", "duplicate", "nothing", "missed"]
+    assert [names[int(row[4 + 2])] for row in rows[:6]] == [row[5] for row in WRONG]
+    assert [names[int(row[4 + 2])] for row in rows[6:]] == [None, None, None, "missed", "missed"]
+    images = np.zeros(len(rows), int)
+
+    def ap50(answers, objects):
+        """AP50 of hits by falling score, for each class, by hand."""
+        values = []
+        for hits, total in zip(answers, objects, strict=True):
+            right = np.cumsum(hits)
+            precision = np.maximum.accumulate((right / np.arange(1, len(hits) + 1))[::-1])[::-1]
+            places = np.searchsorted(right / total, np.linspace(0, 1, 101))
+            values.append(np.mean([precision[place] if place < len(hits) else 0 for place in places]))
+        return np.mean(values)
+
+    before = ap50([[1, 0, 0, 0, 0], [0]], [2, 3])
+    wanted = {
+        "localisation": ap50([[1, 0, 0, 1, 0], [0]], [2, 3]) - before,
+        "class": ap50([[1, 0, 0, 0], [1, 0]], [2, 3]) - before,
+        "both": ap50([[1, 0, 0, 0], [0]], [2, 3]) - before,
+        "duplicate": ap50([[1, 0, 0, 0], [0]], [2, 3]) - before,
+        "nothing": 0.0,
+        "missed": ap50([[1, 0, 0, 0, 0], [0]], [2, 1]) - before,
+    }
+    assert ap50_mended(rows, images, 1, 0, 2) == pytest.approx(wanted)
+    assert wanted["localisation"] > 0 and wanted["class"] > 0
+
+
+def test_classes_are_confused_above_the_score_of_the_best_f1():
+    rows = match_image(*case(), False)
+    pairs = class_pairs(rows, np.zeros(len(rows), int), 1, 0, 2)
+    assert best_threshold(pairs) == pytest.approx(0.9)  # one of one is right
+    everything = confusion_of(rows, 0.0, 2)
+    assert everything.tolist() == [[1, 0, 1], [1, 0, 2], [3, 1, 0]]
+    assert confusion_of(rows, 0.85, 2).tolist() == [[1, 0, 1], [0, 0, 3], [0, 0, 0]]
+    report = CocoEvaluator(("a", "b")).report(outputs_of([case(), case()], masks=False))
+    assert report.per_class[0]["recall"] == 0.5 and report.per_class[0]["precision"] == 1
+    assert report.per_class[1]["precision"] is None and report.per_class[1]["objects"] == 6
+    assert report.details["objects"]["confusion"] == [[2, 0, 2], [0, 0, 6], [0, 0, 0]]
+    low, high = report.intervals["ap50"]
+    assert low <= report.figures["ap50"] <= high and report.leading[0] == "AP"
+
+
+def scenes_of(count):
+    """Painted pictures, and what is on them; the last object of each is not painted."""
+    pictures, targets = [], []
+    for number in range(count):
+        objects = [(2, 3, 12 + number, 20, 100), (20, 5, 40, 25, 200), (30, 26, 46, 31, 100)]
+        pictures.append(paint((32, 48), *objects[:2])[0])
+        masks = [paint((32, 48), one)[0] > 0 for one in objects]
+        boxes, labels = np.array([one[:4] for one in objects], np.float32), np.array([0, 1, 0])
+        targets.append(Target((32, 48), labels, boxes, np.zeros(3, bool), stack_masks(masks, (32, 48))))
+    return PaintedSplit(pictures, targets)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_model_is_judged_on_a_split(workers):
+    split, evaluator = scenes_of(5), CocoEvaluator(("dark", "light"), masks=True)
+    report = evaluator(PaintedEngine(painted_model), split, workers)
+    assert report.images == 5 and report.unreadable == 0 and report.per_class[1]["ap"] == pytest.approx(1)
+    recall = 51 / 101  # half of the objects of the first class, all answers right
+    assert report.figures["ap"] == report.figures["box_ap"] == pytest.approx((1 + recall) / 2)
+    assert report.figures["ap_large"] is None and report.intervals["ap_large"] is None
+    split.pictures[1] = None
+    worse = evaluator(PaintedEngine(painted_model), split, workers)
+    assert worse.unreadable == 1 and worse.figures["ap"] < report.figures["ap"]
+    assert worse.per_class[1]["objects"] == 5
+
+
+def test_masks_are_asked_of_the_data():
+    split = scenes_of(2)
+    split.targets = [target.without_masks() for target in split.targets]
+    with pytest.raises(DataError, match="boxes, no masks"):
+        CocoEvaluator(("dark", "light"), masks=True)(PaintedEngine(painted_model), split, 0)
+    engine = PaintedEngine(painted_model, masks=False)
+    assert CocoEvaluator(("dark", "light"))(engine, split, 0).figures["ap50"] == pytest.approx((1 + 51 / 101) / 2)
+
+
+def test_a_library_that_is_missing_is_named_with_its_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faster_coco_eval.core.mask", None)
+    with pytest.raises(ResourceError, match="faster-coco-eval") as error:
+        CocoEvaluator(("a",), masks=True)
+    assert error.value.hint == "pip install 'vitreous[dense]'"
+    CocoEvaluator(("a",))
+
+
+class Meeting:
+    """Two threads that hand each other their rows, as processes do."""
+
+    def __init__(self, rank, parts, barrier):
+        self.rank, self.world, self.parts, self.barrier = rank, 2, parts, barrier
+
+    def all_reduce_max(self, values, device):
+        return values
+
+    def gather(self, rows):
+        self.parts[self.rank] = rows
+        self.barrier.wait(10)
+        both = list(self.parts)
+        self.barrier.wait(10)
+        return both
+
+
+def test_two_processes_gather_the_rows_of_one():
+    split, evaluator, engine = scenes_of(130), CocoEvaluator(("dark", "light")), PaintedEngine(painted_model)
+    split.pictures[100] = None
+    engine.device = torch.device("cpu")
+    parts, barrier, results = [None, None], threading.Barrier(2), {}
+
+    def work(rank):
+        results[rank] = shared_outputs(engine, Meeting(rank, parts, barrier), 0, lambda: False, evaluator, split)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    rows, bad = evaluator.outputs(engine, EvalLoader(split, engine.preprocess))
+    for rank in range(2):
+        assert np.array_equal(results[rank].rows.table, rows.table)
+        assert np.array_equal(results[rank].rows.lengths, rows.lengths)
+        assert np.flatnonzero(~results[rank].readable).tolist() == list(bad) == [100]

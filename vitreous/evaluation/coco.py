@@ -1,0 +1,238 @@
+"""Judging detectors as COCO does: average precision and recall of boxes and masks, with intervals, and what is wrong.
+
+n images, K classes, D draws of the bootstrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from vitreous.data.annotations.target import AnnotatedSplit, Target, no_objects
+from vitreous.data.loader import EvalLoader
+from vitreous.errors import DataError
+from vitreous.evaluation.average_precision import (
+    RECALLS,
+    ClassPairs,
+    ap50_mended,
+    by_threshold,
+    class_pairs,
+    figures_of,
+    mean_of,
+    precision_recall,
+)
+from vitreous.evaluation.detections import Compute, Detections, detect
+from vitreous.evaluation.engine import Engine
+from vitreous.evaluation.evaluator import Evaluator, Outputs, Ragged
+from vitreous.evaluation.intervals import DRAWS, FEWEST, Interval, bootstrap, percentile_interval
+from vitreous.evaluation.matching import Column, Part, check_library, columns_of, match_image
+from vitreous.evaluation.packing import unpack
+from vitreous.evaluation.report import Report
+
+BUDGET = 2e8  # answers x thresholds x areas x draws of the bootstrap: about ten seconds
+BOXES = "box_"  # what the names of figures of boxes begin with where masks lead
+LARGEST = 200  # classes of a confusion matrix that is written down
+
+
+class CocoEvaluator(Evaluator):
+    """Judges boxes, or with `masks` masks and boxes, by COCO's average precision (AP). With `tiles` large images are
+    answered at their own resolution. A model's outputs for an image are the rows of `match_image`.
+
+    Raises ResourceError where what compares masks is not installed.
+    """
+
+    name = "ap"
+
+    def __init__(self, classes: tuple[str, ...], masks: bool = False, tiles: bool = False) -> None:
+        self.classes, self.masks, self.tiles = classes, masks, tiles
+        if masks:
+            check_library()
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What the names of figures begin with for each kind of region, the leading one first."""
+        return ("", BOXES) if self.masks else ("",)
+
+    def outputs(
+        self, engine: Engine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
+    ) -> tuple[Ragged, dict[int, DataError]]:
+        """The rows of the images of `reader.split`, (m, columns) float64, and the images that cannot be read, by
+        position: their objects are missed. Raises DataError for annotations that cannot be read, or lack masks."""
+        assert isinstance(reader.split, AnnotatedSplit), "only annotated data have such evaluators"
+        tables: list[np.ndarray] = []
+        split, bad = reader.split, {}
+        for sample, (picture, truth) in enumerate(read_ahead(reader)):
+            if isinstance(truth, DataError):
+                raise truth
+            if self.masks and len(truth) and truth.layers is None:
+                raise DataError(f"{split.name(sample)} has boxes, no masks", "masks are judged by masks")
+            if isinstance(picture, DataError):
+                bad[sample], answers = picture, no_answers(truth.size[:2], self.masks)
+            else:
+                answers = detect(computing(engine), picture, engine.preprocess, self.tiles)
+            tables.append(match_image(answers, truth, self.masks))
+            on_images(1)
+        tables.append(match_image(no_answers((1, 1), self.masks), no_objects((1, 1)), self.masks))  # their columns
+        lengths = np.array([len(table) for table in tables[:-1]], np.int64)
+        return Ragged(np.concatenate(tables), lengths), bad
+
+    def report(self, outputs: Outputs, *others: Outputs) -> Report:
+        """COCO's twelve figures of each kind of region, 95 % intervals by a bootstrap over images, each class's own.
+
+        None for a figure without objects. `details["objects"]` has what is wrong, by `Error`, as AP50 that it costs;
+        curves of precision; and the confusion of classes above the score at which F1 is highest.
+        """
+        rows: Ragged = outputs.rows
+        sides = [
+            class_pairs(rows.table, rows.images, len(rows), kind, len(self.classes)) for kind in range(len(self.kinds))
+        ]
+
+        def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
+            """(n, D) how often each image is drawn -> each figure (D,)."""
+            sides_and_names = zip(self.kinds, sides, strict=True)
+            return {start + name: value for start, side in sides_and_names for name, value in figures_of(side, counts)}
+
+        once = figures(np.ones((len(rows), 1), np.float32))
+        values = {name: None if np.isnan(value[0]) else float(value[0]) for name, value in once.items()}
+        intervals = intervals_of(figures, rows, len(self.kinds)) if len(rows) > 1 else dict.fromkeys(values)
+        threshold = best_threshold(sides[0])
+        matrix = confusion_of(rows.table, threshold, len(self.classes))
+        details = {
+            "threshold": threshold,
+            "errors": {
+                start + name: cost
+                for kind, start in enumerate(self.kinds)
+                for name, cost in ap50_mended(rows.table, rows.images, len(rows), kind, len(self.classes)).items()
+            },
+            "confusion": matrix.tolist() if len(self.classes) <= LARGEST else None,
+            "curves": curves_of(sides[0], self.classes),
+        }
+        table = class_table(sides, self, rows, matrix, threshold)
+        unreadable = int((~outputs.readable).sum())
+        return Report(len(rows), unreadable, values, intervals, table, None, "ap", details={"objects": details})
+
+
+class Loaded(NamedTuple):
+    """An image as (C, H, W) pixels at its own size and what is on it, or why either cannot be read."""
+
+    picture: np.ndarray | DataError
+    truth: Target | DataError
+
+
+def read_ahead(reader: EvalLoader) -> Iterator[Loaded]:
+    """Read the images of a split in order, some ahead, by as many threads as the reader has workers."""
+    from vitreous.evaluation.tiles import native_pixels
+
+    split, preprocess = reader.split, reader.preprocess
+
+    def load(sample: int) -> Loaded:
+        try:
+            picture = native_pixels(preprocess.decoded(split.raw(sample), split.name(sample)))
+        except DataError as error:
+            picture = error
+        try:
+            truth = split.target(sample)  # type: ignore[attr-defined]
+        except DataError as error:
+            truth = no_objects((1, 1)) if isinstance(picture, DataError) else error
+        return Loaded(picture, truth)
+
+    if not reader.workers:
+        yield from map(load, range(len(split)))
+        return
+    with ThreadPoolExecutor(reader.workers) as pool:
+        waiting = []
+        for sample in range(len(split)):
+            waiting.append(pool.submit(load, sample))
+            if len(waiting) > 2 * reader.workers:
+                yield waiting.pop(0).result()
+        yield from (one.result() for one in waiting)
+
+
+def computing(engine: Engine) -> Compute:
+    """What computes images by an engine: (B, C, *image) pixels -> the arrays of a detector, whose shapes are fixed."""
+    return lambda pixels: unpack(engine(torch.from_numpy(pixels)).numpy())
+
+
+def no_answers(size: tuple[int, ...], masks: bool) -> Detections:
+    """Nothing answered for an image of `size` (H, W)."""
+    none = np.zeros(0, np.float32)
+    return Detections((size[0], size[1]), none.reshape(0, 4), none.astype(np.int64), none, () if masks else None)
+
+
+def intervals_of(
+    figures: Callable[[np.ndarray], dict[str, np.ndarray]], rows: Ragged, kinds: int
+) -> dict[str, Interval | None]:
+    """95 % intervals of figures (D,) by a bootstrap over images; None for one that a draw does not have."""
+    values = bootstrap(figures, len(rows), draw_count(rows, kinds))
+    return {name: percentile_interval(draw) if not np.isnan(draw).any() else None for name, draw in values.items()}
+
+
+def draw_count(rows: Ragged, kinds: int) -> int:
+    """How many draws the bootstrap makes: fewer where there are many answers."""
+    return int(max(FEWEST, min(DRAWS, BUDGET // max(1, 40 * kinds * len(rows.table)))))
+
+
+def best_threshold(pairs: list[ClassPairs]) -> float:
+    """The score from which answers of all classes together have the highest F1 at an IoU of 0.5; 0 if none is right."""
+    counted = [~one.ignored[0, 0] for one in pairs]
+    scores = np.concatenate([one.scores[rows] for one, rows in zip(pairs, counted, strict=True)])
+    hits = np.concatenate([one.hits[0, 0, rows] for one, rows in zip(pairs, counted, strict=True)])
+    if not hits.any():
+        return 0.0
+    order = np.argsort(-scores, kind="stable")
+    f1 = 2 * hits[order].cumsum() / (np.arange(1, len(hits) + 1) + sum(one.objects[0].sum() for one in pairs))
+    last = np.append(np.diff(scores[order]) != 0, True)  # of equal scores
+    return float(scores[order][np.where(last, f1, -1).argmax()])
+
+
+def confusion_of(table: np.ndarray, threshold: float, classes: int) -> np.ndarray:
+    """(m, columns) rows -> (K + 1, K + 1) int64 counts of objects by class and the class answered; the last of either
+    is nothing: a false answer, an object that is missed. Answers and objects are paired at an IoU of 0.5 whatever their
+    classes, crowds left out; answers below `threshold` are none."""
+    truth, label = table[:, Column.TRUTH] == 1, table[:, Column.LABEL].astype(np.int64)
+    shown = table[:, Column.SCORE] >= threshold
+    ignored = columns_of(table, 0)[:, Part.IGNORED] % 2 == 1  # of an object: it is a crowd
+    partner = table[:, Column.PARTNER].astype(np.int64)
+    answers, missed = ~truth & shown & (~ignored | (partner >= 0)), truth & ~shown & ~ignored
+    codes = np.where(partner < 0, classes, partner)[answers] * (classes + 1) + label[answers]
+    codes = np.concatenate([codes, label[missed] * (classes + 1) + classes])
+    return np.bincount(codes, minlength=(classes + 1) ** 2).reshape(classes + 1, classes + 1)
+
+
+def curves_of(pairs: list[ClassPairs], classes: tuple[str, ...]) -> dict[str, Any]:
+    """Precision at 101 recalls of each class that has objects, at an IoU of 0.5, and their mean."""
+    curves = precision_recall(pairs, 0)
+    known = {name: curve for name, curve in zip(classes, curves, strict=True) if curve is not None}
+    rows = {name: np.round(curve, 4).tolist() for name, curve in known.items()}
+    mean = np.mean(list(known.values()), 0) if known else np.zeros(len(RECALLS))
+    return {"iou": 0.5, "recall": RECALLS.tolist(), "mean": np.round(mean, 4).tolist(), "classes": rows}
+
+
+def class_table(
+    sides: list[list[ClassPairs]], evaluator: CocoEvaluator, rows: Ragged, matrix: np.ndarray, threshold: float
+) -> list[dict[str, object]]:
+    """A row for each class: images and objects, AP, AP50 of each kind, recall, precision and F1 of answers from the
+    threshold on, and the class it is most often taken for. `matrix` (K + 1, K + 1)."""
+    weights, table = np.ones((len(rows), 1), np.float32), []
+    for label, name in enumerate(evaluator.classes):
+        lead = sides[0][label]
+        objects = int(lead.objects[0].sum())
+        counted = ~lead.ignored[0, 0] & (lead.scores >= threshold)
+        right, answers = int(lead.hits[0, 0, counted].sum()), int(counted.sum())
+        others = matrix[label, :-1].copy()
+        others[label] = 0
+        row: dict[str, object] = {"class": name, "images": int((lead.objects[0] > 0).sum()), "objects": objects}
+        for start, side in zip(evaluator.kinds, sides, strict=True):
+            values = by_threshold(side[label], 0, weights)[:, 0]
+            row[f"{start}ap"] = float(mean_of(values[:, None])[0]) if objects else None
+            row[f"{start}ap50"] = float(values[0]) if objects else None
+        row["recall"] = right / objects if objects else None
+        row["precision"] = right / answers if answers else None
+        row["f1"] = 2 * right / (objects + answers) if objects + answers else None
+        row["taken_for"] = evaluator.classes[int(others.argmax())] if others.any() else None
+        table.append(row)
+    return table

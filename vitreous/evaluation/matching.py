@@ -1,0 +1,249 @@
+"""Which answers of a detector are of which objects of an image, as COCO pairs them, and what is wrong with the others.
+
+n answers and g objects of an image; T thresholds of intersection over union (IoU), A ranges of areas. What is paired is
+handed on as a table of float64, a row for each answer and each object, with the columns of `Column`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.annotations.shapes import runs_of_mask
+from vitreous.data.annotations.target import Target
+from vitreous.errors import ResourceError
+from vitreous.evaluation.detections import Detections
+from vitreous.evaluation.libraries import needed
+
+THRESHOLDS = np.linspace(0.5, 0.95, 10)  # of IoU
+AREAS = ((0.0, 1e10), (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10))  # pixels: all, small, medium, large
+MOST = 100  # answers of a class on an image, those of the highest scores
+BACKGROUND = 0.1  # IoU below which an answer has nothing to do with an object (arXiv:2008.08115)
+LIBRARY = "pip install 'vitreous[dense]'"
+
+
+class Column(IntEnum):
+    """Columns of the table; from `KINDS` on, `Part` for each kind of region: boxes, or masks and then boxes."""
+
+    TRUTH = 0  # 1: an object that is there, 0: an answer
+    LABEL = 1
+    SCORE = (
+        2  # of an answer; of an object that of the answer which has most in common with it, whatever its class, or -1
+    )
+    PARTNER = 3  # of an answer the class of the object it has most in common with, or -1
+    KINDS = 4
+
+
+class Part(IntEnum):
+    """Columns for one kind of region. Bits of `MATCHED` and `IGNORED` are numbered area * T + threshold."""
+
+    MATCHED = 0  # of an answer: where it has an object. Of an object: 1 where one has it at the first threshold
+    IGNORED = 1  # where it does not count; of an object for all thresholds of the area
+    ERROR = 2  # an `Error`, or 0
+    MENDED = 3  # of an answer that is mended: the class it then finds an object of, -1 where another one has that
+    WIDTH = 4
+
+
+class Error(IntEnum):
+    """What is wrong with an answer, or an object, at an IoU of 0.5 (TIDE, arXiv:2008.08115)."""
+
+    LOCALISATION = 1  # the right class, IoU from `BACKGROUND` to 0.5
+    CLASS = 2  # IoU of at least 0.5 with an object of another class
+    BOTH = 3  # another class, and IoU from `BACKGROUND` to 0.5
+    DUPLICATE = 4  # a better answer has the object
+    NOTHING = 5  # no object is near
+    MISSED = 6  # an object that no answer has, not even one that is wrong in its class or its place
+
+
+def check_library() -> None:
+    """Raise ResourceError, with the command that installs it, where what compares masks is missing."""
+    mask_library()
+
+
+def mask_library() -> Any:
+    """Import what compares run lengths. Raises ResourceError, with what installs it, where it is missing."""
+    try:
+        return needed("faster_coco_eval.core.mask")
+    except ResourceError:
+        raise ResourceError("masks are compared by faster-coco-eval, which is not installed", LIBRARY) from None
+
+
+def box_iou(answers: np.ndarray, truth: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+    """(n, 4) and (g, 4) boxes -> (n, g) float64 IoU; with a `crowd` (g,) bool the share of the answer that is in it."""
+    first, second = answers.astype(np.float64), truth.astype(np.float64)
+    sides = np.minimum(first[:, None, 2:], second[None, :, 2:]) - np.maximum(first[:, None, :2], second[None, :, :2])
+    inner = sides.clip(0).prod(2)
+    own, other = ((part[:, 2:] - part[:, :2]).prod(1) for part in (first, second))
+    return inner / np.where(crowd, own[:, None], own[:, None] + other - inner)
+
+
+def mask_iou(
+    answers: Sequence[Sequence[int]], truth: Sequence[Sequence[int]], crowd: np.ndarray, size: tuple[int, int]
+) -> np.ndarray:
+    """The same of masks, n and g run lengths on an image of `size` (H, W): (n, g) float64. Raises ResourceError."""
+    library = mask_library()
+    if not len(answers) or not len(truth):
+        return np.zeros((len(answers), len(truth)))
+    parts = [[{"size": list(size), "counts": list(runs)} for runs in masks] for masks in (answers, truth)]
+    first, second = (library.frPyObjects(part, *size) for part in parts)
+    return np.asarray(library.iou(first, second, crowd.astype(np.uint8).tolist())).reshape(len(answers), len(truth))
+
+
+def pair(iou: np.ndarray, crowd: np.ndarray, ignored: np.ndarray, thresholds: np.ndarray = THRESHOLDS) -> np.ndarray:
+    """Pair answers and objects of one class: (A, T, n) int64, the object that each answer has, or -1.
+
+    `iou` (n, g) of answers by falling score, `crowd` (g,) bool, `ignored` (A, g) bool. Answer by answer, COCO's rule:
+
+        for each answer: of the objects with an IoU of at least the threshold that no answer before has (a crowd may
+        have many), the one of the highest IoU, the last of equals; one that is ignored only where there is no other
+    """
+    limits = np.minimum(thresholds, 1 - 1e-10)
+    taken = np.zeros((len(ignored), len(limits), iou.shape[1]), bool)
+    owner = np.full((len(ignored), len(limits), len(iou)), -1, np.int64)
+    if not iou.size:
+        return owner
+    last = iou.shape[1] - 1
+    for answer in np.flatnonzero(iou.max(1) >= limits[0]):
+        row = iou[answer]
+        able = (row >= limits[:, None])[None] & (~taken | crowd)
+        best = np.full(owner.shape[:2], -1)
+        for group in (ignored, ~ignored):  # the second goes over the first
+            values = np.where(able & group[:, None], row, -1.0)
+            place = last - values[..., ::-1].argmax(-1)
+            best = np.where(values.max(-1) >= 0, place, best)
+        area, level = np.nonzero(best >= 0)
+        taken[area, level, best[area, level]] = True
+        owner[:, :, answer] = best
+    return owner
+
+
+def outside(areas: np.ndarray) -> np.ndarray:
+    """(n,) areas in pixels -> (A, n) bool: not of the range."""
+    return np.stack([(areas < low) | (areas > high) for low, high in AREAS])
+
+
+def match_image(answers: Detections, truth: Target, masks: bool) -> np.ndarray:
+    """Pair the answers for an image with what is there: the table (m, columns) of `Column`, answers first.
+
+    By boxes or, with `masks`, by masks and by boxes. At most `MOST` answers of a class count. The area of an object is
+    that of its mask, where it has one. Raises ValueError for answers or objects without masks that are to have some.
+    """
+    answers = answers.take(np.flatnonzero(rank_in_class(answers.labels) < MOST))
+    n, g, crowd = len(answers), len(truth), truth.crowd
+    runs = [runs_of_mask(mask) for mask in truth.masks()] if truth.layers is not None else None
+    areas = np.array([sum(one[1::2]) for one in runs], np.float64) if runs is not None else area_of(truth.boxes)
+    regions = [(box_iou(answers.boxes, truth.boxes, crowd), area_of(answers.boxes))]
+    if masks:
+        if answers.masks is None or (runs is None and g):
+            raise ValueError("masks are compared where answers and objects have them")
+        own = np.array([sum(one[1::2]) for one in answers.masks], np.float64)
+        regions.insert(0, (mask_iou(answers.masks, runs or [], crowd, answers.size), own))
+    table = np.zeros((n + g, Column.KINDS + Part.WIDTH * len(regions)))
+    table[n:, Column.TRUTH] = 1
+    table[:, Column.LABEL] = np.concatenate([answers.labels, truth.labels])
+    table[:n, Column.SCORE] = answers.scores
+    table[:n, Column.PARTNER], table[n:, Column.SCORE] = partners(regions[0][0], answers, truth)
+    ignored = outside(areas) | crowd
+    for kind, (iou, own) in enumerate(regions):
+        owner = np.full((len(AREAS), len(THRESHOLDS), n), -1, np.int64)
+        for label in np.unique(answers.labels):
+            rows, objects = np.flatnonzero(answers.labels == label), np.flatnonzero(truth.labels == label)
+            owned = pair(iou[np.ix_(rows, objects)], crowd[objects], ignored[:, objects])
+            owner[:, :, rows] = np.where(owned >= 0, objects[owned], -1) if len(objects) else -1
+        part = table[:, Column.KINDS + kind * Part.WIDTH :][:, : Part.WIDTH]
+        none = owner < 0
+        area = np.arange(len(AREAS))[:, None, None]
+        left_out = np.where(none, outside(own)[:, None], ignored[area, owner] if g else False)
+        part[:n, Part.MATCHED], part[:n, Part.IGNORED] = to_bits(~none), to_bits(left_out)
+        part[n:, Part.IGNORED] = to_bits(np.broadcast_to(ignored[:, None], (len(AREAS), len(THRESHOLDS), g)))
+        judge_errors(part, iou, owner[0, 0], left_out[0, 0], answers.labels, truth)
+    return table
+
+
+def area_of(boxes: np.ndarray) -> np.ndarray:
+    """(n, 4) boxes -> (n,) float64 areas."""
+    return (boxes[:, 2:].astype(np.float64) - boxes[:, :2]).prod(1)
+
+
+def rank_in_class(labels: np.ndarray) -> np.ndarray:
+    """(n,) labels -> (n,) int64: how many of the same label are in front."""
+    order = np.argsort(labels, kind="stable")
+    _, first, counts = np.unique(labels[order], return_index=True, return_counts=True)
+    ranks = np.empty(len(labels), np.int64)
+    ranks[order] = np.arange(len(labels)) - np.repeat(first, counts)
+    return ranks
+
+
+def to_bits(flags: np.ndarray) -> np.ndarray:
+    """(A, T, n) bool -> (n,) float64, whole numbers below 2^53."""
+    flat = flags.reshape(len(AREAS) * len(THRESHOLDS), flags.shape[2])
+    return (2.0 ** np.arange(len(flat))) @ flat
+
+
+def from_bits(numbers: np.ndarray) -> np.ndarray:
+    """(n,) float64 -> (A, T, n) bool: `to_bits` undone."""
+    bits = np.arange(len(AREAS) * len(THRESHOLDS))
+    flat = numbers.astype(np.int64)[None] >> bits[:, None] & 1
+    return flat.astype(bool).reshape(len(AREAS), len(THRESHOLDS), len(numbers))
+
+
+def partners(iou: np.ndarray, answers: Detections, truth: Target) -> tuple[np.ndarray, np.ndarray]:
+    """Pair answers and objects whatever their classes, at an IoU of 0.5, crowds left out: of each answer the class of
+    its object (n,), or -1; of each object the score of its answer (g,), or -1. `iou` is (n, g)."""
+    objects = np.flatnonzero(~truth.crowd)
+    owner = pair(iou[:, objects], truth.crowd[objects], np.zeros((1, len(objects)), bool), THRESHOLDS[:1])[0, 0]
+    labels, scores = np.full(len(answers), -1), np.full(len(truth), -1.0)
+    has = np.flatnonzero(owner >= 0)
+    labels[has] = truth.labels[objects[owner[has]]]
+    scores[objects[owner[has]]] = answers.scores[has]
+    return labels, scores
+
+
+def judge_errors(
+    part: np.ndarray, iou: np.ndarray, owner: np.ndarray, ignored: np.ndarray, labels: np.ndarray, truth: Target
+) -> None:
+    """Fill in `ERROR` and `MENDED` of `part` (n + g, `Part.WIDTH`), and `MATCHED` of objects.
+
+    `iou` (n, g), `owner` (n,) the object of each answer or -1, and `ignored` (n,) bool at an IoU of 0.5, `labels` (n,).
+    """
+    n, g = iou.shape
+    same, single = labels[:, None] == truth.labels, ~truth.crowd
+    used = np.zeros(g, bool)
+    used[owner[owner >= 0]] = True
+    part[n:, Part.MATCHED] = used
+    part[:, Part.MENDED] = -1
+    near = np.where(single, iou, 0.0)
+    aimed: set[tuple[int, int]] = set()
+    for answer in np.flatnonzero((owner < 0) & ~ignored):
+        own, other = np.where(same[answer], near[answer], 0.0), np.where(same[answer], 0.0, near[answer])
+        error = error_of(own.max(initial=0.0), other.max(initial=0.0))
+        part[answer, Part.ERROR] = error
+        if error in (Error.LOCALISATION, Error.CLASS):
+            place = int((own if error == Error.LOCALISATION else other).argmax())
+            if not used[place] and (error, place) not in aimed:
+                part[answer, Part.MENDED] = truth.labels[place]
+            aimed.add((error, place))
+    spoken_for = {place for _, place in aimed}
+    part[n:, Part.ERROR] = [
+        Error.MISSED if single[place] and not used[place] and place not in spoken_for else 0 for place in range(g)
+    ]
+
+
+def error_of(own: float, other: float) -> Error:
+    """What is wrong with an answer that has no object, by its highest IoU with objects of its class and of others."""
+    first = THRESHOLDS[0]
+    if BACKGROUND <= own < first:
+        return Error.LOCALISATION
+    if other >= first:
+        return Error.CLASS
+    if own >= first:
+        return Error.DUPLICATE
+    return Error.BOTH if other >= BACKGROUND else Error.NOTHING
+
+
+def columns_of(table: np.ndarray, kind: int) -> np.ndarray:
+    """(m, columns) -> (m, `Part.WIDTH`), the columns of the kind of regions of this number."""
+    return table[:, Column.KINDS + kind * Part.WIDTH :][:, : Part.WIDTH]
