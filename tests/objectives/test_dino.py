@@ -322,6 +322,18 @@ def test_what_cannot_be_is_refused(config, views, text):
         config.check(SMALL, (), views)
 
 
+def test_a_stem_of_convolutions_carries_no_masked_pixel_into_the_student():
+    config = replace(configure("Conv+ViT-128x4/8", 32), classes=0, width=32, heads=4, hidden=64)
+    objective = DINOv2Config(prototypes=16, head_width=16, bottleneck=8).build(build(config), Setting())
+    images = torch.randn(2, 3, 32, 32, requires_grad=True)
+    masks = torch.zeros(2, 16, dtype=torch.bool)
+    masks[0, 5:7] = True
+    whole, patches = objective.encode(images, masks)
+    (whole.square().sum() + patches.square().sum()).backward()
+    moved = images.grad.abs().amax(1).unflatten(1, (4, 8)).unflatten(3, (4, 8)).amax((2, 4)).flatten(1) > 0
+    assert torch.equal(moved, ~masks)
+
+
 def test_resnets_are_students_of_dino_alone():
     resnet = configure("BiT-R50x1")
     DINOConfig().check(resnet, (), MultiCrop())

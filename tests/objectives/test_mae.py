@@ -169,9 +169,21 @@ def test_masks_that_leave_nothing_are_refused(mask):
 
 
 def test_models_that_need_every_patch_are_refused():
-    for name in ("R50+ViT-B/16", "BiT-R50x1", "Conv+ViT-128x4/8"):
+    for name in ("BiT-R50x1", "Swin-T/4"):
         with pytest.raises(UsageError, match="plain ViT"):
             MAEConfig().check(configure(name), (), Augment())
+
+
+def test_a_stem_of_convolutions_carries_no_hidden_pixel_into_what_is_seen():
+    """Neighbouring tokens of a hybrid read each other's pixels: hidden ones are 0 before the stem."""
+    config = replace(configure("Conv+ViT-128x4/8", 32), classes=0, width=32, heads=4, hidden=64)
+    objective = MAEConfig(decoder_width=16, decoder_depth=1, decoder_heads=4).build(build(config), Setting())
+    images = torch.randn(2, 3, 32, 32, requires_grad=True)
+    batch = objective.prepare(batch_of(images.detach()), Progress())
+    objective.predict(images, batch["visible"], batch["masked"]).square().sum().backward()
+    moved = patchify(images.grad.abs(), (8, 8)).flatten(1, 2).amax(-1)  # (B, N)
+    assert not moved.gather(1, batch["masked"]).any()
+    assert moved.gather(1, batch["visible"]).all()
 
 
 def test_decoders_that_cannot_be_are_refused():

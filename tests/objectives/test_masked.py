@@ -14,6 +14,7 @@ from vitreous.errors import UsageError
 from vitreous.models.config import ViTConfig
 from vitreous.models.names import configure
 from vitreous.models.zoo import build
+from vitreous.nn.grid import patchify
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.masked import MaskedPatches, MaskedPatchesConfig, shrink
 
@@ -103,6 +104,20 @@ def test_what_is_masked_is_not_seen():
     assert torch.equal(objective(batch)["loss"], before)
 
 
+def test_a_stem_reads_swapped_patches_where_they_are_put_and_hidden_ones_nowhere():
+    config = replace(configure("Conv+ViT-128x4/8", 32), classes=0, width=32, heads=4, hidden=64)
+    objective = masked("pixels", config, masked=0.5, swapped=0.5)
+    objective.head.weight.data.normal_()
+    images = torch.randn(2, 3, 32, 32, requires_grad=True)
+    batch = objective.prepare(batch_of(images.detach()), Progress())
+    objective.predict(images, batch["source"], batch["places"]).square().sum().backward()
+    moved = patchify(images.grad.abs(), (8, 8)).flatten(1, 2).amax(-1) > 0
+    read = torch.zeros_like(moved)
+    for row, sources in enumerate(batch["source"]):
+        read[row, sources[sources >= 0]] = True
+    assert torch.equal(moved, read)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_it_learns_all_it_has(target):
     objective = masked(target)
@@ -128,6 +143,6 @@ def test_what_cannot_be_is_refused(settings, change, text):
 
 def test_other_models_and_views_are_refused():
     with pytest.raises(UsageError, match="plain ViT"):
-        MaskedPatchesConfig().check(configure("R50+ViT-B/16"), (), Augment())
+        MaskedPatchesConfig().check(configure("Swin-T/4"), (), Augment())
     with pytest.raises(UsageError, match="views of the kind augment"):
         MaskedPatchesConfig().check(SMALL, (), MultiCrop())

@@ -30,7 +30,13 @@ from vitreous.objectives.dino import add_outputs, collapse, cross_views, describ
 from vitreous.objectives.heads import Head, HeadOptions, check_head, compare_views
 from vitreous.objectives.prototypes import PrototypeTeacher, check_fits
 from vitreous.objectives.teacher import check_same, located
-from vitreous.objectives.unlabelled import Unlabelled, check_local_views, check_takes_patches, check_views
+from vitreous.objectives.unlabelled import (
+    Unlabelled,
+    check_local_views,
+    check_takes_patches,
+    check_views,
+    hide_patches,
+)
 
 ITERATIONS = 3  # of Sinkhorn and Knopp
 EPS = 1e-8
@@ -199,8 +205,8 @@ class DINOv2(Unlabelled):
         """(b, C, *image), (b, N) bool -> (b, D) features and (M, D) masked patches, as the student has them: behind a
         mask token, but for a frozen teacher."""
         model = self.model
-        grid = model.project(images)
         hidden = masks if self.frozen is None else torch.zeros_like(masks)
+        grid = model.project(hide_patches(images, hidden, model.config))
         tokens = torch.where(hidden.view(*grid.shape[:-1], 1), self.mask_token.to(grid.dtype), grid)
         encoded = model.encode(model.place(tokens), model.places(tokens))
         return model.pool(encoded), encoded[:, model.config.prefix :][masks]

@@ -30,7 +30,7 @@ from vitreous.nn.encoder import Encoder, stack
 from vitreous.nn.grid import patchify, take, unpatchify
 from vitreous.nn.position import sincos
 from vitreous.objectives.base import ObjectiveConfig, Progress, Reconstruction, Setting
-from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views
+from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views, hide_patches
 
 _MASK = 0x6D6165  # sets the draws of masks apart from those of augmentation
 
@@ -160,6 +160,8 @@ class MAE(Unlabelled):
 
     def predict(self, images: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
         """(B, C, *image), (B, K), (B, M) int64 -> (B, M, V): the masked patches, as the decoder sees them."""
+        hidden = torch.ones(masked.shape[0], math.prod(self.model.config.grid), dtype=torch.bool, device=masked.device)
+        images = hide_patches(images, hidden.scatter(1, visible, False), self.model.config)
         return self.decoder(self.model.encode_patches(images, visible), visible, masked)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

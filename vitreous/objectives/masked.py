@@ -39,7 +39,7 @@ class MaskedPatchesConfig(ObjectiveConfig):
     """Masked patch prediction; the defaults are the paper's (B.1.2).
 
     `share` of the patches are to be restored: of their embeddings `masked` become the mask token, `swapped` that of
-    another patch, the rest stay. `target`: the mean 3-bit colour of a patch (512 classes of RGB), the 4 x 4 3-bit
+    another patch, the rest stay. A stem of convolutions reads the image with these patches 0 and swapped. `target`: the mean 3-bit colour of a patch (512 classes of RGB), the 4 x 4 3-bit
     colours of the shrunk patch, or all its pixels by the squared error.
     """
 
@@ -144,14 +144,24 @@ class MaskedPatches(Unlabelled):
         return colours if self.config.target == "small-colours" else colours[..., 0]
 
     def predict(self, images: Tensor, source: Tensor, predicted: Tensor) -> Tensor:
-        """(B, C, *image), (B, N), (B, M) int64 -> (B, M, outputs of the head) float32."""
+        """(B, C, *image), (B, N), (B, M) int64 -> (B, M, outputs of the head) float32.
+
+        Images are corrupted before they are read, so that no stem of convolutions carries a hidden patch into the
+        tokens of others; of a plain ViT's tokens it is the same.
+        """
         model = self.model
-        grid = model.project(images)
-        tokens = take(grid.flatten(1, -2), source.clamp(min=0))
-        tokens = torch.where((source == MASK)[..., None], self.mask_token.to(tokens.dtype), tokens)
-        places = model.places(grid)
-        encoded = model.encode(model.place(tokens.unflatten(1, grid.shape[1:-1])), places)
+        tokens = model.project(self.corrupt(images, source))
+        hidden = (source == MASK).view(*tokens.shape[:-1], 1)
+        tokens = torch.where(hidden, self.mask_token.to(tokens.dtype), tokens)
+        encoded = model.encode(model.place(tokens), model.places(tokens))
         return self.head(take(encoded[:, model.config.prefix :], predicted)).float()
+
+    def corrupt(self, images: Tensor, source: Tensor) -> Tensor:
+        """(B, C, *image), (B, N) int64 -> the images with each patch that of its source, 0 where that is `MASK`."""
+        shape = self.model.config
+        patches = take(patchify(images, shape.patch).flatten(1, -2), source.clamp(min=0))
+        patches = patches.masked_fill((source == MASK)[..., None], 0.0)
+        return unpatchify(patches.unflatten(1, shape.grid), shape.patch)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         answers, targets = self.predict(batch["images"], batch["source"], batch["places"]), batch["targets"]
@@ -167,9 +177,8 @@ class MaskedPatches(Unlabelled):
         answers = self.predict(images, source, places)
         painted = answers if self.config.target == "pixels" else self.paint(answers)
         whole, hidden = patchify(images.float(), patch).flatten(1, -2), source == MASK
-        seen = take(whole, source.clamp(min=0)).masked_fill(hidden[..., None], 0.0)
         restored = whole.scatter(1, places[..., None].expand_as(painted), painted)
-        seen, restored = (unpatchify(patches.unflatten(1, grid), patch) for patches in (seen, restored))
+        seen, restored = self.corrupt(images.float(), source), unpatchify(restored.unflatten(1, grid), patch)
         predicted = torch.zeros_like(hidden).scatter(1, places, True)
         return Reconstruction(seen, restored, hidden.unflatten(1, grid), predicted.unflatten(1, grid))
 

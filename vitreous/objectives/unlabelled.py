@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+from torch import Tensor
 
 from vitreous.data.augmentation.views import MultiCrop
 from vitreous.data.keys import permutation
@@ -17,7 +18,7 @@ from vitreous.evaluation.knn import KNNEvaluator
 from vitreous.evaluation.rankme import FeatureEvaluator
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
-from vitreous.nn.sizes import format_size
+from vitreous.nn.sizes import format_size, grid_of
 from vitreous.objectives.base import Objective, Progress, Setting
 from vitreous.weights.tasks import Features, Task
 
@@ -70,12 +71,27 @@ class Unlabelled(Objective):
 
 
 def check_takes_patches(model: ModelConfig, name: str) -> None:
-    """Raise UsageError for a model that does not cut the image itself into patches, each of which may be left out."""
-    if not (model.drops_patches and model.front == "patches"):
+    """Raise UsageError for a model that has no tokens of patches, each of which may be left out."""
+    if not model.drops_patches:
         raise UsageError(
-            f"{name} is for ViTs that read patches of pixels, all of which every block sees",
+            f"{name} is for ViTs and hybrids whose blocks all see every token",
             "name a plain ViT, as --model ViT-B/16",
         )
+
+
+def hide_patches(images: Tensor, hidden: Tensor, model: ModelConfig) -> Tensor:
+    """(B, C, *image) normalised, (B, N) bool -> the same with the pixels of hidden patches 0, the mean colour, for a
+    model whose stem of convolutions would carry them into the tokens of their neighbours.
+
+    Where each token is cut from its own patch alone the images are returned as they are: their callers read no token
+    of a hidden patch.
+    """
+    if model.front == "patches":
+        return images
+    places = hidden.unflatten(1, grid_of(tuple(images.shape[2:]), model.patch))[:, None]
+    for axis, side in enumerate(model.patch, 2):
+        places = places.repeat_interleave(side, axis)
+    return images.masked_fill(places, 0.0)
 
 
 def check_local_views(model: ModelConfig, views: MultiCrop) -> None:

@@ -241,7 +241,7 @@ def fitting(views: MultiCrop, model: ModelConfig) -> MultiCrop:
     return replace(views, local_image=tuple(round(96 / side) * side for side in model.patch))  # type: ignore[arg-type]
 
 
-PLAIN = "ViT-192x9/4"  # images up to 64 pixels; without convolutions, which would let neighbours see a masked patch
+PLAIN = "ViT-192x9/4"  # images up to 64 pixels; tokens of their own patch alone, so nothing is computed for hidden ones
 LENGTHS = (("images up to 64 pixels", SHORT),)
 UNLABELLED = (
     Recipe(
