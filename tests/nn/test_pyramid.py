@@ -9,9 +9,7 @@ from vitreous.nn.pyramid import FeaturePyramid, LayerNorm2d, SimplePyramid
 
 @pytest.mark.parametrize(("width", "parameters"), [(768, 5_560_000), (1024, 7_805_184), (1280, 10_640_192)])
 def test_the_simple_pyramid_has_the_published_number_of_parameters(width, parameters):
-    with torch.device("meta"):
-        pyramid = SimplePyramid(width)
-    assert sum(p.numel() for p in pyramid.parameters()) == parameters
+    assert sum(p.numel() for p in SimplePyramid(width).parameters()) == parameters
 
 
 def test_levels_of_an_image_of_512_pixels_have_128_to_8_rows():

@@ -24,6 +24,9 @@ from vitreous.weights.foreign import essence
 REFUSED = (
     "SAM",
     "SAM, everything global",
+    "ViTDet",
+    "ViTDet, everything global",
+    "ViTDet, convolutions",
     "axial ResNet",
     "axial",
     "relative",

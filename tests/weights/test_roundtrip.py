@@ -32,6 +32,7 @@ CLIP = replace(SMALL, first_norm=True, norm="pooled", gelu="quick", eps=1e-5, pr
 SAM = replace(
     BARE, image=(64, 64), attention="decomposed", window=3, global_blocks=(1,), neck=24, norm="none", classes=0
 )
+VITDET = replace(SAM, neck=0, position_grid=(4, 4))
 HYBRID = replace(SMALL, stem=StemConfig((1, 2), 32), patch=(8, 8), gelu="tanh")
 BIT = BiTConfig(image=(64, 64), classes=5, blocks=(2, 1), width=32)
 
@@ -71,6 +72,9 @@ MODELS = {
     "CLIP as timm has it": (replace(CLIP, norm="tokens", head_bias=True), {"timm"}),
     "SAM": (SAM, {"sam", "timm", "huggingface"}),
     "SAM, everything global": (replace(SAM, window=0, global_blocks=()), {"sam", "timm", "huggingface"}),
+    "ViTDet": (VITDET, {"vitdet"}),
+    "ViTDet, everything global": (replace(VITDET, window=0, global_blocks=()), {"vitdet"}),
+    "ViTDet, convolutions": (replace(VITDET, global_blocks=(), conv_blocks=(1,)), {"vitdet"}),
     "hybrid": (HYBRID, {"timm"} | GOOGLE),
     "hybrid, root alone": (replace(HYBRID, stem=StemConfig((), 32)), {"timm"} | GOOGLE),
     "convolutions": (

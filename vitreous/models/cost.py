@@ -52,6 +52,7 @@ def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
     attention = sum(attention_macs(config, grid, index) for index in range(config.depth))
     pool = tokens * 2 * width**2 + 2 * tokens * width + 2 * width**2 + 2 * width * config.hidden
     neck = patches * (width * config.neck + 9 * config.neck**2)
+    neck += len(config.conv_blocks) * patches * (2 * width * (width // 2) + 9 * (width // 2) ** 2)
     head = (config.representation or 0) * out + config.classes * config.features
     layers = config.depth * (1 + config.axial)
     return embed + layers * mlp + attention + pool * (config.pool == "attention") + neck + head

@@ -24,7 +24,7 @@ def mimetic(
     """
     assert isinstance(model, ViT), "a run of another model has no mimetic initialisation"
     if isinstance(model.position, Learned):
-        model.position.table.data.copy_(0.5 * sincos(model.config.grid, model.config.width))
+        model.position.table.data.copy_(0.5 * sincos(model.config.table_grid, model.config.width))
     for attention in (part for part in model.encoder.modules() if isinstance(part, Attention)):
         width, head = model.config.width, model.config.width // attention.heads
         q, k, v = attention.qkv.weight.data.chunk(3)  # each (D, D), rows by head

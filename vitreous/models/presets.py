@@ -75,6 +75,7 @@ _SAM: dict[str, Any] = NO_TOKENS | {
     "classes": 0,
     "resize": "bicubic",
 }
+_VITDET: dict[str, Any] = _SAM | {"neck": 0, "position_grid": (14, 14)}
 _GIANT = {"width": 1536, "depth": 40, "heads": 24, "hidden": 4096, "mlp": "swiglu"}
 _DEIT: dict[str, Any] = {"pool": "distilled", "slots": 2, "resize": "bicubic"}
 _DEIT3: dict[str, Any] = {"slots": 0, "layer_scale": 1e-4, "resize": "bicubic"}
@@ -92,6 +93,11 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
         "B/16": _SAM | {"global_blocks": (2, 5, 8, 11)},
         "L/16": _SAM | {"global_blocks": (5, 11, 17, 23)},
         "H/16": _SAM | {"global_blocks": (7, 15, 23, 31)},
+    },
+    "ViTDet": {
+        "B/16": _VITDET | {"global_blocks": (2, 5, 8, 11)},
+        "L/16": _VITDET | {"global_blocks": (5, 11, 17, 23)},
+        "H/16": _VITDET | {"global_blocks": (7, 15, 23, 31)},
     },
     "Axial-ViT": {name: NO_TOKENS | {"axial": True} for name in ("B/16", "B/32")},
 }

@@ -309,7 +309,9 @@ class ViT(nn.Module):
 def position(config: ViTConfig) -> nn.Module | None:
     """What is added to patch tokens to say where they are."""
     if config.position in ("learned", "axes"):
-        return (Learned if config.position == "learned" else LearnedAxes)(config.grid, config.width, config.resize)
+        return (Learned if config.position == "learned" else LearnedAxes)(
+            config.table_grid, config.width, config.resize
+        )
     return None if config.position == "none" else SinCosPosition(config.width, config.position.removeprefix("sincos-"))
 
 

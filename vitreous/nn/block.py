@@ -169,7 +169,9 @@ class Block(nn.Module):
         super().__init__()
         residual, branch = (width, dropout, drop_path, layer_scale, eps), PostNormBranch if post_norm else Branch
         self.attention, self.mlp = branch(attention, *residual), branch(mlp, *residual)
+        self.after: nn.Module | None = None  # what all tokens pass at last, on a grid
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
         """(..., N, D) -> (..., Q, D): the `queries`, or all N; `context` goes to the attention."""
-        return self.mlp(self.attention(x, *context, queries=queries))
+        x = self.mlp(self.attention(x, *context, queries=queries))
+        return x if self.after is None else self.after(x)

@@ -30,13 +30,7 @@ from vitreous.objectives.dino import add_outputs, collapse, cross_views, describ
 from vitreous.objectives.heads import Head, HeadOptions, check_head, compare_views
 from vitreous.objectives.prototypes import PrototypeTeacher, check_fits
 from vitreous.objectives.teacher import check_same, located
-from vitreous.objectives.unlabelled import (
-    Unlabelled,
-    check_local_views,
-    check_takes_patches,
-    check_views,
-    hide_patches,
-)
+from vitreous.objectives.unlabelled import Unlabelled, check_local_views, check_takes_patches, check_views, hide_patches
 
 ITERATIONS = 3  # of Sinkhorn and Knopp
 EPS = 1e-8

@@ -39,8 +39,9 @@ class MaskedPatchesConfig(ObjectiveConfig):
     """Masked patch prediction; the defaults are the paper's (B.1.2).
 
     `share` of the patches are to be restored: of their embeddings `masked` become the mask token, `swapped` that of
-    another patch, the rest stay. A stem of convolutions reads the image with these patches 0 and swapped. `target`: the mean 3-bit colour of a patch (512 classes of RGB), the 4 x 4 3-bit
-    colours of the shrunk patch, or all its pixels by the squared error.
+    another patch, the rest stay. A stem of convolutions reads the image with these patches 0 and swapped. `target`: the
+    mean 3-bit colour of a patch (512 classes of RGB), the 4 x 4 3-bit colours of the shrunk patch, or all its pixels by
+    the squared error.
     """
 
     name: Literal["masked-patches"] = "masked-patches"

@@ -74,8 +74,7 @@ def check_takes_patches(model: ModelConfig, name: str) -> None:
     """Raise UsageError for a model that has no tokens of patches, each of which may be left out."""
     if not model.drops_patches:
         raise UsageError(
-            f"{name} is for ViTs and hybrids whose blocks all see every token",
-            "name a plain ViT, as --model ViT-B/16",
+            f"{name} is for ViTs and hybrids whose blocks all see every token", "name a plain ViT, as --model ViT-B/16"
         )
 
 

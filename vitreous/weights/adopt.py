@@ -21,7 +21,8 @@ from vitreous.models.cost import windows_text
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
 from vitreous.models.zoo import Model
-from vitreous.nn.grid import resize
+from vitreous.nn.grid import axis_weights, resize
+from vitreous.nn.position import SinCosPosition
 from vitreous.nn.sizes import format_size
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
@@ -36,6 +37,8 @@ from vitreous.weights.variants import heads_mismatch
 
 HEAD = ("head.", "representation.")
 NORMS = ("encoder.norm.", "pooled_norm.")  # the last one, on every token or on what is pooled of them
+#: what changes no answer until it is trained, so that weights need not have it: relative positions, convolutions
+IDENTITIES = re.compile(r"encoder\.blocks\.\d+\.(attention\.part(\.part)?\.(rows|columns)|after\..*)")
 BUNDLE, CHECKPOINT = "a bundle", "a checkpoint"  # titles of what this project writes, which tells everything
 TABLES = re.compile(r"(^|\.)(table|tables\.\d+|rows|columns|relative)$")  # names of what is read at another grid
 #: the first of these names that is there reads the image
@@ -172,6 +175,7 @@ class Adoption:
     resized: str = ""
     channels: str = ""
     windows: str = ""
+    patches: str = ""
 
     def text(self) -> str:
         """One line for people."""
@@ -183,6 +187,7 @@ class Adoption:
             line += "; the head is new and zero-initialised"
         line += f"; positions resized {self.resized}" if self.resized else ""
         line += f"; channels {self.channels}" if self.channels else ""
+        line += f"; patches {self.patches}" if self.patches else ""
         return line + (f"; {self.windows}" if self.windows else "")
 
 
@@ -191,24 +196,21 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
 
     `classes` names the model's; where the source names its own too, a head for the same ones is reordered, and one for
     others is left out. Positions are resized to the model's grid by the rule in its config (arXiv:2010.11929, section
-    3.2), channels are changed as by `rechannelled`, and a representation layer or head that does not fit keeps its
-    initial zeros; so does a last norm that stands elsewhere. Raises WeightsError, listing them, for other differences.
+    3.2), channels are changed as by `rechannelled` and patches as by `repatched`, and a representation layer or head
+    that does not fit keeps its initial zeros; so does a last norm that stands elsewhere, and what changes no answer at
+    first. Raises WeightsError, listing them, for other differences.
     """
     weights = without_dense_head(source if isinstance(source, Weights) else open_weights(source))
     own, state = model.state_dict(), dict(weights.state())
     folded(state, own)
+    relocated(state, own)
+    omitted = gridded(state, own, weights.config, model.config)
     resized = (
         f"{format_size(reach(weights.config))} -> {format_size(reach(model.config))}"
         if spread(state, own, model.config)
         else ""
     )
-    channels = ""
-    for name in ENTRY:
-        before, after = weights.config.channels, model.config.channels
-        if name in state and before != after and name in own:
-            state[name] = rechannelled(state[name], before, after)
-            channels = f"{before} -> {after}"
-            break
+    patches, channels = fit_first_layer(state, own, weights.config, model.config)
     foreign = classes and named(weights.classes) and set(weights.classes) != set(classes)
     if classes and not foreign and named(weights.classes) and weights.classes != classes:
         order = torch.tensor([weights.classes.index(name) for name in classes])
@@ -221,12 +223,13 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
         if name.startswith(HEAD)
         and (name not in state or state[name].shape != own[name].shape or (foreign and name.startswith("head.")))
     ]
-    dropped += [name for name in own if name.startswith(NORMS) and name not in state]
+    dropped += [name for name in own if (name.startswith(NORMS) or IDENTITIES.fullmatch(name)) and name not in state]
     unused = [name for name in state if name.startswith(HEAD + NORMS) and (name in dropped or name not in own)]
     loaded = [name for name in state if name not in unused]
     fill(model, {name: state[name] for name in loaded} | {name: own[name] for name in dropped}, weights.source)
     windows = windows_text(weights.config, model.config)
-    return Adoption(weights.source, weights.title, loaded, dropped, unused + weights.unused, resized, channels, windows)
+    unused = [*omitted, *unused, *weights.unused]
+    return Adoption(weights.source, weights.title, loaded, dropped, unused, resized, channels, windows, patches)
 
 
 def named(classes: tuple[str, ...]) -> bool:
@@ -236,7 +239,7 @@ def named(classes: tuple[str, ...]) -> bool:
 
 def reach(config: ModelConfig) -> tuple[int, ...]:
     """The places per axis that a model's table of positions is for: its grid, or the largest window of a Swin."""
-    return config.windows[0] if config.kind == "swin" else config.grid
+    return config.windows[0] if config.kind == "swin" else getattr(config, "table_grid", config.grid)
 
 
 def spread(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig) -> bool:
@@ -264,6 +267,63 @@ def folded(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
         state["prefix"] = torch.cat([state["prefix"][: len(slots)] + slots, state["prefix"][len(slots) :]])
     if "slots" in own and "slots" not in state:
         state["slots"] = torch.zeros_like(own["slots"])
+
+
+def relocated(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    """Rename tensors of attention in `state`, in place and of any shape, where a block of the model looks at windows
+    and that of the weights does not, or the other way round."""
+    named = {name.replace(".part.part.", ".part."): name for name in own}
+    for name in list(state):
+        target = named.get(name.replace(".part.part.", ".part."), name)
+        if target != name and target not in state:
+            state[target] = state.pop(name)
+
+
+def gridded(state: dict[str, Tensor], own: dict[str, Tensor], before: ModelConfig, after: ModelConfig) -> list[str]:
+    """Take what a model on a grid has no place for out of `state`, in place: tokens in front of the patches (P, D), and
+    SAM's neck (as ViTDet starts from MAE, arXiv:2203.16527). Returns their names. Fixed positions become a table."""
+    if getattr(after, "attention", "") != "decomposed":
+        return []
+    table = getattr(before, "position", "").startswith("sincos") and "position.table" in own
+    if table and "position.table" not in state:
+        form = before.position.removeprefix("sincos-")
+        state["position.table"] = SinCosPosition(before.width, form).read(before.grid)
+    names = [name for name in state if name not in own and (name == "prefix" or name.startswith("neck."))]
+    for name in names:
+        del state[name]
+    return names
+
+
+def fit_first_layer(
+    state: dict[str, Tensor], own: dict[str, Tensor], before: ModelConfig, after: ModelConfig
+) -> tuple[str, str]:
+    """Change the layer that reads the image in `state`, (D, C p q) or (O, C, k, k), in place, for the patches and
+    channels of the model; returns what became of both, `16 -> 14`, or "" where nothing had to."""
+    name = next((name for name in ENTRY if name in state and name in own), "")
+    patches = channels = ""
+    if not name:
+        return patches, channels
+    if before.front == after.front == "patches" and len(before.cell) == len(after.cell) and before.cell != after.cell:
+        state[name] = repatched(state[name], before.channels, before.cell, after.cell)
+        patches = f"{format_size(before.cell)} -> {format_size(after.cell)}"
+    if before.channels != after.channels:
+        state[name] = rechannelled(state[name], before.channels, after.channels)
+        channels = f"{before.channels} -> {after.channels}"
+    return patches, channels
+
+
+def repatched(weight: Tensor, channels: int, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
+    """The projection (D, C prod(before)) of patches of these sides, in pixels, for patches of other ones.
+
+    A larger patch that was enlarged bilinearly from a smaller one gives the token that the smaller one gave: the
+    weights are the pseudo-inverse of that resizing applied to the old ones (FlexiViT, arXiv:2212.08013, section 3.4),
+    one axis after the other.
+    """
+    kernel = weight.double().unflatten(1, (channels, *before))
+    for axis, (old, new) in enumerate(zip(before, after, strict=True), 2):
+        inverse = torch.linalg.pinv(axis_weights(old, new, "bilinear").T)  # (new, old)
+        kernel = (kernel.movedim(axis, -1) @ inverse.T).movedim(-1, axis)
+    return kernel.flatten(1).to(weight.dtype)
 
 
 def rechannelled(weight: Tensor, before: int, after: int) -> Tensor:

@@ -21,7 +21,7 @@ from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig, StemConfig
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
-from vitreous.weights import google, others, own, swin, swin_v2, timm, transformers
+from vitreous.weights import google, others, own, swin, swin_v2, timm, transformers, vitdet
 from vitreous.weights.entry import FLOATING, shown
 from vitreous.weights.files import Source, open_weights
 from vitreous.weights.measure import is_ambiguous
@@ -36,6 +36,7 @@ FORMATS = [
     others.SAM,
     others.SAM_TIMM,
     others.SAM_TRANSFORMERS,
+    vitdet.VITDET,
     others.DINOV2,
     timm.DEIT_III,
     *timm.ORIGINALS,
@@ -56,7 +57,9 @@ INSIDE = [
     (re.compile(r"\bblocks\.\d+\.(\d+)\."), r"blocks.\1."),
     (re.compile(r"standardized_conv2d_\d+/"), "standardized_conv2d/"),
 ]
-READ = "ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP and SAM are read, BiT and Swin"
+READ = (
+    "ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP, SAM, ViTDet are read, BiT and Swin"
+)
 #: models that are not read: what they are -> a pattern of a tensor's name that nothing else has
 UNREAD = {
     # Google's, timm's (arXiv:2105.01601)
@@ -340,4 +343,5 @@ def essence(config: ModelConfig) -> dict[str, Any]:
         name: getattr(config, name) for name in TRANSFORMER_FIELDS if name not in (*UNTOLD, "family")
     }
     stem = (config.stem.blocks, config.stem.width) if isinstance(config.stem, StemConfig) else config.stem
+    structure |= {"position_grid": config.table_grid}
     return structure | {"slots": config.positioned, "stem": stem, "layer_scale": config.layer_scale is None}

@@ -193,7 +193,14 @@ def json_in(path: Path) -> dict[str, Any]:
 
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 #: format -> mean and deviation of the pixels its authors trained on, where nothing says otherwise
-PIXELS = {"timm": IMAGENET, "dinov2": IMAGENET, "torchvision": IMAGENET, "sam": IMAGENET, "clip": CLIP}
+PIXELS = {
+    "timm": IMAGENET,
+    "dinov2": IMAGENET,
+    "torchvision": IMAGENET,
+    "sam": IMAGENET,
+    "vitdet": IMAGENET,
+    "clip": CLIP,
+}
 # PIL's numbers, in transformers' files
 FILTERS = {"bilinear": "bilinear", "bicubic": "bicubic", 2: "bilinear", 3: "bicubic"}
 

@@ -309,11 +309,13 @@ def positions(lead: tuple[int, ...] | None) -> TensorTransform:
 
     def into(theirs: list[Tensor], config: ViTConfig) -> list[Tensor]:
         rows, count = theirs[0].reshape(-1, config.width), config.positioned
-        grid = rows[count:].reshape(*config.grid, config.width)
+        grid = rows[count:].reshape(*config.table_grid, config.width)
         return [rows[:count], grid] if count else [grid]
 
     def out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
         rows = torch.cat([part.reshape(-1, config.width) for part in ours])
-        return [rows.reshape(1, *config.grid, config.width) if lead is None else rows.reshape(*lead, -1, config.width)]
+        return [
+            rows.reshape(1, *config.table_grid, config.width) if lead is None else rows.reshape(*lead, -1, config.width)
+        ]
 
     return TensorTransform(into, out)

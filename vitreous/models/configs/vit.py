@@ -15,7 +15,14 @@ Resize = Literal["bicubic-antialias", "bicubic", "bicubic-offset", "bicubic-alig
 
 
 #: option that not all families have -> the family that has it
-FAMILY_OF = {"stem": "hybrid", "axial": "axial", "neck": "sam", "first_norm": "clip"}
+FAMILY_OF = {
+    "stem": "hybrid",
+    "axial": "axial",
+    "neck": "sam",
+    "conv_blocks": "sam",
+    "position_grid": "sam",
+    "first_norm": "clip",
+}
 KINDS: dict[str, type[ViTConfig]] = {}  # family -> its config; `models.config` imports them all
 
 
@@ -67,11 +74,15 @@ class ViTConfig(Leveled, metaclass=ByOptions):
         "attention": Literal["plain", "relative", "rotary", "decomposed"],
         "axial": bool,
         "neck": int,
+        "conv_blocks": tuple[int, ...],
+        "position_grid": tuple[int, ...],
         "first_norm": bool,
     }
     stem = None
     axial = first_norm = False
     neck = 0
+    conv_blocks: ClassVar[tuple[int, ...]] = ()
+    position_grid: ClassVar[tuple[int, ...]] = ()
 
     family: Literal["vit"] = "vit"
     image: tuple[int, ...] = (224, 224)
@@ -156,6 +167,11 @@ class ViTConfig(Leveled, metaclass=ByOptions):
     def grid(self) -> tuple[int, ...]:
         """Tokens per axis at the native image size."""
         return grid_of(self.image, self.patch)
+
+    @property
+    def table_grid(self) -> tuple[int, ...]:
+        """Places per axis of the table of positions, which is read at whatever grid arrives."""
+        return self.position_grid or self.grid
 
     @property
     def prefix(self) -> int:

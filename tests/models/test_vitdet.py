@@ -1,0 +1,161 @@
+"""ViTDet's backbone: windows with unmasked padding, two ways across them, and what plain weights become in it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests import contracts
+from vitreous.errors import UsageError, WeightsError
+from vitreous.models.config import SAMConfig, ViTConfig
+from vitreous.models.cost import macs
+from vitreous.models.families import family_of
+from vitreous.models.names import configure, name_of
+from vitreous.models.skip_init import skip_init
+from vitreous.models.zoo import build
+from vitreous.nn.propagation import ConvPropagation
+from vitreous.weights.adopt import adopt, repatched
+from vitreous.weights.tasks import Features
+
+SMALL = SAMConfig(
+    image=(32, 32),
+    patch=(4, 4),
+    classes=0,
+    width=16,
+    depth=4,
+    heads=2,
+    hidden=32,
+    class_token=False,
+    pool="mean",
+    norm="none",
+    window=3,
+    global_blocks=(1, 3),
+    position_grid=(4, 4),
+    resize="bicubic",
+)
+PLAIN = ViTConfig(image=(16, 16), patch=(4, 4), classes=0, width=16, depth=4, heads=2, hidden=32, resize="bicubic")
+
+
+@pytest.mark.parametrize(("name", "published"), [("B/16", 85_889_024), ("L/16", 303_432_704), ("H/16", 631_116_800)])
+def test_parameters_are_those_published_without_the_position_of_a_class_token(name, published):
+    """detectron2's files carry a row of positions for the class token of pre-training, which nothing reads."""
+    config = configure(f"ViTDet-{name}")
+    assert (config.image, config.grid, config.table_grid) == ((1024, 1024), (64, 64), (14, 14))
+    assert sum(p.numel() for p in skip_init(config).parameters()) + config.width == published
+    assert name_of(config) == f"ViTDet-{name}"
+    convolutional = replace(config, global_blocks=(), conv_blocks=config.global_blocks)
+    assert name_of(convolutional) == f"ViTDet-{name}"
+
+
+def test_propagation_has_the_published_number_of_parameters():
+    assert sum(p.numel() for p in ConvPropagation(768).parameters()) == 1_920_000
+
+
+def test_fresh_propagation_passes_tokens_on():
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 7, 16)
+    assert torch.equal(ConvPropagation(16)(x), x)
+    part = contracts.randomise(ConvPropagation(16))
+    assert not torch.allclose(part(x), x, atol=0.1)
+    alone = torch.zeros(1, 9, 9, 16)
+    alone[0, 4, 4] = 1
+    reached = (part(alone) - part(torch.zeros_like(alone))).detach().abs().amax(-1)[0]
+    assert reached[3:6, 3:6].min() > 0 and reached.sum().item() == pytest.approx(reached[3:6, 3:6].sum().item())
+
+
+def test_without_relative_positions_and_windows_it_is_a_plain_vit():
+    """A window of the whole grid, tables of zeros: the stream of tokens is that of the same ViT without a class token."""
+    torch.manual_seed(0)
+    plain = contracts.randomise(build(replace(PLAIN, class_token=False, pool="mean", norm="none"))).eval()
+    config = replace(SMALL, image=(16, 16), window=4, global_blocks=())
+    model = build(config).eval()
+    adopt(model, weights_of(plain))
+    images = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(model.features(images), plain.features(images), atol=2e-4, rtol=1e-5)
+
+
+def weights_of(model):
+    """A model as weights that `adopt` takes."""
+    from vitreous.data.preprocess import Preprocess
+    from vitreous.weights.adopt import Weights
+
+    preprocess = Preprocess(model.config.image, 3, (0.5,) * 3, (0.5,) * 3)
+    return Weights("memory", "a model", model.config, preprocess, Features(), model.state_dict)
+
+
+def test_weights_of_a_vit_lose_class_token_and_last_norm_and_keep_the_rest():
+    torch.manual_seed(0)
+    plain, model = contracts.randomise(build(PLAIN)), build(replace(SMALL, conv_blocks=(2,)))
+    adoption = adopt(model, weights_of(plain))
+    assert sorted(adoption.unused) == ["encoder.norm.bias", "encoder.norm.weight", "prefix"]
+    assert all(name.endswith(("rows", "columns")) or ".after." in name for name in adoption.new)
+    assert torch.equal(model.position.table, plain.position.table) and not adoption.resized
+    windowed = model.encoder.blocks[0].attention.part.part.qkv.weight
+    assert torch.equal(windowed, plain.encoder.blocks[0].attention.part.qkv.weight)
+    larger = build(replace(SMALL, position_grid=()))
+    assert adopt(larger, weights_of(plain)).resized == "4 -> 8"
+    torch.testing.assert_close(larger.position.table, model.position.read((8, 8)))
+    with pytest.raises(WeightsError, match=r"unknown encoder\.blocks\.2\.after\.conv1\.weight"):
+        adopt(build(SMALL), weights_of(model))
+
+
+def test_weights_of_sam_lose_their_neck():
+    torch.manual_seed(0)
+    sam = contracts.randomise(build(replace(SMALL, neck=8, position_grid=())))
+    model = build(replace(SMALL, position_grid=(), window=5, global_blocks=(3,)))
+    adoption = adopt(model, weights_of(sam))
+    assert adoption.unused and all(name.startswith("neck.") for name in adoption.unused) and not adoption.new
+    tables = (sam.encoder.blocks[1].attention.part.rows, model.encoder.blocks[1].attention.part.part.rows)
+    assert [len(table) for table in tables] == [15, 9]
+
+
+def test_fixed_positions_become_a_table():
+    plain = build(replace(PLAIN, position="sincos"))
+    model = build(SMALL)
+    adopt(model, weights_of(plain))
+    assert torch.equal(model.position.table, plain.position.read((4, 4)))
+
+
+def test_an_enlarged_patch_gives_the_token_of_the_smaller_one():
+    torch.manual_seed(0)
+    weight = torch.randn(8, 3 * 14 * 14)
+    larger = repatched(weight, 3, (14, 14), (16, 16))
+    patch = torch.randn(5, 3, 14, 14)
+    enlarged = torch.nn.functional.interpolate(patch, size=(16, 16), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(enlarged.flatten(1) @ larger.T, patch.flatten(1) @ weight.T, atol=1e-4, rtol=1e-4)
+    plain = build(replace(PLAIN, patch=(2, 2), image=(8, 8)))
+    adoption = adopt(build(SMALL), weights_of(plain))
+    assert adoption.patches == "2 -> 4" and "patches 2 -> 4" in adoption.text()
+
+
+def test_layer_decay_of_published_depth():
+    """arXiv:2203.16527, appendix A: 0.7 to the power of how far a layer is from the head."""
+    config = replace(configure("ViTDet-B/16"), conv_blocks=(2,))
+    family = family_of(config)
+    layers = {name: family.layer_of(name, config) for name, _ in skip_init(config).named_parameters()}
+    rates = {name: 0.7 ** (config.depth + 1 - layer) for name, layer in layers.items()}
+    assert rates["position.table"] == rates["projection.weight"] == pytest.approx(0.009689, abs=1e-6)
+    assert rates["encoder.blocks.0.attention.norm.weight"] == pytest.approx(0.013841, abs=1e-6)
+    assert rates["encoder.blocks.11.mlp.norm.weight"] == pytest.approx(0.7)
+    assert layers["encoder.blocks.2.after.conv1.weight"] == layers["encoder.blocks.2.attention.part.rows"] == 3
+    assert rates["encoder.blocks.11.attention.part.columns"] == pytest.approx(0.7)
+
+
+def test_the_cost_of_propagation_is_that_of_its_convolutions():
+    config = replace(SMALL, conv_blocks=(0, 2))
+    assert macs(config) - macs(SMALL) == 2 * 64 * (2 * 16 * 8 + 9 * 8 * 8)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"conv_blocks": (4,)}, {"position_grid": (4,)}, {"position_grid": (0, 4)}, {"neck": -1}]
+)
+def test_what_cannot_be_is_refused(changes):
+    with pytest.raises(UsageError):
+        replace(SMALL, **changes)
+
+
+def test_options_of_a_detector_make_a_vit_one():
+    grid = {"class_token": False, "pool": "mean", "attention": "decomposed"}
+    assert ViTConfig(conv_blocks=(1,), **grid).family == "sam"
+    with pytest.raises(UsageError, match="decomposed"):
+        ViTConfig(position_grid=(14, 14), class_token=False, pool="mean")

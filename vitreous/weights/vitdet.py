@@ -1,0 +1,96 @@
+"""ViTDet's backbone as detectron2 has it (arXiv:2203.16527): `backbone.net.*` of a file that may hold a detector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.models.config import ModelConfig, ViTConfig
+from vitreous.weights.measure import Size, grid_from, vit_config
+from vitreous.weights.others import SAM_FIELDS
+from vitreous.weights.table import CONVOLUTION, Format, Shapes, TensorTransform, blocks, count, row, table
+from vitreous.weights.transformers import square
+
+IMAGE = 1024  # pixels along a side, where no table of the whole grid tells it
+
+
+def _positions_into(theirs: list[Tensor], config: ViTConfig) -> list[Tensor]:
+    return [theirs[0][0, 1:].reshape(*config.table_grid, config.width)]
+
+
+def _positions_out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
+    rows = ours[0].reshape(-1, config.width)
+    return [torch.cat([rows.new_zeros(1, config.width), rows])[None]]
+
+
+#: (1, 1 + N, D), of which nothing reads the class token's row, the first, and (*grid, D)
+WITH_CLASS_ROW = TensorTransform(_positions_into, _positions_out)
+
+BLOCK = "encoder.blocks.{i}"
+ROWS = (
+    row("projection.weight", "patch_embed.proj.weight", CONVOLUTION),
+    row("position.table", "pos_embed", WITH_CLASS_ROW),
+    *blocks("blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", ("mlp.fc1", "mlp.fc2"), part="{part}"),
+    *table(
+        "projection.bias = patch_embed.proj.bias",
+        f"{BLOCK}.attention.part{{part}}.rows = blocks.{{i}}.attn.rel_pos_h",
+        f"{BLOCK}.attention.part{{part}}.columns = blocks.{{i}}.attn.rel_pos_w",
+        f"{BLOCK}.after.conv{{j}}.weight = blocks.{{i}}.residual.conv{{j}}.weight",
+        f"{BLOCK}.after.norm{{j}}.norm.{{x}} = blocks.{{i}}.residual.norm{{j}}.{{x}}",
+    ),
+)
+
+
+def configure_vitdet(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+    """The config of a backbone. Blocks with the longest tables see the whole grid, which tells the image size.
+
+    Where all are of one length they see windows, unless an `image` in the settings is one window. Raises ValueError for
+    tables of more than two lengths.
+    """
+    width, channels, *sides = shapes["patch_embed.proj.weight"]
+    patch, depth = tuple(sides), count(shapes, "blocks.{i}.attn.qkv.weight")
+    table_grid, _ = grid_from(shapes["pos_embed"][1], (1,), None, patch)
+    lengths = [(shapes[f"blocks.{i}.attn.rel_pos_h"][0] + 1) // 2 for i in range(depth)]
+    window, longest = min(lengths), max(lengths)
+    if set(lengths) != {window, longest}:
+        raise ValueError(f"its tables of relative positions are for {len(set(lengths))} kinds of windows")
+    whole = (longest * patch[0], longest * patch[1])
+    image = whole if window < longest else settings.get("image") or (IMAGE, IMAGE)
+    windowed = window < longest or image != whole
+    fields = SAM_FIELDS | {
+        "channels": channels,
+        "neck": 0,
+        "heads": width // shapes["blocks.0.attn.rel_pos_h"][1],
+        "window": window if windowed else 0,
+        "global_blocks": tuple(i for i, length in enumerate(lengths) if length > window),
+        "conv_blocks": tuple(i for i in range(depth) if f"blocks.{i}.residual.conv1.weight" in shapes),
+        "position_grid": table_grid,
+    }
+    grid = image[0] // patch[0] * (image[1] // patch[1])
+    size = Size(width, depth, shapes["blocks.0.mlp.fc1.weight"][0], patch, grid)
+    return vit_config(size, fields, settings | {"image": image}, (0,))
+
+
+def vitdet_like(config: ModelConfig) -> bool:
+    """Whether it is a backbone of ViTDet."""
+    return (
+        config.kind == "vit"
+        and square(config)
+        and config.attention == "decomposed"
+        and not config.neck
+        and not config.classes
+    )
+
+
+VITDET = Format(
+    "vitdet",
+    "detectron2's ViTDet",
+    ("patch_embed.proj.weight", "pos_embed", "blocks.0.attn.rel_pos_h", "blocks.0.mlp.fc1.weight"),
+    ROWS,
+    configure_vitdet,
+    scope=("backbone.net.",),
+    holds=vitdet_like,
+    prefix=lambda c: "backbone.net.",
+)
