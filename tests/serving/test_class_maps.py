@@ -14,7 +14,7 @@ from vitreous.data.annotations.drawing import class_colours, lay_over, picture_o
 from vitreous.data.annotations.target import IGNORE
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
-from vitreous.serving.class_maps import MapFiles, common_root
+from vitreous.serving.class_maps import FileNames, common_root
 
 
 def predict(*words):
@@ -123,10 +123,10 @@ def test_names_of_files_are_those_below_the_common_folder(tmp_path):
     assert common_root([str(tmp_path / "a")]) == str(tmp_path / "a")
     assert common_root([str(tmp_path / "a" / "x.jpg"), str(tmp_path / "b" / "*.jpg")]) == str(tmp_path)
     assert common_root([str(tmp_path / "a"), "@list.txt"]) == "" == common_root([])
-    files = MapFiles("out", str(tmp_path), ("a", "b"))
+    files = FileNames(str(tmp_path))
     places = [str(files.place(str(tmp_path / name))) for name in ("a/x.jpg", "a/x.png", "b/x.jpg", "../y.jpg")]
     assert places == ["a/x.png", "a/x.png.png", "b/x.png", "y.png"]
-    assert str(MapFiles("out", "", ("a",)).place("/etc/x.tar:3.jpg")).startswith("etc/")
+    assert str(FileNames("").place("/etc/x.tar:3.jpg")).startswith("etc/")
 
 
 def test_pictures_of_maps(tmp_path):

@@ -20,7 +20,7 @@ from PIL import Image
 from tests.conftest import say
 from tests.serving.made import CLASSES, pictures, tiny
 from vitreous.errors import UsageError
-from vitreous.serving import pipeline, sinks
+from vitreous.serving import pipeline
 from vitreous.serving.predict import Embedding, Prediction, Predictor, load
 from vitreous.serving.rows import Embeddings, Predictions
 from vitreous.serving.sinks import AnswerFile
@@ -83,7 +83,8 @@ def read(path: str) -> Any:
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    monkeypatch.setattr(sinks, "PART", 2)
+    for kind in (Predictions, Embeddings):
+        monkeypatch.setattr(kind, "part", 2)
     monkeypatch.chdir(tmp_path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitreous.cli.console import Console
 from vitreous.cli.inference import (
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vitreous.serving.sources import Item, Source
 
 OF_CLASSES = ("top", "threshold", "abstain", "csv", "ray")  # options of models that name classes of images
+OF_OBJECTS = ("to", "coco_ids", "tiles")  # options of detectors
 EXAMPLES = 512  # images that int8 may be calibrated on
 
 
@@ -36,14 +37,24 @@ class Options(ImageArguments):
     top: int | None = None
     """How many classes to name at most (default: 3; all above --threshold where an image may have several)."""
     threshold: float | None = None
-    """Name classes of a probability above it alone (default: 0.5 where an image may have several, else none)."""
+    """Name classes of a probability above it alone (default: 0.5 where an image may have several, else none). Of a
+    detector: objects whose score is at least this (default: 0.5; 0 for COCO's results, which judges want whole)."""
     abstain: float | None = None
     """Say "unsure" of an image whose highest probability is below this, above 0 to 1."""
     out: str | None = None
     """Write the answers to this .jsonl, .csv or .parquet file as they come, and print none: for any number of
-    images. Of a model that gives a class to every pixel: a folder for class maps, a PNG an image."""
+    images. Of a model that gives a class to every pixel: a folder for class maps, a PNG an image. Of a detector also
+    COCO's results, .json, or a folder for masks or for text files."""
+    to: Literal["table", "coco", "yolo", "masks"] | None = None
+    """Of a detector: what --out is written as (default: by its ending; a folder has a PNG of the instances of each
+    image)."""
+    coco_ids: str | None = None
+    """A COCO file whose ids of images and categories COCO's results take (default: both are counted from 1, as
+    NAME.images.json beside them says)."""
+    tiles: bool = False
+    """Of a detector: answer images larger than the model's at their own resolution, by tiles that overlap."""
     overlay: str | None = None
-    """Of such a model: a folder for the images with the classes over them in colours."""
+    """Of models that give classes to pixels, and of detectors: a folder for the images with the answers over them."""
     csv: str | None = None
     """Print the answers, and write them to this CSV file too: a row for each of the top classes."""
 
@@ -65,15 +76,19 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     warn_of_emulation(options, console)
     predictor = load(options.source(options.run), options.how(), calibration_images(options, source), options.exact)
     print_notes(predictor, console)
+    if predictor.card.object_classes:
+        from vitreous.cli.objects import predict_objects
+
+        refuse(options, ("top", "abstain", "ray"), "models that name classes of images", "finds objects")
+        return predict_objects(options, predictor, source, console)
+    refuse(options, OF_OBJECTS, "detectors", "finds no objects")
     if predictor.card.pixel_classes:
         from vitreous.cli.class_maps import write_maps
 
-        if given := [name for name in OF_CLASSES if getattr(options, name) is not None]:
-            message = f"--{given[0]} is for models that name classes of images; {options.run} gives one to every pixel"
-            raise UsageError(message, "leave it out")
+        refuse(options, OF_CLASSES, "models that name classes of images", "gives one to every pixel")
         return write_maps(options, (options.out, options.overlay), predictor, source, console)
     if options.overlay:
-        message = f"--overlay is for models that give a class to every pixel, and {options.run} names classes of images"
+        message = f"--overlay is for models that say what is where, and {options.run} names classes of images"
         raise UsageError(message, "leave it out")
     top = options.top if options.top or predictor.card.multilabel else 3
     asked = predictor.asked(top, options.threshold, options.abstain)
@@ -92,6 +107,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         "precision": predictor.runtime.precision,
         "predictions": print_predictions(options, answers, source, console),
     }
+
+
+def refuse(options: Options, names: Sequence[str], models: str, does: str) -> None:
+    """Raise UsageError for options that are for other `models`; this one `does` something else."""
+    from vitreous.errors import UsageError
+
+    if given := [name for name in names if getattr(options, name) not in (None, False)]:
+        option = given[0].replace("_", "-")
+        raise UsageError(f"--{option} is for {models}; {options.run} {does}", "leave it out")
 
 
 def calibration_images(options: Options, source: Source) -> Iterator[str | bytes]:
@@ -124,10 +148,10 @@ def print_predictions(options: Options, answers: Any, source: Source, console: C
     """Write the file of --csv, print the table, and return the rows of the document."""
     from vitreous.disk import write_output
     from vitreous.errors import printable
-    from vitreous.serving.rows import HEAD, Predictions, cells
+    from vitreous.serving.rows import Predictions
     from vitreous.tables import as_csv
 
-    meter, all_rows, rows = Meter("predict", source.count, console), [], []
+    meter, all_rows, rows, kind = Meter("predict", source.count, console), [], [], Predictions()
     for chunk in answers(iter(source)):
         meter.count(chunk)
         all_rows += chunk
@@ -136,7 +160,7 @@ def print_predictions(options: Options, answers: Any, source: Source, console: C
         answer_text = f"unsure ({best[0] if best else 'none'})" if answer.unsure else "  ".join(best) or "none"
         rows.append([printable(answer.path), f"cannot be read: {answer.error}" if answer.error else answer_text])
     if options.csv:
-        write_output(options.csv, as_csv([HEAD, *(row for answer in all_rows for row in cells(answer))]))
+        write_output(options.csv, as_csv([kind.head, *(row for answer in all_rows for row in kind.cells(answer))]))
     console.table(["image", "classes"], rows)
     print_unreadable(console, meter.bad, meter.unreadable, meter.done)
-    return [Predictions().plain(answer) for answer in all_rows]
+    return [kind.plain(answer) for answer in all_rows]

@@ -6,11 +6,14 @@ B images, N objects of each, of which those with score 0 are padding, s the side
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 PLAIN = 6  # numbers of an object in front of its mask: box, score and label
+
+NAMES = ("boxes", "scores", "labels", "masks")  # of the arrays, in exported graphs
 
 #: boxes (B, N, 4) float32, scores (B, N) float32, labels (B, N) int64 and, of instances, masks (B, N, s, s) float32
 Outputs = tuple[np.ndarray, ...]
@@ -23,6 +26,13 @@ def pack(outputs: tuple[Any, ...]) -> Any:
     boxes, scores, labels, *masks = outputs
     parts = [boxes, scores[..., None], labels[..., None], *(mask.flatten(2) for mask in masks)]
     return torch.cat([part.float() for part in parts], -1)
+
+
+def pack_arrays(outputs: Sequence[np.ndarray]) -> np.ndarray:
+    """The same of arrays."""
+    boxes, scores, labels, *masks = outputs
+    parts = [boxes, scores[..., None], labels[..., None], *(mask.reshape(*mask.shape[:2], -1) for mask in masks)]
+    return np.concatenate([part.astype(np.float32) for part in parts], -1)
 
 
 def unpack(rows: np.ndarray) -> Outputs:

@@ -41,7 +41,8 @@ def read_card(plain: Any, origin: str) -> Card:
     """The card that `Card.plain` wrote. Raises WeightsError, naming `origin`, for anything else."""
     try:
         task = task_from_json(plain, origin)
-        rest = {key: value for key, value in plain.items() if key not in task_to_json(Classification(()))}
+        settings = task_to_json(task) | task_to_json(Classification(()))
+        rest = {key: value for key, value in plain.items() if key not in settings}
         return replace(from_plain(Card, rest), task=task)
     except (UsageError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise WeightsError(f"{origin}: {error}", "export the model again") from None
@@ -54,7 +55,7 @@ def card_of(bundle: Bundle) -> Card:
 
     from vitreous.models.names import name_of
 
-    names = bundle.classes or bundle.pixel_classes
+    names = bundle.classes or bundle.pixel_classes or bundle.object_classes
     answers = (names, to_plain(bundle.preprocess), bundle.loss, bundle.multilabel, bundle.temperature)
     digest = hashlib.sha256(json.dumps([*answers, to_plain(bundle.model.config)]).encode())
     for name, tensor in sorted(bundle.model.state_dict().items()):

@@ -107,6 +107,24 @@ def picture_of(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(bands))
 
 
+class FileNames:
+    """Names of the files that are written for images: those of the images below `root`, the folder that all lie in."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.taken: set[Path] = set()
+
+    def place(self, name: str, suffix: str = ".png") -> Path:
+        """The path below a folder for an image: that of its file below `root`, ending in `suffix`; with the suffix of
+        the image too where another one has that name."""
+        path = Path(os.path.relpath(name, self.root) if self.root else name)
+        inner = Path(*(part for part in path.parts if part not in ("..", path.anchor)))
+        first = inner.with_suffix(suffix)
+        place = first if first not in self.taken else inner.with_name(inner.name + suffix)
+        self.taken.add(place)
+        return place
+
+
 class MapFiles:
     """Rows of `predict` as files: `FOLDER/NAME.png` for each image, its class map, and `FOLDER/maps.jsonl`.
 
@@ -115,11 +133,11 @@ class MapFiles:
     """
 
     formats: tuple[str, ...] = (".jsonl",)
+    part = 1
 
     def __init__(self, folder: str, root: str, classes: tuple[str, ...], overlays: str | None = None) -> None:
-        self.folder, self.root, self.overlays = Path(folder), root, None if overlays is None else Path(overlays)
-        self.colours = class_colours(classes)
-        self.taken: set[Path] = set()
+        self.folder, self.overlays = Path(folder), None if overlays is None else Path(overlays)
+        self.colours, self.names = class_colours(classes), FileNames(root)
 
     @property
     def index(self) -> str:
@@ -131,19 +149,9 @@ class MapFiles:
         lines = Path(self.index).read_text("utf-8").splitlines() if Path(self.index).is_file() else []
         for text in lines:
             try:
-                self.taken.add(Path(json.loads(text)["file"]).relative_to(self.folder))
+                self.names.taken.add(Path(json.loads(text)["file"]).relative_to(self.folder))
             except (ValueError, KeyError, TypeError):  # a line that was cut off, an image that could not be read
                 continue
-
-    def place(self, name: str) -> Path:
-        """The path below the folder for an image: that of its file below `root`, ending in .png; with the suffix of the
-        image too where another one has that name."""
-        path = Path(os.path.relpath(name, self.root) if self.root else name)
-        inner = Path(*(part for part in path.parts if part not in ("..", path.anchor)))
-        first = inner.with_suffix(".png")
-        place = first if first not in self.taken else inner.with_name(inner.name + ".png")
-        self.taken.add(place)
-        return place
 
     def write(self, answers: Sequence[ClassMap]) -> list[ClassMap]:
         """Write the files of answers; returns them without pixels, with the paths of the files. Raises OSError."""
@@ -153,7 +161,7 @@ class MapFiles:
         """Write the files of an answer. Raises OSError."""
         if answer.classes is None:
             return answer
-        place, overlay = self.place(answer.path), None
+        place, overlay = self.names.place(answer.path), None
         save_png(picture_of_map(answer.classes, self.colours), self.folder / place)
         if self.overlays is not None:
             overlay = os.fspath(self.overlays / place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import numpy as np
 from vitreous.cores import cores
 from vitreous.errors import UsageError, WeightsError
 from vitreous.evaluation.libraries import needed, unobserved
+from vitreous.evaluation.packing import NAMES, Outputs, pack_arrays, unpack
 from vitreous.serving.export_file import AGAIN, CARD, card_in, check_onnx, check_xml, content, normalised, precision_in
 from vitreous.serving.runtime import in_parts
 
@@ -48,12 +50,25 @@ class ExportedRuntime:
             raise UsageError("the file answers in logits only", "export the model again: it then has features too")
         return self.compute("features", pixels)
 
+    def objects(self, pixels: np.ndarray) -> Outputs:
+        """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector. Raises UsageError for other files."""
+        names = [name for name in NAMES if name in self.outputs]
+        if tuple(names[:3]) != NAMES[:3]:
+            raise UsageError("the file finds no objects on images", "export a detector")
+
+        def answer(part: np.ndarray) -> np.ndarray:
+            return pack_arrays(self.answers(names, normalised(part, self.card.preprocess)))
+
+        return unpack(in_parts(answer, pixels, self.size))
+
     def compute(self, output: str, pixels: np.ndarray) -> np.ndarray:
         """One output for (B, C, *image) pixels, in parts of `size` images: (B, ...) float32."""
-        return in_parts(lambda part: self.answer(output, normalised(part, self.card.preprocess)), pixels, self.size)
+        return in_parts(
+            lambda part: self.answers([output], normalised(part, self.card.preprocess))[0], pixels, self.size
+        )
 
-    def answer(self, output: str, images: np.ndarray) -> np.ndarray:
-        """One output for a part of (size, C, *image) float32 normalised images: (size, ...) float32."""
+    def answers(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
+        """Outputs for a part of (size, C, *image) float32 normalised images: (size, ...) each."""
         raise NotImplementedError
 
 
@@ -75,9 +90,9 @@ class OnnxRuntime(ExportedRuntime):
             raise WeightsError(problem, AGAIN) from None
         self.outputs = tuple(output.name for output in self.session.get_outputs())
 
-    def answer(self, output: str, images: np.ndarray) -> np.ndarray:
-        """One output for a part of (size, C, *image) float32 normalised images: (size, ...) float32."""
-        return self.session.run([output], {"images": images})[0]
+    def answers(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
+        """Outputs for a part of (size, C, *image) float32 normalised images: (size, ...) each."""
+        return self.session.run(list(outputs), {"images": images})
 
 
 class OpenVinoRuntime(ExportedRuntime):
@@ -98,9 +113,10 @@ class OpenVinoRuntime(ExportedRuntime):
         except RuntimeError as error:
             raise WeightsError(f"{path} is not run by OpenVINO {ov.__version__} ({str(error)[:200]})", AGAIN) from None
 
-    def answer(self, output: str, images: np.ndarray) -> np.ndarray:
-        """One output for a part of (size, C, *image) float32 normalised images: (size, ...) float32."""
-        return np.array(self.compiled([images])[self.outputs.index(output)])
+    def answers(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
+        """Outputs for a part of (size, C, *image) float32 normalised images: (size, ...) each."""
+        results = self.compiled([images])
+        return [np.array(results[self.outputs.index(output)]) for output in outputs]
 
 
 def open_exported(

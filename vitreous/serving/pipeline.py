@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +25,7 @@ CHUNK = 64  # images that are computed at a time
 MOST = 2**26  # bytes of the pictures of a chunk, where that is fewer images
 AHEAD = 2  # chunks that are decoded before they are asked for
 
+T = TypeVar("T")  # an item, or what stands for it
 #: an image, and its row of numbers or why there is none
 Answer = tuple[Item, np.ndarray | DataError]
 
@@ -35,11 +37,11 @@ def chunk_of(preprocess: Preprocess) -> int:
 
 
 def flow(
-    items: Iterable[Item],
-    decode: Callable[[Item], np.ndarray | DataError],
-    compute: Callable[[np.ndarray], np.ndarray],
+    items: Iterable[T],
+    decode: Callable[[T], np.ndarray | DataError],
+    compute: Callable[[np.ndarray], Any],
     chunk: int = CHUNK,
-) -> Iterator[list[Answer]]:
+) -> Iterator[list[tuple[T, Any]]]:
     """Items -> their answers in order, chunk by chunk: (C, *image) pictures by `decode`, rows of (B, ...) by `compute`.
 
     What the items themselves raise is raised behind the answers to those before. Whoever stops early leaves no thread
@@ -47,12 +49,12 @@ def flow(
     """
     rest, failure = iter(items), list[Exception]()
     decoding, computing = ThreadPoolExecutor(default_workers(), "decode"), ThreadPoolExecutor(1, "compute")
-    waiting: deque[list[tuple[Item, Future[np.ndarray | DataError]]]] = deque()
-    running: deque[Future[list[Answer]]] = deque()
+    waiting: deque[list[tuple[T, Future[np.ndarray | DataError]]]] = deque()
+    running: deque[Future[list[tuple[T, Any]]]] = deque()
 
     def fill() -> None:
         while len(waiting) < AHEAD and not failure:
-            batch: list[tuple[Item, Future[np.ndarray | DataError]]] = []
+            batch: list[tuple[T, Future[np.ndarray | DataError]]] = []
             try:
                 batch.extend((item, decoding.submit(decode, item)) for item in islice(rest, chunk))
             except Exception as error:
@@ -76,8 +78,8 @@ def flow(
             pool.shutdown(cancel_futures=True)
 
 
-def answer_items(pictures: list[Answer], compute: Callable[[np.ndarray], np.ndarray]) -> list[Answer]:
-    """The rows of the images that could be read: (C, *image) each, `compute` maps (B, C, *image) to (B, ...)."""
+def answer_items(pictures: list[tuple[T, Any]], compute: Callable[[np.ndarray], Any]) -> list[tuple[T, Any]]:
+    """The rows of the images that could be read: (C, *image) each, `compute` maps (B, C, *image) to B rows."""
     good = [picture for _, picture in pictures if isinstance(picture, np.ndarray)]
     rows = iter(compute(np.stack(good)) if good else ())
     return [(item, next(rows) if isinstance(picture, np.ndarray) else picture) for item, picture in pictures]

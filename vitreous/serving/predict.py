@@ -16,11 +16,12 @@ from vitreous.config import apply_options
 from vitreous.errors import DataError, UsageError, check_path
 from vitreous.evaluation.calibration import check_abstain, probabilities
 from vitreous.evaluation.inference_options import ComputeOptions, InferenceOptions
-from vitreous.evaluation.multilabel import THRESHOLD
+from vitreous.evaluation.multilabel import THRESHOLD as LIKELY
 from vitreous.serving.card import Card
 from vitreous.serving.class_maps import ClassMap, class_maps
 from vitreous.serving.exported import is_exported, open_exported
 from vitreous.serving.inputs import as_items, is_image
+from vitreous.serving.objects import THRESHOLD, DetectOptions, ImageObjects, image_objects
 from vitreous.serving.pipeline import Answer, chunk_of, flow
 from vitreous.serving.runtime import Runtime, TorchRuntime
 from vitreous.serving.sources import Item, read_item
@@ -175,11 +176,42 @@ class Predictor:
         )
         return answers[0] if is_image(images) else answers
 
+    @overload
+    def detect(self, images: ImageInput, *args: Any, **options: Any) -> ImageObjects:
+        """One image -> one answer."""
+        ...
+
+    @overload
+    def detect(self, images: Iterable[ImageInput], *args: Any, **options: Any) -> list[ImageObjects]:
+        """Several images -> a list."""
+        ...
+
+    def detect(
+        self,
+        images: ImageInput | Iterable[ImageInput],
+        threshold: float = THRESHOLD,
+        tiles: bool = False,
+        bad_images: str = "stop",
+        pictures: bool = False,
+    ) -> ImageObjects | list[ImageObjects]:
+        """The objects on an image whose score is at least `threshold`, the highest first: boxes, names, scores and, of
+        instances, masks, at the image's own size. One answer for one image, and a list for several.
+
+        The image is scaled to fit into the model's size; with `tiles` a larger one is answered at its own resolution by
+        tiles that overlap. `pictures`: keep them, for `over_image`. Raises UsageError for a model that finds no
+        objects, and DataError for a file that cannot be read; with `bad_images="skip"` its answer has an `error`.
+        """
+        items, options = as_items(images, self.card.preprocess), DetectOptions(threshold, tiles)
+        answers = list(image_objects(self.card, self.runtime, items, options, bad_images, pictures))
+        return answers[0] if is_image(images) else answers
+
     def predictions(
         self, items: Iterable[Item], asked: AnswerOptions, bad_images: str = "skip"
     ) -> Iterator[list[Prediction]]:
         """Items -> answers in order, at most a few hundred in memory. Raises UsageError for a model without a head."""
         if not self.card.classes:
+            if self.card.object_classes:
+                raise UsageError(f"{self.card.name} finds objects on images, and names no image", "use detect")
             if self.card.pixel_classes:
                 raise UsageError(f"{self.card.name} gives a class to every pixel, not to an image", "use segment")
             message = f"{self.card.name} has no head: it gives features, not classes"
@@ -227,7 +259,7 @@ class Predictor:
             message = "--abstain is for models that name one class an image"
             raise UsageError(message, "use --threshold where there may be several")
         if threshold is None:
-            threshold = THRESHOLD if multilabel and top is None else -1.0
+            threshold = LIKELY if multilabel and top is None else -1.0
         return AnswerOptions(top or (len(self.card.classes) if multilabel else 5), threshold, abstain or 0.0)
 
     def probabilities(self, pixels: np.ndarray) -> np.ndarray:

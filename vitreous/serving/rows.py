@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from vitreous.disk import is_utf8
 from vitreous.errors import printable
-from vitreous.serving.class_maps import MapFiles
 from vitreous.serving.predict import Embedding, Prediction, stack_embeddings
 from vitreous.tables import marked
 
@@ -23,17 +22,40 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 HEAD = ["path", "rank", "class", "probability", "error", "unsure"]
+PART = 4096  # rows of a part of a file
+
+
+class Kind(Protocol):
+    """How the answers of a verb are written: `formats`, suffixes of files; `part`, rows that are in memory at a time
+    where a format writes many at once. For .csv it has `head` and `cells(row)` too, for .parquet `table(rows)`."""
+
+    formats: tuple[str, ...]
+    part: int
+
+    def plain(self, row: Any) -> dict[str, Any]:
+        """A row as JSON has it, with at least path and error."""
+        ...
 
 
 class Predictions:
     """Rows of `predict`."""
 
     formats: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
+    part = PART
+    head = HEAD
 
     def plain(self, row: Prediction) -> dict[str, Any]:
         """Path, classes with probabilities, error, unsure."""
         classes = [{"class": n, "probability": p} for n, p in zip(row.names, row.probabilities, strict=True)]
         return {"path": row.path, "classes": classes, "error": row.error, "unsure": row.unsure}
+
+    def cells(self, row: Prediction) -> list[list[str]]:
+        """CSV rows of one image: one per class, or one without. `marked` keeps spreadsheets from computing cells."""
+        where, unsure = marked(row.path), "unsure" * row.unsure
+        if not row.names:
+            return [[where, "", "", "", marked(row.error or ""), unsure]]
+        table = zip(row.names, row.probabilities, strict=True)
+        return [[where, str(rank), marked(name), f"{p:.6f}", "", unsure] for rank, (name, p) in enumerate(table, 1)]
 
     def table(self, rows: Sequence[Prediction]) -> pa.Table:
         """The same columns, `classes` a list of structs."""
@@ -49,6 +71,7 @@ class Embeddings:
     """Rows of `embed`."""
 
     formats: tuple[str, ...] = (".npz", ".parquet", ".jsonl")
+    part = PART
 
     def plain(self, row: Embedding) -> dict[str, Any]:
         """Path, embedding (null where there is none), error."""
@@ -64,10 +87,7 @@ class Embeddings:
         return pa.table({**paths(rows), "embedding": values, "error": errors(rows)})
 
 
-Kind: TypeAlias = Predictions | Embeddings | MapFiles  # how the answers of a verb are written
-
-
-def paths(rows: Sequence[Prediction | Embedding]) -> dict[str, pa.Array]:
+def paths(rows: Sequence[Any]) -> dict[str, pa.Array]:
     """The columns `path` and `path_bytes`."""
     import pyarrow as pa
 
@@ -76,7 +96,7 @@ def paths(rows: Sequence[Prediction | Embedding]) -> dict[str, pa.Array]:
     return {"path": pa.array(names, pa.string()), "path_bytes": pa.array(contents, pa.binary())}
 
 
-def errors(rows: Sequence[Prediction | Embedding]) -> pa.Array:
+def errors(rows: Sequence[Any]) -> pa.Array:
     """The column `error`."""
     import pyarrow as pa
 
@@ -87,15 +107,6 @@ def line(document: dict[str, Any]) -> bytes:
     """One line of JSON, in ASCII where a path is not UTF-8."""
     text = json.dumps(document, ensure_ascii=False)
     return (text if is_utf8(text) else json.dumps(document)).encode() + b"\n"
-
-
-def cells(row: Prediction) -> list[list[str]]:
-    """CSV rows of one image: one per class, or one without. `marked` keeps spreadsheets from computing cells."""
-    where, unsure = marked(row.path), "unsure" * row.unsure
-    if not row.names:
-        return [[where, "", "", "", marked(row.error or ""), unsure]]
-    table = zip(row.names, row.probabilities, strict=True)
-    return [[where, str(rank), marked(name), f"{p:.6f}", "", unsure] for rank, (name, p) in enumerate(table, 1)]
 
 
 def arrays(rows: Sequence[Embedding]) -> dict[str, np.ndarray]:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from vitreous.evaluation.packing import Outputs, unpack
+
 if TYPE_CHECKING:
     from vitreous.evaluation.engine import Engine, InferenceOptions, Pictures
     from vitreous.weights.bundle import Bundle
@@ -40,6 +42,10 @@ class Runtime(Protocol):
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
         """(B, C, *image) pixels -> (B, D) float32, what the head reads. Raises UsageError where there are none."""
+        ...
+
+    def objects(self, pixels: np.ndarray) -> Outputs:
+        """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `packing` describes them."""
         ...
 
 
@@ -84,6 +90,10 @@ class TorchRuntime:
     def features(self, pixels: np.ndarray) -> np.ndarray:
         """(B, C, *image) pixels -> (B, D) float32, what the head reads."""
         return compute(self.before_head, pixels, self.part)
+
+    def objects(self, pixels: np.ndarray) -> Outputs:
+        """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `packing` describes them."""
+        return unpack(self.logits(pixels))
 
 
 def compute(engine: Engine, pixels: np.ndarray, size: int) -> np.ndarray:

@@ -3,7 +3,7 @@ there.
 
     x.jsonl   a line an image           grows in place; a line that was not finished is cut off
     x.csv     a row an image and class  the same, and the last image is done again, since rows of it may be lacking
-    x.parquet x.npz                     parts of 4096 rows in x.parquet.parts/, joined at the end
+    x.parquet x.npz x.json              parts of some rows in x.parquet.parts/, joined at the end
 
 Beside the file lies `x.jsonl.job.json`: which model with which options made it, and whether it is finished. Another
 model or other options never continue it, and neither do other images: those that were written are compared by name with
@@ -16,24 +16,19 @@ import csv
 import json
 import os
 import shutil
-import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from vitreous.data.stores.rows import require_pyarrow
-from vitreous.disk import atomic_path, write_error, write_text
+from vitreous.disk import write_error, write_text
 from vitreous.errors import UsageError, printable
-from vitreous.serving.class_maps import MapFiles
-from vitreous.serving.rows import HEAD, Kind, arrays, cells, line
+from vitreous.serving.parts import CocoParts, NpzParts, ParquetParts, Parts
+from vitreous.serving.rows import Kind, line
 from vitreous.tables import as_csv
 
 ANEW = "remove it to begin anew, or name another file with --out"
-PART = 4096  # rows of a part
 
 
 class AnswerFile:
@@ -137,7 +132,7 @@ def remove_answers(path: str) -> None:
 class AppendedFile(ABC):
     """A file of answers that grows in place: only whole rows are in it, but for a full disk."""
 
-    def __init__(self, path: str, kind: Kind) -> None:
+    def __init__(self, path: str, kind: Any) -> None:
         self.kind = kind
         self.file = open(path, "r+b" if os.path.lexists(path) else "w+b")  # noqa: SIM115
 
@@ -204,20 +199,20 @@ class Csv(AppendedFile):
                 yield text.decode("utf-8", "surrogateescape")
 
         self.file.seek(0)
-        rows = csv.reader(whole_lines(), strict=True)
+        rows, head = csv.reader(whole_lines(), strict=True), list(self.kind.head)
         with suppress(csv.Error):
-            if next(rows, None) == HEAD:
+            if next(rows, None) == head:
                 start = size = position
                 for row in rows:
-                    if len(row) == len(HEAD) and row[1] in ("", "1"):  # the first row of an image
+                    if len(row) == len(head) and row[1] in ("", "1"):  # the first row of an image
                         if image is not None:
                             yield image
                             size = start
-                        image = row[0].removeprefix("'"), bool(row[4])
+                        image = row[0].removeprefix("'"), bool(row[head.index("error")])
                     start = position
         self.cut(size)
         if not size:
-            self.write([HEAD])
+            self.write([head])
 
     def write(self, rows: Sequence[Sequence[str]]) -> None:
         """Write rows, and pass them to the system."""
@@ -226,136 +221,7 @@ class Csv(AppendedFile):
 
     def add(self, rows: Sequence[Any]) -> None:
         """Write the rows of each."""
-        self.write([row for answer in rows for row in cells(answer)])
-
-
-class Parts(ABC):
-    """Answers in files of `PART` rows each, in a folder beside the file that they are joined into."""
-
-    suffix = ""
-
-    def __init__(self, path: str, kind: Kind) -> None:
-        self.path, self.kind, self.home = path, kind, Path(f"{path}.parts")
-        self.home.mkdir(parents=True, exist_ok=True)
-        self.waiting: list[Any] = []
-
-    def parts(self) -> list[Path]:
-        """The parts that there are, in order."""
-        return sorted(self.home.glob(f"[0-9]*{self.suffix}"))
-
-    def written(self) -> Iterator[tuple[str, bool]]:
-        """The images of every part."""
-        for part in self.parts():
-            yield from self.read(part)
-
-    def add(self, rows: Sequence[Any]) -> None:
-        """Keep rows until they are a part."""
-        self.waiting += rows
-        while len(self.waiting) >= PART:
-            self.write_part(self.waiting[:PART])
-            del self.waiting[:PART]
-
-    def write_part(self, rows: Sequence[Any]) -> None:
-        """Write a part, so that it is there whole or not at all."""
-        with atomic_path(self.home / f"{len(self.parts()):06}{self.suffix}") as temporary:
-            self.write(temporary, rows)
-
-    def finish(self) -> None:
-        """Join the parts."""
-        self.close()
-        with atomic_path(self.path) as temporary:
-            self.join(temporary, self.parts())
-        shutil.rmtree(self.home)
-
-    def close(self) -> None:
-        """Write the rows that wait: a smaller part is as good. There is at least one part, perhaps of no rows."""
-        if self.home.exists() and (self.waiting or not self.parts()):
-            self.write_part(self.waiting)
-            self.waiting = []
-
-    @abstractmethod
-    def read(self, part: Path) -> Iterator[tuple[str, bool]]:
-        """The names in a part, and whether each could not be read."""
-
-    @abstractmethod
-    def write(self, path: Path, rows: Sequence[Any]) -> None:
-        """Write rows as a file."""
-
-    @abstractmethod
-    def join(self, path: Path, parts: list[Path]) -> None:
-        """Write all parts as one file."""
-
-
-class ParquetParts(Parts):
-    """Parquet: a row group a part."""
-
-    suffix = ".parquet"
-
-    def __init__(self, path: str, kind: Kind) -> None:
-        require_pyarrow()
-        super().__init__(path, kind)
-
-    def read(self, part: Path) -> Iterator[tuple[str, bool]]:
-        """The names in a part, and whether each could not be read."""
-        import pyarrow.parquet as pq
-
-        for row in pq.read_table(part, columns=["path", "path_bytes", "error"]).to_pylist():
-            name = row["path"] if row["path_bytes"] is None else os.fsdecode(row["path_bytes"])
-            yield name, row["error"] is not None
-
-    def write(self, path: Path, rows: Sequence[Any]) -> None:
-        """Write rows as one row group."""
-        import pyarrow.parquet as pq
-
-        assert not isinstance(self.kind, MapFiles), "its only format is .jsonl"
-        pq.write_table(self.kind.table(rows), path)
-
-    def join(self, path: Path, parts: list[Path]) -> None:
-        """Write all parts as one file, a part at a time."""
-        import pyarrow.parquet as pq
-
-        with pq.ParquetWriter(path, pq.read_schema(parts[0])) as writer:
-            for part in parts:
-                writer.write_table(pq.read_table(part))
-
-
-class NpzParts(Parts):
-    """npz: arrays `embeddings`, `paths` and `errors`, without pickles."""
-
-    suffix = ".npz"
-
-    def read(self, part: Path) -> Iterator[tuple[str, bool]]:
-        """The names in a part, and whether each could not be read."""
-        names, failed = load_array(part, "paths"), load_array(part, "errors") != ""
-        yield from zip(names.tolist(), failed.tolist(), strict=True)
-
-    def write(self, path: Path, rows: Sequence[Any]) -> None:
-        """Write the arrays of rows."""
-        with open(path, "wb") as file:
-            np.savez(file, **arrays(rows))  # type: ignore[arg-type]
-
-    def join(self, path: Path, parts: list[Path]) -> None:
-        """Write all parts as one file, an array and a part at a time."""
-        with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
-            for name in ("embeddings", "paths", "errors"):
-                kinds = [(array.shape, array.dtype) for array in (load_array(part, name) for part in parts)]
-                rest = tuple(max(sizes) for sizes in zip(*(shape[1:] for shape, _ in kinds), strict=True))
-                shape = (sum(shape[0] for shape, _ in kinds), *rest)
-                dtype = np.result_type(*(dtype for _, dtype in kinds))
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-                    np.lib.format.write_array_header_1_0(file, described)  # type: ignore[arg-type]
-                    for part in parts:
-                        array = load_array(part, name)
-                        if array.shape[1:] != rest:  # a part of which no image could be read
-                            array = np.full((len(array), *rest), np.nan, dtype)
-                        file.write(array.astype(dtype, copy=False).tobytes())
-
-
-def load_array(part: Path, name: str) -> np.ndarray:
-    """An array of a part, (n, ...)."""
-    with np.load(part, allow_pickle=False) as archive:
-        return archive[name]
+        self.write([row for answer in rows for row in self.kind.cells(answer)])
 
 
 SINKS: dict[str, type[AppendedFile | Parts]] = {
@@ -363,4 +229,5 @@ SINKS: dict[str, type[AppendedFile | Parts]] = {
     ".csv": Csv,
     ".parquet": ParquetParts,
     ".npz": NpzParts,
+    ".json": CocoParts,
 }

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from vitreous.data.annotations.shapes import Shape, decode_runs, mask_of_polygon, mask_of_runs, runs_of_mask, target_of
+from vitreous.data.annotations.shapes import (
+    Shape,
+    decode_runs,
+    encode_runs,
+    mask_of_polygon,
+    mask_of_runs,
+    runs_of_mask,
+    target_of,
+)
 from vitreous.errors import DataError
 
 coco_mask = pytest.importorskip("pycocotools.mask")
@@ -18,7 +26,7 @@ def test_run_lengths_are_those_of_pycocotools_both_ways(seed):
     mask = drawn(seed, (23 + seed, 41))
     compressed = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
     runs = decode_runs(compressed["counts"].decode())
-    assert runs == runs_of_mask(mask)
+    assert runs == runs_of_mask(mask) and encode_runs(runs) == compressed["counts"].decode()
     assert np.array_equal(mask_of_runs(runs, mask.shape), mask)
     again = coco_mask.frPyObjects({"counts": runs, "size": list(mask.shape)}, *mask.shape)
     assert np.array_equal(coco_mask.decode(again), mask)

@@ -141,3 +141,17 @@ def decode_runs(text: str) -> list[int]:
     if shift:
         raise ValueError("compressed run lengths end in the middle of a number")
     return runs
+
+
+def encode_runs(runs: Sequence[int]) -> str:
+    """Run lengths as COCO compresses them, which `decode_runs` reads again."""
+    letters = []
+    for number, run in enumerate(runs):
+        value = run - runs[number - 2] if number > 2 else run
+        more = True
+        while more:
+            bits = value & 31
+            value >>= 5
+            more = value != (-1 if bits & 16 else 0)
+            letters.append(chr(48 + bits + 32 * more))
+    return "".join(letters)

@@ -21,6 +21,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.evaluation.libraries import needed, unobserved
 from vitreous.evaluation.openvino import quantize
+from vitreous.evaluation.packing import Outputs
 from vitreous.models.zoo import Model
 from vitreous.serving.card import Card
 from vitreous.serving.export.graph import INPUT, output_names, trace
@@ -192,6 +193,10 @@ class ProgramRuntime:
     def features(self, pixels: np.ndarray) -> np.ndarray:
         """(B, C, *image) pixels -> (B, D) float32, what the head reads."""
         return self.answers(pixels)[-1].numpy()
+
+    def objects(self, pixels: np.ndarray) -> Outputs:
+        """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `packing` describes them."""
+        return tuple(output.numpy() for output in self.answers(pixels))
 
     @torch.inference_mode()
     def answers(self, pixels: np.ndarray) -> tuple[Tensor, ...]:

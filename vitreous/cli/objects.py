@@ -1,0 +1,152 @@
+"""vitreous predict, of detectors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitreous.cli.console import Console
+from vitreous.cli.inference import Meter, file_settings, print_unreadable, write_answers
+
+if TYPE_CHECKING:
+    from vitreous.cli.predict import Options
+    from vitreous.serving.objects import DetectOptions, ImageObjects
+    from vitreous.serving.predict import Predictor
+    from vitreous.serving.sources import Item, Source
+
+Form = Literal["table", "coco", "yolo", "masks"]
+TABLES = (".jsonl", ".csv", ".parquet")
+NAMED = 8  # objects of an image that the table on the terminal names
+
+
+def predict_objects(options: Options, predictor: Predictor, source: Source, console: Console) -> dict[str, Any]:
+    """Find the objects on images; print a table or write files. Raises UsageError for options that clash."""
+    from vitreous.errors import UsageError
+    from vitreous.serving.class_maps import common_root
+    from vitreous.serving.object_files import CocoResults, ObjectFolder, ObjectRows, Placed, check_target
+    from vitreous.serving.objects import THRESHOLD, DetectOptions
+
+    form, card = choose_form(options, predictor), predictor.card
+    if options.threshold is None:  # whoever judges results wants all of them
+        asked = DetectOptions(0.0 if form == "coco" else THRESHOLD, options.tiles)
+    else:
+        asked = DetectOptions(options.threshold, options.tiles)
+    for folder in filter(None, (options.overlay, options.out if form in ("yolo", "masks") else None)):
+        check_folder(folder, options.resume)
+    if options.overlay and options.overlay == options.out:
+        raise UsageError("--overlay and --out are one folder", "name two: their files have the same names")
+    root = common_root([*options.images, *(f"@{name}" for name in options.list)])
+    placed = Placed(source, root, ".txt" if form == "yolo" else ".png")
+    if options.out is None:
+        return print_objects(
+            options, predictor, placed.source, console, Finding(predictor, asked, options, placed.places)
+        )
+    made_by = {"verb": "predict", "model": card.name, "version": card.version}
+    made_by |= file_settings(options, predictor, threshold=asked.threshold, tiles=asked.tiles, overlay=options.overlay)
+    made_by |= {"to": form, "coco_ids": options.coco_ids}
+    if form in ("yolo", "masks"):
+        folder = ObjectFolder(options.out, form, card.object_classes, placed.places)
+        finding = Finding(predictor, asked, options, placed.places, folder)
+        document = write_answers(options, folder.index, folder, made_by, finding.chunks, placed.source, console)
+        return document | {"out": options.out}
+    if form == "coco":
+        check_target(options.out, options.resume)
+    kind = CocoResults(card.object_classes, root, options.coco_ids) if form == "coco" else ObjectRows()
+    finding = Finding(predictor, asked, options, placed.places)
+    return write_answers(options, options.out, kind, made_by, finding.chunks, placed.source, console)
+
+
+def choose_form(options: Options, predictor: Predictor) -> Form:
+    """How answers are written: as --to says, or as the name of --out does. Raises UsageError where both disagree."""
+    from vitreous.errors import UsageError, printable
+
+    suffix = os.path.splitext(options.out)[1].lower() if options.out else ""
+    masks = bool(getattr(predictor.card.task, "masks", False))
+    if not options.out:
+        if options.to is not None:
+            raise UsageError(f"--to {options.to} writes files", "name where: --out FILE or FOLDER")
+        return "table"
+    form: Form = options.to or ("coco" if suffix == ".json" else "table" if suffix else "masks")
+    if form == "masks" and not masks:
+        message = f"{options.run} has learned boxes alone, and {printable(options.out)} is a folder of masks"
+        raise UsageError(message, "use --to yolo, or end --out in .json, .jsonl, .csv or .parquet")
+    wanted = {"coco": (".json",), "table": TABLES}.get(form, ("",))
+    if suffix not in wanted:
+        ends = f"a file that ends in {' or '.join(wanted)}" if wanted[0] else "a folder"
+        raise UsageError(f"--to {form} writes {ends}, and --out is {printable(options.out)}", "name another place")
+    if options.coco_ids is not None and form != "coco":
+        raise UsageError("--coco-ids is for COCO's results", "write them: --out results.json")
+    return form
+
+
+def check_folder(folder: str, resume: bool) -> None:
+    """Raise UsageError for a folder that has files in it, unless they are continued, and for a file in its place."""
+    from vitreous.errors import UsageError, printable
+
+    if os.path.isfile(folder):
+        raise UsageError(f"{printable(folder)} is no folder", "name a folder: a file is written for each image")
+    if not resume and os.path.isdir(folder) and os.listdir(folder):
+        message = f"{printable(folder)} has files in it, and none is overwritten"
+        raise UsageError(message, "name a new folder, or --resume it")
+
+
+class Finding:
+    """Answers for items, in order; files of their own are written as they come, and pictures and masks let go of."""
+
+    def __init__(
+        self, predictor: Predictor, asked: DetectOptions, options: Options, places: dict[str, Path], folder: Any = None
+    ) -> None:
+        self.predictor, self.asked, self.bad_images = predictor, asked, options.bad_images
+        self.overlays, self.places, self.folder = options.overlay, places, folder
+
+    def answers(self, items: Iterator[Item]) -> Iterator[ImageObjects]:
+        """The answers."""
+        from vitreous.serving.class_maps import save_png
+        from vitreous.serving.objects import image_objects
+
+        card, runtime, pictures = self.predictor.card, self.predictor.runtime, self.overlays is not None
+        for answer in image_objects(card, runtime, items, self.asked, self.bad_images, pictures):
+            if self.folder is not None:
+                answer = self.folder.write(answer)
+            if self.overlays is not None and answer.error is None:
+                place = Path(self.overlays) / self.places[answer.path].with_suffix(".png")
+                save_png(answer.over_image(), place)
+                answer = replace(answer, image=None, overlay=os.fspath(place))
+            yield answer
+
+    def chunks(self, items: Iterator[Item]) -> Iterator[Sequence[ImageObjects]]:
+        """The answers as `write_answers` takes them."""
+        for answer in self.answers(items):
+            yield [answer]
+
+
+def print_objects(
+    options: Options, predictor: Predictor, source: Source, console: Console, finding: Finding
+) -> dict[str, Any]:
+    """Print the objects of each image, write the file of --csv, and return the document."""
+    from vitreous.disk import write_output
+    from vitreous.errors import printable
+    from vitreous.serving.object_files import ObjectRows
+    from vitreous.tables import as_csv
+
+    meter, kind, rows, cells, document = Meter("predict", source.count, console), ObjectRows(), [], [], []
+    for answer in finding.answers(iter(source)):
+        meter.count([answer])
+        rows.append([printable(answer.path), f"cannot be read: {answer.error}" if answer.error else summary(answer)])
+        cells += kind.cells(answer) if options.csv else []
+        document.append(kind.plain(answer))
+    if options.csv:
+        write_output(options.csv, as_csv([kind.head, *cells]))
+    console.table(["image", f"objects of a score from {finding.asked.threshold:g} on"], rows)
+    print_unreadable(console, meter.bad, meter.unreadable, meter.done)
+    return {"model": options.run, "precision": predictor.runtime.precision, "predictions": document}
+
+
+def summary(answer: ImageObjects) -> str:
+    """The best objects of an image with their scores, and how many more there are."""
+    named = zip(answer.names[:NAMED], answer.scores[:NAMED], strict=True)
+    more = f"  and {len(answer) - NAMED} more" if len(answer) > NAMED else ""
+    return "  ".join(f"{name} {score:.0%}" for name, score in named) + more or "none"

@@ -1,0 +1,102 @@
+"""Objects laid over images: boxes with class and score, masks that let the image through; maps of instances.
+
+n objects on an image of H and W pixels. Boxes are left, top, right, bottom in pixels.
+"""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from vitreous.data.annotations.drawing import GOLDEN
+from vitreous.data.annotations.shapes import mask_of_runs
+
+STRENGTH = 0.45  # of the colour of a mask over the image
+SMALL = 64  # pixels of the shorter side of an image, below which words would hide what is under them
+LIGHT = 0.3  # relative luminance of a colour from which black letters are read more easily than white ones
+
+Colour = tuple[int, int, int]
+
+
+def lay_objects(
+    image: Image.Image,
+    boxes: np.ndarray,
+    colours: Sequence[Colour],
+    texts: Sequence[str],
+    masks: Sequence[Sequence[int]] | None = None,
+) -> Image.Image:
+    """Draw objects over an image, the first on top: `boxes` (n, 4), a colour and a text each, and the run lengths of
+    each mask as `mask_of_runs` takes them. Returns an RGB image; one smaller than `SMALL` has no texts on it."""
+    pixels = np.array(image.convert("RGB"))
+    for number in reversed(range(len(masks or ()))):
+        assert masks is not None
+        left, top, right, bottom = whole_pixels(boxes[number], pixels.shape[:2])
+        inside = mask_of_runs(masks[number], pixels.shape[:2])[top:bottom, left:right]
+        part = pixels[top:bottom, left:right]
+        mixed = part[inside] * (1 - STRENGTH) + np.array(colours[number]) * STRENGTH
+        part[inside] = np.rint(mixed).astype(np.uint8)
+    picture = Image.fromarray(pixels)
+    pen, side = ImageDraw.Draw(picture), min(picture.size)
+    thick = max(1, round(side / 250))
+    for number in reversed(range(len(boxes))):
+        edges = outline(boxes[number])
+        if side >= SMALL:
+            pen.rectangle(edges, outline=(0, 0, 0), width=thick + 2)  # seen on what has the same colour, too
+        pen.rectangle(edges, outline=colours[number], width=thick)
+    if side >= SMALL:
+        font = ImageFont.load_default(float(np.clip(side / 28, 10, 36)))
+        for number in reversed(range(len(boxes))):
+            write_label(pen, picture.size, outline(boxes[number]), texts[number], colours[number], font)
+    return picture
+
+
+def whole_pixels(box: np.ndarray, size: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """The pixels of an image (H, W) that a mask in a box (4,) can have: a pixel more on every side."""
+    low, high = np.floor(box[:2]).astype(int) - 1, np.ceil(box[2:]).astype(int) + 1
+    return max(0, low[0]), max(0, low[1]), min(size[1], high[0]), min(size[0], high[1])
+
+
+def outline(box: np.ndarray) -> tuple[int, int, int, int]:
+    """The first and the last pixels, across and down, that a box (4,) covers most of."""
+    left, top, right, bottom = (round(float(edge)) for edge in box)
+    return left, top, max(left, right - 1), max(top, bottom - 1)
+
+
+def write_label(
+    pen: ImageDraw.ImageDraw,
+    size: tuple[int, int],
+    box: tuple[int, int, int, int],
+    text: str,
+    colour: Colour,
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
+) -> None:
+    """Write a text on a ground of the colour: above the box, or inside where there is no room; within `size` (W, H)."""
+    left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
+    width, height = int(right - left) + 6, int(bottom - top) + 6
+    x = max(0, min(box[0], size[0] - width))
+    y = box[1] - height if box[1] >= height else min(box[1], max(0, size[1] - height))
+    pen.rectangle((x, y, x + width - 1, y + height - 1), fill=colour)
+    pen.text((x + 3 - left, y + 3 - top), text, font=font, fill=(0, 0, 0) if is_light(colour) else (255, 255, 255))
+
+
+def is_light(colour: Colour) -> bool:
+    """Whether black letters are read more easily than white ones on a colour, by its relative luminance (WCAG 2)."""
+    linear = [(part / 255 / 12.92) if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in colour]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > LIGHT
+
+
+def instance_map(masks: Sequence[Sequence[int]], size: tuple[int, int]) -> Image.Image:
+    """Run lengths of masks on an image (H, W) -> a picture whose pixels are 1 + the number of the object, 0 for none;
+    where masks overlap, the first is on top. It has 8 bits and a palette, of more than 255 objects 16 bits."""
+    numbers = np.zeros(size, np.uint16)
+    for number in reversed(range(len(masks))):
+        numbers[mask_of_runs(masks[number], size)] = number + 1
+    if len(masks) > 255:
+        return Image.fromarray(numbers)
+    picture = Image.fromarray(numbers.astype(np.uint8))
+    hues = [colorsys.hsv_to_rgb((0.55 + GOLDEN * number) % 1, 0.75, 0.95) for number in range(255)]
+    picture.putpalette([0, 0, 0, *(round(255 * part) for hue in hues for part in hue)])
+    return picture
