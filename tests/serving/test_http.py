@@ -132,6 +132,7 @@ def test_the_model_is_described(site, predictor):
     assert told["can"] == {
         "predict": True,
         "segment": False,
+        "detect": False,
         "embed": True,
         "attention": True,
         "positions": True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from vitreous.data.annotations.drawing import class_colours
 from vitreous.errors import UsageError, VitreousError, WeightsError
+from vitreous.evaluation.packing import pack_arrays
 from vitreous.serving.http.batcher import SIZE
 from vitreous.serving.http.decoders import settings_of
 from vitreous.serving.http.limits import Limits
@@ -55,13 +57,15 @@ class Served:
         """Which requests it can answer."""
         from vitreous.serving import attention_api
 
-        bundle, dense = self.predictor.bundle, bool(self.predictor.card.pixel_classes)
+        bundle, card = self.predictor.bundle, self.predictor.card
+        dense = bool(card.pixel_classes or card.object_classes)
         parts = dict.fromkeys(("attention", "positions", "filters"), False) | (
             attention_api.abilities(bundle) if bundle and not dense else {}
         )
         return {
-            "predict": bool(self.predictor.card.classes),
-            "segment": dense,
+            "predict": bool(card.classes),
+            "segment": bool(card.pixel_classes),
+            "detect": bool(card.object_classes),
             "embed": self.embeds,
             **parts,
             "neighbours": self.index is not None,
@@ -82,8 +86,8 @@ class Served:
             "name": card.name,
             "version": card.version,
             "parameters": sum(p.numel() for p in bundle.model.parameters()) if bundle is not None else None,
-            "classes": list(card.classes or card.pixel_classes),
-            "colours": class_colours(card.pixel_classes).tolist(),
+            "classes": list(card.classes or card.pixel_classes or card.object_classes),
+            "colours": class_colours(card.pixel_classes or card.object_classes).tolist(),
             "image": list(card.preprocess.image),
             "channels": card.preprocess.channels,
             "patch": pair(patch),
@@ -126,6 +130,8 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
     shape: tuple[int, ...] = (1, len(card.classes))
     if card.pixel_classes:
         answer, shape = predictor.runtime.logits, (1, len(card.pixel_classes), *card.preprocess.image)
+    if card.object_classes:
+        answer = packed_objects(predictor)
     try:
         golden, again = answer(one), answer(one)
     except VitreousError:
@@ -134,7 +140,7 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         message = f"{card.name} cannot answer: {str(error).splitlines()[0][:200]}"
         raise WeightsError(message, "see whether `vitreous predict` can") from error
     finite = bool(np.isfinite(golden).all())
-    fits = golden.shape == shape if card.classes or card.pixel_classes else golden.ndim == 2
+    fits = golden.shape == shape if card.classes or card.pixel_classes else golden.ndim == 2 + bool(card.object_classes)
     if not fits or not finite or not np.array_equal(golden, again):
         symptom = "another answer the second time" if finite else "numbers that are not finite"
         message = f"{card.name} {card.version} gives {symptom}, shape {golden.shape}"
@@ -150,6 +156,11 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
     served = Served(predictor, plain, sized, tiles, rate, size, has_features(predictor), *index_of(predictor, run))
     served.describe()  # here, in no hurry: it imports what looks inside
     return served
+
+
+def packed_objects(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:
+    """A detector's answers as one array for each batch."""
+    return lambda pixels: pack_arrays(predictor.runtime.objects(pixels))
 
 
 def index_of(predictor: Predictor, run: str | os.PathLike[str] | None) -> tuple[Index | None, str]:

@@ -23,12 +23,16 @@ REFUSED = {
 #: parameters of the query string: schema and description
 PARAMETERS: dict[str, tuple[dict[str, Any], str]] = {
     "top": ({"type": "integer", "minimum": 1}, "classes to name at most"),
-    "threshold": ({"type": "number", "minimum": 0, "maximum": 1}, "name classes of a probability above it alone"),
+    "threshold": (
+        {"type": "number", "minimum": 0, "maximum": 1},
+        "name classes of a probability above it, or objects of a score from it on, alone",
+    ),
+    "tiles": ({"enum": ["false", "true"]}, "answer a picture larger than the model's at its own resolution"),
     "kind": ({"enum": ["raw", "rollout"]}, "what heads look at in a block, or what blocks up to it mix together"),
     "layer": ({"type": "string"}, "a block, from 0, or all"),
     "head": ({"type": "string"}, "a head, from 0, or mean, max, min or all; a rollout: how heads become one"),
     "query": ({"type": "string"}, "answer, or ROW,COLUMN of a patch, both from 0"),
-    "format": ({"enum": ["json", "png"]}, "numbers, or a picture: with the map over it, or of classes in colours"),
+    "format": ({"enum": ["json", "png"]}, "numbers, or a picture: with the answer over it, or of classes in colours"),
     "count": ({"type": "integer", "minimum": 1, "maximum": 50}, "how many"),
 }
 
@@ -37,6 +41,7 @@ POSTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "/v1/predict": ("Classes and probabilities of pictures", "Predictions", ("top", "threshold")),
     "/v1/embed": ("What the head reads of pictures", "Embeddings", ()),
     "/v1/segment": ("The class of each pixel of one picture", "Segments", ("format",)),
+    "/v1/detect": ("The objects on one picture", "Objects", ("threshold", "tiles", "format")),
     "/v1/attention": (
         "What the model looks at in one picture", "Attention", ("kind", "layer", "head", "query", "format")
     ),
@@ -56,6 +61,7 @@ COMMON = {"request_id": "string", "model": {"name": "string", "version": "string
 IMAGE_ERROR = ({"code": "string", "message": "string"}, None)
 MAP = {"type": "array", "description": "[h][w], with an axis before it for all layers and one after that for all heads"}
 CLASSES = [{"class": "string", "probability": "number"}]
+OBJECT = {"label": "string"} | dict.fromkeys(("score", "left", "top", "right", "bottom"), "number")
 #: documents, as `expand_schema` takes them
 SCHEMAS: dict[str, dict[str, Any]] = {
     "Error": {"error": {"code": "string", "message": "string", "hint": "string", "request_id": "string"}},
@@ -66,6 +72,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     | {"width": "integer"}
     | {"embeddings": [{"name": ("string", None), "embedding": ["number"], "error": IMAGE_ERROR}]},
     "Segments": COMMON | {"size": ["integer"], "shares": [{"class": "string", "share": "number"}], "map": "string"},
+    "Objects": COMMON | {"size": ["integer"], "objects": [{**OBJECT, "segmentation": ("RunLengths", None)}]},
+    "RunLengths": {"size": ["integer"], "counts": ["integer"]},
     "Attention": COMMON
     | {"kind": "string", "grid": ["integer"], "weights": MAP, "prefix_weights": {"type": "array"}, "box": ["number"]},
     "Neighbours": COMMON
@@ -124,7 +132,7 @@ def describe_post(summary: str, kind: str, names: tuple[str, ...]) -> dict[str, 
     types = {"application/octet-stream": PICTURE} | {f"image/{name}": PICTURE for name in PICTURE_TYPES}
     types["multipart/form-data"] = expand_schema({"image": images})
     answers = responses(kind)
-    if kind in ("Attention", "Segments"):
+    if kind in ("Attention", "Segments", "Objects"):
         answers["200"]["content"]["image/png"] = {"schema": PICTURE}
     return {
         "summary": summary,

@@ -7,25 +7,32 @@ from base64 import b64encode
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
-from urllib.parse import parse_qsl
 
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from vitreous.data.annotations.drawing import class_colours, picture_of_map, png_of
-from vitreous.evaluation.tiles import class_map, starts
-from vitreous.serving.class_maps import shares_of
+from vitreous.serving.http.dense import detect, segment
 from vitreous.serving.http.model import Served
-from vitreous.serving.http.openapi import POSTS, openapi_document
-from vitreous.serving.http.refusal import Refusal, shorten
+from vitreous.serving.http.openapi import openapi_document
+from vitreous.serving.http.refusal import Refusal
+from vitreous.serving.http.requests import (
+    WEIGHT,
+    address_of,
+    context,
+    model_name,
+    on_one,
+    only_one,
+    parse_int,
+    parse_share,
+    parse_word,
+    read_parameters,
+)
 from vitreous.serving.http.responses import json_response
 from vitreous.serving.http.service import RequestInfo, Service
 from vitreous.serving.http.uploads import Upload, read_uploads
 
-WEIGHT = 4  # pictures that looking at attention, or a picture in tiles, costs as much as, about
-TILES = 256  # of a picture, at most
 MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -48,31 +55,6 @@ def page_routes() -> list[Route]:
             response = Response(file.read_bytes(), 200, {"cache-control": "no-cache"}, MEDIA_TYPES[kind])
             routes.append(Route(path, response, methods=["GET"], name=name))
     return routes
-
-
-def context(request: Request) -> tuple[Service, RequestInfo]:
-    """The service, and what it knows of this request."""
-    return request.scope["service"], request.scope["info"]
-
-
-def read_parameters(request: Request) -> dict[str, str]:
-    """The query string as names and values. Raises Refusal, 422, for what is unreadable, unknown or given twice."""
-    text, path = request.scope["query_string"], request.scope["path"]
-    known = POSTS[path][2] if path in POSTS else ()
-    try:
-        pairs = parse_qsl(text.decode("ascii"), keep_blank_values=True, strict_parsing=bool(text), max_num_fields=20)
-    except (ValueError, UnicodeDecodeError):
-        message, hint = "the query string cannot be read", "write ?name=value&name=value"
-        raise Refusal(422, "bad_parameter", message, hint) from None
-    parameters: dict[str, str] = {}
-    for name, value in pairs:
-        if name not in known:
-            hint = f"there are {', '.join(known)}" if known else "there are none here"
-            raise Refusal(422, "bad_parameter", f"unknown parameter {shorten(name)}", hint)
-        if name in parameters:
-            raise Refusal(422, "bad_parameter", f"{name} is given twice", "give it once")
-        parameters[name] = value
-    return parameters
 
 
 async def healthz(request: Request) -> Response:
@@ -114,20 +96,16 @@ async def model(request: Request) -> Response:
     return cache["model"]
 
 
-def model_name(served: Served) -> dict[str, str]:
-    """The model, in every answer."""
-    return {"name": served.predictor.card.name, "version": served.predictor.card.version}
-
-
 async def predict(request: Request) -> Response:
     """Names and probabilities. Raises Refusal, 404, for a model without classes."""
     service, parameters = context(request)[0], read_parameters(request)
     served, card = service.served, service.served.predictor.card
     if not card.classes:
-        problem, hint = "this model has no head: it gives features, not classes", "POST /v1/embed"
-        if card.pixel_classes:
-            problem, hint = "this model gives a class to every pixel, not to a picture", "POST /v1/segment"
-        raise Refusal(404, "not_available", problem, hint)
+        problem = "this model has no head: it gives features, not classes"
+        if card.pixel_classes or card.object_classes:
+            does = "gives a class to every pixel" if card.pixel_classes else "finds objects"
+            problem = f"this model {does}, and names no picture"
+        raise Refusal(404, "not_available", problem, address_of(card))
     top = parse_int("top", parameters["top"], 1, len(card.classes)) if "top" in parameters else None
     threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else None
     options = served.predictor.asked(top, threshold)
@@ -202,34 +180,6 @@ async def compute_image(service: Service, info: RequestInfo, served: Served, wor
     return await service.batcher.ask(work, pixels, info.deadline)
 
 
-async def segment(request: Request) -> Response:
-    """The class of each pixel of one image. Raises Refusal, 404, for a model of classes of images, 413 for an image of
-    too many tiles."""
-    (service, info), parameters = context(request), read_parameters(request)
-    served, card = service.served, service.served.predictor.card
-    if not card.pixel_classes:
-        raise Refusal(404, "not_available", "this model gives no class to pixels", "GET /v1/model tells what it can")
-    form = parameters.get("format", "json")
-    if form not in ("json", "png"):
-        raise Refusal(422, "bad_parameter", f"format={form[:40]} cannot be", "format is json or png")
-    upload, image = only_one(await read_uploads(request, service.limits)), card.preprocess.image
-    with service.room(info, min(WEIGHT, service.queue)):
-        pixels = await service.decoders.decode(upload.content, served.tiles)
-        count = len(starts(pixels.shape[1], image[0])) * len(starts(pixels.shape[2], image[1]))
-        if count > TILES:
-            size = f"{pixels.shape[2]} x {pixels.shape[1]} pixels are {count} tiles of {image[1]} x {image[0]}"
-            raise Refusal(413, "too_large", size, f"at most {TILES} are answered: scale it down, or use `predict`")
-        work = on_one(lambda pixels: class_map(served.predictor.runtime.logits, pixels, image))
-        classes = await service.batcher.ask(work, pixels, info.deadline, alone=True)
-    colours = class_colours(card.pixel_classes)
-    if form == "png":
-        return Response(png_of(picture_of_map(classes, colours)), media_type="image/png")
-    shares = [{"class": name, "share": share} for name, share in shares_of(classes, card.pixel_classes).items()]
-    numbers = b64encode(png_of(picture_of_map(classes, colours, palette=False))).decode()
-    answer = {"size": list(classes.shape), "shares": shares, "map": "data:image/png;base64," + numbers}
-    return json_response({"request_id": info.id, "model": model_name(served), **answer})
-
-
 async def attention(request: Request) -> Response:
     """Attention of one image. Raises Refusal, 422, for parameters that cannot be."""
     from vitreous.serving import attention_api
@@ -237,9 +187,7 @@ async def attention(request: Request) -> Response:
     service, info = context(request)
     served, bundle = service.served, require_bundle(service.served, "attention")
     parameters = read_parameters(request)
-    form = parameters.get("format", "json")
-    if form not in ("json", "png"):
-        raise Refusal(422, "bad_parameter", f"format={form[:40]} cannot be", "format is json or png")
+    form = parse_word("format", parameters, ("json", "png"))
     options = attention_api.AttentionRequest.parse(parameters, bundle.model)
     if form == "png" and "all" in (options.layer, options.head):
         raise Refusal(422, "bad_parameter", "a PNG of several maps", "ask for one layer and one head, or format=json")
@@ -312,40 +260,10 @@ def require_bundle(served: Served, name: str) -> Any:
     return served.predictor.bundle
 
 
-def on_one(work: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
-    """Work on one input as the batcher takes it."""
-    return lambda inputs: [work(inputs[0])]
-
-
-def only_one(uploads: list[Upload]) -> Upload:
-    """The one image of a request. Raises Refusal, 400."""
-    if len(uploads) != 1:
-        raise Refusal(400, "bad_request", f"{len(uploads)} pictures", "send exactly one")
-    return uploads[0]
-
-
-def parse_int(name: str, text: str, least: int, most: int) -> int:
-    """A whole number in a range. Raises Refusal, 422, naming the parameter, the value and what is allowed."""
-    if not (text.isascii() and text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
-        raise Refusal(422, "bad_parameter", f"{name}={text[:40]!r}", f"{name} is a whole number from {least} to {most}")
-    return int(text)
-
-
-def parse_share(name: str, text: str) -> float:
-    """A number from 0 to 1. Raises Refusal, 422."""
-    try:
-        value = float(text) if text.isascii() and len(text) < 40 else -1.0
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise Refusal(422, "bad_parameter", f"{name}={text[:40]!r}", f"{name} is a number from 0 to 1")
-    return value
-
-
 ROUTES = [
     *(
         Route(f"/v1/{handler.__name__}", handler, methods=["POST"])
-        for handler in (predict, embed, segment, attention, neighbours)
+        for handler in (predict, embed, segment, detect, attention, neighbours)
     ),
     *(Route(f"/v1/{handler.__name__}", handler, methods=["GET"]) for handler in (positions, filters, model)),
     *(Route(f"/{handler.__name__}", handler, methods=["GET"]) for handler in (healthz, readyz, metrics)),
