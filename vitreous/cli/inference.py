@@ -76,6 +76,31 @@ class ImageArguments(InferenceArguments):
     """Compute on a Ray cluster: its address, or `local` for one started here. Needs the extra `ray`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnswerArguments(ImageArguments):
+    """Which answers, and what they are written to."""
+
+    threshold: float | None = None
+    """Name classes of a probability above it alone (default: 0.5 where an image may have several, else none). Of a
+    detector: objects whose score is at least this (default: 0.5; 0 for COCO's results, which judges want whole)."""
+    out: str | None = None
+    """Write the answers to this .jsonl, .csv or .parquet file as they come, and print none: for any number of
+    images. Of a model that gives a class to every pixel: a folder for class maps, a PNG an image. Of a detector also
+    COCO's results, .json, or a folder for masks or for text files."""
+    to: Literal["table", "coco", "yolo", "masks"] | None = None
+    """Of a detector: what --out is written as (default: by its ending; a folder has a PNG of the instances of each
+    image)."""
+    coco_ids: str | None = None
+    """A COCO file whose ids of images and categories COCO's results take (default: both are counted from 1, as
+    NAME.images.json beside them says)."""
+    tiles: bool = False
+    """Of a detector: answer images larger than the model's at their own resolution, by tiles that overlap."""
+    overlay: str | None = None
+    """Of models that give classes to pixels, and of detectors: a folder for the images with the answers over them."""
+    csv: str | None = None
+    """Print the answers, and write them to this CSV file too: a row for each of the top classes, or each object."""
+
+
 def open_images_of(options: ImageArguments) -> Source:
     """The images that the options name. Raises UsageError for none."""
     from vitreous.errors import UsageError

@@ -12,7 +12,7 @@ from vitreous.cli.console import Console
 from vitreous.cli.inference import Meter, file_settings, print_unreadable, write_answers
 
 if TYPE_CHECKING:
-    from vitreous.cli.predict import Options
+    from vitreous.cli.inference import AnswerArguments
     from vitreous.serving.objects import DetectOptions, ImageObjects
     from vitreous.serving.predict import Predictor
     from vitreous.serving.sources import Item, Source
@@ -22,7 +22,7 @@ TABLES = (".jsonl", ".csv", ".parquet")
 NAMED = 8  # objects of an image that the table on the terminal names
 
 
-def predict_objects(options: Options, predictor: Predictor, source: Source, console: Console) -> dict[str, Any]:
+def predict_objects(options: AnswerArguments, predictor: Predictor, source: Source, console: Console) -> dict[str, Any]:
     """Find the objects on images; print a table or write files. Raises UsageError for options that clash."""
     from vitreous.errors import UsageError
     from vitreous.serving.class_maps import common_root
@@ -59,7 +59,7 @@ def predict_objects(options: Options, predictor: Predictor, source: Source, cons
     return write_answers(options, options.out, kind, made_by, finding.chunks, placed.source, console)
 
 
-def choose_form(options: Options, predictor: Predictor) -> Form:
+def choose_form(options: AnswerArguments, predictor: Predictor) -> Form:
     """How answers are written: as --to says, or as the name of --out does. Raises UsageError where both disagree."""
     from vitreous.errors import UsageError, printable
 
@@ -97,7 +97,12 @@ class Finding:
     """Answers for items, in order; files of their own are written as they come, and pictures and masks let go of."""
 
     def __init__(
-        self, predictor: Predictor, asked: DetectOptions, options: Options, places: dict[str, Path], folder: Any = None
+        self,
+        predictor: Predictor,
+        asked: DetectOptions,
+        options: AnswerArguments,
+        places: dict[str, Path],
+        folder: Any = None,
     ) -> None:
         self.predictor, self.asked, self.bad_images = predictor, asked, options.bad_images
         self.overlays, self.places, self.folder = options.overlay, places, folder
@@ -124,7 +129,7 @@ class Finding:
 
 
 def print_objects(
-    options: Options, predictor: Predictor, source: Source, console: Console, finding: Finding
+    options: AnswerArguments, predictor: Predictor, source: Source, console: Console, finding: Finding
 ) -> dict[str, Any]:
     """Print the objects of each image, write the file of --csv, and return the document."""
     from vitreous.disk import write_output

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from vitreous.cli.console import Console
 from vitreous.cli.inference import (
+    AnswerArguments,
     ImageArguments,
     Meter,
     choose_backend,
@@ -28,7 +29,7 @@ EXAMPLES = 512  # images that int8 may be calibrated on
 
 
 @dataclass(frozen=True)
-class Options(ImageArguments):
+class Options(AnswerArguments):
     """Names and probabilities for images.
 
     Example: vitreous predict runs/pets new/*.jpg --top 3
@@ -36,27 +37,8 @@ class Options(ImageArguments):
 
     top: int | None = None
     """How many classes to name at most (default: 3; all above --threshold where an image may have several)."""
-    threshold: float | None = None
-    """Name classes of a probability above it alone (default: 0.5 where an image may have several, else none). Of a
-    detector: objects whose score is at least this (default: 0.5; 0 for COCO's results, which judges want whole)."""
     abstain: float | None = None
     """Say "unsure" of an image whose highest probability is below this, above 0 to 1."""
-    out: str | None = None
-    """Write the answers to this .jsonl, .csv or .parquet file as they come, and print none: for any number of
-    images. Of a model that gives a class to every pixel: a folder for class maps, a PNG an image. Of a detector also
-    COCO's results, .json, or a folder for masks or for text files."""
-    to: Literal["table", "coco", "yolo", "masks"] | None = None
-    """Of a detector: what --out is written as (default: by its ending; a folder has a PNG of the instances of each
-    image)."""
-    coco_ids: str | None = None
-    """A COCO file whose ids of images and categories COCO's results take (default: both are counted from 1, as
-    NAME.images.json beside them says)."""
-    tiles: bool = False
-    """Of a detector: answer images larger than the model's at their own resolution, by tiles that overlap."""
-    overlay: str | None = None
-    """Of models that give classes to pixels, and of detectors: a folder for the images with the answers over them."""
-    csv: str | None = None
-    """Print the answers, and write them to this CSV file too: a row for each of the top classes."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
