@@ -29,7 +29,7 @@ def pack(outputs: tuple[Any, ...]) -> Any:
 
 
 def pack_arrays(outputs: Sequence[np.ndarray]) -> np.ndarray:
-    """The same of arrays."""
+    """The same of arrays: (B, N, 6) or (B, N, 6 + s * s) float32."""
     boxes, scores, labels, *masks = outputs
     parts = [boxes, scores[..., None], labels[..., None], *(mask.reshape(*mask.shape[:2], -1) for mask in masks)]
     return np.concatenate([part.astype(np.float32) for part in parts], -1)
