@@ -159,7 +159,7 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
 
 
 def packed_objects(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:
-    """A detector's answers as one array for each batch."""
+    """(B, C, *image) pixels -> a detector's answers, (B, N, 6) or more, float32."""
     return lambda pixels: pack_arrays(predictor.runtime.objects(pixels))
 
 
