@@ -7,12 +7,13 @@ import { Classes } from "./classes.js";
 import { camera } from "./camera.js";
 import { History, small } from "./history.js";
 import { inside } from "./inside.js";
+import { LEAST, Objects, counted } from "./objects.js";
 import { calm, make, part, percent, say, trouble } from "./page.js";
 import { Stage, opened } from "./stage.js";
 
 const stage = new Stage(part("picture"));
 const history = new History((entry) => { calm(); show(entry); });
-let model = null, attention = null, classes = null, turn = 0, waiting = Promise.resolve();
+let model = null, attention = null, classes = null, objects = null, turn = 0, waiting = Promise.resolve();
 const waits = new Set();
 
 /** What is waited for, by its name: the word `Looking` stays while there is anything. */
@@ -56,14 +57,15 @@ async function look(file) {
     put(shown, name);
     if (model.can.predict) blank(model.classes.length);
     const top = Math.min(MOST, model.classes.length);
-    const path = model.can.predict ? `/v1/predict?top=${top}` : model.can.segment ? "/v1/segment" : "/v1/embed";
+    const dense = model.can.segment ? "/v1/segment" : model.can.detect ? `/v1/detect?threshold=${LEAST}` : "/v1/embed";
+    const path = model.can.predict ? `/v1/predict?top=${top}` : dense;
     const answer = await numbers(path, upload(file, name));
     if (answer.model.version !== model.version) {
       trouble("The server has another model now.", "Load the page again to ask it.", () => location.reload());
       if (own === turn) await back();
       return;
     }
-    const prediction = answer.map ? answer : (answer.predictions ?? answer.embeddings)[0]; // an encoder without a head has no classes
+    const prediction = answer.map || answer.objects ? answer : (answer.predictions ?? answer.embeddings)[0]; // an encoder without a head has no classes
     if (prediction.error) throw new Refused(prediction.error.message, prediction.error.hint ?? "", prediction.error.code);
     const entry = { file, name, prediction, maps: new Map(), ...small(shown) };
     history.keep(entry);
@@ -94,6 +96,7 @@ function put(shown, name) {
   if (name && !shown) part("readout").textContent = `${name}: the browser cannot show this format, the model can read it.`;
   attention?.show(null);
   classes?.show(null);
+  objects?.show(null);
   stage.draw();
 }
 
@@ -107,9 +110,11 @@ async function show(entry, shown = null) {
   if (model.can.predict) answers(entry.prediction, model.several);
   const rows = entry.prediction.classes ?? entry.prediction.shares;
   const best = rows?.slice(0, 3).map((one) => `${one.class} ${percent(one.probability ?? one.share)}`).join(", ");
-  say(rows ? `${entry.name}: ${entry.prediction.unsure ? "unsure. " : ""}${best || "no class"}.` : entry.name);
+  if (entry.prediction.objects) say(`${entry.name}: ${counted(entry.prediction.objects)}.`);
+  else say(rows ? `${entry.name}: ${entry.prediction.unsure ? "unsure. " : ""}${best || "no class"}.` : entry.name);
   attention?.show(entry);
   classes?.show(entry);
+  objects?.show(entry);
   if (!model.can.neighbours) return;
   try {
     entry.near ??= (await numbers("/v1/neighbours?count=8", upload(entry.file, entry.name))).neighbours;
@@ -123,7 +128,7 @@ const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
 
 /** What the model is, in the head of the page and in full. */
 function introduce() {
-  part("model").textContent = `${model.name} · ${model.classes.length ? `${model.classes.length} classes${model.can.segment ? " of pixels" : ""}` : "features, no classes"}`;
+  part("model").textContent = `${model.name} · ${model.classes.length ? `${model.classes.length} ${model.classes.length === 1 ? "class" : "classes"}${model.can.segment ? " of pixels" : model.can.detect ? " of objects" : ""}` : "features, no classes"}`;
   part("answer").hidden = !model.can.predict;
   document.title = `${model.name} · vitreous`;
   const facts = {
@@ -176,6 +181,7 @@ async function start() {
   introduce();
   if (model.can.predict) blank(model.classes.length);
   if (model.can.segment) classes = new Classes(stage, model);
+  if (model.can.detect) objects = new Objects(stage, model);
   if (model.can.attention) {
     attention = new Attention(stage, model, failed, (flag) => busy("attention", flag));
     Object.assign(stage.canvas, { tabIndex: 0 }).setAttribute("role", "application");

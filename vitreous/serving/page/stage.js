@@ -29,9 +29,9 @@ export async function opened(file) {
 }
 
 export class Stage {
-  /** `shown` is what `opened` answered; `layer` a canvas laid over all of it, `cover` opaque; `map` {weights, grid, box, query}, its weights (rows * columns) numbers. */
+  /** `shown` is what `opened` answered; `layer` a canvas laid over all of it, `cover` opaque; `objects` draws on a picture of `size`; `map` {weights, grid, box, query}, its weights (rows * columns) numbers. */
   constructor(canvas) {
-    Object.assign(this, { canvas, shown: null, map: null, layer: null, cover: 0.55, cursor: null, focused: false, view: "heat", smooth: true, strength: 0.65, zoomed: false, due: false });
+    Object.assign(this, { canvas, shown: null, map: null, layer: null, size: null, objects: null, cover: 0.55, cursor: null, focused: false, view: "heat", smooth: true, strength: 0.65, zoomed: false, due: false });
     new ResizeObserver(() => this.draw()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
@@ -47,7 +47,7 @@ export class Stage {
   place() {
     const { width: wide, height: high } = this.canvas;
     const [rows, columns] = this.map?.grid ?? [1, 1]; // where the browser cannot show the picture
-    const { width, height } = this.shown ?? this.layer ?? { width: columns, height: rows };
+    const { width, height } = this.shown ?? this.layer ?? this.size ?? { width: columns, height: rows };
     const [left, top, right, bottom] = this.zoomed && this.map ? this.map.box : [0, 0, 1, 1];
     const share = Math.min(wide / (width * (right - left)), high / (height * (bottom - top)));
     return {
@@ -72,7 +72,7 @@ export class Stage {
     if (canvas.width !== wide || canvas.height !== high) Object.assign(canvas, { width: wide, height: high });
     const pen = canvas.getContext("2d");
     pen.clearRect(0, 0, wide, high);
-    if (!this.shown && !this.map && !this.layer) return;
+    if (!this.shown && !this.map && !this.layer && !this.size) return;
     const whole = this.place();
     if (this.shown) {
       const { pixels } = this.shown;
@@ -86,15 +86,22 @@ export class Stage {
       pen.drawImage(this.layer, whole.left, whole.top, whole.width, whole.height);
       pen.globalAlpha = 1;
     }
+    if (this.objects) this.objects(pen, whole, times);
     if (this.map) this.over(pen, whole, times);
+  }
+
+  /** Where a pointer is on the picture, across and down, in shares of its sides; null beside it. */
+  spot(event) {
+    const frame = this.canvas.getBoundingClientRect(), times = this.canvas.width / frame.width, whole = this.place();
+    const across = ((event.clientX - frame.left) * times - whole.left) / whole.width;
+    const down = ((event.clientY - frame.top) * times - whole.top) / whole.height;
+    return across >= 0 && down >= 0 && across < 1 && down < 1 ? [across, down] : null;
   }
 
   /** The [row, column] of the layer under a pointer, null beside the picture. */
   pixel(event) {
-    const frame = this.canvas.getBoundingClientRect(), times = this.canvas.width / frame.width, whole = this.place();
-    const column = Math.floor((((event.clientX - frame.left) * times - whole.left) / whole.width) * this.layer.width);
-    const row = Math.floor((((event.clientY - frame.top) * times - whole.top) / whole.height) * this.layer.height);
-    return row >= 0 && column >= 0 && row < this.layer.height && column < this.layer.width ? [row, column] : null;
+    const spot = this.spot(event);
+    return spot && [Math.floor(spot[1] * this.layer.height), Math.floor(spot[0] * this.layer.width)];
   }
 
   /** The map over what the model saw; the rest of the picture fades. */

@@ -1,0 +1,207 @@
+// Boxes and masks of objects over the picture: classes to switch on and off, a threshold, a list that shows which is which.
+
+import { make, makeName, part, percent } from "./page.js";
+
+const LARGEST = 1600; // places along a side of the layer of masks
+const FEW = 12; // objects that all have their names on the picture
+export const LEAST = 0.05; // the lowest score that is asked for
+
+export class Objects {
+  /** `model` has the names and the colours of the classes. */
+  constructor(stage, model) {
+    Object.assign(this, { stage, model, hidden: new Set(), entry: null, all: [], shown: [], lit: null, pinned: null, masks: new Map() });
+    stage.objects = (pen, whole, times) => this.draw(pen, whole, times);
+    this.slider("least-score", "least-score-text", () => this.update());
+    this.slider("fill", "fill-text", () => stage.draw(), () => { stage.cover = part("fill").value / 100; });
+    stage.canvas.addEventListener("pointermove", (event) => this.light(this.under(event)));
+    stage.canvas.addEventListener("pointerdown", (event) => this.light(this.under(event)));
+    stage.canvas.addEventListener("pointerleave", () => this.light(null));
+    part("objects").hidden = false;
+  }
+
+  /** A slider of per cent: what it does when it moves, after `set`, which is done now too. */
+  slider(id, text, moved, set = () => {}) {
+    const slider = part(id), read = () => { part(text).textContent = `${slider.value}\u00a0%`; set(); };
+    slider.addEventListener("input", () => { read(); moved(); });
+    read();
+  }
+
+  /** The objects of an entry over its picture; null takes them away. */
+  show(entry) {
+    Object.assign(this, { entry, lit: null, pinned: null, masks: new Map() });
+    const { objects = [], size = [1, 1] } = entry?.prediction ?? {};
+    const share = Math.min(1, LARGEST / Math.max(...size));
+    this.all = objects.map((one, place) => ({ ...one, place, number: this.model.classes.indexOf(one.label) }));
+    this.size = size;
+    this.stage.size = entry && { width: size[1], height: size[0] };
+    this.layer = { width: Math.max(1, Math.round(size[1] * share)), height: Math.max(1, Math.round(size[0] * share)) };
+    this.withMasks = objects.some((one) => one.segmentation);
+    part("fill-row").hidden = !this.withMasks;
+    this.classes();
+    this.update();
+  }
+
+  /** The classes that have objects, each to be switched on and off. */
+  classes() {
+    const counts = new Map();
+    for (const { number } of this.all) counts.set(number, 0);
+    part("kinds").replaceChildren(...[...counts.keys()].sort((a, b) => a - b).map((number) => {
+      const line = make("li"), label = make("label"), box = make("input"), count = make("span", "share");
+      Object.assign(box, { type: "checkbox", checked: !this.hidden.has(number) });
+      box.addEventListener("change", () => { this.hidden[box.checked ? "delete" : "add"](number); this.update(); });
+      count.dataset.number = number;
+      label.append(box, this.swatch(number), makeName("span", "name", this.model.classes[number]), count);
+      line.append(label);
+      return line;
+    }));
+  }
+
+  swatch(number) {
+    const swatch = make("span", "swatch");
+    swatch.style.background = colour(this.model.colours[number]);
+    return swatch;
+  }
+
+  /** What is shown at the threshold, in the list and on the picture. */
+  update() {
+    const least = part("least-score").value / 100;
+    const above = this.all.filter((one) => one.score >= least);
+    this.shown = above.filter((one) => !this.hidden.has(one.number));
+    for (const count of part("kinds").querySelectorAll(".share")) {
+      count.textContent = above.filter((one) => one.number === Number(count.dataset.number)).length;
+    }
+    const off = above.length - this.shown.length, none = this.all.length ? "None of this score." : "Nothing was found.";
+    part("count").textContent = !this.entry ? "\u00a0" : `${this.shown.length || (off ? 0 : none)}${this.shown.length || off ? (this.shown.length === 1 ? " object" : " objects") : ""}${off ? `, ${off} switched off` : ""}`;
+    this.rows = new Map(this.shown.map((one) => [one, this.row(one)]));
+    part("object-list").replaceChildren(...[...this.rows.values()].map((row) => row.parentElement));
+    if (!this.shown.includes(this.pinned)) this.pinned = null;
+    this.paint();
+    this.light(null);
+  }
+
+  /** A line of the list, a button that lights its object up. */
+  row(one) {
+    const line = make("li"), button = make("button", "object");
+    button.type = "button";
+    button.append(this.swatch(one.number), makeName("span", "name", one.label), make("span", "share", percent(one.score)));
+    for (const kind of ["pointerenter", "focus"]) button.addEventListener(kind, () => this.light(one));
+    for (const kind of ["pointerleave", "blur"]) button.addEventListener(kind, () => this.light(null));
+    button.addEventListener("click", () => {
+      this.pinned = this.pinned === one ? null : one;
+      this.light(one);
+    });
+    line.append(button);
+    return button;
+  }
+
+  /** Make one object stand out; with null, the one that was clicked or none. */
+  light(one) {
+    this.lit = one ?? this.pinned;
+    for (const [object, row] of this.rows ?? []) {
+      row.classList.toggle("lit", object === this.lit);
+      row.setAttribute("aria-pressed", String(object === this.pinned));
+    }
+    if (this.entry) part("readout").textContent = this.lit ? words(this.lit) : this.entry.name;
+    this.stage.draw();
+  }
+
+  /** The layer of the masks that are shown, the best on top. */
+  paint() {
+    this.stage.layer = null;
+    if (!this.withMasks || !this.shown.length) return;
+    const { width, height } = this.layer, image = new ImageData(width, height);
+    for (const one of [...this.shown].reverse()) {
+      const mask = this.mask(one), [r, g, b] = this.model.colours[one.number];
+      for (const place of mask) image.data.set([r, g, b, 255], 4 * place);
+    }
+    const canvas = Object.assign(document.createElement("canvas"), { width, height });
+    canvas.getContext("2d").putImageData(image, 0, 0);
+    this.stage.layer = canvas;
+  }
+
+  /** The places of the layer that an object's mask has. */
+  mask(one) {
+    if (!this.masks.has(one.place)) this.masks.set(one.place, places(one.segmentation?.counts ?? [], this.size, this.layer));
+    return this.masks.get(one.place);
+  }
+
+  /** The smallest object under a pointer. */
+  under(event) {
+    const [rows, columns] = this.size ?? [1, 1], spot = this.stage.spot(event);
+    if (!spot) return null;
+    const [x, y] = [spot[0] * columns, spot[1] * rows];
+    const area = (one) => (one.right - one.left) * (one.bottom - one.top);
+    const within = this.shown.filter((one) => x >= one.left && x < one.right && y >= one.top && y < one.bottom);
+    return within.sort((a, b) => area(a) - area(b))[0] ?? null;
+  }
+
+  /** The boxes, the best on top; names where there are few, and that of the one that stands out. */
+  draw(pen, whole, times) {
+    const [rows, columns] = this.size ?? [1, 1], across = whole.width / columns, down = whole.height / rows;
+    const order = [...this.shown].reverse();
+    if (this.lit) order.push(...order.splice(order.indexOf(this.lit), 1));
+    for (const one of order) {
+      const box = { left: whole.left + one.left * across, top: whole.top + one.top * down, width: (one.right - one.left) * across, height: (one.bottom - one.top) * down };
+      const lit = one === this.lit, paint = colour(this.model.colours[one.number]);
+      pen.globalAlpha = this.lit && !lit ? 0.45 : 1;
+      pen.lineWidth = (lit ? 6 : 3.5) * times;
+      pen.strokeStyle = lit ? "#fff" : "rgb(0 0 0 / .7)";
+      pen.strokeRect(box.left, box.top, box.width, box.height);
+      pen.lineWidth = (lit ? 3 : 2) * times;
+      pen.strokeStyle = paint;
+      pen.strokeRect(box.left, box.top, box.width, box.height);
+      if (lit || (!this.lit && this.shown.length <= FEW)) this.label(pen, box, one, paint, times);
+    }
+    pen.globalAlpha = 1;
+  }
+
+  /** The name of an object on a ground of its colour, above its box or inside. */
+  label(pen, box, one, paint, times) {
+    const text = `${one.label} ${percent(one.score)}`, high = 18 * times;
+    pen.font = `600 ${12 * times}px system-ui, sans-serif`;
+    const wide = Math.min(pen.measureText(text).width + 8 * times, pen.canvas.width);
+    const left = Math.max(0, Math.min(box.left - times, pen.canvas.width - wide));
+    const top = box.top >= high ? box.top - high : Math.max(0, box.top);
+    pen.fillStyle = paint;
+    pen.fillRect(left, top, wide, high);
+    pen.fillStyle = light(this.model.colours[one.number]) ? "#000" : "#fff";
+    pen.textBaseline = "middle";
+    pen.fillText(text, left + 4 * times, top + high / 2, wide - 6 * times);
+  }
+}
+
+/** How many objects of which class, in words. */
+export function counted(objects, least = 0.5) {
+  const counts = new Map();
+  for (const one of objects) if (one.score >= least) counts.set(one.label, (counts.get(one.label) ?? 0) + 1);
+  return [...counts].map(([label, count]) => `${count} ${label}`).join(", ") || "nothing";
+}
+
+const words = (one) => `${one.label} ${percent(one.score)}, ${Math.round(one.right - one.left)} × ${Math.round(one.bottom - one.top)} pixels`;
+const colour = ([r, g, b]) => `rgb(${r} ${g} ${b})`;
+
+/** Whether black is read more easily on a colour than white. */
+function light(parts) {
+  const [r, g, b] = parts.map((part) => (part <= 10 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.3;
+}
+
+/** Run lengths down the columns of an image -> the places of a layer, which may be smaller, row by row. */
+function places(counts, [rows, columns], { width, height }) {
+  const found = [], down = height / rows, across = width / columns;
+  let begin = 0;
+  counts.forEach((length, number) => {
+    const end = begin + length;
+    if (number % 2) {
+      for (let column = Math.floor(begin / rows); column * rows < end; column++) {
+        const first = Math.max(0, begin - column * rows), last = Math.min(rows, end - column * rows);
+        // what a place of the layer shows is the pixel at its middle
+        const low = Math.max(0, Math.ceil(column * across - 0.5)), high = Math.min(width, Math.ceil((column + 1) * across - 0.5));
+        const upper = Math.max(0, Math.ceil(first * down - 0.5)), lower = Math.min(height, Math.ceil(last * down - 0.5));
+        for (let x = low; x < high; x++) for (let y = upper; y < lower; y++) found.push(y * width + x);
+      }
+    }
+    begin = end;
+  });
+  return Uint32Array.from(found);
+}
