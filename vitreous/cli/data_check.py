@@ -78,7 +78,8 @@ def print_findings(document: dict[str, Any], console: Console) -> None:
             f"{size[side]['min']:.0f} to {size[side]['max']:.0f}, median {size[side]['median']:.0f}"
             for side in ("width", "height")
         )
-        console.say(f"{len(document['classes'])} classes; width {width}; height {height}")
+        slices = f"{size['slices']['min']:.0f} to {size['slices']['max']:.0f} slices; " if "slices" in size else ""
+        console.say(f"{len(document['classes'])} classes; {slices}width {width}; height {height}")
     for note in document["notes"]:
         console.note(note)
     shown = 0

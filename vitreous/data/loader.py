@@ -19,6 +19,7 @@ from vitreous.data.annotations.reader import SceneReader
 from vitreous.data.annotations.target import AnnotatedSplit
 from vitreous.data.augmentation.augment import Views
 from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.augmentation.volumes import VolumeScenes
 from vitreous.data.batch import Batch
 from vitreous.data.decoding.regions import open_picture
 from vitreous.data.keys import key, one_key
@@ -98,7 +99,7 @@ class TrainLoader:
             if not isinstance(images, Tensor):
                 if errors := [image for image in images if isinstance(image, DataError)]:
                     raise errors[0]
-                if isinstance(self.views, Scenes):
+                if isinstance(self.views, Scenes | VolumeScenes):
                     yield {**self.views.collate(images, self.preprocess), "samples": samples}
                     continue
                 none = torch.empty(0, self.preprocess.channels, *self.preprocess.image, dtype=self.preprocess.dtype)
@@ -115,7 +116,7 @@ class TrainLoader:
     def one(self, sample: int, epoch: int, view: int) -> Tensor | dict[str, Tensor]:
         """One decoded and augmented image, (C, *image) uint8; of `Scenes` with what is known of its places."""
         preprocess, own = self.preprocess, one_key(self.seed, epoch, sample, view)
-        if isinstance(self.views, Scenes):
+        if isinstance(self.views, Scenes | VolumeScenes):
             return self.views.scene(*self.scenes.read(sample), preprocess, own)
         raw, name = self.split.raw(sample), self.split.name(sample)
         if preprocess.numbers == "colours" and self.views.takes_regions:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from vitreous.data.decoding.decode import decode
 from vitreous.data.decoding.spectral import Picture, read_bands
+from vitreous.data.decoding.volumes import read_volume
 
 # a process that only decodes images starts in a tenth of a second without torch, and in seconds with it
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # the paper's models: pixels in [-1, 1]
-PEAKS = {"colours": 255.0, "uint8": 255.0, "uint16": 65535.0, "int16": 32767.0, "float32": 1.0}
+PEAKS = {"colours": 255.0, "uint8": 255.0, "uint16": 65535.0, "int16": 32767.0, "float32": 1.0, "voxels": 1.0}
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
@@ -27,27 +28,35 @@ _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.B
 class Preprocess:
     """How an image becomes a model's input, without chance.
 
-    `image` in pixels, (height, width). `fit` = `crop`: the short side is scaled to the target / `share` and the centre
-    cut out; `squash`: the whole image is scaled to the target, as the paper's code does at test time. `mean` and
-    `std` are per channel, for pixels in [0, 1].
+    `image` in pixels, (height, width), of volumes (depth, height, width). `fit` = `crop`: the short side is scaled to
+    the target / `share` and the centre cut out; `squash`: the whole image is scaled to the target, as the paper's code
+    does at test time. `mean` and `std` are per channel, for pixels in [0, 1].
 
     `numbers`: `colours` are RGB or grey at 8 bits, however they are stored; else each channel is taken for itself, its
-    numbers of that type as they are in the file, and `mean` and `std` are in units of `peak`.
+    numbers of that type as they are in the file, and `mean` and `std` are in units of `peak`. `voxels` are volumes of
+    any type, each channel of each standardised for itself (`standardised`); one of another size than `image` is cut or
+    filled up with 0 around its middle.
     """
 
-    image: tuple[int, int]
+    image: tuple[int, ...]
     channels: int = 3
     mean: tuple[float, ...] = HALF[0]
     std: tuple[float, ...] = HALF[1]
     fit: Literal["crop", "squash"] = "crop"
     share: float = 1.0
     filter: Literal["bilinear", "bicubic"] = "bicubic"
-    numbers: Literal["colours", "uint8", "uint16", "int16", "float32"] = "colours"
+    numbers: Literal["colours", "uint8", "uint16", "int16", "float32", "voxels"] = "colours"
 
     @property
     def peak(self) -> float:
         """What is 1 to `mean` and `std`: the largest number of the type, or 1."""
         return PEAKS[self.numbers]
+
+    @property
+    def plane(self) -> tuple[int, int]:
+        """`image` of pictures, (height, width)."""
+        height, width = self.image
+        return height, width
 
     @property
     def dtype(self) -> torch.dtype:
@@ -59,9 +68,12 @@ class Preprocess:
     def decoded(
         self, raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str], name: str | None = None
     ) -> Picture:
-        """A file, its bytes, or pixels (H, W[, C]) -> the image, or one for each channel. Raises DataError."""
+        """A file, its bytes, or pixels (H, W[, C]) -> the image, or one for each channel, or a volume (C, D, H, W).
+        Raises DataError."""
         if self.numbers == "colours":
             return decode(raw, self.channels, name)
+        if self.numbers == "voxels":
+            return read_volume(np.asarray(raw) if isinstance(raw, Image.Image) else raw, self.channels, name)
         return read_bands(np.asarray(raw) if isinstance(raw, Image.Image) else raw, self.channels, self.numbers, name)
 
     def pixels(self, picture: Picture) -> Tensor:
@@ -79,6 +91,8 @@ class Preprocess:
         """The same as numpy has it, without torch."""
         if isinstance(picture, tuple):
             return np.concatenate([self.array(band) for band in picture])
+        if isinstance(picture, np.ndarray):
+            return centred(picture, self.image)
         return to_array(self.fitted(picture))
 
     def fitted(self, picture: Image.Image) -> Image.Image:
@@ -117,6 +131,17 @@ class Preprocess:
         floats = torch.from_numpy(np.empty(pixels.shape, dtype=np.float32))
         # first a copy: a difference of two types takes three times as long, to the same bits
         return floats.copy_(pixels).sub_(mean).div_(std).to(dtype)
+
+
+def centred(volume: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+    """(C, *image) -> (C, *size): the middle of a volume, or the volume in the middle of zeros, along each axis."""
+    out, to, of = np.zeros((len(volume), *size), volume.dtype), [slice(None)], [slice(None)]
+    for wanted, own in zip(size, volume.shape[1:], strict=True):
+        both = min(wanted, own)
+        to.append(slice((wanted - both) // 2, (wanted - both) // 2 + both))
+        of.append(slice((own - both) // 2, (own - both) // 2 + both))
+    out[tuple(to)] = volume[tuple(of)]
+    return out
 
 
 def to_tensor(picture: Image.Image) -> Tensor:

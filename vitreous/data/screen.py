@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous.data.decoding.spectral import bands_of
 from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
@@ -19,15 +22,16 @@ PROBED = 64  # images whose size stands for all
 def fits_in_memory(split: Split, preprocess: Preprocess) -> bool:
     """Whether a split is kept in memory: it is small, and no image of a sample of it is larger than the model's
     input."""
-    height, width = preprocess.image
-    if len(split) * preprocess.channels * height * width * preprocess.dtype.itemsize > CACHE_BYTES:
+    size = preprocess.channels * math.prod(preprocess.image) * preprocess.dtype.itemsize
+    if len(split) * size > CACHE_BYTES or len(preprocess.image) != 2:
         return False
+    height, width = preprocess.image
     for sample in np.linspace(0, len(split) - 1, min(PROBED, len(split))).astype(int):
         try:
-            picture = preprocess.decoded(split.raw(int(sample)))
+            picture = bands_of(preprocess.decoded(split.raw(int(sample))))[0]
         except DataError:
             continue
-        across, down = picture[0].size if isinstance(picture, tuple) else picture.size
+        across, down = picture.size
         if down > height or across > width:
             return False
     return True
@@ -40,8 +44,8 @@ def screen(
 
     An image that cannot be read stands as zeros in the tensor.
     """
-    height, width = preprocess.image
-    pixels = torch.zeros(len(split), preprocess.channels, height, width, dtype=preprocess.dtype) if keep else None
+    shape = len(split), preprocess.channels, *preprocess.image
+    pixels = torch.zeros(shape, dtype=preprocess.dtype) if keep else None
     bad: dict[int, DataError] = {}
     for samples, images in EvalLoader(split, preprocess, workers).batches(256):
         for sample, image in zip(samples.tolist(), images, strict=True):

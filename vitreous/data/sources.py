@@ -11,6 +11,7 @@ from vitreous.data.annotations.labelme import is_labelme, labelme
 from vitreous.data.annotations.masks import are_masks, masks
 from vitreous.data.annotations.panoptic import is_panoptic, panoptic
 from vitreous.data.annotations.voc import is_voc, voc
+from vitreous.data.annotations.volumes import are_volumes, volumes
 from vitreous.data.annotations.yolo import has_config, is_yolo, yolo
 from vitreous.data.grouping import grouped
 from vitreous.data.layouts.arrow import hub, is_parquet, parquet
@@ -30,6 +31,7 @@ NAMED = ("hf:", "torchvision:")
 #: layouts of folders with annotations of objects: whether a folder is one, and what opens it; COCO's may hold PNG files
 #: beside `images` as masks do, and are asked for before these
 COCO = ((is_panoptic, panoptic), (is_coco, coco))
+MASKS = ((are_volumes, volumes), (are_masks, masks))
 OBJECTS = ((is_voc, voc), (is_yolo, yolo), (is_labelme, labelme))
 
 
@@ -112,7 +114,7 @@ def detect_layout(name: str, split_seed: int) -> Data:
         return parquet(name, split_seed)
     if path.is_dir():
         listed = () if has_config(path) else ((are_lists, lists),)
-        kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, (are_masks, masks), *OBJECTS)
+        kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, *MASKS, *OBJECTS)
         return next((read for fits, read in kinds if fits(path)), folder)(path, split_seed)
     if path.name.lower().endswith((".tar", *COMPRESSED)) and (os.path.lexists(path) or "{" in name):
         return tars(path, split_seed)

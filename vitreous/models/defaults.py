@@ -9,7 +9,7 @@ SMALL = 64  # pixels: images up to this side are not enlarged
 LARGE_IMAGE = (224, 224)  # the input for all others
 
 
-def model_for_small_images(size: tuple[int, int]) -> str:
+def model_for_small_images(size: tuple[int, ...]) -> str:
     """The name of the model for images of this (height, width), both at most SMALL."""
     return "ViT-64x6/2" if max(size) <= 16 else "Conv+ViT-128x4/8"
 

@@ -47,9 +47,9 @@ def configure(name: str, image_size: int | tuple[int, ...] | None = None) -> Mod
     224).
 
     Accepted in any case: `ViT-B/16`, `B/16`, `vit_base_patch16_224`, `vit_b_16`, `google/vit-base-patch16-224`, and
-    `ViT-128x6/4` for a width of 128 and a depth of 6 with heads of 32 channels; `R50+ViT-B/16`, `Conv+ViT-S/16`,
-    `BiT-R50x1`, `Axial-ViT-B/16`, `DeiT-S/16-distilled`, `DINOv2-B/14-registers`, `CLIP-L/14`, `SAM-B/16`,
-    `ViTDet-B/16`, `Swin-T/4`, and what others call them. Raises UsageError for any other.
+    `ViT-128x6/4` for a width of 128 and a depth of 6 with heads of 32 channels, `ViT-128x6/8x8x8` for volumes;
+    `R50+ViT-B/16`, `Conv+ViT-S/16`, `BiT-R50x1`, `Axial-ViT-B/16`, `DeiT-S/16-distilled`, `DINOv2-B/14-registers`,
+    `CLIP-L/14`, `SAM-B/16`, `ViTDet-B/16`, `Swin-T/4`, and what others call them. Raises UsageError for any other.
     """
     known = {key.lower(): key for key in reversed(NAMES)}
     for pattern, ours in _SPELLINGS:

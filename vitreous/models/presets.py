@@ -141,7 +141,7 @@ NAMES = [
     *(f"{family}-{name}" for family, members in KIN.items() for name in members),
 ]
 
-_CANONICAL = re.compile(r"(?:vit-)?(?P<size>[a-z][a-z0-9]*|\d+x\d+)/(?P<patch>\d+)", re.IGNORECASE)
+_CANONICAL = re.compile(r"(?:vit-)?(?P<size>[a-z][a-z0-9]*|\d+x\d+)/(?P<patch>\d+(?:x\d+){0,2})", re.IGNORECASE)
 _TIMM = re.compile(
     r"(?:google/)?vit[-_](?P<size>[a-z]+)[-_](?:patch)?(?P<patch>\d+)(?:[-_](?P<image>\d+))?(?:[-_]in21k)?(?:\..*)?",
     re.IGNORECASE,
@@ -271,12 +271,13 @@ def plain(name: str, pixels: int | None = None) -> ViTConfig:
     else:
         width, depth = map(int, size.split("x"))
         heads, hidden = max(1, width // 32), 4 * width
-    patch = (pixels or int(match["patch"]),) * 2
-    if patch[0] < 1:
+    patch = (pixels,) if pixels else tuple(map(int, match["patch"].split("x")))
+    patch = patch * 2 if len(patch) == 1 else patch
+    if min(patch) < 1:
         raise UsageError(f"unknown model {name}", "a patch is at least one pixel")
     image = int(match.groupdict().get("image") or 0)
     return ViTConfig(
-        image=(image, image) if image else nearby((224, 224), patch),
+        image=(image, image) if image else nearby((224, 224) if len(patch) == 2 else (64, 64, 64), patch),
         patch=patch,
         width=width,
         depth=depth,
@@ -348,7 +349,8 @@ def plain_name(config: ViTConfig) -> str:
     """`B/16`, or `128x6/4`."""
     shape = (config.width, config.depth, config.heads, config.hidden)
     size = next((key for key, row in SIZES.items() if row == shape), f"{config.width}x{config.depth}")
-    return f"{size}/{format_size(config.patch)}"
+    patch = format_size(config.patch) if len(config.patch) == 2 else "x".join(map(str, config.patch))
+    return f"{size}/{patch}"
 
 
 #: what tells families apart; everything else (classes, image, resizing, regularisation) is the user's

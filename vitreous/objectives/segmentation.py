@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitreous.data.annotations.target import IGNORE
 from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.augmentation.volumes import VolumeScenes
 from vitreous.data.batch import Batch
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
@@ -48,8 +49,9 @@ class SegmentationConfig(ObjectiveConfig):
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for views without class maps, and a model that no dense head fits."""
-        if not isinstance(views, Scenes):
-            raise UsageError("segmentation takes views of the kind scenes", "leave --views.name out")
+        kind = Scenes if len(model.image) == 2 else VolumeScenes
+        if not isinstance(views, kind):
+            raise UsageError(f"segmentation takes views of the kind {kind.name} here", "leave --views.name out")
         self.segmenter(model, max(2, len(classes)))
 
     def segmenter(self, backbone: ModelConfig, classes: int) -> SegmenterConfig:

@@ -13,6 +13,8 @@ from vitreous.nn.sizes import nearby
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo, Recipe
 
+LARGE_VOLUME = 64  # voxels along a side of what a model sees at a time
+
 
 def architecture(
     options: TrainOptions,
@@ -26,13 +28,16 @@ def architecture(
     Raises UsageError for a --model that is not that of the weights or not of the recipe's kind, and a --patch-size for
     what has none of its own.
     """
-    model = started(options, classes, start) if start is not None else fresh(options, facts, classes, recipe)
+    if len(facts.size) == 3:
+        model = for_volumes(options, facts, classes, start, recipe)
+    else:
+        model = started(options, classes, start) if start is not None else fresh(options, facts, classes, recipe)
     if recipe is not None and recipe.family not in ("any", model.kind):
         kind = {"bit": "ResNets", "vit": "Vision Transformers", "swin": "Swin Transformers"}[recipe.family]
         raise UsageError(
             f"{recipe.name} is for {kind}, not {name_of(model)}", f"use --model {recipe.models[0]}, or another recipe"
         )
-    if recipe is not None and recipe.image is not None and options.image_size is None:
+    if recipe is not None and recipe.image is not None and options.image_size is None and len(facts.size) == 2:
         side = recipe.image(name_of(model), facts)
         model = replace(model, image=nearby((side, side), model.patch))  # type: ignore[arg-type]
     if start is not None:
@@ -47,8 +52,31 @@ def started(options: TrainOptions, classes: int, start: ModelConfig) -> ModelCon
         raise UsageError(
             f"--model {options.model} does not fit the weights of --init {options.init}", "leave --model out"
         )
-    image = (options.image_size,) * 2 if options.image_size else start.image
+    image = (options.image_size,) * len(start.image) if options.image_size else start.image
     return replace_fields(start, {"image": image, "classes": classes, "representation": None, "head_bias": True})
+
+
+def for_volumes(
+    options: TrainOptions, facts: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
+) -> ModelConfig:
+    """The model to train on volumes: a ViT whose patches have three axes, on images of the size of the first volume, of
+    at most `LARGE_VOLUME` voxels a side. Raises UsageError for a recipe and for weights that are for pictures."""
+    if start is not None:
+        if len(start.image) != 3:
+            problem = f"the weights of --init {options.init} are for pictures, the data are volumes"
+            raise UsageError(problem, "leave --init out")
+        return started(options, classes, start)
+    if recipe is None or recipe.solid is None:
+        name = recipe.name if recipe else "this"
+        raise UsageError(f"{name} is for pictures, and the data are volumes", "use --recipe segment")
+    model = configure(options.model or recipe.solid)
+    if model.front != "patches" or model.kind != "vit" or model.on_grid:
+        raise UsageError(f"{name_of(model)} is for pictures, and the data are volumes", f"use --model {recipe.solid}")
+    own = model.patch if len(model.patch) == 3 else model.patch[:1] * 3
+    patch = (options.patch_size,) * 3 if options.patch_size else own
+    sides = (options.image_size,) * 3 if options.image_size else tuple(min(LARGE_VOLUME, side) for side in facts.size)
+    changes = {"image": nearby(sides, patch), "patch": patch, "classes": classes, "channels": facts.channels}
+    return replace_fields(model, changes | {"pool": "mean", "class_token": False, "head_bias": True})
 
 
 def fresh(options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recipe | None) -> ModelConfig:

@@ -6,14 +6,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitreous.config import set_paths
+from vitreous.data.annotations.target import axes_of
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.decode import decode
 from vitreous.data.decoding.spectral import channel_form, read_bands, read_channels
+from vitreous.data.decoding.volumes import volume_form
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Data, Split
 from vitreous.data.statistics import statistics
 from vitreous.errors import DataError, UsageError
-from vitreous.recipes.derive import Note
+from vitreous.recipes.derive import Note, objective_of
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo
 from vitreous.training.run import Run
@@ -27,9 +29,12 @@ def detect_info(opened: Data, options: TrainOptions, start: Start | None = None)
 
     `--preprocess.numbers`, or else the weights that the run starts from, say how files are to be read that can be read
     in two ways, as 16-bit greys can. Raises DataError where none of the first can be read, UsageError for weights of
-    another number of channels.
+    another number of channels, and for volumes where the objective does not learn a class for each voxel.
     """
     split = opened.split("train")
+    if axes_of(split) == 3 and not objective_of(options).annotated:
+        hint = "learn a class for each voxel: --recipe segment"
+        raise UsageError(f"{opened.name} has volumes, and {objective_of(options).name} takes pictures", hint)
     first = None
     for sample in range(min(len(split), PROBED)):
         try:
@@ -52,6 +57,10 @@ def read_info(split: Split, sample: int, numbers: str | None, channels: int | No
     """The facts that one image tells; `channels` are those of the weights. Raises DataError where it cannot be read,
     UsageError where it has other channels than the weights take."""
     raw, name = split.raw(sample), split.name(sample)
+    if axes_of(split) == 3:
+        count, size = volume_form(raw, name)
+        check_channels(count, channels)
+        return DatasetInfo(len(split), size, count, "voxels")
     info = channel_form(raw, name) if numbers is None else None
     if numbers not in (None, "colours"):
         info = len(read_channels(raw, name)), numbers
@@ -59,11 +68,16 @@ def read_info(split: Split, sample: int, numbers: str | None, channels: int | No
         picture = decode(raw, 3, name)
         grey = isinstance(split, Arrays) and split.pixels.ndim == 3
         return DatasetInfo(len(split), (picture.height, picture.width), channels or (1 if grey else 3))
-    if channels not in (None, info[0]):
-        hint = f"vitreous convert ... --channels {info[0]} makes weights that do"
-        raise UsageError(f"the images have {info[0]} channels, the weights take {channels}", hint)
+    check_channels(info[0], channels)
     band = read_bands(raw, *info, name)[0]
     return DatasetInfo(len(split), (band.height, band.width), *info)  # type: ignore[arg-type]
+
+
+def check_channels(own: int, taken: int | None) -> None:
+    """Raise UsageError for images of other channels than weights take; None where there are no weights."""
+    if taken not in (None, own):
+        hint = f"vitreous convert ... --channels {own} makes weights that do"
+        raise UsageError(f"the images have {own} channels, the weights take {taken}", hint)
 
 
 def measure_channels(
@@ -75,7 +89,7 @@ def measure_channels(
     Mean and deviation that the user gave stay, and those of weights that were trained on as many channels of such
     numbers.
     """
-    if info.numbers == "colours":
+    if info.numbers in ("colours", "voxels"):  # volumes are standardised one by one
         return run
     seen = replace(run.preprocess, numbers=info.numbers)
     known = start.preprocess if start else None

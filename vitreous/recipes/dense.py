@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.augmentation.volumes import VolumeScenes
 from vitreous.data.preprocess import IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.objectives.segmentation import SegmentationConfig
@@ -29,9 +30,13 @@ def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Ru
     epochs = SHOWN.epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
     parts = common(replace_fields(model, {"dropout": 0.0, "drop_path": 0.0}), facts)
+    preprocess, views = parts["preprocess"], Scenes(flip=0.5, flip_vertical=0.5, turn=True, jitter=(0.2, 0.2, 0.2))
+    if len(model.image) == 3:
+        zeros, ones = (0.0,) * model.channels, (1.0,) * model.channels
+        preprocess, views = replace(preprocess, numbers="voxels", mean=zeros, std=ones), VolumeScenes()
     return Run(
-        **parts | {"preprocess": replace(parts["preprocess"], filter="bilinear")},
-        views=Scenes(flip=0.5, flip_vertical=0.5, turn=True, jitter=(0.2, 0.2, 0.2)),
+        **parts | {"preprocess": replace(preprocess, filter="bilinear")},
+        views=views,
         optimizer=Optimizer("adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.75 if options.init else 1.0),
         schedule=Schedule(round(0.05 * steps)),
         objective=SegmentationConfig(),
@@ -137,6 +142,7 @@ DENSE = (
         "a class for every pixel, a few hundred images",
         "tuned here",
         models=("ViT-192x6/16",),
+        solid="ViT-192x6/8x8x8",
         image=fixed_side(256),
         objective=SegmentationConfig,
         lengths=(("images", SHOWN),),

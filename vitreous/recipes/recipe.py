@@ -30,12 +30,13 @@ JUDGED = 224 / 256  # of the short side: the centre that a pre-trained model is 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What the data say: how many training images, their size (height, width), channels and numbers (`Preprocess`)."""
+    """What the data say: how many training images, their size (height, width), of volumes (depth, height, width),
+    channels and numbers (`Preprocess`)."""
 
     images: int
-    size: tuple[int, int]
+    size: tuple[int, ...]
     channels: int
-    numbers: Literal["colours", "uint8", "uint16", "int16", "float32"] = "colours"
+    numbers: Literal["colours", "uint8", "uint16", "int16", "float32", "voxels"] = "colours"
 
 
 #: data set -> what it is, and its classes; the sizes of photographs are examples
@@ -86,9 +87,9 @@ class Recipe:
     the default; `image` their side in pixels, of the model's name and the data (None: whatever the data or the
     weights have). `by_steps`: its length is counted in steps, not epochs; `warmup_in_epochs`: so is its warm-up.
     `small`: the model that it trains on images up to 64 pixels, which it takes as they are, if it has numbers for
-    such. `lengths`: where the number of images decides the epochs, how, for each kind of model; the first is that of
-    the first model. `grid` holds the learning rates to choose from, and `hold_out` the share of the training images to
-    choose on, if its table has one.
+    such; `solid`: the one for volumes, if it takes any. `lengths`: where the number of images decides the epochs, how,
+    for each kind of model; the first is that of the first model. `grid` holds the learning rates to choose from, and
+    `hold_out` the share of the training images to choose on, if its table has one.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Recipe:
     data: str = "ImageNet"
     models: tuple[str, ...] = ()
     small: str | None = None
+    solid: str | None = None
     image: Callable[[str, DatasetInfo], int] | None = None
     objective: type[ObjectiveConfig] = SupervisedConfig
     family: Literal["vit", "bit", "swin", "any"] = "any"
@@ -147,7 +149,7 @@ def common(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
         "data": DataOptions("", tuple(map(str, range(model.classes))), facts.images, ""),
         "model": model,
         "preprocess": Preprocess(
-            image=(model.image[0], model.image[1]),
+            image=model.image,
             channels=model.channels,
             mean=HALF[0][:1] * model.channels,
             std=HALF[1][:1] * model.channels,

@@ -83,6 +83,9 @@ def inspect(
     images, listener = [images] if isinstance(images, (str, os.PathLike)) else images, listener or NullListener()
     names = choose_figures(chosen, bool(images))
     bundle = open_bundle(run, headless=True, note=listener.note)
+    if len(bundle.preprocess.image) != 2:
+        hint = "its page shows planes of volumes: vitreous evaluate RUN"
+        raise UsageError(f"{run} answers for volumes, and these figures are of pictures", hint)
     device = pick_device(chosen.device)
     if slow := warning(chosen.precision, device):
         listener.note(slow)

@@ -1,10 +1,12 @@
 """`predict` of models that give a class to every pixel: class maps, and the files that they are written to.
 
-K classes, H and W pixels of an image at its own size.
+K classes, H and W pixels of an image at its own size; a volume has D slices of them.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +17,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitreous.data.annotations.drawing import class_colours, lay_over, picture_of_map, png_of
+from vitreous.data.annotations.drawing import class_colours, lay_over, middle_planes, picture_of_map, png_of
+from vitreous.data.annotations.target import IGNORE
+from vitreous.data.decoding.volumes import nifti_header, stem_of
 from vitreous.data.preprocess import Preprocess
 from vitreous.disk import atomic_path
 from vitreous.errors import DataError, UsageError, printable
@@ -30,10 +34,12 @@ INDEX = "maps.jsonl"  # in a folder of maps: a line for each image
 
 @dataclass(frozen=True, eq=False)
 class ClassMap:
-    """The class of each pixel of an image: `classes` (H, W) int32, positions in `names`; or why there is none.
+    """The class of each pixel of an image: `classes` (H, W) or (D, H, W) int32, positions in `names`; or why there is
+    none.
 
     `shares`: the share of the pixels of each class that has any, by its name, the largest first. `image`: the picture
-    in RGB, if it was asked for. `file` and `overlay`: the files that it was written to.
+    in RGB, of a volume its middle planes, if it was asked for. `header`: nibabel's, of a volume from a NIfTI file.
+    `file` and `overlay`: the files that it was written to.
     """
 
     path: str
@@ -44,6 +50,7 @@ class ClassMap:
     error: str | None = None
     file: str | None = None
     overlay: str | None = None
+    header: Any = None
 
     def over_image(self) -> Image.Image:
         """The classes laid over the picture in colours. Raises UsageError where there is no picture."""
@@ -51,7 +58,8 @@ class ClassMap:
             raise UsageError(
                 f"{self.path} has no picture to lay its classes over", "ask for it: segment(…, pictures=True)"
             )
-        return lay_over(self.image, self.classes, class_colours(self.names))
+        classes = middle_planes(self.classes, IGNORE) if self.classes.ndim == 3 else self.classes
+        return lay_over(self.image, classes, class_colours(self.names))
 
 
 def class_maps(
@@ -82,24 +90,28 @@ def class_maps(
                 yield ClassMap(item.name, error=row.message)
             else:
                 image = picture_of(native(preprocess, item)) if pictures else None
-                yield ClassMap(item.name, names, row, image, shares_of(row, names))
+                header = nifti_header(item.content()) if row.ndim == 3 and item.pixels is None else None
+                yield ClassMap(item.name, names, row, image, shares_of(row, names), header=header)
 
 
 def shares_of(classes: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
-    """A class map (H, W) -> the share of the pixels of each class that has any, by its name, the largest first."""
+    """A class map, (H, W) or with D in front -> the share of the pixels of each class that has any, by its name, the
+    largest first."""
     counts = np.bincount(classes.ravel(), minlength=len(names))
     return {names[k]: int(counts[k]) / classes.size for k in np.argsort(-counts, kind="stable") if counts[k]}
 
 
 def native(preprocess: Preprocess, item: Item) -> np.ndarray:
-    """An item as (C, H, W) pixels at its own size. Raises DataError, with its name."""
+    """An item as (C, H, W) pixels, or (C, D, H, W) voxels, at its own size. Raises DataError, with its name."""
     content = item.content() if item.pixels is None else item.pixels()
     name = None if isinstance(content, str) else printable(item.name)
     return native_pixels(preprocess.decoded(content, name))
 
 
 def picture_of(pixels: np.ndarray) -> Image.Image:
-    """(C, H, W) pixels -> RGB: the first three channels, or the first as grey, stretched unless they have 8 bits."""
+    """(C, H, W) pixels, or the middle planes of (C, D, H, W) voxels -> RGB: the first three channels, or the first as
+    grey, stretched unless they have 8 bits."""
+    pixels = middle_planes(pixels, pixels.min()) if pixels.ndim == 4 else pixels
     bands = (pixels[:3] if len(pixels) >= 3 else np.repeat(pixels[:1], 3, 0)).transpose(1, 2, 0)
     if bands.dtype != np.uint8:
         low, high = float(bands.min()), float(bands.max())
@@ -119,7 +131,8 @@ class FileNames:
         the image too where another one has that name."""
         path = Path(os.path.relpath(name, self.root) if self.root else name)
         inner = Path(*(part for part in path.parts if part not in ("..", path.anchor)))
-        first = inner.with_suffix(suffix)
+        stem = stem_of(inner)
+        first = stem.with_name(stem.name + suffix)
         place = first if first not in self.taken else inner.with_name(inner.name + suffix)
         self.taken.add(place)
         return place
@@ -128,8 +141,10 @@ class FileNames:
 class MapFiles:
     """Rows of `predict` as files: `FOLDER/NAME.png` for each image, its class map, and `FOLDER/maps.jsonl`.
 
-    Pixels are the numbers of the classes, with their colours as palette, as `train` reads them. `overlays` is a folder
-    for pictures with the classes over them. Names are those of the images below `root`, the folder that all lie in.
+    Pixels are the numbers of the classes, with their colours as palette, as `train` reads them. Maps of volumes are
+    `NAME.nii.gz`, where the volume lies in the body as the image does, if that is NIfTI, else `NAME.npy`. `overlays` is
+    a folder for pictures with the classes over them. Names are those of the images below `root`, the folder that all
+    lie in.
     """
 
     formats: tuple[str, ...] = (".jsonl",)
@@ -161,12 +176,18 @@ class MapFiles:
         """Write the files of an answer. Raises OSError."""
         if answer.classes is None:
             return answer
-        place, overlay = self.names.place(answer.path), None
-        save_png(picture_of_map(answer.classes, self.colours), self.folder / place)
+        solid, overlay = answer.classes.ndim == 3, None
+        place = self.names.place(answer.path, (".npy" if answer.header is None else ".nii.gz") if solid else ".png")
+        if solid:
+            save_file(volume_bytes(answer.classes, answer.header), self.folder / place)
+        else:
+            save_png(picture_of_map(answer.classes, self.colours), self.folder / place)
         if self.overlays is not None:
-            overlay = os.fspath(self.overlays / place)
-            save_png(answer.over_image(), Path(overlay))
-        return replace(answer, classes=None, image=None, file=os.fspath(self.folder / place), overlay=overlay)
+            over = self.overlays / (place.with_name(place.name + ".png") if solid else place)
+            save_png(answer.over_image(), over)
+            overlay = os.fspath(over)
+        file = os.fspath(self.folder / place)
+        return replace(answer, classes=None, image=None, header=None, file=file, overlay=overlay)
 
     def plain(self, row: ClassMap) -> dict[str, Any]:
         """Path, the file of the map, the share of the pixels of each class, error."""
@@ -174,11 +195,33 @@ class MapFiles:
         return {"path": row.path, "file": row.file, **more, "shares": row.shares, "error": row.error}
 
 
+def volume_bytes(classes: np.ndarray, header: Any) -> bytes:
+    """A class map (D, H, W) as the bytes of a .npy file or, with nibabel's `header` of its image, of a .nii.gz file
+    with the image's affine."""
+    numbers, file = classes.astype(np.uint8 if classes.max(initial=0) < 256 else np.uint16), io.BytesIO()
+    if header is None:
+        np.save(file, numbers)
+        return file.getvalue()
+    import nibabel
+
+    kind: Any = nibabel.Nifti2Image if header.sizeof_hdr == 540 else nibabel.Nifti1Image  # type: ignore[attr-defined]
+    header.set_data_dtype(numbers.dtype)
+    header.set_slope_inter(1, 0)
+    header["cal_min"] = header["cal_max"] = 0
+    image = kind(numbers, header.get_best_affine(), header)
+    return gzip.compress(image.to_bytes(), 6, mtime=0)
+
+
 def save_png(picture: Image.Image, path: Path) -> None:
     """Write a picture as PNG, whole or not at all. Raises OSError."""
+    save_file(png_of(picture), path)
+
+
+def save_file(content: bytes, path: Path) -> None:
+    """Write a file, whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as temporary:
-        temporary.write_bytes(png_of(picture))
+        temporary.write_bytes(content)
 
 
 def common_root(words: Sequence[str]) -> str:

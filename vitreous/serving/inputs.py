@@ -6,8 +6,8 @@ tensors. Without torch.
 | `str`, `Path` | the path of an image file |
 | `bytes` | the content of an image file |
 | `PIL.Image.Image` | as a file of it would be: EXIF orientation applied, transparency over white |
-| `numpy.ndarray` | pixels (H, W) or (H, W, C) |
-| `torch.Tensor` | pixels (C, H, W), on any device |
+| `numpy.ndarray` | pixels (H, W) or (H, W, C), of a model of volumes (D, H, W) or (D, H, W, C) |
+| `torch.Tensor` | pixels (C, H, W), of a model of volumes (C, D, H, W), on any device |
 
 Pixels are uint8 in 0 to 255, or floats in 0 to 1, before any normalisation. A model that was trained on other numbers
 than 8-bit colours takes the numbers that its files have. C is 1, 3 or 4 for colours, else the model's channels.
@@ -68,7 +68,7 @@ def as_item(image: Any, preprocess: Preprocess, name: str) -> Item:
     if isinstance(image, Image.Image):
         return Item(name, b"", lambda: image)
     if isinstance(image, np.ndarray) or is_tensor(image):
-        if image.ndim == 4:
+        if image.ndim == len(preprocess.image) + 2:
             message = f"{name}: {' x '.join(map(str, image.shape))} is a batch, not an image"
             raise UsageError(message, "give list(batch)")
         return Item(name, b"", partial(read_pixels, image, preprocess, name))
@@ -76,22 +76,25 @@ def as_item(image: Any, preprocess: Preprocess, name: str) -> Item:
 
 
 def read_pixels(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
-    """An array (H, W[, C]) or a tensor (C, H, W) -> the array that `Preprocess.decoded` takes. Raises DataError."""
-    tensor = is_tensor(image)
-    axes, channels = ("(C, H, W)", 0) if tensor else ("(H, W) or (H, W, C)", -1)
+    """An array (H, W[, C]) or a tensor (C, H, W), with D before H of volumes -> the array that `Preprocess.decoded`
+    takes. Raises DataError."""
+    tensor, count = is_tensor(image), len(preprocess.image)
+    sides = "D, H, W" if count == 3 else "H, W"
+    axes, channels = (f"(C, {sides})", 0) if tensor else (f"({sides}) or ({sides}, C)", -1)
     shape = tuple(image.shape)
     wanted = (1, 3, 4) if preprocess.numbers == "colours" else (preprocess.channels,)
     if (
-        len(shape) not in ((3,) if tensor else (2, 3))
+        len(shape) not in ((count + 1,) if tensor else (count, count + 1))
         or 0 in shape
-        or (len(shape) == 3 and shape[channels] not in wanted)
+        or (len(shape) == count + 1 and shape[channels] not in wanted)
     ):
         problem = f"{name}: {'a tensor' if tensor else 'an array'} of {' x '.join(map(str, shape))} is not {axes}"
         raise DataError(problem, f"with {' or '.join(map(str, wanted))} channels")
     if tensor:
         image = image.detach().cpu()
-        image = (image.float() if image.dtype.is_floating_point else image).numpy().transpose(1, 2, 0)
-    if image.ndim == 3 and image.shape[2] == 1:
+        image = (image.float() if image.dtype.is_floating_point else image).numpy()
+        image = np.moveaxis(image, 0, -1)
+    if image.ndim == count + 1 and image.shape[-1] == 1:
         image = image[..., 0]
     if preprocess.numbers != "colours" or image.dtype.kind != "f":
         return np.ascontiguousarray(image)

@@ -52,7 +52,7 @@ def read(
 def read_reduced(jpeg: Jpeg, preprocess: Preprocess) -> np.ndarray | None:
     """(C, *image) pixels from a smaller decoding; None where it would save nothing, or the decoder objects."""
     left, top, right, bottom = preprocess.box(jpeg.size)
-    factor = reduction_factor((int(bottom - top), int(right - left)), preprocess.image)
+    factor = reduction_factor((int(bottom - top), int(right - left)), preprocess.plane)
     pixels = jpeg.read(jpeg.layout.size[1], factor) if factor > 1 else None
     if pixels is None:
         return None

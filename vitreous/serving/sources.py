@@ -30,6 +30,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES, open_regular, reason
+from vitreous.data.decoding.volumes import OWN
 from vitreous.data.layouts.folder import natural, walk
 from vitreous.data.layouts.tars import COMPRESSED
 from vitreous.data.layouts.tars import expand as braced
@@ -103,7 +104,7 @@ def resolve_word(word: str, column: str | None) -> Iterator[Part]:
             raise DataError(f"no such file: {printable(word[1:])}")
         yield partial(read_list, word.removeprefix("@")), None
     elif os.path.isdir(word):
-        files = walk(word) or walk(word, frozenset((*TARS[:1], *ROWS)))
+        files = walk(word) or walk(word, OWN) or walk(word, frozenset((*TARS[:1], *ROWS)))
         if not files:
             raise DataError(f"no images in {printable(word)}")
         yield from resolve_files(files, column)
@@ -116,7 +117,7 @@ def resolve_word(word: str, column: str | None) -> Iterator[Part]:
             raise DataError(f"{len(missing)} of {len(files)} archives are not there; the first is {first}")
         yield from resolve_files(files, column)
     elif glob.has_magic(word):
-        known = (*SUFFIXES, *TABLES, *TARS, *ROWS)
+        known = (*SUFFIXES, *OWN, *TABLES, *TARS, *ROWS)
         names = glob.iglob(word, recursive=True)
         files = [name for name in names if name.lower().endswith(known) and not os.path.isdir(name)]
         if not files:

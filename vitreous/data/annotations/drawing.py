@@ -40,6 +40,17 @@ def lay_over(image: Image.Image, classes: np.ndarray, colours: np.ndarray) -> Im
     return Image.fromarray(np.rint(pixels * (1 - strength) + shades * strength).astype(np.uint8))
 
 
+def middle_planes(volume: np.ndarray, fill: float = 0) -> np.ndarray:
+    """Return (..., D, H, W) as (..., h, w): the planes in the middle of each of the three axes side by side, `fill`
+    below those that are less high. Arrays of pictures, (C, H, W) or (H, W), are for whoever calls to leave out."""
+    d, h, w = volume.shape[-3:]
+    planes = (volume[..., d // 2, :, :], volume[..., h // 2, :], volume[..., w // 2])
+    height = max(plane.shape[-2] for plane in planes)
+    rest = [(0, 0)] * (volume.ndim - 3)
+    filled = [np.pad(p, [*rest, (0, height - p.shape[-2]), (0, 0)], constant_values=fill) for p in planes]
+    return np.concatenate(filled, -1)
+
+
 def picture_of_map(classes: np.ndarray, colours: np.ndarray, palette: bool = True) -> Image.Image:
     """Return a class map (H, W) int as a picture whose pixels are the numbers of the classes, NOBODY for IGNORE.
 

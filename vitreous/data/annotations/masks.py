@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -37,34 +37,54 @@ OBJECT = "object"  # the class of objects that nobody named
 Palette = dict[tuple[int, ...], int]
 
 
+class Reader(NamedTuple):
+    """What finds and reads images of so many `axes` and their masks: the files below a folder, a path without its
+    ending, the size of an image, the numbers or colours of a mask; `names` those of the folder of images and of the
+    folder of masks."""
+
+    axes: int
+    names: tuple[tuple[str, ...], tuple[str, ...]]
+    files: Callable[[Path], list[Path]]
+    stem: Callable[[Path], Path]
+    size: Callable[[Path], tuple[int, ...]]
+    mask: Callable[[Path], np.ndarray]
+
+
 @dataclass(frozen=True, eq=False)
 class MaskFiles:
     """What lies beside each image: `files` (n) lists of mask files, of which each image of class maps has one.
 
     `images`: the image files. `palette`: colour -> class, for maps in colours; `binary`: 255 is class 1. `maps`: files
-    are class maps, else each is one object. `count`: classes.
+    are class maps, else each is one object. `count`: classes. `reader`: what reads images and masks, `PICTURES` or
+    that of volumes, which have class maps alone.
     """
 
     root: Path
     images: Sequence[Path]
     files: Sequence[Sequence[Path]]
     maps: bool
+    reader: Reader
     count: int = 1
     palette: Palette | None = None
     binary: bool = False
 
+    @property
+    def axes(self) -> int:
+        """2 for pictures, 3 for volumes."""
+        return self.reader.axes
+
     def read(self, row: int) -> Target:
         """Read what is on an image. Raises DataError for a mask that cannot be read, of another size, and of values
         that are no classes."""
-        size = image_size(self.images[row])
+        size = self.reader.size(self.images[row])
         if self.maps:
             place = self.files[row][0]
-            classes = self.classes_of(read_mask(place), place)
+            classes = self.classes_of(self.reader.mask(place), place)
             check_size(classes.shape, size, place, self.images[row])
             return no_objects(size, classes)
         masks = []
         for place in self.files[row]:
-            mask = read_mask(place)
+            mask = self.reader.mask(place)
             check_size(mask.shape[:2], size, place, self.images[row])
             mask = mask.any(-1) if mask.ndim == 3 else mask > 0
             if mask.any():
@@ -73,9 +93,9 @@ class MaskFiles:
         return Target(size, none.astype(np.int64), boxes_of(masks), none, stack_masks(masks, size))
 
     def classes_of(self, values: np.ndarray, place: Path) -> np.ndarray:
-        """(H, W) numbers or (H, W, 3) colours -> (H, W) int32 classes, or IGNORE. Raises DataError for what is no
+        """(*image) numbers or (H, W, 3) colours -> (*image) int32 classes, or IGNORE. Raises DataError for what is no
         class."""
-        if values.ndim == 3:
+        if values.ndim > self.reader.axes:
             return self.classes_of_colours(values, place)
         classes = values.astype(np.int32)
         if self.binary:
@@ -108,17 +128,20 @@ class MaskFiles:
 
 def are_masks(root: Path) -> bool:
     """Whether a folder has masks beside its images, in one of the layouts above."""
-    return any(mask_folder(home) or object_folders(home) for home in (root, *homes_of(root).values()))
+    return any(mask_folder(home, PICTURES) or object_folders(home) for home in (root, *homes_of(root).values()))
 
 
-def masks(root: Path, split_seed: int = 0) -> Data:
-    """Open images with masks beside them. Without `val`, a tenth of `train` is held out.
+def masks(root: Path, split_seed: int = 0, reader: Reader | None = None, given: Sequence[str] = ()) -> Data:
+    """Open images with masks beside them, pictures unless a `reader` is named. Without `val`, a tenth of `train` is
+    held out. `given`: names of the classes where there is no `classes.txt`.
 
     Raises DataError for splits without `train`, images without a mask, masks without an image, masks in which nothing
     tells the classes, and files that cannot be read.
     """
+    reader = reader or PICTURES
     names, palette = named_classes(root)
-    listed = {name: pairs(home, inner) for name, (home, inner) in places_of(root).items()}
+    names = names or list(given)
+    listed = {name: pairs(home, inner, reader) for name, (home, inner) in places_of(root, reader).items()}
     if "train" not in listed:
         raise DataError(f"{printable(root)} has {', '.join(listed)} but no train folder", "name one of them train")
     kinds = {kind for kind, *_ in listed.values()}
@@ -134,7 +157,8 @@ def masks(root: Path, split_seed: int = 0) -> Data:
         names, binary = names or [OBJECT], False
         present = {name: [{0} if files else set() for files in masks] for name, (_, _, masks) in listed.items()}
     else:
-        values = {name: values_in([files[0] for files in masks], palette) for name, (_, _, masks) in listed.items()}
+        places = {name: [files[0] for files in masks] for name, (_, _, masks) in listed.items()}
+        values = {name: values_in(files, palette, reader) for name, files in places.items()}
         every = set().union(*(one for part in values.values() for one in part))
         binary = not palette and every <= {0, VOID} and VOID in every
         if not names:
@@ -143,7 +167,7 @@ def masks(root: Path, split_seed: int = 0) -> Data:
         present = {name: [class_numbers(one, binary) for one in part] for name, part in values.items()}
     splits: dict[str, Split] = {}
     for name, (_, images, files) in listed.items():
-        store = MaskFiles(root, images, files, maps, len(names), palette, binary)
+        store = MaskFiles(root, images, files, maps, reader, len(names), palette, binary)
         labels = np.zeros((len(images), len(names)), np.float32)
         for row, numbers in enumerate(present[name]):
             labels[row, [number for number in numbers if number < len(names)]] = 1
@@ -158,22 +182,27 @@ def homes_of(root: Path) -> dict[str, Path]:
     return split_homes(root) if root.is_dir() else {}
 
 
-def places_of(root: Path) -> dict[str, tuple[Path, str]]:
+def places_of(root: Path, reader: Reader) -> dict[str, tuple[Path, str]]:
     """Split -> the folder with `images` and masks, and the folder below each of both that the split is in, if any."""
     homes = homes_of(root)
-    if homes and any(mask_folder(home) or object_folders(home) for home in homes.values()):
+    if homes and any(mask_folder(home, reader) or object_folders(home) for home in homes.values()):
         return {name: (home, "") for name, home in homes.items()}
-    inner = homes_of(root / "images")
-    if mask_folder(root) and inner:
+    inner = homes_of(image_folder(root, reader))
+    if mask_folder(root, reader) and inner:
         return {name: (root, home.name) for name, home in inner.items()}
     return {"train": (root, "")}
 
 
-def mask_folder(home: Path) -> Path | None:
+def image_folder(home: Path, reader: Reader) -> Path:
+    """The folder of images below a folder; it need not be there."""
+    return next((home / name for name in reader.names[0] if (home / name).is_dir()), home / reader.names[0][0])
+
+
+def mask_folder(home: Path, reader: Reader) -> Path | None:
     """The folder of class maps beside `images`, None where there is none. YOLO's `labels`, of txt files, are not."""
-    if not (home / "images").is_dir():
+    if not image_folder(home, reader).is_dir():
         return None
-    return next((home / name for name in MASKS if (home / name).is_dir() and list_images(home / name)), None)
+    return next((home / name for name in reader.names[1] if (home / name).is_dir() and reader.files(home / name)), None)
 
 
 def object_folders(home: Path) -> list[Path]:
@@ -187,13 +216,13 @@ def object_folders(home: Path) -> list[Path]:
     return folders
 
 
-def pairs(home: Path, inner: str) -> tuple[bool, list[Path], list[list[Path]]]:
+def pairs(home: Path, inner: str, reader: Reader) -> tuple[bool, list[Path], list[list[Path]]]:
     """Whether masks are class maps, the images, and the masks of each. Raises DataError where they do not go
     together."""
-    folder = mask_folder(home)
+    folder = mask_folder(home, reader)
     if folder is None:
         images, files = [], []
-        for one in object_folders(home):
+        for one in object_folders(home) if reader.axes == 2 else ():
             own = list_images(one / "images")
             if len(own) != 1:
                 raise DataError(f"{printable(one / 'images')} has {len(own)} images, not one", "mend or remove it")
@@ -202,7 +231,7 @@ def pairs(home: Path, inner: str) -> tuple[bool, list[Path], list[list[Path]]]:
         if not images:
             raise DataError(f"{printable(home)} has no images with masks", "put them into images/ and masks/")
         return False, images, files
-    by_stem, wanted = named_files(folder / inner), named_files(home / "images" / inner)
+    by_stem, wanted = (named_files(place / inner, reader) for place in (folder, image_folder(home, reader)))
     for stems, others, lacks in ((wanted, by_stem, "mask"), (by_stem, wanted, "image")):
         if missing := [place for stem, place in stems.items() if stem not in others]:
             problem = f"{len(missing)} of {len(stems)} have no {lacks}; the first is {printable(missing[0])}"
@@ -210,20 +239,15 @@ def pairs(home: Path, inner: str) -> tuple[bool, list[Path], list[list[Path]]]:
     return True, list(wanted.values()), [[by_stem[stem]] for stem in wanted]
 
 
-def named_files(folder: Path) -> dict[str, Path]:
+def named_files(folder: Path, reader: Reader) -> dict[str, Path]:
     """Path below a folder without the ending -> image file. Raises DataError for two files of one name."""
     files: dict[str, Path] = {}
-    for place in list_images(folder):
-        other = files.setdefault(key_of(place, folder), place)
+    for place in reader.files(folder):
+        other = files.setdefault(os.fspath(reader.stem(place).relative_to(folder)), place)
         if other != place:
             problem = f"{printable(other)} and {printable(place)} differ in their ending alone"
             raise DataError(problem, "remove one: images and masks go together by their names")
     return files
-
-
-def key_of(place: Path, folder: Path) -> str:
-    """The path below a folder without the ending, by which images and masks are matched."""
-    return os.fspath(place.relative_to(folder).with_suffix(""))
 
 
 def named_classes(root: Path) -> tuple[list[str], Palette | None]:
@@ -250,13 +274,13 @@ def named_classes(root: Path) -> tuple[list[str], Palette | None]:
     return names, palette or None
 
 
-def values_in(places: Sequence[Path], palette: Palette | None) -> list[set[int]]:
+def values_in(places: Sequence[Path], palette: Palette | None, reader: Reader) -> list[set[int]]:
     """The numbers in each class map; of one in colours the classes. Raises DataError for one that cannot be read, and
     for colours where the classes have none."""
 
     def numbers(place: Path) -> set[int]:
-        mask = read_mask(place)
-        if mask.ndim == 2:
+        mask = reader.mask(place)
+        if mask.ndim == reader.axes:
             return set(np.unique(mask).tolist())
         if palette is None:
             hint = f"write {CLASSES}, a class a line with its colour: road 128 64 128"
@@ -291,8 +315,17 @@ def read_mask(place: Path) -> np.ndarray:
         ) from None
 
 
-def check_size(own: tuple[int, ...], image: tuple[int, int], place: Path, of: Path) -> None:
-    """Raise DataError for a mask of another size than its image."""
+def check_size(own: tuple[int, ...], image: tuple[int, ...], place: Path, of: Path) -> None:
+    """Raise DataError for a mask of another size than its image; sizes of pictures are told width first."""
     if own != image:
-        sizes = [f"{width} x {height}" for height, width in (own, image)]
-        raise DataError(f"{printable(place)} is {sizes[0]} pixels, its image {printable(of)} {sizes[1]}", "mend either")
+        sizes = [" x ".join(map(str, size[::-1] if len(size) == 2 else size)) for size in (own, image)]
+        word = "pixels" if len(image) == 2 else "voxels"
+        raise DataError(f"{printable(place)} is {sizes[0]} {word}, its image {printable(of)} {sizes[1]}", "mend either")
+
+
+def without_ending(place: Path) -> Path:
+    """The path of a picture without its ending, by which images and masks are matched."""
+    return place.with_suffix("")
+
+
+PICTURES = Reader(2, (("images",), MASKS), list_images, without_ending, image_size, read_mask)

@@ -43,5 +43,7 @@ class SceneReader:
 
 def picture_bytes(picture: Picture) -> int:
     """Bytes of a decoded image, or of one for each channel."""
+    if isinstance(picture, np.ndarray):
+        return picture.nbytes
     bands = picture if isinstance(picture, tuple) else (picture,)
     return sum(band.width * band.height * {"L": 1, "RGB": 3}.get(band.mode, 4) for band in bands)

@@ -152,12 +152,22 @@ class AnnotatedSplit(Split, Protocol):
         ...
 
 
+def axes_of(split: Split) -> int:
+    """The axes of the images of a split: 2, or 3 where they are volumes."""
+    return getattr(split, "axes", 2)
+
+
 @dataclass(frozen=True)
 class AnnotatedFiles(Files):
     """Image files with annotations: `rows` (n,) int64 of `annotations`, and `labels` (n, K) float32 as above."""
 
     rows: np.ndarray
     annotations: Annotations
+
+    @property
+    def axes(self) -> int:
+        """2 for pictures, 3 for volumes."""
+        return getattr(self.annotations, "axes", 2)
 
     def target(self, sample: int) -> Target:
         """Read what is on an image. Raises DataError."""

@@ -17,7 +17,7 @@ from vitreous.data.augmentation.crops import FILTERS, AreaCrop, InceptionCrop, S
 from vitreous.data.augmentation.moves import moved, pierce, static, windows
 from vitreous.data.augmentation.randaugment import BIG_VISION, TIMM, RandAugment, three
 from vitreous.data.decoding.regions import Regions
-from vitreous.data.decoding.spectral import Picture
+from vitreous.data.decoding.spectral import Picture, bands_of
 from vitreous.data.keys import seeded, uniform
 from vitreous.data.preprocess import Preprocess, to_tensor
 from vitreous.errors import UsageError
@@ -126,8 +126,8 @@ class Augment:
 
         Images of several Pillow channels get the same transform in each; of mode F they become float32.
         """
-        if isinstance(picture, tuple):
-            return torch.cat([self.picture(band, preprocess, sample_key) for band in picture])
+        if isinstance(picture, (tuple, np.ndarray)):
+            return torch.cat([self.picture(band, preprocess, sample_key) for band in bands_of(picture)])
         with seeded(sample_key):
             return pipeline(self, preprocess)(picture)
 
@@ -265,7 +265,7 @@ def v2():
 @cache
 def pipeline(augment: Augment, preprocess: Preprocess) -> Callable[[Image.Image | Regions], Tensor]:
     """Compose the transform of a file's image to (C, *image) uint8. Crops become Pillow images only if needed."""
-    operations: list[Callable[[Any], Any]] = [cropper(augment, preprocess.image) or partial(fitted, preprocess)]
+    operations: list[Callable[[Any], Any]] = [cropper(augment, preprocess.plane) or partial(fitted, preprocess)]
     between, late = affine(augment), paint(augment)
     if between or late:
         operations.append(pictured)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous.data.annotations.target import IGNORE, Target
 from vitreous.data.decoding.regions import Regions
-from vitreous.data.decoding.spectral import Picture
+from vitreous.data.decoding.spectral import Picture, bands_of
 from vitreous.data.keys import seeded, uniform
 from vitreous.data.preprocess import Preprocess, to_array
 from vitreous.errors import UsageError
@@ -81,9 +81,9 @@ class Scenes:
     def scene(self, picture: Picture, target: Target, preprocess: Preprocess, sample_key: int) -> dict[str, Tensor]:
         """Draw a view: `images` (C, *image) as `Preprocess.pixels` gives it, and `classes` (*image) int32, the class of
         each pixel or IGNORE. `target` has a class map."""
-        bands = picture if isinstance(picture, tuple) else (picture,)
+        bands = bands_of(picture)
         draws = uniform(np.array([sample_key], np.uint64), 7)[0]
-        part = self.part((bands[0].height, bands[0].width), preprocess.image, draws[:3])
+        part = self.part((bands[0].height, bands[0].width), preprocess.plane, draws[:3])
         turns = self.turn and draws[3] < 0.5, draws[4] < self.flip, draws[5] < self.flip_vertical
         pixels = torch.cat([torch.from_numpy(to_array(cut(band, part, preprocess))) for band in bands])
         if preprocess.numbers == "colours" and any(self.jitter) and draws[6] < self.jitter_probability:

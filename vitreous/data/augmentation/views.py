@@ -20,6 +20,7 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.batched import DRAWS, SOLAR, crop, paint
 from vitreous.data.augmentation.crops import AreaCrop, to_picture
 from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.augmentation.volumes import VolumeScenes
 from vitreous.data.decoding.regions import Regions
 from vitreous.data.decoding.spectral import Picture
 from vitreous.data.keys import key, seeded, uniform
@@ -82,7 +83,7 @@ class MultiCrop:
 
     def picture(self, picture: Picture | Regions, preprocess: Preprocess, sample_key: int) -> Tensor:
         """Flatten all views of an image, (n,)."""
-        return torch.cat([view.flatten() for view in self.views(picture, preprocess.image, sample_key)])
+        return torch.cat([view.flatten() for view in self.views(picture, preprocess.plane, sample_key)])
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """Draw the views of (B, C, H, W) images in memory, of the model's size, by (B,) keys: (B, n) rows.
@@ -127,7 +128,12 @@ class MultiCrop:
 
 
 #: the `name` in a run's config -> the config's class
-VIEWS: dict[str, type[Augment | MultiCrop | Scenes]] = {"augment": Augment, "multicrop": MultiCrop, "scenes": Scenes}
+VIEWS: dict[str, type[Augment | MultiCrop | Scenes | VolumeScenes]] = {
+    "augment": Augment,
+    "multicrop": MultiCrop,
+    "scenes": Scenes,
+    "volumes": VolumeScenes,
+}
 
 DINO = MultiCrop()
 

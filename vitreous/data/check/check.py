@@ -12,7 +12,7 @@ from vitreous.cores import cores
 from vitreous.data.check.alike import near
 from vitreous.data.check.facts import facts
 from vitreous.data.check.findings import FAILS, findings
-from vitreous.data.check.record import Form, probe, review, survey
+from vitreous.data.check.record import VOXELS, Form, probe, review, survey
 from vitreous.data.check.subject import Subject, open_subject, parted
 from vitreous.data.copies.scan import READABLE, scan
 from vitreous.data.split import Split
@@ -47,6 +47,7 @@ def check(
     groups = {"by": group_by, "parted": parted(subject, group_by)}
     form, size = first_form(subject.pool.splits[0], workers)
     side = image_size if isinstance(image_size, int) else min(image_size(size)) if size else None
+    side = 0 if form and form[1] == VOXELS else side  # nothing is scaled to a model's size
     pool, started = subject.pool, time.perf_counter()
 
     def report(done: int) -> None:

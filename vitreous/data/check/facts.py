@@ -108,7 +108,7 @@ def balance(subject: Subject) -> dict[str, Any] | None:
 def sizes(records: np.ndarray, image_size: int | None) -> dict[str, Any] | None:
     """Widths, heights and proportions of (n,) RECORD, also relative to the side of the model's input; None for n = 0.
 
-    `histogram` counts short sides.
+    `histogram` counts short sides. `image_size` is 0, and nothing relative to it, of volumes, which have `slices` too.
     """
     if not len(records) or image_size is None:
         return None
@@ -117,11 +117,12 @@ def sizes(records: np.ndarray, image_size: int | None) -> dict[str, Any] | None:
     edges = 2.0 ** np.arange(3, 13)
     return {
         "input": image_size,
+        **({"slices": span(records["slices"].astype(np.float64))} if records["slices"].any() else {}),
         "width": span(width),
         "height": span(height),
         "proportion": span(width / height),
         "smaller": float((short < image_size).mean()),
-        "twice": float((short >= 2 * image_size).mean()),
+        "twice": float((short >= 2 * image_size).mean()) if image_size else 0.0,
         "one_size": len(np.unique(width * 2**32 + height)) == 1,
         "histogram": {
             "edges": [int(e) for e in edges],

@@ -10,10 +10,13 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
+from vitreous.data.annotations.target import axes_of
 from vitreous.data.check.facts import by_reason
 from vitreous.data.check.findings import SHOWN
+from vitreous.data.check.record import middle_plane
 from vitreous.data.check.subject import Subject
-from vitreous.data.split import picture_of
+from vitreous.data.decoding.volumes import volume_form
+from vitreous.data.split import Split, picture_of
 from vitreous.errors import DataError, printable
 
 PAIRS, TOGETHER = 24, 4  # groups of copies that are shown, and images of each
@@ -89,11 +92,18 @@ def two_sides(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [group[i] for i in sorted(order[:TOGETHER])]
 
 
+def first_plane(split: Split, sample: int) -> Image.Image:
+    """The middle slice of a volume. Raises DataError."""
+    raw = split.raw(sample)
+    return middle_plane(raw, volume_form(raw)[0])
+
+
 def thumbnail(subject: Subject, split: str, sample: int, box: Sequence[float] = ()) -> str:
     """Encode a thumbnail as a data URL, with a `box` of pixels if there is one; an empty string where the image cannot
     be read any more."""
     try:
-        picture = picture_of(subject.splits[split], sample, 3)
+        own = subject.splits[split]
+        picture = picture_of(own, sample, 3) if axes_of(own) == 2 else first_plane(own, sample)
     except DataError:
         return ""
     if box:

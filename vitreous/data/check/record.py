@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vitreous.data.annotations.target import axes_of
 from vitreous.data.copies.scan import Pool, Reasons, digest, fill, read_views
 from vitreous.data.copies.windows import LENGTH, SIDE, describe_whole, view
 from vitreous.data.decoding.decode import FORMATS, SUFFIXES, decode, orientation, silence
@@ -18,6 +19,7 @@ from vitreous.data.decoding.heif import open_formats
 from vitreous.data.decoding.npy import MAGIC
 from vitreous.data.decoding.regions import Jpeg, open_picture
 from vitreous.data.decoding.spectral import channel_form, read_bands
+from vitreous.data.decoding.volumes import GZIP, ZIP, is_nifti, open_volume, read_volume, volume_form
 
 RECORD = np.dtype(
     [
@@ -26,9 +28,10 @@ RECORD = np.dtype(
         ("bytes", "<u8"),
         ("width", "<u4"),  # upright
         ("height", "<u4"),
+        ("slices", "<u4"),  # of a volume, the length of its first axis; 0 of a picture
         ("mean", "<f4", 3),  # of the decoded picture, 0..255
         ("std", "<f4", 3),
-        ("traits", "<u2"),
+        ("traits", "u1"),
         ("state", "u1"),
         ("format", "u1"),  # position in KINDS
         ("mode", "u1"),  # position in MODES
@@ -37,7 +40,7 @@ RECORD = np.dtype(
 )
 # how an image is read
 FORM = np.dtype([("channels", "<u4"), ("numbers", "U8"), ("height", "<u4"), ("width", "<u4"), ("state", "u1")])
-KINDS = ("other", "pixels", *FORMATS, "MPO", "NPY", "AVIF", "HEIF")
+KINDS = ("other", "pixels", *FORMATS, "MPO", "NPY", "AVIF", "HEIF", "NIFTI", "NPZ")
 MODES = ("other", "1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "I", "I;16", "I;16B", "I;16L", "YCbCr", "RGBX")
 SUFFIX_OF = {
     "JPEG": {".jpg", ".jpeg"}, "MPO": {".jpg", ".jpeg"}, "PNG": {".png"},
@@ -46,7 +49,8 @@ SUFFIX_OF = {
 }  # fmt: skip
 
 
-# channels and dtype of images that are read channel by channel, as `channel_form` returns it
+VOXELS = "voxels"  # in place of a dtype: images are volumes
+# channels and dtype of images that are read channel by channel, as `channel_form` returns it, or VOXELS
 Form = tuple[int, str] | None
 Header = tuple[str, str, int, int]  # format, mode, bits of a channel, traits
 NAMELESS = "image"  # name of an image in errors; `fill` removes it
@@ -78,6 +82,7 @@ def survey(pool: Pool, samples: Sequence[int], form: Form = None) -> tuple[np.nd
         views[rows[sample]] = view(picture, SIDE)
         record["digest"], record["bytes"] = digest(raw), len(raw) if isinstance(raw, bytes) else raw.nbytes
         record["width"], record["height"], record["mean"], record["std"] = *picture.size, mean, std
+        record["slices"] = volume_form(raw, NAMELESS)[1][0] if form is not None and form[1] == VOXELS else 0
         record["format"], record["mode"], record["depth"] = place(kind, KINDS), place(mode, MODES), depth
         suffix = os.path.splitext(pool.name(sample))[1].lower()
         misnamed = kind in SUFFIX_OF and suffix in SUFFIXES and suffix not in SUFFIX_OF[kind]
@@ -99,6 +104,11 @@ def probe(pool: Pool, samples: Sequence[int]) -> tuple[np.ndarray, Reasons]:
 
     def read(pool: Pool, sample: int, record: Any) -> None:
         raw = pool.raw(sample)
+        if axes_of(pool) == 3:  # type: ignore[arg-type]
+            record["channels"], size = volume_form(raw, NAMELESS)
+            record["numbers"], record["height"], record["width"] = VOXELS, *size[1:]
+            middle_plane(raw, int(record["channels"]))
+            return
         form = channel_form(raw, NAMELESS)
         picture = decode(raw, 3, NAMELESS) if form is None else read_bands(raw, *form, NAMELESS)[0]
         record["channels"], record["numbers"] = form or (0, "")
@@ -112,6 +122,13 @@ def stretched(band: Image.Image) -> Image.Image:
     values = np.asarray(band, np.float64)
     low, high = float(values.min()), float(values.max())
     return Image.fromarray(((values - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)).convert("RGB")
+
+
+def middle_plane(raw: bytes | np.ndarray, channels: int) -> Image.Image:
+    """The middle slice (H, W) of the first channel of a file's bytes, or of voxels (D, H, W[, C]), as a grey RGB image.
+    Raises DataError."""
+    volume = read_volume(raw, channels, NAMELESS)[0]
+    return stretched(Image.fromarray(volume[len(volume) // 2]))
 
 
 def place(word: str, known: tuple[str, ...]) -> int:
@@ -129,8 +146,11 @@ def moments(picture: Image.Image) -> tuple[list[float], list[float]]:
 def opened(raw: bytes | np.ndarray, form: Form) -> tuple[Image.Image, Header]:
     """Decode a file's bytes or pixels (H, W[, C]) as in training, to RGB, and read the header. Raises DataError.
 
-    Of images that are read channel by channel, the first channel stands for all.
+    Of images that are read channel by channel, the first channel stands for all; of volumes its middle slice.
     """
+    if form is not None and form[1] == VOXELS:
+        depth = 8 * open_volume(raw, NAMELESS).dtype.itemsize
+        return middle_plane(raw, form[0]), (volume_kind(raw), "other", depth, 0)
     if form is not None:
         picture = stretched(read_bands(raw, *form, NAMELESS)[0])
         kind, mode, _, traits = header(raw, picture)
@@ -143,6 +163,14 @@ def opened(raw: bytes | np.ndarray, form: Form) -> tuple[Image.Image, Header]:
         return picture, header(raw, picture)
     mode = "L" if regions.layout.components == 1 else "RGB"
     return picture, ("JPEG", mode, 8, Trait.TURNED * (regions.orientation > 1))
+
+
+def volume_kind(raw: bytes | np.ndarray) -> str:
+    """The format of a file's bytes, or of voxels (D, H, W[, C]), one of KINDS."""
+    if isinstance(raw, np.ndarray):
+        return "pixels"
+    nifti = raw.startswith(GZIP) or is_nifti(raw)
+    return "NIFTI" if nifti else "NPZ" if raw.startswith(ZIP) else "NPY" if raw.startswith(MAGIC) else "TIFF"
 
 
 def header(raw: bytes | np.ndarray, picture: Image.Image) -> Header:

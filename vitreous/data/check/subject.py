@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data.annotations.masks import MaskFiles
-from vitreous.data.annotations.target import AnnotatedFiles
+from vitreous.data.annotations.target import AnnotatedFiles, axes_of
 from vitreous.data.copies.listing import as_made
 from vitreous.data.copies.scan import Joined
 from vitreous.data.decoding.decode import SUFFIXES
+from vitreous.data.decoding.volumes import OWN
 from vitreous.data.grouping import COLUMN, PARTED, expression, keys_of, no_column, straddling
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.sources import open_data
@@ -106,11 +107,13 @@ def left_out(subject: Subject) -> dict[str, int]:
     if not root.is_dir() or not all(isinstance(split, Files) for split in subject.splits.values()):
         return {}
     others, images = Counter(), 0
+    solid = any(axes_of(split) == 3 for split in subject.splits.values())
+    endings = (*SUFFIXES, *(OWN if solid else ()))
     for _, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
             suffix = os.path.splitext(name)[1].lower()
-            if suffix in SUFFIXES and not name.startswith("."):
+            if name.lower().endswith(endings) and not name.startswith("."):
                 images += 1
             else:
                 others[printable(suffix) or "no suffix"] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as numpy_format
@@ -25,13 +26,8 @@ def read_npy(content: bytes, name: str) -> np.ndarray:
     Raises DataError for a damaged header, a dtype outside `DTYPES`, a file longer or shorter than its header says, and
     a shape that is no image.
     """
-    file, damaged = io.BytesIO(content), DataError(f"{name}: a damaged .npy header", "save it again with numpy.save")
-    try:
-        shape, fortran, dtype = READERS[numpy_format.read_magic(file)](file, max_header_size=MAX_HEADER)
-    except Exception:  # for text that is not Python, whatever Python's parser raises
-        raise damaged from None
-    if any(side < 0 for side in shape):
-        raise damaged
+    file = io.BytesIO(content)
+    shape, fortran, dtype = read_header(file, name)
     if dtype.name not in DTYPES:
         raise DataError(f"{name}: numbers of type {dtype.str}", f"known are {', '.join(DTYPES)}")
     stored, expected = len(content) - file.tell(), math.prod(shape) * dtype.itemsize
@@ -40,6 +36,19 @@ def read_npy(content: bytes, name: str) -> np.ndarray:
     axes = picture_axes(shape, name)
     array = np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
     return array[None] if axes[0] < 0 else array.transpose(axes)
+
+
+def read_header(file: Any, name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether the first axis varies fastest, and dtype of a .npy file, which is left where its numbers begin.
+    Raises DataError for a damaged header."""
+    damaged = DataError(f"{name}: a damaged .npy header", "save it again with numpy.save")
+    try:
+        shape, fortran, dtype = READERS[numpy_format.read_magic(file)](file, max_header_size=MAX_HEADER)
+    except Exception:  # for text that is not Python, whatever Python's parser raises
+        raise damaged from None
+    if any(side < 0 for side in shape):
+        raise damaged
+    return shape, fortran, dtype
 
 
 def picture_axes(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:

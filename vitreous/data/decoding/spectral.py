@@ -21,10 +21,19 @@ from vitreous.data.decoding.decode import FORMATS, read_regular, reason, silence
 from vitreous.data.decoding.gate import MAX_PIXELS, refuse_costly, too_large
 from vitreous.data.decoding.heif import open_formats
 from vitreous.data.decoding.npy import MAGIC, MAX_CHANNELS, read_npy
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, UsageError, printable
 
 Bands = tuple[Image.Image, ...]
-Picture = Image.Image | Bands  # input of preprocessing and augmentation
+#: input of preprocessing and augmentation; an array is a volume, (C, D, H, W) float32
+Picture = Image.Image | Bands | np.ndarray
+
+
+def bands_of(picture: Picture) -> Bands:
+    """The Pillow images of a picture, one or one for each channel. Raises UsageError for a volume, which has none."""
+    if isinstance(picture, np.ndarray):
+        raise UsageError("a volume has no views of pictures", "use --recipe segment, whose views are of volumes")
+    return picture if isinstance(picture, tuple) else (picture,)
+
 
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # bits and sample format of a TIFF -> dtype

@@ -106,7 +106,7 @@ def list_images(home: Path) -> list[Path]:
 
 def walk(home: str, suffixes: frozenset[str] = SUFFIXES) -> list[str]:
     """The same as text, of files whose names end in one of `suffixes`."""
-    files, seen, waiting = [], set(), [home]
+    files, seen, waiting, endings = [], set(), [home], tuple(suffixes)
     while waiting:
         place = waiting.pop()
         real = os.path.realpath(place)
@@ -116,7 +116,7 @@ def walk(home: str, suffixes: frozenset[str] = SUFFIXES) -> list[str]:
         for entry in entries(place):
             if is_folder(entry):
                 waiting.append(entry.path)
-            elif os.path.splitext(entry.name)[1].lower() in suffixes:
+            elif entry.name.lower().endswith(endings):
                 files.append(entry.path.removeprefix("./"))
     return sorted(files, key=natural)
 

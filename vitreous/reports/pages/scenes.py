@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from vitreous.data.annotations.drawing import class_colours, lay_over
-from vitreous.data.annotations.target import AnnotatedSplit
+from vitreous.data.annotations.drawing import class_colours, lay_over, middle_planes
+from vitreous.data.annotations.target import IGNORE, AnnotatedSplit
 from vitreous.errors import DataError
 from vitreous.evaluation.engine import make_engine
 from vitreous.evaluation.pixels import computing, figures_of
@@ -20,7 +20,7 @@ SHOWN = 6  # images
 
 def worst_scenes(answers: Answered) -> dict[str, Any]:
     """Return the images of the lowest mIoU, each with it and three pictures as data URIs: the image, the true and the
-    answered class map over it; and the classes with their colours."""
+    answered class map over it, of volumes their middle planes; and the classes with their colours."""
     classes, split = answers.bundle.pixel_classes, answers.split
     assert isinstance(split, AnnotatedSplit), "class maps are judged on annotated data"
     matrices = answers.raw.reshape(-1, len(classes), len(classes))
@@ -36,8 +36,10 @@ def worst_scenes(answers: Answered) -> dict[str, Any]:
             truth = split.target(sample).class_map()
         except DataError:  # gone since it was judged
             continue
-        image = rgb_image(torch.from_numpy(pixels))
         answer = class_map(computing(engine), pixels, answers.bundle.preprocess.image)
+        if answer.ndim == 3:
+            pixels, truth, answer = middle_planes(pixels), middle_planes(truth, IGNORE), middle_planes(answer, IGNORE)
+        image = rgb_image(torch.from_numpy(pixels))
         pictures = [image, lay_over(image, truth, colours), lay_over(image, answer, colours)]
         uris = [data_uri(shrink(picture)) for picture in pictures]
         rows.append({"name": split.name(sample), "miou": figures[sample], "pictures": uris})

@@ -122,8 +122,11 @@ def noise(predictor: Predictor, count: int = 1) -> np.ndarray:
 def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | None = None) -> Served:
     """Warm a predictor up; `run` may have an index.
 
-    Raises WeightsError where its answer is not finite, has another shape, or is another one the second time.
+    Raises WeightsError where its answer is not finite, has another shape, or is another one the second time, and
+    UsageError for a model of volumes.
     """
+    if len(predictor.card.preprocess.image) != 2:
+        raise UsageError(f"{predictor.card.name} answers for volumes, the server takes pictures", "use predict --out")
     size = min(batch_size(predictor), limits.queue or MOST)
     one, card = noise(predictor), predictor.card
     answer = predictor.probabilities if card.classes else predictor.runtime.features

@@ -1,0 +1,261 @@
+"""Volumes: every format gives the same voxels, hostile files one message each, and limits hold before memory is taken."""
+
+import gzip
+import io
+import json
+import struct
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+
+from tests.data.annotations.solids import AFFINE, solid, write_solids, write_volume
+from vitreous.data.annotations.target import IGNORE
+from vitreous.data.check.check import check
+from vitreous.data.decoding import volumes
+from vitreous.data.decoding.volumes import nifti_header, read_labels, read_volume, standardised, volume_form
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError
+
+ENDINGS = (".nii.gz", ".nii", ".npy", ".npz", ".tif")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "int16", "float64"])
+def test_every_format_gives_the_same_voxels(tmp_path, ending, dtype):
+    voxels, classes = solid(3)
+    voxels = np.clip(voxels / 4, 0, 255).astype(dtype)
+    place = write_volume(tmp_path / f"a{ending}", voxels)
+    expected = standardised(voxels.astype(np.float32)[None])
+    for raw in (place, place.read_bytes(), voxels):
+        assert volume_form(raw) == (1, voxels.shape)
+        assert np.array_equal(read_volume(raw, 1), expected)
+    assert np.array_equal(read_labels(write_volume(tmp_path / f"m{ending}", classes.astype(dtype))), classes)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_channels_are_the_last_axis(tmp_path, ending):
+    voxels = np.random.default_rng(0).normal(size=(5, 6, 7, 3)).astype(np.float32)
+    place = write_volume(tmp_path / f"a{ending}", voxels)
+    assert volume_form(place) == (3, (5, 6, 7))
+    for channel, own in zip(read_volume(place, 3), np.moveaxis(voxels, -1, 0), strict=True):
+        assert np.array_equal(channel, standardised(own[None].copy())[0])
+    with pytest.raises(DataError, match="3 channels, the model takes 1"):
+        read_volume(place, 1)
+    with pytest.raises(DataError, match="a mask of 3 channels"):
+        read_labels(place)
+
+
+def test_each_channel_is_standardised_by_a_stated_rule():
+    volume = np.random.default_rng(1).gamma(2.0, 50.0, (2, 9, 10, 11)).astype(np.float32)
+    volume[0, 0, 0, 0] = 1e9  # a voxel far above the others moves none of them
+    for own, before in zip(standardised(volume.copy()), volume, strict=True):
+        clipped = np.clip(before, *np.percentile(before, (0.5, 99.5)))
+        assert own == pytest.approx((clipped - clipped.mean()) / clipped.std(), abs=1e-4)
+    assert np.allclose(standardised(3 * volume + 40), standardised(volume.copy()), atol=1e-3)
+    assert (standardised(np.full((1, 2, 2, 2), 7, np.float32)) == 0).all()
+
+
+def test_scaled_numbers_of_nifti_are_what_nibabel_gives(tmp_path):
+    import nibabel
+
+    image = nibabel.Nifti1Image(np.arange(60, dtype=np.int16).reshape(3, 4, 5), AFFINE)  # type: ignore[attr-defined]
+    image.header.set_slope_inter(0.25, -3)
+    nibabel.save(image, tmp_path / "a.nii.gz")
+    expected = nibabel.load(tmp_path / "a.nii.gz").get_fdata(dtype=np.float32)  # type: ignore[attr-defined]
+    assert np.array_equal(volumes.open_volume(tmp_path / "a.nii.gz", "a").read().astype(np.float32), expected)
+    assert np.allclose(nifti_header(tmp_path / "a.nii.gz").get_best_affine(), AFFINE)
+    assert nifti_header(write_volume(tmp_path / "a.npy", expected)) is None
+
+
+def test_one_axis_more_of_length_one_is_left_out(tmp_path):
+    voxels = np.zeros((3, 4, 5, 1, 2), np.float32)
+    assert volume_form(write_volume(tmp_path / "vector.nii", voxels)) == (2, (3, 4, 5))
+    assert volume_form(write_volume(tmp_path / "one.nii", voxels[..., 0])) == (1, (3, 4, 5))
+
+
+def nifti(shape=(4, 5, 6), code=16, bits=32, offset=352, body=None, magic=b"n+1\0"):
+    """The bytes of a NIfTI-1 file with this header."""
+    head = bytearray(352)
+    struct.pack_into("<i", head, 0, 348)
+    struct.pack_into(f"<h{len(shape)}h", head, 40, len(shape), *shape)
+    struct.pack_into("<hh", head, 70, code, bits)
+    struct.pack_into("<ff", head, 108, offset, 1.0)
+    head[344:348] = magic
+    return bytes(head) + (bytes(4 * 4 * 5 * 6) if body is None else body)
+
+
+def saved(array, **options):
+    """The bytes of a .npy file."""
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()
+
+
+def promising(shape, descr="<f4"):
+    """A .npy file whose header promises a shape, with one number in it."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+    return file.getvalue() + b"\0\0\0\0"
+
+
+def zipped(*names, content=None):
+    """A .npz file of these members."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            archive.writestr(name, saved(np.zeros((3, 4, 5), np.uint8)) if content is None else content)
+    return file.getvalue()
+
+
+def stack(array, **options):
+    """A TIFF of pages."""
+    import tifffile
+
+    file = io.BytesIO()
+    tifffile.imwrite(file, array, photometric="minisblack", **options)
+    return file.getvalue()
+
+
+GOOD, HOLED = np.ones((4, 5, 6), np.float32), np.full((4, 5, 6), np.nan, np.float32)
+TIFF_OF_3 = stack(np.random.default_rng(0).integers(0, 255, (3, 40, 50), dtype=np.uint8))
+HOSTILE = {
+    "npy of 10^12 voxels": (promising((10_000, 10_000, 10_000)), "at most 268,435,456 numbers"),
+    "npz of 10^12 voxels": (zipped("a.npy", content=promising((10_000,) * 3)), "at most 268,435,456 numbers"),
+    "nifti of 10^12 voxels": (gzip.compress(nifti((32_000, 32_000, 1_000))), "at most 268,435,456 numbers"),
+    "nifti that unpacks to more": (gzip.compress(nifti(body=bytes(2**24))), "more bytes than its header says"),
+    "npz that unpacks to more": (zipped("a.npy", content=promising((2, 2, 2)) + bytes(2**24)), "33 bytes of voxels"),
+    "gzip cut short": (gzip.compress(nifti(body=np.random.default_rng(0).bytes(480)))[:-40], "gzip: cut short"),
+    "gzip of a damaged sum": (gzip.compress(nifti())[:-8] + b"12345678", "gzip: .*check"),
+    "gzip of something else": (gzip.compress(b"hello" * 200), "not a volume of a known format"),
+    "nifti cut short": (nifti()[:500], "148 bytes of voxels where 480"),
+    "nifti without a body": (nifti(body=b""), "0 bytes of voxels where 480"),
+    "nifti of two files": (nifti(magic=b"ni1\0"), "not a volume of a known format"),
+    "nifti of two axes": (nifti((4, 5)), "4 x 5 is no volume"),
+    "nifti of six axes": (nifti((2, 2, 2, 2, 2, 2)), "is no volume"),
+    "nifti over time": (nifti((2, 2, 2, 300)), "300 channels"),
+    "nifti of a side below 0": (nifti((4, -5, 6)), "is no volume"),
+    "nifti of colours": (nifti(code=128, bits=24), "voxels of type"),
+    "nifti of complex numbers": (nifti(code=32, bits=64), "voxels of type complex64"),
+    "nifti of an unknown type": (nifti(code=77), "cannot be read as a volume"),
+    "nifti with voxels in the header": (nifti(offset=0), "voxels inside the header"),
+    "objects": (saved(np.array([[[{}]]], object), allow_pickle=True), "voxels of type object"),
+    "texts": (saved(np.array([[["a"]]])), "voxels of type <U1"),
+    "a damaged header": (saved(GOOD).replace(b"'descr'", b"'dexxx'"), "damaged .npy header"),
+    "npy cut short": (saved(GOOD)[:-7], "473 bytes of voxels where 480"),
+    "npy with more": (saved(GOOD) + b"123", "483 bytes of voxels where 480"),
+    "five axes": (saved(np.zeros((1, 1, 1, 1, 1))), "is no volume"),
+    "no voxels": (saved(np.zeros((3, 0, 4))), "3 x 0 x 4 is no volume"),
+    "a number": (saved(np.float32(3)), "no axes is no volume"),
+    "not a number": (saved(HOLED), "120 of its values are NaN"),
+    "infinite": (saved(HOLED * 0 + np.inf), "NaN or infinite"),
+    "no array": (zipped("a.txt"), "0 arrays"),
+    "two arrays": (zipped("a.npy", "b.npy"), "2 arrays, where a volume is one"),
+    "a zip that is damaged": (zipped("a.npy")[:60], "cannot be read as a volume"),
+    "pages of two sizes": (None, "2 kinds of pages"),
+    "one page": (stack(np.zeros((8, 9), np.uint8)), "no stack of pages"),
+    "pages cut short": (TIFF_OF_3[: len(TIFF_OF_3) - 900], "cannot be read|not all there|missing"),
+    "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(60), "not a volume of a known format"),
+    "nothing": (b"\0", "not a volume of a known format"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_files_are_refused_by_one_message(kind, monkeypatch):
+    content, problem = HOSTILE[kind]
+    if content is None:
+        import tifffile
+
+        file = io.BytesIO()
+        with tifffile.TiffWriter(file) as writer:
+            writer.write(np.zeros((4, 8, 9), np.uint8), photometric="minisblack")
+            writer.write(np.zeros((8, 7), np.uint8), photometric="minisblack")
+        content = file.getvalue()
+    taken = []
+    real = volumes.inflated
+    monkeypatch.setattr(volumes, "inflated", lambda *a, **k: taken.append(len(out := real(*a, **k))) or out)
+    with pytest.raises(DataError, match=f"(?s)scan.nii: .*({problem})") as error:
+        read_volume(content, 1, "scan.nii")
+    assert "\n" not in error.value.message and max(taken, default=0) <= 70_000
+
+
+@pytest.mark.parametrize(("values", "problem"), [
+    (np.full((2, 3, 4), 0.5), "0.5 is no class"), (np.full((2, 3, 4), -1, np.int16), "-1 is no class"),
+    (np.full((2, 3, 4), np.nan), "NaN"), (np.full((2, 3, 4), 10**9), "1e[+]09 is no class"),
+])  # fmt: skip
+def test_masks_hold_whole_numbers(values, problem):
+    with pytest.raises(DataError, match=problem):
+        read_labels(saved(values), "mask.npy")
+    assert np.array_equal(read_labels(np.ones((2, 3, 4), bool)), np.ones((2, 3, 4), np.int32))
+
+
+@pytest.mark.parametrize(("library", "content", "extra"), [
+    ("nibabel", nifti(), "volumes"), ("tifffile", TIFF_OF_3, "data")
+])  # fmt: skip
+def test_a_missing_library_is_named_with_the_command_that_installs_it(library, content, extra, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(DataError, match=f"needs {library}") as error:
+        read_volume(content, 1, "a")
+    assert error.value.hint == f"pip install 'vitreous[{extra}]'"
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_masks_beside_volumes_are_read(tmp_path, ending):
+    data = open_data(write_solids(tmp_path / "data", 12, ending))
+    assert data.classes == ("background", "box", "ball") and len(data.splits["val"]) == 1
+    split = data.split("train")
+    first = int(split.name(0).rpartition("/")[2].partition(".")[0])
+    voxels, classes = solid(first)
+    assert np.array_equal(split.target(0).class_map(), classes)
+    assert np.array_equal(Preprocess((8, 8, 8), 1, (0.0,), (1.0,), numbers="voxels").decoded(split.raw(0)),
+                          standardised(voxels[None].copy()))  # fmt: skip
+    assert split.axes == 3 and split.labels.tolist() == [[1, 1, 1]] * 11
+
+
+def test_the_decathlons_folders_are_read(tmp_path):
+    for number in range(4):
+        voxels, classes = solid(number)
+        write_volume(tmp_path / "imagesTr" / f"part_{number}.nii.gz", voxels)
+        write_volume(tmp_path / "labelsTr" / f"part_{number}.nii.gz", classes.astype(np.float32))
+    labels = {"0": "background", "1": "box", "2": "ball"}
+    for written in (labels, {name: int(number) for number, name in labels.items()}):
+        (tmp_path / "dataset.json").write_text(json.dumps({"labels": written}))
+        assert open_data(tmp_path).classes == ("background", "box", "ball")
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": {"1": "box", "2": "ball"}}))
+    with pytest.raises(DataError, match="count from 0"):
+        open_data(tmp_path)
+    (tmp_path / "dataset.json").write_text("{")
+    with pytest.raises(DataError, match="does not name the classes"):
+        open_data(tmp_path)
+
+
+def test_masks_that_do_not_fit_are_refused_by_name(tmp_path):
+    home = write_solids(tmp_path, 4)
+    write_volume(home / "masks" / "2.nii.gz", np.zeros((12, 17, 15), np.uint8))
+    split = open_data(home).split("train")
+    with pytest.raises(DataError, match=r"masks/2\.nii\.gz is 12 x 17 x 15 voxels, its image .* 12 x 17 x 14"):
+        [split.target(sample) for sample in range(len(split))]
+    write_volume(home / "masks" / "2.nii.gz", np.full((12, 17, 14), 7, np.uint8))
+    with pytest.raises(DataError, match=r"2\.nii\.gz has class 7, and there are 3"):
+        [split.target(sample) for sample in range(len(split))]
+    write_volume(home / "masks" / "2.nii.gz", np.full((12, 17, 14), 255, np.uint8))
+    assert any((split.target(sample).class_map() == IGNORE).all() for sample in range(len(split)))
+    (home / "masks" / "2.nii.gz").unlink()
+    with pytest.raises(DataError, match=r"1 of 4 have no mask.*images/2\.nii\.gz"):
+        open_data(home)
+
+
+def test_a_check_tells_sizes_classes_and_files_that_cannot_be_read(tmp_path):
+    home = write_solids(tmp_path / "data", 5)
+    (home / "images" / "1.nii.gz").write_bytes((home / "images" / "1.nii.gz").read_bytes()[:900])
+    write_volume(home / "masks" / "3.nii.gz", np.zeros((5, 5, 5), np.uint8))
+    document, _ = check(home, workers=0)
+    assert not document["passed"] and document["sizes"]["slices"]["max"] == 12
+    assert document["sizes"]["height"]["max"] == 17 and document["sizes"]["width"]["min"] == 14
+    assert [row["path"].rpartition("/")[2] for row in document["unreadable"]] == ["1.nii.gz"]
+    assert document["channels"] == {"count": 1, "numbers": "voxels"} and document["formats"] == {"NIFTI": 4}
+    wrong = [row["path"].rpartition("/")[2] for row in document["annotations"]["unreadable"]]
+    assert "3.nii.gz" in wrong and document["annotations"]["pixels"]["box"] > 0
+    assert "images" not in document["left_out"]

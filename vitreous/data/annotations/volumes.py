@@ -1,0 +1,84 @@
+"""Volumes with masks beside them: NIfTI, .npy, .npz or TIFF stacks.
+
+    DIR/images/a.nii.gz    DIR/masks/a.nii.gz     each voxel is the number of its class; also DIR/labels, in any format
+    DIR/imagesTr/a.nii.gz  DIR/labelsTr/a.nii.gz  DIR/dataset.json, as in the Medical Segmentation Decathlon
+
+Splits and `classes.txt` are as for pictures; without that file `labels` of `dataset.json` name the classes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from vitreous.data.annotations.masks import MASKS, Reader, homes_of, image_folder, mask_folder, masks
+from vitreous.data.decoding.decode import read_regular
+from vitreous.data.decoding.volumes import OWN, SUFFIXES, open_volume, read_labels, stem_of, volume_form
+from vitreous.data.layouts.folder import walk
+from vitreous.data.split import Data
+from vitreous.errors import DataError, printable
+
+DECATHLON = ("imagesTr", "labelsTr")
+DESCRIPTION = "dataset.json"
+
+
+def list_volumes(home: Path) -> list[Path]:
+    """Every file below a folder that may be a volume by its name, in natural order."""
+    return [Path(path) for path in walk(str(home), frozenset(SUFFIXES))]
+
+
+def volume_size(place: Path) -> tuple[int, ...]:
+    """(D, H, W) of a volume, from its header. Raises DataError."""
+    return volume_form(place)[1]
+
+
+def labels_in(place: Path) -> np.ndarray:
+    """(D, H, W) int32 numbers of a mask. Raises DataError."""
+    return read_labels(place)
+
+
+VOLUMES = Reader(3, (("images", DECATHLON[0]), (*MASKS, DECATHLON[1])), list_volumes, stem_of, volume_size, labels_in)
+
+
+def are_volumes(root: Path) -> bool:
+    """Whether a folder has volumes with masks beside them: files of an ending that only volumes have, or a first mask
+    of three axes."""
+    for home in (root, *homes_of(root).values()):
+        folder = mask_folder(home, VOLUMES)
+        if folder is not None:
+            images, first = list_volumes(image_folder(home, VOLUMES)), list_volumes(folder)[0]
+            return any(place.name.lower().endswith(tuple(OWN)) for place in (*images, first)) or is_solid(first)
+    return False
+
+
+def is_solid(place: Path) -> bool:
+    """Whether a file can be read as one volume of three axes."""
+    try:
+        return len(open_volume(place, printable(place)).shape) == 3
+    except DataError:
+        return False
+
+
+def volumes(root: Path, split_seed: int = 0) -> Data:
+    """Open volumes with masks beside them. Raises DataError as `masks` does, and for a `dataset.json` that does not
+    number its classes from 0 on."""
+    return masks(root, split_seed, VOLUMES, described_classes(root / DESCRIPTION))
+
+
+def described_classes(place: Path) -> list[str]:
+    """The class names in a `dataset.json`: `{"labels": {"0": "background", "1": "hippocampus"}}`, or the names first,
+    as nnU-Net has it; none where there is no such file. Raises DataError for one that cannot be meant."""
+    if not place.is_file():
+        return []
+    try:
+        labels = json.loads(read_regular(place).decode("utf-8-sig"))["labels"]
+        turned = all(str(key).isdecimal() for key in labels)
+        numbered = {int(key if turned else name): str(name if turned else key) for key, name in labels.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        hint = 'expected {"labels": {"0": "background", "1": "…"}}, or a classes.txt'
+        raise DataError(f"{printable(place)} does not name the classes", hint) from None
+    if sorted(numbered) != list(range(len(labels))):
+        raise DataError(f"{printable(place)} numbers its classes {sorted(numbered)}", "count from 0, without gaps")
+    return [numbered[number] for number in range(len(numbered))]

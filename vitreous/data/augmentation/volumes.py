@@ -1,0 +1,135 @@
+"""Augmentation of volumes together with the class of each voxel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitreous.data.annotations.target import IGNORE, Target
+from vitreous.data.decoding.regions import Regions
+from vitreous.data.decoding.spectral import Picture
+from vitreous.data.keys import seeded, uniform
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError
+
+TURNS = ((1, 2), (0, 2), (0, 1))  # the axes in whose plane each angle turns
+
+
+@dataclass(frozen=True)
+class VolumeScenes:
+    """One view of a volume and of its class map: scaled, turned, cut out, flipped, with other intensities.
+
+    `scale`: the range of the factor of each axis, log-uniform. `rotate`: degrees; the volume is turned about each axis
+    by an angle from [-rotate, rotate]. Then a part of the model's size is cut out at a place drawn evenly. What lies
+    outside the volume is its mirror image, as in evaluation, and IGNORE in the class map. `flip`: the probability for
+    each axis. Values, standardised by `Preprocess`, are multiplied by a factor within 1 +- `contrast`, moved within
+    +- `shift`, and raised to a power within 1 / (1 + `gamma`) and 1 + `gamma` between the least and the greatest of the
+    view; Gaussian noise has a deviation from [0, `noise`]. Raises UsageError for values out of range.
+    """
+
+    takes_regions: ClassVar[bool] = False
+
+    scale: tuple[float, float] = (0.8, 1.25)
+    rotate: float = 15.0
+    flip: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    contrast: float = 0.2
+    shift: float = 0.2
+    gamma: float = 0.3
+    noise: float = 0.1
+    name: Literal["volumes"] = "volumes"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale[0] <= self.scale[1]:
+            raise UsageError(f"a scale of {self.scale} is none", "factors are above 0, the low one before the high one")
+        if not all(0 <= p <= 1 for p in self.flip) or not 0 <= self.contrast < 1:
+            raise UsageError("flip is a probability for each axis, contrast from 0 to below 1")
+        if min(self.rotate, self.shift, self.gamma, self.noise) < 0:
+            raise UsageError("rotate, shift, gamma and noise are not below 0")
+
+    def scene(self, picture: Picture, target: Target, preprocess: Preprocess, sample_key: int) -> dict[str, Tensor]:
+        """Draw a view: `images` (C, *image) float32 and `classes` (*image) int32, the class of each voxel or IGNORE.
+        `target` has a class map. Raises UsageError for an image that is no volume."""
+        if not isinstance(picture, np.ndarray):
+            raise UsageError("views of volumes are for volumes", "leave --views.name out")
+        draws = uniform(np.array([sample_key], np.uint64), 16)[0]
+        places = self.places(picture.shape[1:], preprocess.image, draws)
+        flips = [axis - 3 for axis in range(3) if draws[9 + axis] < self.flip[axis]]
+        values = self.recoloured(sampled(picture, places), draws[12:16], sample_key)
+        classes = torch.from_numpy(nearest(target.class_map(), places))
+        return {"images": values.flip(flips).contiguous(), "classes": classes.flip(flips).contiguous()}
+
+    def places(self, own: tuple[int, ...], image: tuple[int, ...], draws: np.ndarray) -> np.ndarray:
+        """Return (3, *image) float64: for each voxel of a view of `image`, its place in a volume of (D, H, W) `own`, in
+        voxels; the volume reaches from 0 to its sides. `draws`: at least nine numbers in [0, 1).
+
+            place of voxel i = centre + R ((i + 1/2 - image / 2) / factor), for each axis
+        """
+        low, high = map(math.log, self.scale)
+        factors = np.exp(low + (high - low) * draws[:3])
+        sides = np.array(image) / factors
+        rooms = np.array(own) - sides
+        centre = np.minimum(0.0, rooms) + np.abs(rooms) * draws[3:6] + sides / 2
+        axes = [(np.arange(n) + 0.5 - n / 2) / factor for n, factor in zip(image, factors, strict=True)]
+        offsets = np.stack(np.meshgrid(*axes, indexing="ij"))
+        for angle, (first, second) in zip((2 * draws[6:9] - 1) * math.radians(self.rotate), TURNS, strict=True):
+            if angle:
+                a, b = offsets[first].copy(), offsets[second].copy()
+                offsets[first] = math.cos(angle) * a - math.sin(angle) * b
+                offsets[second] = math.sin(angle) * a + math.cos(angle) * b
+        return offsets + centre[:, None, None, None]
+
+    def recoloured(self, values: Tensor, draws: np.ndarray, sample_key: int) -> Tensor:
+        """(C, *image) float32 -> the same with other contrast, level and gamma, and with noise; `draws` are four
+        numbers in [0, 1)."""
+        signed = 2 * draws - 1
+        low, high = values.min(), values.max()
+        if self.gamma and high > low:
+            power = math.exp(math.log(1 + self.gamma) * signed[2])
+            values = ((values - low) / (high - low)).pow(power) * (high - low) + low
+        values = values * (1 + self.contrast * signed[0]) + self.shift * signed[1]
+        if self.noise:
+            with seeded(sample_key):
+                values = values + torch.randn(values.shape) * (self.noise * draws[3])
+        return values
+
+    def collate(self, scenes: list[dict[str, Tensor]], preprocess: Preprocess) -> dict[str, Tensor]:
+        """Stack B views of `scene`: `images` (B, C, *image) and `classes` (B, *image) int32; B may be 0."""
+        if scenes:
+            return {name: torch.stack([scene[name] for scene in scenes]) for name in scenes[0]}
+        images = torch.empty(0, preprocess.channels, *preprocess.image)
+        return {"images": images, "classes": torch.empty(0, *preprocess.image, dtype=torch.int32)}
+
+    def picture(self, picture: Picture | Regions, preprocess: Preprocess, sample_key: int) -> Tensor:
+        """Raise UsageError: these views, (C, *image), need to know what is where."""
+        raise UsageError("views of scenes need annotations", "use other views for images without any")
+
+    def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
+        """Raise UsageError for (B, C, *image) images by (B,) keys, as `picture` does."""
+        return self.picture(np.zeros((1, 1, 1, 1), np.float32), Preprocess((1, 1, 1)), 0)
+
+    def unpack(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
+        """Return (B, C, *image) as `images`."""
+        return {"images": rows}
+
+
+def sampled(volume: np.ndarray, places: np.ndarray) -> Tensor:
+    """(C, D, H, W) float32 at places (3, *image) -> (C, *image) float32, linear between voxels, mirrored outside."""
+    sides = np.array(volume.shape[1:], np.float64)[:, None, None, None]
+    grid = torch.from_numpy(np.moveaxis(2 * places / sides - 1, 0, -1)[..., ::-1].astype(np.float32))
+    source = torch.from_numpy(volume)[None]
+    return F.grid_sample(source, grid[None], "bilinear", "reflection", align_corners=False)[0]
+
+
+def nearest(classes: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """(D, H, W) int32 class map at places (3, *image) -> (*image) int32, IGNORE outside."""
+    voxels = np.floor(places).astype(np.int64)
+    sides = np.array(classes.shape)[:, None, None, None]
+    inside = ((voxels >= 0) & (voxels < sides)).all(0)
+    picked = classes[tuple(np.clip(voxels, 0, sides - 1))]
+    return np.where(inside, picked, IGNORE).astype(np.int32)

@@ -1,0 +1,294 @@
+"""Volumes: arrays of three axes, from .npy, .npz, TIFF stacks and NIfTI files.
+
+A volume is (C, D, H, W) float32, its axes in the order in which the file has them. Its shape is read from the header,
+and judged before memory is taken for its voxels: a few bytes may promise any number of them.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.decoding.decode import read_regular, reason, silence
+from vitreous.data.decoding.npy import MAGIC, read_header
+from vitreous.data.decoding.spectral import TIFF, check_complete
+from vitreous.errors import DataError, printable
+
+SUFFIXES = (".nii", ".nii.gz", ".npz", ".npy", ".tif", ".tiff")
+OWN = frozenset(SUFFIXES[:3])  # endings of files that are no pictures
+MAX_VOXELS = 2**28  # numbers of a volume: 1 GiB as float32
+MAX_CHANNELS = 64
+MAX_CLASS = 65_535  # the largest number in a mask
+PERCENTILES = (0.5, 99.5)  # that values are clipped to
+GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
+HEAD = 544  # bytes that hold the header of a NIfTI file of either version
+SLACK = 2**16  # bytes that may follow the voxels of a NIfTI file
+TYPES = "biuf"  # kinds of numpy's dtypes that voxels may have
+STACKED = ("Z", "Q", "I", "T")  # tifffile's names of the axis of pages
+SAVE = "save it as .npy, or as NIfTI"
+
+Raw = bytes | np.ndarray | str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class VolumeFile:
+    """A volume whose header has been read: (D, H, W) or (D, H, W, C) `shape`, `dtype` as stored, and what reads it.
+
+    `header`: nibabel's, of a NIfTI file.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray]
+    header: Any = None
+
+
+def read_volume(raw: Raw, channels: int, name: str | None = None) -> np.ndarray:
+    """Read a path, a file's bytes, or voxels (D, H, W[, C]) as (C, D, H, W) float32, standardised.
+
+    Raises DataError for files that cannot be read, another number of channels, and values that are not finite.
+    """
+    name = name or name_of(raw)
+    file = open_volume(raw, name)
+    count = count_channels(file.shape)
+    if count != channels:
+        actual = f"{count} channels, the model takes {channels}"
+        raise DataError(f"{name}: {actual}", "keep one kind of files in a data set")
+    voxels = call(file.read, name).astype(np.float32)
+    check_finite(voxels, name)
+    return standardised(np.moveaxis(voxels, -1, 0) if voxels.ndim == 4 else voxels[None])
+
+
+def read_labels(raw: Raw, name: str | None = None) -> np.ndarray:
+    """Read a path, a file's bytes, or voxels (D, H, W) as (D, H, W) int32. Numbers may be stored as floats.
+
+    Raises DataError for files that cannot be read, several channels, and values that are no whole numbers from 0 on.
+    """
+    name = name or name_of(raw)
+    file = open_volume(raw, name)
+    if len(file.shape) != 3:
+        raise DataError(f"{name}: a mask of {file.shape[3]} channels", "give one volume of class numbers")
+    values = call(file.read, name)
+    check_finite(values, name)
+    low, high = values.min().item(), values.max().item()
+    fraction = values[np.rint(values) != values][:1] if values.dtype.kind == "f" else ()
+    for wrong in (*fraction, *([low] if low < 0 else []), *([high] if high > MAX_CLASS else [])):
+        raise DataError(f"{name}: {wrong:g} is no class", "classes are whole numbers from 0 on")
+    return np.ascontiguousarray(values, dtype=np.int32)
+
+
+def volume_form(raw: Raw, name: str | None = None) -> tuple[int, tuple[int, ...]]:
+    """Channels and (D, H, W) of a volume, from its header. Raises DataError."""
+    shape = open_volume(raw, name or name_of(raw)).shape
+    return count_channels(shape), shape[:3]
+
+
+def nifti_header(raw: Raw) -> Any:
+    """A copy of nibabel's header of a NIfTI file, which says where in the body it lies; None for any other file."""
+    if isinstance(raw, np.ndarray):
+        return None
+    header = open_volume(raw, name_of(raw)).header
+    return None if header is None else header.copy()
+
+
+def standardised(volume: np.ndarray) -> np.ndarray:
+    """(C, D, H, W) float32 -> the same, each channel clipped to its `PERCENTILES`, less its mean, over its deviation.
+
+    Numbers of MRI have no fixed range, and a few voxels may be far above all others. A channel that never changes is 0.
+    """
+    for channel in volume:
+        low, high = np.percentile(channel, PERCENTILES)
+        np.clip(channel, low, high, out=channel)
+        mean, deviation = channel.mean(dtype=np.float64), channel.std(dtype=np.float64)
+        channel -= np.float32(mean)
+        channel /= np.float32(deviation if deviation > 1e-7 * max(abs(mean), 1e-30) else 1.0)
+    return volume
+
+
+def open_volume(raw: Raw, name: str) -> VolumeFile:
+    """Read the header of a volume. The content decides the format, not the name. Raises DataError for other files,
+    damaged headers, and shapes and types that no volume has."""
+    if isinstance(raw, np.ndarray):
+        file = VolumeFile(raw.shape, raw.dtype, lambda: raw)
+    else:
+        content = raw if isinstance(raw, bytes) else read_regular(raw)
+        readers = ((MAGIC, open_npy), (ZIP, open_npz), *((mark, open_tiff) for mark in TIFF))
+        reader = next((reader for mark, reader in readers if content.startswith(mark)), None)
+        if reader is None and not (content.startswith(GZIP) or is_nifti(content)):
+            known = "known are NIfTI, .npy, .npz and TIFF"
+            raise DataError(f"{name}: not a volume of a known format", known)
+        file = call(lambda: (reader or open_nifti)(content, name), name)
+    check_shape(file.shape, name)
+    if file.dtype.kind not in TYPES:
+        raise DataError(f"{name}: voxels of type {file.dtype}", "integers and floats can be read")
+    return file
+
+
+def check_shape(shape: tuple[int, ...], name: str) -> None:
+    """Raise DataError for a shape that is not (D, H, W) or (D, H, W, C), and for too many numbers."""
+    sides = " x ".join(map(str, shape)) or "no axes"
+    if len(shape) not in (3, 4) or min(shape) < 1:
+        raise DataError(f"{name}: an array of {sides} is no volume", "store it as (D, H, W) or (D, H, W, C)")
+    if math.prod(shape) > MAX_VOXELS:
+        raise DataError(f"{name}: a volume of {sides}", f"at most {MAX_VOXELS:,} numbers are read: cut or shrink it")
+    if count_channels(shape) > MAX_CHANNELS:
+        problem = f"{shape[3]} channels ({sides}), more than {MAX_CHANNELS}"
+        raise DataError(f"{name}: {problem}", "if the last axis is time, store one moment a file")
+
+
+def check_finite(values: np.ndarray, name: str) -> None:
+    """Raise DataError for values (D, H, W[, C]) that are NaN or infinite."""
+    if bad := values.size - np.count_nonzero(np.isfinite(values)) if values.dtype.kind == "f" else 0:
+        raise DataError(f"{name}: {bad:,} of its values are NaN or infinite", "mend or remove the file")
+
+
+def count_channels(shape: tuple[int, ...]) -> int:
+    """Channels of (D, H, W) or (D, H, W, C)."""
+    return shape[3] if len(shape) == 4 else 1
+
+
+def call(read: Callable[[], Any], name: str) -> Any:
+    """Call `read`. Raises DataError for any exception, as readers do not list what they raise."""
+    try:
+        with silence():
+            return read()
+    except (DataError, MemoryError):
+        raise
+    except ImportError as error:
+        extra = "volumes" if error.name == "nibabel" else "data"
+        problem = f"a file like this needs {error.name}, which is not installed"
+        raise DataError(f"{name}: {problem}", f"pip install 'vitreous[{extra}]'") from None
+    except Exception as error:
+        raise DataError(f"{name}: cannot be read as a volume ({reason(error)})", "mend or remove the file") from None
+
+
+def open_npy(content: bytes, name: str) -> VolumeFile:
+    """Read the header of a .npy file."""
+    file = io.BytesIO(content)
+    shape, fortran, dtype = read_header(file, name)
+    return VolumeFile(shape, dtype, lambda: numbers(content[file.tell() :], shape, dtype, fortran))
+
+
+def open_npz(content: bytes, name: str) -> VolumeFile:
+    """Read the header of the one array in a .npz file. Raises DataError for several."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+        if len(members) != 1:
+            raise DataError(f"{name}: {len(members)} arrays, where a volume is one", "save each into a file of its own")
+        with archive.open(members[0]) as file:
+            shape, fortran, dtype = read_header(file, name)
+
+    def read() -> np.ndarray:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive, archive.open(members[0]) as file:
+            read_header(file, name)
+            return numbers(file.read(math.prod(shape) * dtype.itemsize + 1), shape, dtype, fortran)
+
+    return VolumeFile(shape, dtype, read)
+
+
+def open_tiff(content: bytes, name: str) -> VolumeFile:
+    """Read the headers of the pages of a TIFF: (pages, H, W[, C]). Raises DataError for pages that differ."""
+    import logging
+
+    import tifffile
+
+    logging.getLogger("tifffile").disabled = True  # the DataError reports it
+    with tifffile.TiffFile(io.BytesIO(content)) as file:
+        series: Any = file.series
+        if len(series) != 1:
+            raise DataError(f"{name}: a TIFF of {len(series)} kinds of pages", "give all pages one size and type")
+        axes, shape, dtype = series[0].axes, tuple(series[0].shape), series[0].dtype
+    if axes[:1] not in STACKED or axes[1:] not in ("YX", "YXS"):
+        raise DataError(f"{name}: a TIFF with the axes {axes} is no stack of pages", SAVE)
+
+    def read() -> np.ndarray:
+        with tifffile.TiffFile(io.BytesIO(content)) as file:
+            one: Any = file.series[0]
+            if one.dataoffset is not None:  # all pages in one piece
+                if len(content) < one.dataoffset + one.nbytes:
+                    raise ValueError("voxels are missing")
+            else:
+                for page in one.pages:
+                    check_complete(page, content, name)
+            return one.asarray(maxworkers=1)
+
+    return VolumeFile(shape, dtype, read)
+
+
+def open_nifti(content: bytes, name: str) -> VolumeFile:
+    """Read the header of a NIfTI file of either version, compressed or not. Raises DataError."""
+    import nibabel
+
+    packed = content.startswith(GZIP)
+    head = inflated(content, HEAD) if packed else content[:HEAD]
+    if not is_nifti(head):
+        raise DataError(f"{name}: not a volume of a known format", "known are NIfTI, .npy, .npz and TIFF")
+    kind = nibabel.Nifti2Header if head[4:7] == b"n+2" else nibabel.Nifti1Header  # type: ignore[attr-defined]
+    header: Any = kind.from_fileobj(io.BytesIO(head), check=False)
+    shape, dtype, start = tuple(map(int, header.get_data_shape())), header.get_data_dtype(), header.get_data_offset()
+    slope, inter = header.get_slope_inter()
+    if start < header.sizeof_hdr:
+        raise ValueError("voxels inside the header")
+    shape = shape[:3] + shape[4:] if len(shape) == 5 and shape[3] == 1 else shape  # vectors are on the fifth axis
+    shape = shape[:3] if len(shape) == 4 and shape[3] == 1 else shape
+
+    def read() -> np.ndarray:
+        end = start + math.prod(shape) * dtype.itemsize
+        whole = inflated(content, end + SLACK, whole=True) if packed else content
+        values = numbers(whole[start:end], shape, dtype, fortran=True)
+        if (slope, inter) in ((None, None), (1.0, 0.0)):
+            return values
+        return values * np.float64(slope) + np.float64(inter or 0.0)
+
+    return VolumeFile(shape, dtype, read, header)
+
+
+def is_nifti(head: bytes) -> bool:
+    """Whether bytes begin as a NIfTI file that holds its voxels does."""
+    return head[344:348] == b"n+1\0" or head[4:8] == b"n+2\0"
+
+
+def inflated(content: bytes, most: int, whole: bool = False) -> bytes:
+    """The first `most` bytes of a gzip file of one member or several. With `whole` it must end before. Raises
+    ValueError for one that is damaged or cut short."""
+    parts, rest, room = [], content, most
+    while rest and room:
+        stream = zlib.decompressobj(31)
+        try:
+            parts.append(stream.decompress(rest, room))
+        except zlib.error as error:
+            raise ValueError(f"gzip: {error}") from None
+        room -= len(parts[-1])
+        if not stream.eof:
+            if whole:
+                raise ValueError("gzip: more bytes than its header says" if not room else "gzip: cut short")
+            break
+        rest = stream.unused_data.lstrip(b"\0")
+    return b"".join(parts)
+
+
+def numbers(content: bytes, shape: tuple[int, ...], dtype: np.dtype, fortran: bool) -> np.ndarray:
+    """Bytes as an array (D, H, W[, C]) of `shape`, in native byte order. Raises ValueError for too few or too many."""
+    if len(content) != (expected := math.prod(shape) * dtype.itemsize):
+        raise ValueError(f"{len(content):,} bytes of voxels where {expected:,} were announced")
+    array = np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+    return array.astype(dtype.newbyteorder("="), copy=False)
+
+
+def name_of(raw: Raw) -> str:
+    """What a message calls a volume."""
+    return printable(raw) if isinstance(raw, (str, os.PathLike)) else "volume"
+
+
+def stem_of(path: Path) -> Path:
+    """A path without the ending of a volume, `a` for `a.nii.gz`."""
+    return path.with_suffix("").with_suffix("") if path.name.lower().endswith(".nii.gz") else path.with_suffix("")
