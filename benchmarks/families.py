@@ -4,24 +4,22 @@ small ResNet before one, and Swin.
     python benchmarks/families.py FOLDER --work DIR --rows ROWS.jsonl --out benchmarks/DATE-families-HARDWARE.md
 
 FOLDER has train/CLASS/* and test/CLASS/*. Each model has `vitreous train`'s recipe for small images, for as many
-epochs as the minutes hold at its rate, measured first by a short run (DIR/MODEL/rate.json, to be measured alone on the
-machine: --measure does no more). Runs are resumed, and models whose row is in ROWS skipped.
+epochs as the minutes hold on --cores cores. Its rate is counted in processor seconds of one thread, which other work on
+the machine changes little: those of a longer run less those of a shorter one (DIR/MODEL/rate.json). Runs are resumed,
+and models whose row is in ROWS skipped, so that models can be trained side by side: OMP_NUM_THREADS=1 for each.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import statistics
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from pretraining import NEVER, trained
+from pretraining import processor_rate, trained
 
-import vitreous
 from vitreous.data.sources import open_data
 from vitreous.machine import processor
 
@@ -53,30 +51,16 @@ def options(name: str, folder: Path) -> dict[str, Any]:
     return {"data": str(folder), "model": model, "recipe": "small", "image_size": 32, "settings": settings}
 
 
-def rate_of(name: str, folder: Path, home: Path, steps: int) -> float:
-    """Images a second of a model's training steps; measured once and kept."""
-    place = home / "rate.json"
-    if not place.is_file():
-        shutil.rmtree(home / "measured", ignore_errors=True)
-        given = options(name, folder) | {"steps": steps, "evaluate_every": NEVER, "save_every": NEVER, "log_every": 10}
-        vitreous.train(given.pop("data"), out=str(home / "measured"), workers=0, **given)
-        lines = [json.loads(line) for line in (home / "measured" / "metrics.jsonl").open()]
-        rates = [line["images_per_second"] for line in lines if "images_per_second" in line]
-        # of the whole run: a plain ViT leaves patches out at first. The first lines have the start
-        place.write_text(json.dumps({"images_per_second": statistics.harmonic_mean(rates[2:])}))
-    return json.loads(place.read_text())["images_per_second"]
-
-
 def row_of(name: str, folder: Path, home: Path, minutes: float, rate: float) -> dict[str, Any]:
-    """Train a model for as many images as so many minutes hold, and what the table says of it."""
+    """Train a model for as many images as so many processor minutes hold, and what the table says of it."""
     given = options(name, folder)
     epochs = round(rate * 60 * minutes / len(open_data(str(folder)).splits["train"]), 2)
     summary = trained(home / "run", Path(given.pop("data")), epochs=epochs, save_every=200, **given)
     return {
         "model": name,
         "parameters": summary["parameters"],
-        "minutes": minutes,
-        "images_per_second": rate,
+        "processor_minutes": minutes,
+        "images_per_processor_second": rate,
         "epochs": summary["epochs"],
         "val": summary["val"]["top1"],
         "test": summary["test"]["top1"],
@@ -89,12 +73,12 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines = [
         f"# CIFAR-10 (JPEG copy) from scratch by models of one size, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}. One run each, seed 0, of the recipe",
-        f"for small images as it stands, for as many images as {rows[0]['minutes']:g} minutes hold alone on the machine.",
+        f"{processor()}, torch {torch.__version__}, one thread. One run each, seed 0, of the recipe for small images as it",
+        f"stands, for as many images as {rows[0]['processor_minutes']:g} minutes of one processor core hold.",
         "",
         "    python benchmarks/families.py FOLDER --work DIR --rows ROWS.jsonl",
         "",
-        "| | model | parameters | images/s, training | epochs | val top-1 | test top-1 |",
+        "| | model | parameters | images per processor second, training | epochs | val top-1 | test top-1 |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -102,7 +86,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         changed = ", ".join(f"{field} {words}" for field, words in fields.items())
         low, high = row["interval"]
         cells = [row["model"], f"`{name}`" + (f" with {changed}" if changed else ""), f"{row['parameters']:,}"]
-        cells += [f"{row['images_per_second']:.0f}", f"{row['epochs']:.1f}", f"{row['val']:.1%}"]
+        cells += [f"{row['images_per_processor_second']:.0f}", f"{row['epochs']:.1f}", f"{row['val']:.1%}"]
         lines.append("| " + " | ".join([*cells, f"{row['test']:.2%} (95 %: {low:.1%} to {high:.1%})"]) + " |")
     return "\n".join(lines) + "\n"
 
@@ -116,16 +100,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--models", nargs="*", choices=tuple(MODELS), default=tuple(MODELS))
     parser.add_argument("--minutes", type=float, default=15.0)
-    parser.add_argument("--measured", type=int, default=100, help="steps that measure the images a second")
-    parser.add_argument("--measure", action="store_true", help="measure the images a second alone")
+    parser.add_argument("--cores", type=int, default=2, help="cores that the minutes are of")
+    parser.add_argument("--measured", type=int, default=80, help="steps that measure the images a second")
     given = parser.parse_args()
     read = lambda: [json.loads(line) for line in given.rows.open()] if given.rows.is_file() else []  # noqa: E731
     for name in given.models:
         home = given.work / name.replace(" ", "-")
         home.mkdir(parents=True, exist_ok=True)
-        rate = rate_of(name, given.folder, home, given.measured)
-        if not given.measure and name not in {row["model"] for row in read()}:
-            row = row_of(name, given.folder, home, given.minutes, rate)
+        rate = processor_rate(home, given.measured, **options(name, given.folder))
+        if name not in {row["model"] for row in read()}:
+            row = row_of(name, given.folder, home, given.minutes * given.cores, rate)
             with given.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
     if rows := read():

@@ -5,9 +5,9 @@ linear head, and fine-tuning with 1 % and 10 % of the labels.
 
 FOLDER has train/CLASS/* and test/CLASS/*. Runs lie in DIR and are resumed; a method whose row is in ROWS is skipped,
 so a second call goes on where the first one was stopped. A tenth of the training images is held out and chooses
-whatever is chosen. Other work on the machine would shorten a run of a fixed time, so a short run measures each
-method's images a second first (DIR/METHOD/rate.json, to be measured alone), and the epochs follow from rate and
---minutes. Fine-tuned and from scratch learn from the same images in as many steps, each with the best of three ways
+whatever is chosen. Other work on the machine would shorten a run of a fixed time, so short runs count the images that
+each method takes in a second of one thread's processor time (DIR/METHOD/rate.json), and the epochs follow from that,
+--minutes and --cores; methods can be made side by side, with OMP_NUM_THREADS=1. Fine-tuned and from scratch learn from the same images in as many steps, each with the best of three ways
 by one run of a seed of its own on the held-out images. Test images are read once for each figure of the table.
 
 lightly-train (`pip install lightly-train -e .`, in an environment of its own: --lightly PYTHON) trains our encoder for
@@ -82,6 +82,7 @@ class Plan:
     lightly: Path | None = None
     model: str = "Conv+ViT-128x4/8"
     minutes: float = 30.0
+    cores: int = 2
     seeds: int = 5
     steps: tuple[int, ...] = (600, 2000)
     measured: int = 60  # steps that measure the images a second
@@ -110,34 +111,36 @@ def trained(out: Path, data: Path, **options: Any) -> dict[str, Any]:
     return summary
 
 
-def rate_of(plan: Plan, method: str) -> float:
-    """Images a second of a method's training steps; measured once and kept."""
-    place = plan.home(method) / "rate.json"
+def processor_rate(home: Path, steps: int, data: str, **options: Any) -> float:
+    """Images that training steps take in a second of one thread's processor time; measured once and kept in `home`.
+
+    The time of a run of `steps` less that of one of a quarter of them, so that neither start nor evaluation counts.
+    """
+    place = home / "rate.json"
     if not place.is_file():
-        out = plan.home(method) / "measured"
-        shutil.rmtree(out, ignore_errors=True)
-        given: dict[str, Any] = {
-            "steps": plan.measured,
-            "evaluate_every": NEVER,
-            "save_every": NEVER,
-            "log_every": 10,
-            "workers": 0,
-        }
-        vitreous.train(str(plan.folder), out=str(out), model=plan.model, **OURS[method], **given)
-        lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
-        rates = [line["images_per_second"] for line in lines if "images_per_second" in line]
-        place.write_text(json.dumps({"images_per_second": statistics.median(rates)}))
-    return json.loads(place.read_text())["images_per_second"]
+        home.mkdir(parents=True, exist_ok=True)
+        seconds, batch = [], 0
+        for length in (steps // 4, steps):
+            shutil.rmtree(home / "measured", ignore_errors=True)
+            given: dict[str, Any] = {"steps": length, "evaluate_every": NEVER, "save_every": NEVER, "workers": 0}
+            started = time.process_time()
+            summary = vitreous.train(data, out=str(home / "measured"), **options, **given)
+            seconds.append(time.process_time() - started)
+            batch = round(summary["epochs"] * len(open_data(data).splits["train"]) / length)
+        images = batch * (steps - steps // 4)
+        place.write_text(json.dumps({"images_per_processor_second": images / (seconds[1] - seconds[0])}))
+    return json.loads(place.read_text())["images_per_processor_second"]
 
 
 def pretrained(plan: Plan, method: str) -> dict[str, Any]:
     """Train an encoder without labels, for the images of so many minutes; what the row says of it."""
-    rate, images = rate_of(plan, method), len(open_data(str(plan.folder)).splits["train"])
-    epochs = round(rate * 60 * plan.minutes / images, 2)
+    rate = processor_rate(plan.home(method), plan.measured, str(plan.folder), model=plan.model, **OURS[method])
+    images = len(open_data(str(plan.folder)).splits["train"])
+    epochs = round(rate * 60 * plan.minutes * plan.cores / images, 2)
     summary = trained(
         plan.home(method) / "encoder", plan.folder, model=plan.model, epochs=epochs, save_every=200, **OURS[method]
     )
-    return {"images_per_second": rate, "epochs": summary["epochs"], "images": round(epochs * images)}
+    return {"images_per_processor_second": rate, "epochs": summary["epochs"], "images": round(epochs * images)}
 
 
 def untrained(plan: Plan) -> Path:
@@ -233,7 +236,7 @@ def lightly(plan: Plan, method: str) -> tuple[Path, dict[str, Any]]:
 
 def row_of(plan: Plan, method: str) -> dict[str, Any]:
     """Everything that the table says of a method."""
-    facts: dict[str, Any] = {"method": method, "model": plan.model, "minutes": plan.minutes}
+    facts: dict[str, Any] = {"method": method, "model": plan.model, "minutes": plan.minutes, "cores": plan.cores}
     if method == PIXELS:
         return facts | raw_pixels(plan)
     if method == RANDOM:
@@ -264,22 +267,23 @@ def page(plan: Plan, notes: list[str]) -> str:
     lines = [
         f"# Learning without labels on CIFAR-10, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}. `{some['model']}`,",
-        f"pre-trained for as many images as {some['minutes']:g} minutes hold alone on the machine; ours on the training",
+        f"{processor()}, torch {torch.__version__}. `{some['model']}`, pre-trained for as many",
+        f"images as {some['minutes']:g} minutes hold on {some.get('cores', 2)} cores; ours on the training",
         f"images but for a tenth, lightly-train on all. k-NN ({NEIGHBOURS} neighbours among all training images), linear",
         f"head and fine-tuning ({' and '.join(map(str, plan.steps))} steps of {BATCH} images, mean and deviation of seeds):",
         "top-1 of the test images.",
         "",
         "    python benchmarks/pretraining.py FOLDER --work DIR --rows ROWS.jsonl",
         "",
-        "| method | images/s | epochs | images seen | k-NN | linear | 1 % of the labels | 10 % of the labels |",
+        "| method | images/s, both cores | epochs | images seen | k-NN | linear | 1 % of the labels | 10 % of the labels |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in [method for method in METHODS if method in rows]:
         row = rows[name]
         cells = ["", "", ""]
         if "images" in row:
-            cells = [f"{row['images_per_second']:.0f}", f"{row['epochs']:.1f}", f"{row['images']:,}"]
+            rate = row.get("images_per_second") or row["cores"] * row["images_per_processor_second"]
+            cells = [f"{rate:.0f}", f"{row['epochs']:.1f}", f"{row['images']:,}"]
         cells += [share(row, "knn"), share(row, "linear"), spread(row.get("0.01")), spread(row.get("0.1"))]
         lines.append("| " + " | ".join([name, *cells]) + " |")
     missing = [method for method in METHODS if method not in rows]
@@ -299,6 +303,7 @@ def main() -> None:
     parser.add_argument("--lightly", type=Path, help="the Python of an environment with lightly-train")
     parser.add_argument("--model", default=Plan.model)
     parser.add_argument("--minutes", type=float, default=Plan.minutes, help="of pre-training")
+    parser.add_argument("--cores", type=int, default=Plan.cores, help="that the minutes are of")
     parser.add_argument("--seeds", type=int, default=Plan.seeds)
     parser.add_argument("--steps", type=int, nargs=2, default=Plan.steps, help="with 1 %% and with 10 %% of the labels")
     parser.add_argument("--measured", type=int, default=Plan.measured, help="steps that measure the images a second")
