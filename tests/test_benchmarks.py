@@ -16,6 +16,7 @@ from PIL import ImageOps
 from tests.conftest import make_folder
 from tests.data.test_copies import scene
 from tests.serving.made import tiny
+from vitreous.data.annotations.target import Target
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.weights.bundle import load_bundle
 
@@ -144,3 +145,36 @@ def test_judged_pairs_are_counted_by_part_and_verdict_and_harder_copies_are_made
         assert (
             made[0].mode == "RGB" and made[0].tobytes() == made[1].tobytes() and made[0].tobytes() != scene(5).tobytes()
         )
+
+
+def test_peers_of_dense_models_learn_from_boxes_and_maps_that_moved_with_the_pixels(monkeypatch):
+    monkeypatch.syspath_prepend(str(HOME))
+    dense = script("dense")
+    classes = np.zeros((300, 280), np.int32)
+    classes[60:140, 100:180] = 1
+    target = Target((300, 280), np.array([2]), np.array([[100, 60, 180, 140]], np.float32), np.zeros(1, bool))
+    pixels = np.repeat(classes[None].astype(np.uint8) * 255, 3, 0)
+    for seed in range(4):
+        image, boxes, labels = dense.flipped(pixels, target, np.random.default_rng(seed))
+        left, top, right, bottom = boxes[0].int().tolist()
+        assert labels.tolist() == [3] and image[0, top:bottom, left:right].min() == 1
+        assert image[0].sum() == 80 * 80
+        part, numbers = dense.part_of(pixels, classes, np.random.default_rng(seed))
+        assert part.shape[1:] == numbers.shape == (dense.SIDE, dense.SIDE)
+        assert ((part[0] > 127) == (numbers == 1)).mean() > 0.99
+
+
+def test_a_processor_rate_counts_neither_start_nor_evaluation_and_is_kept(tmp_path, monkeypatch):
+    pretraining = script("pretraining")
+    clock, lengths = iter([0.0, 30.0, 30.0, 70.0]), []  # 20 s of both, 10 more for three quarters of 40 steps
+
+    def train(data, **options):
+        lengths.append(options["steps"])
+        return {"epochs": options["steps"] * 8 / 9}
+
+    monkeypatch.setattr(pretraining.vitreous, "train", train)
+    monkeypatch.setattr(pretraining.time, "process_time", lambda: next(clock))
+    folder = make_folder(tmp_path / "photos", {"train": 3, "val": 1})
+    for _ in range(2):
+        assert pretraining.processor_rate(tmp_path / "home", 40, str(folder)) == pytest.approx(30 * 8 / 10)
+    assert lengths == [10, 40]
