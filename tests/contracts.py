@@ -33,6 +33,17 @@ def every_parameter_gets_a_gradient(model, images):
     assert not silent, f"no gradient: {silent}"
 
 
+def what_nobody_reads_is_frozen(model, images):
+    """Every parameter that can move gets a gradient from the maps, or from something that moves in the first step."""
+    model.train()
+    maps = model.features_at(images, model.config.strides)
+    sum((x * torch.linspace(-1, 1, x.numel()).view_as(x).sin()).sum() for x in maps).backward()
+    silent = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert not silent, f"no gradient: {silent}"
+    model.zero_grad()
+    model.eval()
+
+
 def what_nobody_reads_makes_no_difference(model, images):
     """`forward` leaves it out of the last block, `features` does not: answers and gradients are the same."""
     model.eval()

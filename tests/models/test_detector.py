@@ -8,7 +8,7 @@ import torch
 from vitreous.config import from_plain, to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
-from vitreous.models.config import DetectorConfig, ModelConfig, SwinConfig, ViTConfig
+from vitreous.models.config import AdapterConfig, BiTConfig, DetectorConfig, ModelConfig, SwinConfig, ViTConfig
 from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig
 from vitreous.models.cost import macs
 from vitreous.models.names import name_of
@@ -22,6 +22,10 @@ BACKBONES = {
     "vit": ViTConfig(image=(48, 64), patch=(8, 8), **SMALL),
     "hybrid": HybridConfig(
         image=(48, 64), patch=(8, 8), stem=ConvStemConfig(widths=(8, 8, 16), blocks=(0, 0, 0)), **SMALL
+    ),
+    "bit": BiTConfig(image=(48, 64), classes=0, blocks=(1, 1, 1), width=8),
+    "adapter": AdapterConfig(
+        backbone=ViTConfig(image=(48, 64), patch=(8, 8), **SMALL), heads=2, interactions=2, prior=8
     ),
     "swin": SwinConfig(image=(48, 64), patch_size=(4, 4), classes=0, width=8, blocks=(1, 1), heads=(2, 2), window=2),
 }

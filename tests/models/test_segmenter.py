@@ -8,7 +8,15 @@ import torch
 from vitreous.config import from_plain, to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
-from vitreous.models.config import ModelConfig, SegmenterConfig, SwinConfig, ViTConfig
+from vitreous.models.config import (
+    AdapterConfig,
+    BiTConfig,
+    ModelConfig,
+    SAMConfig,
+    SegmenterConfig,
+    SwinConfig,
+    ViTConfig,
+)
 from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig
 from vitreous.models.cost import macs
 from vitreous.models.names import name_of
@@ -25,6 +33,13 @@ BACKBONES = {
     ),
     "swin": SwinConfig(
         image=(16, 24), patch_size=(2, 2), classes=0, width=8, blocks=(1, 1, 1), heads=(2, 2, 2), window=2
+    ),
+    "bit": BiTConfig(image=(32, 48), classes=0, blocks=(1, 1, 1), width=8),
+    "adapter": AdapterConfig(
+        backbone=ViTConfig(image=(32, 64), patch=(8, 8), **SMALL), heads=2, interactions=3, prior=8
+    ),
+    "vitdet": SAMConfig(
+        image=(16, 24), patch=(4, 4), window=3, global_blocks=(2,), class_token=False, pool="mean", norm="none", **SMALL
     ),
     "volume": ViTConfig(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL),
 }

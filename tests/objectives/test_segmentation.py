@@ -11,11 +11,15 @@ from tests.data.annotations.scenery import write_maps, write_objects
 from vitreous.data.annotations.target import IGNORE
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.models.names import configure
+from vitreous.models.zoo import create
+from vitreous.objectives.base import Setting
 from vitreous.objectives.segmentation import SegmentationConfig, dice_loss, pixel_cross_entropy
 from vitreous.reports.opening import open_bundle
-from vitreous.weights.bundle import load_bundle
+from vitreous.weights.adopt import adopt, starting_point
+from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.tasks import Features, Segmentation
 
 OPTIONS = {
@@ -73,9 +77,11 @@ def test_a_run_learns_masks_and_is_judged_on_the_test_split(tmp_path):
     assert encoder.task == Features() and encoder.model.config == bundle.model.config.backbone and notes
 
 
-def test_a_stopped_run_ends_in_the_same_bits(tmp_path):
+@pytest.mark.parametrize("adapter", ["none", "batch"])
+def test_a_stopped_run_ends_in_the_same_bits(adapter, tmp_path):
     home = write_objects(tmp_path / "data", 8)
     whole = {**OPTIONS, "steps": 6, "save_every": 2}
+    whole["settings"] = {"objective.adapter": [adapter], **OPTIONS["settings"]}
     vitreous.train(str(home), out=str(tmp_path / "whole"), **whole)
     stopped = tmp_path / "stopped"
 
@@ -93,6 +99,29 @@ def test_a_stopped_run_ends_in_the_same_bits(tmp_path):
     vitreous.train(str(home), out=str(stopped), resume=True)
     first, second = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
     assert all(torch.equal(first[name], second[name]) for name in first)
+    statistics = [tensor for name, tensor in first.items() if "running_mean" in name]
+    assert len(statistics) == (adapter == "batch") * 10 and all(tensor.abs().sum() > 0 for tensor in statistics)
+
+
+def test_an_adapter_is_put_on_a_vit_and_left_out_where_its_weights_start_another(tmp_path):
+    torch.manual_seed(0)
+    config, setting = SegmentationConfig(adapter="group", head="upernet", head_width=1), Setting(classes=("a", "b"))
+    backbone = create("ViT-32x2/8", 32, num_classes=0)
+    model = config.build(backbone, setting).model
+    assert model.backbone.backbone is backbone and model.config.backbone.norm == "group"
+    assert config.splittable and not SegmentationConfig(adapter="batch").splittable
+    images = torch.randn(2, 3, 32, 32)
+    model(images).sum().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    Bundle(model.eval(), Segmentation(("a", "b")), Preprocess((32, 32), 3, (0.5,) * 3, (0.5,) * 3)).save(tmp_path / "x")
+    assert torch.equal(load_bundle(tmp_path / "x").model(images), model(images))
+    start = starting_point(tmp_path / "x")
+    assert start.config == backbone.config
+    other = create("ViT-32x2/8", 32, num_classes=0)
+    adopt(other, tmp_path / "x")
+    assert all(torch.equal(x, y) for x, y in zip(other.parameters(), backbone.parameters(), strict=True))
+    with pytest.raises(UsageError, match="stages of its own"):
+        config.check(configure("Swin-T/4", 224), ("a", "b"), Scenes())
 
 
 def test_data_and_models_that_do_not_fit_are_refused(tmp_path):
@@ -101,7 +130,5 @@ def test_data_and_models_that_do_not_fit_are_refused(tmp_path):
     model = configure("ViT-32x2/8", 32)
     with pytest.raises(UsageError, match="scenes"):
         SegmentationConfig().check(model, ("a", "b"), Augment())
-    with pytest.raises(UsageError, match="ResNet"):
-        SegmentationConfig().check(configure("BiT-R50x1"), ("a", "b"), Scenes())
     with pytest.raises(UsageError, match="dice"):
         SegmentationConfig(dice=-1.0)

@@ -67,6 +67,10 @@ class BiT(nn.Module):
         maps = dict(zip(self.config.strides, self.body.maps(self.checked(images)), strict=True))
         return [maps[stride].movedim(1, -1) for stride in strides]
 
+    def last_norm(self, x: Tensor) -> Tensor:
+        """(B, h, w, D) -> (B, h, w, D): the norm after the last stage, and ReLU."""
+        return self.body.norm(x.movedim(-1, 1)).relu().movedim(1, -1)
+
     def checked(self, images: Tensor) -> Tensor:
         """(B, C, H, W) in the type of the weights. Raises ValueError for images of other channels."""
         if images.shape[1] != self.config.channels:

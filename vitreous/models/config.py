@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+from vitreous.models.configs.adapter import AdapterConfig as AdapterConfig
 from vitreous.models.configs.axial import AxialConfig as AxialConfig
 from vitreous.models.configs.bit import BiTConfig as BiTConfig
 from vitreous.models.configs.bit import Numerics as Numerics
@@ -21,7 +22,7 @@ from vitreous.models.configs.vit import Resize as Resize
 from vitreous.models.configs.vit import ViTConfig as ViTConfig
 
 Encoders = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | BiTConfig | SwinConfig
-ModelConfig = Encoders | SegmenterConfig | DetectorConfig
+ModelConfig = Encoders | AdapterConfig | SegmenterConfig | DetectorConfig
 C = TypeVar("C", bound=ModelConfig)
 
 #: every option of every transformer

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from vitreous.models.adapter import adapter_macs
 from vitreous.models.bit import bit_macs, stem_macs
 from vitreous.models.config import (
+    AdapterConfig,
     BiTConfig,
     ConvStemConfig,
     DetectorConfig,
@@ -32,6 +34,8 @@ def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
         return bit_macs(config, (image[0], image[1]))
     if isinstance(config, SwinConfig):
         return swin_macs(config, (image[0], image[1]))
+    if isinstance(config, AdapterConfig):
+        return macs(config.backbone, image) + adapter_macs(config, image)
     if isinstance(config, SegmenterConfig):
         return segmenter_macs(config, image, macs)
     if isinstance(config, DetectorConfig):

@@ -13,7 +13,8 @@ UNREAD = ("neck", "pooling", "pooled_norm", "representation", "head")
 
 
 class Dense(nn.Module):
-    """A backbone, to which a subclass adds a head; `backbone` where it is there already, else a fresh one.
+    """A backbone, to which a subclass adds a head; `backbone` where it is there already, else a fresh one. One that is
+    there without the adapter of the config gets that.
 
     Parts of the backbone that nothing of an answer depends on get no gradient: those of UNREAD, and those that are
     named in `unread`.
@@ -23,7 +24,12 @@ class Dense(nn.Module):
         super().__init__()
         self.config = config
         self.any_size = True  # of images: a dense head answers for as many pixels as there are
-        self.backbone: Any = backbone or family_of(config.backbone).build(config.backbone)
+        own = config.backbone
+        if backbone is None:
+            backbone = family_of(own).build(own)
+        elif getattr(own, "backbone", None) == backbone.config:
+            backbone = family_of(own).model_class()(own, backbone)
+        self.backbone: Any = backbone
         self.backbone.any_size = True
         for name, part in self.backbone.named_modules():
             if name in (*UNREAD, *unread):

@@ -21,16 +21,15 @@ from vitreous.models.dense import Dense
 from vitreous.models.proposals import RegionProposals
 from vitreous.models.regions import RegionHeads
 from vitreous.nn.pyramid import FeaturePyramid, SimplePyramid
-from vitreous.nn.sizes import grid_of
 
-NORMS = ("norm", "encoder.norm")  # of a backbone, after the maps that the pyramid reads
+NORMS = ("norm", "encoder.norm", "body.norm")  # of a backbone, after the maps that the pyramid reads
 
 
 class Detector(Dense):
     """A backbone, a pyramid, proposals and heads; `backbone` where it is there already, else a fresh one."""
 
     def __init__(self, config: DetectorConfig, backbone: nn.Module | None = None) -> None:
-        super().__init__(config, backbone, NORMS)
+        super().__init__(config, backbone, (*NORMS, *config.backbone.unread(config.taps)))
         self.pyramid = pyramid_for(config)
         self.proposals, self.regions = RegionProposals(config), RegionHeads(config)
 
@@ -79,7 +78,7 @@ def detector_macs(config: DetectorConfig, image: tuple[int, ...], backbone: Call
     levels = [config.backbone.level_at(stride) for stride in config.taps]
     with torch.device("meta"):
         pyramid, proposals, regions = pyramid_for(config), RegionProposals(config), RegionHeads(config)
-        maps = [torch.empty(1, *grid_of(image, level.patch), level.width) for level in levels]
+        maps = [torch.empty(1, *level.grid_of(image), level.width) for level in levels]
         with FlopCounterMode(display=False) as counter:
             proposals.head(pyramid(maps))
             regions.box(torch.empty(config.proposals, config.width, 7, 7))

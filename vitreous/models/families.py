@@ -13,6 +13,7 @@ from typing import Any
 
 from vitreous.models import presets
 from vitreous.models.config import (
+    AdapterConfig,
     AxialConfig,
     BiTConfig,
     CLIPConfig,
@@ -53,7 +54,11 @@ class Family:
 
     def layer_of(self, parameter: str, config: ModelConfig) -> int:
         """The layer of a parameter, for layer decay (arXiv:2106.08254): 0 for what comes before the blocks, 1 to L for
-        the blocks, L + 1 for what follows them."""
+        the blocks, L + 1 for what follows them, and for what stands on or beside a backbone."""
+        backbone = getattr(config, "backbone", None)
+        if backbone is not None:
+            _, inside, inner = parameter.partition("backbone.")
+            return family_of(backbone).layer_of(inner, backbone) if inside else config.depth + 1
         match = re.search(self.block, parameter)
         if match:
             return 1 + self.block_number(config, *(int(number or 0) for number in match.groups()))
@@ -72,7 +77,6 @@ class Family:
         return sum(config.blocks[:stage]) + unit
 
 
-BACKBONE_ENTRY = ("backbone.projection", "backbone.position", "backbone.prefix", "backbone.slots", "backbone.stem")
 #: tried in this order to read a name; the plain ViT is last, and refuses what is none
 FAMILIES: dict[str, Family] = {
     "bit": Family(
@@ -95,19 +99,23 @@ FAMILIES: dict[str, Family] = {
     "axial": Family(AxialConfig, "vitreous.models.axial:AxialViT", presets.parse_axial, presets.axial_name),
     "sam": Family(SAMConfig, "vitreous.models.sam:SAM", presets.parse_kin, presets.vit_name),
     "clip": Family(CLIPConfig, "vitreous.models.clip:CLIP", presets.parse_kin, presets.vit_name),
+    "adapter": Family(
+        AdapterConfig,
+        "vitreous.models.adapter:ViTAdapter",
+        presets.parse_dense,
+        lambda config: presets.adapter_name(config, family_of(config.backbone).name(config.backbone)),
+    ),
     "segmenter": Family(
         SegmenterConfig,
         "vitreous.models.segmenter:Segmenter",
         presets.parse_dense,
         lambda config: presets.segmenter_name(config, family_of(config.backbone).name(config.backbone)),
-        entry=BACKBONE_ENTRY,
     ),
     "detector": Family(
         DetectorConfig,
         "vitreous.models.detector:Detector",
         presets.parse_dense,
         lambda config: presets.detector_name(config, family_of(config.backbone).name(config.backbone)),
-        entry=BACKBONE_ENTRY,
     ),
     "vit": Family(ViTConfig, "vitreous.models.vit:ViT", presets.parse_vit, presets.vit_name),
 }

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.errors import UsageError, nearest
+from vitreous.models.configs.adapter import AdapterConfig
 from vitreous.models.configs.axial import AxialConfig
 from vitreous.models.configs.bit import BiTConfig
 from vitreous.models.configs.detector import DetectorConfig
@@ -322,6 +323,11 @@ def axial_name(config: AxialConfig) -> str:
 
 def parse_dense(name: str, image: Image) -> None:
     """None: a backbone has a name, what is put on it has not."""
+
+
+def adapter_name(config: AdapterConfig, backbone: str) -> str:
+    """`ViT-S/16 with an adapter`, for the name of the ViT."""
+    return f"{backbone} with an adapter"
 
 
 def segmenter_name(config: SegmenterConfig, backbone: str) -> str:

@@ -23,8 +23,8 @@ class Segmenter(Dense):
     """A backbone and its head; `backbone` where it is there already, else a fresh one."""
 
     def __init__(self, config: SegmenterConfig, backbone: nn.Module | None = None) -> None:
-        super().__init__(config, backbone)
         widths, patches = shapes(config)
+        super().__init__(config, backbone, config.backbone.unread([patch[0] for patch in patches]))
         self.head = decoder_of(config, widths, patches)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -33,25 +33,23 @@ class Segmenter(Dense):
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """(B, C, *image) -> (B, *grid, D) maps that the head reads, the coarsest or last first. Those of a ViT all pass
-        its last norm, as DINOv2's linear heads have it; of a Swin the last one does."""
+        its last norm, as DINOv2's linear heads have it; of stages the last one does."""
         c = self.config
-        if c.backbone.kind == "swin":
-            strides = [c.backbone.patch_size[0] * 2**stage for stage in range(len(c.backbone.blocks))]
-            last, *maps = self.backbone.features_at(images, strides)[::-1]
-            return [self.backbone.norm(last), *maps][: len(shapes(c)[0])]
+        if c.backbone.has_stages:
+            strides = c.backbone.strides[::-1][: len(shapes(c)[0])]
+            last, *maps = self.backbone.features_at(images, strides)
+            return [self.backbone.last_norm(last), *maps]
         grid = grid_of(tuple(images.shape[2:]), c.patch)
         tokens = self.backbone.features_after(images, c.taps)
-        return [self.backbone.encoder.norm(x)[:, c.prefix :].unflatten(1, grid) for x in tokens]
+        return [self.backbone.last_norm(x)[:, c.prefix :].unflatten(1, grid) for x in tokens]
 
 
 def shapes(config: SegmenterConfig) -> tuple[list[int], list[tuple[int, ...]]]:
     """The channels of each map, and the pixels per axis of its places."""
     backbone = config.backbone
-    if backbone.kind == "swin":
-        stages = range(len(backbone.blocks))[::-1]
-        patches = [tuple(side * 2**stage for side in backbone.patch_size) for stage in stages]
-        count = 1 if config.head == "linear" else len(patches)
-        return list(backbone.widths[::-1])[:count], patches[:count]
+    if backbone.has_stages:
+        levels = backbone.levels[::-1][: 1 if config.head == "linear" else None]
+        return [level.width for level in levels], [level.patch for level in levels]
     return [backbone.width] * len(config.taps), [backbone.patch] * len(config.taps)
 
 
@@ -61,7 +59,8 @@ def segmenter_macs(config: SegmenterConfig, image: tuple[int, ...], backbone: Ca
     widths, patches = shapes(config)
     total = backbone(config.backbone, image)
     if config.head not in CONVOLUTIONAL:
-        return total + math.prod(grid_of(image, config.patch)) * sum(widths) * config.classes
+        places = math.prod(math.ceil(side / p) for side, p in zip(image, patches[-1], strict=True))
+        return total + places * sum(widths) * config.classes
     return total + decoder_macs(config, image, widths, patches)
 
 

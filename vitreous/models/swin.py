@@ -98,6 +98,10 @@ class Swin(nn.Module):
             outputs[stride] = x = stage(x)
         return [outputs[stride] for stride in strides]
 
+    def last_norm(self, x: Tensor) -> Tensor:
+        """(B, h, w, D) -> (B, h, w, D): the norm after the last stage."""
+        return self.norm(x)
+
     def pool(self, tokens: Tensor) -> Tensor:
         """(B, N, D) -> (B, D): the mean."""
         return tokens.mean(1)

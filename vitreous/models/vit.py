@@ -283,6 +283,10 @@ class ViT(nn.Module):
             return tokens, everywhere(self.position, self.slots, places)
         return tokens, places
 
+    def last_norm(self, tokens: Tensor) -> Tensor:
+        """(..., D) -> (..., D): the norm after the last block."""
+        return self.encoder.norm(tokens)
+
     def pool(self, tokens: Tensor) -> Tensor:
         """(B, P + N, D) -> (B, D): the class token (Eq. 4), the mean of the patch tokens, or attention pooling.
 

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from vitreous.errors import UsageError, nearest
+from vitreous.models.adapter import ViTAdapter
 from vitreous.models.bit import BiT
 from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig
 from vitreous.models.detector import Detector
@@ -15,7 +16,7 @@ from vitreous.models.segmenter import Segmenter
 from vitreous.models.swin import Swin
 from vitreous.models.vit import ViT
 
-Model = ViT | BiT | Swin | Segmenter | Detector
+Model = ViT | BiT | Swin | ViTAdapter | Segmenter | Detector
 
 
 def build(config: ModelConfig) -> Model:

@@ -21,6 +21,7 @@ from vitreous.errors import UsageError
 from vitreous.evaluation.evaluator import Evaluator
 from vitreous.evaluation.pixels import SegmentationEvaluator
 from vitreous.models.config import ModelConfig, SegmenterConfig
+from vitreous.models.configs.adapter import Adapter, adapted
 from vitreous.models.configs.segmenter import DenseHead
 from vitreous.models.cost import macs
 from vitreous.models.segmenter import Segmenter
@@ -33,7 +34,9 @@ from vitreous.weights.tasks import Segmentation, Task
 class SegmentationConfig(ObjectiveConfig):
     """Cross-entropy of pixels, and the Dice loss of classes, `dice` times (arXiv:1606.04797).
 
-    `head` and `head_width` are those of `SegmenterConfig`. Raises UsageError for numbers that cannot be.
+    `head` and `head_width` are those of `SegmenterConfig`; `adapter`: a ViT gets convolutions beside it, with group or
+    batch norm, and its head maps of four strides (`models.configs.adapter`). Raises UsageError for numbers that cannot
+    be.
     """
 
     annotated: ClassVar[bool] = True
@@ -41,6 +44,7 @@ class SegmentationConfig(ObjectiveConfig):
     name: Literal["segmentation"] = "segmentation"
     head: DenseHead = "unet"
     head_width: int = 16
+    adapter: Adapter = "none"
     dice: float = 1.0
 
     def __post_init__(self) -> None:
@@ -56,14 +60,14 @@ class SegmentationConfig(ObjectiveConfig):
 
     def segmenter(self, backbone: ModelConfig, classes: int) -> SegmenterConfig:
         """Return the config of the whole model. Raises UsageError for a backbone that no dense head fits."""
-        if backbone.kind == "bit":
-            raise UsageError("segmentation has no head for a ResNet yet", "use a ViT, a hybrid or a Swin")
         return SegmenterConfig(
-            backbone=backbone,  # type: ignore[arg-type]
-            head=self.head,
-            classes=classes,
-            head_width=self.head_width,
+            backbone=adapted(backbone, self.adapter), head=self.head, classes=classes, head_width=self.head_width
         )
+
+    @property
+    def splittable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether images of a batch do not see each other: not with batch norm."""
+        return self.adapter != "batch"
 
     def build(self, model: Model, setting: Setting) -> SegmentationObjective:
         """The objective of a backbone, which gets a head."""

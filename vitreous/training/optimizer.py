@@ -160,5 +160,8 @@ def factor_of(options: Optimizer, model: ModelConfig, name: str) -> float:
     factor = math.prod(rate for text, rate in options.rates if text in name)
     if options.layer_decay == 1:
         return factor
-    layer = family_of(model).layer_of(name.removeprefix("model.").removeprefix("backbone."), model)
+    inner = name.removeprefix("model.")
+    while inner.startswith("backbone."):  # of a dense model, and of its adapter
+        inner = inner.removeprefix("backbone.")
+    layer = family_of(model).layer_of(inner, model)
     return factor * options.layer_decay ** (model.depth + 1 - layer)

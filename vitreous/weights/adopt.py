@@ -16,7 +16,7 @@ from torch import Tensor
 from vitreous.config import from_plain, read_yaml
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError, WeightsError
-from vitreous.models.config import DetectorConfig, ModelConfig, SegmenterConfig
+from vitreous.models.config import AdapterConfig, DetectorConfig, ModelConfig, SegmenterConfig
 from vitreous.models.cost import windows_text
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
@@ -358,15 +358,18 @@ def starting_point(source: str | os.PathLike[str]) -> Start:
 
 
 def without_dense_head(weights: Weights) -> Weights:
-    """Return the backbone of weights that answer for pixels or with objects; others as they are."""
-    if not isinstance(weights.config, SegmenterConfig | DetectorConfig):
+    """Return the backbone of weights that answer for pixels or with objects, without its adapter; others as they
+    are."""
+    config, prefix = weights.config, ""
+    while isinstance(config, SegmenterConfig | DetectorConfig | AdapterConfig):
+        config, prefix = config.backbone, f"{prefix}backbone."
+    if not prefix:
         return weights
-    prefix = "backbone."
 
     def state() -> dict[str, Tensor]:
         return {name.removeprefix(prefix): row for name, row in weights.state().items() if name.startswith(prefix)}
 
-    return replace(weights, config=weights.config.backbone, task=Features(), state=state)
+    return replace(weights, config=config, task=Features(), state=state)
 
 
 def parts_of(source: str | os.PathLike[str]) -> ObjectiveParts | None:

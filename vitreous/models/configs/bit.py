@@ -53,6 +53,7 @@ class BiTConfig(Leveled):
             )
 
     kind: ClassVar[Literal["vit", "bit"]] = "bit"
+    has_stages: ClassVar[bool] = True
 
     @property
     def levels(self) -> tuple[Level, ...]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
+from vitreous.models.configs.adapter import AdapterConfig
 from vitreous.models.configs.axial import AxialConfig
+from vitreous.models.configs.bit import BiTConfig
 from vitreous.models.configs.clip import CLIPConfig
 from vitreous.models.configs.hybrid import HybridConfig
 from vitreous.models.configs.sam import SAMConfig
 from vitreous.models.configs.swin import SwinConfig
 from vitreous.models.configs.vit import ViTConfig
 
-Backbone = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | SwinConfig
+Backbone = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | SwinConfig | BiTConfig | AdapterConfig
 
 
 class OnBackbone:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 
 class Level(NamedTuple):
@@ -17,9 +17,19 @@ class Level(NamedTuple):
         """Pixels to a place along the first axis, by which a map is asked for."""
         return self.patch[0]
 
+    def grid_of(self, image: tuple[int, ...]) -> tuple[int, ...]:
+        """Places per axis of the map of an image of these sides, in pixels: a remainder is a place too."""
+        return tuple(-(-side // p) for side, p in zip(image, self.patch, strict=True))
+
 
 class Leveled:
-    """What configs of backbones share: their maps by stride, which `features_at` of the model gives."""
+    """What configs of backbones share: their maps by stride, which `features_at` of the model gives.
+
+    `has_stages` says whether dense heads read these maps, each with its own channels; else they read one grid after
+    several blocks.
+    """
+
+    has_stages: ClassVar[bool] = False
 
     @property
     def levels(self) -> tuple[Level, ...]:
@@ -30,6 +40,10 @@ class Leveled:
     def strides(self) -> tuple[int, ...]:
         """The stride of each map, in pixels along the first axis, the finest first."""
         return tuple(level.stride for level in self.levels)
+
+    def unread(self, strides: Sequence[int]) -> tuple[str, ...]:
+        """The names of parts of the model that no map of these strides depends on, beside last norms and heads."""
+        return ()
 
     def level_at(self, stride: int) -> Level:
         """The map of a stride. Raises ValueError for a stride of no map."""

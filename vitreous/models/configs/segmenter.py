@@ -22,8 +22,8 @@ class SegmenterConfig(OnBackbone):
     depths that are enlarged step by step beside convolutions of the image (UNETR, arXiv:2103.10504); `upernet`, a
     pyramid of means and a feature pyramid (arXiv:1807.10221). `head_width`: the channels of `unet` at the image's own
     resolution, which double with every step down; `upernet` has sixteen times as many at every level (the paper's 512
-    are 32). Raises UsageError for a backbone
-    with classes, and for patches that `unet` cannot enlarge.
+    are 32). Of a backbone with stages of their own grids heads read those. Raises UsageError for a backbone with
+    classes, and for patches that `unet` cannot enlarge.
     """
 
     family: Literal["segmenter"] = "segmenter"

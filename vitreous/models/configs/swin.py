@@ -47,6 +47,7 @@ class SwinConfig(Leveled):
     resize: Resize = "bicubic"  # how the tables of relative positions are read at another window
 
     kind: ClassVar[Literal["swin"]] = "swin"
+    has_stages: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.family != "swin":

@@ -1,0 +1,170 @@
+"""ViT-Adapter: published sizes, a ViT that stays what it is, maps of four strides."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests import contracts
+from vitreous.config import from_plain, to_plain
+from vitreous.errors import UsageError
+from vitreous.models.config import AdapterConfig, HybridConfig, ModelConfig, SAMConfig, ViTConfig
+from vitreous.models.configs.adapter import adapted
+from vitreous.models.configs.hybrid import ConvStemConfig
+from vitreous.models.cost import macs
+from vitreous.models.families import family_of
+from vitreous.models.names import configure, name_of
+from vitreous.models.skip_init import skip_init
+from vitreous.models.zoo import build
+from vitreous.nn.adapter import Geometry
+from vitreous.nn.frozen import frozen
+
+SMALL = {"classes": 0, "width": 16, "depth": 5, "heads": 2, "hidden": 32}
+GRID = SMALL | {"class_token": False, "pool": "mean", "norm": "none"}
+OPTIONS = {"heads": 2, "ratio": 0.5, "prior": 8}
+BACKBONES = {
+    "plain": ViTConfig(image=(64, 96), patch=(16, 16), **GRID),
+    "tokens in front": ViTConfig(image=(64, 96), patch=(8, 8), registers=2, layer_scale=1.0, **SMALL),
+    "windows beside tokens": ViTConfig(image=(64, 96), patch=(8, 8), window=3, global_blocks=(4,), **SMALL),
+    "patches of 14": ViTConfig(image=(56, 84), patch=(14, 14), **SMALL),
+    "vitdet": SAMConfig(image=(64, 96), patch=(8, 8), window=3, global_blocks=(1, 3), **GRID),
+    "hybrid": HybridConfig(image=(64, 96), patch=(8, 8), stem=ConvStemConfig(widths=(4, 8), blocks=(0, 0)), **SMALL),
+}
+
+
+def make(name, norm="group", gates=True):
+    torch.manual_seed(0)
+    model = build(AdapterConfig(backbone=BACKBONES[name], norm=norm, **OPTIONS))
+    if gates:
+        contracts.randomise(model)
+    return model.eval()
+
+
+PUBLISHED = {
+    "Ti": (7_966_640, 1_171_520, 1_116_912),
+    "S": (27_503_888, 1_307_456, 3_928_272),
+    "B": (99_495_392, 1_579_328, 9_732_768),
+}
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_parameters_are_those_published_without_the_position_of_a_class_token(size):
+    plain = {"classes": 0, "class_token": False, "pool": "mean", "norm": "none", "layer_scale": 1.0}
+    config = adapted(replace(configure(f"ViT-{size}/16"), **plain))
+    model = skip_init(config)
+    whole, prior, interactions = (
+        sum(p.numel() for p in part.parameters()) for part in (model, model.prior, model.interactions)
+    )
+    assert (whole + config.backbone.width, prior, interactions) == PUBLISHED[size]
+    assert name_of(config) == f"ViT-{size}/16 with an adapter"
+    assert config.groups == (3, 3, 3, 3) and config.strides == (4, 8, 16, 32)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_with_fresh_gates_the_vit_computes_what_it_did(name):
+    model, images = make(name, gates=False), torch.randn(2, 3, *BACKBONES[name].image)
+    contracts.randomise(model.backbone)
+    levels = [torch.randn_like(x) for x in model.prior(torch.randn(2, 3, 64, 96))[1:]]
+    tokens, _ = model.exchange(images, levels)
+    plain = model.backbone.features_at(images, [BACKBONES[name].patch[0]])[0]
+    assert torch.equal(tokens.movedim(1, -1), plain)
+    for interaction in model.interactions:
+        torch.nn.init.ones_(interaction.injector.gate)
+    assert not torch.allclose(model.exchange(images, levels)[0].movedim(1, -1), plain, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_maps_and_what_every_model_promises(name):
+    model = make(name).double()  # random offsets make much of a rounding
+    images = torch.randn(2, 3, *BACKBONES[name].image, dtype=torch.float64)
+    contracts.maps_are_those_of_the_config(model, images)
+    contracts.an_answer_ignores_its_batch(model, images)
+    contracts.what_nobody_reads_is_frozen(model, images)
+    model, images = model.float(), images.float()
+    contracts.state_and_config_make_it_again(model, images)
+    assert from_plain(ModelConfig, to_plain(model.config)) == model.config
+    maps = model.features_at(images, model.config.strides)
+    assert all(x.shape[-1] == 16 and torch.isfinite(x).all() for x in maps)
+
+
+def test_an_adapter_is_exported():
+    backbone = ViTConfig(image=(32, 32), patch=(16, 16), **SMALL | {"depth": 1})
+    model = contracts.randomise(build(AdapterConfig(backbone=backbone, interactions=1, **OPTIONS)))
+    contracts.export_agrees(model, torch.randn(2, 3, 32, 32))
+
+
+def test_levels_have_twenty_one_places_for_each_of_the_coarsest():
+    places = Geometry((64, 96), (16, 16), torch.device("cpu"))
+    assert len(places.of_levels) == 21 * 2 * 3 and len(places.of_tokens) == 4 * 6
+    model = make("plain")
+    levels = model.prior(torch.randn(1, 3, 64, 96))[1:]
+    assert model.exchange(torch.randn(1, 3, 64, 96), levels)[1].shape == (1, 21 * 2 * 3, 16)
+    # the same point of an image lies at the same place, whatever the patch and the filling up
+    ragged = Geometry((56, 84), (14, 14), torch.device("cpu"))
+    assert torch.allclose(ragged.of_tokens[0, 0], torch.tensor([7 / 96, 7 / 64]))
+    assert torch.allclose(ragged.of_levels[0, 0], torch.tensor([4 / 84, 4 / 56]))
+
+
+def test_the_prior_learns_while_gates_are_zero():
+    model = make("plain", gates=False).train()
+    weights = [torch.randn(1, *shape, 16) for shape in ((16, 24), (8, 12), (4, 6), (2, 3))]
+    maps = model.features_at(torch.randn(1, 3, 64, 96), model.config.strides)
+    sum((x * w).sum() for x, w in zip(maps, weights, strict=True)).backward()
+    silent = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0}
+    assert not [name for name in silent if not name.startswith("interactions.")]
+    # behind a gate of zeros, or before layers of zeros by which fresh queries choose where to look
+    assert all((".injector." in name and ".gate" not in name) or ".norm_levels." in name for name in silent)
+
+
+def test_batch_norm_is_that_of_the_paper_and_its_statistics_are_state():
+    model, images = make("plain", norm="batch", gates=False), torch.randn(4, 3, 64, 96)
+    before = {name: x.clone() for name, x in model.state_dict().items() if "running" in name}
+    assert len(before) == 2 * (6 + 4)
+    model.eval()(images)
+    assert all(torch.equal(model.state_dict()[name], x) for name, x in before.items())
+    model.train()(images)
+    assert not any(torch.equal(model.state_dict()[name], x) for name, x in before.items())
+    group = build(replace(model.config, norm="group"))
+    assert sum(p.numel() for p in group.parameters()) == sum(p.numel() for p in model.parameters())
+
+
+def test_layer_decay_is_that_of_the_vit_and_none_beside_it():
+    config = AdapterConfig(backbone=BACKBONES["plain"], **OPTIONS)
+    family, names = family_of(config), [name for name, _ in skip_init(config).named_parameters()]
+    layers = {name: family.layer_of(name, config) for name in names}
+    assert layers["backbone.projection.weight"] == layers["backbone.position.table"] == 0
+    assert layers["backbone.encoder.blocks.4.mlp.norm.weight"] == 5
+    assert {layers[name] for name in names if not name.startswith("backbone.")} == {6}
+
+
+def test_cost_grows_with_the_image_and_counts_the_vit():
+    config = AdapterConfig(backbone=BACKBONES["plain"], **OPTIONS)
+    first = 9 * 3 * 8 * 32 * 48  # of the first convolution
+    assert macs(config) - macs(config.backbone) > first
+    assert macs(config, (128, 192)) > 3.5 * macs(config)
+
+
+def test_frozen_copies_agree():
+    model, images = make("tokens in front"), torch.randn(1, 3, 64, 96)
+    with torch.inference_mode():
+        maps = model.features_at(images, [4, 32])
+        for dtype, limit in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
+            again = frozen(model, dtype).features_at(images, [4, 32])
+            for x, y in zip(maps, again, strict=True):
+                assert torch.allclose(x, y.float(), atol=limit * x.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"backbone": ViTConfig(image=(64, 64), **SMALL | {"classes": 3})}, "classes=0"),
+        ({"backbone": ViTConfig(image=(4, 8, 8), patch=(2, 4, 4), **SMALL)}, "volumes"),
+        ({"heads": 3}, "heads"),
+        ({"interactions": 6}, "interactions=5"),
+        ({"points": 0}, "above 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, message):
+    with pytest.raises(UsageError) as caught:
+        AdapterConfig(**{"backbone": BACKBONES["plain"], **OPTIONS, **changes})
+    assert message in f"{caught.value.message} {caught.value.hint}"

@@ -1,0 +1,89 @@
+"""Multi-scale deformable attention."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from vitreous.nn.deformable import DeformableAttention, centres_of, directions, sample_levels
+
+GRIDS = [(5, 4), (3, 2), (1, 2)]
+
+
+def by_loop(values, grids, places, weights):
+    """The docstring's loop, in float64."""
+    batch, queries, heads, _, points, _ = places.shape
+    result = np.zeros((batch, queries, heads, values.shape[-1]))
+    values, places, weights = (x.detach().numpy() for x in (values, places, weights))
+    starts = [sum(rows * columns for rows, columns in grids[:level]) for level in range(len(grids))]
+    for b in range(batch):
+        for q in range(queries):
+            for head in range(heads):
+                for level, (rows, columns) in enumerate(grids):
+                    for p in range(points):
+                        x, y = places[b, q, head, level, p].tolist()
+                        x, y = x * columns - 0.5, y * rows - 0.5
+                        for row in (math.floor(y), math.floor(y) + 1):
+                            for column in (math.floor(x), math.floor(x) + 1):
+                                if 0 <= row < rows and 0 <= column < columns:
+                                    share = (1 - abs(y - row)) * (1 - abs(x - column))
+                                    value = values[b, starts[level] + row * columns + column, head]
+                                    result[b, q, head] += weights[b, q, head, level, p] * share * value
+    return torch.from_numpy(result)
+
+
+def test_sampling_is_that_of_the_loop():
+    torch.manual_seed(0)
+    values = torch.randn(2, 28, 2, 3, dtype=torch.float64)
+    places = torch.rand(2, 4, 2, 3, 3, 2, dtype=torch.float64) * 1.4 - 0.2  # outside too
+    weights = torch.rand(2, 4, 2, 3, 3, dtype=torch.float64)
+    expected = by_loop(values, GRIDS, places, weights)
+    torch.testing.assert_close(sample_levels(values, GRIDS, places, weights), expected, rtol=0, atol=1e-12)
+    single = sample_levels(values.float(), GRIDS, places.float(), weights.float())
+    torch.testing.assert_close(single.double(), expected, rtol=0, atol=1e-5)
+
+
+def test_attention_is_its_projections_around_the_loop():
+    torch.manual_seed(0)
+    part = DeformableAttention(8, 2, 3, points=4, ratio=0.5).double()
+    for parameter in part.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    queries, values = torch.randn(2, 6, 8, dtype=torch.float64), torch.randn(2, 28, 8, dtype=torch.float64)
+    centres = torch.rand(6, 1, 2, dtype=torch.float64)
+    scale = torch.tensor([[columns, rows] for rows, columns in GRIDS])[:, None]
+    places = centres[:, :, None, None] + part.offsets(queries).view(2, 6, 2, 3, 4, 2) / scale
+    weights = part.weights(queries).view(2, 6, 2, 12).softmax(-1).view(2, 6, 2, 3, 4)
+    expected = part.out(by_loop(part.value(values).view(2, 28, 2, 2), GRIDS, places, weights).flatten(2))
+    torch.testing.assert_close(part(queries, centres, values, GRIDS), expected, rtol=0, atol=1e-5)
+
+
+def test_no_offsets_and_equal_weights_are_the_mean_of_the_places():
+    torch.manual_seed(0)
+    part = DeformableAttention(8, 2, 1).double()
+    torch.nn.init.zeros_(part.offsets.bias)
+    values = torch.randn(1, 20, 8, dtype=torch.float64)
+    own = centres_of((5, 4), (1, 1)).double() / torch.tensor([4.0, 5.0])
+    answer = part(values, own[:, None], values, [(5, 4)])
+    torch.testing.assert_close(answer, part.out(part.value(values)), rtol=0, atol=1e-6)
+
+
+def test_fresh_queries_look_to_the_edges_of_squares():
+    first = directions(4, 2, 3)
+    assert first.shape == (4, 2, 3, 2)
+    torch.testing.assert_close(first[:, 1, 2], torch.tensor([[3.0, 0], [0, 3], [-3, 0], [0, -3]]), rtol=0, atol=1e-6)
+    assert torch.allclose(directions(8, 1, 1).abs().amax(-1), torch.ones(8, 1, 1))
+
+
+def test_half_precision_samples_in_float32():
+    torch.manual_seed(0)
+    part = DeformableAttention(8, 2, 3)
+    queries, values, centres = torch.randn(1, 6, 8), torch.randn(1, 28, 8), torch.rand(6, 1, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        answer = part(queries, centres, values, GRIDS)
+    assert torch.allclose(answer.float(), part(queries, centres, values, GRIDS), atol=0.05)
+
+
+def test_heads_that_do_not_divide_the_values_are_refused():
+    with pytest.raises(ValueError, match="heads"):
+        DeformableAttention(8, 3, 1)

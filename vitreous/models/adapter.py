@@ -1,0 +1,175 @@
+"""ViT-Adapter (arXiv:2205.08534): maps of four strides from a plain ViT, which stays what it is.
+
+B images, D width of the ViT, N its patch tokens, M places of the levels of strides 8, 16 and 32 side by side.
+
+    images (B, C, H, W) -> prior (B, D, h, w) of strides 4, 8, 16, 32
+                        -> tokens (B, N, D) <-> levels (B, M, D), group by group of the blocks
+                        -> maps (B, h, w, D) of strides 4, 8, 16, 32
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.models.configs.adapter import AdapterConfig
+from vitreous.models.families import family_of
+from vitreous.nn.adapter import COARSEST, STRIDES, Geometry, Interaction, SpatialPrior, norm_of
+from vitreous.nn.grid import fill
+
+
+class ViTAdapter(nn.Module):
+    """A ViT, its `SpatialPrior` and its `Interaction`s; `backbone` where it is there already, else a fresh one.
+
+    With fresh gates the tokens of the ViT are those that it has alone, to the bit. Tokens in front of the patches go
+    through the blocks and take no part in the exchange; its last norm is not used. Convolutions are drawn from
+    N(0, 2 / fan_out), linear layers from N(0, 0.02^2), the embedding of a level from N(0, 1).
+    """
+
+    def __init__(self, config: AdapterConfig, backbone: nn.Module | None = None) -> None:
+        super().__init__()
+        self.config = c = config
+        self.any_size = True
+        self.backbone: Any = backbone or family_of(c.backbone).build(c.backbone)
+        self.backbone.any_size = True
+        width, last = c.backbone.width, c.interactions - 1
+        self.prior = SpatialPrior(c.channels, width, c.prior, c.norm)
+        self.level = nn.Parameter(torch.empty(len(STRIDES), width))
+        options = (width, c.heads, c.points, c.ratio, c.backbone.drop_path)
+        self.interactions = nn.ModuleList(Interaction(*options, 3 if i == last else 1) for i in range(c.interactions))
+        self.up = nn.ConvTranspose2d(width, width, 2, 2)
+        self.norms = nn.ModuleList(norm_of(width, c.norm) for _ in c.levels)
+        for part in (self.prior, self.interactions, self.up):
+            initialise(part)
+        nn.init.normal_(self.level)
+        for name, part in self.backbone.named_modules():
+            if name in ("encoder.norm", "neck", "pooling", "pooled_norm", "representation"):
+                part.requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, D): the mean of the coarsest map."""
+        return self.classify(self.pool(self.features(images)))
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, h w, D): the coarsest map, row by row."""
+        return self.features_at(images, self.config.strides[-1:])[0].flatten(1, 2)
+
+    def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
+        """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the map in which a place covers so many rows, sides
+        rounded up. Raises ValueError for a stride of no map."""
+        self.config.check_strides(strides)
+        self.backbone.check_images(images)
+        size = size_of(images)
+        finest, *levels = self.prior(filled(images.to(self.level.dtype)))
+        tokens, joined = self.exchange(images, levels)
+        grids = [tuple(level.shape[2:]) for level in levels]
+        parts = joined.split([rows * columns for rows, columns in grids], 1)
+        maps = [part.transpose(1, 2).unflatten(2, grid) for part, grid in zip(parts, grids, strict=True)]
+        maps = [finest + self.up(maps[0]), *maps]
+        outputs = {}
+        for stride, x, norm in zip(self.config.strides, maps, self.norms, strict=True):
+            grid = tuple(-(-side // stride) for side in size)
+            x = x[..., : grid[0], : grid[1]]
+            shared = F.interpolate(tokens, size=grid, mode="bilinear", align_corners=False)
+            outputs[stride] = norm(x + shared.to(x.dtype)).movedim(1, -1)
+        return [outputs[stride] for stride in strides]
+
+    def exchange(self, images: Tensor, levels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """(B, C, H, W) and levels (B, D, h, w) -> the ViT's last map (B, D, *grid), and the levels (B, M, D)."""
+        vit, config = self.backbone, self.config.backbone
+        tokens = vit.project(images)
+        places = Geometry(size_of(images), (config.patch[0], config.patch[1]), images.device)
+        joined = torch.cat([x.flatten(2).transpose(1, 2) + own for x, own in zip(levels, self.level, strict=True)], 1)
+        x, *context = vit.prepare(vit.place(tokens), vit.places(tokens))
+        blocks = iter(vit.encoder.blocks)
+        interaction: Any
+        for interaction, count in zip(self.interactions, self.config.groups, strict=True):
+            prefix, patches = self.split(x)
+            x = self.join(prefix, interaction.inject(patches, joined, places), places.grid)
+            for _ in range(count):
+                x = vit.encoder.step(next(blocks), x, *context)
+            joined = interaction.extract(joined, self.split(x)[1], places)
+        return self.split(x)[1].transpose(1, 2).unflatten(2, places.grid), joined
+
+    def split(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+        """(B, P + N, D), or (B, *grid, D) of blocks on a grid -> the tokens in front, and the patches (B, N, D)."""
+        if self.config.backbone.on_grid:
+            return None, x.flatten(1, 2)
+        prefix = self.config.backbone.prefix
+        return x[:, :prefix], x[:, prefix:]
+
+    def join(self, prefix: Tensor | None, patches: Tensor, grid: tuple[int, int]) -> Tensor:
+        """The inverse of `split`, (B, P, D) or none and (B, N, D) -> (B, P + N, D) or (B, *grid, D)."""
+        return patches.unflatten(1, grid) if prefix is None else torch.cat([prefix, patches], 1)
+
+    def last_norm(self, x: Tensor) -> Tensor:
+        """(B, h, w, D) -> (B, h, w, D): as it is; every map has its own norm."""
+        return x
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        """(B, N, D) -> (B, D): the mean."""
+        return tokens.mean(1)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """(B, D) -> (B, D): there is no head."""
+        return pooled
+
+    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
+        """(B, C, *image): an adapter reads whole images. Raises NotImplementedError."""
+        raise NotImplementedError("an adapter computes whole images")
+
+    def blocks(self) -> list[nn.Module]:
+        """The residual blocks of the ViT, in order."""
+        return self.backbone.blocks()
+
+    def first_layer(self) -> nn.Module:
+        """The layer of the ViT that reads the image."""
+        return self.backbone.first_layer()
+
+
+def size_of(images: Tensor) -> tuple[int, int]:
+    """(B, C, H, W) -> H and W."""
+    return images.shape[2], images.shape[3]
+
+
+def filled(images: Tensor) -> Tensor:
+    """(B, C, H, W) -> the same with zeros after the end of each axis, up to whole places of the coarsest map."""
+    return fill(images.movedim(1, -1), (COARSEST, COARSEST)).movedim(-1, 1)
+
+
+def initialise(module: nn.Module) -> None:
+    """Draw convolutions from N(0, 2 / fan_out), in place, with zero biases."""
+    for part in module.modules():
+        if isinstance(part, (nn.Conv2d, nn.ConvTranspose2d)):
+            fan_out = part.kernel_size[0] * part.kernel_size[1] * part.out_channels // part.groups
+            nn.init.normal_(part.weight, std=(2 / fan_out) ** 0.5)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+
+
+def adapter_macs(config: AdapterConfig, image: tuple[int, ...]) -> int:
+    """Multiply-adds of an adapter for one image of these sides, without those of its ViT: its products and
+    convolutions, counted by its own layers on tensors without storage. Sampling and norms are left out."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    height, width = (-(-side // COARSEST) * COARSEST for side in image)
+    c, size = config.backbone, (height, width)
+    with torch.device("meta"):
+        prior = SpatialPrior(config.channels, c.width, config.prior, "group")
+        options = (c.width, config.heads, config.points, config.ratio, 0.0)
+        count = config.interactions
+        interactions = [Interaction(*options, 3 if i == count - 1 else 1) for i in range(count)]
+        up = nn.ConvTranspose2d(c.width, c.width, 2, 2)
+        places = Geometry((image[0], image[1]), (c.patch[0], c.patch[1]), torch.device("meta"))
+        with FlopCounterMode(display=False) as counter:
+            _, *levels = prior(torch.empty(1, config.channels, *size))
+            joined = torch.cat([x.flatten(2).transpose(1, 2) for x in levels], 1)
+            tokens = torch.empty(1, places.grid[0] * places.grid[1], c.width)
+            for interaction in interactions:
+                joined = interaction.extract(joined, interaction.inject(tokens, joined, places), places)
+            up(levels[0])
+    return counter.get_total_flops() // 2

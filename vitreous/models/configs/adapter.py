@@ -1,0 +1,176 @@
+"""ViT-Adapter (arXiv:2205.08534): a plain ViT that gives maps of four strides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from vitreous.errors import UsageError
+from vitreous.models.configs.axial import AxialConfig
+from vitreous.models.configs.clip import CLIPConfig
+from vitreous.models.configs.hybrid import HybridConfig
+from vitreous.models.configs.levels import Level, Leveled
+from vitreous.models.configs.sam import SAMConfig
+from vitreous.models.configs.vit import ViTConfig
+
+PlainBackbone = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig
+#: heads of deformable attention, and channels of its values for one of the width, by the width of the ViT (the paper's
+#: Table 10)
+PUBLISHED = {192: (6, 1.0), 384: (6, 1.0), 768: (12, 0.5), 1024: (16, 0.5)}
+STRIDES = (4, 8, 16, 32)
+
+Norm = Literal["group", "batch"]
+Adapter = Literal["none", "group", "batch"]  # of an objective: the norm of the adapter that a ViT gets, or none
+
+
+@dataclass(frozen=True)
+class AdapterConfig(Leveled):
+    """A ViT without a head of its own, and an adapter: convolutions of `prior` channels and more, and `interactions`
+    with groups of the ViT's blocks, by deformable attention of `heads`, each looking at `points` places of a level,
+    with values of `ratio` times the width.
+
+    `norm`: of the convolutions and of the maps. `batch` is that of the paper, over the batches of all processes (on a
+    CPU: of one process); with it an image sees others of its batch in training, which wants large batches. `group` has
+    as many parameters and none of that. Raises UsageError for a backbone with classes or of volumes, and for numbers
+    that cannot be.
+    """
+
+    family: Literal["adapter"] = "adapter"
+    backbone: PlainBackbone = field(default_factory=lambda: ViTConfig(classes=0))
+    heads: int = 12
+    ratio: float = 0.5
+    points: int = 4
+    interactions: int = 4
+    prior: int = 64
+    norm: Norm = "group"
+
+    kind: ClassVar[Literal["adapter"]] = "adapter"
+    has_stages: ClassVar[bool] = True
+    classes: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if self.backbone.classes:
+            raise UsageError("a backbone has no classes of its own", "use classes=0")
+        if len(self.backbone.image) != 2:
+            raise UsageError("an adapter is for images, not for volumes", "leave it out")
+        if min(self.heads, self.points, self.interactions, self.prior) < 1 or self.ratio <= 0:
+            raise UsageError("heads, points, interactions, prior and ratio are above 0")
+        if self.interactions > self.backbone.depth:
+            problem = f"{self.interactions} interactions need as many blocks, and there are {self.backbone.depth}"
+            raise UsageError(problem, f"use interactions={self.backbone.depth}")
+        inner = int(self.backbone.width * self.ratio)
+        if inner < self.heads or inner % self.heads:
+            raise UsageError(f"{self.heads} heads do not divide {inner} channels of values", "change heads or ratio")
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Blocks of the ViT in each interaction: as even as they can be."""
+        whole, rest = divmod(self.backbone.depth, self.interactions)
+        return tuple(whole + (number < rest) for number in range(self.interactions))
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The maps that `features_at` gives."""
+        return tuple(Level((stride, stride), self.backbone.width) for stride in STRIDES)
+
+    def unread(self, strides: Sequence[int]) -> tuple[str, ...]:
+        """The norms of other maps, and what makes the finest of all."""
+        norms = (f"norms.{number}" for number, stride in enumerate(STRIDES) if stride not in strides)
+        return (*norms, *(() if STRIDES[0] in strides else ("prior.reduce.0", "up")))
+
+    @property
+    def image(self) -> tuple[int, ...]:
+        """Pixels along each axis of the images that it learned from."""
+        return self.backbone.image
+
+    @property
+    def channels(self) -> int:
+        """Channels of an image."""
+        return self.backbone.channels
+
+    @property
+    def patch(self) -> tuple[int, ...]:
+        """Pixels to a place of the coarsest map, per axis."""
+        return self.levels[-1].patch
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The coarsest map at the native image size."""
+        return tuple(-(-side // stride) for side, stride in zip(self.image, self.patch, strict=True))
+
+    @property
+    def prefix(self) -> int:
+        """Tokens in front of the maps: none."""
+        return 0
+
+    @property
+    def depth(self) -> int:
+        """Blocks of the ViT."""
+        return self.backbone.depth
+
+    @property
+    def width_out(self) -> int:
+        """Channels of the maps."""
+        return self.backbone.width
+
+    features = width_out
+
+    @property
+    def front(self) -> Literal["conv"]:
+        """Images are read by convolutions too."""
+        return "conv"
+
+    @property
+    def position(self) -> str:
+        """The ViT's."""
+        return self.backbone.position
+
+    @property
+    def attention(self) -> str:
+        """The ViT's."""
+        return self.backbone.attention
+
+    @property
+    def pool(self) -> Literal["mean"]:
+        """The mean of the coarsest map."""
+        return "mean"
+
+    @property
+    def drop_path(self) -> float:
+        """The ViT's."""
+        return self.backbone.drop_path
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether blocks attend from token to token."""
+        return True
+
+    @property
+    def sees_whole_image(self) -> bool:
+        """Whether no block is confined to windows."""
+        return self.backbone.sees_whole_image
+
+    @property
+    def drops_patches(self) -> bool:
+        """No: the adapter takes whole images."""
+        return False
+
+    merges_tokens = drops_patches
+
+    def check_image(self, image: tuple[int, ...]) -> None:
+        """Raise UsageError for an image that the ViT cannot take."""
+        self.backbone.check_image(image)
+
+
+def adapted(backbone: Any, adapter: Adapter = "group") -> Any:
+    """A backbone with an adapter that has this norm, or as it is with "none": the published adapter of the width of a
+    ViT, else one with the heads of the ViT. Raises UsageError as `AdapterConfig`, and for what has stages of its own.
+    """
+    if adapter == "none":
+        return backbone
+    if backbone.has_stages:
+        raise UsageError("an adapter is for a ViT, and this backbone has stages of its own", "use adapter=none")
+    heads, ratio = PUBLISHED.get(backbone.width, (backbone.heads, 0.5 if backbone.width > 384 else 1.0))
+    interactions = min(4, backbone.depth)
+    return AdapterConfig(backbone=backbone, heads=heads, ratio=ratio, interactions=interactions, norm=adapter)

@@ -1,0 +1,161 @@
+"""ViT-Adapter (arXiv:2205.08534): convolutions of the image beside a plain ViT, and attention from one to the other.
+
+B images, D width of the ViT, N its tokens; levels of the prior have strides of 8, 16 and 32 pixels, M places in all,
+side by side, and one of 4 pixels goes by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.nn.deformable import DeformableAttention, centres_of
+
+STRIDES = (8, 16, 32)  # of the levels that exchange features with the ViT, in pixels
+COARSEST = STRIDES[-1]
+
+Norm = Literal["group", "batch"]
+Grids = Sequence[tuple[int, int]]
+
+
+def norm_of(width: int, norm: Norm) -> nn.Module:
+    """GroupNorm of 32 groups, or fewer where they had less than 8 channels; or SyncBatchNorm, which is BatchNorm in one
+    process."""
+    groups = math.gcd(32, max(1, width // 8))
+    return nn.SyncBatchNorm(width) if norm == "batch" else nn.GroupNorm(groups, width)
+
+
+def convolution(inputs: int, outputs: int, stride: int, norm: Norm) -> list[nn.Module]:
+    """A 3 x 3 convolution without bias, norm and ReLU."""
+    conv = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+    return [conv, norm_of(outputs, norm), nn.ReLU()]
+
+
+class SpatialPrior(nn.Module):
+    """Convolutions that read the image at strides of 4, 8, 16 and 32 (section 3.2 of the paper), each brought to D
+    channels by a 1 x 1; `inner` channels at the first."""
+
+    def __init__(self, channels: int, width: int, inner: int, norm: Norm) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            *convolution(channels, inner, 2, norm),
+            *convolution(inner, inner, 1, norm),
+            *convolution(inner, inner, 1, norm),
+            nn.MaxPool2d(3, 2, 1),
+        )
+        sizes = (inner, 2 * inner, 4 * inner, 4 * inner)
+        self.stages = nn.ModuleList(nn.Sequential(*convolution(*pair, 2, norm)) for pair in pairwise(sizes))
+        self.reduce = nn.ModuleList(nn.Conv2d(size, width, 1) for size in sizes)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """(B, C, H, W), sides that 32 divides -> four maps (B, D, h, w), the finest first."""
+        x, maps = self.stem(images), []
+        for stage, reduce in zip([nn.Identity(), *self.stages], self.reduce, strict=True):
+            x = stage(x)
+            maps.append(reduce(x))
+        return maps
+
+
+class LevelMlp(nn.Module):
+    """fc2(gelu(conv(fc1(x)))), with a depth-wise 3 x 3 convolution on the grid of each level (section 3.4)."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
+        for linear in (self.fc1, self.fc2):
+            nn.init.trunc_normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor, grids: Grids) -> Tensor:
+        """(B, M, D) -> (B, M, D)."""
+        hidden = self.fc1(x).to(self.conv.weight.dtype)
+        parts = hidden.split([rows * columns for rows, columns in grids], 1)
+        mixed = [
+            self.conv(part.transpose(1, 2).unflatten(2, grid)).flatten(2).transpose(1, 2)
+            for part, grid in zip(parts, grids, strict=True)
+        ]
+        return self.fc2(F.gelu(torch.cat(mixed, 1)))
+
+
+class Injector(nn.Module):
+    """x + gate * attention from the tokens of the ViT to all levels (Eq. 1). The gate, a number for each channel,
+    starts at zero, so that a pre-trained ViT computes what it did."""
+
+    def __init__(self, width: int, heads: int, points: int, ratio: float) -> None:
+        super().__init__()
+        self.norm_tokens, self.norm_levels = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.attention = DeformableAttention(width, heads, len(STRIDES), points, ratio)
+        self.gate = nn.Parameter(torch.zeros(width))
+
+    def forward(self, tokens: Tensor, centres: Tensor, levels: Tensor, grids: Grids) -> Tensor:
+        """(B, N, D), their places (N, L, 2) in 0 .. 1 of each level, (B, M, D) -> (B, N, D)."""
+        seen = self.attention(self.norm_tokens(tokens), centres, self.norm_levels(levels), grids)
+        return tokens + self.gate * seen
+
+
+class Extractor(nn.Module):
+    """Attention from all levels to the tokens of the ViT, then a `LevelMlp` of a quarter of the width, each added to
+    what came in (Eqs. 2-3). `drop_path` is the probability that a sample goes without the latter in training."""
+
+    def __init__(self, width: int, heads: int, points: int, ratio: float, drop_path: float) -> None:
+        super().__init__()
+        self.norm_levels, self.norm_tokens = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.attention = DeformableAttention(width, heads, 1, points, ratio)
+        self.norm, self.mlp = nn.LayerNorm(width, eps=1e-6), LevelMlp(width, max(1, width // 4))
+        self.drop_path = drop_path
+
+    def forward(self, levels: Tensor, centres: Tensor, tokens: Tensor, grid: tuple[int, int], grids: Grids) -> Tensor:
+        """(B, M, D), their places (M, 1, 2) in 0 .. 1 of the ViT's grid, (B, N, D) -> (B, M, D)."""
+        seen = self.attention(self.norm_levels(levels), centres, self.norm_tokens(tokens), [grid])
+        levels = levels + seen
+        y = self.mlp(self.norm(levels), grids)
+        if self.training and self.drop_path > 0:
+            keep = 1 - self.drop_path
+            y = y * y.new_empty(len(y), 1, 1).bernoulli_(keep).div_(keep)
+        return levels + y
+
+
+class Geometry:
+    """Where tokens and levels of a batch lie: grids, and the places of each in 0 .. 1 of the others.
+
+    `image` and `patch` are those of the ViT, in pixels; the levels cover the image filled up at its end to whole places
+    of the coarsest, so places are the same in pixels, whatever the patch.
+    """
+
+    def __init__(self, image: tuple[int, int], patch: tuple[int, int], device: torch.device) -> None:
+        height, width = (-(-side // COARSEST) * COARSEST for side in image)
+        self.grid = (image[0] // patch[0], image[1] // patch[1])
+        self.grids = [(height // stride, width // stride) for stride in STRIDES]
+        tokens = centres_of(self.grid, patch, device)
+        pairs = zip(self.grids, STRIDES, strict=True)
+        levels = torch.cat([centres_of(grid, (stride, stride), device) for grid, stride in pairs])
+        self.of_tokens = (tokens / tokens.new_tensor([width, height]))[:, None]  # (N, 1, 2)
+        self.of_levels = (levels / levels.new_tensor([image[1], image[0]]))[:, None]  # (M, 1, 2)
+
+
+class Interaction(nn.Module):
+    """What surrounds a group of the ViT's blocks: an injector before it, and `extractors` after it."""
+
+    def __init__(
+        self, width: int, heads: int, points: int = 4, ratio: float = 1.0, drop_path: float = 0.0, extractors: int = 1
+    ) -> None:
+        super().__init__()
+        self.injector = Injector(width, heads, points, ratio)
+        self.extractors = nn.ModuleList(Extractor(width, heads, points, ratio, drop_path) for _ in range(extractors))
+
+    def inject(self, tokens: Tensor, levels: Tensor, places: Geometry) -> Tensor:
+        """(B, N, D), (B, M, D) -> (B, N, D)."""
+        return self.injector(tokens, places.of_tokens, levels, places.grids)
+
+    def extract(self, levels: Tensor, tokens: Tensor, places: Geometry) -> Tensor:
+        """(B, M, D), (B, N, D) -> (B, M, D)."""
+        for extractor in self.extractors:
+            levels = extractor(levels, places.of_levels, tokens, places.grid, places.grids)
+        return levels

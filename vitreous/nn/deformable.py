@@ -1,0 +1,96 @@
+"""Multi-scale deformable attention (Deformable DETR, arXiv:2010.04159): a query looks at a few points of each level.
+
+B images, Q queries, N places of all levels, L levels, h heads, P points a level, D width, d channels of the values of
+a head. Places are (x, y) in 0 .. 1 of a level's width and height.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def sample_levels(values: Tensor, grids: Sequence[tuple[int, int]], places: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums of values that are read bilinearly at places between those of their grids, zeros outside.
+
+    values (B, N, h, d), the levels one after the other, row by row, each of (rows, columns) of `grids`; places
+    (B, Q, h, L, P, 2); weights (B, Q, h, L, P) -> (B, Q, h, d). The loop it replaces, for a query and a head:
+
+        y = 0
+        for level, (rows, columns) in enumerate(grids):
+            for x, y, weight in points of the level:
+                x, y = x * columns - 0.5, y * rows - 0.5
+                for row, column in the four places around (y, x) that are in the grid:
+                    y += weight * (1 - abs(y - row)) * (1 - abs(x - column)) * values[level][row, column]
+    """
+    batch, queries, heads = places.shape[:3]
+    total = values.new_zeros(batch * heads, values.shape[-1], queries)
+    parts = values.split([rows * columns for rows, columns in grids], 1)
+    for level, (part, grid) in enumerate(zip(parts, grids, strict=True)):
+        image = part.permute(0, 2, 3, 1).reshape(batch * heads, -1, *grid)  # (B h, d, rows, columns)
+        points = 2 * places[:, :, :, level].transpose(1, 2).flatten(0, 1) - 1  # (B h, Q, P, 2)
+        read = F.grid_sample(image, points, mode="bilinear", padding_mode="zeros", align_corners=False)
+        share = weights[:, :, :, level].transpose(1, 2).flatten(0, 1)[:, None]  # (B h, 1, Q, P)
+        total = total + (read * share).sum(-1)
+    return total.unflatten(0, (batch, heads)).permute(0, 3, 1, 2)
+
+
+class DeformableAttention(nn.Module):
+    """Each query attends to `points` places of every level and head, which a linear layer of it chooses around a place
+    of its own, and weighs them by a softmax over levels and points (arXiv:2010.04159, Eq. 3).
+
+    `ratio`: channels of the values, for one of the width (arXiv:2205.08534, section 3.4). Fresh queries look in
+    another direction with each head, at one, two, … places' distance, and weigh all points alike. Values and outputs
+    are drawn Xavier uniform. Raises ValueError where heads do not divide the channels of the values.
+    """
+
+    def __init__(self, width: int, heads: int, levels: int, points: int = 4, ratio: float = 1.0) -> None:
+        super().__init__()
+        inner = int(width * ratio)
+        if inner < 1 or inner % heads:
+            raise ValueError(f"{heads} heads do not divide {inner} channels of values")
+        self.heads, self.levels, self.points = heads, levels, points
+        self.value, self.out = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.offsets = nn.Linear(width, heads * levels * points * 2)
+        self.weights = nn.Linear(width, heads * levels * points)
+        for linear in (self.value, self.out):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+        for linear in (self.offsets, self.weights):
+            nn.init.zeros_(linear.weight)
+            nn.init.zeros_(linear.bias)
+        self.offsets.bias.data.copy_(directions(heads, levels, points).flatten())
+
+    def forward(self, queries: Tensor, centres: Tensor, values: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
+        """(B, Q, D) queries, the places (Q, L or 1, 2) that they look around, (B, N, D) of all levels -> (B, Q, D).
+
+        Offsets are counted in places of the level. Sampling is in float32 at least.
+        """
+        exact = torch.promote_types(queries.dtype, torch.float32)
+        shape = (*queries.shape[:2], self.heads, self.levels, self.points)
+        steps = torch.tensor([[columns, rows] for rows, columns in grids], device=queries.device)  # (L, 2)
+        offsets = self.offsets(queries).to(exact).view(*shape, 2) / steps[:, None]
+        places = centres[None, :, None, :, None] + offsets
+        weights = self.weights(queries).to(exact).view(*shape[:3], -1).softmax(-1).view(shape)
+        seen = self.value(values).to(exact).unflatten(-1, (self.heads, -1))
+        return self.out(sample_levels(seen, grids, places, weights).flatten(-2).to(queries.dtype))
+
+
+def directions(heads: int, levels: int, points: int) -> Tensor:
+    """(h, L, P, 2): the first offsets. Head k looks along the angle 2 pi k / h, to the edge of a square whose half side
+    is the number of the point."""
+    angles = torch.arange(heads) * (2 * math.pi / heads)
+    rays = torch.stack([angles.cos(), angles.sin()], -1)
+    rays = rays / rays.abs().amax(-1, keepdim=True)
+    return rays[:, None, None] * torch.arange(1, points + 1)[:, None].expand(heads, levels, points, 1)
+
+
+def centres_of(grid: tuple[int, int], patch: tuple[int, int], device: torch.device | None = None) -> Tensor:
+    """(rows * columns, 2): the centres (x, y) in pixels of places that stand for `patch` pixels, rows first."""
+    lines = [(torch.arange(length, device=device) + 0.5) * side for length, side in zip(grid, patch, strict=True)]
+    rows, columns = torch.meshgrid(*lines, indexing="ij")
+    return torch.stack([columns, rows], -1).flatten(0, 1)
