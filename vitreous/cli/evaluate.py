@@ -12,8 +12,10 @@ from vitreous.cli.console import Console
 from vitreous.cli.figures import figures, interval, percent
 from vitreous.cli.inference import InferenceArguments, select_options
 from vitreous.errors import UsageError
+from vitreous.evaluation.figure_names import ERRORS as OBJECT_ERRORS
 
-OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects")  # options of --protocol top1 for one run
+#: options of --protocol top1 for one run
+OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary")
 SHOWN = 20  # classes of a table
 SHOWN_HEADS = 5  # of a grid
 NAMES = {"map": "mAP", "macro_f1": "macro F1", "top1": "top-1", "top5": "top-5"}
@@ -82,6 +84,8 @@ class Options(ProtocolArguments):
     """Other data, with or without labels: tell how well they are known from the judged images by that score."""
     suspects: str | None = None
     """Write a table to this file: images whose label is probably wrong, the surest first."""
+    boundary: bool = False
+    """Judge class maps by the F-measure of their boundaries too: some ten milliseconds a class of an image."""
     report: str | None = None
     """Where the page with all of it goes (default: report.html in the run's folder)."""
     batch_size: int = 64
@@ -233,15 +237,19 @@ def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
     """Print the table of the worst classes, and return the lines below it."""
     multilabel = document["confused"] is None
     dense = not multilabel and any("iou" in row for row in document["per_class"])
+    objects = document.get("objects")
     rank, name = ("iou", "IoU") if dense else ("ap", "AP") if multilabel else ("f1", "F1")
     rows = sorted(document["per_class"], key=lambda row: row[rank] if row[rank] is not None else 2.0)
-    keys = [rank] * (rank != "f1") + ["recall", "precision", "f1"]
-    last = [] if multilabel else ["taken_for"]
+    keys = [rank] * (rank != "f1") + ["ap50"] * bool(objects) + ["recall", "precision", "f1"]
+    last = [] if multilabel and not objects else ["taken_for"]
     console.table(
         [
             "class",
             "images",
-            *({"ap": "AP", "iou": "IoU", "f1": "Dice" if dense else "F1"}.get(key, key) for key in keys),
+            *(
+                {"ap": "AP", "ap50": "AP50", "iou": "IoU", "f1": "Dice" if dense else "F1"}.get(key, key)
+                for key in keys
+            ),
             *["mostly taken for"] * len(last),
         ],
         [
@@ -251,6 +259,11 @@ def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
     )
     if len(rows) > SHOWN:
         yield f"… and {len(rows) - SHOWN} classes with a better {name}"
+    if objects:
+        costs = sorted(objects["errors"].items(), key=lambda pair: -pair[1])
+        named = (f"{OBJECT_ERRORS[key]} {100 * cost:.1f}" for key, cost in costs if key in OBJECT_ERRORS)
+        yield f"recall, precision and F1 of answers from a score of {objects['threshold']:.2f} on"
+        yield f"points of AP50 that errors cost: {', '.join(named)}"
     things = "pixels" if dense else "images"
     if document["confused"] and (pairs := document["confused"]["unordered"]):
         named = (

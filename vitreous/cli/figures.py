@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitreous.evaluation.figure_names import MAPS, OBJECTS
+
 #: a figure's name for people and the format of its value; others are plain numbers
 FORMATS = {
     "top1": ("top-1", ".2%"),
@@ -20,11 +22,13 @@ FORMATS = {
     "pixel_accuracy": ("pixel accuracy", ".2%"),
     "nll": ("NLL", ".3f"),
     "ece": ("ECE", ".3f"),
+    **{key: (name, ".2%") for key, name in (OBJECTS | MAPS).items()},
 }
 FURTHER = {
     "top1": ("top5", "nll", "ece"),
     "map": ("macro_f1", "micro_f1", "nll"),
-    "miou": ("dice", "pixel_accuracy"),
+    "miou": ("dice", "pixel_accuracy", "boundary_f", "pq"),
+    "ap": ("ap50", "ap75", "ar100", "box_ap", "box_ap50"),
     "knn_top1": ("rankme",),
     "knn_map": ("rankme",),
 }  # figures printed after a leading one

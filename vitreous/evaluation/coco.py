@@ -28,13 +28,13 @@ from vitreous.evaluation.average_precision import (
 from vitreous.evaluation.detections import Compute, Detections, detect
 from vitreous.evaluation.engine import Engine
 from vitreous.evaluation.evaluator import Evaluator, Outputs, Ragged
-from vitreous.evaluation.intervals import DRAWS, FEWEST, Interval, bootstrap, percentile_interval
+from vitreous.evaluation.figure_names import BOXES
+from vitreous.evaluation.intervals import DRAWS, FEWEST, Figures, Interval, bootstrap, percentile_interval
 from vitreous.evaluation.matching import Column, Part, check_library, columns_of, match_image
 from vitreous.evaluation.packing import unpack
 from vitreous.evaluation.report import Report
 
-BUDGET = 2e8  # answers x thresholds x areas x draws of the bootstrap: about ten seconds
-BOXES = "box_"  # what the names of figures of boxes begin with where masks lead
+BUDGET = 5e8  # answers x thresholds x areas x draws of the bootstrap: a few seconds
 LARGEST = 200  # classes of a confusion matrix that is written down
 
 
@@ -87,18 +87,10 @@ class CocoEvaluator(Evaluator):
         curves of precision; and the confusion of classes above the score at which F1 is highest.
         """
         rows: Ragged = outputs.rows
-        sides = [
-            class_pairs(rows.table, rows.images, len(rows), kind, len(self.classes)) for kind in range(len(self.kinds))
-        ]
-
-        def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
-            """(n, D) how often each image is drawn -> each figure (D,)."""
-            sides_and_names = zip(self.kinds, sides, strict=True)
-            return {start + name: value for start, side in sides_and_names for name, value in figures_of(side, counts)}
-
+        sides, figures = sides_of(rows, len(self.classes)), object_figures(rows, len(self.classes))
         once = figures(np.ones((len(rows), 1), np.float32))
         values = {name: None if np.isnan(value[0]) else float(value[0]) for name, value in once.items()}
-        intervals = intervals_of(figures, rows, len(self.kinds)) if len(rows) > 1 else dict.fromkeys(values)
+        intervals = intervals_of(figures, rows) if len(rows) > 1 else dict.fromkeys(values)
         threshold = best_threshold(sides[0])
         matrix = confusion_of(rows.table, threshold, len(self.classes))
         details = {
@@ -163,16 +155,47 @@ def no_answers(size: tuple[int, ...], masks: bool) -> Detections:
     return Detections((size[0], size[1]), none.reshape(0, 4), none.astype(np.int64), none, () if masks else None)
 
 
-def intervals_of(
-    figures: Callable[[np.ndarray], dict[str, np.ndarray]], rows: Ragged, kinds: int
-) -> dict[str, Interval | None]:
-    """95 % intervals of figures (D,) by a bootstrap over images; None for one that a draw does not have."""
-    values = bootstrap(figures, len(rows), draw_count(rows, kinds))
+def sides_of(rows: Ragged, classes: int) -> list[list[ClassPairs]]:
+    """The pairs of each class for each kind of regions."""
+    kinds = (rows.table.shape[1] - Column.KINDS) // Part.WIDTH
+    return [class_pairs(rows.table, rows.images, len(rows), kind, classes) for kind in range(kinds)]
+
+
+def object_figures(rows: Ragged, classes: int) -> Figures:
+    """A function of how often each image is drawn, (n, D), that returns each figure, (D,)."""
+    sides = sides_of(rows, classes)
+    starts = ("", BOXES)[: len(sides)]
+
+    def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
+        pairs = zip(starts, sides, strict=True)
+        return {start + name: value for start, side in pairs for name, value in figures_of(side, counts)}
+
+    return figures
+
+
+def intervals_of(figures: Figures, rows: Ragged) -> dict[str, Interval | None]:
+    """95 % intervals of figures (D,) by a bootstrap over images; None for one that some draw does not have."""
+    values = bootstrap(figures, len(rows), draw_count(rows))
     return {name: percentile_interval(draw) if not np.isnan(draw).any() else None for name, draw in values.items()}
 
 
-def draw_count(rows: Ragged, kinds: int) -> int:
+def paired_object_differences(first: Figures, second: Figures, rows: Ragged) -> dict[str, Interval | None]:
+    """95 % intervals of the second model's figures less the first's, of `object_figures`, by a bootstrap over the same
+    images; `rows` are those of one of them. None for fewer than two images."""
+
+    def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
+        """(n, D) how often each image is drawn -> each difference (D,)."""
+        before, after = first(counts), second(counts)
+        return {name: after[name] - before[name] for name in before}
+
+    if len(rows) < 2:
+        return dict.fromkeys(figures(np.ones((len(rows), 1), np.float32)))
+    return intervals_of(figures, rows)
+
+
+def draw_count(rows: Ragged) -> int:
     """How many draws the bootstrap makes: fewer where there are many answers."""
+    kinds = (rows.table.shape[1] - Column.KINDS) // Part.WIDTH
     return int(max(FEWEST, min(DRAWS, BUDGET // max(1, 40 * kinds * len(rows.table)))))
 
 

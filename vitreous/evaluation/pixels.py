@@ -10,12 +10,14 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from vitreous.data.annotations.target import IGNORE, AnnotatedSplit
+from vitreous.data.annotations.target import IGNORE, AnnotatedSplit, Target
 from vitreous.data.loader import EvalLoader
 from vitreous.errors import DataError
+from vitreous.evaluation.boundary import boundary_counts, boundary_f
 from vitreous.evaluation.engine import Engine
 from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.evaluation.intervals import bootstrap, percentile_interval
+from vitreous.evaluation.panoptic import answered_segments, panoptic_counts, panoptic_figures, true_segments
 from vitreous.evaluation.report import Report
 from vitreous.evaluation.tiles import Compute, class_map, native_pixels
 
@@ -23,22 +25,28 @@ DRAWS = 1000  # of the bootstrap
 
 
 class SegmentationEvaluator(Evaluator):
-    """Judges class maps by the mean intersection over union (mIoU); a model's output for an image is its confusion
-    matrix, (K * K,) counts of pixels by true and answered class."""
+    """Judges class maps by the mean intersection over union (mIoU).
+
+    A model's output for an image is its confusion matrix, (K * K,) counts of pixels by true and answered class. Behind
+    it are 4 K numbers of `boundary_counts` if `boundary` is asked for, and 4 K of `panoptic_counts` where `things` (K,)
+    bool says which classes are counted: of these the answer has a segment for each connected part.
+    """
 
     name = "miou"
 
-    def __init__(self, classes: tuple[str, ...]) -> None:
-        self.classes = classes
+    def __init__(self, classes: tuple[str, ...], boundary: bool = False, things: np.ndarray | None = None) -> None:
+        self.classes, self.boundary, self.things = classes, boundary, things
 
     def outputs(
         self, engine: Engine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[np.ndarray, dict[int, DataError]]:
-        """(n, K * K) float32 confusion matrices of the images of `reader.split`, at their own size; zeros for those
-        that cannot be read, which come by position too. Raises DataError for annotations that cannot be read."""
+        """(n, K * K) float64 confusion matrices of the images of `reader.split`, at their own size, and what else is
+        counted; zeros for those that cannot be read, which come by position too. Raises DataError for annotations that
+        cannot be read."""
         split, preprocess, count = reader.split, engine.preprocess, len(self.classes)
         assert isinstance(split, AnnotatedSplit), "only annotated data have such evaluators"
-        rows, bad = np.zeros((len(split), count * count), np.float32), {}
+        width = count * count + 4 * count * (self.boundary + (self.things is not None))
+        rows, bad = np.zeros((len(split), width)), {}
         for sample in range(len(split)):
             try:
                 picture = preprocess.decoded(split.raw(sample), split.name(sample))
@@ -46,23 +54,40 @@ class SegmentationEvaluator(Evaluator):
                 bad[sample] = error
                 continue
             answer = class_map(computing(engine), native_pixels(picture), preprocess.image)
-            rows[sample] = confusion_of(split.target(sample).class_map(), answer, count).ravel()
+            rows[sample] = self.counts(split.target(sample), answer)
             on_images(1)
         return rows, bad
 
+    def counts(self, truth: Target, answer: np.ndarray) -> np.ndarray:
+        """What is there and the class map (*image) int32 that is answered -> the image's row (width,) of numbers."""
+        classes, count = truth.class_map(), len(self.classes)
+        parts = [confusion_of(classes, answer, count)]
+        if self.boundary:
+            parts.append(boundary_counts(classes, answer, count))
+        if self.things is not None:
+            parts.append(panoptic_counts(true_segments(truth), answered_segments(answer, self.things), count))
+        return np.concatenate([part.ravel() for part in parts])
+
+    def figures(self, sums: np.ndarray) -> dict[str, float | None]:
+        """Sums (width,) of rows of images -> the figures."""
+        count, rest = len(self.classes), sums[len(self.classes) ** 2 :].reshape(-1, len(self.classes), 4)
+        figures = figures_of(sums[: count * count].reshape(count, count))
+        if self.boundary:
+            figures["boundary_f"] = boundary_f(rest[0])
+        return figures | (panoptic_figures(rest[-1], self.things) if self.things is not None else {})
+
     def report(self, outputs: Outputs, *others: Outputs) -> Report:
-        """mIoU, mean Dice, accuracy of pixels, and each class's own; 95 % intervals by a bootstrap over images."""
-        count = len(self.classes)
-        matrices = outputs.rows.reshape(-1, count, count).astype(np.float64)
-        figures = figures_of(matrices.sum(0))
+        """mIoU, mean Dice, accuracy of pixels, each class's own, and where they are counted F of boundaries and
+        panoptic quality; 95 % intervals by a bootstrap over images."""
+        flat = outputs.rows.astype(np.float64)
+        matrices, figures = matrices_of(flat, len(self.classes)), self.figures(flat.sum(0))
         intervals = {}
         if len(matrices) > 1:
-            flat = matrices.reshape(len(matrices), -1)
 
             def drawn(counts: np.ndarray) -> dict[str, np.ndarray]:
                 """(n, D) how often each image is drawn -> each figure (D,)."""
-                sums = (flat.T @ counts).T.reshape(-1, count, count)
-                return {name: np.array([figures_of(one)[name] or 0.0 for one in sums]) for name in figures}
+                sums = [self.figures(one) for one in (flat.T @ counts).T]
+                return {name: np.array([one[name] or 0.0 for one in sums]) for name in figures}
 
             draws = bootstrap(drawn, len(matrices), DRAWS)
             intervals = {name: percentile_interval(draws[name]) for name in figures}
@@ -76,12 +101,12 @@ class SegmentationEvaluator(Evaluator):
 def paired_differences(first: np.ndarray, second: np.ndarray, count: int) -> dict[str, tuple[float, float] | None]:
     """95 % intervals of the second model's figures less the first's, by a bootstrap over the same images.
 
-    (n, K * K) confusion matrices of both, K is `count`. None for fewer than two images.
+    (n, width) rows of both that begin with K * K confusions, K is `count`. None for fewer than two images.
     """
     names = ("miou", "dice", "pixel_accuracy")
     if len(first) < 2:
         return dict.fromkeys(names)
-    sides = [rows.astype(np.float64) for rows in (first, second)]
+    sides = [rows[:, : count * count].astype(np.float64) for rows in (first, second)]
 
     def drawn(counts: np.ndarray) -> dict[str, np.ndarray]:
         """(n, D) how often each image is drawn -> each difference (D,)."""
@@ -91,6 +116,11 @@ def paired_differences(first: np.ndarray, second: np.ndarray, count: int) -> dic
 
     draws = bootstrap(drawn, len(first), DRAWS)
     return {name: percentile_interval(draws[name]) for name in names}
+
+
+def matrices_of(rows: np.ndarray, count: int) -> np.ndarray:
+    """(n, width) rows of images -> (n, K, K) confusion matrices, K is `count`."""
+    return rows[:, : count * count].reshape(-1, count, count)
 
 
 def computing(engine: Engine) -> Compute:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.annotations.painted import paint_classes
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.classification import judge
+from vitreous.evaluation.coco import object_figures, paired_object_differences
 from vitreous.evaluation.comparison import Answers, Comparison
 from vitreous.evaluation.comparison import compare as compared
 from vitreous.evaluation.pixels import paired_differences
@@ -20,7 +20,7 @@ from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered, Computing, answers_to
 from vitreous.reports.opening import choose_split, data_for, open_bundle, places
 from vitreous.reports.readings import record
-from vitreous.reports.scenes import gives_class_maps, judge_opened
+from vitreous.reports.scenes import dense_task, judge_opened
 from vitreous.reports.seen import exposure_notes, seen
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
@@ -47,9 +47,12 @@ def compare(
     takes images for one label and the other for several.
     """
     computing, runs = computing or Computing(), [os.fspath(first), os.fspath(second)]
-    if any(dense := [gives_class_maps(run) for run in (first, second)]):
-        if not all(dense):
-            problem = f"{runs[dense.index(True)]} gives a class to every pixel, {runs[dense.index(False)]} does not"
+    tasks = [dense_task(run) for run in (first, second)]
+    if any(tasks):
+        if tasks[0] != tasks[1]:
+            dense = 0 if tasks[0] else 1
+            answer = "answers with objects" if tasks[dense] == "detection" else "gives a class to every pixel"
+            problem = f"{runs[dense]} {answer}, {runs[1 - dense]} does not"
             raise UsageError(problem, "compare runs that answer the same question")
         return compare_scenes(runs, data, split, computing)
     bundles = [open_bundle(run, note=computing.listener.note) for run in (first, second)]
@@ -74,24 +77,29 @@ def compare(
 def compare_scenes(
     runs: list[str], data: str | os.PathLike[str] | None, split: str | None, computing: Computing
 ) -> dict[str, Any]:
-    """Compare two models that give a class to every pixel; intervals are of a bootstrap over the same images.
+    """Compare two models that give a class to every pixel, or two that answer with objects, by masks where both have
+    them; intervals are of a bootstrap over the same images.
 
     Raises DataError for images that one of them cannot read, and as `judge_scenes` does.
     """
     bundles = [open_bundle(run, note=computing.listener.note, dense=True) for run in runs]
     home = runs[0] if data is not None or Folder(Path(runs[0])).config.is_file() else runs[1]
     source, opened = data_for(home, data, split, labelled=False)
-    opened = paint_classes(opened)
     split = choose_split(opened, split, computing.listener.note)
+    boxes = not all(getattr(bundle.task, "masks", False) for bundle in bundles)
     pairs = zip(runs, bundles, strict=True)
     both, reports = zip(
-        *(judge_opened(run, bundle, source, opened, split, computing) for run, bundle in pairs), strict=True
+        *(judge_opened(run, bundle, source, opened, split, computing, boxes) for run, bundle in pairs), strict=True
     )
     exposures = recorded(list(both), list(reports), None if data is not None else home, computing)
     figures = {name: (reports[0].figures[name], reports[1].figures[name]) for name in reports[0].figures}
     differences = {name: None if a is None or b is None else b - a for name, (a, b) in figures.items()}
-    intervals = paired_differences(both[0].raw, both[1].raw, len(bundles[0].pixel_classes))
-    comparison = Comparison("miou", figures, differences, intervals, None, None)
+    if bundles[0].object_classes:
+        sides = [object_figures(one.raw, len(one.bundle.object_classes)) for one in both]  # type: ignore[arg-type]
+        intervals = paired_object_differences(*sides, both[0].raw)  # type: ignore[arg-type]
+    else:
+        intervals = paired_differences(both[0].raw, both[1].raw, len(bundles[0].pixel_classes))
+    comparison = Comparison(reports[0].figure, figures, differences, intervals, None, None)
     return describe_comparison(list(both), list(reports), exposures, comparison)
 
 

@@ -22,7 +22,7 @@ from vitreous.reports.answers import Answered, Computing, compute_answers
 from vitreous.reports.calibrate import calibrate, effect
 from vitreous.reports.familiarity import outliers, suspected
 from vitreous.reports.readings import describe, page_path, record, write_page
-from vitreous.reports.scenes import gives_class_maps, judge_scenes
+from vitreous.reports.scenes import dense_task, judge_scenes
 from vitreous.reports.seen import exposure_notes, seen
 from vitreous.training.folder import Folder
 from vitreous.weights.options import words_of
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # of `evaluate`, beside the fields of its options
 OPTIONAL = ("abstain", "outliers", "suspects")  # keys of a document that options fill
 OF_IMAGES = ("calibrate", "abstain", "outliers", "against", "suspects")  # about a class for each image
+ANSWERS = {"segmentation": "gives one to every pixel", "detection": "answers with objects"}  # by task
 KNOWN = ("data", "split", "batch_size", "workers", "bad_images", "protocol", "listener")
 
 
@@ -43,8 +44,8 @@ class EvaluateOptions:
     `calibrate` fits a temperature first and stores it in the bundle. `abstain`: what not answering below this highest
     probability gains, in (0, 1]. `outliers` and `suspects` are CSV files to write: how unlike the training images each
     image is, and whose label is probably wrong. `against`: other data, to be distinguished from the judged images.
-    `cache` stores features. `report`: path of the page, by default RUN/report.html, with the names of other data and of
-    another split than `test` in it.
+    `boundary` judges class maps by F of their boundaries too. `cache` stores features. `report`: path of the page, by
+    default RUN/report.html, with the names of other data and of another split than `test` in it.
     """
 
     calibrate: bool = False
@@ -52,6 +53,7 @@ class EvaluateOptions:
     outliers: str | None = None
     against: str | None = None
     suspects: str | None = None
+    boundary: bool = False
     cache: bool = True
     report: str | None = None
 
@@ -87,11 +89,14 @@ def evaluate(
     how, chosen = apply_options("evaluate", options, computing.how, settings or EvaluateOptions(), known=KNOWN)
     computing = replace(computing, how=how, cache=chosen.cache)
     check_abstain(chosen.abstain)
-    if gives_class_maps(run):
+    task = dense_task(run)
+    if chosen.boundary and task != "segmentation":
+        raise UsageError(f"--boundary is about a class for every pixel, which {run} does not give", "leave it out")
+    if task is not None:
         if given := [name for name in OF_IMAGES if getattr(chosen, name)]:
-            problem = f"--{given[0]} is about a class for each image, and {run} gives one to every pixel"
+            problem = f"--{given[0]} is about a class for each image, and {run} {ANSWERS[task]}"
             raise UsageError(problem, "leave it out")
-        fitted, (answers, report) = {}, judge_scenes(run, data, split, computing)
+        fitted, (answers, report) = {}, judge_scenes(run, data, split, computing, chosen.boundary)
     else:
         fitted = calibrate(run, data, computing) if chosen.calibrate else {}
         answers = compute_answers(run, data, split, computing)
@@ -107,7 +112,8 @@ def evaluate(
         document["outliers"] = outliers(answers, computing, chosen.outliers, chosen.against)
     if chosen.suspects:
         document["suspects"] = suspected(answers, computing, chosen.suspects)
-    record(run, answers.source, answers.name, report.summary())
+    by: dict[str, Any] = {"protocol": "coco"} if answers.bundle.object_classes else {}
+    record(run, answers.source, answers.name, by | report.summary())
     place = Path(chosen.report) if chosen.report else page_path(Path(run), data, answers.name)
     command = shlex.join(command_of(run, data, answers.name))
     written = write_page(place, Folder(Path(run)), answers, report, computing.listener, command)

@@ -18,6 +18,7 @@ from vitreous.training.folder import Folder, append_line
 from vitreous.weights.bundle import Bundle
 
 READINGS = "evaluations.jsonl"
+PROTOCOLS = {"miou": "miou", "ap": "coco"}  # by leading figure, where it is not top1
 
 
 def slug(text: str, dots: bool = False) -> str:
@@ -33,8 +34,12 @@ def record(run: str | os.PathLike[str], source: str, split: str, figures: dict[s
         append_line(folder.path / READINGS, line)
 
 
-def describe(bundle: Bundle, report: Report, split: str, source: str, run: str, seconds: float) -> dict[str, Any]:
-    """Return the document of an evaluation, with the keys of a run's `summary.json`."""
+def describe(
+    bundle: Bundle, report: Report, split: str, source: str, run: str, seconds: float, protocol: str | None = None
+) -> dict[str, Any]:
+    """Return the document of an evaluation, with the keys of a run's `summary.json`; `protocol`: how it was judged, by
+    default by what the model answers."""
+    protocol = protocol or PROTOCOLS.get(report.figure, "top1")
     keys = ["steps", "epochs", "seed", "exaflops", "flops_utilisation", "peak_memory_bytes", "train", "val", "test"]
     return {
         "model": name_of(bundle.model.config),
@@ -47,9 +52,11 @@ def describe(bundle: Bundle, report: Report, split: str, source: str, run: str, 
         "run": run,
         "bundle": run,
         "split": split,
-        "classes": list(bundle.classes or bundle.pixel_classes),
+        "readings": [{"split": split, "protocol": protocol, "figures": report.figures, "interval": report.ends}],
+        "classes": list(bundle.classes or bundle.pixel_classes or bundle.object_classes),
         "per_class": report.per_class,
         "confusion": None if report.confusion is None else report.confusion.tolist(),
+        **report.details,
     }
 
 

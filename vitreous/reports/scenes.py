@@ -1,65 +1,95 @@
-"""Judging models that give a class to every pixel, on images whose class maps are known."""
+"""Judging models that give a class to every pixel or answer with objects, where it is known what is where."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from vitreous.cores import default_workers
-from vitreous.data.annotations.painted import paint_classes
+from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks, wrapped
+from vitreous.data.annotations.panoptic import things_of
+from vitreous.data.annotations.renumbered import Renumbered
 from vitreous.data.loader import EvalLoader
 from vitreous.data.screen import readable, refuse
 from vitreous.data.split import Data
 from vitreous.errors import DataError
+from vitreous.evaluation.coco import CocoEvaluator
 from vitreous.evaluation.engine import make_engine, readable_mask
-from vitreous.evaluation.evaluator import Outputs
+from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.evaluation.pixels import SegmentationEvaluator
 from vitreous.evaluation.report import Report
 from vitreous.machine import pick_device, warning
 from vitreous.reports.answers import Answered, Computing, progress_counter
-from vitreous.reports.opening import calibrating, choose_split, data_for, examples, open_bundle
+from vitreous.reports.opening import calibrating, choose_split, data_for, examples, open_bundle, places
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, Bundle
 from vitreous.weights.options import known_of
-from vitreous.weights.tasks import Segmentation
+from vitreous.weights.tasks import Detection, Segmentation
 
 
-def gives_class_maps(run: str | os.PathLike[str]) -> bool:
-    """Whether a run or a bundle gives a class to every pixel, by its description alone; False for what has none."""
+def dense_task(run: str | os.PathLike[str]) -> str | None:
+    """The task of a run or a bundle that answers for pixels or with objects, by its description alone; None for others
+    and for what has none."""
     try:
         folder = None if known_of(run) else bundle_in(Path(run))
         task = json.loads((folder / DESCRIPTION).read_text("utf-8")).get("task") if folder else None
     except (OSError, ValueError, AttributeError, TypeError):
-        return False
-    return isinstance(task, dict) and task.get("name") == Segmentation.name
+        return None
+    name = task.get("name") if isinstance(task, dict) else None
+    return name if name in (Segmentation.name, Detection.name) else None
+
+
+def gives_class_maps(run: str | os.PathLike[str]) -> bool:
+    """Whether a run or a bundle gives a class to every pixel."""
+    return dense_task(run) == Segmentation.name
 
 
 def judge_scenes(
-    run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, computing: Computing
+    run: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None,
+    split: str | None,
+    computing: Computing,
+    boundary: bool = False,
 ) -> tuple[Answered, Report]:
-    """Judge a model's class maps on a split of `data`, by default the run's own; without a split, of test or else val.
+    """Judge a model's class maps or objects on a split of `data`, by default the run's own; without a split, of test or
+    else val. Of class maps the `boundary` is judged too, if so.
 
-    `raw` of the answers has an image's confusion matrix in each row, (n, K * K) float32. Raises DataError for data
-    without annotations, for other classes, and for unreadable images, with bad_images `skip` only where none can be
-    read; WeightsError and UsageError as `open_bundle` does.
+    `raw` of the answers is what the evaluator has for each image: a confusion matrix of pixels, (n, K * K) float32, or
+    the pairs of answers and objects. Raises DataError for data without annotations, for classes that the model does not
+    know, and for unreadable images, with bad_images `skip` only where none can be read; WeightsError and UsageError as
+    `open_bundle` does.
     """
     bundle = open_bundle(run, note=computing.listener.note, dense=True)
     source, opened = data_for(run, data, split, labelled=False)
-    opened = paint_classes(opened)
     name = choose_split(opened, split, computing.listener.note)
-    return judge_opened(run, bundle, source, opened, name, computing)
+    return judge_opened(run, bundle, source, opened, name, computing, boundary=boundary)
 
 
 def judge_opened(
-    run: str | os.PathLike[str], bundle: Bundle, source: str, opened: Data, name: str, computing: Computing
+    run: str | os.PathLike[str],
+    bundle: Bundle,
+    source: str,
+    opened: Data,
+    name: str,
+    computing: Computing,
+    boxes: bool = False,
+    boundary: bool = False,
 ) -> tuple[Answered, Report]:
-    """Judge a model's class maps on a split, by its `name`, of data that are open and have class maps.
+    """Judge a model on a split, by its `name`, of data that are open; objects by their `boxes` alone, if so, and class
+    maps by their `boundary` too.
 
     Raises DataError as `judge_scenes` does.
     """
-    check_classes(bundle, opened)
+    if bundle.object_classes:
+        opened, evaluator = prepare_objects(bundle, opened, boxes, computing)
+    else:
+        opened = paint_classes(opened)
+        check_classes(bundle, opened)
+        things = things_of(opened.split(name), len(opened.classes))
+        evaluator = SegmentationEvaluator(bundle.pixel_classes, boundary, things)
     chosen, preprocess = opened.split(name), bundle.preprocess
     if slow := warning(computing.how.precision, pick_device(computing.how.device)):
         computing.listener.note(slow)
@@ -69,7 +99,6 @@ def judge_opened(
         computing.how,
         lambda: calibrating(run, preprocess, lambda: examples(opened, preprocess)),
     )
-    evaluator = SegmentationEvaluator(bundle.pixel_classes)
     workers = default_workers() if computing.workers is None else computing.workers
     started, on_images = time.perf_counter(), progress_counter(computing.listener, "evaluate", len(chosen))
     rows, bad = evaluator.outputs(engine, EvalLoader(chosen, preprocess, workers), on_images)
@@ -78,6 +107,28 @@ def judge_opened(
     readable(chosen, bad)  # there must be some
     answers = Answered(os.fspath(run), bundle, source, opened, name, chosen, rows, frozenset(bad), started)
     return answers, evaluator.report(Outputs(chosen, rows, readable_mask(len(chosen), bad)))
+
+
+def prepare_objects(bundle: Bundle, opened: Data, boxes: bool, computing: Computing) -> tuple[Data, Evaluator]:
+    """Return the data as a detector needs them, and what judges it. Raises DataError as `judge_scenes` does."""
+    opened, task = find_objects(opened), bundle.task
+    masks = isinstance(task, Detection) and task.masks and not boxes
+    if masks and not has_masks(opened):
+        computing.listener.note(f"{opened.name} has boxes, no masks: the model's boxes are judged")
+        masks = False
+    opened = renumber(with_masks(opened, masks), bundle.object_classes)
+    return opened, CocoEvaluator(bundle.object_classes, masks)
+
+
+def renumber(opened: Data, classes: tuple[str, ...]) -> Data:
+    """Return data whose objects have the numbers of a model's `classes`, by name; some may be none of the data's.
+
+    Raises DataError for a class that the model does not know.
+    """
+    order = places(opened, classes)
+    if opened.classes == classes:
+        return opened
+    return replace(wrapped(opened, lambda split: Renumbered(split, order, len(classes))), classes=classes)
 
 
 def check_classes(bundle: Bundle, data: Data) -> None:

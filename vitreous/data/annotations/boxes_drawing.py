@@ -29,8 +29,9 @@ def lay_objects(
     texts: Sequence[str],
     masks: Sequence[Sequence[int]] | None = None,
 ) -> Image.Image:
-    """Draw objects over an image, the first on top: `boxes` (n, 4), a colour and a text each, and the run lengths of
-    each mask as `mask_of_runs` takes them. Returns an RGB image; one smaller than `SMALL` has no texts on it."""
+    """Draw objects over an image, the first on top: `boxes` (n, 4), a colour and a text each, empty for none, and the
+    run lengths of each mask as `mask_of_runs` takes them. Returns an RGB image; one smaller than `SMALL` has no texts
+    on it."""
     pixels = np.array(image.convert("RGB"))
     for number in reversed(range(len(masks or ()))):
         assert masks is not None
@@ -49,7 +50,7 @@ def lay_objects(
         pen.rectangle(edges, outline=colours[number], width=thick)
     if side >= SMALL:
         font = ImageFont.load_default(float(np.clip(side / (28 if len(boxes) <= FEW else 42), 10, 36)))
-        for number in reversed(range(len(boxes))):
+        for number in reversed([number for number, text in enumerate(texts) if text]):
             write_label(pen, picture.size, outline(boxes[number]), texts[number], colours[number], font)
     return picture
 

@@ -20,6 +20,7 @@ import numpy as np
 from vitreous.data.annotations.coco import categories_of, images_near, is_id, listed_files, read_document, size_in
 from vitreous.data.annotations.masks import check_size, codes_of, read_mask
 from vitreous.data.annotations.objects import check_classes, check_train, image_size, matching_image
+from vitreous.data.annotations.painted import Painted
 from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.folder import list_images
@@ -99,6 +100,17 @@ class PanopticFiles:
         for row in rows:
             one = self.rows[int(row)]
             digest.update(repr((one.picture.name, one.segments)).encode("utf-8", "surrogateescape"))
+
+
+def things_of(split: Split, count: int) -> np.ndarray | None:
+    """(count,) bool: the classes of a split that are counted, by the files of this format, or as objects that class
+    maps are painted from; None where it has no segments."""
+    if isinstance(split, Painted):
+        return np.arange(count) > 0
+    if not isinstance(split, AnnotatedFiles) or not isinstance(split.annotations, PanopticFiles):
+        return None
+    labels = {segment.label for row in split.annotations.rows for segment in row.segments if segment.thing}
+    return np.isin(np.arange(count), list(labels))
 
 
 def is_panoptic(root: Path) -> bool:

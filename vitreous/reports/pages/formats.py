@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from vitreous.evaluation.figure_names import MAPS, OBJECTS
+
 SHARES = (
     "top1",
     "top5",
@@ -21,6 +23,8 @@ SHARES = (
     "miou",
     "dice",
     "pixel_accuracy",
+    *OBJECTS,
+    *MAPS,
 )  # figures shown in per cent
 
 

@@ -15,12 +15,14 @@ import numpy as np
 
 from vitreous.disk import write_text
 from vitreous.evaluation.calibration import BINS, confidence_bins
+from vitreous.evaluation.figure_names import MAPS, OBJECTS
 from vitreous.evaluation.report import LABELS, Report, leading_of
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered
 from vitreous.reports.learned import read_learned
 from vitreous.reports.pages.cards import cards
 from vitreous.reports.pages.formats import format_figure, format_interval, render
+from vitreous.reports.pages.objects import object_parts
 from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, curves, reliability
 from vitreous.reports.pages.scenes import worst_scenes
 from vitreous.reports.pages.unlabelled import alarms, headline, measured_curves
@@ -30,8 +32,11 @@ from vitreous.training.run import Run
 ROWS = 60  # classes shown in full; of more, the worst and the best
 CELLS = 40  # classes in the confusion matrix; of more, those most often wrong
 READ = 50  # readings shown, the latest
+SUMMARY = ("ap", "ap50", "ap75", "ar100", "box_ap", "box_ap50")  # figures of objects on top of the page
 NAMES = (
     LABELS
+    | OBJECTS
+    | MAPS
     | {"dice": "Dice", "pixel_accuracy": "pixel accuracy"}
     | {"top5": "top-5", "macro_f1": "macro F1", "micro_f1": "micro F1", "nll": "NLL", "ece": "ECE"}
 )
@@ -127,14 +132,15 @@ def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any
 
 def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
     """Return what an evaluation found, for the page."""
-    dense = bool(answers.bundle.pixel_classes)
+    dense, objects = bool(answers.bundle.pixel_classes), bool(answers.bundle.object_classes)
     rank = "iou" if dense else "ap" if report.multilabel else "f1"
     rows = sorted(report.per_class, key=lambda row: row[rank] if row[rank] is not None else 2.0)
     worst, best = rows, []
     if len(rows) > ROWS:
         worst, best = rows[: ROWS * 2 // 3], [row for row in rows if row["images"]][-ROWS // 3 :]
     figures = [(NAMES[name], format_figure(name, value), format_interval(name, report.ends.get(name)))
-               for name, value in report.figures.items() if name in NAMES and value is not None]  # fmt: skip
+               for name, value in report.figures.items()
+               if name in NAMES and value is not None and (not objects or name in SUMMARY)]  # fmt: skip
     return {
         "source": answers.source,
         "name": answers.name,
@@ -147,8 +153,9 @@ def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
         "rank": "IoU" if dense else "AP" if report.multilabel else "F1",
         **matrix(report, tuple(row["class"] for row in report.per_class)),
         "scenes": worst_scenes(answers) if dense else None,
+        "objects": object_parts(answers, report) if objects else None,
         "reliability": None if report.multilabel or dense else diagram(answers),
-        "cards": {} if dense else cards(answers.bundle, answers.split, answers.logits, answers.bad),
+        "cards": {} if dense or objects else cards(answers.bundle, answers.split, answers.logits, answers.bad),
     }
 
 

@@ -10,7 +10,7 @@ from vitreous.data.annotations.drawing import class_colours, lay_over, middle_pl
 from vitreous.data.annotations.target import IGNORE, AnnotatedSplit
 from vitreous.errors import DataError
 from vitreous.evaluation.engine import make_engine
-from vitreous.evaluation.pixels import computing, figures_of
+from vitreous.evaluation.pixels import computing, figures_of, matrices_of
 from vitreous.evaluation.tiles import class_map, native_pixels
 from vitreous.reports.answers import Answered
 from vitreous.reports.pages.thumbnails import data_uri, rgb_image, shrink
@@ -23,8 +23,7 @@ def worst_scenes(answers: Answered) -> dict[str, Any]:
     answered class map over it, of volumes their middle planes; and the classes with their colours."""
     classes, split = answers.bundle.pixel_classes, answers.split
     assert isinstance(split, AnnotatedSplit), "class maps are judged on annotated data"
-    matrices = answers.raw.reshape(-1, len(classes), len(classes))
-    figures = [figures_of(matrix)["miou"] for matrix in matrices]
+    figures = [figures_of(matrix)["miou"] for matrix in matrices_of(answers.raw, len(classes))]
     order = sorted(
         (sample for sample in range(len(split)) if figures[sample] is not None and sample not in answers.bad),
         key=lambda sample: figures[sample] or 0.0,

@@ -30,9 +30,9 @@ def visible_bands(pixels: Tensor) -> Tensor:
     return pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, *pixels.shape[1:])
 
 
-def shrink(image: Image.Image) -> Image.Image:
-    """Return an image of at most `SIDE` pixels along a side, its aspect kept."""
-    share = SIDE / max(image.size)
+def shrink(image: Image.Image, side: int = SIDE) -> Image.Image:
+    """Return an image of at most `side` pixels along a side, its aspect kept."""
+    share = side / max(image.size)
     width, height = (max(1, round(length * share)) for length in image.size)
     return image.resize((width, height)) if share < 1 else image
 

@@ -49,8 +49,8 @@ def write_document(task: ProtocolTask, result: ProtocolResult, seconds: float) -
     """Return the document of a protocol, and add it to the run's readings."""
     classification = replace(task.bundle.classification, classes=task.data.classes, multilabel=task.data.multilabel)
     bundle = replace(task.bundle, task=classification)
-    document = describe(bundle, result.report, task.split, task.source, task.run, seconds)
     protocol = {"protocol": task.options.protocol}
+    document = describe(bundle, result.report, task.split, task.source, task.run, seconds, task.options.protocol)
     parts = task.parts if task.options.protocol in PROBES else {}
     settings = {name: value for name, value in result.extra.items() if not isinstance(value, dict)}
     record(task.run, task.source, task.split, protocol | settings | result.report.summary())

@@ -1,0 +1,185 @@
+"""`evaluate` of models that answer with objects."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitreous
+from tests.evaluation.detecting import NAMES, PaintedEngine, judged_by_pycocotools
+from tests.evaluation.test_detections import paint, painted_model
+from vitreous.cli.main import main
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError, UsageError
+from vitreous.evaluation.coco import computing
+from vitreous.evaluation.detections import detect
+from vitreous.models.configs.detector import DetectorConfig
+from vitreous.models.configs.vit import ViTConfig
+from vitreous.models.detector import Detector
+from vitreous.progress import NullListener
+from vitreous.reports import scenes
+from vitreous.reports.answers import Computing
+from vitreous.reports.compare import compare
+from vitreous.reports.evaluate import evaluate
+from vitreous.reports.opening import data_for, open_bundle
+from vitreous.reports.pages import objects as page
+from vitreous.reports.scenes import dense_task, gives_class_maps
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Detection
+
+CLASSES = ("dark", "light")
+SIZE = (64, 96)
+
+
+def write_coco(home, count, names=CLASSES, masks=True, numbers=(1, 2)):
+    """Images of painted rectangles with a COCO file. On every second one, one is painted that is not in the file, and
+    one of the file in another place."""
+    (home / "images").mkdir(parents=True)
+    images, rows = [], []
+    for number in range(count):
+        objects = [(4, 6, 24 + 2 * number, 40, 100), (40, 10, 80, 50, 200), (4, 46, 30, 60, 200)]
+        shown = list(objects)
+        if number % 2:
+            shown[0] = (4 + 4 + number, 6, 28 + 2 * number, 40, 100)
+            shown.append((84, 2, 94, 20, 100))
+        Image.fromarray(paint(SIZE, *shown)[0]).save(home / "images" / f"{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png", "height": SIZE[0], "width": SIZE[1]})
+        for left, top, right, bottom, value in objects:
+            own = {"id": len(rows) + 1, "image_id": number, "category_id": numbers[value // 200], "iscrowd": 0}
+            own |= {"bbox": [left, top, right - left, bottom - top], "area": (right - left) * (bottom - top)}
+            if masks:
+                own["segmentation"] = [[left, top, right, top, right, bottom, left, bottom]]
+            rows.append(own)
+    categories = [{"id": number, "name": name} for number, name in zip(numbers, names, strict=True)]
+    document = {"images": images, "annotations": rows, "categories": categories}
+    (home / "truth.json").write_text(json.dumps(document))
+    return home / "truth.json"
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory):
+    """Detectors with random weights, one of boxes and one of masks."""
+    home = tmp_path_factory.mktemp("bundles")
+    for masks in (False, True):
+        backbone = ViTConfig(image=(32, 32), patch=(8, 8), channels=1, width=32, depth=2, heads=2, classes=0)
+        config = DetectorConfig(
+            backbone=backbone, classes=2, masks=masks, heads="light", width=16, hidden=16, proposals=20, detections=10
+        )
+        preprocess = Preprocess((32, 48), 1, (0.25,), (0.5,))
+        Bundle(Detector(config), Detection(CLASSES, masks), preprocess).save(home / ("masks" if masks else "boxes"))
+    return home
+
+
+@pytest.fixture
+def painted(monkeypatch):
+    """Models that find what is painted, in place of those that are opened."""
+
+    def make(model, preprocess, *options):
+        return PaintedEngine(
+            lambda pixels: painted_model(np.where(pixels > 150, 200, np.where(pixels > 50, 100, 0))),
+            masks=model.config.masks,
+        )
+
+    for module in (scenes, page):
+        monkeypatch.setattr(module, "make_engine", make)
+
+
+def test_the_document_has_the_figures_of_coco(bundles, painted, tmp_path):
+    truth, model = write_coco(tmp_path / "data", 6), open_bundle(bundles / "masks", dense=True).model
+    document = evaluate(bundles / "masks", truth, workers=0, report=tmp_path / "page.html")
+    split, engine = (
+        data_for(bundles / "masks", truth, None, labelled=False)[1].split("test"),
+        scenes.make_engine(model, None),
+    )
+    pairs = []
+    for sample in range(6):
+        pixels = np.asarray(Image.open(truth.parent / "images" / f"{sample}.png"))[None]
+        pairs.append((detect(computing(engine), pixels, engine.preprocess), split.target(sample)))
+    for start, kind in (("", "segm"), ("box_", "bbox")):
+        wanted, _ = judged_by_pycocotools(pairs, kind, 2)
+        figures = [document["test"][start + name] for name in NAMES]
+        assert [-1 if value is None else value for value in figures] == pytest.approx(wanted, abs=1e-9)
+    figures, objects = document["test"], document["objects"]
+    assert figures["images"] == 6 and figures["leading"] == "ap" and 0.3 < figures["ap50"] < 1
+    assert figures["interval"]["ap50"][0] <= figures["ap50"] <= figures["interval"]["ap50"][1]
+    (reading,) = document["readings"]
+    assert reading["protocol"] == "coco" and next(iter(reading["figures"])) == "ap" and reading["split"] == "test"
+    assert objects["errors"]["nothing"] > 0 and objects["errors"]["missed"] == 0
+    assert sum(map(sum, objects["confusion"])) >= 18 and document["confusion"] is None
+    assert [row["objects"] for row in document["per_class"]] == [6, 12]
+    html = (tmp_path / "page.html").read_text()
+    assert html.count('alt="true objects') == html.count('alt="answer') == 3
+    assert (
+        "box AP50" in html and "mostly taken for" in html and 'aria-label="what each kind of error costs boxes"' in html
+    )
+
+
+def test_boxes_are_judged_where_the_model_or_the_data_have_no_masks(bundles, painted, tmp_path):
+    notes = []
+
+    class Listener(NullListener):
+        def note(self, text):
+            notes.append(text)
+
+    ways = {"workers": 0, "report": tmp_path / "page.html", "listener": Listener()}
+    both = [write_coco(tmp_path / str(masks), 4, masks=masks) for masks in (True, False)]
+    alone = [evaluate(bundles / "boxes", truth, **ways)["test"] for truth in both]
+    assert alone[0]["ap"] == alone[1]["ap"] and "box_ap" not in alone[0] and not any("boxes" in note for note in notes)
+    with_masks = [evaluate(bundles / "masks", truth, **ways)["test"] for truth in both]
+    assert with_masks[0]["box_ap"] == with_masks[1]["ap"] == alone[0]["ap"]
+    assert any("boxes, no masks" in note for note in notes)
+
+
+def test_classes_go_by_name(bundles, painted, tmp_path):
+    ways = {"workers": 0, "report": tmp_path / "page.html"}
+    first = evaluate(bundles / "boxes", write_coco(tmp_path / "a", 4), **ways)
+    other = evaluate(bundles / "boxes", write_coco(tmp_path / "b", 4, numbers=(9, 3)), **ways)
+    assert first["test"] == other["test"] and other["classes"] == list(CLASSES)
+    with pytest.raises(DataError, match="does not know the classes bright"):
+        evaluate(bundles / "boxes", write_coco(tmp_path / "c", 4, names=("dark", "bright")), **ways)
+    with pytest.raises(DataError, match="what is where"):
+        evaluate(bundles / "boxes", "digits", **ways)
+
+
+def test_an_unreadable_image_stops_it_or_has_all_its_objects_missed(bundles, painted, tmp_path):
+    truth, ways = write_coco(tmp_path / "data", 4), {"workers": 0, "report": tmp_path / "page.html"}
+    whole = evaluate(bundles / "boxes", truth, **ways)
+    damaged = truth.parent / "images" / "2.png"
+    damaged.write_bytes(damaged.read_bytes()[:120])
+    with pytest.raises(DataError, match=r"2\.png"):
+        evaluate(bundles / "boxes", truth, **ways)
+    document = evaluate(bundles / "boxes", truth, bad_images="skip", **ways)
+    assert document["test"]["unreadable"] == 1 and document["test"]["ar100"] < whole["test"]["ar100"]
+
+
+def test_two_models_are_compared_on_the_same_images(bundles, painted, tmp_path):
+    truth = write_coco(tmp_path / "data", 5)
+    document = compare(bundles / "boxes", bundles / "masks", truth, computing=Computing(workers=0))
+    assert (
+        document["difference"]["ap"] == 0 and document["interval"]["ap50"] == [0, 0] and "box_ap" not in document["a"]
+    )
+    assert not document["told"] and "same AP" in document["verdict"]
+    vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
+    with pytest.raises(UsageError, match=r"answers with objects, .* does not"):
+        compare(tmp_path / "images", bundles / "boxes", truth)
+
+
+def test_what_is_about_classes_of_images_is_refused(bundles, tmp_path):
+    assert dense_task(bundles / "boxes") == "detection" and not gives_class_maps(bundles / "boxes")
+    with pytest.raises(UsageError, match=r"--abstain is about a class for each image, and .* answers with objects"):
+        evaluate(bundles / "boxes", write_coco(tmp_path / "data", 2), abstain=0.5)
+
+
+def test_the_command_prints_figures_and_classes(bundles, painted, tmp_path, capsys):
+    truth = write_coco(tmp_path / "data", 4)
+    words = ["evaluate", str(bundles / "masks"), str(truth), "--workers", "0", "--report", str(tmp_path / "page.html")]
+    with pytest.raises(SystemExit, match="0"):
+        main(words)
+    text = capsys.readouterr().out
+    assert (
+        "AP50" in text and "box AP" in text and "points of AP50 that errors cost: " in text and "nothing there" in text
+    )
+    with pytest.raises(SystemExit, match="0"):
+        main([*words, "--json"])
+    assert json.loads(capsys.readouterr().out)["readings"][0]["protocol"] == "coco"

@@ -1,0 +1,75 @@
+"""How well class maps agree at the boundaries of classes: the F-measure of DAVIS (arXiv:1704.00675).
+
+K classes, H and W pixels; of volumes D slices in front.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import scipy.ndimage
+
+from vitreous.data.annotations.target import IGNORE
+
+TOLERANCE = 0.008  # of the diagonal of an image, rounded up to whole pixels: DAVIS
+
+
+def boundary_counts(classes: np.ndarray, answer: np.ndarray, count: int, tolerance: float = TOLERANCE) -> np.ndarray:
+    """(H, W) or (D, H, W) int true and answered classes -> (K, 4) float64 of each class: answered boundary pixels that
+    are near a true one, all of them, true ones that are near an answered one, all of them.
+
+    A boundary pixel has its class beside it no more, along an axis, in a pixel that is known; where classes are IGNORE
+    there are none, and edges of the image are none. Near is at most `tolerance` times the diagonal, in whole pixels. It
+    takes two distance transforms of each class on the image, on the part where the class is: about 15 ms for a class of
+    256 x 256 pixels, 60 ms for one of 512 x 512.
+    """
+    counts, known = np.zeros((count, 4)), classes != IGNORE
+    reach = math.ceil(tolerance * math.hypot(*classes.shape))
+    for label in np.union1d(np.unique(classes[known]), np.unique(answer[known])):
+        sides = [boundary_of(part == label, known) for part in (answer, classes)]
+        place = around(sides[0] | sides[1], reach)
+        first, second = (side[place] for side in sides)
+        row = counts[int(label)]
+        row[0], row[1] = (first & near(second, reach)).sum(), first.sum()
+        row[2], row[3] = (second & near(first, reach)).sum(), second.sum()
+    return counts
+
+
+def boundary_of(mask: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """(H, W) bool: pixels of a mask beside one, along an axis, that is not of it; both are `known`."""
+    boundary = np.zeros_like(mask)
+    for axis in range(mask.ndim):
+        ahead, behind = (tuple(slice(*ends) if one == axis else slice(None) for one in range(mask.ndim))
+                         for ends in ((1, None), (None, -1)))  # fmt: skip
+        changes = (mask[ahead] != mask[behind]) & known[ahead] & known[behind]
+        boundary[ahead] |= changes & mask[ahead]
+        boundary[behind] |= changes & mask[behind]
+    return boundary
+
+
+def around(mask: np.ndarray, reach: int) -> tuple[slice, ...]:
+    """The smallest box around a mask (H, W) bool, and `reach` pixels more on every side."""
+    boxes = scipy.ndimage.find_objects(mask.astype(np.int8))
+    place = boxes[0] if boxes else (slice(0, 0),) * mask.ndim
+    return tuple(slice(max(0, side.start - reach), side.stop + reach) for side in place)
+
+
+def near(mask: np.ndarray, reach: int) -> np.ndarray:
+    """(H, W) bool: pixels whose distance from one of a mask is at most `reach`."""
+    return np.asarray(scipy.ndimage.distance_transform_edt(~mask)) <= reach if mask.any() else mask
+
+
+def boundary_f(counts: np.ndarray) -> float | None:
+    """(K, 4) counts, of one image or of all -> the mean over the classes that have a boundary in either map of F, the
+    harmonic mean of precision and recall; None where none has."""
+    present = counts[:, 1] + counts[:, 3] > 0
+    if not present.any():
+        return None
+    precision, recall = (
+        np.divide(counts[:, near], counts[:, every], out=np.zeros(len(counts)), where=counts[:, every] > 0)
+        for near, every in ((0, 1), (2, 3))
+    )
+    total = precision + recall
+    f = np.divide(2 * precision * recall, total, out=np.zeros(len(counts)), where=total > 0)
+    return float(f[present].mean())

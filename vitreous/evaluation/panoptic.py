@@ -1,0 +1,145 @@
+"""Panoptic quality: how well all segments of images are found, those of things and those of what is not counted
+(arXiv:1801.00868).
+
+S segments of an image, K classes, H and W pixels; of volumes D slices in front.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.ndimage
+
+from vitreous.data.annotations.shapes import mask_of_runs
+from vitreous.data.annotations.target import IGNORE, Target
+from vitreous.evaluation.detections import Detections
+
+OVERLAP = 0.5  # share of an instance that must still be free; share of a segment that may be unknown
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """The segments of an image: `numbers` (*image) int32, the one of each pixel, or -1 where nobody knows; `labels`
+    (S,) int64, their classes; `crowd` (S,) bool: many things that nobody told apart."""
+
+    numbers: np.ndarray
+    labels: np.ndarray
+    crowd: np.ndarray
+
+
+def thing_classes(targets: list[Target] | tuple[Target, ...], count: int) -> np.ndarray:
+    """(K,) bool: the classes of which any image has an object."""
+    things = np.zeros(count, bool)
+    for target in targets:
+        things[target.labels] = True
+    return things
+
+
+def true_segments(target: Target) -> Segments:
+    """The segments of an image with a class map: each object, and what is left of each class.
+
+    Raises ValueError without a class map.
+    """
+    if target.classes is None:
+        raise ValueError("panoptic segments need a class map")
+    objects = target.masks() if target.layers is not None else target.no_masks()
+    numbers = np.full(target.classes.shape, -1, np.int32)
+    for number, mask in enumerate(objects):
+        numbers[mask] = number
+    return with_rest(numbers, target.classes, target.labels, target.crowd)
+
+
+def answered_segments(classes: np.ndarray, things: np.ndarray) -> Segments:
+    """A class map (*image) alone -> segments: connected parts of each class of `things` (K,) bool, which touch at a
+    side or a corner, and each other class as it is."""
+    numbers, labels = np.full(classes.shape, -1, np.int32), []
+    for label in np.unique(classes[classes != IGNORE]):
+        if things[label]:
+            parts = np.zeros(classes.shape, np.int32)
+            scipy.ndimage.label(classes == label, np.ones((3,) * classes.ndim), output=parts)
+            numbers[parts > 0] = parts[parts > 0] - 1 + len(labels)
+            labels += [int(label)] * int(parts.max())
+    own = np.array(labels, np.int64)
+    return with_rest(numbers, np.where(things[classes], IGNORE, classes), own, np.zeros(len(own), bool))
+
+
+def merged_segments(classes: np.ndarray, answers: Detections, things: np.ndarray, threshold: float = 0.5) -> Segments:
+    """A class map (H, W) and instances -> segments, by the rule of Panoptic FPN (arXiv:1901.02446).
+
+        for each instance of a class of things, from the highest score, at least `threshold`, down:
+            a segment of its pixels that are still free, where these are more than `OVERLAP` of it
+        what is left of each class of no things is a segment; other pixels are of none
+
+    Classes have the same numbers in both; `things` (K,) bool. Raises ValueError for answers without masks.
+    """
+    if answers.masks is None:
+        raise ValueError("segments of instances need masks")
+    numbers, labels = np.full(classes.shape, -1, np.int32), []
+    for label, score, runs in zip(answers.labels, answers.scores, answers.masks, strict=True):
+        mask = mask_of_runs(runs, answers.size)
+        free = mask & (numbers < 0)
+        if score >= threshold and things[label] and free.sum() > OVERLAP * mask.sum():
+            numbers[free] = len(labels)
+            labels.append(int(label))
+    own = np.array(labels, np.int64)
+    return with_rest(numbers, np.where(things[classes], IGNORE, classes), own, np.zeros(len(own), bool))
+
+
+def with_rest(numbers: np.ndarray, classes: np.ndarray, labels: np.ndarray, crowd: np.ndarray) -> Segments:
+    """Add a segment for what of each class of a map (*image) has none yet; `labels` (S,) and `crowd` (S,) are those of
+    the `numbers` (*image) so far."""
+    free = (numbers < 0) & (classes != IGNORE)
+    rest, places = np.unique(classes[free], return_inverse=True)
+    numbers = numbers.copy()
+    numbers[free] = len(labels) + places
+    return Segments(numbers, np.append(labels, rest).astype(np.int64), np.append(crowd, np.zeros(len(rest), bool)))
+
+
+def panoptic_counts(truth: Segments, answer: Segments, count: int) -> np.ndarray:
+    """Pair the segments of an image: (K, 4) float64 of each class: the sum of IoU of pairs, pairs, answers without a
+    true segment, true segments without an answer.
+
+    Two segments of a class are a pair where their IoU is above 0.5, unknown pixels left out, which no other can be.
+    Crowds are no segments; an answer of which more than half is unknown, or of a crowd of its class, does not count.
+    """
+    first, second = len(truth.labels), len(answer.labels)
+    codes = (truth.numbers.astype(np.int64) + 1) * (second + 1) + answer.numbers + 1
+    table = np.bincount(codes.ravel(), minlength=(first + 1) * (second + 1)).reshape(first + 1, second + 1)
+    inner, unknown = table[1:, 1:], table[0, 1:]
+    union = table[1:].sum(1)[:, None] + table[:, 1:].sum(0) - unknown - inner
+    same = truth.labels[:, None] == answer.labels
+    iou = np.where(same & ~truth.crowd[:, None], inner / np.maximum(union, 1), 0)
+    rows, columns = np.nonzero(iou > 0.5)
+    crowds = (inner * (same & truth.crowd[:, None])).sum(0)
+    lost, false = ~truth.crowd, unknown + crowds <= OVERLAP * table[:, 1:].sum(0)
+    lost[rows], false[columns] = False, False
+    counts = np.zeros((count, 4))
+    np.add.at(counts[:, 0], truth.labels[rows], iou[rows, columns])
+    for column, labels in enumerate((truth.labels[rows], answer.labels[false], truth.labels[lost]), 1):
+        counts[:, column] = np.bincount(labels, minlength=count)
+    return counts
+
+
+def panoptic_figures(counts: np.ndarray, things: np.ndarray) -> dict[str, float | None]:
+    """(K, 4) sums of `panoptic_counts`, `things` (K,) bool -> panoptic quality `pq`, of things and of the rest alone,
+    segmentation quality `sq` (the mean IoU of pairs) and recognition quality `rq` (F1 of segments).
+
+    Means over the classes that have a segment in either; None for none.
+    """
+    total, pairs, false, lost = counts.T
+    size = pairs + false / 2 + lost / 2
+    present = size > 0
+    pq, rq = (np.divide(part, size, out=np.zeros(len(size)), where=present) for part in (total, pairs))
+    sq = np.divide(total, pairs, out=np.zeros(len(size)), where=pairs > 0)
+
+    def mean(values: np.ndarray, chosen: np.ndarray) -> float | None:
+        return float(values[chosen].mean()) if chosen.any() else None
+
+    return {
+        "pq": mean(pq, present),
+        "sq": mean(sq, present),
+        "rq": mean(rq, present),
+        "pq_things": mean(pq, present & things),
+        "pq_stuff": mean(pq, present & ~things),
+    }

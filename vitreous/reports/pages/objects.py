@@ -1,0 +1,205 @@
+"""What a page says of a model that answers with objects: its worst images, its errors, curves of precision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from vitreous.data.annotations.boxes_drawing import lay_objects, outline, write_label
+from vitreous.data.annotations.drawing import class_colours
+from vitreous.data.annotations.shapes import mask_of_runs, runs_of_mask
+from vitreous.data.annotations.target import AnnotatedSplit, Target
+from vitreous.errors import DataError
+from vitreous.evaluation.coco import computing
+from vitreous.evaluation.detections import Detections, detect
+from vitreous.evaluation.engine import make_engine
+from vitreous.evaluation.evaluator import Ragged
+from vitreous.evaluation.figure_names import BOXES, ERRORS, SIZES
+from vitreous.evaluation.matching import Column, Error, Part, columns_of, match_image
+from vitreous.evaluation.report import Report
+from vitreous.evaluation.tiles import native_pixels
+from vitreous.reports.answers import Answered
+from vitreous.reports.pages.formats import format_percent
+from vitreous.reports.pages.plots import COLOURS, INK, confusion, markup, strip_axes, style
+from vitreous.reports.pages.thumbnails import data_uri, rgb_image, shrink
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SHOWN = 6  # images
+SIDE = 448  # pixels of a picture with boxes, at most
+LETTERS = 18  # height of letters on it
+LINES, CELLS = 8, 30  # classes with a curve of their own, classes of a confusion matrix
+
+
+def object_parts(answers: Answered, report: Report) -> dict[str, Any]:
+    """Return what the page shows of objects: pictures as data URIs, and drawings."""
+    details = report.details["objects"]
+    kinds = [("", ""), (BOXES, "boxes")] if any(name.startswith(BOXES) for name in details["errors"]) else [("", "")]
+    return {
+        "threshold": details["threshold"],
+        "sizes": sizes_table(report),
+        "scenes": worst_images(answers, details["threshold"], bool(kinds[1:])),
+        "errors": [error_bars(details["errors"], start, title) for start, title in kinds],
+        "curves": precision_curves(details["curves"], report),
+        "confusion": object_confusion(details["confusion"], answers.bundle.object_classes),
+    }
+
+
+def sizes_table(report: Report) -> list[list[str]]:
+    """Return head and rows of a table of AP and AR of objects of each size, of masks and boxes where there are both."""
+    starts = [("", "mask "), (BOXES, "box ")] if f"{BOXES}ap" in report.figures else [("", "")]
+    keys = [(start + name, f"{kind}{name.upper()}") for start, kind in starts for name in ("ap", "ar")]
+    rows = [["objects", *(name for _, name in keys)]]
+    for size in ("", *SIZES):
+        cells = [f"{key}_{size}" if size else f"{key}100" if key.endswith("ar") else key for key, _ in keys]
+        rows.append([size or "all", *(figure_text(report, cell) for cell in cells)])
+    return rows
+
+
+def figure_text(report: Report, name: str) -> str:
+    """A figure with its interval, in per cent."""
+    ends, value = report.ends.get(name), report.figures[name]
+    return format_percent(value, 1) + (f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})" if ends else "")
+
+
+def image_scores(rows: Ragged, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+    """F1 of each image at an IoU of 0.5 of answers from a score on, and how many answers and objects are wrong: (n,)
+    each; F1 is nan for an image with neither."""
+    table, images, count = rows.table, rows.images, len(rows)
+    truth, part = table[:, Column.TRUTH] == 1, columns_of(table, 0)
+    counted = part[:, Part.IGNORED] % 2 == 0
+    shown = ~truth & counted & (table[:, Column.SCORE] >= threshold)
+    right = np.bincount(images[shown & (part[:, Part.MATCHED] % 2 == 1)], minlength=count)
+    both = np.bincount(images[shown | (truth & counted)], minlength=count)
+    return np.divide(2 * right, both, out=np.full(count, np.nan), where=both > 0), both - 2 * right
+
+
+def worst_images(answers: Answered, threshold: float, masks: bool) -> dict[str, Any]:
+    """Return the images of the lowest F1, those with most errors first: what is there and what is answered from the
+    `threshold` on, both drawn over the image, and the classes with their colours."""
+    classes, split = answers.bundle.object_classes, answers.split
+    assert isinstance(split, AnnotatedSplit), "objects are judged on annotated data"
+    f1, wrong = image_scores(answers.raw, threshold)  # type: ignore[arg-type]
+    order = [int(one) for one in np.lexsort((-wrong, f1)) if wrong[one] and int(one) not in answers.bad]
+    engine, colours, rows = make_engine(answers.bundle.model, answers.bundle.preprocess), class_colours(classes), []
+    for sample in order[:SHOWN]:
+        try:
+            pixels = native_pixels(answers.bundle.preprocess.decoded(split.raw(sample), split.name(sample)))
+            truth = split.target(sample)
+        except DataError:  # gone since it was judged
+            continue
+        image = rgb_image(torch.from_numpy(pixels))
+        answer = detect(computing(engine), pixels, answers.bundle.preprocess).above(threshold)
+        pictures = drawn_pair(image, answer, truth, classes, colours, masks)
+        facts = {"name": split.name(sample), "f1": float(f1[sample]), "wrong": int(wrong[sample])}
+        rows.append(facts | {"pictures": [data_uri(shrink(picture, SIDE)) for picture in pictures]})
+    names = [
+        {"name": name, "colour": "#{:02x}{:02x}{:02x}".format(*colour)}
+        for name, colour in zip(classes, colours, strict=True)
+    ]
+    return {"rows": rows, "classes": names if len(names) <= CELLS else []}
+
+
+def drawn_pair(
+    image: Image.Image, answer: Detections, truth: Target, classes: tuple[str, ...], colours: np.ndarray, masks: bool
+) -> tuple[Image.Image, Image.Image]:
+    """Draw what is there and what is answered over an image, in the colours (K, 3) of the classes; what is missed and
+    what is wrong is crossed out, and named. A small image is enlarged."""
+    table = match_image(answer, truth, masks)
+    factor = max(1, SIDE // max(image.size))
+    image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    rows = columns_of(table, 0)
+    answered = [int(code) for code in rows[: len(table) - len(truth), Part.ERROR]]
+    alone = (rows[len(table) - len(truth) :, Part.MATCHED] == 0) & ~truth.crowd
+    missed = ["missed" if one else "" for one in alone]
+    wrong = [ERRORS[Error(code).name.lower()] if code else "" for code in answered]
+    shapes: list[list[np.ndarray]] = [[], []]
+    if masks and truth.layers is not None and answer.masks is not None:
+        shapes = [list(truth.masks()), [mask_of_runs(runs, answer.size) for runs in answer.masks]]
+    runs = [[runs_of_mask(one.repeat(factor, 0).repeat(factor, 1)) for one in part] for part in shapes]
+    return (
+        drawn(image, truth.boxes * factor, colours[truth.labels], runs[0] or None, missed),
+        drawn(image, answer.boxes * factor, colours[answer.labels], runs[1] or None, wrong),
+    )
+
+
+def drawn(image: Image.Image, boxes: np.ndarray, colours: np.ndarray, masks: Any, errors: list[str]) -> Image.Image:
+    """Draw objects with boxes (n, 4) and colours (n, 3); those with an error are crossed out, and say so."""
+    shades = [(int(r), int(g), int(b)) for r, g, b in colours]
+    picture = lay_objects(image, boxes, shades, [""] * len(boxes), masks)
+    pen, width = ImageDraw.Draw(picture), max(1, round(min(image.size) / 250))
+    marked = [(outline(boxes[row]), shades[row], error) for row, error in enumerate(errors) if error]
+    for (left, top, right, bottom), colour, _ in marked:
+        for line in ((left, top, right, bottom), (left, bottom, right, top)):
+            pen.line(line, fill=(0, 0, 0), width=width + 2)
+            pen.line(line, fill=colour, width=width)
+    font = ImageFont.load_default(LETTERS * max(image.size) / SIDE)
+    for box, colour, error in marked:
+        write_label(pen, picture.size, box, error, colour, font)
+    return picture
+
+
+def error_bars(errors: dict[str, float], start: str, title: str) -> Any:
+    """Draw what each kind of error costs, in points of AP50."""
+    from matplotlib.figure import Figure
+
+    values = [100 * errors[start + name] for name in ERRORS]
+    with style():
+        figure = Figure(figsize=(4.6, 2.6))
+        figure.subplots_adjust(left=0.32, right=0.9, bottom=0.17, top=0.9)
+        axes: Axes = figure.subplots()
+        places = np.arange(len(values))[::-1]
+        axes.barh(places, values, color=COLOURS[1], alpha=0.7, height=0.65)
+        axes.set_yticks(places, list(ERRORS.values()))
+        spare = max(1.0, *values) * 0.02
+        for place, value in zip(places, values, strict=True):
+            axes.text(max(value, 0) + spare, place, f"{value:.1f}", va="center", fontsize=8)
+        axes.set_xlim(min(0.0, *values), max(1.0, *values) * 1.12)
+        axes.set_xlabel("points of AP50 that it costs")
+        axes.set_title(f"errors{f' of {title}' if title else ''}", fontsize=10)
+        axes.tick_params(axis="y", length=0)
+        strip_axes(axes)
+        return markup(figure, f"what each kind of error costs {title}".strip())
+
+
+def precision_curves(curves: dict[str, Any], report: Report) -> Any:
+    """Draw precision against recall at an IoU of 0.5: the mean of the classes, and those with most objects."""
+    from matplotlib.figure import Figure
+
+    objects = {row["class"]: row["objects"] for row in report.per_class}
+    named = sorted(curves["classes"], key=lambda name: -objects[name])[:LINES]
+    with style():
+        figure = Figure(figsize=(4.6, 3.4))
+        figure.subplots_adjust(left=0.13, right=0.98, bottom=0.14, top=0.91)
+        axes: Axes = figure.subplots()
+        for number, name in enumerate(named):
+            axes.plot(curves["recall"], curves["classes"][name], color=COLOURS[number], linewidth=1.2, label=name)
+        if len(curves["classes"]) > 1:
+            axes.plot(curves["recall"], curves["mean"], color=INK, linewidth=2, label="mean of the classes")
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1.02)
+        axes.set_xlabel("recall")
+        axes.set_ylabel("precision")
+        axes.set_title("precision and recall, IoU 0.5", fontsize=10)
+        strip_axes(axes)
+        if named:
+            legend = axes.legend(frameon=False, fontsize=8, loc="lower left")
+            for text in legend.get_texts():
+                text.set_parse_math(False)  # a class may be called $x$
+        return markup(figure, "precision and recall")
+
+
+def object_confusion(matrix: list[list[int]] | None, classes: tuple[str, ...]) -> Any:
+    """Draw the confusion of classes; the last row and column are `nothing`. Of many classes those most often wrong."""
+    if matrix is None:
+        return None
+    counts = np.array(matrix)
+    wrong = counts.sum(0) + counts.sum(1) - 2 * np.diag(counts)
+    chosen = np.sort(np.argsort(-wrong[:-1], kind="stable")[:CELLS])
+    names = [*(classes[place] for place in chosen), "nothing"]
+    rows = np.append(chosen, len(classes))
+    return confusion(counts[np.ix_(rows, rows)], names)
