@@ -9,7 +9,9 @@ from PIL import Image
 import vitreous
 from tests.serving.asking import Site, file, form, save_bundle
 from tests.serving.blobs import CLASSES, predictor, scene
+from tests.serving.detectors import pictures, save_detector
 from vitreous.data.annotations.drawing import png_of
+from vitreous.data.annotations.shapes import mask_of_runs
 from vitreous.serving.http.server import running
 
 
@@ -72,3 +74,22 @@ def test_the_description_has_the_address(site):
     assert {"threshold", "tiles", "format"} < parameters
     objects = document["components"]["schemas"]["Objects"]["properties"]["objects"]["items"]
     assert set(objects["required"]) == {"label", "score", "left", "top", "right", "bottom", "segmentation"}
+
+
+def test_a_network_answers_over_http_as_predict_does(tmp_path):
+    place = save_detector(tmp_path / "model")
+    local = vitreous.load(place, precision="fp32")
+    with running(vitreous.load(place, precision="fp32", quick=True)) as server:
+        for picture in pictures(tmp_path / "photos", 3):
+            answer = ask(Site(server.address), picture.read_bytes(), "?threshold=0.1")[1]
+            expected = local.detect(picture, 0.1)
+            assert [one["label"] for one in answer["objects"]] == list(expected.names) and len(expected) > 3
+            boxes = [[one[edge] for edge in ("left", "top", "right", "bottom")] for one in answer["objects"]]
+            assert np.abs(np.array(boxes) - expected.boxes).max() < 0.01
+            runs = [one["segmentation"]["counts"] for one in answer["objects"]]
+            masks = np.stack([mask_of_runs(one, tuple(answer["size"])) for one in runs])
+            assert np.mean(masks == expected.masks) > 0.999 and masks.any()
+        _, answer, _ = Site(server.address).ask(
+            "POST", "/v1/embed", picture.read_bytes(), {"Content-Type": "image/png"}
+        )
+        assert answer["embeddings"][0]["embedding"] == pytest.approx(local.embed(picture), rel=1e-5)

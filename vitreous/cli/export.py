@@ -61,11 +61,16 @@ def lines(row: dict[str, Any]) -> list[tuple[str, str]]:
     """Labels and texts of the lines that describe one file."""
     if not row["images"]:
         return [("written", f"{row['file']}, {row['bytes']:,} bytes, read back bit for bit")]
-    rows = [
-        ("judged", f"on {row['images']} images: {row['judged_on']}"),
-        (row["outputs"], f"at most {row['max_abs_logit_difference']:.2g} off"),
-        ("answers", f"{row['top1_agreement']:.2%} the same"),
-    ]
+    judged = ("judged", f"on {row['images']} images: {row['judged_on']}")
+    rows = (
+        [judged, *object_lines(row)]
+        if row["outputs"] == "objects"
+        else [
+            judged,
+            (row["outputs"], f"at most {row['max_abs_logit_difference']:.2g} off"),
+            ("answers", f"{row['top1_agreement']:.2%} the same"),
+        ]
+    )
     if row["top1"]:
         rows.append(("top-1", f"{row['top1']['export']:.2%}, original {row['top1']['original']:.2%}"))
     return [
@@ -74,8 +79,19 @@ def lines(row: dict[str, Any]) -> list[tuple[str, str]]:
         ("speed", f"{row['images_per_second']:,.1f} images/s, original {row['original_images_per_second']:,.1f}"),
         ("written", row["file"]),
         *(
-            [("next", f"vitreous {'predict' if row['outputs'] == 'logits' else 'embed'} {row['file']} IMAGE ...")]
+            [("next", f"vitreous {'embed' if row['outputs'] == 'features' else 'predict'} {row['file']} IMAGE ...")]
             if row["format"] != "torch"
             else []
         ),
+    ]
+
+
+def object_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """How the objects of an exported detector compare with those of the original."""
+    if not row["objects"]:
+        return [("objects", "none on these images")]
+    boxes, scores, masks = (row[f"max_{name}_difference"] for name in ("box", "score", "mask"))
+    return [
+        ("objects", f"{row['object_agreement']:.2%} of {row['objects']} the same, counted in both"),
+        ("off", f"boxes at most {boxes:.2g} pixel, scores {scores:.2g}, masks {masks:.2%} of the pixels"),
     ]

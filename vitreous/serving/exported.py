@@ -38,7 +38,8 @@ class ExportedRuntime:
 
     def __init__(self, text: str | None, path: Path, quick: bool) -> None:
         self.card, self.precision = card_in(text, path), precision_in(text)
-        self.size = 1 if quick else max(1, min(64, PIXELS // max(1, int(np.prod(self.card.preprocess.image)))))
+        alone = quick or bool(self.card.object_classes)  # the graph of a detector takes one image
+        self.size = 1 if alone else max(1, min(64, PIXELS // max(1, int(np.prod(self.card.preprocess.image)))))
 
     def logits(self, pixels: np.ndarray) -> np.ndarray:
         """(B, C, *image) pixels -> (B, K) float32."""

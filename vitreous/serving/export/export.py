@@ -21,6 +21,7 @@ from vitreous.reports.opening import open_bundle
 from vitreous.serving.card import card_of
 from vitreous.serving.export.formats import FORMS, ExportTarget, open_export
 from vitreous.serving.export.graph import check_dynamic
+from vitreous.serving.export.object_proof import ObjectProof, compare_objects
 from vitreous.serving.export.proof import Pictures, Proof, compare, gather, lost, other_sizes, outputs_of
 from vitreous.serving.runtime import Runtime, TorchRuntime
 from vitreous.weights.bundle import Bundle
@@ -51,7 +52,9 @@ def export(
     The first three are run beside the original, on the files `images`, on `data`, or on the run's own validation
     images, and kept only if they answer the same: float32 logits within 1e-3 and no other class first; for
     `quantize="int8"`, at most 2 % other answers and 1 point of top-1. A model without a head answers in features, which
-    are the same where their cosine is at least 0.99; of classes of pixels a thousandth may be others. `max_loss`, a
+    are the same where their cosine is at least 0.99; of classes of pixels a thousandth may be others, and of objects
+    one counts as the same where its box is within 0.01 pixel, its score within 1e-3 and its mask within a thousandth of
+    the pixels. `max_loss`, a
     share of answers, replaces these bounds; with `any` the file is kept whatever it lost. `dynamic_size` frees height
     and width. `out` is the file to make, by default in the run's folder; with `overwrite` it replaces an earlier one,
     which stays as it is until the new one is kept. Returns a document of figures. Raises UsageError for what cannot be
@@ -68,14 +71,16 @@ def export(
     bundle = open_bundle(run, note=listener.note, headless=True, dense=True)
     if dynamic_size:
         check_dynamic(bundle.model.config)
+    if quantize and bundle.object_classes:
+        raise UsageError("int8 is not for detectors: what it costs them was never judged", "leave --quantize out")
     pictures, calibration = gather(run, bundle, images, data, quantize is not None)
     target = ExportTarget(bundle.model, card_of(bundle), dynamic_size, calibration)
     listener.note(f"judged on {len(pictures)} pictures: {pictures.name}")
     with scratch_beside(place) as scratch:
         file = Path(scratch) / place.name
         FORMS[to].write(target, file)
-        proof = judge(bundle, open_export(file, target), pictures, target, listener)
-        if (reason := lost(proof, quantize, allowed, bool(bundle.pixel_classes))) and max_loss != "any":
+        proof, reason = judge(bundle, open_export(file, target), pictures, target, allowed, listener)
+        if reason and max_loss != "any":
             raise VitreousError(f"the export was not kept: {reason}", "--accept-loss keeps it all the same")
         if reason:
             listener.note(f"kept all the same: {reason}")
@@ -83,11 +88,7 @@ def export(
     original = sum(tensor.numel() * tensor.element_size() for tensor in bundle.model.state_dict().values())
     figures = {"format": to, "file": str(place), "bytes": size, **proof.plain(), "original_bytes": original}
     figures |= {"sha256": digest, "quantised": quantize, "dynamic_size": dynamic_size}
-    figures |= {
-        "judged_on": pictures.name,
-        "loss": reason or None,
-        "outputs": "logits" if bundle.classes or bundle.pixel_classes else "features",
-    }
+    figures |= {"judged_on": pictures.name, "loss": reason or None, "outputs": outputs_named(bundle)}
     return {"run": os.fspath(run), "exports": [figures]}
 
 
@@ -120,11 +121,27 @@ def publish_parts(scratch: Path, place: Path) -> tuple[int, str]:
     return size, digest
 
 
-def judge(bundle: Bundle, export: Runtime, pictures: Pictures, target: ExportTarget, listener: Listener) -> Proof:
-    """The export beside the original: at the model's own size and, where others are free, at two of them."""
+def outputs_named(bundle: Bundle) -> str:
+    """What an exported graph answers with, in one word."""
+    return "objects" if bundle.object_classes else "logits" if bundle.classes or bundle.pixel_classes else "features"
+
+
+def judge(
+    bundle: Bundle, export: Runtime, pictures: Pictures, target: ExportTarget, allowed: float | None, listener: Listener
+) -> tuple[Proof | ObjectProof, str]:
+    """The export beside the original, and the reasons against it: at the model's own size and, where others are free,
+    at two of them."""
     original = TorchRuntime(bundle, InferenceOptions("cpu", "fp32"))
     total, bundle.model.any_size = len(pictures), True
-    proof = compare(original, export, pictures, target.card, lambda done: listener.progress("judge", done, total))
+
+    def progress(done: int) -> None:
+        listener.progress("judge", done, total)
+
+    if bundle.object_classes:
+        least = getattr(bundle.model.config, "threshold", 0.0)
+        objects = compare_objects(original, export, pictures, least, progress)
+        return objects, objects.lost(allowed)
+    proof = compare(original, export, pictures, target.card, progress)
     for pixels in other_sizes(pictures, bundle.model.config.patch) if target.dynamic else ():
         with torch.inference_mode():
             expected = bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()
@@ -132,7 +149,7 @@ def judge(bundle: Bundle, export: Runtime, pictures: Pictures, target: ExportTar
         finite = bool(np.isfinite(answers).all())
         furthest = float(np.abs(answers - expected).max()) if finite else float("inf")
         proof = replace(proof, furthest=max(proof.furthest, furthest), finite=proof.finite and finite)
-    return proof
+    return proof, lost(proof, target.quantised, allowed, bool(bundle.pixel_classes))
 
 
 def export_weights(

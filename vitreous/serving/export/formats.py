@@ -21,13 +21,13 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.evaluation.libraries import needed, unobserved
 from vitreous.evaluation.openvino import quantize
-from vitreous.evaluation.packing import Outputs
+from vitreous.evaluation.packing import Outputs, pack_arrays, unpack
 from vitreous.models.zoo import Model
 from vitreous.serving.card import Card
 from vitreous.serving.export.graph import INPUT, output_names, trace
 from vitreous.serving.export_file import CARD, MOST, content, describe_export, normalised, seal_onnx, seal_xml
 from vitreous.serving.exported import open_exported
-from vitreous.serving.runtime import Runtime
+from vitreous.serving.runtime import Runtime, in_parts
 
 OPSET = 18  # of 2022: the first that has every operator here in the form that PyTorch writes
 TOO_LARGE = ("the model is larger than one ONNX file can be, 2 GiB", "use --to openvino or --to torch")
@@ -62,11 +62,7 @@ def write_onnx(target: ExportTarget, place: Path) -> None:
     if sum(p.numel() * p.element_size() for p in target.model.parameters()) > WHOLE:
         raise UsageError(*TOO_LARGE)
     with silence_warnings():
-        exported = trace(target.model, target.dynamic)
-        names: dict[str, Any] = {"input_names": [INPUT], "output_names": list(output_names(target.model.config))}
-        written = torch.onnx.export(exported, (), **names, opset_version=OPSET, dynamo=True, verbose=False)
-        assert written is not None
-        graph = written.model_proto
+        graph = onnx_graph(target)
         strip_metadata(graph, target)
         if target.calibration is not None:
             graph = quantise_onnx(graph, target.calibration, place.parent)
@@ -77,6 +73,15 @@ def write_onnx(target: ExportTarget, place: Path) -> None:
     if len(raw) > MOST:
         raise UsageError(*TOO_LARGE)
     place.write_bytes(seal_onnx(raw))
+
+
+def onnx_graph(target: ExportTarget) -> Any:
+    """The model as PyTorch writes it for ONNX."""
+    names: dict[str, Any] = {"input_names": [INPUT], "output_names": list(output_names(target.model.config))}
+    traced = trace(target.model, target.dynamic)
+    written = torch.onnx.export(traced, (), **names, opset_version=OPSET, dynamo=True, verbose=False)
+    assert written is not None
+    return written.model_proto
 
 
 def quantise_onnx(graph: Any, pictures: list[np.ndarray], scratch: Path) -> Any:
@@ -129,20 +134,21 @@ def strip_metadata(graph: Any, target: ExportTarget) -> None:
         del value.metadata_props[:]
     for value in (*graph.graph.input, *graph.graph.output):
         axes = value.type.tensor_type.shape.dim
-        axes[0].dim_param = "batch"
+        if not target.card.object_classes:
+            axes[0].dim_param = "batch"
         if target.dynamic and value.name == INPUT:
             axes[2].dim_param, axes[3].dim_param = "height", "width"
 
 
 def card_metadata(card: Card) -> dict[str, str]:
     """Metadata for other programs: classes, mean, std, size, resizing and loss as JSON."""
-    p = card.preprocess
+    p, classes = card.preprocess, card.classes or card.pixel_classes or card.object_classes
     return {
-        "classes": json.dumps(card.classes or card.pixel_classes, ensure_ascii=False),
+        "classes": json.dumps(classes, ensure_ascii=False),
         "mean": json.dumps([value * p.peak for value in p.mean]),
         "std": json.dumps([value * p.peak for value in p.std]),
         "image_size": json.dumps(p.image),
-        "resize": json.dumps({"fit": p.fit, "share": p.share, "filter": p.filter}),
+        "resize": json.dumps({"fit": "whole" if card.object_classes else p.fit, "share": p.share, "filter": p.filter}),
         "answer": json.dumps({"loss": card.loss, "temperature": card.temperature}),
     }
 
@@ -158,14 +164,19 @@ def write_torch(target: ExportTarget, place: Path) -> None:
 def write_openvino(target: ExportTarget, place: Path) -> None:
     """An OpenVINO file, and its .bin beside it."""
     with unobserved(), silence_warnings():
-        ov = needed("openvino")
-        graph = ov.convert_model(trace(target.model, target.dynamic))
+        ov, config = needed("openvino"), target.card.preprocess
+        # OpenVINO (2026.2) reads NonMaxSuppression of ONNX, not that of torch.export
+        graph = (
+            by_onnx(ov, target, place)
+            if target.card.object_classes
+            else ov.convert_model(trace(target.model, target.dynamic))
+        )
         for value, name in zip(
             (*graph.inputs, *graph.outputs), (INPUT, *output_names(target.model.config)), strict=True
         ):
             value.get_tensor().set_names({name})
-        config = target.card.preprocess
-        graph.reshape([-1, config.channels, *([-1, -1] if target.dynamic else config.image)])
+        if not target.card.object_classes:
+            graph.reshape([-1, config.channels, *([-1, -1] if target.dynamic else config.image)])
         if target.calibration is not None:
             graph = quantize(graph, target.calibration, anywhere=True)
         graph.set_rt_info(target.label, CARD)
@@ -174,6 +185,15 @@ def write_openvino(target: ExportTarget, place: Path) -> None:
         ov.save_model(graph, place, compress_to_fp16=False)
     weights = content(place.with_suffix(".bin"))
     place.write_bytes(seal_xml(content(place), weights))
+
+
+def by_onnx(ov: Any, target: ExportTarget, place: Path) -> Any:
+    """An OpenVINO graph of what PyTorch writes for ONNX; a file beside `place` is there meanwhile."""
+    needed("onnxscript")
+    with TemporaryDirectory(dir=place.parent) as folder:
+        file = Path(folder) / "model.onnx"
+        file.write_bytes(onnx_graph(target).SerializeToString())
+        return ov.convert_model(file)
 
 
 class ProgramRuntime:
@@ -196,7 +216,7 @@ class ProgramRuntime:
 
     def objects(self, pixels: np.ndarray) -> Outputs:
         """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `packing` describes them."""
-        return tuple(output.numpy() for output in self.answers(pixels))
+        return unpack(in_parts(lambda one: pack_arrays([part.numpy() for part in self.answers(one)]), pixels, 1))
 
     @torch.inference_mode()
     def answers(self, pixels: np.ndarray) -> tuple[Tensor, ...]:

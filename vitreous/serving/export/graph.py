@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import UsageError
 from vitreous.evaluation.features import headless
+from vitreous.evaluation.packing import NAMES
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model
@@ -37,7 +38,8 @@ class Answers(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.body, self.head = headless(model), model.head
+        self.body = headless(model)
+        self.head: Any = model.head
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(B, C, *image) float32, normalised -> (B, K) logits, (B, D) features."""
@@ -166,7 +168,7 @@ class AnyAxes(nn.Module):
 def exportable(model: Model, dynamic: bool = False) -> nn.Module:
     """A copy of the model that exporters understand; `dynamic`: for images of any size that the patch divides.
 
-    Without a head it answers in features alone, with a dense head in logits alone.
+    Without a head it answers in features alone, with a dense head in logits alone, a detector with objects.
     """
     twin = deepcopy(model).cpu().eval().requires_grad_(False)
     replace_modules(twin, dynamic)
@@ -175,6 +177,8 @@ def exportable(model: Model, dynamic: bool = False) -> nn.Module:
 
 def output_names(config: ModelConfig) -> tuple[str, ...]:
     """The names of a graph's outputs."""
+    if config.kind == "detector":
+        return NAMES if config.masks else NAMES[:3]
     if config.kind == "segmenter":
         return OUTPUTS[:1]
     return OUTPUTS if config.classes else OUTPUTS[1:]
@@ -204,6 +208,9 @@ def replace_modules(module: nn.Module, dynamic: bool) -> None:
 
 def check_dynamic(config: ModelConfig) -> None:
     """Raise UsageError for a model whose positions or paddings cannot be worked out inside a graph."""
+    if config.kind == "detector":
+        hint = "leave it out: images of any size are scaled to one, or answered by tiles of it"
+        raise UsageError(f"--dynamic-size is not for {name_of(config)}", hint)
     if config.kind == "segmenter":
         hint = "leave it out: images of any size are answered by tiles of one size"
         raise UsageError(f"--dynamic-size is not for {name_of(config)}", hint)
@@ -225,13 +232,18 @@ def check_dynamic(config: ModelConfig) -> None:
 
 
 def example(config: ModelConfig, dynamic: bool = False) -> Tensor:
-    """(2, C, *image) zeros to trace with; dynamic graphs are traced at another size, not a square."""
+    """(2, C, *image) zeros to trace with, (1, C, *image) for a detector; dynamic graphs are traced at another size, not
+    a square."""
     axes = [(2 + axis) * side for axis, side in enumerate(config.patch)] if dynamic else [0] * len(config.image)
-    return torch.zeros(2, config.channels, *(side + more for side, more in zip(config.image, axes, strict=True)))
+    count = 1 if config.kind == "detector" else 2
+    return torch.zeros(count, config.channels, *(side + more for side, more in zip(config.image, axes, strict=True)))
 
 
 def dynamic_axes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, Any], ...]:
-    """Which axes of the input have no fixed length, as torch.export has it."""
+    """Which axes of the input have no fixed length, as torch.export has it. A detector takes one image: which of its
+    objects are one is asked image by image."""
+    if config.kind == "detector":
+        return ({},)
     free: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=MOST)}
     if dynamic:
         # at least two places of the last map
@@ -244,7 +256,8 @@ def dynamic_axes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, 
 
 
 def trace(model: Model, dynamic: bool = False) -> Any:
-    """The model as torch.export makes it: (B, C, *image) normalised float32 -> `output_names`, for any B."""
+    """The model as torch.export makes it: (B, C, *image) normalised float32 -> `output_names`, for any B; of a detector
+    for one image."""
     if dynamic:
         check_dynamic(model.config)
     with warnings.catch_warnings(), torch.no_grad():

@@ -19,12 +19,15 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.calibration import probabilities
+from vitreous.evaluation.detections import fit_image
 from vitreous.evaluation.multilabel import THRESHOLD
+from vitreous.evaluation.tiles import native_pixels
 from vitreous.reports.opening import data_for, examples, matched, training
 from vitreous.serving.card import Card
+from vitreous.serving.class_maps import native
 from vitreous.serving.export_file import normalised
 from vitreous.serving.runtime import Runtime
-from vitreous.serving.sources import read_item, source
+from vitreous.serving.sources import Item, read_item, source
 from vitreous.weights.bundle import Bundle
 
 FEWEST, MOST = 8, 200  # images to judge an export on: fewer prove nothing, more take long and tell little
@@ -160,7 +163,7 @@ def gather(
     """
     opened = None
     if images:
-        judged = of_files(images, bundle.preprocess)
+        judged = of_files(images, bundle.preprocess, bool(bundle.object_classes))
     else:
         opened, judged = of_data(run, bundle, data)
     calibration = None
@@ -180,12 +183,19 @@ def gather(
     return judged, calibration
 
 
-def of_files(images: Sequence[str], preprocess: Preprocess) -> Pictures:
-    """Files, and those in folders; of more than are needed, a choice that is always the same. Raises DataError."""
+def fitted_item(preprocess: Preprocess, item: Item) -> np.ndarray:
+    """An item as the (C, *image) pixels that a detector takes. Raises DataError, with its name."""
+    return fit_image(native(preprocess, item), preprocess)[0]
+
+
+def of_files(images: Sequence[str], preprocess: Preprocess, whole: bool = False) -> Pictures:
+    """Files, and those in folders; of more than are needed, a choice that is always the same. `whole`: as detectors
+    take them. Raises DataError."""
     items = list(source(images))
     chosen = sorted(permutation(len(items), 0, 0)[: 2 * MOST].tolist())
     with ThreadPoolExecutor(default_workers()) as pool:
-        pixels = list(pool.map(partial(read_item, preprocess=preprocess, exact=True), [items[row] for row in chosen]))
+        read = partial(fitted_item, preprocess) if whole else partial(read_item, preprocess=preprocess, exact=True)
+        pixels = list(pool.map(read, [items[row] for row in chosen]))
     name = f"{len(pixels)} of {len(items)} files" if len(pixels) < len(items) else "the files given"
     return Pictures(np.stack(pixels), None, name)
 
@@ -208,7 +218,8 @@ def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike
     p, pixels, rows = bundle.preprocess, [], []
     for row in permutation(len(split), 0, 0)[: 4 * MOST].tolist():
         try:
-            pixels.append(p.array(p.decoded(split.raw(row), split.name(row))))
+            picture = p.decoded(split.raw(row), split.name(row))
+            pixels.append(fit_image(native_pixels(picture), p)[0] if bundle.object_classes else p.array(picture))
             rows.append(row)
         except DataError:
             continue
