@@ -178,3 +178,33 @@ def test_a_processor_rate_counts_neither_start_nor_evaluation_and_is_kept(tmp_pa
     for _ in range(2):
         assert pretraining.processor_rate(tmp_path / "home", 40, str(folder)) == pytest.approx(30 * 8 / 10)
     assert lengths == [10, 40]
+
+
+def test_vitdet_is_compared_with_the_same_model_of_plain_modules(monkeypatch):
+    from dataclasses import replace
+
+    from vitreous.bench.work import Work
+    from vitreous.models.names import configure
+
+    vitdet = script("vitdet")
+    small = replace(
+        configure("ViTDet-B/16", 64),
+        patch=(8, 8),
+        width=32,
+        depth=4,
+        heads=2,
+        hidden=64,
+        window=3,
+        global_blocks=(1, 3),
+    )
+    assert vitdet.difference(small) < 1e-5
+    monkeypatch.setattr(vitdet, "configure", lambda name, size: small)
+    for task in vitdet.TASKS:
+        for passes in vitdet.PASSES:
+            work = Work(f"{task}, {passes}", "ViTDet-B/16", 64, 1)
+            for contender in vitdet.contenders():
+                assert contender.build(work)() == 1
+            shapes = [vitdet.computed(work, is_ours)[1] for is_ours in (True, False)]
+            assert shapes == [(1, 3, 64, 64) if task == "whole" else (1, 8, 8, 32)] * 2
+    text = vitdet.page("ViTDet-B/16", 64, 1e-7, {"whole, forward": []})
+    assert "| work | contender | seconds | MiB |" in text

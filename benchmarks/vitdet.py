@@ -1,0 +1,248 @@
+"""ViTDet's backbone beside the same model of plain PyTorch modules: seconds and peak memory of an image.
+
+    python benchmarks/vitdet.py --out benchmarks/DATE-vitdet-HARDWARE.md
+
+The plain model is written here as detectron2 has it: linear layers, windows cut by reshaping, decomposed relative
+positions added to explicit logits, softmax, a product. Both get the same random weights, and their maps are compared
+first. The whole backbone, a block with windows and a block that sees the whole grid are measured apart, forwards alone
+and with a backward pass, one image at a time, the contenders in turn and each in a process of its own, whose highest
+resident set is the memory, its imports included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.bench.race import Lane, race
+from vitreous.bench.work import Contender, Turn, Work
+from vitreous.machine import has_bf16, processor
+from vitreous.models.config import SAMConfig
+from vitreous.models.names import configure
+from vitreous.models.zoo import build
+from vitreous.weights.vitdet import VITDET
+
+TASKS = ("whole", "windowed block", "global block")
+PASSES = ("forward", "forward and backward")
+
+
+class PlainAttention(nn.Module):
+    """Attention over (B, h, w, D) with decomposed relative positions, every step by itself."""
+
+    def __init__(self, width: int, heads: int, side: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.rel_pos_h, self.rel_pos_w = (nn.Parameter(torch.zeros(2 * side - 1, width // heads)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, h, w, D) -> (B, h, w, D)."""
+        batch, height, width, channels = x.shape
+        qkv = self.qkv(x).reshape(batch, height * width, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.flatten(1, 2)  # (B h, N, d) each
+        logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        grid = q.view(-1, height, width, q.shape[-1])
+        rows = torch.einsum("bhwc,hkc->bhwk", grid, relative(self.rel_pos_h, height))
+        columns = torch.einsum("bhwc,wkc->bhwk", grid, relative(self.rel_pos_w, width))
+        shape = (len(q), height, width, height, width)
+        logits = (logits.view(shape) + rows[..., None] + columns[..., None, :]).flatten(3).flatten(1, 2)
+        y = (logits.softmax(-1) @ v).view(batch, self.heads, height, width, -1)
+        return self.proj(y.permute(0, 2, 3, 1, 4).reshape(batch, height, width, channels))
+
+
+def relative(table: Tensor, length: int) -> Tensor:
+    """(2 L - 1, d) -> (L, L, d): row q, column k has the vector of q - k."""
+    places = torch.arange(length)
+    return table[places[:, None] - places + length - 1]
+
+
+class PlainMlp(nn.Module):
+    """Two linear layers and a GELU."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D)."""
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class PlainBlock(nn.Module):
+    """Pre-norm block; with a `window` the grid is filled up with zeros and cut."""
+
+    def __init__(self, width: int, heads: int, hidden: int, window: int, side: int) -> None:
+        super().__init__()
+        self.window = window
+        self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.attn, self.mlp = PlainAttention(width, heads, window or side), PlainMlp(width, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, h, w, D) -> (B, h, w, D)."""
+        y = self.norm1(x)
+        if self.window:
+            batch, height, width, channels = y.shape
+            size = self.window
+            y = F.pad(y, (0, 0, 0, -width % size, 0, -height % size))
+            rows, columns = y.shape[1] // size, y.shape[2] // size
+            y = y.view(batch, rows, size, columns, size, channels).transpose(2, 3).reshape(-1, size, size, channels)
+            y = self.attn(y).view(batch, rows, columns, size, size, channels).transpose(2, 3)
+            y = y.reshape(batch, rows * size, columns * size, channels)[:, :height, :width]
+        else:
+            y = self.attn(y)
+        x = x + y
+        return x + self.mlp(self.norm2(x))
+
+
+class PlainViTDet(nn.Module):
+    """The backbone, with detectron2's names."""
+
+    def __init__(self, config: SAMConfig) -> None:
+        super().__init__()
+        c = config
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(c.channels, c.width, c.patch, c.patch)})
+        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + c.table_grid[0] * c.table_grid[1], c.width))
+        self.table_grid = c.table_grid
+        self.blocks = nn.ModuleList(
+            PlainBlock(c.width, c.heads, c.hidden, c.window if i in c.windowed_blocks else 0, c.grid[0])
+            for i in range(c.depth)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, h, w, D)."""
+        x = self.patch_embed["proj"](images)
+        table = self.pos_embed[:, 1:].unflatten(1, self.table_grid).movedim(-1, 1)
+        x = (x + F.interpolate(table, size=x.shape[2:], mode="bicubic", align_corners=False)).movedim(1, -1)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def weighted(config: SAMConfig) -> nn.Module:
+    """Our backbone with random weights, those of relative positions included."""
+    torch.manual_seed(0)
+    model = build(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith((".rows", ".columns")):
+            nn.init.normal_(parameter, std=0.02)
+    return model
+
+
+def pair(config: SAMConfig) -> tuple[nn.Module, PlainViTDet]:
+    """Our backbone and the plain one, with the same weights."""
+    ours, plain = weighted(config), PlainViTDet(config)
+    plain.load_state_dict(VITDET.write(config, ours.state_dict()))
+    return ours, plain
+
+
+def difference(config: SAMConfig) -> float:
+    """Of their maps, for one for the largest value of a map."""
+    ours, plain = pair(config)
+    images = torch.randn(1, config.channels, *config.image)
+    with torch.inference_mode():
+        expected = plain(images)
+        return ((ours.features_at(images, config.strides)[0] - expected).abs().max() / expected.abs().max()).item()  # type: ignore[operator]
+
+
+def computed(work: Work, is_ours: bool) -> tuple[Callable[[Tensor], Tensor], tuple[int, ...], nn.Module]:
+    """What is to be computed for a task, the shape of its input, and the module with its parameters; nothing else is
+    built."""
+    config: Any = configure(work.model, work.image_size)
+    task = work.task.partition(", ")[0]
+    if task != "whole":
+        config = replace(config, depth=1, global_blocks=() if task == "windowed block" else (0,))
+    model: Any = weighted(config) if is_ours else PlainViTDet(config)
+    if task != "whole":
+        block = model.encoder.blocks[0] if is_ours else model.blocks[0]
+        return block, (1, *config.grid, config.width), block
+    shape = (1, config.channels, *config.image)
+    return (lambda images: model.features_at(images, config.strides)[0]) if is_ours else model, shape, model
+
+
+def prepared(work: Work, is_ours: bool, bf16: bool = False) -> Turn:
+    """A turn: one image, or one grid of tokens."""
+    compute, shape, module = computed(work, is_ours)
+    backwards = work.task.endswith("backward")
+    module.train(backwards).requires_grad_(backwards)
+    images = torch.randn(shape, requires_grad=backwards and len(shape) == 4 and shape[1] != 3)
+
+    def turn() -> float:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16), torch.set_grad_enabled(backwards):
+            loss = compute(images).float().square().mean()
+        if backwards:
+            module.zero_grad()
+            loss.backward()
+        return 1
+
+    return turn
+
+
+def contenders() -> list[Contender]:
+    """Who takes part."""
+    return [
+        Contender(
+            name, kind, partial(prepared, is_ours=name == "vitreous", bf16=kind == "bf16"), ours=name == "vitreous"
+        )
+        for kind in ("fp32", *(["bf16"] if has_bf16("cpu") else []))
+        for name in ("vitreous", "plain modules")
+    ]
+
+
+def page(model: str, size: int, apart: float, results: dict[str, list[Lane]]) -> str:
+    """The table."""
+    lines = [
+        f"# {model} at {size} pixels, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}. One image at a time.",
+        f"Maps of the two differ by {apart:.1e} of the largest value.",
+        "",
+        "    python benchmarks/vitdet.py",
+        "",
+        "| work | contender | seconds | MiB |",
+        "|---|---|---|---|",
+    ]
+    for task, lanes in results.items():
+        for lane in lanes:
+            seconds, memory = lane.failure or "", ""
+            if lane.rates and not lane.failure:
+                seconds, memory = f"{1 / lane.median:.3f}", f"{lane.memory / 2**20:.0f}"
+            lines.append(f"| {task} | {lane.contender.label} | {seconds} | {memory} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Race at every task, and print the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="ViTDet-B/16")
+    parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    parser.add_argument("--passes", nargs="+", default=list(PASSES), choices=PASSES)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a round, and at least one image")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    apart = difference(configure(given.model, given.size))  # type: ignore[arg-type]
+    results = {}
+    for task in given.tasks:
+        for passes in given.passes:
+            name = f"{task}, {passes}"
+            work = Work(name, given.model, given.size, 1)
+            results[name] = race(work, contenders(), given.rounds, given.seconds)
+            print(name, [(lane.contender.label, lane.failure or f"{1 / lane.median:.3f} s") for lane in results[name]])
+    text = page(given.model, given.size, apart, results)
+    print(text)
+    if given.out:
+        given.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
