@@ -15,7 +15,7 @@ from vitreous.errors import UsageError
 from vitreous.evaluation.figure_names import ERRORS as OBJECT_ERRORS
 
 #: options of --protocol top1 for one run
-OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
+OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary")
 SHOWN = 20  # classes of a table
 SHOWN_HEADS = 5  # of a grid
 NAMES = {"map": "mAP", "macro_f1": "macro F1", "top1": "top-1", "top5": "top-5"}
@@ -86,8 +86,6 @@ class Options(ProtocolArguments):
     """Write a table to this file: images whose label is probably wrong, the surest first."""
     boundary: bool = False
     """Judge class maps by the F-measure of their boundaries too: some ten milliseconds a class of an image."""
-    tiles: bool = False
-    """Look for objects in large images at their own resolution, by tiles that overlap."""
     report: str | None = None
     """Where the page with all of it goes (default: report.html in the run's folder)."""
     batch_size: int = 64
@@ -242,18 +240,17 @@ def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
     objects = document.get("objects")
     rank, name = ("iou", "IoU") if dense else ("ap", "AP") if multilabel else ("f1", "F1")
     rows = sorted(document["per_class"], key=lambda row: row[rank] if row[rank] is not None else 2.0)
-    keys = [rank] * (rank != "f1") + ["ap50"] * bool(objects) + ["recall", "precision", "f1"]
+    keys = [rank] * (rank != "f1") + ["ap50"] * bool(objects) + ["recall", "precision", "f1"] + ["image_dice"] * dense
+    words = {
+        "ap": "AP",
+        "ap50": "AP50",
+        "iou": "IoU",
+        "f1": "Dice" if dense else "F1",
+        "image_dice": "Dice of an image",
+    }
     last = [] if multilabel and not objects else ["taken_for"]
     console.table(
-        [
-            "class",
-            "images",
-            *(
-                {"ap": "AP", "ap50": "AP50", "iou": "IoU", "f1": "Dice" if dense else "F1"}.get(key, key)
-                for key in keys
-            ),
-            *["mostly taken for"] * len(last),
-        ],
+        ["class", "images", *(words.get(key, key) for key in keys), *["mostly taken for"] * len(last)],
         [
             [row["class"], row["images"], *(percent(row[key]) for key in keys), *(row[key] for key in last)]
             for row in rows[:SHOWN]

@@ -154,9 +154,12 @@ def figures_of(matrix: np.ndarray) -> dict[str, float | None]:
 
 def class_rows(matrices: np.ndarray, classes: tuple[str, ...]) -> list[dict[str, object]]:
     """(n, K, K) counts -> one row a class: images that hold it, IoU, Dice, recall, precision, and the class its pixels
-    are most often taken for."""
+    are most often taken for; `image_dice` is the mean, over the images that hold it, of each one's own Dice, as is
+    usual for volumes."""
     matrix = matrices.sum(0)
     right, true, answered = np.diag(matrix), matrix.sum(1), matrix.sum(0)
+    own = 2 * np.diagonal(matrices, axis1=1, axis2=2) / (matrices.sum(1) + matrices.sum(2)).clip(min=1)  # (n, K)
+    holding = matrices.sum(2) > 0
     rows: list[dict[str, object]] = []
     for index, name in enumerate(classes):
         others = matrix[index].copy()
@@ -169,6 +172,7 @@ def class_rows(matrices: np.ndarray, classes: tuple[str, ...]) -> list[dict[str,
                 "recall": right[index] / true[index] if true[index] else None,
                 "precision": right[index] / answered[index] if answered[index] else None,
                 "f1": 2 * right[index] / (true[index] + answered[index]) if true[index] + answered[index] else None,
+                "image_dice": own[holding[:, index], index].mean() if holding[:, index].any() else None,
                 "iou": right[index] / union if union else None,
                 "taken_for": classes[int(others.argmax())] if others.any() else None,
             }

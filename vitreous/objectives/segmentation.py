@@ -39,7 +39,7 @@ class SegmentationConfig(ObjectiveConfig):
     be.
     """
 
-    annotated: ClassVar[Literal["", "classes", "objects"]] = "classes"
+    annotated: ClassVar[bool] = True
 
     name: Literal["segmentation"] = "segmentation"
     head: DenseHead = "unet"

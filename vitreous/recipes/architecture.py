@@ -60,15 +60,12 @@ def for_volumes(
     options: TrainOptions, facts: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
 ) -> ModelConfig:
     """The model to train on volumes: a ViT whose patches have three axes, on images of the size of the first volume, of
-    at most `LARGE_VOLUME` voxels a side. Raises UsageError for a recipe and for weights that are for pictures."""
-    if start is not None:
-        if len(start.image) != 3:
-            problem = f"the weights of --init {options.init} are for pictures, the data are volumes"
-            raise UsageError(problem, "leave --init out")
-        return started(options, classes, start)
+    at most `LARGE_VOLUME` voxels a side. Raises UsageError for a recipe and for a model that are for pictures."""
     if recipe is None or recipe.solid is None:
         name = recipe.name if recipe else "this"
         raise UsageError(f"{name} is for pictures, and the data are volumes", "use --recipe segment")
+    if start is not None:
+        return started(options, classes, start)
     model = configure(options.model or recipe.solid)
     if model.front != "patches" or model.kind != "vit" or model.on_grid:
         raise UsageError(f"{name_of(model)} is for pictures, and the data are volumes", f"use --model {recipe.solid}")

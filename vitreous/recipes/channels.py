@@ -32,7 +32,12 @@ def detect_info(opened: Data, options: TrainOptions, start: Start | None = None)
     another number of channels, and for volumes where the objective does not learn a class for each voxel.
     """
     split = opened.split("train")
-    if axes_of(split) == 3 and not objective_of(options).annotated:
+    axes = axes_of(split)
+    if start is not None and len(start.config.image) != axes:
+        words = ("pictures", "volumes") if axes == 3 else ("volumes", "pictures")
+        problem = f"the weights of --init {options.init} are for {words[0]}, the data are {words[1]}"
+        raise UsageError(problem, "leave --init out")
+    if axes == 3 and not objective_of(options).annotated:
         hint = "learn a class for each voxel: --recipe segment"
         raise UsageError(f"{opened.name} has volumes, and {objective_of(options).name} takes pictures", hint)
     first = None

@@ -15,6 +15,7 @@ from vitreous.training.run import FineTune, Optimizer, Run, Schedule
 
 BATCH, WARMUP = 16, 1500  # images of a step, and steps, on ADE20K
 SHOWN = Length(2e4, 5, 200)
+VOLUMES = 4  # of a step
 
 
 def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -24,20 +25,25 @@ def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Ru
 
     DATA has masks beside its images. Parts of 256 pixels are cut out of images scaled by 1/2 to 2, flipped and turned
     by quarters; cross-entropy and Dice loss. Weights of any kind go in by --init; their blocks then move more slowly
-    than the head, by layer decay.
+    than the head, by layer decay. Volumes are learned in parts of the size of the first of them, at most 64 voxels a
+    side, scaled along each axis, turned, flipped, with other intensities and noise; Muon moves matrices and filters.
     """
     batch = max(1, min(8, facts.images // 2))
     epochs = SHOWN.epochs(facts.images)
-    steps = max(1, round(epochs * facts.images / batch))
     parts = common(replace_fields(model, {"dropout": 0.0, "drop_path": 0.0}), facts)
+    decay = 0.75 if options.init else 1.0
+    optimizer = Optimizer("adamw", lr=1e-3, weight_decay=0.05, layer_decay=decay)
     preprocess, views = parts["preprocess"], Scenes(flip=0.5, flip_vertical=0.5, turn=True, jitter=(0.2, 0.2, 0.2))
     if len(model.image) == 3:
         zeros, ones = (0.0,) * model.channels, (1.0,) * model.channels
         preprocess, views = replace(preprocess, numbers="voxels", mean=zeros, std=ones), VolumeScenes()
+        optimizer = Optimizer("muon", lr=2e-3, matrix_lr=0.01, weight_decay=0.05, layer_decay=decay)
+        batch = min(batch, VOLUMES)
+    steps = max(1, round(epochs * facts.images / batch))
     return Run(
         **parts | {"preprocess": replace(preprocess, filter="bilinear")},
         views=views,
-        optimizer=Optimizer("adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.75 if options.init else 1.0),
+        optimizer=optimizer,
         schedule=Schedule(round(0.05 * steps)),
         objective=SegmentationConfig(),
         batch_size=batch,

@@ -12,22 +12,9 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 
 from vitreous.data.split import Files, Paths, Split
+from vitreous.errors import UsageError
 
 IGNORE = -1  # in a class map: nobody said what this pixel is; it is neither learned from nor measured
-
-
-@dataclass(frozen=True, eq=False)
-class Verified:
-    """What is known of an image of a federated data set, such as LVIS (arXiv:1908.03195), beside its objects: `absent`
-    (a,) int64, classes of which nothing is there, and `partial` (b,) int64, classes of which not every object is named.
-    Of other classes without an object nothing is known."""
-
-    absent: np.ndarray
-    partial: np.ndarray
-
-    def take(self, order: np.ndarray) -> Verified:
-        """The same where class k has the number `order[k]`, (K,) int64."""
-        return Verified(order[self.absent], order[self.partial])
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +25,7 @@ class Target:
     pixels; the image reaches from 0 to its width and height, so a box of one pixel has sides of 1. `crowd` (n,) bool:
     the object stands for many that nobody told apart. `layers` (L, *size) int32: 1 + the number of the object that a
     pixel belongs to, 0 for none; objects that overlap are in different layers; None where objects have boxes alone.
-    `classes` (*size) int32: the class of each pixel, or IGNORE; None where there is no class map. `verified`: what else
-    is known, where it is not known of every class whether it is there.
+    `classes` (*size) int32: the class of each pixel, or IGNORE; None where there is no class map.
     Raises ValueError for arrays of other shapes.
     """
 
@@ -49,7 +35,6 @@ class Target:
     crowd: np.ndarray
     layers: np.ndarray | None = None
     classes: np.ndarray | None = None
-    verified: Verified | None = None
 
     def __post_init__(self) -> None:
         n = len(self.labels)
@@ -103,8 +88,7 @@ class Target:
             numbers = np.zeros(len(self) + 1, np.int32)
             numbers[np.asarray(rows) + 1] = np.arange(len(rows), dtype=np.int32) + 1
             layers = numbers[layers]
-        own = self.labels[rows], self.boxes[rows], self.crowd[rows]
-        return Target(self.size, *own, layers, self.classes, self.verified)
+        return Target(self.size, self.labels[rows], self.boxes[rows], self.crowd[rows], layers, self.classes)
 
     def without_masks(self) -> Target:
         """Return the same without the masks of objects."""
@@ -172,6 +156,12 @@ class AnnotatedSplit(Split, Protocol):
 def axes_of(split: Split) -> int:
     """The axes of the images of a split: 2, or 3 where they are volumes."""
     return getattr(split, "axes", 2)
+
+
+def require_pictures(splits: Iterable[Split], rule: str) -> None:
+    """Raise UsageError for volumes, with the `rule` that they break: that something takes pictures."""
+    if any(axes_of(split) == 3 for split in splits):
+        raise UsageError(f"the data are volumes, and {rule}", "leave them as they are: `train` reads volumes")
 
 
 @dataclass(frozen=True)

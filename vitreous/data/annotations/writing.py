@@ -18,7 +18,7 @@ from vitreous.data.annotations.drawing import class_colours, picture_of_map
 from vitreous.data.annotations.masks import CLASSES
 from vitreous.data.annotations.painted import paint_classes
 from vitreous.data.annotations.shapes import runs_of_mask
-from vitreous.data.annotations.target import AnnotatedFiles, AnnotatedSplit, Target
+from vitreous.data.annotations.target import AnnotatedFiles, AnnotatedSplit, Target, require_pictures
 from vitreous.data.split import Data, Split
 from vitreous.disk import atomic_path, write_error
 from vitreous.errors import DataError, UsageError, printable
@@ -49,6 +49,7 @@ def convert_annotations(data: Data, out: Path, to: str, listener: Listener | Non
         raise UsageError(f"--to {to} is no format", f"use one of {', '.join(FORMATS)}")
     if out.exists() or out.is_symlink():
         raise UsageError(f"{printable(out)} exists already, and is not overwritten", "name another folder")
+    require_pictures(data.splits.values(), "annotations are converted of pictures")
     if to == "masks":
         data = paint_classes(data)
     form, splits = FORMATS[to], given_splits(data)

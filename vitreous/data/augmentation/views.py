@@ -22,7 +22,7 @@ from vitreous.data.augmentation.crops import AreaCrop, to_picture
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.augmentation.volumes import VolumeScenes
 from vitreous.data.decoding.regions import Regions
-from vitreous.data.decoding.spectral import Picture
+from vitreous.data.decoding.spectral import Picture, bands_of
 from vitreous.data.keys import key, seeded, uniform
 from vitreous.data.preprocess import Preprocess, to_tensor
 from vitreous.errors import UsageError
@@ -72,8 +72,8 @@ class MultiCrop:
 
         View v is drawn from key(sample_key, v), so that more views change none of the others.
         """
-        picture = picture if isinstance(picture, (Image.Image, tuple)) else picture.whole()
-        bands, colours = (picture, False) if isinstance(picture, tuple) else ((picture,), True)
+        picture = picture if isinstance(picture, (Image.Image, tuple, np.ndarray)) else picture.whole()
+        bands, colours = bands_of(picture), not isinstance(picture, tuple)
 
         def drawn(band: Image.Image, view: int) -> Tensor:
             with seeded(sample_key, view):

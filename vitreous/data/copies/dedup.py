@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitreous.cores import default_workers
+from vitreous.data.annotations.target import require_pictures
 from vitreous.data.copies.scan import READABLE, Joined, Reasons, digest, fill, read_views, scan, scan_parts
 from vitreous.data.copies.search import candidates, first_equal, like_features
 from vitreous.data.copies.verification import PROMISING, THRESHOLD, fit_pairs, renumbered, score_pairs
@@ -69,6 +70,7 @@ def dedup(
         raise UsageError("nothing to look for copies in", "name other data with --against, or use --within")
     if not 0 < threshold <= 1:
         raise UsageError(f"--threshold must be above 0 and at most 1, not {threshold}")
+    require_pictures([*against, *data], "copies are found among pictures")
     pool, others = Joined([*against, *data]), sum(map(len, against))
     processes = default_workers() if workers is None else workers
     prints, reasons, features = look(pool, processes, progress, embedder)

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vitreous.cores import default_workers
+from vitreous.data.annotations.target import require_pictures
 from vitreous.data.layouts.packed import DOCUMENT, ROW, UNFINISHED, VERSION, describe, is_pack
 from vitreous.data.loader import in_workers
 from vitreous.data.packs.shards import (
@@ -62,6 +63,7 @@ def pack(
     ResourceError where the disk is too small.
     """
     data = open_data(source)
+    require_pictures(data.splits.values(), "packs hold pictures")
     plan = replace(plan, source=fingerprint(data))
     out = Path(out)
     if os.path.isdir(source) and out.resolve().is_relative_to(Path(source).resolve()):

@@ -1,0 +1,140 @@
+"""Views of volumes: voxels and classes move together, and chance is a function of the key."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.data.annotations.solids import write_solids
+from vitreous.data.annotations.target import IGNORE, no_objects
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.augmentation.views import MultiCrop
+from vitreous.data.augmentation.volumes import VolumeScenes
+from vitreous.data.loader import TrainLoader
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import open_data
+from vitreous.errors import UsageError
+
+STILL = VolumeScenes((1.0, 1.0), 0.0, (0.0, 0.0, 0.0), 0.0, 0.0, 0.0, 0.0)
+SIDES = (12, 16, 14)
+
+
+def voxels(image):
+    """How volumes become input at this size."""
+    return Preprocess(image, 1, (0.0,), (1.0,), numbers="voxels")
+
+
+def view_of(scenes, image=SIDES, key=5):
+    """A view of a volume of SIDES that grows by 5, 3 and 2 along its axes, each number its own class."""
+    ramp = sum(step * place for step, place in zip((5, 3, 2), np.ogrid[tuple(map(slice, SIDES))], strict=True))
+    target = no_objects(SIDES, ramp.astype(np.int32))
+    return scenes.scene(ramp[None].astype(np.float32), target, voxels(image), key), ramp
+
+
+def test_a_view_of_the_volumes_own_size_is_the_volume():
+    view, ramp = view_of(STILL)
+    assert view["images"][0].numpy() == pytest.approx(ramp, abs=1e-3)
+    assert np.array_equal(view["classes"].numpy(), ramp)
+
+
+@pytest.mark.parametrize("change", [
+    {"flip": (1.0, 0.0, 0.0)}, {"flip": (0.0, 1.0, 1.0)}, {"scale": (0.6, 1.7)}, {"rotate": 40.0},
+])  # fmt: skip
+def test_voxels_and_classes_move_together(change):
+    scenes, others = replace(STILL, **change), 0
+    for key in range(8):
+        view, ramp = view_of(scenes, key=key)
+        known = view["classes"] != IGNORE
+        assert known.float().mean() > 0.1
+        apart = (view["images"][0] - view["classes"])[known]  # a nearest voxel is half a voxel away along each axis
+        assert apart.abs().max() <= 5.5 and apart.mean().abs() <= 1.5
+        others += not np.array_equal(view["classes"].numpy(), ramp)
+    assert others == 8
+
+
+def test_outside_of_the_volume_is_its_mirror_image_and_ignored():
+    view, ramp = view_of(STILL, image=(20, 16, 14))
+    known = (view["classes"] != IGNORE).all((1, 2))
+    first = int(known.nonzero()[0])
+    assert known.sum() in (11, 12) and known[first : first + int(known.sum())].all()
+    inside = view["images"][0][known]
+    assert inside.min() >= ramp.min() - 0.01 and view["images"].max() <= ramp.max() + 0.01
+    outside = view["images"][0][~known]
+    assert outside.min() >= ramp.min() - 0.01 and (view["classes"][~known] == IGNORE).all() and outside.std() > 1
+
+
+def test_places_are_those_of_a_loop_over_voxels():
+    scenes, draws = replace(STILL, scale=(0.5, 2.0), rotate=30.0), np.random.default_rng(0).random(16)
+    places = scenes.places(SIDES, (4, 6, 5), draws)
+    factors = 0.5 * 4.0 ** draws[:3]
+    sides = np.array((4, 6, 5)) / factors
+    room = np.array(SIDES) - sides
+    centre = np.minimum(0, room) + np.abs(room) * draws[3:6] + sides / 2
+    turn = np.eye(3)
+    for draw, (a, b) in zip(draws[6:9], ((1, 2), (0, 2), (0, 1)), strict=True):
+        angle, one = math.radians(30 * (2 * draw - 1)), np.eye(3)
+        one[[a, a, b, b], [a, b, a, b]] = math.cos(angle), -math.sin(angle), math.sin(angle), math.cos(angle)
+        turn = one @ turn
+    for place in np.ndindex(4, 6, 5):
+        offset = (np.array(place) + 0.5 - np.array((4, 6, 5)) / 2) / factors
+        assert places[(slice(None), *place)] == pytest.approx(centre + turn @ offset)
+
+
+def test_intensities_change_within_their_ranges():
+    scenes = VolumeScenes((1.0, 1.0), 0.0, (0.0, 0.0, 0.0), contrast=0.3, shift=0.2, gamma=0.5, noise=0.0)
+    volume = np.random.default_rng(0).normal(size=(1, 8, 8, 8)).astype(np.float32)
+    target = no_objects((8, 8, 8), np.zeros((8, 8, 8), np.int32))
+    changed = [scenes.scene(volume, target, voxels((8, 8, 8)), key)["images"].numpy() for key in range(20)]
+    for one in changed:  # of the same order, between moved and scaled ends
+        assert np.array_equal(np.argsort(one.ravel(), kind="stable"), np.argsort(volume.ravel(), kind="stable"))
+        low, high = sorted((volume.min() * 0.7, volume.min() * 1.3))
+        assert low - 0.21 <= one.min() <= high + 0.21
+    assert np.std([one.mean() for one in changed]) > 0.05
+    noisy = replace(STILL, noise=0.5).scene(volume, target, voxels((8, 8, 8)), 3)["images"].numpy() - volume
+    assert 0 < noisy.std() <= 0.55 and abs(noisy.mean()) < 0.1
+
+
+def test_a_view_is_a_function_of_its_key_alone(tmp_path):
+    data = open_data(write_solids(tmp_path, 5))
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        first = TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeScenes(), seed=3)
+        batches = list(first.batches(0, 8, 3))
+        torch.manual_seed(2)
+        again = list(TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeScenes(), seed=3).batches(0, 8, 8))
+    assert [len(batch["samples"]) for batch in batches] == [3, 3, 2]
+    for name in ("images", "classes"):
+        assert torch.equal(torch.cat([batch[name] for batch in batches]), again[0][name])
+    assert batches[0]["images"].shape == (3, 1, 8, 12, 8) and batches[0]["classes"].dtype == torch.int32
+    other = next(iter(TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeScenes(), seed=4).batches(0, 8, 8)))
+    assert not torch.equal(other["images"], again[0]["images"])
+    assert VolumeScenes().collate([], voxels((8, 12, 8)))["images"].shape == (0, 1, 8, 12, 8)
+
+
+def test_views_that_do_not_fit_are_refused():
+    for wrong in ({"scale": (0.0, 1.0)}, {"flip": (0.5, 2.0, 0.0)}, {"noise": -1.0}, {"contrast": 1.0}):
+        with pytest.raises(UsageError):
+            VolumeScenes(**wrong)
+    volume, target = np.zeros((1, 4, 4, 4), np.float32), no_objects((4, 4), np.zeros((4, 4), np.int32))
+    for views in (Augment(), MultiCrop(locals=0)):
+        with pytest.raises(UsageError, match="volume"):
+            views.picture(volume, Preprocess((4, 4)), 0)
+    with pytest.raises(UsageError, match="volume"):
+        Scenes().scene(volume, target, Preprocess((4, 4)), 0)
+    with pytest.raises(UsageError, match="for volumes"):
+        VolumeScenes().scene(Image.new("L", (4, 4)), target, voxels((4, 4, 4)), 0)
+
+
+@pytest.mark.parametrize("size", [(4, 20, 8), (9, 3, 8), (8, 8, 8)])
+def test_other_sizes_are_cut_or_filled_around_the_middle(size):
+    volume = np.random.default_rng(0).normal(size=(2, *size)).astype(np.float32)
+    fitted = voxels((8, 8, 8)).array(volume)
+    both = [min(8, side) for side in size]
+    of = tuple(slice((side - own) // 2, (side - own) // 2 + own) for side, own in zip(size, both, strict=True))
+    to = tuple(slice((8 - own) // 2, (8 - own) // 2 + own) for own in both)
+    assert fitted.shape == (2, 8, 8, 8) and np.array_equal(fitted[(slice(None), *to)], volume[(slice(None), *of)])
+    assert np.count_nonzero(fitted) == 2 * np.prod(both)

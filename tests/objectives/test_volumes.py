@@ -1,0 +1,225 @@
+"""A class for every voxel: learned, judged, used, and stopped and resumed."""
+
+import json
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+
+import vitreous
+from tests.data.annotations.scenery import write_maps
+from tests.data.annotations.solids import AFFINE, solid, write_solids, write_volume
+from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.copies.dedup import dedup
+from vitreous.data.decoding.volumes import read_volume
+from vitreous.data.packs.pack import pack
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError, UsageError
+from vitreous.evaluation.tiles import class_map, segment
+from vitreous.models.names import configure, name_of
+from vitreous.objectives.segmentation import SegmentationConfig
+from vitreous.serving.http.limits import Limits
+from vitreous.serving.http.model import prepare
+from vitreous.weights.bundle import load_bundle
+
+OPTIONS = {
+    "recipe": "segment", "model": "ViT-32x2/4x4x4", "workers": 0, "device": "cpu", "precision": "fp32",
+}  # fmt: skip
+
+
+def test_names_have_a_number_for_each_axis():
+    assert configure("ViT-32x2/4x4x4").patch == (4, 4, 4) and name_of(configure("vit-32x2/4X4x4")) == "ViT-32x2/4x4x4"
+    assert name_of(configure("ViT-S/8x16x16", (16, 32, 32))) == "ViT-S/8x16x16"
+    assert configure("ViT-S/8x16").patch == (8, 16) and configure("ViT-S/8").patch == (8, 8)
+    with pytest.raises(UsageError, match="unknown model"):
+        configure("ViT-S/8x8x8x8")
+    with pytest.raises(UsageError, match="at least one pixel"):
+        configure("ViT-S/8x0x8")
+
+
+@pytest.mark.parametrize("size", [(6, 8, 4), (7, 9, 13), (3, 20, 4), (14, 8, 1)])
+def test_tiles_give_what_the_whole_volume_gives(size):
+    def compute(tiles):  # logit k of value v is -(v - k)^2
+        assert tiles.shape[1:] == (1, 6, 8, 4) and len(tiles) <= 8
+        return -((tiles.astype(np.float32) - np.arange(3).reshape(3, 1, 1, 1)) ** 2)
+
+    voxels = np.random.default_rng(1).integers(0, 3, (1, *size)).astype(np.float32)
+    assert np.allclose(segment(compute, voxels, (6, 8, 4)), compute_whole(voxels), atol=1e-5)
+    assert np.array_equal(class_map(compute, voxels, (6, 8, 4)), voxels[0])
+    with pytest.raises(ValueError, match="by tiles of"):
+        class_map(compute, voxels, (6, 8))
+
+
+def compute_whole(voxels):
+    """The logits of the whole volume at once."""
+    return -((voxels - np.arange(3).reshape(3, 1, 1, 1)) ** 2)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Volumes in three splits, of two sizes."""
+    home = tmp_path_factory.mktemp("solids")
+    for split, count in (("train", 8), ("val", 2), ("test", 3)):
+        write_solids(home / split, count, names="")
+    voxels, classes = solid(20, (17, 9, 15))
+    write_volume(home / "test" / "images" / "odd.nii.gz", voxels)
+    write_volume(home / "test" / "masks" / "odd.nii.gz", classes)
+    (home / "classes.txt").write_text("background\nbox\nball\n")
+    return home
+
+
+@pytest.fixture(scope="module")
+def run(home, tmp_path_factory):
+    """A run that has learned them."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    calm = {"views.scale": ["0.9", "1.1"], "views.rotate": ["0"]}
+    vitreous.train(str(home), out=str(out), steps=40, lr=1e-2, batch_size=4, settings=calm, **OPTIONS)
+    return out
+
+
+def test_a_run_learns_and_its_page_shows_middle_planes(home, run):
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["test"]["images"] == 4 and summary["test"]["dice"] > 0.8, summary["test"]
+    bundle = load_bundle(run / "model")
+    assert bundle.preprocess.numbers == "voxels" and bundle.preprocess.image == bundle.model.config.image == (
+        12,
+        16,
+        16,
+    )
+    assert bundle.preprocess.mean == (0.0,) and bundle.preprocess.std == (1.0,)
+    document = vitreous.evaluate(str(run), device="cpu", precision="fp32")
+    assert document["test"]["dice"] == pytest.approx(summary["test"]["dice"], abs=1e-6)
+    page = (run / "report.html").read_text()
+    assert page.count("data:image/") >= 12 and "Dice of an image" in page
+    split, predictor, own = open_data(home).split("test"), vitreous.load(run, precision="fp32"), []
+    for sample in range(len(split)):
+        answer = predictor.segment(split.raw(sample)).classes == 1
+        truth = split.target(sample).class_map() == 1
+        own.append(2 * (answer & truth).sum() / (answer.sum() + truth.sum()))
+    assert document["per_class"][1]["image_dice"] == pytest.approx(np.mean(own), abs=1e-6)
+
+
+def predict(*words):
+    """The exit code of `vitreous predict`."""
+    from vitreous.cli.main import main
+
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", *map(str, words), "--json"])
+    return stop.value.code
+
+
+def test_maps_of_nifti_lie_where_their_images_lie(home, run, tmp_path, capsys):
+    images = home / "test" / "images"
+    assert predict(run, images, "--out", tmp_path / "out", "--overlay", tmp_path / "over", "--precision", "fp32") == 0
+    names = sorted(path.name for path in images.iterdir())
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.nii.gz")) == names
+    assert sorted(path.name for path in (tmp_path / "over").iterdir()) == [f"{name}.png" for name in names]
+    predictor = vitreous.load(run, precision="fp32")
+    for name in names:
+        written = nibabel.load(tmp_path / "out" / name)  # type: ignore[attr-defined]
+        assert np.allclose(written.affine, AFFINE) and written.get_data_dtype() == np.uint8
+        assert np.array_equal(np.asarray(written.dataobj), predictor.segment(images / name).classes)
+    again = vitreous.train(str(relabelled(tmp_path, images)), out=str(tmp_path / "again"), steps=1, **OPTIONS)
+    assert again["steps"] == 1  # what was written is read as masks
+    assert (
+        predict(
+            run, images, "--out", tmp_path / "out", "--overlay", tmp_path / "over", "--precision", "fp32", "--resume"
+        )
+        == 0
+    )
+    capsys.readouterr()
+
+
+def relabelled(place, images):
+    """Data of the images and of the maps that were written for them."""
+    (place / "data").mkdir()
+    (place / "data" / "images").symlink_to(images)
+    (place / "data" / "masks").symlink_to(place / "out")
+    return place / "data"
+
+
+def test_maps_of_other_files_are_arrays(run, tmp_path, capsys):
+    voxels, _ = solid(3)
+    place = write_volume(tmp_path / "a.npy", voxels)
+    assert predict(run, place, "--out", tmp_path / "out") == 0
+    capsys.readouterr()
+    predictor = vitreous.load(run)
+    assert np.array_equal(np.load(tmp_path / "out" / "a.npy"), predictor.segment(voxels).classes)
+    answers = predictor.segment([voxels, torch.from_numpy(voxels)[None], place], pictures=True)
+    assert all(np.array_equal(one.classes, answers[0].classes) for one in answers)
+    assert answers[0].over_image().size == (14 + 14 + 17, 17)  # three planes side by side
+    assert predictor.embed(voxels).shape == (32,)
+    with pytest.raises(UsageError, match="batch"):
+        predictor.segment(voxels[None, None])
+    with pytest.raises(DataError, match="12 x 17 is not"):
+        predictor.segment(voxels[:, :, 0])
+    (tmp_path / "b.nii.gz").write_bytes(b"\x1f\x8b nothing")
+    assert predict(run, tmp_path / "b.nii.gz", "--out", tmp_path / "bad") == 3
+    assert "b.nii.gz: cannot be read as a volume" in capsys.readouterr().err
+
+
+def test_an_exported_file_answers_the_same(home, run, tmp_path):
+    images = [str(path) for part in ("train", "test") for path in sorted((home / part / "images").iterdir())]
+    document = vitreous.export(run, "onnx", tmp_path / "model.onnx", images)
+    assert document["exports"][0]["top1_agreement"] > 0.999
+    voxels = home / "test" / "images" / "odd.nii.gz"
+    one, other = (vitreous.load(place, precision="fp32") for place in (run, tmp_path / "model.onnx"))
+    assert np.mean(one.segment(voxels).classes == other.segment(voxels).classes) > 0.999
+
+
+def test_a_stopped_run_ends_in_the_same_bits(home, tmp_path):
+    options = {**OPTIONS, "steps": 6, "batch_size": 2, "save_every": 2}
+    vitreous.train(str(home), out=str(tmp_path / "whole"), **options)
+
+    class Stop(Exception):
+        pass
+
+    class Listener(vitreous.progress.NullListener):
+        def progress(self, verb, done, total, text):
+            if done >= 6:
+                raise Stop
+
+    with pytest.raises(Stop):
+        vitreous.train(str(home), out=str(tmp_path / "stopped"), listener=Listener(), **options, log_every=1)
+    vitreous.train(str(home), out=str(tmp_path / "stopped"), resume=True)
+    first, second = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_weights_of_volumes_go_on_and_those_of_pictures_do_not(home, run, tmp_path):
+    more = {name: value for name, value in OPTIONS.items() if name != "model"}
+    assert vitreous.train(str(home), out=str(tmp_path / "more"), init=str(run), steps=1, **more)["steps"] == 1
+    vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "flat")
+    with pytest.raises(UsageError, match="are for pictures, the data are volumes"):
+        vitreous.train(str(home), out=str(tmp_path / "no"), init=str(tmp_path / "flat"), steps=1, **more)
+
+
+@pytest.mark.parametrize(("change", "problem"), [
+    ({"recipe": None}, "takes pictures"), ({"recipe": "mae"}, "takes pictures"), ({"model": "Swin-T/4"}, "for pictures"),
+    ({"recipe": "swin-upernet", "model": None, "init": "RUN"}, "for pictures"),
+])  # fmt: skip
+def test_recipes_of_pictures_are_refused(home, run, tmp_path, change, problem):
+    options = {**OPTIONS, "steps": 1, "settings": {}, **{k: str(run) if v == "RUN" else v for k, v in change.items()}}
+    with pytest.raises(UsageError, match=problem):
+        vitreous.train(str(home), out=str(tmp_path / "run"), **options)
+
+
+def test_what_takes_pictures_refuses_volumes(home, run, tmp_path):
+    data = open_data(home)
+    with pytest.raises(UsageError, match="the server takes pictures"):
+        prepare(vitreous.load(run), Limits())
+    with pytest.raises(UsageError, match="figures are of pictures"):
+        vitreous.inspect(run)
+    with pytest.raises(UsageError, match="packs hold pictures"):
+        pack(home, tmp_path / "packed")
+    with pytest.raises(UsageError, match="among pictures"):
+        dedup([data.split("train")], [], within=True)
+    with pytest.raises(UsageError, match="of the kind volumes"):
+        SegmentationConfig().check(configure("ViT-32x2/4x4x4"), ("a", "b"), Scenes())
+    pictures = write_maps(tmp_path / "pictures", 4)
+    with pytest.raises(DataError, match="classes"):
+        vitreous.evaluate(str(run), str(pictures), device="cpu")
+    with pytest.raises(DataError, match="not a volume"):
+        vitreous.load(run).segment(pictures / "images" / "0.png")
+    assert read_volume(home / "test" / "images" / "odd.nii.gz", 1).shape == (1, 17, 9, 15)
