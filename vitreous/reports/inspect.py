@@ -82,7 +82,7 @@ def inspect(
     chosen: InspectOptions = apply_options("inspect", options, settings or InspectOptions(), known=known)[0]
     images, listener = [images] if isinstance(images, (str, os.PathLike)) else images, listener or NullListener()
     names = choose_figures(chosen, bool(images))
-    bundle = open_bundle(run, headless=True, note=listener.note)
+    bundle = without_adapter(open_bundle(run, headless=True, note=listener.note), listener)
     if len(bundle.preprocess.image) != 2:
         hint = "its page shows planes of volumes: vitreous evaluate RUN"
         raise UsageError(f"{run} answers for volumes, and these figures are of pictures", hint)
@@ -112,6 +112,15 @@ def inspect(
     write_album(folder, document, [(one.shown, one.name) for one in scene.pictures[:SEEN]])
     write_text(folder / "inspect.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     return document
+
+
+def without_adapter(bundle: Bundle, listener: Listener) -> Bundle:
+    """Return the bundle of the ViT alone where there is an adapter beside it, which a note tells; others as they
+    are."""
+    if bundle.model.config.kind != "adapter":
+        return bundle
+    listener.note("of a ViT with an adapter the ViT alone is shown, whose tokens have nothing of the adapter")
+    return replace(bundle, model=bundle.model.backbone.eval())
 
 
 def make_figures(scene: Scene, names: Sequence[str], folder: Path) -> tuple[list[dict[str, Any]], dict[str, str]]:

@@ -21,7 +21,7 @@ from vitreous.models.names import name_of
 from vitreous.models.zoo import build
 from vitreous.nn.position import sincos
 from vitreous.nn.sizes import format_size
-from vitreous.weights.adopt import Adoption, Weights, adopt, open_weights, parts_of
+from vitreous.weights.adopt import Adoption, Weights, adopt, open_weights, parts_of, without_dense_head
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.class_map import select_classes
 from vitreous.weights.foreign import find
@@ -59,6 +59,7 @@ def convert(
     and `dinov2-teacher` hold what pre-training needs to go on as well, as a bundle does. `image_size` (pixels),
     `num_classes` and `channels` give the model another resolution, a new head of zeros, another first layer;
     `class_map` is a file of the rows of the head that are kept, one a line, in the order of the new classes.
+    Of a model that says what is where, formats other than `bundle` hold the backbone.
     `settings`: fields of the model's config that the files do not tell. `tell` receives messages. Returns a document.
     Raises WeightsError, UsageError for what the format cannot hold or a place that is taken, ResourceError where it
     cannot be written.
@@ -68,6 +69,10 @@ def convert(
         raise UsageError(f"{place} exists already, and is not overwritten", "name another place")
     weights = open_weights(source, settings)
     weights = weights if class_map is None else select_classes(weights, class_map)
+    if to != BUNDLE and (backbone := without_dense_head(weights)) is not weights:
+        title = name_of(weights.config)
+        text = f"of {title} the backbone alone is written, {name_of(backbone.config)}: {to} has no place for the rest"
+        weights = replace(backbone, notes=(*weights.notes, text))
     config = wanted(weights.config, image_size, num_classes, channels)
     parts = parts_of(source)
     stored = config if to == BUNDLE else with_table(config)

@@ -1,0 +1,96 @@
+"""`inspect`, `embed` and `convert` of models that say what is where: their backbones, or a reason why not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitreous
+from tests.conftest import picture
+from tests.models.test_adapter import BACKBONES as PLAIN
+from tests.models.test_adapter import OPTIONS
+from tests.models.test_detector import BACKBONES, FEW
+from vitreous.data.preprocess import Preprocess
+from vitreous.models.config import AdapterConfig, BiTConfig, DetectorConfig, SegmenterConfig
+from vitreous.models.zoo import build
+from vitreous.progress import NullListener
+from vitreous.reports.inspect import FIGURES, inspect
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.convert import convert
+from vitreous.weights.tasks import Detection, Segmentation
+
+NAMES = ("ant", "bee", "cat")
+ALWAYS = {"gradient", "nearest", "reconstruction"}  # without classes, data and a decoder
+#: a model, and what it cannot be asked beside those
+MODELS = {
+    "detector on windows": (DetectorConfig(backbone=PLAIN["vitdet"], classes=3, **FEW), {"rollout"}),
+    "detector on an adapter": (
+        DetectorConfig(backbone=AdapterConfig(backbone=PLAIN["plain"], **OPTIONS), classes=3, **FEW),
+        set(),
+    ),
+    "detector on a ResNet": (
+        DetectorConfig(backbone=BiTConfig(image=(64, 96), blocks=(1, 1), width=16, classes=0), classes=3, **FEW),
+        {"positions", "distance", "rollout", "attention", "segments", "fourier"},
+    ),
+    "segmenter on a Swin": (
+        SegmenterConfig(backbone=BACKBONES["swin"], classes=3, head="multiscale"),
+        {"rollout", "attention", "segments", "fourier"},
+    ),
+}
+
+
+class Notes(NullListener):
+    def __init__(self):
+        self.texts = []
+
+    def note(self, text):
+        self.texts.append(text)
+
+
+def saved(home: Path, name: str) -> Path:
+    config = MODELS[name][0]
+    torch.manual_seed(0)
+    task = Detection(NAMES) if config.kind == "detector" else Segmentation(NAMES)
+    Bundle(build(config).eval(), task, Preprocess(config.image)).save(home / "model")
+    (home / "photos").mkdir()
+    for number in range(4):
+        picture(number, (120, 70), number).save(home / "photos" / f"{number}.png")
+    return home / "model"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_figure_is_of_the_backbone_or_refused_with_a_reason(tmp_path, name):
+    model, notes = saved(tmp_path, name), Notes()
+    layers = (3,) if name == "detector on windows" else ()  # a block that sees the whole image
+    images = tmp_path / "photos"
+    document = inspect(model, images, listener=notes, all=True, device="cpu", batch_sizes=(1,), layers=layers)
+    assert set(document["refused"]) == ALWAYS | MODELS[name][1]
+    assert all(len(reason) > 20 for reason in document["refused"].values())
+    shown = {one["name"].partition("-")[0] for one in document["figures"]}
+    assert shown == FIGURES.keys() - document["refused"].keys()
+    assert any("its backbone alone is used" in text for text in notes.texts)
+    assert any("the ViT alone is shown" in text for text in notes.texts) == ("adapter" in name)
+    for one in document["figures"]:
+        numbers = np.load(tmp_path / "model" / "inspect" / one["npz"])
+        assert all(np.isfinite(numbers[key]).all() for key in numbers if numbers[key].dtype.kind == "f")
+
+
+def test_features_are_those_of_the_backbone(tmp_path):
+    predictor = vitreous.load(saved(tmp_path, "detector on windows"), precision="fp32")
+    backbone = predictor.model.backbone.eval()
+    with torch.no_grad():
+        pixels = predictor.transform(tmp_path / "photos" / "0.png")[None]
+        expected = backbone.pool(backbone.features(pixels))[0].numpy()
+    assert predictor.embed(tmp_path / "photos" / "0.png") == pytest.approx(expected, abs=1e-5)
+
+
+def test_other_formats_hold_the_backbone_and_it_is_said(tmp_path):
+    notes, model = [], saved(tmp_path, "segmenter on a Swin")
+    document = convert(model, tmp_path / "swin", "timm", tell=notes.append)
+    assert any("the backbone alone is written" in text for text in notes) and document["model"].startswith("Swin")
+    again, whole = (vitreous.load(place, headless=True).model for place in (document["out"], model))
+    images = torch.rand(1, 3, *whole.config.image, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.allclose(again.features(images), whole.backbone.features(images), atol=1e-5)
+    assert "backbone" not in " ".join(convert(model, tmp_path / "copy", tell=notes.append)["notes"])
