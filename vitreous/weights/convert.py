@@ -68,11 +68,7 @@ def convert(
     if place.exists() or place.is_symlink():
         raise UsageError(f"{place} exists already, and is not overwritten", "name another place")
     weights = open_weights(source, settings)
-    weights = weights if class_map is None else select_classes(weights, class_map)
-    if to != BUNDLE and (backbone := without_dense_head(weights)) is not weights:
-        title = name_of(weights.config)
-        text = f"of {title} the backbone alone is written, {name_of(backbone.config)}: {to} has no place for the rest"
-        weights = replace(backbone, notes=(*weights.notes, text))
+    weights = held_by(to, weights if class_map is None else select_classes(weights, class_map))
     config = wanted(weights.config, image_size, num_classes, channels)
     parts = parts_of(source)
     stored = config if to == BUNDLE else with_table(config)
@@ -102,6 +98,16 @@ def convert(
     size = sum(file.stat().st_size for file in (place.rglob("*") if place.is_dir() else [place]))
     about = {"to": to, "tensors": written, "read_there_with": differs, "out": str(place), "bytes": size}
     return document(weights, config, state, adoption) | about
+
+
+def held_by(to: str, weights: Weights) -> Weights:
+    """The weights that a format has a place for: the backbone of a model that says what is where, with a note."""
+    backbone = without_dense_head(weights)
+    if to == BUNDLE or backbone is weights:
+        return weights
+    title = name_of(weights.config)
+    text = f"of {title} the backbone alone is written, {name_of(backbone.config)}: {to} has no place for the rest"
+    return replace(backbone, notes=(*weights.notes, text))
 
 
 def document(weights: Weights, config: ModelConfig, state: Tensors, adoption: Adoption | None) -> dict[str, Any]:
